@@ -1,11 +1,11 @@
-"""Diagnose a training log: what is wrong with the run, and what to do about it.
+"""Diagnose a training log: find the problems of a run, with a remedy for each.
 
-What it shows: `bandpo.runs.open_run` and `bandpo.doctor.diagnosis.diagnose`, which read the log that TRL, verl,
-prime-rl or SkyRL writes anyway, and the parts of a diagnosis: the headline, the findings with their advice, the checks
-that passed, and those that this log does not allow.
+What it shows: `bandpo.runs.open_run`, which reads the logs that TRL, verl, prime-rl and SkyRL write by default,
+`bandpo.doctor.diagnosis.diagnose`, and the contents of a diagnosis: the headline, the findings with their advice, the
+checks that passed, and those that are not possible with this log.
 
-Without a path it makes up the log of a TRL run with one planted fault: the entropy of the policy falls from 1.2 to 0.1
-nats, while the reward stays where it is.
+If no path is given, it writes the log of a simulated TRL run with one fault: the entropy of the policy falls from 1.2
+to 0.1 nats, while the reward is constant.
 
 What it needs: ``pip install .`` in a clone, without torch. On the command line it is ``bandpo diagnose PATH``.
 
@@ -36,20 +36,20 @@ from bandpo.runs import open_run
 
 
 def write_faulty_log(folder):
-    """Write ``trainer_state.json`` as transformers' Trainer does, of a made-up run of 300 steps."""
+    """Write a ``trainer_state.json``, as transformers' Trainer does, with 300 simulated steps."""
     noise = random.Random(0)
     history = []
     for step in range(1, 301):
-        done = step / 300
+        progress = step / 300
         history.append(
             {
                 "step": step,
                 "learning_rate": 1e-6,
                 "grad_norm": 0.3,
                 "reward": 0.30 + noise.gauss(0, 0.03),
-                # The planted fault. An entropy that falls is no fault while the reward rises; here it does not.
-                "entropy": 1.2 * math.exp(-2.5 * done),
-                # What follows is as in a healthy run.
+                # The fault: a falling entropy is fine while the reward rises, but here it does not.
+                "entropy": 1.2 * math.exp(-2.5 * progress),
+                # The remaining metrics are those of a healthy run.
                 "frac_reward_zero_std": 0.2,
                 "completions/mean_length": 90.0,
                 "completions/clipped_ratio": 0.02,
@@ -66,11 +66,11 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("path", nargs="?", help="a run folder or a log; by default a log is made up")
+    parser.add_argument("path", nargs="?", help="a run folder or a log; by default a simulated log")
     path = parser.parse_args().path or write_faulty_log(tempfile.mkdtemp(prefix="bandpo-"))
 
-    # A run opens its parts when they are first asked for. `rows` has one dictionary for each step of the log, under
-    # names that are the same for all frameworks.
+    # Files are read when they are needed. `rows` has one dictionary per log step, with the same names of quantities
+    # for all frameworks.
     run = open_run(path)
     framework = run.setup.framework or "an unknown framework"
     print(f"{len(run.rows)} log steps of {framework} in {path}")
@@ -78,7 +78,7 @@ def main():
     diagnosis = diagnose(run)
     print(f"headline: {diagnosis.headline}")
 
-    # Causes stand before their effects. A severity of "stop" or "fix" is a fault, "look" and "note" are none.
+    # Causes come before their effects. The severities "stop" and "fix" are faults, "look" and "note" are not.
     for finding in diagnosis.findings:
         since = "" if finding.onset is None else f", since step {finding.onset:g}"
         print(f"{finding.severity}: {finding.code}{since}: {finding.cause}")

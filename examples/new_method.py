@@ -1,13 +1,13 @@
-"""Write a method of your own from a paper: a clip rule that looks at tokens, and a function that names the method.
+"""Implement a method from a paper: a clip rule whose bounds depend on the tokens of a batch, and a function for it.
 
-What it shows: how a published method is written down in the terms of bandpo, `check` for the rule, and `certify`
-against its authors' algorithm, which is written out step by step for the comparison.
+What it shows: a published method as a `TokenRule` and a `Method`, `check` for the rule, and `certify`, which compares
+its gradient with that of the authors' algorithm, implemented step by step.
 
-The method is M2PO (Zheng, Zhao and Chen, "Prosperity before Collapse", arXiv 2510.01161), which is made for stale data.
-It bounds the second moment, the mean of (log r)², over the tokens that a clip could block: those with A > 0 and r > 1,
-or A < 0 and r < 1. bandpo has the paper's algorithm as `M2PO()`. The authors' code computes another bound: the largest
-τ among these tokens under which the mean of min((log r)², τ²) is below a threshold, 0.04 throughout, and no narrower
-interval than [0.7, 1.5].
+The method is M2PO (Zheng, Zhao and Chen, "Prosperity before Collapse", arXiv 2510.01161), for stale data. It bounds the
+second moment, the mean of (log r)², over the tokens that a clip could block: those with A > 0 and r > 1, or A < 0 and
+r < 1. `M2PO()` of bandpo is the algorithm of the paper. The authors' code, which this program implements, computes
+another bound: the largest τ, among the |log r| of these tokens, for which the mean of min((log r)², τ²) is below a
+threshold of 0.04. The interval [e^−τ, e^τ] is then extended to at least [0.7, 1.5].
 
 What it needs: ``pip install '.[torch]'`` in a clone.
 
@@ -32,8 +32,9 @@ import torch
 from bandpo import Method, RatioBounds, TokenRule, as_text, certify, check, policy_loss
 
 
-# A rule that looks at tokens has one method, which returns their bounds as log-ratios. Everything in ``tokens`` is
-# detached. No value is read on the host, so the rule runs on an accelerator without waiting, and compiles.
+# A `TokenRule` has one method, which returns the bounds of each token as log-ratios. All tensors in ``tokens`` are
+# detached and have the shape (sequences, time). The method transfers no value to the CPU, so that it does not
+# synchronise a GPU, and can be compiled.
 @dataclass(frozen=True)
 class CappedMoment(TokenRule):
     """Bounds [e^−τ, e^τ] with the largest τ that keeps the mean of min((log r)², τ²) below ``threshold``."""
@@ -44,19 +45,23 @@ class CappedMoment(TokenRule):
 
     @property
     def whole_batch(self) -> bool:
-        # Whether a token counts depends on all others, so a trainer must not cut an update into micro-batches. It
-        # reads that here and refuses to.
+        # The bounds depend on all tokens of an update, so a trainer that splits it into micro-batches must raise an
+        # error. It reads this property.
         return True
 
     def for_tokens(self, tokens):
-        moved = tokens.log_ratio_anchor
-        candidates = (tokens.advantages * moved > 0) & (tokens.mask > 0)
+        log_ratio = tokens.log_ratio_anchor
+        candidates = (tokens.advantages * log_ratio > 0) & (tokens.mask > 0)
         count = candidates.sum()
-        squares, _ = moved.square().masked_fill(~candidates, math.inf).flatten().sort()
-        # The mean of the capped squares, with each of them as the cap: those below it as they are, the others as it.
+
+        # (log r)² of the candidates in ascending order, then infinity for all other tokens.
+        squares, _ = log_ratio.square().masked_fill(~candidates, math.inf).flatten().sort()
+        # The capped mean for each candidate as the cap: smaller squares count as they are, larger ones as the cap.
         ranks = torch.arange(len(squares), device=squares.device)
-        capped = (squares.cumsum(0) + (count - ranks - 1) * squares) / count
-        number = ((capped < self.threshold) & (ranks < count)).sum().view(1)
+        capped_means = (squares.cumsum(0) + (count - ranks - 1) * squares) / count
+
+        # The means ascend with the cap, so the number of means below the threshold gives the largest allowed cap.
+        number = ((capped_means < self.threshold) & (ranks < count)).sum().view(1)
         cap = squares.gather(0, (number - 1).clamp(min=0)).sqrt()
         cap = torch.where(number > 0, cap, 0.0)
         cap = torch.where(number == count, math.inf, cap)
@@ -66,35 +71,37 @@ class CappedMoment(TokenRule):
         )
 
 
-# A method is a function that returns a `Method`, and is annotated so. Whatever takes a method by text then takes
-# "new_method.M2POAsCoded(0.04)". PPO's surrogate is the objective where none is named. The authors average over the
-# tokens of all sequences.
+# A function that is annotated to return a `Method` can be named in settings and on the command line, as
+# "new_method.M2POAsCoded(0.04)". The default objective is PPO's surrogate. The authors' code averages the loss over
+# the tokens of all sequences.
 def M2POAsCoded(threshold: float = 0.04) -> Method:
-    """M2PO, arXiv 2510.01161, by its authors' code."""
+    """Return M2PO, arXiv 2510.01161, as its authors' code computes it."""
     return Method(CappedMoment(threshold), aggregation="token-mean")
 
 
 def loss_as_coded(logp, logp_old, advantages, mask, threshold=0.04, low=0.3, high=0.5):
-    """Compute the loss as the authors' code does, one candidate after the other, with autograd for the gradient."""
+    """Compute the loss as the authors' code does, with a loop over the candidates and autograd for the gradient."""
     log_ratio = logp - logp_old
     advantages = advantages[:, None].expand_as(logp)
-    moved = log_ratio.detach()
-    outward = (mask > 0) & (((advantages > 0) & (moved > 0)) | ((advantages < 0) & (moved < 0)))
-    squares = sorted(moved[outward].square().tolist())
+    candidates = (mask > 0) & (advantages * log_ratio.detach() > 0)
+    squares = sorted(log_ratio.detach()[candidates].square().tolist())
+
     cap = 0.0
     for square in squares:
-        if sum(min(other, square) for other in squares) / len(squares) >= threshold:
+        capped_mean = sum(min(other, square) for other in squares) / len(squares)
+        if capped_mean >= threshold:
             break
         cap = math.sqrt(square)
     else:
-        cap = math.inf
+        cap = math.inf  # no cap is needed
+
     ratio = log_ratio.exp()
     clipped = ratio.clamp(min(math.exp(-cap), 1 - low), max(math.exp(min(cap, 80.0)), 1 + high))
     return -(torch.minimum(ratio * advantages, clipped * advantages) * mask).sum() / mask.sum()
 
 
 def stale_batch():
-    """Make up the log-probabilities of a batch whose policy has moved far from the one that sampled it."""
+    """Return a random batch whose current policy is far from the one that sampled it."""
     generator = torch.Generator().manual_seed(0)
     logp_old = -3 * torch.rand(8, 16, generator=generator) - 0.3
     logp = (logp_old + 0.4 * torch.randn(8, 16, generator=generator)).clamp(max=-1e-3)
@@ -111,21 +118,16 @@ def main():
     print(f"check: {as_text(method)} is a valid method")
 
     logp, logp_old, advantages, mask = stale_batch()
-    for name, tried in (("M2POAsCoded()", method), ("M2PO()", "M2PO()"), ("PPO()", "PPO()")):
-        metrics = policy_loss(logp, logp_old, advantages, mask, method=tried).metrics
+    methods = {"M2POAsCoded()": method, "M2PO()": "M2PO()", "PPO()": "PPO()"}
+    for name, compared_method in methods.items():
+        metrics = policy_loss(logp, logp_old, advantages, mask, method=compared_method).metrics
         print(f"{name:13} drops {metrics['clip_high'] + metrics['clip_low']:.1%} of the tokens")
 
-    # `certify` takes the loss as a function of ``logp`` and compares its gradient with the method's.
-    print(
-        certify(
-            lambda x: loss_as_coded(x, logp_old, advantages, mask),
-            logp,
-            logp_old,
-            advantages,
-            mask,
-            method=method,
-        )
-    )
+    # `certify` compares the gradient of a loss, given as a function of ``logp``, with the method's.
+    def loss(logp):
+        return loss_as_coded(logp, logp_old, advantages, mask)
+
+    print(certify(loss, logp, logp_old, advantages, mask, method=method))
 
 
 if __name__ == "__main__":

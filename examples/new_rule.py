@@ -1,11 +1,11 @@
-"""Write a clip rule of your own, check it, and certify a loss against it.
+"""Write a clip rule, check it, and compare the gradient of a handwritten loss with the rule's.
 
-What it shows: the one method that a rule needs, how its bounds differ from Band's and from a fixed clip's, how
-`check` finds a mistake, `policy_loss` under the new rule, and `certify` for a loss that was written by hand.
+What it shows: the one method that a rule needs, its bounds beside those of Band and of a fixed clip, a mistake that
+`check` finds, `policy_loss` under the new rule, and `certify`, which compares gradients.
 
-The rule bounds the odds o = p/(1 − p) of a token: they may change by no more than a factor. For a rare token that is a
-bound on its ratio; for a common token it is a bound on the ratio of what is left, 1 − p. No probability exceeds 1
-under it, so it stays within the simplex by construction.
+The rule bounds the odds p/(1 − p) of a token: they may change by at most a factor, up or down. For a rare token this is
+a bound on the ratio of p, and for a common token a bound on the ratio of 1 − p. No probability exceeds 1 under this
+rule.
 
 What it needs: ``pip install '.[torch]'`` in a clone.
 
@@ -35,32 +35,32 @@ import torch
 from bandpo import KL, Band, ClipRule, FixedClip, RatioBounds, certify, check, policy_loss
 
 
-# A rule is a frozen dataclass: its fields are its settings, and its text form is how it is written elsewhere, as in
+# A rule is a frozen dataclass whose fields are its settings. On the command line and in configs it is written as text:
 # ``bandpo-lab train --method "new_rule.OddsClip(1.5)"``.
 @dataclass(frozen=True)
 class OddsClip(ClipRule):
-    """Ratios at which the odds of a token change by at most ``factor``, up or down."""
+    """A clip rule under which the odds of a token change by at most ``factor``, up or down."""
 
     factor: float = 1.5
 
     def bounds(self, logp_old):
-        # With the odds multiplied by c, p becomes c·p/(1 − p + c·p). The ratio to p is c/(1 − p + c·p), which is
-        # 1/(1 + (1/c − 1)·(1 − p)). This form is exact for p near 0 and for p near 1, where other forms subtract
-        # nearly equal numbers.
-        rest = -torch.expm1(logp_old)  # 1 − p
-        upper = -torch.log1p((1 / self.factor - 1) * rest)
-        lower = -torch.log1p((self.factor - 1) * rest)
+        # If the odds are multiplied by c, p becomes c·p/(1 − p + c·p). The ratio of the two is c/(1 − p + c·p), which
+        # is equal to 1/(1 + (1/c − 1)·(1 − p)). Unlike other forms, this one does not subtract nearly equal numbers
+        # for p near 0 or 1, and is therefore accurate.
+        complement = -torch.expm1(logp_old)  # 1 − p
+        upper = -torch.log1p((1 / self.factor - 1) * complement)
+        lower = -torch.log1p((self.factor - 1) * complement)
         return RatioBounds(log_lower=lower, log_upper=upper)
 
 
-# The commonest mistake: bounds are logarithms of ratios, and this rule returns the ratios themselves.
+# The most common mistake: bounds must be logarithms of ratios, and this rule returns the ratios themselves.
 @dataclass(frozen=True)
 class ForgotTheLogarithm(OddsClip):
-    """`OddsClip` with a mistake in it."""
+    """`OddsClip` with a mistake."""
 
     def bounds(self, logp_old):
-        right = super().bounds(logp_old)
-        return RatioBounds(log_lower=right.lower, log_upper=right.upper)
+        correct = super().bounds(logp_old)
+        return RatioBounds(log_lower=correct.lower, log_upper=correct.upper)
 
 
 def show_bounds():
@@ -76,8 +76,8 @@ def show_bounds():
 
 def show_check():
     """Check the rule, and the one with the mistake."""
-    # `check` tries a rule on a few tokens. It returns nothing if the rule keeps what `ClipRule` promises. Trainers and
-    # commands call it by themselves.
+    # `check` calls a rule on a few tokens, and raises an error if its bounds are not those of a valid `ClipRule`.
+    # Trainers and commands call it for every rule.
     check(OddsClip(1.5))
     print("check: OddsClip(1.5) is a valid rule")
     try:
@@ -86,13 +86,13 @@ def show_check():
         print(f"check: {error}")
 
 
-def rounded(gradient):
-    """Return the values of a tensor as text; 0 has no sign."""
-    return ", ".join(f"{x + 0.0:.2f}" for x in gradient.tolist())
+def format_values(gradient):
+    """Return the values of a tensor as text, with two decimals."""
+    return ", ".join(f"{x + 0.0:.2f}" for x in gradient.tolist())  # -0.0 + 0.0 is 0.0
 
 
 def show_loss():
-    """Compute a loss under the rule, and certify one that was written by hand."""
+    """Compute a loss under the rule, and compare the gradients of two handwritten losses with the rule's."""
     logp_old = torch.tensor([[0.10, 0.50, 0.90], [0.10, 0.50, 0.90]]).log()
     logp = torch.tensor([[0.13, 0.55, 0.95], [0.06, 0.55, 0.80]]).log().requires_grad_()
     advantages = torch.tensor([1.0, -1.0])
@@ -101,26 +101,27 @@ def show_loss():
     loss, metrics = policy_loss(logp, logp_old, advantages, mask, method=OddsClip(1.5))
     loss.backward()
     print(f"policy_loss: clip_high {metrics['clip_high']:.2f}, clip_low {metrics['clip_low']:.2f}")
-    # Where a ratio has left the interval in the direction of the advantage, the token has no gradient: 0.95/0.90 is
-    # above the bound of a common token, and 0.06/0.10 is below that of a rare one. The padding has none either.
-    print(f"gradient: {rounded(logp.grad[0])} with A = 1")
-    print(f"gradient: {rounded(logp.grad[1])} with A = -1")
+    # A token has no gradient if its ratio is outside the interval in the direction of the advantage: 0.95/0.90 is
+    # above the upper bound for p = 0.90, and 0.06/0.10 is below the lower bound for p = 0.10. Padding has none either.
+    print(f"gradient: {format_values(logp.grad[0])} with A = 1")
+    print(f"gradient: {format_values(logp.grad[1])} with A = -1")
 
-    # The same loss from the formula of the PPO paper. `certify` compares its gradient with the rule's, token by token.
-    def loss_by_hand(logp):
+    # The same loss by the formula of the PPO paper. `certify` compares its gradient with the rule's, token by token.
+    def handwritten_loss(logp):
         bounds = OddsClip(1.5).bounds(logp_old)
         ratio = (logp - logp_old).exp()
         clipped = ratio.clamp(bounds.lower, bounds.upper)
-        gain = torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
-        return -(gain * mask).sum() / mask.sum()
+        surrogate = torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
+        return -(surrogate * mask).sum() / mask.sum()
 
-    print(certify(loss_by_hand, logp.detach(), logp_old, advantages, mask, method=OddsClip(1.5)))
+    print(certify(handwritten_loss, logp.detach(), logp_old, advantages, mask, method=OddsClip(1.5)))
 
-    # A loss with another clip is refused, with the tokens and the likely cause.
+    # For a loss with another clip it raises an error, which has the differing tokens and the likely cause.
     def loss_with_another_clip(logp):
         ratio = (logp - logp_old).exp()
-        gain = torch.minimum(ratio * advantages[:, None], ratio.clamp(0.8, 1.2) * advantages[:, None])
-        return -(gain * mask).sum() / mask.sum()
+        clipped = ratio.clamp(0.8, 1.2)
+        surrogate = torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
+        return -(surrogate * mask).sum() / mask.sum()
 
     try:
         certify(loss_with_another_clip, logp.detach(), logp_old, advantages, mask, method=OddsClip(1.5))

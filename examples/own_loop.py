@@ -1,12 +1,11 @@
-"""Train a policy with GRPO in a loop of your own: torch, bandpo, and nothing else.
+"""Train a policy with GRPO in a training loop of your own, with torch and bandpo only.
 
-What it shows: where `policy_loss` goes in a training loop, what it needs (two sets of log-probabilities, advantages and
-a mask), what its metrics say, and how `Recorder` stores the tokens for `bandpo diagnose` and `bandpo audit`.
+What it shows: `policy_loss` in a training loop with its inputs (new and old log-probabilities, advantages and a mask)
+and metrics, and `Recorder`, which stores the tokens for `bandpo diagnose` and `bandpo audit`.
 
-The task is to sort: the prompt is three digits, and the right answer is the same digits in ascending order, then an end
-token. The policy is a transformer with two layers that starts from random weights. The reward is the
-share of the four tokens of the right answer that a completion has in their places; ``exact`` is the share of
-completions that have all four.
+The task is to sort: the prompt has three digits, and the right answer has the same digits in ascending order, followed
+by an end token. The policy is a transformer with two layers and random initial weights. The reward is the share of the
+answer's four tokens that a completion has at the right positions; ``exact`` is the share of completions with all four.
 
 What it needs: ``pip install '.[torch]'`` in a clone, and pyarrow for ``--record``.
 
@@ -34,8 +33,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from bandpo import Recorder, policy_loss
 
 DIGITS = 10
-END = 10  # ends an answer
-ASK = 11  # stands between prompt and answer
+END = 10  # the end token of an answer
+ASK = 11  # the last token of a prompt
 VOCABULARY = 12
 PROMPT_LENGTH = 3
 ANSWER_LENGTH = PROMPT_LENGTH + 1
@@ -64,7 +63,7 @@ class Block(nn.Module):
 
 
 class Policy(nn.Module):
-    """Logits of the next token, for token ids of shape (batch, time)."""
+    """A causal transformer from token ids of shape (batch, time) to the logits of the next tokens."""
 
     def __init__(self, width: int = 48, layers: int = 2, heads: int = 4):
         super().__init__()
@@ -74,8 +73,8 @@ class Policy(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, VOCABULARY))
 
     def forward(self, ids):
-        places = torch.arange(ids.shape[1])
-        return self.head(self.blocks(self.token(ids) + self.position(places)))
+        positions = torch.arange(ids.shape[1])
+        return self.head(self.blocks(self.token(ids) + self.position(positions)))
 
 
 @torch.no_grad()
@@ -84,15 +83,15 @@ def sample(policy, prompts):
     ids = prompts
     for _ in range(MAX_LENGTH):
         logits = policy(ids)[:, -1]
-        drawn = torch.multinomial(logits.softmax(-1), 1)
-        ids = torch.cat([ids, drawn], dim=1)
+        next_ids = torch.multinomial(logits.softmax(-1), 1)
+        ids = torch.cat([ids, next_ids], dim=1)
     return ids[:, prompts.shape[1] :]
 
 
 def log_probabilities(policy, prompts, completions):
-    """Return the log-probability of each sampled token and the entropy at it, each of shape (batch, time)."""
+    """Return the log-probability and the entropy of each completion token, both of shape (batch, time)."""
     ids = torch.cat([prompts, completions], dim=1)
-    # The logits at a position are those of the next token: hence the shift by one.
+    # Shifted by one, as the logits at a position are those of the next token.
     logits = policy(ids)[:, prompts.shape[1] - 1 : -1]
     logp = logits.log_softmax(-1)
     entropy = -(logp.exp() * logp).sum(-1)
@@ -100,19 +99,19 @@ def log_probabilities(policy, prompts, completions):
 
 
 def answer_mask(completions):
-    """Return 1 up to and including the first end token, 0 after it: what follows it is no part of the answer."""
+    """Return a mask with 1 up to and including the first end token, and 0 after it."""
     ends = (completions == END).long()
     ends_before = ends.cumsum(1) - ends
     return (ends_before == 0).float()
 
 
 def rewards_of(prompts, completions, mask):
-    """Return for each completion the share of the right answer's tokens that it has in their place."""
+    """Return the share of the answer's tokens that each completion has at the right positions."""
     digits = prompts[:, :PROMPT_LENGTH].sort(dim=1).values
     ends = torch.full_like(digits[:, :1], END)
-    right = torch.cat([digits, ends], dim=1)
-    correct = (completions[:, :ANSWER_LENGTH] == right) & (mask[:, :ANSWER_LENGTH] > 0)
-    return correct.float().mean(1)
+    answers = torch.cat([digits, ends], dim=1)
+    is_correct = (completions[:, :ANSWER_LENGTH] == answers) & (mask[:, :ANSWER_LENGTH] > 0)
+    return is_correct.float().mean(1)
 
 
 def train(arguments):
@@ -125,7 +124,7 @@ def train(arguments):
 
     with recorder or nullcontext():
         for step in range(1, arguments.steps + 1):
-            # A group is one prompt, sampled several times.
+            # A group consists of several completions of one prompt.
             digits = torch.randint(DIGITS, (arguments.prompts, PROMPT_LENGTH))
             asks = torch.full((arguments.prompts, 1), ASK)
             prompts = torch.cat([digits, asks], dim=1).repeat_interleave(arguments.group, dim=0)
@@ -135,12 +134,12 @@ def train(arguments):
             mask = answer_mask(completions)
             rewards = rewards_of(prompts, completions, mask)
 
-            # GRPO's advantage: the reward, relative to the mean and the spread of its group.
+            # GRPO's advantages: the rewards, normalised by mean and standard deviation of their group.
             grouped = rewards.view(-1, arguments.group)
             centred = grouped - grouped.mean(1, keepdim=True)
             advantages = (centred / (grouped.std(1, keepdim=True) + 1e-4)).flatten()
 
-            # The old log-probabilities stay as they are for all updates on this batch.
+            # The old log-probabilities are the same for all updates on this batch.
             with torch.no_grad():
                 logp_old, _ = log_probabilities(policy, prompts, completions)
 
@@ -171,7 +170,7 @@ def train(arguments):
 
             rewards_by_step.append(rewards.mean().item())
             if step == 1 or step % 10 == 0:
-                # These metrics are of the last update: at the first one every ratio is 1, and no clip acts.
+                # The metrics of the last update: in the first one every ratio is 1, and no token is clipped.
                 names = ("clip_high", "clip_low", "ratio_mean")
                 values = "  ".join(f"{name} {metrics[name]:.3f}" for name in names)
                 exact = (rewards == 1).float().mean()
@@ -183,7 +182,7 @@ def train(arguments):
 
 
 def main():
-    """Read the command line, train, and print by how much the reward rose."""
+    """Parse the command line, train, and print the mean rewards of the first and last steps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
 """Compute the loss of a packed batch: several sequences one after the other in one row, without padding.
 
-What it shows: the three ways to say where sequences lie (``segments``, ``cu_seqlens``, jagged tensors), that each gives
-the loss and the gradient of the padded batch, and what happens if nothing is said. `Audit`, `certify` and `Recorder`
-take the same arguments.
+What it shows: the three ways to describe a packed batch (``segments``, ``cu_seqlens``, jagged tensors), each with the
+loss and gradient of the padded batch, and the error without a description. `Audit`, `certify` and `Recorder` accept the
+same arguments.
 
 What it needs: ``pip install '.[torch]'`` in a clone.
 
@@ -34,13 +34,14 @@ WIDTH = 16
 
 
 def padded_batch():
-    """Return token ids, hidden states and a mask, each with one row for each sequence."""
+    """Return random token ids and hidden states, and a mask, each with one row per sequence."""
     shape = (len(LENGTHS), int(LENGTHS.max()))
     mask = (torch.arange(shape[1]) < LENGTHS[:, None]).float()
     return torch.randint(VOCABULARY, shape), torch.randn(*shape, WIDTH), mask
 
 
 def main():
+    """Compute the loss of the same batch in four forms."""
     parser = argparse.ArgumentParser(description="Compute the loss of a packed batch.")
     parser.add_argument("--method", default="BandPO()", help="A method: 'GRPO()', 'GSPO()', ...")
     method = parser.parse_args().method
@@ -51,29 +52,32 @@ def main():
     head = nn.Linear(WIDTH, VOCABULARY, bias=False)
     old_head = head.weight.detach() + 0.1 * torch.randn(VOCABULARY, WIDTH)
 
-    # A packed row holds the tokens that the mask keeps, one sequence after the other.
-    inside = mask.bool()
-    packed_ids, packed_hidden = ids[inside][None], hidden[inside][None]
+    # A packed row has the tokens of all sequences without padding.
+    is_token = mask.bool()
+    packed_ids = ids[is_token][None]
+    packed_hidden = hidden[is_token][None]
     print(
         f"{len(LENGTHS)} sequences of {', '.join(map(str, LENGTHS.tolist()))} tokens: {packed_ids.numel()} packed "
         f"tokens in place of {ids.numel()} padded ones"
     )
 
-    # Position ids that begin at 0 for each sequence, as trainers hand them to the model, tell the segments.
+    # The number of each token's sequence, computed from position ids that start at 0 in each sequence, as trainers pass
+    # them to the model.
     position_ids = torch.cat([torch.arange(int(length)) for length in LENGTHS])[None]
     segments = (position_ids == 0).cumsum(-1) - 1
-    # FlashAttention's form: where each sequence begins, and where the last one ends.
+    # FlashAttention's form: the start of each sequence, and the end of the last one.
     cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), LENGTHS.cumsum(0)])
-    jagged_ids = torch.nested.nested_tensor_from_jagged(ids[inside], cu_seqlens)
-    jagged_hidden = torch.nested.nested_tensor_from_jagged(hidden[inside], cu_seqlens)
+    # PyTorch's nested tensors contain the lengths themselves.
+    jagged_ids = torch.nested.nested_tensor_from_jagged(ids[is_token], cu_seqlens)
+    jagged_hidden = torch.nested.nested_tensor_from_jagged(hidden[is_token], cu_seqlens)
 
-    def show(name, hidden, ids, **where):
-        """Print the loss and the gradient at the head of one form of the batch."""
+    def show(name, hidden, ids, **arguments):
+        """Print the loss of one form of the batch, and the largest gradient of the head's weights."""
         head.zero_grad()
         logp = linear_logp(hidden, head.weight, ids)
         with torch.no_grad():
             logp_old = linear_logp(hidden, old_head, ids)
-        loss = policy_loss(logp, logp_old, method=method, **where).loss
+        loss = policy_loss(logp, logp_old, method=method, **arguments).loss
         loss.backward()
         print(f"{name:11s} loss {loss:.4f}  largest gradient {head.weight.grad.abs().max():.4f}")
 
@@ -82,7 +86,7 @@ def main():
     show("cu_seqlens", packed_hidden, packed_ids, advantages=advantages, cu_seqlens=cu_seqlens)
     show("jagged", jagged_hidden, jagged_ids, advantages=advantages)
 
-    # Advantages per token show that a row holds several sequences, so the loss is refused.
+    # Without a description, the advantages per token reveal that the row is packed, and the loss raises an error.
     try:
         show("without", packed_hidden, packed_ids, advantages=advantages[segments])
     except ValueError as error:

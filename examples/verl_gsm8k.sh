@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 #
-# Train on GSM8K with stock verl under a method of bandpo: two overrides, and verl's own trainer.
+# Train on GSM8K with verl under a method of bandpo, by two overrides of verl's own trainer.
 #
-# What it shows: a whole command for verl, in which the last two overrides are bandpo's; a rehearsal of that command on
-# a CPU before GPUs are rented; and the diagnosis of the run from verl's log.
+# What it shows: a complete command for verl, in which the last two overrides are bandpo's; a rehearsal of that command
+# on a CPU, before GPUs are needed; and the diagnosis of the run from verl's log.
 #
 # What it needs: Python 3.11 or 3.12 and, in a clone, on every node
 #     pip install '.[verl]' './lab[verl,eval]' vllm
 # The training also needs a GPU, and the model and GSM8K from the Hugging Face hub. The rehearsal needs none of these.
-# The command has been rehearsed, not trained: how much memory it takes on a GPU was not measured.
+# Only the rehearsal was tested. The GPU memory of the training was not measured.
 #
 # How to run it, in this order:
 #     examples/verl_gsm8k.sh rehearse    # minutes on two CPU cores, with a small random model and made-up data
 #     examples/verl_gsm8k.sh data        # writes data/verl/gsm8k-train.parquet and data/verl/gsm8k.parquet
 #     examples/verl_gsm8k.sh train       # hours on a GPU
 #     examples/verl_gsm8k.sh diagnose    # at any time during the training, or after it
-# `overrides` prints what follows `python -m verl.trainer.main_ppo`, one a line. Further overrides may stand behind each
-# command, and win: examples/verl_gsm8k.sh train trainer.n_gpus_per_node=8
+# `overrides` prints the arguments of `python -m verl.trainer.main_ppo`, one per line. Further overrides may follow each
+# command, and take precedence: examples/verl_gsm8k.sh train trainer.n_gpus_per_node=8
 #
 # Settings are variables: METHOD='DAPO()' MODEL=Qwen/Qwen2.5-1.5B-Instruct examples/verl_gsm8k.sh train
 #
@@ -24,7 +24,7 @@
 #     ok clip: the rule changed the gradient of 324 of 1379 tokens
 #     ...
 #     REHEARSAL PASSED: 11 checks
-# `train` prints what the run is before Ray starts:
+# `train` prints a description of the run before Ray starts:
 #     bandpo: loss        BandAbove(divergence=KL(), …
 
 set -euo pipefail
@@ -57,7 +57,7 @@ overrides=(
   actor_rollout_ref.actor.strategy=fsdp2
   actor_rollout_ref.actor.optim.lr=1e-6
 
-  # Four updates for each batch. With one update all ratios are 1 and no clip acts; bandpo refuses such a run.
+  # Four updates per batch. With one update every ratio is 1 and no clip has any effect, so bandpo raises an error.
   data.train_batch_size=256
   actor_rollout_ref.actor.ppo_mini_batch_size=64
   actor_rollout_ref.actor.use_dynamic_bsz=true
@@ -80,13 +80,13 @@ overrides=(
   actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig
   "+actor_rollout_ref.actor.policy_loss.method='$METHOD'"
 
-  # Those of the command line come last, so that they win.
+  # Those of the command line come last, so that they take precedence.
   "$@"
 )
 
 case "$action" in
   rehearse)
-    # --stand-in makes up the data and the model where they are not on this machine.
+    # --stand-in generates data and a random model if they are not on this machine.
     bandpo-lab rehearse --stand-in -- "${overrides[@]}"
     ;;
   data)

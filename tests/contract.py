@@ -169,7 +169,7 @@ class Contract:
                     self.ours(batch, f"{name}()")
         elif (method.whole_batch and not self.whole_batch) or (has_bias(method) and not self.takes_bias):
             with pytest.raises(
-                ValueError, match=r"needs all of an update at once|has a term free of the advantage"
+                ValueError, match=r"needs all tokens of an update at once|has a term free of the advantage"
             ):
                 self.ours(batch, f"{name}()")
         else:

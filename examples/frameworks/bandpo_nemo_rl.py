@@ -1,15 +1,18 @@
-"""Clip rules in NeMo-RL: its own loss, with the bounds of the batch in place of ``ratio_clip_min`` and ``_max``.
+"""Clip rules in NeMo-RL: its own loss, with bounds per token in place of ``ratio_clip_min`` and ``ratio_clip_max``.
 
-In a copy of NeMo-RL's ``examples/run_grpo.py``, put ``BandPGLossFn(config.loss_fn, "Band(KL(), 0.05)")`` in place of
-the ``loss_fn`` that ``setup()`` returns. bandpo, and this file, must be importable in the workers' environments too.
+In a copy of NeMo-RL's ``examples/run_grpo.py``, replace the ``loss_fn`` that ``setup()`` returns by
+``BandPGLossFn(config.loss_fn, "Band(KL(), 0.05)")``. bandpo, and this file, must be importable in the workers'
+environments too.
 
-The method is a clip rule, or a method that is PPO's surrogate on other bounds, with or without a dual clip. NeMo-RL's
-KL term, importance-sampling correction, average and metrics stay as they are; settings under which it would compute
-another loss are refused. ``record``, if given, is the folder to which the tokens of every loss are written, see
-`bandpo.Recorder`, with the prompts. NeMo-RL tells its loss neither step nor reward, nor which answers were cut off or
-with which weights they were sampled; its own ``train_data_step….jsonl`` hold the rewards.
+The method is a clip rule, or a method that is PPO's surrogate with other bounds, with or without a dual clip. NeMo-RL's
+KL term, importance-sampling correction, loss aggregation and metrics are unchanged. Settings under which it would
+compute another loss raise an error.
 
-Anchor: the trainer's own log-probabilities, ``prev_logprobs``.
+With ``record`` the tokens of every loss and their prompts are written to a folder, see `bandpo.Recorder`. NeMo-RL does
+not pass step, rewards, truncation flags or the version of the weights to its loss; its own ``train_data_step….jsonl``
+have the rewards.
+
+The old log-probabilities are the trainer's own, ``prev_logprobs``.
 
 Written for NeMo-RL 0.6.0 (commit 7ea279a).
 """
@@ -34,42 +37,42 @@ class BandPGLossFn(ClippedPGLossFn):
         **options: As for `ClippedPGLossFn`.
 
     Raises:
-        ValueError: ``method`` cannot be read, it is more than bounds, or a setting makes NeMo-RL's loss another one. On
-            a batch: a counted old log-probability is NaN or above 0.
+        ValueError: ``method`` cannot be read, it is not PPO's surrogate, or a setting of NeMo-RL would change the loss.
+            On a batch: an old log-probability is NaN or above 0.
     """
 
     def __init__(self, cfg: Any, method: str | None = None, record: str | None = None, **options: Any):
-        average = "token-mean" if cfg.token_level_loss else "seq-mean-token-mean"
-        read = read_bounds("", method, average=average, dual_clip=True)
-        check_settings("NeMo-RL", cfg, read)
+        aggregation = "token-mean" if cfg.token_level_loss else "seq-mean-token-mean"
+        bounds_method = read_bounds("", method, aggregation=aggregation, dual_clip=True)
+        check_settings("NeMo-RL", cfg, bounds_method)
         super().__init__(cfg, **options)
-        self._method = read
-        self._rule = read.clip
-        self._folder = record
-        if not read.only_rule:
-            self.ratio_clip_c = dual_clip_of(read)
+        self._method = bounds_method
+        self._record_folder = record
+        if not bounds_method.only_rule:
+            self.ratio_clip_c = dual_clip_of(bounds_method)
 
-    def __call__(self, next_token_logprobs: Any, data: Any, *counts: Any, **named: Any) -> Any:
-        # NeMo-RL aligns tokens with the logits after them: it cuts the first column off.
+    def __call__(self, next_token_logprobs: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        # The tensors of a batch have a first column for the first token, which has no log-probability.
         mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
-        bounds = epsilons(self._rule, data["prev_logprobs"][:, 1:], mask)
-        self.ratio_clip_min, self.ratio_clip_max = bounds.low, bounds.high
+        bounds = epsilons(self._method.clip, data["prev_logprobs"][:, 1:], mask)
+        self.ratio_clip_min = bounds.low
+        self.ratio_clip_max = bounds.high
         self._record(next_token_logprobs, data, mask)
         data = {**data, "prev_logprobs": torch.nn.functional.pad(bounds.logp_old, (1, 0))}
-        return super().__call__(next_token_logprobs, data, *counts, **named)
+        return super().__call__(next_token_logprobs, data, *args, **kwargs)
 
     def _record(self, logp: Any, data: Any, mask: Any) -> None:
         """Write a micro-batch to the record."""
-        if not self._folder:
+        if not self._record_folder:
             return
         columns: dict[str, Any] = {}
         if "input_ids" in data:
             ids = data["input_ids"]
-            starts = data["token_mask"].int().argmax(1).tolist()
+            prompt_lengths = data["token_mask"].int().argmax(1).tolist()
             columns["tokens"] = ids[:, 1:]
-            columns["prompts"] = [row[:start] for row, start in zip(ids, starts, strict=True)]
+            columns["prompts"] = [row[:length] for row, length in zip(ids, prompt_lengths, strict=True)]
         record(
-            self._folder,
+            self._record_folder,
             "nemo-rl",
             self._method,
             logp,

@@ -1,17 +1,19 @@
-"""Clip rules in OpenRLHF: its own policy loss, with the bounds of the batch in place of ``--actor.eps_clip``.
+"""Clip rules in OpenRLHF: its own policy loss, with bounds per token in place of ``--actor.eps_clip``.
 
     ray job submit --runtime-env-json='{"worker_process_setup_hook": "bandpo_openrlhf.patch",
         "env_vars": {"BANDPO_METHOD": "Band(KL(), 0.05)"}}' -- python -m openrlhf.cli.train_ppo_ray ...
 
-OpenRLHF has no option for a loss, so a hook replaces the name by which its workers build theirs. This file must be on
-``PYTHONPATH`` of every node. ``BANDPO_METHOD`` holds a clip rule, or a method that is PPO's surrogate on other bounds,
-with or without a dual clip. OpenRLHF's correction for the rollout engine, KL term, entropy bonus, average and metrics
-stay as they are; settings under which it would compute another loss are refused when a worker starts.
+OpenRLHF has no option for a loss, so a hook replaces the loss class that its workers construct. This file must be on
+``PYTHONPATH`` of every node. Environment variables of the workers:
 
-``BANDPO_RECORD``, if set, is the folder to which the tokens of every loss are written, see `bandpo.Recorder`, with the
-rewards, prompts and cuts of OpenRLHF's ``Experience``. It does not say with which weights an answer was sampled.
+- ``BANDPO_METHOD``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a dual clip.
+- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.Recorder`, with the rewards,
+  prompts and truncation flags of OpenRLHF's ``Experience``, which has no version of the weights.
 
-Anchor: the trainer's own log-probabilities.
+OpenRLHF's correction for the rollout engine, KL term, entropy bonus, loss aggregation and metrics are unchanged.
+Settings under which it would compute another loss raise an error when a worker starts.
+
+The old log-probabilities are the trainer's own.
 
 Written for OpenRLHF 0.11.2.
 """
@@ -29,130 +31,134 @@ from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bou
 
 
 @dataclass
-class Place:
-    """What a trainer is at, which its loss is not told."""
+class Progress:
+    """The progress of a trainer, which OpenRLHF does not pass to its loss."""
 
     experience: Any = None
     """OpenRLHF's micro-batch; None outside of a training step."""
     generation: int = -1
-    """Number of the generated batch in this process, from 0."""
+    """The number of the generated batch in this process, from 0."""
     losses: int = 0
-    """Losses on it before this one."""
+    """The number of losses on this batch so far."""
     losses_per_update: int | None = None
-    """Losses of an optimiser step; None where OpenRLHF makes micro-batches of different sizes."""
+    """The number of losses per optimiser step; None if the sizes of micro-batches vary."""
     sampling: dict[str, float] | None = None
-    """The engine's settings."""
+    """The engine's sampling settings."""
 
 
-PLACE = Place()
-"""The place of this process's trainer."""
+PROGRESS = Progress()
+"""The progress of this process's trainer."""
 
 
 class BandPolicyLoss(PolicyLoss):
     """OpenRLHF's `PolicyLoss` with the clip rule of ``BANDPO_METHOD``; by default Band-KL.
 
     Raises:
-        ValueError: ``BANDPO_METHOD`` cannot be read, it is more than bounds, or a setting makes OpenRLHF's loss another
-            one. On a batch: a counted old log-probability is NaN or above 0.
+        ValueError: ``BANDPO_METHOD`` cannot be read, it is not PPO's surrogate, or a setting of OpenRLHF would change
+            the loss. On a batch: an old log-probability is NaN or above 0.
     """
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        average = "token-mean" if self.token_level_loss else "seq-mean-token-mean"
-        method = read_bounds("BANDPO_", os.environ.get("BANDPO_METHOD"), average=average, dual_clip=True)
-        checked = {
+        aggregation = "token-mean" if self.token_level_loss else "seq-mean-token-mean"
+        method = read_bounds(
+            "BANDPO_", os.environ.get("BANDPO_METHOD"), aggregation=aggregation, dual_clip=True
+        )
+        loss_settings = {
             "policy_loss_type": self.policy_loss_type,
             "eps_clip_low_high": (self.clip_eps_low, self.clip_eps_high),
             "dual_clip": self.dual_clip,
         }
-        check_settings("OpenRLHF", checked, method)
+        check_settings("OpenRLHF", loss_settings, method)
         self._method = method
-        self._rule = method.clip
         if not method.only_rule:
             self.dual_clip = dual_clip_of(method)
 
     def forward(
-        self, log_probs: Any, old_log_probs: Any, advantages: Any, action_mask: Any = None, **more: Any
+        self, log_probs: Any, old_log_probs: Any, advantages: Any, action_mask: Any = None, **kwargs: Any
     ) -> Any:
-        bounds = epsilons(self._rule, old_log_probs, action_mask)
-        self.clip_eps_low, self.clip_eps_high = bounds.low, bounds.high
-        self._record(log_probs, old_log_probs, advantages, action_mask, more.get("rollout_log_probs"))
-        return super().forward(log_probs, bounds.logp_old, advantages, action_mask, **more)
+        bounds = epsilons(self._method.clip, old_log_probs, action_mask)
+        self.clip_eps_low = bounds.low
+        self.clip_eps_high = bounds.high
+        self._record(log_probs, old_log_probs, advantages, action_mask, kwargs.get("rollout_log_probs"))
+        return super().forward(log_probs, bounds.logp_old, advantages, action_mask, **kwargs)
 
-    def _record(self, logp: Any, logp_old: Any, advantages: Any, mask: Any, rollout: Any) -> None:
-        """Write a micro-batch to the record, with what OpenRLHF knows of its answers."""
+    def _record(self, logp: Any, logp_old: Any, advantages: Any, mask: Any, logp_rollout: Any) -> None:
+        """Write a micro-batch to the record."""
         folder = os.environ.get("BANDPO_RECORD")
         if not folder:
             return
         columns: dict[str, Any] = {}
-        experience = PLACE.experience
+        experience = PROGRESS.experience
         if experience is not None:
             columns = {
-                # An action is the token after its place.
+                # The action at a position is the next token.
                 "tokens": experience.sequences[:, 1:][:, -mask.shape[1] :],
                 "prompts": _prompts(experience),
-                "reward": _flat(experience.rewards),
-                "truncated": _flat(experience.truncated),
-                "step": PLACE.generation,
-                "generation": PLACE.generation,
+                "reward": _flatten(experience.rewards),
+                "truncated": _flatten(experience.truncated),
+                "step": PROGRESS.generation,
+                "generation": PROGRESS.generation,
             }
-            if PLACE.losses_per_update:
-                columns["update"] = PLACE.losses // PLACE.losses_per_update
-        tensors = (logp, logp_old, advantages, mask)
+            if PROGRESS.losses_per_update:
+                columns["update"] = PROGRESS.losses // PROGRESS.losses_per_update
         record(
             folder,
             "openrlhf",
             self._method,
-            *tensors,
-            logp_rollout=rollout,
-            sampling=PLACE.sampling,
+            logp,
+            logp_old,
+            advantages,
+            mask,
+            logp_rollout=logp_rollout,
+            sampling=PROGRESS.sampling,
             **columns,
         )
 
 
-def _flat(values: Any) -> Any:
-    """Return one value per sequence; None where there are none."""
+def _flatten(values: Any) -> Any:
+    """Return values of sequences in one dimension; None if there are none."""
     return None if values is None else values.flatten()
 
 
 def _prompts(experience: Any) -> list[Any]:
-    """Return the ids of each sequence's prompt: its tokens before the first that counts."""
-    length = experience.action_mask.shape[1]
-    before = experience.sequences.shape[1] - length
+    """Return the token ids of each sequence's prompt: the tokens before the first that counts, without padding."""
+    offset = experience.sequences.shape[1] - experience.action_mask.shape[1]
     prompts = []
-    for ids, seen, counts in zip(
-        experience.sequences, experience.attention_mask, experience.action_mask, strict=True
-    ):
-        end = before + int(counts.int().argmax())
-        prompts.append(ids[:end][seen[:end] > 0])
+    rows = zip(experience.sequences, experience.attention_mask, experience.action_mask, strict=True)
+    for ids, attention_mask, action_mask in rows:
+        end = offset + int(action_mask.int().argmax())
+        prompts.append(ids[:end][attention_mask[:end] > 0])
     return prompts
 
 
 def patch() -> None:
-    """Make the workers of this process build `BandPolicyLoss`, and tell it the micro-batch and its place."""
+    """Make the workers of this process construct `BandPolicyLoss`, and update `PROGRESS` during training."""
     import openrlhf.trainer.ray.ppo_actor as ppo_actor
 
     ppo_actor.PolicyLoss = BandPolicyLoss
     trainer = ppo_actor.ActorPPOTrainer
-    train, step = trainer.ppo_train, trainer.training_step
+    original_ppo_train = trainer.ppo_train
+    original_training_step = trainer.training_step
 
-    @functools.wraps(train)
-    def ppo_train(self: Any, *arguments: Any, **named: Any) -> Any:
-        PLACE.generation += 1
-        PLACE.losses = 0
-        dynamic = self.args.train.dynamic_batch_enable
-        PLACE.losses_per_update = None if dynamic else self.strategy.accumulated_gradient
+    @functools.wraps(original_ppo_train)
+    def ppo_train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        PROGRESS.generation += 1
+        PROGRESS.losses = 0
+        varies = self.args.train.dynamic_batch_enable
+        PROGRESS.losses_per_update = None if varies else self.strategy.accumulated_gradient
         rollout = self.args.rollout
-        PLACE.sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p}
-        return train(self, *arguments, **named)
+        PROGRESS.sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p}
+        return original_ppo_train(self, *args, **kwargs)
 
-    @functools.wraps(step)
-    def training_step(self: Any, experience: Any, *arguments: Any, **named: Any) -> Any:
-        PLACE.experience = experience
+    @functools.wraps(original_training_step)
+    def training_step(self: Any, experience: Any, *args: Any, **kwargs: Any) -> Any:
+        PROGRESS.experience = experience
         try:
-            return step(self, experience, *arguments, **named)
+            return original_training_step(self, experience, *args, **kwargs)
         finally:
-            PLACE.experience = None
-            PLACE.losses += 1
+            PROGRESS.experience = None
+            PROGRESS.losses += 1
 
-    trainer.ppo_train, trainer.training_step = ppo_train, training_step
+    trainer.ppo_train = ppo_train
+    trainer.training_step = training_step

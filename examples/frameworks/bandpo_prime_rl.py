@@ -1,4 +1,4 @@
-"""Band, and every other method, as the custom loss of prime-rl: settings only, no code.
+"""Any method as the custom loss of prime-rl, which only needs settings:
 
     [trainer.loss]
     type = "custom"
@@ -6,13 +6,13 @@
 
     [trainer.loss.kwargs]
     method = "SAPO(1.0, 1.05)"
-    record = "/runs/mine/tokens" # if wanted
+    record = "/runs/mine/tokens" # optional: the folder of a record of tokens
 
-Without ``method`` it is ``Band(KL(), 0.05)``.
+The default ``method`` is ``Band(KL(), 0.05)``.
 
-Anchor: the sampler's log-probabilities (``inference_logprobs``), the only old ones that prime-rl has. The bounds
-therefore cover the mismatch between sampler and trainer too. prime-rl's micro-batches do not say with which weights a
-token was sampled.
+The old log-probabilities are the sampler's (``inference_logprobs``), as prime-rl has no others. So the bounds also
+limit the mismatch between sampler and trainer. prime-rl's micro-batches have no version of the weights that sampled a
+token.
 
 prime-rl imports the path in the trainer process, so bandpo must be installed in that environment. Written for
 prime-rl's custom-loss interface of 2026-08 (commit 559b447).
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class LossInputs(Protocol):
-    """One sequence, as prime-rl's ``LossInputs`` holds it; further fields are not read."""
+    """The fields of prime-rl's ``LossInputs``, one sequence, that `loss` reads."""
 
     trainer_logprobs: Float[Tensor, " seq"]
     inference_logprobs: Float[Tensor, " seq"]
@@ -49,16 +49,17 @@ def loss(
     kl_tau: float = 0.0,
     record: str | None = None,
 ) -> LossOutputs:
-    """The loss of one sequence, summed over its counted tokens; prime-rl divides by the global count.
+    """Compute the loss of one sequence, summed over its counted tokens.
 
-    So every method has a mean over tokens; one line says so of a method with another average. One that needs other
-    sequences is refused.
+    prime-rl divides the sum by the number of tokens of all sequences. This mean over tokens replaces the loss
+    aggregation of a method with another one, with a warning in the log. A method that needs other sequences raises an
+    error.
 
     Args:
         inputs: prime-rl's ``LossInputs`` of one sequence.
         method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
         kl_tau: Weight ≥ 0 of the penalty ``log_ratio²`` on every counted token. prime-rl's own default loss has one
-            of 1e-3: give the same here to change the method and nothing else.
+            of 1e-3; use the same value here to change only the method.
         record: Folder to which the tokens of every sequence are written, see `bandpo.Recorder`.
 
     Returns:
@@ -67,16 +68,26 @@ def loss(
     Raises:
         ValueError: a setting cannot be read, or a counted log-probability is out of range.
     """
-    chosen = read_method("trainer.loss.kwargs.", method, average="token-mean")
+    chosen_method = read_method("trainer.loss.kwargs.", method, aggregation="token-mean")
     if not kl_tau >= 0:
         raise InvalidValue(f"kl_tau must be at least 0, got {kl_tau!r}")
-    logp, logp_old, mask = inputs.trainer_logprobs, inputs.inference_logprobs, inputs.loss_mask
+
+    logp = inputs.trainer_logprobs
+    logp_old = inputs.inference_logprobs
+    mask = inputs.loss_mask
     weights = getattr(inputs, "loss_weights", None)
     tensors = (logp, logp_old, inputs.advantages, mask)
-    integrations.record(record, "prime-rl", chosen, *(x[None] for x in tensors), sampler=True, update=0)
-    # prime-rl splits its packed rows and calls a loss once for each sequence.
-    total, metrics = policy_loss(*tensors, method=chosen, weights=weights, aggregation="sum", packed=False)
+    # A record has a dimension of sequences.
+    rows = [x[None] for x in tensors]
+    integrations.record(record, "prime-rl", chosen_method, *rows, old_is_rollout=True, update=0)
+
+    # prime-rl splits its packed rows and calls the loss once per sequence.
+    total, metrics = policy_loss(
+        *tensors, method=chosen_method, weights=weights, aggregation="sum", packed=False
+    )
     if kl_tau:
         penalty = kl_tau * (logp - logp_old)[mask].square()
-        total = total + (penalty if weights is None else penalty * weights[mask]).sum()
+        if weights is not None:
+            penalty = penalty * weights[mask]
+        total = total + penalty.sum()
     return LossOutputs(total, metrics)

@@ -1,19 +1,20 @@
-"""Band, and nearly every other method, as a registered loss of rLLM, on its verl, Tinker and Fireworks backends.
+"""Methods as registered losses of rLLM, on its verl, Tinker and Fireworks backends.
 
     algorithm:
       loss_plugins: ["bandpo_rllm"]
       loss_fn: bandpo_seq_mean_token_mean
       loss_params: {method: "SAPO(1.0, 1.05)"}
 
-Without ``method`` it is ``Band(KL(), 0.05)``. rLLM knows the average of a loss by its name: ``bandpo_token_mean``,
-``bandpo_seq_mean_token_mean`` and ``bandpo_seq_mean_token_sum`` are the same loss under each. A method that has another
-average than its loss's name is refused. ``loss_params`` may hold ``record``, a folder for the tokens of every loss, see
-`bandpo.Recorder`. Methods that need all of an update are refused.
+The default ``method`` is ``Band(KL(), 0.05)``. In rLLM the loss aggregation belongs to the name of a loss, so there are
+three: ``bandpo_token_mean``, ``bandpo_seq_mean_token_mean`` and ``bandpo_seq_mean_token_sum``. A method with another
+loss aggregation than that of the name raises an error, and so does a method that needs all tokens of an update.
+``loss_params`` may also have ``record``, a folder for the tokens of every loss, see `bandpo.Recorder`.
 
-Anchor: ``logp_old``; for methods that refer to the sampler, such as ``DPPO()``, ``logp_rollout``. rLLM adds no KL
-penalty and no entropy bonus to a registered loss, and does not tell it with which weights a token was sampled.
+The old log-probabilities are ``logp_old``, or for methods that need the sampler's, such as ``DPPO()``,
+``logp_rollout``. rLLM adds no KL penalty and no entropy bonus to a registered loss, and does not pass the version of
+the weights that sampled a token to it.
 
-Written for the branch ``terminal-rl`` (commit a5fa9aa) of rLLM, which has `register_loss`; its main branch has not.
+Written for the branch ``terminal-rl`` (commit a5fa9aa) of rLLM, which has `register_loss`. Its main branch does not.
 """
 
 from __future__ import annotations
@@ -28,56 +29,64 @@ from bandpo.errors import InvalidValue
 from bandpo.integrations import check_settings, read_method, record
 from bandpo.loss import canonical_aggregation
 
-AVERAGES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
-"""The averages of methods that rLLM has."""
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+"""The loss aggregations of methods that rLLM supports."""
 
 
-def _name(average: str) -> str:
-    """Return the ``loss_fn`` of an average."""
-    return f"bandpo_{average.replace('-', '_')}"
+def _loss_name(aggregation: str) -> str:
+    """Return the ``loss_fn`` of a loss aggregation."""
+    return f"bandpo_{aggregation.replace('-', '_')}"
 
 
-def loss_of(average: str) -> Callable[[Any], tuple[Any, dict[str, float]]]:
-    """Return the loss that rLLM averages in one way."""
-    name = _name(average)
+def register_loss(aggregation: str) -> Callable[[Any], tuple[Any, dict[str, float]]]:
+    """Register the loss with a loss aggregation in rLLM, and return it."""
+    name = _loss_name(aggregation)
 
     def loss(ctx: Any) -> tuple[Any, dict[str, float]]:
         """Compute a method's loss of a batch (verl) or of one sequence (Tinker, Fireworks).
 
         Raises:
-            ValueError: a setting cannot be read or is refused, the method has another average, it refers to the
+            ValueError: a setting cannot be read or is refused, the method has another loss aggregation, it needs the
                 sampler's log-probabilities and there are none, or a counted log-probability is out of range.
         """
         method = read_method("algorithm.loss_params.", ctx.params.get("method"))
         check_settings("rLLM", ctx.params, method)
-        if method.aggregation and canonical_aggregation(method.aggregation) != average:
+        if method.aggregation and canonical_aggregation(method.aggregation) != aggregation:
             raise InvalidValue(
-                f"algorithm.loss_fn={name} averages by {average}, and {method!r} by {method.aggregation}; use the "
-                f"loss of that average, one of {', '.join(map(_name, AVERAGES))}"
+                f"algorithm.loss_fn={name} aggregates by {aggregation}, and {method!r} by {method.aggregation}; use "
+                f"the loss of that aggregation, one of {', '.join(map(_loss_name, AGGREGATIONS))}"
             )
-        sampler = method.old_policy == "rollout"
-        logp_old = ctx.logp_rollout if sampler else ctx.logp_old
+        old_is_rollout = method.old_policy == "rollout"
+        logp_old = ctx.logp_rollout if old_is_rollout else ctx.logp_old
         if logp_old is None:
             raise InvalidValue(
                 f"algorithm.loss_params.method={method!r} refers to the sampler's log-probabilities, which are not in "
                 "the batch; set actor_rollout_ref.rollout.calculate_log_probs=true"
             )
         tensors = (ctx.logp_curr, logp_old, ctx.advantages, ctx.action_mask)
-        # On Tinker and Fireworks a loss gets one sequence at a time.
+        # On Tinker and Fireworks a loss gets one sequence at a time, without the dimension of sequences.
         rows = [x if x.dim() == 2 else x[None] for x in tensors]
-        rollout = ctx.logp_rollout
-        if rollout is not None and rollout.dim() == 1:
-            rollout = rollout[None]
-        record(ctx.params.get("record"), "rllm", method, *rows, logp_rollout=rollout, sampler=sampler)
+        logp_rollout = ctx.logp_rollout
+        if logp_rollout is not None and logp_rollout.dim() == 1:
+            logp_rollout = logp_rollout[None]
+        record(
+            ctx.params.get("record"),
+            "rllm",
+            method,
+            *rows,
+            logp_rollout=logp_rollout,
+            old_is_rollout=old_is_rollout,
+        )
 
-        def reduce(values: Any) -> Any:
+        def aggregate(values: Any) -> Any:
             return ctx.aggregate(values, ctx.action_mask)
 
-        total, metrics = policy_loss(*tensors, method=method, aggregation=reduce, packed=False)
+        total, metrics = policy_loss(*tensors, method=method, aggregation=aggregate, packed=False)
         return total, {f"bandpo/{key}": value.item() for key, value in metrics.items()}
 
-    rllm.register_loss(name, agg_mode=average)(loss)
+    rllm.register_loss(name, agg_mode=aggregation)(loss)
     return loss
 
 
-LOSSES = {average: loss_of(average) for average in AVERAGES}
+LOSSES = {aggregation: register_loss(aggregation) for aggregation in AGGREGATIONS}
+"""The registered losses, by loss aggregation."""

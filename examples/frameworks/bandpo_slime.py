@@ -1,24 +1,26 @@
-"""Clip rules in slime, and in miles, which grew out of it: their own policy loss, with the bounds of the batch in place
-of ``eps_clip``.
+"""Clip rules in slime, and in its fork miles: their own policy loss, with bounds per token in place of ``eps_clip``.
 
     --loss-type custom_loss --custom-loss-function-path bandpo_slime.policy_loss
     --custom-megatron-init-path bandpo_slime.start --custom-config-path band.yaml
 
-where ``band.yaml`` holds ``method: Band(KL(), 0.05)`` or ``method: DAPO()``. A whole method wants
-``--calculate-per-token-loss`` for a mean over tokens, or one line says that it gets slime's average; every key in the
-file becomes an argument of slime. In miles the functions are ``miles_policy_loss`` and ``miles_start`` of this module.
-Of the methods only those that are PPO's surrogate on other bounds, with or without a dual clip, are possible, as the
-loss stays theirs. ``record: /runs/mine/tokens`` writes the tokens of every loss there, see `bandpo.Recorder`.
+In miles the functions are ``bandpo_slime.miles_policy_loss`` and ``bandpo_slime.miles_start``. The keys of
+``band.yaml`` become arguments of slime:
+
+- ``method: Band(KL(), 0.05)``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a
+  dual clip. If a method has a mean over tokens, set ``--calculate-per-token-loss``; otherwise slime's loss aggregation
+  replaces it, with a warning in the log.
+- ``record: /runs/mine/tokens``: a folder to which the tokens of every loss are written, see `bandpo.Recorder`. slime
+  and miles do not pass rewards, truncation flags or the version of the weights to their loss. With
+  ``--custom-megatron-before-train-step-hook-path bandpo_slime.before_train_step`` the record has the numbers of rollout
+  and update.
 
 KL term, importance-sampling correction, masks, entropy bonus, context parallelism and metrics (``pg_clipfrac``,
-``ppo_kl``) stay as they are: ``policy_loss_function`` does the work and takes tensors where it expects two numbers.
-Settings under which it would compute another loss are refused.
+``ppo_kl``) are unchanged, as slime's ``policy_loss_function`` accepts tensors for its two epsilons. Settings under
+which it would compute another loss raise an error.
 
-Anchor: the trainer's own log-probabilities (``batch["log_probs"]``), or under ``--use-rollout-logprobs`` the sampler's.
-With a custom loss slime always makes the extra forward pass for the former, also with one update per rollout. Under
-miles' ``--skip-actor-forward-only`` every ratio is 1, and no clip does anything. Neither tells its loss with which
-weights a token was sampled, its reward, or whether it was cut off. The number of the rollout and of the update are in
-the record under ``--custom-megatron-before-train-step-hook-path bandpo_slime.before_train_step``.
+The old log-probabilities are the trainer's own (``batch["log_probs"]``), or with ``--use-rollout-logprobs`` the
+sampler's. With a custom loss slime always makes the forward pass for the former, even with one update per rollout. With
+miles' ``--skip-actor-forward-only`` every ratio is 1, and no clip has any effect.
 
 Written for slime 0.3.1 (commit 624b824) and miles of 2026-08-21 (commit 31f1ca9).
 """
@@ -46,96 +48,104 @@ Reduction = Callable[[torch.Tensor], torch.Tensor]
 
 
 def start(args: Namespace) -> None:
-    """Check slime's arguments, before anything is generated.
+    """Check slime's arguments at the start of training.
 
     Raises:
-        ValueError: ``method`` cannot be read, it is more than bounds, or an argument makes slime's loss another one.
+        ValueError: ``method`` cannot be read, it is not PPO's surrogate, or an argument of slime would change the loss.
     """
     read_settings("slime", args)
 
 
-PLACE: dict[str, Any] = {}
-"""The rollout that is trained on, and the updates on it so far, if `before_train_step` is told them."""
+def miles_start(args: Namespace) -> None:
+    """Check miles' arguments at the start of training; see `start`."""
+    read_settings("miles", args)
+
+
+PROGRESS: dict[str, Any] = {}
+"""The numbers of the current rollout and update, if `before_train_step` is called."""
 
 
 def before_train_step(args: Namespace, rollout_id: int, step_id: int, *_: Any) -> None:
-    """Note for the record which update on which rollout follows, as slime and miles tell their hook."""
-    PLACE.update(step=rollout_id, generation=rollout_id, update=step_id)
-
-
-def miles_start(args: Namespace) -> None:
-    """Check miles' arguments in the same way."""
-    read_settings("miles", args)
+    """Save the numbers of rollout and update for the record; the hook of slime and miles before a training step."""
+    PROGRESS.update(step=rollout_id, generation=rollout_id, update=step_id)
 
 
 def policy_loss(
     args: Namespace, batch: dict[str, Any], logits: Float[Tensor, "1 tokens vocabulary"], reduction: Reduction
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Compute slime's policy loss under the method's bounds, in the signature of its custom losses.
+    """Compute slime's policy loss with the method's bounds, in the signature of slime's custom losses.
 
     Args:
-        args: slime's arguments; not changed. ``method`` is a clip rule or a method in its text form;
-            ``Band(KL(), 0.05)`` if it is left out.
-        batch: slime's micro-batch; not changed.
+        args: slime's arguments, which are not modified.
+        batch: slime's micro-batch, which is not modified.
         logits: The model's output.
         reduction: slime's ``sum_of_sample_mean``.
 
     Raises:
-        ValueError: as for `start`; a counted old log-probability is NaN or above 0; or a record under context
+        ValueError: as for `start`; an old log-probability is NaN or above 0; or ``record`` is set under context
             parallelism.
     """
     from slime.backends.megatron_utils import loss
 
-    return _bounded("slime", loss, args, batch, logits, reduction)
+    return _loss_with_bounds("slime", loss, args, batch, logits, reduction)
 
 
 def miles_policy_loss(
     args: Namespace, batch: dict[str, Any], logits: Float[Tensor, "1 tokens vocabulary"], reduction: Reduction
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Compute miles' policy loss in the same way."""
+    """Compute miles' policy loss with the method's bounds; see `policy_loss`."""
     from miles.backends.training_utils.loss_hub import losses
 
-    return _bounded("miles", losses, args, batch, logits, reduction)
+    return _loss_with_bounds("miles", losses, args, batch, logits, reduction)
 
 
-def _bounded(
+def _loss_with_bounds(
     framework: str, module: Any, args: Namespace, batch: dict[str, Any], logits: Tensor, reduction: Reduction
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Call a module's ``policy_loss_function`` with the bounds of the batch, and record its tokens."""
+    """Call the framework's loss with the bounds of the batch, and record its tokens.
+
+    Args:
+        framework: ``slime`` or ``miles``.
+        module: The framework's module with ``policy_loss_function``.
+        args: As for `policy_loss`.
+        batch: As for `policy_loss`.
+        logits: As for `policy_loss`.
+        reduction: As for `policy_loss`.
+    """
     method = read_settings(framework, args)
-    bounded_args, bounded_batch = with_bounds(method, args, batch)
+    args_with_bounds, batch_with_bounds = with_bounds(method, args, batch)
     folder = getattr(args, "record", None)
-    # --recompute-loss-function computes each loss a second time, within the backward pass.
-    recomputed = torch._C._current_graph_task_id() != -1
-    if not folder or recomputed:
-        return module.policy_loss_function(bounded_args, bounded_batch, logits, reduction)
+    # With --recompute-loss-function each loss is computed a second time, in the backward pass.
+    is_recomputed = torch._C._current_graph_task_id() != -1
+    if not folder or is_recomputed:
+        return module.policy_loss_function(args_with_bounds, batch_with_bounds, logits, reduction)
 
     compute = module.get_log_probs_and_entropy
 
-    def compute_and_record(*arguments: Any, **named: Any) -> Any:
-        result = compute(*arguments, **named)
-        # slime returns a pair, miles what is the second of it.
+    def compute_and_record(*function_args: Any, **kwargs: Any) -> Any:
+        result = compute(*function_args, **kwargs)
+        # slime returns a pair, miles only its second element.
         outputs = result[-1] if isinstance(result, tuple) else result
         _record(folder, framework, method, args, batch, outputs)
         return result
 
-    # The loss looks this function up in its module, and its result is all that a record lacks.
+    # The loss calls this function of its module for log-probabilities and entropies, which the record needs.
     module.get_log_probs_and_entropy = compute_and_record
     try:
-        return module.policy_loss_function(bounded_args, bounded_batch, logits, reduction)
+        return module.policy_loss_function(args_with_bounds, batch_with_bounds, logits, reduction)
     finally:
         module.get_log_probs_and_entropy = compute
 
 
 def read_settings(framework: str, args: Namespace) -> Method:
-    """Return the method that the arguments name, with slime's own dual clip beside a rule alone.
+    """Return the method of the arguments, with slime's own dual clip if the method is a clip rule alone.
 
     Raises:
         ValueError: as for `start`.
     """
     per_token = getattr(args, "calculate_per_token_loss", False)
-    average = "token-mean" if per_token else "seq-mean-token-mean"
-    method = read_bounds("", getattr(args, "method", None), average=average, dual_clip=True)
+    aggregation = "token-mean" if per_token else "seq-mean-token-mean"
+    method = read_bounds("", getattr(args, "method", None), aggregation=aggregation, dual_clip=True)
     check_settings(framework, args, method)
     dual_clip = getattr(args, "eps_clip_c", None)
     if method.only_rule and dual_clip is not None:
@@ -144,25 +154,29 @@ def read_settings(framework: str, args: Namespace) -> Method:
 
 
 def with_bounds(method: Method, args: Namespace, batch: dict[str, Any]) -> tuple[Namespace, dict[str, Any]]:
-    """Return copies of arguments and micro-batch in which ``eps_clip``, ``eps_clip_high`` and ``eps_clip_c`` are the
-    method's.
+    """Return copies of arguments and micro-batch with the method's ``eps_clip``, ``eps_clip_high`` and ``eps_clip_c``.
 
     Raises:
-        ValueError: a counted old log-probability is NaN or above 0.
+        ValueError: an old log-probability is NaN or above 0.
     """
-    args, batch = copy.copy(args), dict(batch)
+    args = copy.copy(args)
+    batch = dict(batch)
     args.eps_clip_c = dual_clip_of(method)
-    source = "rollout_log_probs" if args.use_rollout_logprobs else "log_probs"
-    if not batch.get(source):
-        # The framework takes the current log-probabilities: every ratio is 1.
+    old_key = "rollout_log_probs" if args.use_rollout_logprobs else "log_probs"
+    if not batch.get(old_key):
+        # The framework uses the current log-probabilities as the old ones, so every ratio is 1.
         return args, batch
-    per_sample = batch[source]
-    logp_old = torch.cat(per_sample)
+
+    logp_per_sample = batch[old_key]
+    logp_old = torch.cat(logp_per_sample)
     mask = torch.cat(batch["loss_masks"])
-    # Under context parallelism the masks are whole and the log-probabilities this rank's part, without padding.
-    whole = mask.shape == logp_old.shape
-    logp_old, args.eps_clip, args.eps_clip_high = epsilons(method.clip, logp_old, mask if whole else None)
-    batch[source] = list(logp_old.split([len(sample) for sample in per_sample]))
+    # Under context parallelism a rank has the masks of whole samples, but log-probabilities of its parts only. Those
+    # have no padding.
+    is_whole = mask.shape == logp_old.shape
+    bounds = epsilons(method.clip, logp_old, mask if is_whole else None)
+    args.eps_clip = bounds.low
+    args.eps_clip_high = bounds.high
+    batch[old_key] = list(bounds.logp_old.split([len(sample) for sample in logp_per_sample]))
     return args, batch
 
 
@@ -174,35 +188,48 @@ def _record(
     batch: dict[str, Any],
     outputs: dict[str, Any],
 ) -> None:
-    """Write a micro-batch, and what the model gave for its tokens, to the record."""
-    logp, masks = outputs["log_probs"], batch["loss_masks"]
+    """Write a micro-batch to the record.
+
+    Args:
+        folder: The folder of the record.
+        framework: ``slime`` or ``miles``.
+        method: The method of the run.
+        args: The framework's arguments.
+        batch: The micro-batch, with lists of one tensor per sample.
+        outputs: The log-probabilities and entropies of the model, lists as well.
+    """
+    logp = outputs["log_probs"]
+    masks = batch["loss_masks"]
     if [len(x) for x in logp] != [len(x) for x in masks]:
         raise InvalidValue(
             f"record={folder}: under context parallelism a rank has parts of sequences; leave it out"
         )
-    old = batch.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs") or logp
+    logp_old = batch.get("rollout_log_probs" if args.use_rollout_logprobs else "log_probs") or logp
+    columns = {"logp_rollout": batch.get("rollout_log_probs"), "entropy": outputs.get("entropy")}
     samples = batch.get("unconcat_tokens")
-    columns = {
-        "logp_rollout": batch.get("rollout_log_probs"),
-        "entropy": outputs.get("entropy"),
-        # A sample's tokens begin with its prompt's.
-        "tokens": samples and [x[-len(mask) :] for x, mask in zip(samples, masks, strict=True)],
-    }
-    tensors = [pad_sequence(list(x), batch_first=True) for x in (logp, old, batch["advantages"], masks)]
-    padded: dict[str, Any] = {
-        name: pad_sequence(list(x), batch_first=True) for name, x in columns.items() if x
-    }
+    prompts = None
     if samples:
-        padded["prompts"] = [x[: -len(mask)] for x, mask in zip(samples, masks, strict=True)]
+        # A sample has the tokens of its prompt and then those of its response.
+        columns["tokens"] = [x[-len(mask) :] for x, mask in zip(samples, masks, strict=True)]
+        prompts = [x[: -len(mask)] for x, mask in zip(samples, masks, strict=True)]
+
     names = ("temperature", "top_p", "top_k")
-    sampling = {name: getattr(args, f"rollout_{name}", None) for name in names}
     record(
         folder,
         framework,
         method,
-        *tensors,
-        sampler=args.use_rollout_logprobs,
-        sampling=sampling,
-        **padded,
-        **PLACE,
+        _pad(logp),
+        _pad(logp_old),
+        _pad(batch["advantages"]),
+        _pad(masks),
+        old_is_rollout=args.use_rollout_logprobs,
+        prompts=prompts,
+        sampling={name: getattr(args, f"rollout_{name}", None) for name in names},
+        **{name: _pad(tensors) for name, tensors in columns.items() if tensors},
+        **PROGRESS,
     )
+
+
+def _pad(tensors: Any) -> Tensor:
+    """Return tensors of samples as one tensor of shape (samples, time), padded with 0."""
+    return pad_sequence(list(tensors), batch_first=True)

@@ -1,9 +1,10 @@
-"""Clip rules in TRL's experimental asynchronous trainer, in the way of `bandpo.integrations.trl`.
+"""Clip rules in TRL's experimental asynchronous trainer.
 
-Anchor: the sampler's log-probabilities, which are the only old ones that it has. TRL's KL, entropy and clip metrics
-stay as they are. ``record`` is the folder to which the tokens of every loss are written, see `bandpo.Recorder`; TRL
-keeps rewards, prompts and the versions of the weights on its first process, and does not hand them to the loss. Written
-for and tested with trl 1.16.0; TRL changes this trainer without notice.
+The old log-probabilities are the sampler's, as this trainer has no others. TRL's KL, entropy and clip metrics are
+unchanged. With ``record`` the tokens of every loss are written to a folder, see `bandpo.Recorder`. TRL has rewards,
+prompts and the versions of the weights on its first process, and does not pass them to the loss.
+
+Written for and tested with trl 1.16.0. TRL may change this trainer without notice.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ class BandAsyncGRPOConfig(MethodSettings, AsyncGRPOConfig):  # pyright: ignore[r
     """`AsyncGRPOConfig` with a clip rule in place of ``epsilon`` and ``epsilon_high``.
 
     Attributes:
-        method: A clip rule, or a method that is PPO's surrogate on other bounds; the rule's text from then on.
-        record: Folder to which the tokens of every loss are written; nothing is written without it.
+        method: A clip rule, or a method that is PPO's surrogate with other bounds; it becomes the text of the rule.
+        record: Folder to which the tokens of every loss are written; None to write none.
 
     Raises:
-        ValueError: a setting cannot be read; a method that is more than bounds; ``epsilon`` or ``epsilon_high`` given
-            too.
+        ValueError: a setting cannot be read; the method is not PPO's surrogate; or ``epsilon`` or ``epsilon_high`` is
+            set as well.
     """
 
     record: str | None = None
 
     def __post_init__(self) -> None:
-        self.settle(Method(read_bounds(method=self.method).clip))
+        self.set_method(Method(read_bounds(method=self.method).clip))
         super().__post_init__()
 
 
@@ -49,39 +50,43 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        counted = inputs["token_index"] >= 0  # TRL's own selection: packed tokens, without padding
-        stock = self.epsilon_low, self.epsilon_high
         method = read_bounds(method=self.args.method)
+        # TRL selects the same tokens: packed, without padding.
+        counted = inputs["token_index"] >= 0
         bounds = epsilons(method.clip, inputs["old_log_probs"][counted])
-        self.epsilon_low, self.epsilon_high = bounds.low, bounds.high
 
-        def watched_model(**named: Any) -> Any:
-            outputs = model(**named)
-            self._record(method, inputs, outputs, named["shift_labels"])
+        def model_with_record(**kwargs: Any) -> Any:
+            outputs = model(**kwargs)
+            self._record(method, inputs, outputs, kwargs["shift_labels"])
             return outputs
 
-        called: Any = watched_model if self.args.record else model
+        # The loss reads its epsilons from the trainer, and accepts tensors of the shape of the ratio.
+        configured = self.epsilon_low, self.epsilon_high
+        self.epsilon_low, self.epsilon_high = bounds.low, bounds.high
+        called: Any = model_with_record if self.args.record else model
         try:
             return super().compute_loss(called, inputs, return_outputs, num_items_in_batch)
         finally:
-            self.epsilon_low, self.epsilon_high = stock
+            self.epsilon_low, self.epsilon_high = configured
 
     def _record(self, method: Method, inputs: dict[str, Any], outputs: Any, labels: Any) -> None:
         """Write the tokens of a packed micro-batch to the record."""
         counted = inputs["token_index"] >= 0
-        place = inputs["token_index"][counted]
-        old, advantages = inputs["old_log_probs"][counted], inputs["advantages"][counted]
-        # One row, of which each sequence is a segment.
-        tensors = [x[None] for x in (outputs.log_probs.flatten()[place], old, advantages, old == old)]
+        positions = inputs["token_index"][counted]
+        logp_old = inputs["old_log_probs"][counted]
+        # A single row, in which each sequence is a segment.
         record(
             self.args.record,
             "trl-async",
             method,
-            *tensors,
-            sampler=True,
+            outputs.log_probs.flatten()[positions][None],
+            logp_old[None],
+            inputs["advantages"][counted][None],
+            ~logp_old.isnan()[None],
+            old_is_rollout=True,
             sampling={name: getattr(self.args, name, None) for name in ("temperature", "top_p", "top_k")},
-            entropy=outputs.entropy.flatten()[place][None],
-            tokens=labels.flatten()[place][None],
+            entropy=outputs.entropy.flatten()[positions][None],
+            tokens=labels.flatten()[positions][None],
             segments=inputs["segment_id"][counted][None],
             step=self.state.global_step,
         )

@@ -79,7 +79,7 @@ def ids_of(batch):
 
 
 def call(cls, batch, packed=False, mismatch=0.1, **settings):
-    """The loss that an actor makes of a batch. The tokens of a sequence were sampled by two versions of the weights."""
+    """Return the loss that an actor computes on a batch whose tokens were sampled by two versions of the weights."""
     count, length = batch.mask.shape
     engine = Engine(batch.logp, packed)
     versions = torch.arange(length).expand(count, -1) // 5 + 3

@@ -52,7 +52,7 @@ def trainer(cls, **settings):
 
 
 def call(made, batch, monkeypatch, old=True, inputs=None):
-    """The loss of a batch with log-probabilities in place of a model's."""
+    """Return the loss of a batch with given log-probabilities in place of a model's."""
     given = GRPOBatch(
         completion_mask=batch.mask.bool(),
         truncated_mask=torch.arange(len(batch.mask)) == 2,

@@ -25,7 +25,7 @@ def config_of(**settings):
 
 
 def call(loss_fn, batch, prompts=None):
-    """The loss of tokens with the column before them that NeMo-RL cuts off: the last token of the prompt."""
+    """Return the loss of tokens, after the first column that NeMo-RL removes: the last token of the prompt."""
     data = {
         "prev_logprobs": batch.logp_old,
         "generation_logprobs": batch.logp_old.masked_fill(batch.mask == 0, 0.0),

@@ -124,7 +124,7 @@ def test_a_record_has_what_its_experience_says(monkeypatch, tmp_path):
     monkeypatch.setattr(ppo_actor, "ActorPPOTrainer", Trainer)
     for name in ("ppo_train", "training_step"):
         monkeypatch.setattr(Trainer, name, vars(Trainer)[name])
-    monkeypatch.setattr(bandpo_openrlhf, "PLACE", bandpo_openrlhf.Place())
+    monkeypatch.setattr(bandpo_openrlhf, "PROGRESS", bandpo_openrlhf.Progress())
     monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
     monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
     bandpo_openrlhf.patch()
@@ -185,4 +185,7 @@ def test_settings_that_make_its_loss_another_one_are_refused(settings, message, 
 def test_one_line_says_where_it_averages_in_another_way(monkeypatch, caplog):
     monkeypatch.setenv("BANDPO_METHOD", "GRPO(0.13)")
     built(BandPolicyLoss)
-    assert "has the average seq-mean-token-mean; this framework's own, token-mean" in caplog.text
+    assert (
+        "aggregates its loss by seq-mean-token-mean; this framework replaces that with its own token-mean"
+        in caplog.text
+    )

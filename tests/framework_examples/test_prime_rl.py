@@ -31,7 +31,7 @@ LossInputs = prime_rl.LossInputs if REAL else SimpleNamespace
 
 
 def sequences(batch):
-    """What prime-rl hands to the loss: one packed sequence after another, padding and all, and no batch dimension."""
+    """Return prime-rl's inputs of the loss: packed sequences, with padding and without a batch dimension."""
     for row in range(len(batch.logp)):
         yield LossInputs(
             trainer_logprobs=batch.logp[row],
@@ -52,7 +52,7 @@ class TestPrimeRL(Contract):
         return torch.stack([loss(inputs, method=clip).loss for inputs in sequences(batch)]).sum()
 
     def stock(self, batch, low, high):
-        """The example of prime-rl's documentation: PPO's clip, summed over the mask."""
+        """Compute the loss in prime-rl's documentation: PPO's clip, summed over the mask."""
         return dense_loss(batch, torch.tensor(1 - low), torch.tensor(1 + high), "sum")
 
     def recorded(self, batch, folder):
@@ -161,7 +161,5 @@ def test_one_line_says_where_prime_rl_averages_in_another_way(caplog):
     for text in ("GRPO(0.17)", "DAPO()", "FixedClip()"):
         TestPrimeRL().ours(make_batch(8), text)
     (said,) = caplog.messages
-    assert (
-        "GRPO(low=0.17, high=0.2) has the average seq-mean-token-mean; this framework's own, token-mean"
-        in said
-    )
+    assert "GRPO(low=0.17, high=0.2) aggregates its loss by seq-mean-token-mean" in said
+    assert "this framework replaces that with its own token-mean" in said

@@ -27,7 +27,7 @@ with importing(
 
 
 def config_of(average="token-mean", **loss_params):
-    """rLLM's settings of a loss, with its defaults."""
+    """Return rLLM's settings of a loss, with its defaults."""
     return SimpleNamespace(
         loss_plugins=["bandpo_rllm"],
         loss_fn=f"bandpo_{average.replace('-', '_')}",
@@ -40,7 +40,7 @@ def config_of(average="token-mean", **loss_params):
 
 
 def call(batch, config):
-    """The loss of a batch, one sequence after another, with log-probabilities in place of a client's."""
+    """Return the loss of a batch, one sequence after another, with given log-probabilities in place of a client's."""
     names = {"logprobs": batch.logp_old, "mask": batch.mask, "target_tokens": batch.mask.int()}
     names["advantages"] = batch.advantages[:, None].expand_as(batch.mask)
     data = [
@@ -108,7 +108,7 @@ def test_rows_of_a_batch_are_one_loss():
         ({"kl_beta": 0.01}, "^algorithm.kl_beta=0.01: rLLM adds no KL penalty"),
         (
             {"loss_params": {"method": "SAPO()"}},
-            "^algorithm.loss_fn=bandpo_token_mean averages by token-mean",
+            "^algorithm.loss_fn=bandpo_token_mean aggregates by token-mean",
         ),
         ({"loss_params": {"method": "Bnd()"}}, r"^algorithm.loss_params.method: .*did you mean Band"),
     ],

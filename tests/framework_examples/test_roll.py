@@ -46,7 +46,7 @@ DEFAULTS = {
 
 
 def call(cls, batch, more=None, **settings):
-    """The loss of tokens, with the column before them that ROLL cuts off.
+    """Return the loss of tokens, after the first column that ROLL removes.
 
     Args:
         more: Further columns of the batch.

@@ -126,7 +126,7 @@ def micro_batch(batch):
 
 
 def call(loss_fn, batch, **settings):
-    """Samples one after another; ``logits`` are already the log-probabilities that slime would compute from them."""
+    """Return a batch of samples whose ``logits`` are already the log-probabilities that slime computes from them."""
     args = Namespace(**DEFAULTS | settings)
     mask = batch.mask.flatten()
     result = loss_fn(args, micro_batch(batch), batch.logp.flatten(), lambda x: (x * mask).sum() / mask.sum())
@@ -171,7 +171,7 @@ class TestSlime(Contract):
 
     def test_a_record_has_ids_prompts_and_the_place_in_training(self, tmp_path, monkeypatch):
         pytest.importorskip("pyarrow")
-        monkeypatch.setattr(bandpo_slime, "PLACE", {})
+        monkeypatch.setattr(bandpo_slime, "PROGRESS", {})
         batch = make_batch(27)
         settings = {"record": str(tmp_path), "rollout_temperature": 0.8, "rollout_top_k": -1}
         args = Namespace(**DEFAULTS | settings)

@@ -1,5 +1,6 @@
 """The loss methods of TRL's own trainers, on trainers that were not constructed: that needs a vLLM server, or a model
-and a data set, none of which the loss looks at."""
+and a data set, none of which the loss looks at.
+"""
 
 import math
 from collections import defaultdict

@@ -15,22 +15,22 @@ WHOLE, RULE = as_method("DAPO()"), as_method("Band(KL(), 0.05)")
 
 
 def wrong_values(entry):
-    """Values that an entry refuses."""
-    if entry.wrong:
-        return entry.wrong
-    right = entry.right[0]
-    if isinstance(right, bool):
-        return (not right,)
-    if isinstance(right, int | float):
-        return (right + 0.5,)
+    """Return values that an entry refuses."""
+    if entry.refused:
+        return entry.refused
+    allowed = entry.allowed[0]
+    if isinstance(allowed, bool):
+        return (not allowed,)
+    if isinstance(allowed, int | float):
+        return (allowed + 0.5,)
     return ("another",)
 
 
 def set_to(framework, changed, value):
-    """Settings of a framework that are all right, but for one."""
+    """Return settings of a framework that are all allowed, except for one."""
     settings = {}
     for entry in REFUSED[framework].settings:
-        chosen = value if entry is changed else (entry.right or (None,))[0]
+        chosen = value if entry is changed else (entry.allowed or (None,))[0]
         *levels, last = entry.name.replace("-", "_").split(".")
         level = settings
         for name in levels:
@@ -41,9 +41,9 @@ def set_to(framework, changed, value):
 
 @pytest.mark.parametrize(("framework", "entry"), NAMED)
 def test_an_entry_names_values_of_one_kind_a_reason_and_a_fix(framework, entry):
-    assert bool(entry.wrong) != bool(entry.right)
+    assert bool(entry.refused) != bool(entry.allowed)
     assert entry.fix[0].islower()
-    assert not entry.why.endswith(".")
+    assert not entry.reason.endswith(".")
     assert not entry.fix.endswith(".")
 
 
@@ -53,7 +53,7 @@ def test_a_wrong_value_is_refused_by_an_error_that_names_setting_value_and_fix(f
         with pytest.raises(ValueError, match=r"=") as error:
             check_settings(framework, set_to(framework, entry, value), WHOLE)
         name = REFUSED[framework].prefix + entry.name
-        assert str(error.value) == f"{name}={value}: {entry.why}; {entry.fix}"
+        assert str(error.value) == f"{name}={value}: {entry.reason}; {entry.fix}"
 
 
 @pytest.mark.parametrize("method", [WHOLE, RULE], ids=["whole", "rule"])
@@ -75,17 +75,17 @@ def test_all_wrong_settings_are_named_at_once():
 
 
 def table(refused):
-    """The table of a page."""
+    """Return the table of a page."""
     lines = ["| refused | because |", "|---|---|"]
     for entry in refused.settings:
-        right = [f"`{value}`" for value in entry.right if value is not None]
-        if entry.wrong:
-            which = " or ".join(f"`{value}`" for value in entry.wrong)
+        right = [f"`{value}`" for value in entry.allowed if value is not None]
+        if entry.refused:
+            which = " or ".join(f"`{value}`" for value in entry.refused)
         else:
             which = f"other than {right[0]}" if right else "any value"
-        if entry.beside_rule:
+        if entry.allowed_beside_rule:
             which += ", beside a whole method"
-        lines.append(f"| `{refused.prefix}{entry.name}`: {which} | {entry.why} |")
+        lines.append(f"| `{refused.prefix}{entry.name}`: {which} | {entry.reason} |")
     return "\n".join(lines) + "\n"
 
 

@@ -111,7 +111,7 @@ def test_a_method_brings_its_average_unless_the_user_sets_another(caplog):
         assert BandAlgorithmConfig(method=text).loss_reduction == reduction
     assert not caplog.records
     assert BandAlgorithmConfig(method="GRPO()", loss_reduction="prompt_mean").loss_reduction == "prompt_mean"
-    assert "loss_reduction=prompt_mean averages in place of GRPO" in caplog.text
+    assert "loss_reduction=prompt_mean replaces the loss aggregation of GRPO" in caplog.text
 
 
 @pytest.mark.parametrize(

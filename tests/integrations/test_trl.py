@@ -44,12 +44,12 @@ LOG = {"logging_strategy": "steps", "logging_steps": 2, "max_steps": 4, "gradien
 
 
 def varied_reward(completions, **_):
-    """A reward that differs within every group, so that no advantage is 0."""
+    """Return rewards that differ within every group, so that no advantage is 0."""
     return [crc32(text.encode()) % 97 / 97 for text in completions]
 
 
 def half(prompts, trainer):
-    """An engine whose every token has the probability ½."""
+    """Return completions, as a ``rollout_func`` does, in which every token has the probability ½."""
     tokenizer = trainer.processing_class
     ids = [tokenizer.convert_tokens_to_ids(list(f"|{k % 7}{k % 5}")) for k in range(len(prompts))]
     return {
@@ -72,7 +72,7 @@ def make(trainer, config, tmp_path, rollout_func=None, **settings):
 
 
 def off_policy_batch(trainer, monkeypatch):
-    """A micro-batch of the first generation after some updates, as the trainer hands it to its loss."""
+    """Return a micro-batch of the first generation after some updates, as the trainer passes it to its loss."""
     seen, original = [], trainer.compute_loss
 
     def compute_loss(model, inputs, *arguments, **named):
@@ -96,7 +96,7 @@ def logps(trainer, inputs):
 
 
 def dense_reference(trainer, inputs, rule, aggregation):
-    """The textbook: solved bounds, clamp, min, masked mean."""
+    """Compute the loss by the formula: solved bounds, clamp, min, masked mean."""
     logp, logp_old, mask = logps(trainer, inputs), inputs["old_per_token_logps"], inputs["completion_mask"]
     ratio, bounds = (logp - logp_old).exp(), rule.bounds(logp_old.masked_fill(mask == 0, 0.0))
     advantages = inputs["advantages"][:, None]
@@ -263,7 +263,7 @@ def test_a_method_that_trl_has_trains_bit_for_bit_as_stock(method, tmp_path):
 
 
 def gradients_of(trainer, inputs, **settings):
-    """The trainer's gradient, and `policy_loss`'s on the same tensors."""
+    """Return the trainer's gradient, and that of `policy_loss` on the same tensors."""
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     before = inputs["advantages"].clone()
@@ -386,7 +386,7 @@ def test_the_reported_loss_is_the_slope_times_the_log_probability(trained):
 
 @pytest.mark.parametrize("objective", [objectives.Surrogate(), objectives.DropOutside()], ids=repr)
 def test_the_rollout_engine_as_anchor(objective, trained):
-    """vLLM's log-probabilities as TRL hands them on, NaN where it had none; no vLLM runs here."""
+    """Check log-probabilities of vLLM, NaN where it has none, in the form in which TRL passes them on."""
     trainer, inputs = trained
     trainer.method, trainer.importance_sampling_level = Method(FixedClip(0.02), objective), "token"
     old = inputs["old_per_token_logps"]
@@ -506,13 +506,13 @@ def test_the_method_of_a_stock_trainer(settings, method, trained, monkeypatch):
 
 def test_warns_when_the_old_policy_is_of_other_tokens(tmp_path, monkeypatch):
     trainer = make(AuditedGRPOTrainer, GRPOConfig, tmp_path, **LOG | {"steps_per_generation": 4})
-    original = type(trainer)._test_and_record
+    original = type(trainer)._check_and_record
 
     def test_and_record(self, inputs, logp, entropy):
         inputs["old_per_token_logps"] = inputs["old_per_token_logps"].roll(1, 1)
         original(self, inputs, logp, entropy)
 
-    monkeypatch.setattr(type(trainer), "_test_and_record", test_and_record)
+    monkeypatch.setattr(type(trainer), "_check_and_record", test_and_record)
     with pytest.warns(BandWarning, match=r"shift: logp_old is \+1 tokens from logp"):
         trainer.train()
 
@@ -565,7 +565,7 @@ def test_says_that_one_update_per_batch_clips_nothing(tmp_path):
 def test_the_average_is_the_methods(settings, loss_type, tmp_path):
     config = BandGRPOConfig(str(tmp_path), **SETTINGS | settings)
     assert config.loss_type == loss_type
-    assert not config.other_average
+    assert not config.overrides_aggregation
     assert config.to_dict()["epsilon"] == (0.2 if settings["method"] == "GRPO()" else None)
 
 
@@ -578,7 +578,7 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, method="DPPO()")
     make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, method="DPPO()", loss_type="grpo")
     said = capsys.readouterr().err
-    assert "bandpo: loss_type='grpo' is another average than that of DPPO(" in said
+    assert "bandpo: loss_type='grpo' replaces the loss aggregation of DPPO(" in said
 
 
 @pytest.mark.parametrize(
@@ -586,10 +586,10 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
     [
         ({"loss_type": "sapo"}, r"loss_type='sapo' is an objective of its own; .* method='SAPO\(\)'"),
         ({"method": "Method(Band(), DropOutsid())"}, "method: .*did you mean DropOutside"),
-        ({"method": "GSPO()", "delta": 3.0}, "GSPO.* and delta=3.0 both say how to clip"),
+        ({"method": "GSPO()", "delta": 3.0}, "GSPO.* and delta=3.0 both define a clip"),
         ({"delta": 0.9}, r"delta=0.9 is no bound above 1"),
         ({"method": "SAPO()", "importance_sampling_level": "sequence"}, "is a method of tokens"),
-        ({"method": "GRPO()", "loss_type": "cispo"}, "GRPO.* and loss_type='cispo' both say how to clip"),
+        ({"method": "GRPO()", "loss_type": "cispo"}, "GRPO.* and loss_type='cispo' both define a clip"),
         ({"method": "SAP()"}, "did you mean SAPO"),
         ({"anchor": "sampler"}, "anchor must be one of trainer, rollout, got 'sampler'"),
         ({"certify": "yes"}, "certify must be one of stop, warn, off, got 'yes'"),
@@ -600,7 +600,7 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
             {"method": "BAPO()", "gradient_accumulation_steps": 2},
             "gradient_accumulation_steps=2: the sums of BAPO",
         ),
-        ({"method": "Method(aggregation='sum')"}, "TRL has no average 'sum'"),
+        ({"method": "Method(aggregation='sum')"}, "TRL does not support the loss aggregation .sum."),
         ({"method": "Bnd()"}, "method: .*did you mean Band"),
     ],
 )
@@ -613,7 +613,7 @@ def test_refuses_what_cannot_work(settings, message, tmp_path):
 def test_a_trainer_refuses_the_config_of_another(loss_type, tmp_path):
     """A stock one would clip at its own default, whatever rule the config names."""
     trainer = make(GRPOTrainer, BandGRPOConfig, tmp_path, loss_type=loss_type)
-    with pytest.raises(TypeError, match="which only BandGRPOTrainer knows"):
+    with pytest.raises(TypeError, match="which only BandGRPOTrainer supports"):
         trainer.train()
     with pytest.raises(TypeError, match="args must be a BandGRPOConfig, got GRPOConfig"):
         BandGRPOTrainer("model", varied_reward, GRPOConfig(str(tmp_path), **SETTINGS))
@@ -634,7 +634,7 @@ def test_arguments_by_position(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`use_liger_kernel=True` is deprecated:FutureWarning")
-@pytest.mark.filterwarnings("ignore:the loss of trl .* is none that bandpo was tested with")
+@pytest.mark.filterwarnings("ignore:bandpo was not tested with the loss of trl")
 def test_a_loss_that_asks_for_no_log_probabilities_is_refused(tmp_path, monkeypatch):
     """As Liger's fused loss of TRL 1.9, or a trainer whose methods Unsloth has replaced."""
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path)
@@ -676,7 +676,7 @@ class FusedConfig(GRPOConfig):
 def test_a_method_by_name(tmp_path):
     config = BandGRPOConfig(str(tmp_path), method="GSPO(3e-4, 4e-4)", **SETTINGS)
     assert (config.method, config.importance_sampling_level) == ("GSPO(low=0.0003, high=0.0004)", "sequence")
-    assert config.whole_method == GSPO()
+    assert config.effective_method == GSPO()
     sapo = BandGRPOConfig(str(tmp_path), method=SAPO(1.0, 2.0), **SETTINGS)
     assert sapo.method == "SAPO(positive=1.0, negative=2.0)"
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, method="CISPO()", **LOG)

@@ -78,7 +78,7 @@ OF_BATCH = ("importance weights", "advantages per token", "tool mask")
 
 
 def draw(number):
-    """A method and two or three settings."""
+    """Return a random method and two or three settings."""
     generator = random.Random(number)
     method = generator.choice([*RULES] * 4 + [*WHOLE])
     names = generator.sample(list(DRAWN), generator.choice([2, 3]))
@@ -126,7 +126,7 @@ def trainer_of(method, settings, folder, tmp_path):
 
 
 def made_up(number, settings):
-    """Inputs of a loss, log-probabilities and entropies, as TRL has them in float32."""
+    """Return random inputs of a loss, log-probabilities and entropies, in float32 as in TRL."""
     generator = torch.Generator().manual_seed(number)
     rows, length = 8, 7
 
@@ -162,7 +162,7 @@ def made_up(number, settings):
 
 
 def reference_loss(method, settings, inputs, logp, entropy):
-    """The loss that the method and the settings describe."""
+    """Compute the loss that the method and the settings describe."""
     inputs = {name: x.double() for name, x in inputs.items()}
     mask = inputs["completion_mask"] * inputs.get("tool_mask", 1.0)
     advantages = inputs["advantages"]
@@ -273,7 +273,7 @@ def test_a_draw_is_right_refused_or_announced(number, folder, tmp_path, monkeypa
 
     own = WHOLE[method][1] if method in WHOLE else None
     if own and settings.get("loss_type", own[0]) not in own:
-        assert f"loss_type={settings['loss_type']!r} is another average than that of " in said
+        assert f"loss_type={settings['loss_type']!r} replaces the loss aggregation of " in said
     if "top_p" in settings:
         assert "top_p=0.9" in said
 

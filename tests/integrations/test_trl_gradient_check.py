@@ -14,7 +14,7 @@ from trl.trainer import grpo_trainer
 
 import byte_model
 from bandpo.errors import RunProblem
-from bandpo.integrations._trl_gradient_check import EVERY, Watched
+from bandpo.integrations._trl_gradient_check import EVERY, WatchedLoss
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.quantities import named_rows
 from bandpo_lab.tasks import multiplication
@@ -42,7 +42,7 @@ class Uneven:
 
 
 def uneven(cls):
-    """A trainer with `Uneven` completions."""
+    """Return a trainer with `Uneven` completions."""
 
     class UnevenTrainer(Uneven, cls):
         pass
@@ -400,13 +400,13 @@ def test_the_end_of_training_says_that_nothing_was_compared(cls, config, folder,
 
 def test_a_loss_at_ratio_1_is_compared_again_only_after_many_steps(folder, tmp_path, monkeypatch):
     """And one whose ratios have left 1 at once, after which losses at ratio 1 are not compared any more."""
-    compared, gradient_check = [], Watched.gradient_check
+    compared, gradient_check = [], WatchedLoss.gradient_check
 
     def noted(self, trainer, method):
         compared.append((trainer.state.global_step, bool(self.batch.log_ratio.abs().max() > 1e-6)))
         return gradient_check(self, trainer, method)
 
-    monkeypatch.setattr(Watched, "gradient_check", noted)
+    monkeypatch.setattr(WatchedLoss, "gradient_check", noted)
     monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 4)
     train(folder, tmp_path, AuditedGRPOTrainer, GRPOConfig, **ONCE | {"max_steps": 9})
     assert compared == [(0, False), (4, False), (8, False)]
@@ -436,7 +436,7 @@ PATCHES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:the loss of trl .* is none that bandpo was tested with")
+@pytest.mark.filterwarnings("ignore:bandpo was not tested with the loss of trl")
 @pytest.mark.parametrize("patch", PATCHES)
 def test_another_loss_is_stopped_at_the_first_update(patch, folder, tmp_path, monkeypatch):
     old, new, settings = PATCHES[patch]
@@ -453,7 +453,9 @@ def test_another_loss_is_stopped_at_the_first_update(patch, folder, tmp_path, mo
         train(folder, tmp_path, Seen, **settings)
     assert seen[-1] <= 1
     if patch == "half of it":
-        with pytest.warns(UserWarning, match="every token is 0.5 times as expected.* certify='warn' goes on"):
+        with pytest.warns(
+            UserWarning, match="every token is 0.5 times as expected.* set certify='warn' to train on"
+        ):
             train(folder, tmp_path, **settings, certify="warn")
 
 
@@ -484,7 +486,7 @@ def test_the_audit_counts_the_tokens_that_have_a_gradient(folder, tmp_path):
 
 def test_an_unknown_loss_is_told_at_start_up(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", patched("return loss", "return loss * 1"))
-    with pytest.warns(UserWarning, match="is none that bandpo was tested with"):
+    with pytest.warns(UserWarning, match="bandpo was not tested with"):
         train(folder, tmp_path)
 
 

@@ -6,7 +6,7 @@ from test_trl import make
 from trl import GRPOTrainer
 
 from bandpo import policy_loss
-from bandpo.integrations._trl_config import AVERAGES
+from bandpo.integrations._trl_config import AGGREGATIONS
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo.loss import aggregate
 from bandpo.methods import METHODS
@@ -32,7 +32,7 @@ BY_TOKEN = ("importance weights", "advantages of tokens")
 
 
 def batch(seed, *, weights=False, tools=False, token_advantages=False):
-    """What TRL's loss gets, in float64.
+    """Return inputs of TRL's loss in float64.
 
     Lengths differ, a row has no token, an advantage is 0, and ratios are near and far.
     """
@@ -76,7 +76,7 @@ def batch(seed, *, weights=False, tools=False, token_advantages=False):
 def configure(trainer, config):
     """Put the method and the average of a config into a trainer."""
     trainer.args = config
-    trainer.method = config.whole_method
+    trainer.method = config.effective_method
     trainer.hooked = config.native_settings is None
     trainer.loss_type = config.loss_type
     trainer.importance_sampling_level = config.importance_sampling_level
@@ -99,10 +99,10 @@ def gradient_in_trl(trainer, logp, entropy, inputs, monkeypatch):
 
 def gradient_of_policy_loss(config, logp, entropy, inputs):
     leaf = logp.clone().requires_grad_()
-    method = config.whole_method
+    method = config.effective_method
     mask = inputs["completion_mask"] * inputs.get("tool_mask", 1.0)
     rollout = method.old_policy == "rollout"
-    average = AVERAGES.get(config.loss_type, config.loss_type)
+    average = AGGREGATIONS.get(config.loss_type, config.loss_type)
     normalizer = config.max_completion_length if average == "dr_grpo" else None
     loss = policy_loss(
         leaf,
@@ -159,7 +159,7 @@ def test_gradients_are_those_of_policy_loss(variation, average, tmp_path, monkey
     not_zero = dict.fromkeys(METHODS, False)
     for name, config in configs.items():
         native = config.native_settings is not None
-        if native and config.whole_method.level == "sequence" and variation in BY_TOKEN:
+        if native and config.effective_method.level == "sequence" and variation in BY_TOKEN:
             not_zero[name] = True
             continue
         configure(trainer, config)

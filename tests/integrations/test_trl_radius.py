@@ -149,7 +149,7 @@ def test_a_checkpoint_of_a_stock_run_starts_the_controller(tmp_path):
 
 
 def test_a_batch_that_measures_nothing_leaves_the_radius(tmp_path, monkeypatch):
-    monkeypatch.setattr(BandGRPOTrainer, "_read_metrics", lambda self, seen: {"tokens": 0.0})
+    monkeypatch.setattr(BandGRPOTrainer, "_reduce_metrics", lambda self, seen: {"tokens": 0.0})
     trainer = trained(tmp_path, "Band(KL(), ClipRateController(0.02, 0.05))")
     assert list(trainer._controller_state.values()) == [0.05]
 

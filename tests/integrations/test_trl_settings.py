@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import byte_model
-from bandpo.integrations._trl_audit import refuse_an_old_version
+from bandpo.integrations._trl_audit import check_trl_version
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.record import read_record
 from bandpo_lab.tasks import multiplication
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def small(cls, config, folder, tmp_path, **settings):
-    """A trainer of a tiny model."""
+    """Return a trainer of a tiny model."""
     return cls(
         model=str(folder),
         reward_funcs=varied_reward,
@@ -135,7 +135,7 @@ def test_what_a_method_replaces_is_refused(settings, message, tmp_path):
 )
 def test_the_level_is_the_methods_unless_a_rule_leaves_it_open(settings, level, tmp_path):
     config = BandGRPOConfig(str(tmp_path), **SETTINGS | settings)
-    assert config.importance_sampling_level == config.whole_method.level == level
+    assert config.importance_sampling_level == config.effective_method.level == level
 
 
 class Sets(TrainerCallback):
@@ -180,16 +180,17 @@ def test_a_trainer_of_trl_with_a_loss_of_its_own_is_refused():
     gmpo = pytest.importorskip("trl.experimental.gmpo").GMPOTrainer
     for base in (AuditMixin, BandGRPOTrainer):
         with pytest.raises(
-            TypeError, match=r"derives from GMPOTrainer, whose loss is its own.* method='GMPO\(\)'"
+            TypeError,
+            match=r"derives from GMPOTrainer, which replaces the loss of GRPOTrainer.* method='GMPO\(\)'",
         ):
             type("Mine", (base, gmpo), {})
 
 
 def test_a_version_whose_averages_are_others_is_refused():
     for version in ("1.10.0", "1.16.0", "2.0.0.dev0"):
-        refuse_an_old_version(version)
+        check_trl_version(version)
     with pytest.raises(ImportError, match="gradient_accumulation_steps / steps_per_generation"):
-        refuse_an_old_version("1.9.2")
+        check_trl_version("1.9.2")
 
 
 def said_by(tmp_path, capsys, **settings):
@@ -278,7 +279,7 @@ def test_the_doctor_tests_that_reward_and_advantage_agree(tmp_path):
 
 
 def sampled_from_a_part(prompts, trainer):
-    """An engine that draws from the tokens that top-p leaves, with their probabilities among these."""
+    """Sample from the tokens that top-p leaves, and return their probabilities among these."""
     outputs = half(prompts, trainer)
     ids = [
         torch.tensor(prompt + answer)

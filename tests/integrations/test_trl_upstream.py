@@ -47,7 +47,7 @@ def patched(tmp_path_factory):
 
 @pytest.fixture(params=TRL_CLIPS)
 def trainer(request, tmp_path):
-    """A trainer with each average, whose class the tests replace."""
+    """Return a trainer with each loss aggregation, whose class the tests replace."""
     trainer = make(
         BandGRPOTrainer,
         BandGRPOConfig,

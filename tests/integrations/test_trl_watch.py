@@ -36,7 +36,7 @@ def trainer_of(
     evaluated=None,
     **settings,
 ):
-    """A trainer of a tiny model whose log has a row for each step."""
+    """Return a trainer of a tiny model whose log has a row for each step."""
     settings = (
         SETTINGS | LOGGED | {"steps_per_generation": 1, "num_iterations": 1, "max_steps": 24} | settings
     )
@@ -238,7 +238,7 @@ def test_an_audited_trainer_watches_by_the_same_callback(tmp_path):
     audited = make(WithWatch, GRPOConfig, tmp_path)
     assert watches(audited) == [watch] == [audited._watch]
     WithWatch.watched = "stop"
-    with pytest.raises(ValueError, match=r"watched='stop' and a bandpo\.Watch among the callbacks both say"):
+    with pytest.raises(ValueError, match=r"watched='stop' contradicts the bandpo\.Watch among the callbacks"):
         make(WithWatch, GRPOConfig, tmp_path)
 
 

@@ -42,7 +42,7 @@ def batch(seed: int, shape: tuple[int, int] = (6, 9), spread: float = 0.6) -> di
 
 
 def batch_for(loss: str, seed: int) -> dict[str, torch.Tensor]:
-    """Moved far, and such as this loss of verl's takes it."""
+    """Return a batch with large ratios, in the form that this loss of verl accepts."""
     tensors = batch(seed, spread=1.2)
     if loss == "geo_mean":  # looks at sequences whole; takes importance weights as their geometric mean
         tensors["advantages"] = tensors["advantages"][:, :1].expand_as(tensors["log_prob"])
@@ -207,7 +207,7 @@ def test_without_the_config_class_the_rule_is_the_default():
 
 def test_a_radius_that_verl_cannot_know_is_refused():
     for radius in ("Linear(0.05, 0.01)", "ClipRateController(0.01, 0.05)"):
-        with pytest.raises(ValueError, match=r"policy_loss\.method: .* does not tell its loss"):
+        with pytest.raises(ValueError, match=r"policy_loss\.method: .* does not pass to its loss"):
             BandPolicyLossConfig(method=f"Band(KL(), {radius})")
 
 

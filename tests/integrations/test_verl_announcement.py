@@ -40,7 +40,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def started(*overrides, target="BandPolicyLossConfig", step=None):
-    """What verl's command and its driver do with these settings; and a checkpoint of that step."""
+    """Do what verl's command and driver do with these settings, and write a checkpoint of that step."""
     config = whole_config(*BASE, *overrides, target=target)
     verls_settings.validate_config(config, False, False)
     OmegaConf.resolve(config)
@@ -83,7 +83,7 @@ def test_a_run_says_what_it_is_keeps_it_and_its_log_knows_the_method(capsys, tmp
     ],
 )
 def test_a_run_in_a_folder_with_checkpoints_says_from_which_it_goes_on(overrides, capsys):
-    """verl's own settings decide; another loss or setting than that of the checkpoint is not refused."""
+    """Check that only verl's own settings decide, whatever loss or settings the checkpoint has."""
     started(step=40)
     capsys.readouterr()
     started(*overrides)
@@ -109,7 +109,7 @@ def logged(tracking, steps):
 
 
 def resumable(*overrides):
-    """The settings of a run with verl's file logger, after its check."""
+    """Return the settings of a run with verl's file logger, after their check."""
     config = whole_config(*BASE, "trainer.logger=[console,file]", *overrides, target="BandPolicyLossConfig")
     verls_settings.validate_config(config, False, False)
     return OmegaConf.to_container(config, resolve=True)

@@ -45,15 +45,15 @@ def own_sums(metrics):
 
 
 def read(metrics, driver=None):
-    """The audit of one loss, as the driver reads it."""
-    return (driver or Driver()).take({name: [value] for name, value in own_sums(metrics).items()})
+    """Return the audit of one loss, as the driver computes it."""
+    return (driver or Driver()).pop_metrics({name: [value] for name, value in own_sums(metrics).items()})
 
 
 NAMES = ("log_prob", "old_log_prob", "advantages", "response_mask")
 
 
 def the_audit(tensors, method):
-    """The same by the core."""
+    """Return the same audit, computed without verl."""
     seen = Batch.read(*(tensors[name] for name in NAMES), weights=tensors["rollout_is_weights"])
     return Audit.of(seen, method, method.tokens(seen))
 
@@ -98,7 +98,7 @@ def test_sides_of_verls_that_differ_are_those_of_the_method(name):
 
 
 def trained(config, cuts, ranks, lengths=60):
-    """What verl logs of one step: batches by mini-batch, micro-batch and rank, reduced by verl's own functions.
+    """Return verl's log of one step: batches by mini-batch, micro-batch and rank, reduced by verl's own functions.
 
     Args:
         cuts: For each mini-batch its number of micro-batches.
@@ -189,7 +189,7 @@ def test_a_micro_batch_without_tokens_adds_nothing():
     assert none.keys() == full.keys()
     assert {name for name, value in none.items() if value} <= {f"{SUMS}clips", f"{SUMS}detail"}
     both = {name: [full[name], none[name]] for name in full}
-    assert Driver().take(both) == pytest.approx(read(full))
+    assert Driver().pop_metrics(both) == pytest.approx(read(full))
     assert read(none) == {}
 
 
@@ -231,14 +231,14 @@ def test_the_config_class_audits_what_loss_mode_names():
 
 
 def driven(data, **settings):
-    """A driver that has seen a batch's advantages, as verl's Tracking and compute_advantage tell it."""
+    """Return a driver after verl's Tracking and compute_advantage called it with a batch."""
     policy_loss = {"_target_": "bandpo.integrations.verl.AuditedPolicyLossConfig", **settings}
     actor, rollout = {"policy_loss": policy_loss}, {"temperature": 0.7, "top_p": 1.0, "name": "vllm"}
     driver = Driver()
     driver._hook = lambda: None  # which would outlast the test
     driver.prepare({"actor_rollout_ref": {"actor": actor, "rollout": rollout}})
     for _ in range(2):
-        driver.see(data)
+        driver.add_batch(data)
     return driver
 
 

@@ -64,7 +64,7 @@ def trained(config, tensors, change=lambda loss, logp: loss, mode="token-mean"):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """A certifier that has seen no loss yet."""
+    """Use a new certifier."""
     monkeypatch.setattr(verl, "_certifier", Certifier())
 
 
@@ -226,7 +226,7 @@ def test_an_audited_run_of_verls_own_loss_goes_on_with_a_wrong_token(name, value
         found = evaluate(actor_config(AuditedPolicyLossConfig()), tensors)
     assert torch.equal(found[0].nan_to_num(7.0), stock[0].nan_to_num(7.0))
     assert torch.equal(found[1].nan_to_num(7.0), stock[1].nan_to_num(7.0))
-    metrics = Driver().take({key: [x] for key, x in found[2].items() if key.startswith(SUMS)})
+    metrics = Driver().pop_metrics({key: [x] for key, x in found[2].items() if key.startswith(SUMS)})
     assert metrics["audit/poisoned_tokens"] == 1
     assert metrics["audit/tokens"] == tensors["response_mask"].sum() - 1
 
@@ -234,7 +234,7 @@ def test_an_audited_run_of_verls_own_loss_goes_on_with_a_wrong_token(name, value
 def test_one_metric_of_tokens_blocked_below_has_one_meaning():
     for method in ("Method(FixedClip(0.2), DualClip(1.5))", "BandPO(dual_clip=1.5)"):
         metrics = evaluate(actor_config(BandPolicyLossConfig(method=method)), batch(4, (16, 9), 1.2))[2]
-        audit = Driver().take({key: [x] for key, x in metrics.items() if key.startswith(SUMS)})
+        audit = Driver().pop_metrics({key: [x] for key, x in metrics.items() if key.startswith(SUMS)})
         assert metrics["actor/dual_clip"] > 0.01
         assert metrics["actor/clip_low"] == pytest.approx(audit["audit/clip_low"])
         assert metrics["actor/clip_high"] == pytest.approx(audit["audit/clip_high"])

@@ -23,7 +23,7 @@ from verl.utils.tracking import Tracking
 
 from bandpo.integrations._verl_announcement import FILE
 from bandpo.integrations._verl_audit import Driver
-from bandpo.integrations._verl_settings import NEEDED, SECTIONS, check_needed, leaves
+from bandpo.integrations._verl_settings import REQUIRED, SECTIONS, check_required, leaves
 from integrations.test_verl import whole_config
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."
@@ -230,13 +230,13 @@ def test_a_run_without_bandpo_is_not_touched_by_its_tracker(target, capsys):
 
 @pytest.fixture(autouse=True)
 def command_line_of_one_test():
-    """The command line that hydra has read is that of one test: checks look for what it deletes."""
+    """Reset hydra's command line after each test, as the checks read its deletions."""
     before = HydraConfig.instance().cfg
     yield
     HydraConfig.instance().cfg = before
 
 
-@pytest.mark.parametrize("key", NEEDED)
+@pytest.mark.parametrize("key", REQUIRED)
 def test_a_setting_without_a_value_is_named_before_verl_fails_over_it(key):
     config = deepcopy(sized())
     OmegaConf.update(config, key, None)
@@ -244,7 +244,7 @@ def test_a_setting_without_a_value_is_named_before_verl_fails_over_it(key):
         verls_settings.validate_config(config, False, False)
 
 
-GROUPS = sorted({key.rpartition(".")[0] for key in NEEDED} | {*SECTIONS, "actor_rollout_ref"})
+GROUPS = sorted({key.rpartition(".")[0] for key in REQUIRED} | {*SECTIONS, "actor_rollout_ref"})
 
 
 @pytest.mark.parametrize("key", GROUPS)
@@ -254,7 +254,7 @@ def test_a_group_of_settings_without_settings_is_named(key, value):
     with open_dict(config):
         OmegaConf.update(config, key, value, merge=False)
     with pytest.raises(ValueError, match=re.escape(f"{key} must be a group of settings, got ")):
-        check_needed(config)
+        check_required(config)
 
 
 @pytest.mark.parametrize(
@@ -264,12 +264,12 @@ def test_a_group_of_settings_without_settings_is_named(key, value):
 def test_a_setting_that_the_command_line_deletes_is_named(key):
     config = whole_config(*SIZES, "actor_rollout_ref.model.path=x", f"~{key}")
     with pytest.raises(ValueError, match=re.escape(f"{key} must be ") + f".*~{re.escape(key)} deletes it"):
-        check_needed(config)
+        check_required(config)
 
 
 @cache
 def sized():
-    """Settings that are accepted."""
+    """Return settings that are accepted."""
     config = whole_config(*SIZES, "actor_rollout_ref.model.path=x")
     verls_settings.validate_config(deepcopy(config), False, False)
     return config
@@ -277,7 +277,7 @@ def sized():
 
 def test_each_needed_setting_is_one_of_verls():
     present = dict(leaves(OmegaConf.to_container(sized())))
-    assert set(NEEDED) <= set(present)
+    assert set(REQUIRED) <= set(present)
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ LOSS = {
         Refused({"loss_type": "vespo"}, r"method='VESPO\(\)'", "vespo refused; write method='VESPO()'"),
         Announced(
             {"method": "DAPO()", "loss_type": "grpo"},
-            "loss_type='grpo' is another average than that of DAPO",
-            "announced where it is another average than the method's",
+            "loss_type='grpo' replaces the loss aggregation of DAPO",
+            "announced where it is another loss aggregation than the method's",
         ),
     ],
     **{

@@ -21,7 +21,7 @@ from bandpo.doctor.course import Series
 from bandpo.lint.checks import lint_file
 from bandpo.report import write_report
 from bandpo.report.audit_steps import audit_table
-from bandpo.report.curves import PARTS, running_median
+from bandpo.report.curves import SEGMENTS, running_median
 from bandpo.runs.record import read_record
 from bandpo_lab.interval import bootstrap
 from browser import Chromium, calculated, needs_browser, needs_javascript, opened
@@ -51,7 +51,7 @@ def log(path, rows):
 
 
 def held(page):
-    """The data in a page."""
+    """Return the data in a page."""
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
     return json.loads(found)
 
@@ -112,18 +112,18 @@ def test_the_page_says_how_much_of_a_record_was_looked_at(tmp_path, monkeypatch)
     record = recorded(tmp_path / "run" / "record")
     log(tmp_path / "run" / "metrics.jsonl", [{"step": k, "reward": k / 9} for k in range(3)])
     (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
-    assert (run["looked_at"], run["part"]) == ("looked at all 1,728 tokens of 12 batches", "")
+    assert (run["coverage_text"], run["covered_part"]) == ("looked at all 1,728 tokens of 12 batches", "")
     monkeypatch.setattr(first_pass, "TOKENS", 1000)
     monkeypatch.setattr(first_pass, "FEWEST_TOKENS", 64)
     (run,) = held(write_report([record], tmp_path / "page.html"))["runs"]
     looked_at = run["coverage"]["tokens"]
     share = f"{100 * looked_at / 1728:.2g}%"
     assert 300 < looked_at <= 1000
-    assert run["looked_at"] == f"looked at {looked_at} of 1,728 tokens ({share}), in all 12 batches"
-    assert run["part"] == f"{share} of the tokens"
+    assert run["coverage_text"] == f"looked at {looked_at} of 1,728 tokens ({share}), in all 12 batches"
+    assert run["covered_part"] == f"{share} of the tokens"
     assert run["coverage"]["total_tokens"] == 1728
     (run,) = held(write_report([tmp_path / "run" / "metrics.jsonl"], tmp_path / "page.html"))["runs"]
-    assert (run["looked_at"], run["part"], run["coverage"]) == ("", "", None)
+    assert (run["coverage_text"], run["covered_part"], run["coverage"]) == ("", "", None)
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
 
 
 def logged_run(steps=100):
-    """A run in TRL whose answers are cut off from the middle on, with two components and a clip that never acts."""
+    """Return the log of a run whose completions are truncated from the middle on, with two reward components."""
     return [
         {
             "step": step,
@@ -241,7 +241,7 @@ def test_a_single_component_that_is_the_reward_is_not_drawn_twice(tmp_path):
     rows = [{"step": step, "reward": step / 40, "rewards/only/mean": step / 40} for step in range(1, 41)]
     data = held(write_report([log(tmp_path / "log.jsonl", rows)], tmp_path / "page.html"))
     assert [chart["name"] for chart in data["charts"]] == ["reward"]
-    assert data["same"] == ["Reward: only"]
+    assert data["same_as_reward"] == ["Reward: only"]
 
 
 def test_a_log_and_a_record_are_one_diagnosis(tmp_path):
@@ -249,7 +249,7 @@ def test_a_log_and_a_record_are_one_diagnosis(tmp_path):
     log(tmp_path / "run" / "metrics.jsonl", logged_run())
     (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
     assert "truncated" in [finding["code"] for finding in run["findings"]]
-    assert run["looked_at"]
+    assert run["coverage_text"]
     assert run["basis"]
     assert {"cut", "audit/approx_kl"} <= run["curves"].keys()
 
@@ -277,7 +277,7 @@ def test_a_long_log_keeps_its_extremes_and_is_a_small_page(tmp_path):
     page = write_report([log(tmp_path / "metrics.jsonl", rows)], tmp_path / "page.html")
     reward = held(page)["runs"][0]["curves"]["reward"]
     assert reward["rows"] == steps
-    assert len(reward["values"]) <= 2 * PARTS + 2
+    assert len(reward["values"]) <= 2 * SEGMENTS + 2
     points = dict(zip(reward["steps"], reward["values"], strict=True))
     assert (points[12_345], points[6_789]) == (40, -30)
     assert page.stat().st_size < 1.5e6
@@ -305,7 +305,7 @@ def test_an_audit_of_many_steps_is_put_together_with_the_same_sums():
         for step in range(50)
     ]
     table = audit_table(rows, most_steps=10)
-    assert (len(table["steps"]), table["together"], table["steps"][1]) == (10, 5, 5)
+    assert (len(table["steps"]), table["steps_per_row"], table["steps"][1]) == (10, 5, 5)
     columns = table["columns"]
     assert "reward" not in columns
     for share, over in (

@@ -6,7 +6,7 @@ import pprint
 import pytest
 
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.runs.consoles import console_rows, own_loop_rows, table_rows
+from bandpo.runs.consoles import console_rows, custom_loop_rows, table_rows
 from bandpo.runs.logs import read_log
 
 STEPS = range(1, 13)
@@ -54,7 +54,7 @@ def slime(step):
 
 
 def prime_rl(step):
-    """The orchestrator's and the trainer's step messages of src/prime_rl."""
+    """Return the step messages of prime-rl's orchestrator and trainer."""
     return (
         f"10:00:00 SUCCESS Step {step} |   1m 2s | Reward {0.1 * step:.4f} | Trainable 60/64 (93.8%) | Turns 1.0 | "
         "Branches 1.0 | Max Off-Policy 1 | Error 0.0% | Cancelled 0.0% | Truncation 12.5%\n"
@@ -238,7 +238,7 @@ def test_steps_of_a_second_epoch_go_on_after_the_first():
     text = "\n".join(
         f"Epoch:[{epoch}/2]({step}/3), Reward: 0.5, Loss: 0.1" for epoch in (1, 2) for step in (1, 2, 3)
     )
-    assert [row["step"] for row in own_loop_rows(text)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in custom_loop_rows(text)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_steps_of_a_second_epoch_go_on_after_the_first():
     ],
 )
 def test_lines_without_a_step_and_a_reward_beside_another_number_are_no_rows(line):
-    assert own_loop_rows(f"{line}\n" * 12) == []
+    assert custom_loop_rows(f"{line}\n" * 12) == []
 
 
 def test_a_learning_rate_that_a_loop_rounds_away_is_not_0():
-    (row,) = own_loop_rows("step 1: Reward: 0.5, Loss: 0.0000, Learning Rate: 0.00000000")
+    (row,) = custom_loop_rows("step 1: Reward: 0.5, Loss: 0.0000, Learning Rate: 0.00000000")
     assert row == {"step": 1, "reward": 0.5, "loss": 0.0}

@@ -92,7 +92,7 @@ TRACKERS = {"events.out.tfevents.*": (tensorboard, read_tensorboard), "*.wandb":
 
 @pytest.fixture(scope="module")
 def tracked(request, tmp_path_factory):
-    """A pattern, and a file that the tracker itself wrote."""
+    """Return a pattern, and a file that the tracker itself wrote."""
     folder = tmp_path_factory.mktemp("tracked") / "run"
     TRACKERS[request.param][0](folder)
     (file,) = (file for file in folder.rglob(request.param) if file.is_file() and not file.is_symlink())

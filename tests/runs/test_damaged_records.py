@@ -45,7 +45,7 @@ def write_record(folder):
 
 
 def figures(path):
-    """What is read of each loss, as a number for each."""
+    """Return one number for the content of each loss."""
     arrays = (
         "log_ratio",
         "logp_old",

@@ -7,7 +7,7 @@ import torch
 
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.runs import Setup, open_run
-from bandpo.runs.files import unpickled
+from bandpo.runs.files import read_pickle
 from bandpo.runs.logs import read_log
 from helpers.run_files import (
     batch,
@@ -67,7 +67,7 @@ def test_a_foreign_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"1\.pt lacks prev_logprobs or log_probs"):
         diagnose(tmp_path)
     with pytest.raises(ValueError, match="is no pickle, or a damaged one"):
-        unpickled(b"no")
+        read_pickle(b"no")
 
 
 @pytest.mark.parametrize("write", [tensorboard, wandb, trackio])

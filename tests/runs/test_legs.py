@@ -12,7 +12,7 @@ from bandpo.runs.logs import UnreadableLog, read_log
 
 
 def row(step, **changed):
-    """A line of verl's file logger."""
+    """Return a line of verl's file logger."""
     metrics = {"critic/score/mean": 0.01 * step, "actor/entropy": 1.0, "actor/pg_loss": 0.1}
     return json.dumps({"step": step, "data": metrics | changed}) + "\n"
 

@@ -139,7 +139,7 @@ def test_a_run_folder_tells_its_method(text, method, tmp_path):
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """The current folder, with a module that leaves a file behind where it is imported; and a rule in it, as text."""
+    """Create a module that writes a file when it is imported; return the folder and the text of a rule in it."""
     name = f"evil_{abs(hash(tmp_path))}"  # a text is read once in a process
     (tmp_path / f"{name}.py").write_text(
         "import pathlib\nfrom bandpo import Unclipped\npathlib.Path('imported').touch()\nclass X(Unclipped): ...\n"

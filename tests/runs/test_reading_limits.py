@@ -17,7 +17,7 @@ import torch
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.errors import InvalidValue
 from bandpo.runs.configs import newest_configuration
-from bandpo.runs.files import unpickled
+from bandpo.runs.files import read_pickle
 from bandpo.runs.logs import read_log
 
 
@@ -135,7 +135,7 @@ def test_integers_beyond_all_floats_are_no_metrics(tmp_path):
 def test_a_pickle_with_a_forged_index_takes_no_memory():
     long_binput = b"r" + (2**31 - 1).to_bytes(4, "little")
     start = time.perf_counter()
-    assert unpickled(b"\x80\x02}" + long_binput + b".") == {}
+    assert read_pickle(b"\x80\x02}" + long_binput + b".") == {}
     assert time.perf_counter() - start < 1
 
 
@@ -157,7 +157,7 @@ def wide_table(folder):
 
 
 def table_of_many_runs(folder):
-    """The columns of steps are those of each run."""
+    """Write a table in which the columns of steps count for each run; return the expected error."""
     header = [f"step{number}" for number in range(20_000)] + [
         f"run{number} - loss" for number in range(20_000)
     ]
@@ -179,7 +179,7 @@ def sparse_batch(folder):
 
 
 def tensor_of_one_place(folder):
-    """A tensor of 2**40 elements that all lie at one place, in a file of a kilobyte."""
+    """Write a tensor of 2**40 elements, with strides of 0, in a file of a kilobyte; return the expected error."""
     row = {name: torch.zeros(1).expand(2**40) for name in ("log_probs", "advantages", "loss_masks")}
     torch.save({"samples": [row], "rollout_id": 1}, folder / "1_0.pt")
     return "a tensor has 1,099,511,627,776 elements, and at most 134,217,728 are read"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bandpo.runs.files import shipped
+from bandpo.runs.files import load_table
 from bandpo.runs.setup import SETTINGS
 from helpers.setting_names import names_in
 
-ENTRIES = shipped("settings")
+ENTRIES = load_table("settings")
 NAMES = [
     (framework, name)
     for framework, settings in SETTINGS.items()

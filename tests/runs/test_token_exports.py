@@ -61,4 +61,4 @@ def test_it_has_a_report(write, name, framework, tmp_path, monkeypatch):
     assert "clip 0.2" in run["rules"]
     assert run["tokens"]
     # miles has no token ids.
-    assert bool(run["apart"]) == (framework == "prime-rl")
+    assert bool(run["disagreeing"]) == (framework == "prime-rl")

@@ -117,6 +117,7 @@ def examine_node(output: Path) -> Node:
     if Path("/dev/shm").is_dir():  # noqa: S108
         shared_memory = shutil.disk_usage("/dev/shm").total / 2**30  # noqa: S108
     ray_folder = os.environ.get("RAY_TMPDIR") or str(Path(os.environ.get("TMPDIR", "/tmp")) / "ray")  # noqa: S108
+    # The folders whose free space is read, by their use.
     disks = {"checkpoints": output, "Ray's logs and spilled objects": Path(ray_folder)}
     names = (
         "http_proxy",

@@ -31,7 +31,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class Bomb:
-    """What leaves a file behind when it is unpickled."""
+    """What leaves a file behind when it is read_pickle."""
 
     def __reduce__(self):
         return (open, ("ran-pickle", "w"))

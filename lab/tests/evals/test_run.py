@@ -88,12 +88,12 @@ def test_a_line_cut_by_a_kill_is_drawn_again(tmp_path):
         ({"n": 3}, "n = 2, not 3"),
         ({"problems": PROBLEMS[:3]}, "problems = 4, not 3"),
         ({"problems": [*PROBLEMS[:3], EvalProblem("sum-3", "3+4=", "7", "sums")]}, "data = "),
-        ({"generator": Counting(sampling=Sampling(16, seed=1))}, "sampling = "),
+        ({"sampler": Counting(sampling=Sampling(16, seed=1))}, "sampling = "),
         ({"settings": {"model": "b"}}, "model = a, not b"),
     ],
 )
 def test_another_run_does_not_go_on_in_the_folder(tmp_path, change, message):
-    call = {"generator": Counting(), "problems": PROBLEMS, "n": 2, "settings": {"model": "a"}}
+    call = {"sampler": Counting(), "problems": PROBLEMS, "n": 2, "settings": {"model": "a"}}
     evaluate(**call, folder=tmp_path)
     with pytest.raises(ValueError, match=message):
         evaluate(**(call | change), folder=tmp_path)

@@ -74,7 +74,7 @@ band   | +L.method='Band(0.05)'                 | Band's first argument is the d
 band   | +L.method='Band(KL(), 0,05)'           | method: 'Band.*' cannot be read
 band   | +L.method='Band(KL(), -1)'             | radius must be a finite number above 0, got -1
 band   | +L.method='Band(KL(), 5)'              | block a ratio above 1
-band   | +L.method='Band(KL(), Linear(0.05, 0.01))' | method: .* does not tell its loss
+band   | +L.method='Band(KL(), Linear(0.05, 0.01))' | method: .* does not pass to its loss
 band   | +L.method='FixedClip(0.2, 28)'         | block a ratio above 1
 band   | +L.method='FixedClip(0.99, 0.2)'       | block a ratio below 1
 band   | +L.method='FixedClip(low=0.2, low=0.3)' | an argument is given twice

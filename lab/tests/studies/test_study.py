@@ -20,7 +20,7 @@ from bandpo_lab.file_models import with_seal
 from bandpo_lab.files import locked
 from bandpo_lab.study.collect import RunResult, batches_to_half
 from bandpo_lab.study.execute import Execution, read_results
-from bandpo_lab.study.jobs import on_cores
+from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.plan import Study, parse_study, study_text
 from bandpo_lab.study.report import sentence, study_page
 from bandpo_lab.study.statistics import Results
@@ -298,7 +298,7 @@ def execution(folder, said: list[str], **options) -> Execution:
         },
         sort_keys=False,
     )  # fmt: skip
-    return Execution(parse_study(text), text, folder, partial(on_cores, workers=1), say=said.append)
+    return Execution(parse_study(text), text, folder, partial(run_in_processes, workers=1), say=said.append)
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_other_methods_by_name(tmp_path):
     gspo = small(tmp_path / "gspo", "--method=FixedClip(3e-4, 4e-4)", "--importance_sampling_level=sequence")
     assert gspo.training.importance_sampling_level == "sequence"
     named = small(tmp_path / "named", "--method=GSPO()")
-    assert named.training.whole_method.clip == gspo.training.whole_method.clip
+    assert named.training.effective_method.clip == gspo.training.effective_method.clip
     file = tmp_path / "named.yaml"
     file.write_text("method: GSPO()\n")
     assert parse_arguments([*CPU, "--config", str(file)]).training.method.startswith("GSPO(")

@@ -15,15 +15,17 @@ from bandpo.errors import BandpoError
 if TYPE_CHECKING:
     from bandpo.methods import Method
 
-BAD_INPUT, INTERRUPTED = 2, 130
-"""Exit statuses, beside 1 for every other failure."""
+BAD_INPUT = 2
+"""The exit status for input that cannot be used. Other errors have status 1."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
 
 OPTIONAL_PACKAGES = {
     "torch": "'.[torch]'",
     **dict.fromkeys(("pyarrow", "numpy"), "'.[records]'"),
     **dict.fromkeys(("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'.[trl]'"),
 }
-"""Packages that a command of `bandpo` may need, and the arguments of pip that install them in a clone."""
+"""The optional packages of `bandpo`'s commands, each with the argument of pip that installs it in a clone."""
 
 
 def main() -> None:
@@ -38,21 +40,21 @@ def main() -> None:
 
 
 def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Mapping[str, str]) -> None:
-    """Run a command line, and report refused input in one line.
+    """Run a command line app, and print errors about its input in one line.
 
-    Input that bandpo or the operating system refuses ends the process with one line and exit status 2. So does a
-    missing package that is listed as optional. Every other error keeps its traceback.
+    Errors of bandpo and of the operating system end the process with one line and exit status 2, and so does a missing
+    optional package. All other errors are printed with their traceback.
 
     Args:
-        load_app: Import and return the app. It is called within the error handling, because the import itself fails
-            where typer is not installed.
-        optional_packages: Packages that a command may need, and the arguments of pip that install each in a clone.
+        load_app: A function that imports and returns the app. It is called within the error handling, as the import
+            fails if typer is not installed.
+        optional_packages: The optional packages, each with the argument of pip that installs it in a clone.
     """
-    # A terminal whose encoding lacks π prints a question mark in its place.
+    # Print a question mark for characters that the terminal's encoding does not have, such as π.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    # In a log file, a progress bar writes a line only every ten seconds.
+    # If the output goes to a file, let progress bars write a line only every ten seconds.
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "10")
     escape_warnings()
@@ -64,7 +66,7 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
         app = load_app()
         app()
     except (BandpoError, OSError) as error:
-        # The name of a file may hold the end of a line, which would begin a line of the stranger's own.
+        # The name of a file may contain a newline, and the text after it must not look like a line of this program.
         stop(f"error: {printable(error)}", BAD_INPUT)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -78,9 +80,9 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
 
 
 def read_method(text: str) -> Method | str:
-    """Return the method or rule that an option names, from the current folder if need be.
+    """Return the method or clip rule of an option's text, which may name a class of a module in the current folder.
 
-    Without torch, which methods are made of, its text is returned, and is only shown.
+    Methods need torch. If it is not installed, the text itself is returned, which is enough to print it.
     """
     if importlib.util.find_spec("torch") is None:
         return text
@@ -91,7 +93,7 @@ def read_method(text: str) -> Method | str:
 
 
 def stop(line: str, status: int) -> NoReturn:
-    """End the command with a line on standard error."""
+    """Print a line on standard error, and exit with a status."""
     print(printable_lines(line), file=sys.stderr)
     end = SystemExit(line)
     end.code = status

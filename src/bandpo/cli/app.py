@@ -1,4 +1,4 @@
-"""The subcommands. Their bodies import what they need, so `bandpo --help` loads no framework."""
+"""The `bandpo` app with its subcommands. They import frameworks within their functions, so `bandpo --help` is fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bandpo.cli.lint import lint_command
 from bandpo.cli.report import report_command
 
 app = new_app(
-    "Probability-aware ratio bounds (Band) for PPO and GRPO: read what a clip did to a run.",
+    "Probability-aware ratio bounds (Band) for PPO and GRPO: diagnose runs, and audit their clipping.",
     bandpo.__version__,
 )
 

@@ -1,4 +1,4 @@
-"""`bandpo audit`."""
+"""The command `bandpo audit`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ def audit_command(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, trainer_state.json files, or the .jsonl of verl's file logger. Several are compared. "
-            "Records of bandpo.Recorder too, folders or files.",
+            help="Run folders, trainer_state.json files, the .jsonl of verl's file logger, or records of "
+            "bandpo.Recorder. Several are compared.",
             metavar="RUN...",
         ),
     ],
     run_method: Annotated[
         str | None,
         typer.Option(
-            help="The method of a record's run, if it names none: 'GSPO()', 'my_module.Rule()', ...",
+            help="The method of a record's run, if the record has none: 'GSPO()', 'my_module.Rule()', ...",
             show_default=False,
         ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="For a record: a method or rule to try: 'GSPO()', 'FixedClip(0.2, 0.28)', ... Repeatable."
+            help="A method or rule to apply to the tokens of a record: 'GSPO()', 'FixedClip(0.2, 0.28)', ... "
+            "Repeatable."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what the clip does to a run: how often it acts, what it blocks, and what other rules would block.
+    """Show how often the clip of a run acts, which gradient it blocks, and what other rules would block.
 
-    Figures alone; `bandpo diagnose` says whether anything is wrong.
+    It does not judge these figures; `bandpo diagnose` does.
     """
     from rich.console import Console
 
@@ -52,12 +53,12 @@ def audit_command(
     from bandpo.runs import open_run
     from bandpo.runs.summary import summarize
 
-    opened = [open_run(path, method=run_method) for path in paths]
-    records = [run for run in opened if run.is_record]
-    logs = [run for run in opened if not run.is_record]
+    runs = [open_run(path, method=run_method) for path in paths]
+    records = [run for run in runs if run.is_record]
+    logs = [run for run in runs if not run.is_record]
     if logs and method:
         raise InvalidValue(
-            f"{logs[0].path} is a log, whose tokens are gone; --method is for records of bandpo.Recorder"
+            f"{logs[0].path} is a log, which has no tokens; --method is for records of bandpo.Recorder"
         )
     replays = _replays(records, method or (), run_method)
     summaries = {str(run.path): summarize(run.rows) for run in logs}
@@ -86,12 +87,12 @@ def audit_command(
 
 
 def _replays(records: Sequence[Run], methods: Sequence[str], run_method: str | None) -> dict[str, Replay]:
-    """Audit the tokens of each record, by its path."""
+    """Return the audit of each record's tokens, by its path."""
     if not records:
         return {}
     from bandpo.audit.metrics import COUNTERFACTUALS
     from bandpo.audit.replay import replay_record
 
-    tried = {text: read_method(text) for text in methods} or COUNTERFACTUALS
-    rule = read_method(run_method) if run_method else None
-    return {str(run.path): replay_record(run, tried, method=rule) for run in records}
+    counterfactuals = {text: read_method(text) for text in methods} or COUNTERFACTUALS
+    method = read_method(run_method) if run_method else None
+    return {str(run.path): replay_record(run, counterfactuals, method=method) for run in records}

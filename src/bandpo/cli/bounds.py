@@ -1,4 +1,4 @@
-"""`bandpo bounds`."""
+"""The command `bandpo bounds`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 
 from bandpo.errors import InvalidValue
 
-SPREAD = (0.001, 0.01, 0.08, 0.3, 0.5, 0.9, 0.99, 0.999)
+PROBABILITIES = (0.001, 0.01, 0.08, 0.3, 0.5, 0.9, 0.99, 0.999)
+"""The old probabilities that are printed by default."""
 
 
 def bounds_command(
@@ -27,11 +28,11 @@ def bounds_command(
         float | None, typer.Option(help="Radius of the trust region; by default the divergence's.")
     ] = None,
     max_ratio: Annotated[
-        float, typer.Option(help="Cap on Band's upper bound, as the rule itself has it; inf for none.")
+        float, typer.Option(help="Cap on Band's upper bound, the rule's max_ratio; inf for none.")
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print Band's ratio interval, and the probability it lets a token reach, beside clip 0.2 and Clip-Higher."""
+    """Print the allowed ratios under Band, clip 0.2 and Clip-Higher, and the largest new probability under Band."""
     import torch
     from rich.console import Console
     from rich.table import Table
@@ -42,7 +43,7 @@ def bounds_command(
     for p in probabilities or ():
         if not 0 < p <= 1:
             raise InvalidValue(f"probability {p} is not in (0, 1]")
-    p_old = torch.tensor(probabilities or SPREAD, dtype=torch.float64)
+    p_old = torch.tensor(probabilities or PROBABILITIES, dtype=torch.float64)
     with importable_current_folder():
         trust_region = parse(divergence, Divergence)
     band = Band(trust_region, trust_region.default_radius if radius is None else radius, max_ratio)
@@ -54,12 +55,15 @@ def bounds_command(
     }
     intervals = {name: rule.bounds(p_old.log()) for name, rule in rules.items()}
     if as_json:
-        ends = {name: torch.stack([b.lower, b.upper], -1).tolist() for name, b in intervals.items()}
-        print(json.dumps({"p": p_old.tolist()} | ends))
+        pairs = {name: torch.stack([b.lower, b.upper], -1).tolist() for name, b in intervals.items()}
+        print(json.dumps({"p": p_old.tolist()} | pairs))
         return
+
     table = Table(title="allowed ratio π/π_old")
     for header in ("p", *rules, "p after at most"):
-        table.add_column(header, overflow="fold")  # on a narrow terminal no digit is lost
+        table.add_column(
+            header, overflow="fold"
+        )  # wrap cells on a narrow terminal instead of cutting digits off
     upper = next(iter(intervals.values())).upper
     if upper.max() >= max_ratio * (1 - 1e-9):
         table.caption = f"{max_ratio:g} is Band's cap, max_ratio"

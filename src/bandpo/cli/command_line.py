@@ -1,4 +1,4 @@
-"""The parts that the command lines of both distributions share: help, errors and ``--version``."""
+"""The typer app without subcommands that `bandpo` and `bandpo-lab` share, with help and ``--version``."""
 
 from typing import Annotated
 
@@ -9,8 +9,8 @@ def new_app(description: str, installed_version: str) -> typer.Typer:
     """Return a command line without subcommands.
 
     Args:
-        description: What ``--help`` prints first.
-        installed_version: What ``--version`` prints.
+        description: The first paragraph of ``--help``.
+        installed_version: The output of ``--version``.
     """
     app = typer.Typer(
         no_args_is_help=True,
@@ -19,12 +19,13 @@ def new_app(description: str, installed_version: str) -> typer.Typer:
         help=description,
     )
 
-    def print_version(wanted: bool) -> None:
-        if wanted:
+    def print_version(is_set: bool) -> None:
+        if is_set:
             typer.echo(installed_version)
             raise typer.Exit
 
-    # typer reads the annotation as a value, so annotations are not postponed in this file.
+    # typer evaluates this annotation, which contains a local variable, so this file has no
+    # `from __future__ import annotations`.
     @app.callback()
     def options(
         version: Annotated[

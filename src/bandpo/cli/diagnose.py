@@ -1,4 +1,4 @@
-"""`bandpo diagnose`."""
+"""The command `bandpo diagnose`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """What is printed."""
+    """The format of the output."""
 
     text = "text"
     markdown = "markdown"
@@ -37,20 +37,21 @@ def diagnose_command(
     ],
     run_method: Annotated[
         str | None,
-        typer.Option(help="The run's method, if nothing tells it: 'GSPO()', ...", show_default=False),
+        typer.Option(help="The run's method, if its files have none: 'GSPO()', ...", show_default=False),
     ] = None,
     words: Annotated[
         bool,
         typer.Option(
             "--words",
-            help="Of a record with token ids: show the ten costliest words that were blocked, and the ten on which "
-            "engine and trainer disagree most.",
+            help="For a record with token ids: show the ten tokens whose blocked gradient is largest, and the ten on "
+            "which engine and trainer disagree most.",
         ),
     ] = False,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="What decodes them: a folder or a name of the hub; else the run's folder, or ids are shown."
+            help="Tokenizer for --words: a folder or a name on the Hugging Face hub. By default that of the run's "
+            "folder; without one, ids are shown."
         ),
     ] = None,
     names: Annotated[
@@ -63,20 +64,20 @@ def diagnose_command(
     ] = None,
     run_name: Annotated[
         str | None,
-        typer.Option(help="Which run to read, where a log or folder holds several.", show_default=False),
+        typer.Option(help="The run to read, if a log or folder contains several.", show_default=False),
     ] = None,
     fail_on: Annotated[
-        Severity, typer.Option(help="Exit with 1 on a finding of this severity, or of a graver one.")
+        Severity, typer.Option(help="Exit with 1 if there is a finding of this severity or a higher one.")
     ] = Severity.fix,
     output_format: Annotated[
-        Format, typer.Option("--format", help="Print text, or Markdown for the summary of a job.")
+        Format, typer.Option("--format", help="Print text, or Markdown, as for the summary of a CI job.")
     ] = Format.text,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what is wrong with a run, causes first, with one thing to do for each.
+    """Diagnose a run: list its problems, causes first, each with one remedy.
 
-    Exits with 0 if nothing is as grave as --fail-on, with 1 if something is, and with 2 if the run cannot be read or
-    its log allows no verdict.
+    Exits with 1 if there is a finding of the severity --fail-on or a higher one, with 2 if the run cannot be read or
+    its log is too short for a diagnosis, and else with 0.
     """
     from bandpo.doctor.diagnosis import diagnose
     from bandpo.runs import open_run
@@ -86,10 +87,10 @@ def diagnose_command(
     blocked = _blocked_tokens(method) if words else None
     disagreeing = _disagreeing_tokens() if words else None
     collectors = [collector for collector in (blocked, disagreeing) if collector is not None]
-    opened = open_run(path, method=run_method, names=_read_names(names or []), run_name=run_name)
-    diagnosis = diagnose(opened, method=method, collectors=collectors)
+    opened_run = open_run(path, method=run_method, names=_read_names(names or []), run_name=run_name)
+    diagnosis = diagnose(opened_run, method=method, collectors=collectors)
     if as_json:
-        # In ASCII, so that no control character of a log's keys reaches the terminal.
+        # ASCII, so that no control character in a log's keys reaches the terminal.
         print(json.dumps(diagnosis.as_json(), indent=1))
     elif output_format is Format.markdown:
         print(diagnosis.as_markdown())
@@ -99,7 +100,7 @@ def diagnose_command(
             from bandpo.audit.blocked_tokens import decoder, format_disagreeing_tokens, format_tokens
 
             decode = decoder(path, tokenizer)
-            print(f"\nblocked, the costliest first:\n{format_tokens(blocked.result(), decode)}")
+            print(f"\nblocked, the largest gradient first:\n{format_tokens(blocked.result(), decode)}")
             print(
                 "\nengine and trainer disagree, the farthest apart first:\n"
                 f"{format_disagreeing_tokens(disagreeing.result(), decode)}"
@@ -111,8 +112,7 @@ def diagnose_command(
 
 
 def _local_path(text: str) -> Path:
-    """Return the path of a run; of an address that of a copy, which is removed when the program ends."""
-    # typer's Path would make one slash of the two.
+    """Return the path of a run, which is downloaded to a temporary folder if the text is an address."""
     from bandpo.runs.addresses import download_run, is_address
 
     if not is_address(text):
@@ -123,7 +123,7 @@ def _local_path(text: str) -> Path:
 
 
 def _read_names(texts: list[str]) -> dict[str, str] | None:
-    """Return the user's names by quantity; None if there are none.
+    """Return the user's keys by quantity; None if there are none.
 
     Raises:
         ValueError: if a text is not of the form QUANTITY=KEY.
@@ -138,12 +138,14 @@ def _read_names(texts: list[str]) -> dict[str, str] | None:
 
 
 def _disagreeing_tokens() -> DisagreeingTokens:
+    """Return the collector of tokens on which engine and trainer disagree. Its module needs torch."""
     from bandpo.audit.blocked_tokens import DisagreeingTokens
 
     return DisagreeingTokens()
 
 
 def _blocked_tokens(method: Method | str | None) -> BlockedTokens:
+    """Return the collector of blocked tokens under a method. Its module needs torch."""
     from bandpo.audit.blocked_tokens import BlockedTokens
     from bandpo.text import as_method
 

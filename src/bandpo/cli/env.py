@@ -1,4 +1,4 @@
-"""`bandpo env`."""
+"""The command `bandpo env`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def adapter_state(adapter: Adapter) -> tuple[str, str, str]:
-    """Return the framework's version, ``ok``, ``absent`` or ``fails``, and a note on what to know or do."""
+    """Return the version of an adapter's framework, its state (``ok``, ``absent`` or ``fails``), and a note."""
     if importlib.util.find_spec(adapter.package) is None:
         return "", "absent", ""
     try:
         installed = version(adapter.distribution)
     except PackageNotFoundError:
-        # A checkout on the path has no metadata.
+        # A package on the path that is not installed has no metadata.
         installed = "?"
     try:
         with warnings.catch_warnings():
@@ -35,18 +35,19 @@ def adapter_state(adapter: Adapter) -> tuple[str, str, str]:
             warnings.simplefilter("ignore")
             import_module(f"bandpo.integrations.{adapter.module}")
     except Exception as error:
-        # The import of a framework can raise any error, and the user wants to know which.
+        # Importing a framework can raise errors of any type.
         return installed, "fails", f"{type(error).__name__}: {error}"
     problem = _verl_plugin_problem() if adapter.module == "verl" else ""
     if problem:
         return installed, "fails", problem
-    return installed, "ok", "" if installed in ("?", adapter.tested) else f"tested with {adapter.tested}"
+    note = "" if installed in ("?", adapter.tested) else f"tested with {adapter.tested}"
+    return installed, "ok", note
 
 
 def _verl_plugin_problem() -> str:
-    """Return why verl does not load bandpo's plugin; empty if it does.
+    """Return the reason why verl does not load bandpo's plugin; empty if it does.
 
-    verl looks the loss up by an entry point, and prints nothing where that is missing or filtered out.
+    verl finds plugins by entry points, and prints nothing if one is missing or excluded.
     """
     if not any(point.value == "bandpo.integrations.verl" for point in entry_points(group="verl.plugins")):
         return "bandpo is on the path but not installed, so verl does not see its plugin: in a clone, pip install ."
@@ -57,16 +58,16 @@ def _verl_plugin_problem() -> str:
 
 
 def env_command() -> None:
-    """Say which frameworks are installed here, at which version, and whether bandpo's adapter for each loads.
+    """List the installed frameworks with their versions, and check that bandpo's adapter for each can be imported.
 
-    Exits with 1 if a framework is installed and its adapter does not load.
+    Exits with 1 if the adapter of an installed framework cannot be imported.
     """
     import torch
 
     from bandpo.integrations import ADAPTERS
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    # Printed at once, because importing the frameworks takes seconds.
+    # Flush, because importing the frameworks takes seconds.
     print(
         f"bandpo {bandpo.__version__}, Python {platform.python_version()}, torch {torch.__version__}, {device}",
         flush=True,

@@ -1,4 +1,4 @@
-"""`bandpo lint`."""
+"""The command `bandpo lint`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OutputFormat(str, Enum):
-    """How findings are printed."""
+    """The format of the findings."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -28,31 +28,32 @@ def lint_command(
     config: Annotated[
         list[str],
         typer.Argument(
-            help="A Python script with a GRPOConfig, a YAML or TOML file, or a shell script with the command that "
-            "trains; - reads such a command from standard input.",
+            help="A Python script with a GRPOConfig, a YAML or TOML file, or a shell script with a training command; "
+            "- reads a shell script from standard input.",
         ),
     ],
     fail_on: Annotated[
-        Severity, typer.Option(help="Exit with 1 on a finding of this severity, or of a graver one.")
+        Severity, typer.Option(help="Exit with 1 if there is a finding of this severity or a higher one.")
     ] = Severity.fix,
     output_format: Annotated[
-        OutputFormat, typer.Option("--format", help="github writes annotations for a workflow.")
+        OutputFormat,
+        typer.Option("--format", help="github prints annotations for a workflow of GitHub Actions."),
     ] = OutputFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ignore_other_files: Annotated[
         bool,
         typer.Option(
             "--ignore-other-files",
-            help="Pass over files without a configuration, as a pre-commit hook needs.",
+            help="Ignore files without a configuration, as a pre-commit hook needs.",
         ),
     ] = False,
 ) -> None:
-    """Say what is wrong or risky in the configuration of a training run, before it runs.
+    """Find errors and risks in the configuration of a training run before it starts.
 
     It reads configurations of TRL, verl, SkyRL, prime-rl and OpenRLHF. Nothing in them is executed.
 
-    Exits with 0 if nothing is as grave as --fail-on, with 1 if something is, and with 2 if a file cannot be read or
-    holds no configuration.
+    Exits with 1 if there is a finding of the severity --fail-on or a higher one, with 2 if a file cannot be read or
+    has no configuration, and else with 0.
     """
     from bandpo._terminal import printable
     from bandpo.cli import BAD_INPUT, stop
@@ -73,13 +74,13 @@ def lint_command(
             errors.append(f"{path} holds {NO_CONFIGURATION}")
 
     if as_json:
-        # In ASCII, so that no control character of a file reaches the terminal.
+        # ASCII, so that no control character in a file reaches the terminal.
         print(json.dumps({"files": [report.as_json() for report in reports], "errors": errors}, indent=1))
     else:
         for report in reports:
-            shown = _formatted(report, output_format)
-            if shown:
-                print(shown)
+            text = _format_report(report, output_format)
+            if text:
+                print(text)
     if errors:
         stop("\n".join(f"error: {printable(error)}" for error in errors), BAD_INPUT)
     if any(report.fails(fail_on.value) for report in reports):
@@ -87,6 +88,7 @@ def lint_command(
 
 
 def _read_and_check(path: str) -> LintReport:
+    """Return the findings of a file, or of standard input for the path ``-``."""
     from bandpo.lint.checks import lint_configurations, lint_file
     from bandpo.lint.readers import LARGEST, parse_configurations
 
@@ -96,7 +98,8 @@ def _read_and_check(path: str) -> LintReport:
     return lint_configurations(parse_configurations(data, "-"), "-")
 
 
-def _formatted(report: LintReport, output_format: OutputFormat) -> str:
+def _format_report(report: LintReport, output_format: OutputFormat) -> str:
+    """Return a report as text in a format."""
     if output_format is OutputFormat.MARKDOWN:
         return report.as_markdown()
     if output_format is OutputFormat.GITHUB:

@@ -1,4 +1,4 @@
-"""`bandpo report`."""
+"""The command `bandpo report`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ def report_command(
         Path | None, typer.Option(help="The file to write; by default report.html beside the first run.")
     ] = None,
     run_method: Annotated[
-        str | None, typer.Option(help="The runs' method, if nothing tells it.", show_default=False)
+        str | None, typer.Option(help="The runs' method, if their files have none.", show_default=False)
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="A further method or rule to try on recorded tokens. Repeatable.")
+        list[str] | None,
+        typer.Option(help="A further method or rule to apply to recorded tokens. Repeatable."),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="What decodes recorded ids: a folder or a name of the hub.")
+        str | None,
+        typer.Option(help="Tokenizer for recorded token ids: a folder or a name on the Hugging Face hub."),
     ] = None,
 ) -> None:
-    """Write one HTML page: what is wrong with runs, their curves, and what each rule would have blocked."""
+    """Write an HTML page with the diagnosis of runs, their curves, and the tokens that each rule would have blocked."""
     from bandpo._terminal import printable
     from bandpo.report import write_report
 
-    beside = runs[0] if runs[0].is_dir() else runs[0].parent
-    file = output or beside / "report.html"
+    folder = runs[0] if runs[0].is_dir() else runs[0].parent
+    file = output or folder / "report.html"
     methods = {text: read_method(text) for text in method or ()}
     run_rule = read_method(run_method) if run_method else None
     page = write_report(runs, file, methods=methods, method=run_rule, tokenizer=tokenizer)

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a finding matters, as `bandpo._severities.SEVERITIES` has them."""
+    """The severity of a finding, one of `bandpo._severities.SEVERITIES`."""
 
     stop = "stop"
     fix = "fix"

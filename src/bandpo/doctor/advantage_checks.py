@@ -160,10 +160,10 @@ def check_groups(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> 
         whole_groups: True if `recorded` has all answers to each prompt. If not, the check cannot run.
     """
     tested = "every group has all of its answers (share that has)"
-    known = ~np.isnan(recorded.group)
-    if not known.any() or not whole_groups:
+    has_group = ~np.isnan(recorded.group)
+    if not has_group.any() or not whole_groups:
         return Finding("ok", None, tested, advice="record group=")
-    data = recorded.select(known)
+    data = recorded.select(has_group)
     batch = _index(data.batch, data.process)
     group = _index(batch, data.group)
     sizes = np.bincount(group)
@@ -241,10 +241,10 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
 def check_prompts(recorded: RecordedAdvantages) -> Finding:
     """Check that the mask does not count prompts: all answers of a group would begin with one improbable token."""
     tested = PROMPTS
-    known = ~np.isnan(recorded.group) & (recorded.first_token != NO_TOKEN)
-    if not known.any():
+    has_data = ~np.isnan(recorded.group) & (recorded.first_token != NO_TOKEN)
+    if not has_data.any():
         return Finding("ok", None, tested, advice="record tokens= and group=")
-    data = recorded.select(known)
+    data = recorded.select(has_data)
     index = _index(data.batch, data.process, data.group)
     sizes = np.bincount(index)
     smallest_id = np.full(len(sizes), np.iinfo(np.int64).max)
@@ -279,13 +279,13 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
 def check_signal(recorded: RecordedAdvantages) -> Finding:
     """Check that advantages differ between sequences, and that they are of a usual size."""
     tested = "advantages carry signal (share that is 0)"
-    known = ~np.isnan(recorded.advantage)
-    if not known.any():
+    has_advantage = ~np.isnan(recorded.advantage)
+    if not has_advantage.any():
         return Finding("ok", None, tested)
 
-    data = recorded.select(known)
+    data = recorded.select(has_advantage)
     zero_shares = _means(data.advantage == 0, _index(data.batch))
-    passed = Finding.of(tested, zero_shares, int(known.sum()))
+    passed = Finding.of(tested, zero_shares, int(has_advantage.sum()))
 
     rewards = data.reward[~np.isnan(data.reward)]
     rewards_are_equal = len(rewards) > 1 and bool((rewards == rewards[0]).all())
@@ -303,7 +303,7 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
         cause = f"{float(zero_shares.mean()):.0%} of advantages are 0"
         alternatives = () if len(rewards) else ("reward-flat",)
         return passed.failed("no-signal", cause, *alternatives)
-    if advantages_are_equal and known.sum() >= FEWEST_SEQUENCES:
+    if advantages_are_equal and has_advantage.sum() >= FEWEST_SEQUENCES:
         cause = (
             f"every advantage is {float(data.advantage[0]):g}, whatever the reward: no answer is preferred"
         )
@@ -337,12 +337,12 @@ def _means(values: Floats | Flags, index: Integers, weights: Floats | None = Non
         index: Index of each value's group, (n,).
         weights: Weight of each value, (n,); 1 if not given.
     """
-    known = ~np.isnan(values)
+    recorded = ~np.isnan(values)
     if weights is None:
         weights = np.ones(len(values))
     count = int(index.max(initial=-1)) + 1
-    sums = np.bincount(index[known], weights=(values * weights)[known], minlength=count)
-    totals = np.bincount(index[known], weights=weights[known], minlength=count)
+    sums = np.bincount(index[recorded], weights=(values * weights)[recorded], minlength=count)
+    totals = np.bincount(index[recorded], weights=weights[recorded], minlength=count)
     return np.divide(sums, totals, out=np.full(count, math.nan), where=totals > 0)
 
 
@@ -423,9 +423,9 @@ class _Comparison:
     def __init__(self, recorded: RecordedAdvantages, whole_groups: bool = True):
         self.recorded = recorded
         self.whole_groups = whole_groups
-        known = ~np.isnan(recorded.reward) & ~np.isnan(recorded.group)
+        has_reward_and_group = ~np.isnan(recorded.reward) & ~np.isnan(recorded.group)
         # Answers without a counted token have no advantage, but their rewards may count in the mean of their group.
-        self.data = recorded.select(known)
+        self.data = recorded.select(has_reward_and_group)
         self.has_advantage = ~np.isnan(self.data.advantage)
 
     @cached_property
@@ -504,10 +504,10 @@ class _Comparison:
 
     def share(self, expected: Floats) -> float:
         """Return the share of informative sequences whose advantage equals the expected one; 0 if there are few."""
-        where = self.informative(expected)
-        if int(where.sum()) < FEWEST_SEQUENCES:
+        informative = self.informative(expected)
+        if int(informative.sum()) < FEWEST_SEQUENCES:
             return 0.0
-        return float(self.fits(expected)[where].mean())
+        return float(self.fits(expected)[informative].mean())
 
     @cached_property
     def best(self) -> tuple[str, Floats, Integers, float]:
@@ -538,9 +538,9 @@ class _Comparison:
         _, expected, _, share = self.best
         if share <= NEARLY_ALL:
             return False
-        where = self.informative(expected)
-        misfit = ~self.fits(expected)[where]
-        batch = self.batch[where]
+        informative = self.informative(expected)
+        misfit = ~self.fits(expected)[informative]
+        batch = self.batch[informative]
         counts = np.bincount(batch)
         misfits = np.bincount(batch, weights=misfit)
         return not bool(((misfits > 0.1 * counts) & (misfits > 1)).any())
@@ -576,12 +576,11 @@ class _Comparison:
     def correlation(self) -> float:
         """The correlation of reward and advantage within groups, or within batches for advantages of a critic."""
         index = self.batch if self.is_per_token else self.group
-        where = self.has_advantage
-        reward = np.where(where, self.data.reward, math.nan)
+        reward = np.where(self.has_advantage, self.data.reward, math.nan)
         reward = reward - _means(reward, index)[index]
         advantage = self.data.advantage - _means(self.data.advantage, index)[index]
-        x = reward[where]
-        y = advantage[where]
+        x = reward[self.has_advantage]
+        y = advantage[self.has_advantage]
         spread = math.sqrt(float(x @ x) * float(y @ y))
         return float(x @ y) / spread if spread > 0 else 0.0
 
@@ -622,8 +621,10 @@ class _Comparison:
         if _family(name) not in BATCH_ESTIMATORS or not several_groups or int(np.bincount(group).max()) < 2:
             return None
         group_means = _means(self.data.advantage, group)[group]
-        where = self.has_advantage
-        share = float(np.square(group_means[where]).sum() / np.square(self.data.advantage[where]).sum())
+        has_advantage = self.has_advantage
+        share = float(
+            np.square(group_means[has_advantage]).sum() / np.square(self.data.advantage[has_advantage]).sum()
+        )
         cause = (
             f"advantages are those of {name}: answers are compared with the whole batch, not with the answers to the "
             f"same prompt, so {share:.0%} of the advantages' mean square depends only on how easy the prompt is. "
@@ -637,12 +638,12 @@ class _Comparison:
             if not _family(name).startswith("GRPO"):
                 continue
             sizes = np.bincount(group)[group]
-            where = self.informative(expected)
+            informative = self.informative(expected)
             # The other groups must show that the advantages are those of this estimator.
-            not_tied = where & ~self.tied
+            not_tied = informative & ~self.tied
             if not not_tied.any() or float(self.fits(expected)[not_tied].mean()) < NEARLY_ALL:
                 continue
-            wrong = where & self.tied & (sizes > 1)
+            wrong = informative & self.tied & (sizes > 1)
             wrong_groups = np.unique(group[wrong])
             # If answers below the mean were left out, the others of a group may have equal rewards, but their
             # advantages are all above 0.
@@ -701,77 +702,81 @@ class _Comparison:
                 return departure
         return None
 
-    def _find_wrong_part(self, label: Integers, parts: int) -> _Departure | None:
+    def _find_wrong_part(self, label: Integers, part_count: int) -> _Departure | None:
         """Find a part of the sequences whose advantages are wrong in most batches, while those of the others fit.
 
         Args:
             label: The number of the part that each sequence belongs to, (sequences,).
-            parts: The number of parts that the rows of a batch are divided into; 0 if the parts are processes.
+            part_count: The number of parts that the rows of a batch are divided into; 0 if the parts are processes.
         """
         for name, (expected, group) in self.candidates.items():
             # A part of the rows must consist of whole groups.
-            if parts and float(_spread(label.astype(float), group).max(initial=0.0)) > 0:
+            if part_count and float(_spread(label.astype(float), group).max(initial=0.0)) > 0:
                 continue
-            where = self.informative(expected)
-            if where.sum() < FEWEST_SEQUENCES:
+            informative = self.informative(expected)
+            if informative.sum() < FEWEST_SEQUENCES:
                 continue
             fit = self.fits(expected)
-            shares = {int(k): float(fit[where & (label == k)].mean()) for k in np.unique(label[where])}
-            bad = [k for k, share in shares.items() if share < 1 - MANY]
-            good = [k for k, share in shares.items() if share > NEARLY_ALL]
-            if not bad or not good or len(bad) + len(good) < len(shares) or len(bad) > len(good):
+            shares: dict[int, float] = {}
+            for k in np.unique(label[informative]):
+                shares[int(k)] = float(fit[informative & (label == k)].mean())
+            wrong_labels = [k for k, share in shares.items() if share < 1 - MANY]
+            right_labels = [k for k, share in shares.items() if share > NEARLY_ALL]
+            # Every part must be clearly wrong or right, and no more parts wrong than right.
+            is_clear = len(wrong_labels) + len(right_labels) == len(shares)
+            if not wrong_labels or not is_clear or len(wrong_labels) > len(right_labels):
                 continue
-            wrong = where & np.isin(label, bad)
+            wrong = informative & np.isin(label, wrong_labels)
             description = self._describe(wrong, expected, group)
             # The part must be wrong in most of its batches. If not, the fault may begin at some batch.
             batch_shares = _means((~fit[wrong]).astype(float), _index(self.batch[wrong]))
             if float((batch_shares > 0).mean()) < MAJORITY:
                 continue
-            if parts:
-                numbers = " and ".join(str(k + 1) for k in bad)
-                part = f"in part {numbers} of {parts} of the rows of each batch, as for one process,"
+            if part_count:
+                numbers = " and ".join(str(k + 1) for k in wrong_labels)
+                scope = f"in part {numbers} of {part_count} of the rows of each batch, as for one process,"
             else:
-                part = f"on process {', '.join(map(str, bad))}"
-            cause = f"{part} advantages {description}, while on the others they are those of {name}"
+                scope = f"on process {', '.join(map(str, wrong_labels))}"
+            cause = f"{scope} advantages {description}, while on the others they are those of {name}"
             code = "reward-sign" if description.startswith("are negated") else "advantages"
             return _Departure(code, cause, onset=float(self.data.step[wrong & ~fit].min()))
         return None
 
-    def _describe(self, where: Flags, expected: Floats, group: Integers) -> str:
+    def _describe(self, sequences: Flags, expected: Floats, group: Integers) -> str:
         """Describe advantages that are not the expected ones, as a predicate.
 
         Args:
-            where: The sequences with these advantages, (sequences,).
+            sequences: True for the sequences with these advantages, (sequences,).
             expected: The advantages of an estimator, (sequences,).
             group: Index of each sequence's group, (sequences,).
         """
-        advantage = self.data.advantage[where]
+        advantage = self.data.advantage[sequences]
         if np.abs(advantage).max(initial=0.0) < 1e-9:
             return "are 0"
-        if float(self.fits(-expected)[where].mean()) > NEARLY_ALL:
+        if float(self.fits(-expected)[sequences].mean()) > NEARLY_ALL:
             return "are negated: better answers have lower ones"
         if (advantage == advantage[0]).all():
             return f"are all {float(advantage[0]):g}"
-        if self._reordered_share(where, expected, group) > 0.9:
+        if self._reordered_share(sequences, expected, group) > 0.9:
             return "are in another order: they belong to other answers to the same prompt"
         local_batch = _index(self.batch, self.data.process)
-        if self._reordered_share(where, expected, local_batch) > 0.9:
+        if self._reordered_share(sequences, expected, local_batch) > 0.9:
             return "are in another order: they belong to other answers"
-        if self._reordered_share(where, expected, self.batch) > 0.9:
+        if self._reordered_share(sequences, expected, self.batch) > 0.9:
             return "are in another order: they belong to other answers"
         return "are different"
 
-    def _reordered_share(self, where: Flags, expected: Floats, unit: Integers) -> float:
+    def _reordered_share(self, sequences: Flags, expected: Floats, unit: Integers) -> float:
         """Return the share of units in which recorded and expected advantages are equal after sorting.
 
         Args:
-            where: The sequences to compare, (sequences,).
+            sequences: True for the sequences to compare, (sequences,).
             expected: The advantages of an estimator, (sequences,).
             unit: Index of the unit of each sequence, such as its group or batch, (sequences,).
         """
-        index = unit[where]
-        recorded = self.data.advantage[where]
-        expected = expected[where]
+        index = unit[sequences]
+        recorded = self.data.advantage[sequences]
+        expected = expected[sequences]
         if np.isnan(recorded).any() or not len(recorded):
             return 0.0
         sorted_recorded = recorded[np.lexsort((recorded, index))]
@@ -791,10 +796,10 @@ class _Comparison:
     def _find_wrong_batches(self) -> _Departure | None:
         """Find a batch before which advantages fit, and from which on they do not."""
         for name, (expected, group) in self.candidates.items():
-            where = self.informative(expected)
-            if where.sum() < FEWEST_SEQUENCES:
+            informative = self.informative(expected)
+            if informative.sum() < FEWEST_SEQUENCES:
                 continue
-            shares = _means(self.fits(expected)[where], self.batch[where])
+            shares = _means(self.fits(expected)[informative], self.batch[informative])
             numbers = np.flatnonzero(~np.isnan(shares))
             fit = shares[numbers] > NEARLY_ALL
             if not fit[0] or fit.all():
@@ -804,7 +809,7 @@ class _Comparison:
             if float((shares[numbers[first:]] < 1 - MANY / 2).mean()) < 0.7 or not fit[:first].all():
                 continue
             later = self.batch >= numbers[first]
-            onset = float(self.data.step[where & later].min())
+            onset = float(self.data.step[informative & later].min())
             description = self._describe(self.has_advantage & later, expected, group)
             code = "advantages"
             if description.startswith("are negated"):
@@ -817,7 +822,6 @@ class _Comparison:
 
     def _find_permutation(self) -> _Departure | None:
         """Find advantages that belong to other sequences of the group, of the process or of the batch."""
-        where = self.has_advantage
         units = (
             ("answers to the same prompt", None),
             ("answers in the batch of the process", _index(self.batch, self.data.process)),
@@ -828,7 +832,7 @@ class _Comparison:
                 if self.informative(expected).sum() < FEWEST_SEQUENCES:
                     continue
                 index = group if unit is None else unit
-                if self._reordered_share(where, expected, index) < 0.9:
+                if self._reordered_share(self.has_advantage, expected, index) < 0.9:
                     continue
                 share = self.share(expected)
                 # A permutation changes most advantages. If only a few differ, an answer of a group may be missing.
@@ -909,18 +913,18 @@ class _Comparison:
         centred, and the advantages of a group are no linear function of its rewards.
         """
         data = self.data
-        where = self.has_advantage
+        has_advantage = self.has_advantage
         group = self.group
-        total = float(np.square(data.advantage[where]).sum())
+        total = float(np.square(data.advantage[has_advantage]).sum())
         means = _means(data.advantage, group)[group]
-        if float(np.square(means[where]).sum()) < UNCENTRED_SHARE * total:
+        if float(np.square(means[has_advantage]).sum()) < UNCENTRED_SHARE * total:
             return None
 
         # Answers of a group with equal rewards.
         tie = _index(group, np.round(data.reward, 6))
-        has_equal = where & (np.bincount(tie)[tie] > 1)
+        has_equal = has_advantage & (np.bincount(tie)[tie] > 1)
         difference = data.advantage - _means(data.advantage, tie)[tie]
-        scale = float(np.abs(data.advantage[where]).max())
+        scale = float(np.abs(data.advantage[has_advantage]).max())
         if has_equal.sum() >= MIN_PAIRS:
             share = float((np.abs(difference[has_equal]) > 1e-3 * scale).mean())
             if share > MAJORITY:
@@ -930,7 +934,7 @@ class _Comparison:
                 )
                 return _Departure("grouping", cause)
 
-        if not where.all():
+        if not has_advantage.all():
             return None
         residual, _ = _line_residuals(data.reward, data.advantage, group)
         batch_means = np.abs(_means(data.advantage, self.batch))
@@ -1031,10 +1035,10 @@ def _advantage_finding(comparison: _Comparison) -> Finding:
 def check_rewards(recorded: RecordedAdvantages) -> Finding:
     """Check that rewards of equal answers to one prompt differ less than those of different answers."""
     tested = "rewards depend on the answer (share of their variance that equal answers have)"
-    known = (
+    has_data = (
         ~np.isnan(recorded.reward + recorded.group) & (recorded.answer != NO_TOKEN) & (recorded.length > 0)
     )
-    data = recorded.select(known)
+    data = recorded.select(has_data)
     prompt = _index(data.batch, data.process, data.group)
     answer = _index(prompt, data.answer)
     sizes = np.bincount(answer) if len(answer) else np.zeros(0, np.int64)

@@ -17,7 +17,7 @@ from bandpo.doctor.log_checks import log_findings
 from bandpo.doctor.settings import with_settings
 from bandpo.lint.checks import LintReport, lint_run_configuration
 from bandpo.runs import Run, Setup, open_run
-from bandpo.runs.logs import Log, some_of
+from bandpo.runs.logs import Log, shorten
 from bandpo.runs.quantities import Row
 from bandpo.runs.run import Collector, TolerantCollector
 
@@ -166,7 +166,7 @@ class Diagnosis:
             checks = [f"{name} ({advice})" if advice else name for name, advice in self.untested.items()]
             lines.append(f"cannot be tested: {'; '.join(checks)}")
         if self.log is not None and self.log.unread:
-            lines.append(f"not read: {some_of(self.log.unread)}")
+            lines.append(f"not read: {shorten(self.log.unread)}")
         if self.configuration is not None:
             lines += ["", "the configuration:", *str(self.configuration).split("\n")]
 
@@ -217,7 +217,7 @@ class Diagnosis:
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", f"Passed: {passed}."]
         if self.log is not None and self.log.unread:
-            lines += ["", f"Not read: {_as_code(some_of(self.log.unread))}"]
+            lines += ["", f"Not read: {_as_code(shorten(self.log.unread))}"]
         lines += [f"\n{_as_code(note)}" for note in self.notes]
         if self.configuration is not None:
             lines += ["", f"The configuration: {self.configuration.as_markdown().rstrip()}"]

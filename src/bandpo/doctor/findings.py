@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.files import shipped
+from bandpo.runs.files import load_table
 
 
 class Finding(NamedTuple):
@@ -108,7 +108,7 @@ class Finding(NamedTuple):
         if severity is None:
             severity = "note"
             if ok is False:
-                severity = shipped("severities").get(code, "fix")
+                severity = load_table("severities").get(code, "fix")
         return self._replace(
             code=code,
             ok=False if severity in ("stop", "fix") else None,
@@ -123,7 +123,7 @@ class Finding(NamedTuple):
 
 def _advice_for(code: str) -> str:
     """Return the advice for a code."""
-    table = shipped("advice")
+    table = load_table("advice")
     if code not in table:
         raise InvalidValue(
             f"there is no advice for the finding {code!r}: add to src/bandpo/data/advice.json the line "

@@ -168,24 +168,24 @@ class FirstPass:
         excess = -logp - self.entropy
         return np.where(np.isnan(excess), 0.0, excess)
 
-    def batch_means(self, values: Floats, where: Flags) -> Floats:
+    def batch_means(self, values: Floats, tokens: Flags) -> Floats:
         """Compute the mean of token values in each batch.
 
         Args:
             values: One value per token, (tokens,).
-            where: Tokens to average, (tokens,).
+            tokens: True for tokens to average, (tokens,).
 
         Returns:
             One mean for each batch that has such tokens, in the order of the batch numbers.
         """
         _, batch_index = np.unique(self.batch, return_inverse=True)
-        token_batches = batch_index[self.sequence[where]]
+        token_batches = batch_index[self.sequence[tokens]]
         counts = np.bincount(token_batches)
-        sums = np.bincount(token_batches, weights=values[where])
+        sums = np.bincount(token_batches, weights=values[tokens])
         not_empty = counts > 0
         return sums[not_empty] / counts[not_empty]
 
-    def mean_and_z(self, values: Floats, where: Flags) -> tuple[float, float]:
+    def mean_and_z(self, values: Floats, tokens: Flags) -> tuple[float, float]:
         """Compute the mean of token values, and its distance from 0 in standard errors.
 
         Tokens of one sequence are correlated, sequences are independent. The standard error is therefore computed from
@@ -193,36 +193,36 @@ class FirstPass:
 
         Args:
             values: One value per token, (tokens,).
-            where: Tokens to average, (tokens,).
+            tokens: True for tokens to average, (tokens,).
 
         Returns:
             The mean, and the mean divided by its standard error.
         """
-        sums = np.bincount(self.sequence[where], weights=values[where], minlength=len(self.batch))
+        sums = np.bincount(self.sequence[tokens], weights=values[tokens], minlength=len(self.batch))
         total = float(sums.sum())
         spread = math.sqrt(float(np.square(sums).sum()))
-        count = int(where.sum())
+        count = int(tokens.sum())
         mean = total / max(1, count)
         z = total / spread if spread else 0.0
         return mean, z
 
-    def best_shift(self, first: Floats, second: Floats, where: Flags) -> tuple[int, float, float]:
+    def best_shift(self, first: Floats, second: Floats, tokens: Flags) -> tuple[int, float, float]:
         """Find the shift of one column that brings it closest to another.
 
         Args:
             first: The column that is not shifted, (tokens,).
             second: The column to shift, (tokens,).
-            where: Tokens of the first column to compare, (tokens,).
+            tokens: True for tokens of the first column to compare, (tokens,).
 
         Returns:
             The shift in tokens, the mean abs difference at this shift, and the mean abs difference of the same tokens
             without a shift. Shifts at which too few tokens can be compared are left out.
         """
         difference = np.abs(first - second)
-        distances = {0: _mean_of_recorded(difference[where])}
+        distances = {0: _mean_of_recorded(difference[tokens])}
         unshifted_distances = dict(distances)
         for shift in SHIFTS:
-            comparable = self.has_shifted_token(shift, where)
+            comparable = self.has_shifted_token(shift, tokens)
             if int(comparable.sum()) >= FEWEST_SHIFTED:
                 shifted_difference = np.abs(first - np.roll(second, -shift))
                 distances[shift] = _mean_of_recorded(shifted_difference[comparable])
@@ -230,28 +230,28 @@ class FirstPass:
         best = min(distances, key=lambda shift: distances[shift])
         return best, distances[best], unshifted_distances[best]
 
-    def has_shifted_token(self, shift: int, where: Flags) -> Flags:
+    def has_shifted_token(self, shift: int, tokens: Flags) -> Flags:
         """Return True for tokens whose sequence has a token `shift` positions later, (tokens,).
 
         Args:
             shift: The number of positions; below 0 for an earlier token.
-            where: The tokens to test, (tokens,).
+            tokens: True for tokens to test, (tokens,).
         """
         same_sequence = self.sequence == np.roll(self.sequence, -shift)
         # Only parts of long sequences are kept, so the next token of the array may not be the next of the sequence.
         at_shift = np.roll(self.position, -shift) - self.position == shift
-        return same_sequence & where & at_shift
+        return same_sequence & tokens & at_shift
 
-    def can_find_shifts(self, where: Flags) -> bool:
+    def can_find_shifts(self, tokens: Flags) -> bool:
         """Return whether enough tokens have neighbours for `best_shift` to find a shift by one token.
 
         Args:
-            where: The tokens to compare, (tokens,).
+            tokens: True for tokens to compare, (tokens,).
         """
-        counts = [int(self.has_shifted_token(shift, where).sum()) for shift in (-1, 1)]
+        counts = [int(self.has_shifted_token(shift, tokens).sum()) for shift in (-1, 1)]
         return min(counts) >= FEWEST_SHIFTED
 
-    def fit_temperature(self, first: Floats, second: Floats, where: Flags) -> tuple[float, float]:
+    def fit_temperature(self, first: Floats, second: Floats, tokens: Flags) -> tuple[float, float]:
         """Fit the ratio of the temperatures of two columns of log-probabilities.
 
         ``first − second`` is regressed on ``second + entropy``. If both columns come from the same logits at two
@@ -260,12 +260,12 @@ class FirstPass:
         Args:
             first: Log-probabilities (nats), (tokens,).
             second: Log-probabilities (nats) at the other temperature, (tokens,).
-            where: Tokens to use, (tokens,).
+            tokens: True for tokens to use, (tokens,).
 
         Returns:
             The slope and R²; both 0 if there are fewer than three tokens, or if either side is constant.
         """
-        complete = where & ~np.isnan(first + second + self.entropy)
+        complete = tokens & ~np.isnan(first + second + self.entropy)
         count = int(complete.sum())
         if count < 3:
             return 0.0, 0.0
@@ -311,15 +311,15 @@ class FirstPass:
 
 
 class AdvantageSlopes(NamedTuple):
-    """How far the log-probabilities of one batch moved in the direction of their advantages, loss by loss.
+    """The movement of one batch's log-probabilities in the direction of their advantages, loss by loss.
 
     Each figure is the slope ``Σ A·Δlog π / Σ A²`` (nats per unit of advantage). The change ``Δlog π`` of a sequence is
     measured between two losses of different updates that contain it.
     """
 
-    last: float
+    last_loss: float
     """The slope of the sequences in the last loss of each update."""
-    others: float
+    other_losses: float
     """The slope of the sequences in all other losses."""
     is_lowest: bool
     """True if the last loss has the lowest slope of all."""
@@ -466,7 +466,7 @@ class FirstPassCollector:
         answers = columns.pop("answer", _no_numbers())
         has_answer = columns.pop("has_answer", _no_flags())
         answer_ids = [
-            int(answer) if known else None for answer, known in zip(answers, has_answer, strict=True)
+            int(answer) if has_id else None for answer, has_id in zip(answers, has_answer, strict=True)
         ]
         first_pass = FirstPass(
             **columns,
@@ -724,8 +724,8 @@ class _AdvantageSlopeCollector:
             slopes = sums[:, 0] / sums[:, 1]
             other_sums = sums[:-1].sum(0)
             batch_slopes = AdvantageSlopes(
-                last=float(slopes[-1]),
-                others=float(other_sums[0] / other_sums[1]),
+                last_loss=float(slopes[-1]),
+                other_losses=float(other_sums[0] / other_sums[1]),
                 is_lowest=bool(slopes[-1] < slopes[:-1].min()),
                 losses=losses,
             )

@@ -100,9 +100,13 @@ class RecordedAdvantages:
             collector.add(batch)
         return collector.result()
 
-    def select(self, where: Flags) -> RecordedAdvantages:
-        """Return a subset of the sequences, without the counts over the whole record."""
-        return RecordedAdvantages(**{name: getattr(self, name)[where] for name in SEQUENCE_COLUMNS})
+    def select(self, sequences: Flags) -> RecordedAdvantages:
+        """Return some of the sequences, without the counts over the whole record.
+
+        Args:
+            sequences: True for the sequences to return, (sequences,).
+        """
+        return RecordedAdvantages(**{name: getattr(self, name)[sequences] for name in SEQUENCE_COLUMNS})
 
 
 SEQUENCE_COLUMNS = (

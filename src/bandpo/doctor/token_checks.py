@@ -191,11 +191,11 @@ def _is_effect_of_sampling(first_pass: FirstPass, finding: Finding) -> bool:
         first_pass: The first pass.
         finding: The failed check of the engine.
     """
-    where = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy + first_pass.logp_rollout)
+    tokens = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy + first_pass.logp_rollout)
     if finding.code not in ("engine-mismatch", "top-p") or (finding.figure or math.inf) > MODERATE_KL:
         return False
-    mean, z = first_pass.mean_and_z(first_pass.excess_surprisal, where)
-    distance = _mean(np.abs(first_pass.logp_old - first_pass.logp_rollout)[where])
+    mean, z = first_pass.mean_and_z(first_pass.excess_surprisal, tokens)
+    distance = _mean(np.abs(first_pass.logp_old - first_pass.logp_rollout)[tokens])
     # Sampling from a part of the vocabulary gives more probable tokens, never less probable ones.
     is_possible = finding.code != "top-p" or mean > 0
     return is_possible and abs(z) > LATE_Z_LIMIT and abs(mean) > 10 * distance
@@ -220,7 +220,7 @@ class _Trend:
     """The figure of each batch, in the order of the batches, (batches,)."""
     start: int
     """Index of the batch from which on the figure is wrong; 0 if it always is."""
-    where: Flags
+    tokens: Flags
     """True for the tokens of the batches from there on, (tokens,)."""
     step: float | None
     """The step of that batch; None if the figure is always wrong."""
@@ -260,19 +260,19 @@ class _Trend:
         return begins_low and not (at_once and len(values) > FEWEST_BATCHES)
 
 
-def _find_trend(first_pass: FirstPass, values: Floats, where: Flags, limit: float) -> _Trend:
+def _find_trend(first_pass: FirstPass, values: Floats, tokens: Flags, limit: float) -> _Trend:
     """Compute a figure by batch, and find the batches from which on it is above a limit.
 
     Args:
         first_pass: The first pass.
         values: The quantity whose mean is the figure, (tokens,).
-        where: Tokens to average, (tokens,).
+        tokens: True for tokens to average, (tokens,).
         limit: The largest figure of a correct batch.
     """
     numbers, batch_index = np.unique(first_pass.batch, return_inverse=True)
     token_batches = batch_index[first_pass.sequence]
-    counts = np.bincount(token_batches[where], minlength=len(numbers))
-    sums = np.bincount(token_batches[where], weights=values[where], minlength=len(numbers))
+    counts = np.bincount(token_batches[tokens], minlength=len(numbers))
+    sums = np.bincount(token_batches[tokens], weights=values[tokens], minlength=len(numbers))
     recorded = np.flatnonzero(counts)
     means = sums[recorded] / counts[recorded]
     numbers = numbers[recorded]
@@ -286,7 +286,7 @@ def _find_trend(first_pass: FirstPass, values: Floats, where: Flags, limit: floa
     # There is no onset if the figure is also high, though lower, before it.
     if not wrong[start:].any() or (start and means[:start].mean() > REMAINDER * means[start:].mean()):
         start = 0
-    from_start = where & np.isin(first_pass.batch, numbers[start:])[first_pass.sequence]
+    from_start = tokens & np.isin(first_pass.batch, numbers[start:])[first_pass.sequence]
     # If weights drift apart from the start, the second batch is the first wrong one. This is no onset within the run.
     step = first_pass.first_step.get(int(numbers[start])) if start > 1 else None
     return _Trend(means, start, from_start, step, limit)
@@ -295,19 +295,19 @@ def _find_trend(first_pass: FirstPass, values: Floats, where: Flags, limit: floa
 def check_ratio(first_pass: FirstPass) -> Finding:
     """Check that the policy in training equals the old policy before any update."""
     tested = "the ratio is 1 before the first update"
-    where = first_pass.tokens_before_updates
+    tokens = first_pass.tokens_before_updates
     if not first_pass.logp_old_is_rollout:
         # Stale data may have another ratio, although the trainer's log-probabilities are right.
-        fresh = where & ~(first_pass.lag > 0)
-        where = fresh if fresh.any() else where
-    where = where & ~np.isnan(first_pass.logp)
-    if not where.any():
+        fresh = tokens & ~(first_pass.lag > 0)
+        tokens = fresh if fresh.any() else tokens
+    tokens = tokens & ~np.isnan(first_pass.logp)
+    if not tokens.any():
         return Finding("ok", None, tested, advice="record update= with each loss")
 
     limit = ROUNDING_DISTANCE if first_pass.anchored_at_rollout else EXACT_DISTANCE
     distance = np.abs(first_pass.logp - first_pass.logp_old)
-    trend = _find_trend(first_pass, distance, where, limit)
-    passed = Finding.of(tested, trend.values, int(where.sum()))
+    trend = _find_trend(first_pass, distance, tokens, limit)
+    passed = Finding.of(tested, trend.values, int(tokens.sum()))
     if trend.figure <= limit or float(trend.values.max()) <= limit:
         return passed
     # A few wrong batches among correct ones are no fault of the passes.
@@ -327,40 +327,21 @@ def _find_cause_of_ratio(first_pass: FirstPass, passed: Finding, trend: _Trend) 
         passed: The finding if the check had passed.
         trend: The mean abs log-ratio by batch.
     """
-    where = trend.where
-    since = trend.since
-    new = first_pass.logp
-    old = first_pass.logp_old
-    shift, shifted_distance, unshifted_distance = first_pass.best_shift(new, old, where)
-    if shift and shifted_distance < REMAINDER * unshifted_distance:
-        cause = (
-            f"logp_old is shifted by {shift:+d} tokens against logp: with this shift the ratio is 1{since}"
-        )
-        return passed.failed("shift", cause)
-
-    # logp_old has the values of other tokens.
-    outlier = _find_outlier(first_pass, where)
+    outlier = _find_outlier(first_pass, trend.tokens)
     witness = ""
     if outlier == "old":
         witness = ", though the policy in training agrees with the engine"
     elif outlier == "new":
         witness = ", though the old policy agrees with the engine"
-    permutation = _describe_permutation(first_pass, new, old, where, outlier)
-    if permutation:
-        cause = f"logp_old has the values of other tokens: {permutation}{witness}{since}"
-        return passed.failed("permuted", cause)
-    if outlier == "old" and float(-np.median(old[where])) > GREATEST_SURPRISAL:
-        median = float(np.median(old[where]))
-        cause = (
-            f"the median of logp_old is {median:.0f} nats, lower than any policy gives: it has the values of other "
-            f"tokens, such as padding{witness}{since}"
-        )
-        alternatives = () if first_pass.can_find_shifts(where) else ("shift",)
-        return passed.failed("permuted", cause, *alternatives)
 
-    temperature_ratio, r_squared = _fit_temperature_ratio(first_pass, new, old, where)
-    if temperature_ratio:
-        cause = f"logp_old is at {temperature_ratio:.2f} times the temperature of logp (R² {r_squared:.2f}){since}"
+    finding = _find_moved_values(first_pass, passed, trend, outlier, witness)
+    if finding is not None:
+        return finding
+
+    since = trend.since
+    ratio, r_squared = _fit_temperature_ratio(first_pass, first_pass.logp, first_pass.logp_old, trend.tokens)
+    if ratio:
+        cause = f"logp_old is at {ratio:.2f} times the temperature of logp (R² {r_squared:.2f}){since}"
         return passed.failed("temperature", cause)
 
     if outlier == "old":
@@ -373,23 +354,12 @@ def _find_cause_of_ratio(first_pass: FirstPass, passed: Finding, trend: _Trend) 
         cause = f"logp_old comes from other weights{witness}{growth}{since}"
         return passed.failed("reference-as-old", cause)
 
-    # logp_old comes from the engine.
-    if first_pass.logp_old_is_rollout and trend.figure > ROUNDING_DISTANCE:
-        if _is_engine_above(new - old, where):
-            cause = (
-                "the engine's probabilities are above the trainer's nearly everywhere: it samples from a part of the "
-                f"vocabulary{since}"
-            )
-            return passed.failed("top-p", cause)
-        if trend.grows or bool((first_pass.lag[where] > 0).any()):
-            cause = f"logp_old comes from the engine, which has other weights than the trainer{since}"
-            return passed.failed("stale", cause, "weight-sync")
-    if first_pass.logp_old_is_rollout and trend.figure <= ROUNDING_DISTANCE:
-        cause = f"logp_old comes from the engine, which has other kernels or another precision{since}"
-        return passed.failed("engine-mismatch", cause)
+    finding = _find_engine_as_old(first_pass, passed, trend)
+    if finding is not None:
+        return finding
 
     undetectable = _undetectable_codes(first_pass)
-    has_engine = bool((~np.isnan(first_pass.logp_rollout[where])).any())
+    has_engine = bool((~np.isnan(first_pass.logp_rollout[trend.tokens])).any())
     if trend.grows and not has_engine:
         cause = (
             "logp_old comes from other weights: the distance begins near 0 and grows; record logp_rollout="
@@ -403,18 +373,83 @@ def _find_cause_of_ratio(first_pass: FirstPass, passed: Finding, trend: _Trend) 
     return passed.failed("dropout", cause, *alternatives, *undetectable)
 
 
-def _find_outlier(first_pass: FirstPass, where: Flags) -> str:
+def _find_moved_values(
+    first_pass: FirstPass, passed: Finding, trend: _Trend, outlier: str, witness: str
+) -> Finding | None:
+    """Find old log-probabilities that belong to other tokens, by a shift, a permutation or padding.
+
+    Args:
+        first_pass: The first pass.
+        passed: The finding if the check had passed.
+        trend: The mean abs log-ratio by batch.
+        outlier: The result of `_find_outlier`.
+        witness: A clause on the agreement of the other two columns; empty if there is no outlier.
+    """
+    tokens = trend.tokens
+    since = trend.since
+    new = first_pass.logp
+    old = first_pass.logp_old
+    shift, shifted_distance, unshifted_distance = first_pass.best_shift(new, old, tokens)
+    if shift and shifted_distance < REMAINDER * unshifted_distance:
+        cause = (
+            f"logp_old is shifted by {shift:+d} tokens against logp: with this shift the ratio is 1{since}"
+        )
+        return passed.failed("shift", cause)
+
+    permutation = _describe_permutation(first_pass, new, old, tokens, outlier)
+    if permutation:
+        cause = f"logp_old has the values of other tokens: {permutation}{witness}{since}"
+        return passed.failed("permuted", cause)
+    if outlier == "old" and float(-np.median(old[tokens])) > GREATEST_SURPRISAL:
+        median = float(np.median(old[tokens]))
+        cause = (
+            f"the median of logp_old is {median:.0f} nats, lower than any policy gives: it has the values of other "
+            f"tokens, such as padding{witness}{since}"
+        )
+        alternatives = () if first_pass.can_find_shifts(tokens) else ("shift",)
+        return passed.failed("permuted", cause, *alternatives)
+
+    return None
+
+
+def _find_engine_as_old(first_pass: FirstPass, passed: Finding, trend: _Trend) -> Finding | None:
+    """Find the difference between engine and trainer that explains the ratio if ``logp_old`` comes from the engine.
+
+    Args:
+        first_pass: The first pass.
+        passed: The finding if the check had passed.
+        trend: The mean abs log-ratio by batch.
+    """
+    if not first_pass.logp_old_is_rollout:
+        return None
+    since = trend.since
+    if trend.figure <= ROUNDING_DISTANCE:
+        cause = f"logp_old comes from the engine, which has other kernels or another precision{since}"
+        return passed.failed("engine-mismatch", cause)
+    if _is_engine_above(first_pass.logp - first_pass.logp_old, trend.tokens):
+        cause = (
+            "the engine's probabilities are above the trainer's nearly everywhere: it samples from a part of the "
+            f"vocabulary{since}"
+        )
+        return passed.failed("top-p", cause)
+    if trend.grows or bool((first_pass.lag[trend.tokens] > 0).any()):
+        cause = f"logp_old comes from the engine, which has other weights than the trainer{since}"
+        return passed.failed("stale", cause, "weight-sync")
+    return None
+
+
+def _find_outlier(first_pass: FirstPass, tokens: Flags) -> str:
     """Find the log-probabilities that differ from the other two, which agree.
 
     Returns:
         ``new`` for those of the policy in training, ``old`` or ``engine``; empty if there is no outlier.
     """
-    where = where & ~np.isnan(first_pass.logp + first_pass.logp_rollout)
-    if first_pass.logp_old_is_rollout or not where.any():
+    tokens = tokens & ~np.isnan(first_pass.logp + first_pass.logp_rollout)
+    if first_pass.logp_old_is_rollout or not tokens.any():
         return ""
-    new = first_pass.logp[where]
-    old = first_pass.logp_old[where]
-    engine = first_pass.logp_rollout[where]
+    new = first_pass.logp[tokens]
+    old = first_pass.logp_old[tokens]
+    engine = first_pass.logp_rollout[tokens]
     # The distance between the two others.
     distances = {
         "engine": float(np.abs(new - old).mean()),
@@ -426,7 +461,7 @@ def _find_outlier(first_pass: FirstPass, where: Flags) -> str:
 
 
 def _describe_permutation(
-    first_pass: FirstPass, first: Floats, second: Floats, where: Flags, outlier: str
+    first_pass: FirstPass, first: Floats, second: Floats, tokens: Flags, outlier: str
 ) -> str:
     """Describe the order of a column whose values belong to other tokens; return an empty text if there is none.
 
@@ -434,24 +469,26 @@ def _describe_permutation(
         first_pass: The first pass.
         first: Log-probabilities (nats), (tokens,).
         second: Log-probabilities (nats) that should belong to the same tokens, (tokens,).
-        where: Tokens to compare, (tokens,).
+        tokens: True for tokens to compare, (tokens,).
         outlier: The result of `_find_outlier`.
     """
-    batch_and_position = np.stack([first_pass.batch[first_pass.sequence[where]], first_pass.position[where]])
+    batch_and_position = np.stack(
+        [first_pass.batch[first_pass.sequence[tokens]], first_pass.position[tokens]]
+    )
     _, same_position = np.unique(batch_and_position, axis=1, return_inverse=True)
     groups = {
-        "positions are permuted": first_pass.sequence[where],
+        "positions are permuted": first_pass.sequence[tokens],
         "rows are permuted": same_position.ravel(),
     }
     shares = {}
     for description, group in groups.items():
-        shares[description] = _share_of_moved_values(first[where], second[where], group)
+        shares[description] = _share_of_moved_values(first[tokens], second[tokens], group)
     likeliest = max(shares, key=lambda description: shares[description])
     if shares[likeliest] > REMAINDER:
         return likeliest
     # Only a part of a long record is kept, so the token that a value belongs to may be missing.
     is_old_wrong = outlier == "old" and not first_pass.logp_old_is_rollout
-    if is_old_wrong and _are_unrelated(first[where], second[where]):
+    if is_old_wrong and _are_unrelated(first[tokens], second[tokens]):
         return "rows or positions are permuted"
     return ""
 
@@ -505,7 +542,7 @@ def _are_unrelated(first: Floats, second: Floats) -> bool:
 
 
 def _fit_temperature_ratio(
-    first_pass: FirstPass, first: Floats, second: Floats, where: Flags
+    first_pass: FirstPass, first: Floats, second: Floats, tokens: Flags
 ) -> tuple[float, float]:
     """Fit the ratio of the temperatures of two columns.
 
@@ -513,12 +550,12 @@ def _fit_temperature_ratio(
         first_pass: The first pass.
         first: Log-probabilities (nats), (tokens,).
         second: Log-probabilities (nats) that should be at the same temperature, (tokens,).
-        where: Tokens to use, (tokens,).
+        tokens: True for tokens to use, (tokens,).
 
     Returns:
         The ratio, 0 if no temperature explains the difference; and R² of the fit.
     """
-    slope, r_squared = first_pass.fit_temperature(first, second, where)
+    slope, r_squared = first_pass.fit_temperature(first, second, tokens)
     ratio = 1 + slope
     is_plausible = r_squared > TEMPERATURE_R2 and TEMPERATURES[0] < ratio < TEMPERATURES[1]
     if is_plausible and abs(slope) > NEGLIGIBLE:
@@ -529,36 +566,36 @@ def _fit_temperature_ratio(
 def check_engine(first_pass: FirstPass) -> Finding:
     """Check that the engine's log-probabilities equal the trainer's, except for rounding."""
     tested = "engine and trainer agree"
-    where = ~np.isnan(first_pass.logp_rollout)
-    if first_pass.logp_old_is_rollout or not where.any():
+    tokens = ~np.isnan(first_pass.logp_rollout)
+    if first_pass.logp_old_is_rollout or not tokens.any():
         return Finding("ok", None, tested, advice="record logp_rollout=, and a logp_old of the trainer's own")
 
     # With w = π_old/π_rollout, the mean of w − 1 − log w over tokens from the engine estimates the KL divergence.
-    log_weight = np.where(where, first_pass.logp_old - first_pass.logp_rollout, 0.0)
+    log_weight = np.where(tokens, first_pass.logp_old - first_pass.logp_rollout, 0.0)
     clamped = np.clip(log_weight, -LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
     surplus = np.expm1(clamped)
     divergence = surplus - clamped
-    trend = _find_trend(first_pass, divergence, where, KL_LIMIT)
-    passed = Finding.of(f"{tested} (KL, nats per token)", trend.values, int(where.sum()))
+    trend = _find_trend(first_pass, divergence, tokens, KL_LIMIT)
+    passed = Finding.of(f"{tested} (KL, nats per token)", trend.values, int(tokens.sum()))
 
     # A temperature is always tested: if the policy is nearly sure of its tokens, the divergence hardly shows it.
     temperature_ratio, _ = _fit_temperature_ratio(
-        first_pass, first_pass.logp_old, first_pass.logp_rollout, where
+        first_pass, first_pass.logp_old, first_pass.logp_rollout, tokens
     )
-    mean_surplus, z = first_pass.mean_and_z(surplus, where)
+    mean_surplus, z = first_pass.mean_and_z(surplus, tokens)
     weights_are_one = abs(mean_surplus) < NEGLIGIBLE or abs(z) < Z_LIMIT
     mean_divergence = float(trend.values.mean())
     begins_late = trend.start > 1 and trend.figure > KL_LIMIT
     if trend.grows_from_the_start:
-        trend = replace(trend, start=0, where=where, step=None)
+        trend = replace(trend, start=0, tokens=tokens, step=None)
     # Weights that drift apart slowly exceed the limit only at the end, and have no onset.
     last_third = trend.values[-(len(trend.values) // 3) :]
     ends_wrong = len(last_third) > 1 and float(last_third.mean()) > KL_LIMIT and trend.grows
     if not temperature_ratio and not begins_late:
-        truncated_trend = _find_truncated_batches(first_pass, surplus, where)
+        truncated_trend = _find_truncated_batches(first_pass, surplus, tokens)
         if truncated_trend is not None:
             trend = replace(
-                trend, start=truncated_trend.start, where=truncated_trend.where, step=truncated_trend.step
+                trend, start=truncated_trend.start, tokens=truncated_trend.tokens, step=truncated_trend.step
             )
             weights_are_one = False
 
@@ -573,7 +610,7 @@ def check_engine(first_pass: FirstPass) -> Finding:
     return finding._replace(onset=trend.step)
 
 
-def _find_truncated_batches(first_pass: FirstPass, surplus: Floats, where: Flags) -> _Trend | None:
+def _find_truncated_batches(first_pass: FirstPass, surplus: Floats, tokens: Flags) -> _Trend | None:
     """Find the batches from which on the engine samples from a part of the vocabulary; None if there are none.
 
     The mean of π_old/π_rollout is then below 1, while the divergence may hardly change.
@@ -581,10 +618,10 @@ def _find_truncated_batches(first_pass: FirstPass, surplus: Floats, where: Flags
     Args:
         first_pass: The first pass.
         surplus: π_old/π_rollout − 1, (tokens,).
-        where: Tokens to use, (tokens,).
+        tokens: True for tokens to use, (tokens,).
     """
-    trend = _find_trend(first_pass, -surplus, where, NEGLIGIBLE)
-    mean, z = first_pass.mean_and_z(surplus, trend.where)
+    trend = _find_trend(first_pass, -surplus, tokens, NEGLIGIBLE)
+    mean, z = first_pass.mean_and_z(surplus, trend.tokens)
     if trend.start > 1 and mean < -NEGLIGIBLE and -z > LATE_Z_LIMIT:
         return trend
     return None
@@ -605,7 +642,7 @@ class _Mismatch:
         self.passed = passed
         self.trend = trend
         self.log_weight = log_weight
-        self.where = trend.where
+        self.tokens = trend.tokens
         self.since = trend.since
 
     def find_cause(self) -> Finding:
@@ -641,22 +678,22 @@ class _Mismatch:
         """The result of `_fit_temperature_ratio` for the trainer and the engine."""
         old = self.first_pass.logp_old
         engine = self.first_pass.logp_rollout
-        return _fit_temperature_ratio(self.first_pass, old, engine, self.where)
+        return _fit_temperature_ratio(self.first_pass, old, engine, self.tokens)
 
     @cached_property
     def fresh(self) -> Flags:
         """True for tokens that were sampled from the current weights, (tokens,)."""
-        return self.where & (self.first_pass.lag == 0)
+        return self.tokens & (self.first_pass.lag == 0)
 
     @cached_property
     def follower_share(self) -> float | None:
         """The result of `_share_of_differing_followers` for the trainer and the engine."""
-        return _share_of_differing_followers(self.first_pass, self.log_weight, self.where)
+        return _share_of_differing_followers(self.first_pass, self.log_weight, self.tokens)
 
     def _find_shift(self) -> Finding | None:
         """Find a shift of the engine's column by some tokens."""
         shift, shifted_distance, unshifted_distance = self.first_pass.best_shift(
-            self.first_pass.logp_old, self.first_pass.logp_rollout, self.where
+            self.first_pass.logp_old, self.first_pass.logp_rollout, self.tokens
         )
         is_shifted = shift != 0 and shifted_distance < REMAINDER * unshifted_distance
         if not is_shifted:
@@ -671,7 +708,7 @@ class _Mismatch:
 
     def _find_retokenised_words(self) -> Finding | None:
         """Find a few tokens that the engine did not sample, in sequences that otherwise agree."""
-        log_weight = self.log_weight[self.where]
+        log_weight = self.log_weight[self.tokens]
         distance = np.abs(log_weight)
         far_share, far_weight = _few_far_tokens(log_weight)
         if not far_share or not self._is_unsampled(far_weight):
@@ -685,7 +722,7 @@ class _Mismatch:
                 return None
         if not self._is_unsampled(far_weight):
             return None
-        if not _retokenised_share(self.first_pass, self.log_weight, self.where):
+        if not _retokenised_share(self.first_pass, self.log_weight, self.tokens):
             return None
 
         far_count = int((distance > 1.0).sum())
@@ -716,7 +753,7 @@ class _Mismatch:
 
     def _find_single_other_experts(self) -> Finding | None:
         """Find a few tokens that are far less probable for the trainer, before tokens that agree."""
-        log_weight = self.log_weight[self.where]
+        log_weight = self.log_weight[self.tokens]
         far_share, _ = _few_far_tokens(log_weight)
         far_log_weights = log_weight[np.abs(log_weight) > 1.0]
         if not far_share or not len(far_log_weights):
@@ -734,16 +771,16 @@ class _Mismatch:
     def _find_truncated_sampling(self) -> Finding | None:
         """Find sampling from a part of the vocabulary, or edited logits, by a mean of π_old/π_rollout below 1."""
         temperature_ratio, _ = self.temperature_ratio
-        mean_surplus, z = self.first_pass.mean_and_z(self.surplus, self.where)
+        mean_surplus, z = self.first_pass.mean_and_z(self.surplus, self.tokens)
         is_below_one = mean_surplus < 0 and -z > Z_LIMIT
         if not is_below_one:
             return None
 
-        if not _is_engine_above(self.log_weight, self.where):
+        if not _is_engine_above(self.log_weight, self.tokens):
             # Rounding hides the sign of the difference at single tokens. Their mean weight is below 1 only if the
             # engine cannot sample some tokens.
             is_small = mean_surplus < -NEGLIGIBLE and self.trend.figure <= MODERATE_KL
-            if temperature_ratio or not is_small or not _is_engine_mostly_above(self.log_weight, self.where):
+            if temperature_ratio or not is_small or not _is_engine_mostly_above(self.log_weight, self.tokens):
                 return None
             cause = (
                 f"π_old/π_rollout is {1 + mean_surplus:.3f} on average (z {z:.1f}), which rounding does not explain: "
@@ -788,7 +825,7 @@ class _Mismatch:
         """Find a difference that only data from old weights has."""
         clamped = np.clip(self.log_weight, -LOG_WEIGHT_LIMIT, LOG_WEIGHT_LIMIT)
         divergence = self.surplus - clamped
-        lagged = self.where & (self.first_pass.lag > 0)
+        lagged = self.tokens & (self.first_pass.lag > 0)
         fresh_divergence = _mean(divergence[self.fresh])
         lagged_divergence = _mean(divergence[lagged])
         only_lagged_differ = lagged.any() and fresh_divergence < REMAINDER * lagged_divergence
@@ -800,18 +837,18 @@ class _Mismatch:
 
     def _find_other_experts(self) -> Finding | None:
         """Find a few tokens that differ widely while the others agree, as with a mixture of experts."""
-        log_weight = self.log_weight[self.where]
-        engine = self.first_pass.logp_rollout[self.where]
-        tokens = "tokens"
+        log_weight = self.log_weight[self.tokens]
+        engine = self.first_pass.logp_rollout[self.tokens]
+        unit = "tokens"
         share, _ = _few_far_tokens(log_weight)
         # Tokens of which the engine is sure agree under any weights, so they are left out if there are enough others.
         if int((engine < math.log(UNSURE)).sum()) >= FEWEST_TOKENS:
-            tokens = "tokens that the engine is not sure of"
+            unit = "tokens that the engine is not sure of"
             share = _few_far_unsure_tokens(log_weight, engine)
         if not share:
             return None
         cause = (
-            f"{share:.1%} of {tokens} differ widely, in both directions, and the rest agree: the engine chooses other "
+            f"{share:.1%} of {unit} differ widely, in both directions, and the rest agree: the engine chooses other "
             f"experts{self.since}"
         )
         severity = "look" if self.trend.figure <= MODERATE_KL else None
@@ -878,12 +915,12 @@ class _Mismatch:
         later = trend.values[trend.start + 1 :]
         if len(later) and float(later.mean()) < float(trend.values[trend.start]):
             return False
-        in_batch = (first_pass.batch == numbers[trend.start])[first_pass.sequence] & self.where
+        in_batch = (first_pass.batch == numbers[trend.start])[first_pass.sequence] & self.tokens
         return _mean(np.abs(self.log_weight[in_batch])) < 2 * movement[trend.start - 1]
 
     def _agrees_at_first_tokens(self) -> bool:
         """Return whether the first token of answers agrees while later ones do not, which excludes another prompt."""
-        unsure = self.where & (self.first_pass.logp_rollout < math.log(UNSURE))
+        unsure = self.tokens & (self.first_pass.logp_rollout < math.log(UNSURE))
         early = unsure & (self.first_pass.position == 0)
         late = unsure & (self.first_pass.position > 0)
         if min(int(early.sum()), int(late.sum())) < FEWEST_TOKENS:
@@ -894,18 +931,18 @@ class _Mismatch:
     def _early_tokens(self) -> Flags:
         """Return True for the first tokens of answers: two, or an eighth of the longest answer, (tokens,)."""
         position = self.first_pass.position
-        return self.where & (position < max(EDGE_TOKENS, self._longest // 8))
+        return self.tokens & (position < max(EDGE_TOKENS, self._longest // 8))
 
     @cached_property
     def _longest(self) -> int:
         """The position of the last token of the longest answer."""
-        return int(self.first_pass.position[self.where].max(initial=0))
+        return int(self.first_pass.position[self.tokens].max(initial=0))
 
     def _is_largest_at_the_start(self) -> bool:
         """Return whether the distance is larger at the first tokens of answers than in their second half."""
         distance = np.abs(self.log_weight)
         early = self._early_tokens()
-        late = self.where & (self.first_pass.position >= self._longest // 2)
+        late = self.tokens & (self.first_pass.position >= self._longest // 2)
         if not late.any() or not early.any():
             return False
         return _mean(distance[early]) > max(OTHER_PROMPT, LARGER_AT_START * _mean(distance[late]))
@@ -914,7 +951,7 @@ class _Mismatch:
         """Return whether the last third of answers agrees, beside a difference at the first tokens."""
         distance = np.abs(self.log_weight)
         early = self._early_tokens()
-        late = self.where & (self.first_pass.position > (2 * self._longest) // 3)
+        late = self.tokens & (self.first_pass.position > (2 * self._longest) // 3)
         if not late.any() or not early.any():
             return False
         early_distance = _mean(distance[early])
@@ -930,12 +967,12 @@ class _Mismatch:
         """
         position = self.first_pass.position
         entropy = self.first_pass.entropy
-        known = self.where & ~np.isnan(entropy)
+        has_entropy = self.tokens & ~np.isnan(entropy)
         is_above = -self.log_weight > ROUNDING_DISTANCE
-        early_above = known & (position <= self._longest // 2) & is_above
+        early_above = has_entropy & (position <= self._longest // 2) & is_above
         if not early_above.any():
             return False
-        unsure = known & (entropy >= float(np.median(entropy[early_above])))
+        unsure = has_entropy & (entropy >= float(np.median(entropy[early_above])))
         early = unsure & (position <= self._longest // 3)
         late = unsure & (position > (2 * self._longest) // 3)
         if int(late.sum()) < FEWEST_TOKENS:
@@ -990,56 +1027,74 @@ def _few_far_unsure_tokens(log_weight: Floats, engine: Floats) -> float:
     return float(far.mean()) if is_few and far_part >= 1 - 2 * REMAINDER else 0.0
 
 
-def _shares_beyond_rounding(log_weight: Floats, where: Flags) -> tuple[float, float]:
+def _shares_beyond_rounding(log_weight: Floats, tokens: Flags) -> tuple[float, float]:
     """Return the share of tokens whose π_old/π_rollout is above 1 by more than rounding, and the share below.
 
     Args:
         log_weight: The trainer's log-probability of each token minus the engine's, (tokens,).
-        where: Tokens to use, (tokens,).
+        tokens: True for tokens to use, (tokens,).
     """
-    above = float((log_weight[where] > ROUNDING_DISTANCE).mean())
-    below = float((-log_weight[where] > ROUNDING_DISTANCE).mean())
+    above = float((log_weight[tokens] > ROUNDING_DISTANCE).mean())
+    below = float((-log_weight[tokens] > ROUNDING_DISTANCE).mean())
     return above, below
 
 
-def _is_engine_mostly_above(log_weight: Floats, where: Flags) -> bool:
+def _is_engine_mostly_above(log_weight: Floats, tokens: Flags) -> bool:
     """Return whether the engine's probabilities are above the trainer's twice as often as below them."""
-    above, below = _shares_beyond_rounding(log_weight, where)
+    above, below = _shares_beyond_rounding(log_weight, tokens)
     return below > 2 * above
 
 
-def _is_engine_above(log_weight: Floats, where: Flags) -> bool:
+def _is_engine_above(log_weight: Floats, tokens: Flags) -> bool:
     """Return whether the engine's probabilities are often above the trainer's, and hardly ever below them.
 
     An engine that samples from a part of the vocabulary gives its tokens the probability of the tokens left out.
     """
-    above, below = _shares_beyond_rounding(log_weight, where)
+    above, below = _shares_beyond_rounding(log_weight, tokens)
     return above < max(NEGLIGIBLE, REMAINDER * below) and below > 2 * NEGLIGIBLE
 
 
 def check_surprisal(first_pass: FirstPass) -> Finding:
     """Check that tokens were sampled from the policy: the mean of −log π is then its entropy."""
     tested = "surprisal equals entropy"
-    where = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
-    if not where.any():
+    tokens = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
+    if not tokens.any():
         return Finding("ok", None, tested, advice="record entropy= and update=")
 
-    excesses = first_pass.batch_means(first_pass.excess_surprisal, where)
-    passed = Finding.of(tested, excesses, int(where.sum()))
-    trend, z = _find_surprising_batches(first_pass, where)
-    mean, _ = first_pass.mean_and_z(first_pass.excess_surprisal, trend.where)
+    excesses = first_pass.batch_means(first_pass.excess_surprisal, tokens)
+    passed = Finding.of(tested, excesses, int(tokens.sum()))
+    trend, z = _find_surprising_batches(first_pass, tokens)
+    mean, _ = first_pass.mean_and_z(first_pass.excess_surprisal, trend.tokens)
     z_limit = Z_LIMIT if trend.step is None else LATE_Z_LIMIT
     is_significant = abs(z) >= z_limit and abs(mean) >= ROUNDING_DISTANCE
-    place = _find_surprising_place(first_pass, trend.where)
+    place = _find_surprising_place(first_pass, trend.tokens)
     if not is_significant and not place:
         return passed
 
-    passed = passed._replace(figure=mean, onset=trend.step)
+    passed = passed._replace(figure=mean)
     cause = _describe_unsampled_edge(first_pass)
     if cause:
-        return passed.failed("mask", cause, "shift")._replace(onset=trend.step)
+        finding = passed.failed("mask", cause, "shift")
+    else:
+        finding = _find_cause_of_surprisal(first_pass, passed, trend, z, is_significant, place)
+    return finding._replace(onset=trend.step)
 
-    engine_distance = np.abs(first_pass.logp - first_pass.logp_rollout)[trend.where]
+
+def _find_cause_of_surprisal(
+    first_pass: FirstPass, passed: Finding, trend: _Trend, z: float, is_significant: bool, place: str
+) -> Finding:
+    """Return the finding for a surprisal that differs from the entropy.
+
+    Args:
+        first_pass: The first pass.
+        passed: The finding if the check had passed, with the mean excess of surprisal over entropy as its figure.
+        trend: The batches with the difference.
+        z: The mean excess in standard errors.
+        is_significant: True if the mean excess over whole answers is significant.
+        place: The result of `_find_surprising_place`.
+    """
+    mean = passed.figure or 0.0
+    engine_distance = np.abs(first_pass.logp - first_pass.logp_rollout)[trend.tokens]
     has_engine = bool((~np.isnan(engine_distance)).any())
     # Rounding is larger for less probable tokens.
     limit = max(ROUNDING_DISTANCE, 0.1 * abs(mean))
@@ -1050,59 +1105,57 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
 
     if place:
         # Sampling from a part of the vocabulary also shows at one place only, if the policy is unsure only there.
-        rare_tokens = int((first_pass.excess_surprisal[trend.where] > RARE_EXCESS).sum())
+        rare_tokens = int((first_pass.excess_surprisal[trend.tokens] > RARE_EXCESS).sum())
         if engine_agrees and is_significant and z < 0 and rare_tokens < FEWEST_FAR_TOKENS:
             cause = (
                 f"{place} of answers, sampled tokens are more probable than the policy's entropy implies, and only "
                 f"{rare_tokens} of all tokens are {RARE_EXCESS:g} nats less probable than that{witness}: rare tokens "
                 f"are missing, or the sampler edits logits{since}"
             )
-            finding = passed.failed("top-p", cause, "edited-logits")
-        else:
-            direction = "more or less"
-            if is_significant:
-                direction = "more" if z < 0 else "less"
-            cause = (
-                f"only {place} of answers, sampled tokens are {direction} probable than the policy's entropy "
-                f"implies{witness}: the sampler edits logits{since}"
-            )
-            alternatives = () if engine_agrees else ("stale",)
-            finding = passed.failed("edited-logits", cause, *alternatives)
-    elif z < 0:
+            return passed.failed("top-p", cause, "edited-logits")
+        direction = "more or less"
+        if is_significant:
+            direction = "more" if z < 0 else "less"
+        cause = (
+            f"only {place} of answers, sampled tokens are {direction} probable than the policy's entropy "
+            f"implies{witness}: the sampler edits logits{since}"
+        )
+        alternatives = () if engine_agrees else ("stale",)
+        return passed.failed("edited-logits", cause, *alternatives)
+
+    if z < 0:
         cause = (
             f"sampled tokens are more probable than the policy's entropy implies, {size}{witness}: rare tokens are "
             f"missing{since}"
         )
-        finding = passed.failed("top-p", cause, "temperature")
-    elif engine_agrees:
+        return passed.failed("top-p", cause, "temperature")
+    if engine_agrees:
         cause = (
             f"sampled tokens are less probable than the policy's entropy implies, {size}{witness}: the sampler edits "
             f"logits, as a repetition penalty does, or uses a higher temperature than it reports{since}"
         )
-        finding = passed.failed("edited-logits", cause, "temperature")
-    else:
-        cause = (
-            f"sampled tokens are less probable than the policy's entropy implies, {size}{since}; record logp_rollout= "
-            "to distinguish the sampler from its weights"
-        )
-        finding = passed.failed("stale", cause, "weight-sync", "retokenised", "temperature", "edited-logits")
-    return finding._replace(onset=trend.step)
+        return passed.failed("edited-logits", cause, "temperature")
+    cause = (
+        f"sampled tokens are less probable than the policy's entropy implies, {size}{since}; record logp_rollout= to "
+        "distinguish the sampler from its weights"
+    )
+    return passed.failed("stale", cause, "weight-sync", "retokenised", "temperature", "edited-logits")
 
 
-def _find_surprising_batches(first_pass: FirstPass, where: Flags) -> tuple[_Trend, float]:
+def _find_surprising_batches(first_pass: FirstPass, tokens: Flags) -> tuple[_Trend, float]:
     """Find the batches from which on the excess of surprisal over entropy is most significant.
 
     Args:
         first_pass: The first pass.
-        where: Tokens to use, (tokens,).
+        tokens: True for tokens to use, (tokens,).
 
     Returns:
         The batches, and their mean excess in standard errors.
     """
     numbers, batch_index = np.unique(first_pass.batch, return_inverse=True)
     sums = np.bincount(
-        first_pass.sequence[where],
-        weights=first_pass.excess_surprisal[where],
+        first_pass.sequence[tokens],
+        weights=first_pass.excess_surprisal[tokens],
         minlength=len(first_pass.batch),
     )
     totals = np.bincount(batch_index, weights=sums, minlength=len(numbers))
@@ -1122,26 +1175,26 @@ def _find_surprising_batches(first_pass: FirstPass, where: Flags) -> tuple[_Tren
     is_clear = abs(z[start]) >= LATE_Z_LIMIT and abs(z[start]) >= abs(z[0]) + 1
     if start < 2 or not is_clear or abs(z_before) > 2:
         start = 0
-    from_start = where & np.isin(first_pass.batch, numbers[start:])[first_pass.sequence]
+    from_start = tokens & np.isin(first_pass.batch, numbers[start:])[first_pass.sequence]
     step = first_pass.first_step.get(int(numbers[start])) if start else None
     return _Trend(totals.astype(np.float64), start, from_start, step), float(z[start])
 
 
-def _find_surprising_place(first_pass: FirstPass, where: Flags) -> str:
+def _find_surprising_place(first_pass: FirstPass, tokens: Flags) -> str:
     """Find the one end of answers at which surprisal differs from entropy.
 
     Args:
         first_pass: The first pass.
-        where: Tokens to use, (tokens,).
+        tokens: True for tokens to use, (tokens,).
 
     Returns:
         ``at the start`` or ``at the end``; empty if neither, or if it differs everywhere.
     """
-    longest = int(first_pass.position[where].max(initial=0))
+    longest = int(first_pass.position[tokens].max(initial=0))
     for parts in (2, 3, 4):
         edge = (longest + 1) // parts
-        early = where & (first_pass.position < edge)
-        late = where & (first_pass.position >= edge)
+        early = tokens & (first_pass.position < edge)
+        late = tokens & (first_pass.position >= edge)
         if edge < 2 or not late.any():
             continue
         early_mean, early_z = first_pass.mean_and_z(first_pass.excess_surprisal, early)
@@ -1215,28 +1268,28 @@ def _describe_lost_gradient(first_pass: FirstPass) -> str:
     slopes = first_pass.advantage_slopes
     if len(slopes) < FEWEST_BATCHES:
         return ""
-    last = float(np.median([batch_slopes.last for batch_slopes in slopes]))
-    others = float(np.median([batch_slopes.others for batch_slopes in slopes]))
+    last_slope = float(np.median([batch_slopes.last_loss for batch_slopes in slopes]))
+    other_slope = float(np.median([batch_slopes.other_losses for batch_slopes in slopes]))
     lowest = sum(batch_slopes.is_lowest for batch_slopes in slopes)
     # The probability of each number of batches in which the last loss is the lowest by chance.
     probabilities = np.ones(1)
     for batch_slopes in slopes:
         probability = 1 / batch_slopes.losses
         probabilities = np.convolve(probabilities, [1 - probability, probability])
-    if float(probabilities[lowest:].sum()) > LOST_P or last > 2 * REMAINDER * others:
+    if float(probabilities[lowest:].sum()) > LOST_P or last_slope > 2 * REMAINDER * other_slope:
         return ""
     return (
-        f"log-probabilities of the last of {slopes[0].losses} micro-batches move with their advantages by {last:.2g} "
-        f"nats per unit of advantage, those of the others by {others:.2g}, and in {lowest} of {len(slopes)} batches "
-        "they move least: its gradient is lost"
+        f"log-probabilities of the last of {slopes[0].losses} micro-batches move with their advantages by "
+        f"{last_slope:.2g} nats per unit of advantage, those of the others by {other_slope:.2g}, and in {lowest} of "
+        f"{len(slopes)} batches they move least: its gradient is lost"
     )
 
 
 def _describe_unsampled_edge(first_pass: FirstPass) -> str:
     """Describe the end of sequences at which the mask counts tokens that were not sampled; empty if there is none."""
-    known = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
-    at_start = known & (first_pass.position < EDGE_TOKENS)
-    at_end = known & (first_pass.remaining < EDGE_TOKENS)
+    has_entropy = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
+    at_start = has_entropy & (first_pass.position < EDGE_TOKENS)
+    at_end = has_entropy & (first_pass.remaining < EDGE_TOKENS)
 
     # Engines report 0 or nothing for tokens that they did not sample.
     missing = np.isnan(first_pass.logp_rollout)
@@ -1260,26 +1313,26 @@ def _describe_unsampled_edge(first_pass: FirstPass) -> str:
     return ""
 
 
-def _retokenised_share(first_pass: FirstPass, log_weight: Floats, where: Flags) -> float:
+def _retokenised_share(first_pass: FirstPass, log_weight: Floats, tokens: Flags) -> float:
     """Return the share of tokens that differ by a nat, if the sequences without such tokens agree; else 0.
 
     Args:
         first_pass: The first pass.
         log_weight: log(π_old/π_rollout) (nats), 0 if the engine reported none, (tokens,).
-        where: Tokens to use, (tokens,).
+        tokens: True for tokens to use, (tokens,).
     """
-    distance = np.where(where, np.abs(log_weight), 0.0)
+    distance = np.where(tokens, np.abs(log_weight), 0.0)
     largest = np.zeros(len(first_pass.batch))
     np.maximum.at(largest, first_pass.sequence, distance)
-    without_far_tokens = where & (largest[first_pass.sequence] < 1)
+    without_far_tokens = tokens & (largest[first_pass.sequence] < 1)
     if not without_far_tokens.any():
         return 0.0
     if float(distance[without_far_tokens].mean()) >= 2 * ROUNDING_DISTANCE:
         return 0.0
-    return float((distance[where] >= 1).mean())
+    return float((distance[tokens] >= 1).mean())
 
 
-def _share_of_differing_followers(first_pass: FirstPass, log_weight: Floats, where: Flags) -> float | None:
+def _share_of_differing_followers(first_pass: FirstPass, log_weight: Floats, tokens: Flags) -> float | None:
     """Return the share of tokens that differ, among the tokens that follow one that differs by a nat.
 
     Tokens that agree and of which the engine is sure are left out, because they agree under any cause.
@@ -1287,16 +1340,16 @@ def _share_of_differing_followers(first_pass: FirstPass, log_weight: Floats, whe
     Args:
         first_pass: The first pass.
         log_weight: log(π_old/π_rollout) (nats), 0 if the engine reported none, (tokens,).
-        where: Tokens to use, (tokens,).
+        tokens: Tokens to use, (tokens,).
 
     Returns:
         The share; None if there are too few such tokens.
     """
-    distance = np.where(where, np.abs(log_weight), 0.0)
-    differs = distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance[where])))
+    distance = np.where(tokens, np.abs(log_weight), 0.0)
+    differs = distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance[tokens])))
     is_sure = first_pass.logp_rollout >= math.log(UNSURE)
-    follows_far_token = np.roll(first_pass.has_shifted_token(1, where & (distance > 1.0)), 1)
-    followers = where & follows_far_token & (differs | ~is_sure)
+    follows_far_token = np.roll(first_pass.has_shifted_token(1, tokens & (distance > 1.0)), 1)
+    followers = tokens & follows_far_token & (differs | ~is_sure)
     if int(followers.sum()) < FEWEST_FAR_TOKENS:
         return None
     return float(differs[followers].mean())

@@ -1,4 +1,7 @@
-"""Adapters: one module for each framework, loaded when it is imported. This package itself loads torch alone."""
+"""Integrations with training frameworks: one module per framework, which imports that framework.
+
+This package itself imports only torch.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Adapter:
-    """Description of an adapter for `bandpo env` and the matrix of tests."""
+    """The description of an integration, for `bandpo env` and the test matrix."""
 
     framework: str
-    """Its name in prose."""
+    """The framework's name in prose."""
     distribution: str
-    """Its name in the metadata of an environment, which tells the version."""
+    """The name of its distribution on PyPI."""
     package: str
-    """What one imports."""
+    """The name of its Python package."""
     module: str
-    """The adapter, in `bandpo.integrations`."""
+    """The integration's module in `bandpo.integrations`."""
     tested: str
-    """The version that the adapter is tested with."""
+    """The framework's version in the tests."""
 
 
 ADAPTERS = (

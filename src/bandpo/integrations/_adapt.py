@@ -1,4 +1,4 @@
-"""What the adapters share: settings read, PPO's epsilons per token, metrics as numbers, and records."""
+"""Code shared by the integrations: reading of methods, PPO's epsilons per token, metrics as floats, and records."""
 
 from __future__ import annotations
 
@@ -32,68 +32,71 @@ def read_method(
     prefix: str = "",
     method: Any = None,
     *,
-    moves: bool = False,
-    whole: bool = False,
-    average: str | None = None,
+    has_state: bool = False,
+    whole_batch: bool = False,
+    aggregation: str | None = None,
 ) -> Method:
-    """The method that a framework's settings name, refused where it cannot be had there.
+    """Return the method that a framework's settings name, and raise an error if the framework cannot honour it.
 
     Args:
-        prefix: Where the settings stand, for the error: ``trainer.algorithm.``.
-        method: As for `bandpo.policy_loss`. By default PPO's surrogate under ``Band(KL(), 0.05)``.
-        moves: Whether the trainer knows what a number may depend on.
-        whole: Whether the loss is given all of an update at once.
-        average: How the framework averages in any case, as `bandpo.aggregate` calls it. A method that has another
-            average gets this one, and one line says so; None where that is not known, or the adapter sees to it.
+        prefix: The path of the settings, for error messages: ``trainer.algorithm.``.
+        method: A method, a clip rule, or the text of one, as for `bandpo.policy_loss`. By default PPO's surrogate under
+            ``Band(KL(), 0.05)``.
+        has_state: True if the trainer supplies the training state that schedules and controllers need.
+        whole_batch: True if one call of the loss gets all tokens of an update.
+        aggregation: The loss aggregation that the framework always applies, as `bandpo.aggregate` names it. It replaces
+            the method's own, with a warning in the log. None if the integration applies the method's.
 
     Raises:
-        ValueError: it cannot be read, `bandpo.check` refuses it, a number depends on what a
-            framework does not tell its loss, or the method needs all of an update and the loss gets parts; the
+        ValueError: the method cannot be read; `bandpo.check` refuses it; one of its numbers needs a training state that
+            the framework does not supply; or it needs all tokens of an update and the loss gets only some of them. The
             message starts with the setting's name.
 
     >>> read_method(method="DAPO()").clip
     FixedClip(low=0.2, high=0.28)
     """
-    read = _read_text if isinstance(method, str) else _read
-    with naming(f"{prefix}method"):
-        return read(method, moves, whole, average)
+    # Only text can be cached: a method or a clip rule need not be hashable.
+    validate = _validate_text if isinstance(method, str) else _validate
+    with prefix_errors(f"{prefix}method"):
+        return validate(method, has_state, whole_batch, aggregation)
 
 
 def read_bounds(
-    prefix: str = "", method: Any = None, *, average: str | None = None, dual_clip: bool = False
+    prefix: str = "", method: Any = None, *, aggregation: str | None = None, dual_clip: bool = False
 ) -> Method:
-    """Return `read_method` for a framework that can be given bounds alone, since the rest of the loss is its own.
+    """Return the method of a framework whose loss accepts bounds for the ratio and fixes everything else.
 
     Args:
         prefix: As for `read_method`.
         method: As for `read_method`.
-        average: As for `read_method`.
-        dual_clip: Whether the framework can be given the number of a dual clip too, see `dual_clip_of`.
+        aggregation: As for `read_method`.
+        dual_clip: True if the framework's loss also accepts the bound of a dual clip, see `dual_clip_of`.
 
     Raises:
-        ValueError: see `read_method`; or the method is not PPO's surrogate on one ratio per token.
+        ValueError: see `read_method`; or the method is not PPO's surrogate with one ratio per token.
 
     >>> read_bounds(method="DAPO()").clip, read_bounds().clip
     (FixedClip(low=0.2, high=0.28), Band(divergence=KL(), radius=0.05, max_ratio=10.0))
     >>> read_bounds(method="BandPO()", dual_clip=True).objective
     DualClip(max_ratio=10.0, objective=Surrogate(beyond=0.0))
     """
-    # The loss is given parts of an update, but PPO's surrogate looks at one token at a time.
-    read = read_method(prefix, method, whole=True, average=average)
-    objective = read.objective
+    # PPO's surrogate treats each token by itself, so it does not matter how an update is split into micro-batches.
+    result = read_method(prefix, method, whole_batch=True, aggregation=aggregation)
+
+    objective = result.objective
     if dual_clip and isinstance(objective, DualClip):
         objective = objective.objective
-    if (objective, read.level) != (Surrogate(), "token"):
+    if objective != Surrogate() or result.level != "token":
         raise InvalidValue(
-            f"{prefix}method: {method!r} is {read.objective!r} per {read.level}, but this framework's loss can only be "
-            "given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
+            f"{prefix}method: {method!r} is {result.objective!r} per {result.level}, but this framework's loss can only"
+            " be given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
-    if read.clip.depends_on_tokens:
+    if result.clip.depends_on_tokens:
         raise InvalidValue(
-            f"{prefix}method: {read.clip!r} makes its bounds of the tokens of a batch, but this framework's loss can "
-            "only be given bounds of the old log-probability; name a clip rule such as 'FixedClip(0.2, 0.28)'"
+            f"{prefix}method: {result.clip!r} computes its bounds from the tokens of a batch, but this framework's loss"
+            " can only be given bounds of the old log-probability; name a clip rule such as 'FixedClip(0.2, 0.28)'"
         )
-    return read
+    return result
 
 
 def dual_clip_of(method: Method) -> float | None:
@@ -106,70 +109,77 @@ def dual_clip_of(method: Method) -> float | None:
 
 
 def has_bias(method: Method) -> bool:
-    """Whether a part of the gradient does not scale with the advantage."""
+    """Return True if a part of the method's gradient does not scale with the advantage."""
     token = torch.full((1, 1), -1.0)
-    return method.objective.bias(method.tokens(Batch.read(token, token, token))) is not None
+    tokens = method.tokens(Batch.read(token, token, token))
+    return method.objective.bias(tokens) is not None
 
 
 @contextmanager
-def naming(setting: str) -> Iterator[None]:
-    """Puts the setting's name before the error that its value causes."""
+def prefix_errors(setting: str) -> Iterator[None]:
+    """Prefix TypeErrors and ValueErrors of the block with the name of a setting, and raise them as InvalidValue."""
     try:
         yield
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"{setting}: {error}") from error
 
 
-def _read(method: Any, moves: bool, whole: bool, average: str | None) -> Method:
-    read = as_method(method)
-    for number in read.varying().values():
-        if not moves:
+def _validate(method: Any, has_state: bool, whole_batch: bool, aggregation: str | None) -> Method:
+    """Return a method after the checks of `read_method`, whose arguments these are."""
+    result = as_method(method)
+
+    for number in result.varying().values():
+        if not has_state:
             raise InvalidValue(
-                f"{number!r} depends on {number.needs}, which this framework does not tell its loss; give "
-                "a number, or train with `bandpo-lab train` or BandGRPOTrainer, which know it"
+                f"{number!r} depends on {number.needs}, which this framework does not pass to its loss; give a number, "
+                "or train with `bandpo-lab train` or BandGRPOTrainer, which know it"
             )
-    if read.whole_batch and not whole:
+    if result.whole_batch and not whole_batch:
         raise InvalidValue(
-            f"{read!r} needs all of an update at once, and this framework gives its loss parts; train with "
-            "Tinker's forward_backward_custom or a loop of your own"
+            f"{result!r} needs all tokens of an update at once, and this framework splits an update into several calls "
+            "of its loss; train with Tinker's forward_backward_custom or a loop of your own"
         )
-    check(read)
-    if average and read.aggregation and canonical_aggregation(read.aggregation) != average:
+    check(result)
+
+    if aggregation and result.aggregation and canonical_aggregation(result.aggregation) != aggregation:
         _logger.warning(
-            "%r has the average %s; this framework's own, %s, stands in its place",
-            read,
-            read.aggregation,
-            average,
+            "%r aggregates its loss by %s; this framework replaces that with its own %s",
+            result,
+            result.aggregation,
+            aggregation,
         )
-    return read
+    return result
 
 
-_read_text = lru_cache(_read)  # verl reads its settings for each loss
+_validate_text = lru_cache(_validate)  # verl reads its settings for each loss
 
 
 class Epsilons(NamedTuple):
     """A clip rule in the form of PPO's hyperparameters, one pair per token."""
 
     logp_old: Float[Tensor, "*shape"]
-    """The old log-probabilities, 0 where the mask is: frameworks mask by multiplying, and 0·NaN is NaN."""
+    """The old log-probabilities, with 0 at padding: frameworks mask by multiplying, and 0·NaN is NaN."""
     low: Float[Tensor, "*shape"]
     """``1 − lower``, so that ``1 − low`` is the lower bound."""
     high: Float[Tensor, "*shape"]
-    """``upper − 1``."""
+    """``upper − 1``, so that ``1 + high`` is the upper bound."""
 
 
 def epsilons(
     clip: ClipRule, logp_old: Float[Tensor, "*shape"], mask: Float[Tensor, "*shape"] | None = None
 ) -> Epsilons:
-    """The pair to hand a framework that clamps at ``1 − low`` and ``1 + high``; float32 or wider, detached.
+    """Return the epsilons for a framework that clamps the ratio at ``1 − low`` and ``1 + high``.
+
+    The epsilons are in float32 or wider, and detached.
 
     Args:
         clip: The clip rule.
-        logp_old: Log-probabilities (nats) that the bounds are anchored at, in the shape of the framework's ratio.
-        mask: 0 (or False) for tokens that do not count, which may hold anything.
+        logp_old: Old log-probabilities (nats) from which the bounds are computed, in the shape of the framework's
+            ratio.
+        mask: 0 (or False) for padding, which is ignored and may contain NaN.
 
     Raises:
-        ValueError: a counted log-probability is NaN or above 0.
+        ValueError: a log-probability that is not padding is NaN or above 0.
 
     >>> from bandpo import FixedClip
     >>> epsilons(FixedClip(0.2, 0.28), torch.tensor([[-1.0, -2.0]])).high
@@ -182,9 +192,13 @@ def epsilons(
     return Epsilons(logp_old, -torch.expm1(bounds.log_lower), torch.expm1(bounds.log_upper))
 
 
-def numbers(metrics: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics as numbers, read from the device at once; 0 where no token counts, as a framework's own means are."""
-    return dict(zip(metrics, torch.stack([*metrics.values()]).nan_to_num(nan=0.0).tolist(), strict=True))
+def as_floats(metrics: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return metrics as floats, with a single transfer from the device.
+
+    NaN, the mean over no tokens, becomes 0, as in the frameworks' own masked means.
+    """
+    values = torch.stack([*metrics.values()]).nan_to_num(nan=0.0)
+    return dict(zip(metrics, values.tolist(), strict=True))
 
 
 def record(
@@ -193,36 +207,42 @@ def record(
     method: Method,
     *tensors: Tensor,
     logp_rollout: Tensor | None = None,
-    sampler: bool = False,
+    old_is_rollout: bool = False,
     prompts: Iterable[Tensor] | None = None,
     sampling: Mapping[str, float | None] | None = None,
-    **more: Any,
+    **fields: Any,
 ) -> None:
-    """Write a loss to the folder that a framework's setting ``record`` names; nothing where it names none.
+    """Write the tokens of a loss to the folder of a framework's setting ``record``; do nothing without a folder.
+
+    Each process continues the file that it opened at its first call.
 
     Args:
-        folder: Where the record goes. A process goes on with the file that it has begun.
-        framework: What trains.
-        method: The run's own.
-        tensors: As `bandpo.policy_loss` takes them: new and old log-probabilities, advantages, mask.
+        folder: The folder of the record.
+        framework: The name of the framework.
+        method: The method of the run.
+        tensors: New and old log-probabilities, advantages and mask, as for `bandpo.policy_loss`.
         logp_rollout: The sampler's log-probabilities.
-        sampler: Whether these are the old ones, by the framework's design or the method's.
-        prompts: For each sequence the ids of its prompt, of which its ``group`` is made, where no number of it is
-            known. Equal prompts have one number in all losses and processes.
-        sampling: The engine's settings; None for those that are not set.
-        more: As for `bandpo.Recorder.add`.
+        old_is_rollout: True if the old log-probabilities are the sampler's, because of the framework or the method.
+        prompts: The token ids of each sequence's prompt. Their hash becomes the sequence's ``group``, so equal prompts
+            have the same number in all losses and processes. For frameworks that do not number their prompts.
+        sampling: Settings of the sampler; None for those that are not set.
+        fields: Further arguments of `bandpo.Recorder.add`.
     """
-    if folder:
-        if prompts is not None:
-            more["group"] = [_number_of_prompt(ids) for ids in prompts]
-        known = tuple((name, value) for name, value in (sampling or {}).items() if value is not None)
-        given = dict(zip(("logp", "logp_old", "advantages", "mask"), tensors, strict=True))
-        more |= given | {"logp_rollout": given["logp_old"] if sampler else logp_rollout}
-        _recorder(folder, framework, method, "rollout" if sampler else "trainer", known).add(**more)
+    if not folder:
+        return
+    if prompts is not None:
+        fields["group"] = [_hash_of_prompt(ids) for ids in prompts]
+
+    fields |= dict(zip(("logp", "logp_old", "advantages", "mask"), tensors, strict=True))
+    fields["logp_rollout"] = fields["logp_old"] if old_is_rollout else logp_rollout
+
+    settings = tuple((name, value) for name, value in (sampling or {}).items() if value is not None)
+    anchor = "rollout" if old_is_rollout else "trainer"
+    _recorder(folder, framework, method, anchor, settings).add(**fields)
 
 
-def _number_of_prompt(ids: Tensor) -> int:
-    """Return a number for the tokens of a prompt that a float holds too."""
+def _hash_of_prompt(ids: Tensor) -> int:
+    """Return a hash of 48 bits for the tokens of a prompt, which a float64 represents exactly."""
     digest = blake2b(ids.detach().cpu().long().numpy().tobytes(), digest_size=6)
     return int.from_bytes(digest.digest(), "little")
 
@@ -231,4 +251,5 @@ def _number_of_prompt(ids: Tensor) -> int:
 def _recorder(
     folder: str, framework: str, method: Method, anchor: str, sampling: tuple[tuple[str, float], ...]
 ) -> Recorder:
+    """Return the recorder of this process for a run, the same at each call."""
     return Recorder(folder, framework=framework, method=method, anchor=anchor, sampling=dict(sampling))

@@ -1,9 +1,10 @@
-"""TRL's log-probabilities without logits: something else stands in the place of the model's head."""
+"""TRL's log-probabilities without logits: the forward method of the model's LM head is replaced during the pass."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,20 +17,23 @@ from bandpo.linear import linear_logp
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROBED = 1024  # entries of the vocabulary whose logits tell a plain head from another
+TESTED_ENTRIES = 1024
+"""The number of vocabulary entries whose logits are compared with those of a plain head."""
 
 
 class FusedLogits(GRPOTrainer):
-    """`GRPOTrainer` whose passes of the policy and of the reference hold no logits, if ``args.fused_logits``."""
+    """A `GRPOTrainer` that computes no logits for policy and reference, if ``args.fused_logits`` is set."""
 
     args: Any
-    _known: frozenset[torch.nn.Module] = frozenset()  # models whose head was found plain
+    _tested_models: frozenset[torch.nn.Module] = frozenset()
+    """The models whose LM head was tested and is a plain linear layer."""
 
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        score = self._fused if self.args.fused_logits else super()._get_per_token_logps_and_entropies
-        return score(*arguments, **named)
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **kwargs: Any) -> Any:
+        if self.args.fused_logits:
+            return self._fused_forward(*arguments, **kwargs)
+        return super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
 
-    def _fused(
+    def _fused_forward(
         self,
         model: Any,
         input_ids: Tensor,
@@ -40,69 +44,126 @@ class FusedLogits(GRPOTrainer):
         compute_aux_loss: bool = False,
         **more: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        if given := [name for name, x in more.items() if x is not None]:
-            raise InvalidValue(f"fused_logits=True is for text, not for {', '.join(given)}; leave it out")
+        """Compute log-probabilities, entropies and the auxiliary loss, as TRL's function of the same arguments does.
+
+        Args:
+            model: The policy or the reference model.
+            input_ids: Prompts and completions; shape (sequences, time).
+            attention_mask: 1 for tokens, 0 for padding; shape (sequences, time).
+            logits_to_keep: The number of completion tokens, at the end of each row.
+            batch_size: The number of sequences per forward pass; all of them if not given.
+            compute_entropy: True to compute entropies.
+            compute_aux_loss: True to compute the auxiliary loss of a mixture of experts.
+            more: TRL's arguments for images, which must be None.
+
+        Returns:
+            Log-probabilities (nats) and entropies, each of shape (sequences, ``logits_to_keep``), and the auxiliary
+            loss. What was not asked for is None.
+        """
+        unsupported = [name for name, value in more.items() if value is not None]
+        if unsupported:
+            raise InvalidValue(
+                f"fused_logits=True is for text, not for {', '.join(unsupported)}; leave it out"
+            )
+
         accelerator: Any = self.accelerator
-        causal = accelerator.unwrap_model(model)
-        causal = causal.get_base_model() if hasattr(causal, "get_base_model") else causal
-        head, config = causal.get_output_embeddings(), causal.config.get_text_config()
+        causal_model = accelerator.unwrap_model(model)
+        if hasattr(causal_model, "get_base_model"):  # a PEFT model
+            causal_model = causal_model.get_base_model()
+        head = causal_model.get_output_embeddings()
+        config = causal_model.config.get_text_config()
         softcap = getattr(config, "final_logit_softcapping", None)
-        if causal not in self._known:
-            _refuse_unless_plain(model, head, softcap, input_ids[:1, :2])
-            self._known |= {causal}
+        if causal_model not in self._tested_models:
+            _check_plain_head(model, head, softcap, input_ids[:1, :2])
+            self._tested_models |= {causal_model}
+
         options = {"output_router_logits": True} if compute_aux_loss else {}
         scores: list[Tensor] = []
-        losses: list[Tensor] = []
-        for part in torch.arange(len(input_ids)).split(batch_size or len(input_ids)):
-            tokens, attended = input_ids[part], attention_mask[part]
-            ids, counted = tokens[:, -logits_to_keep:], attended[:, -logits_to_keep:] != 0
+        aux_losses: list[Tensor] = []
+        for rows in torch.arange(len(input_ids)).split(batch_size or len(input_ids)):
+            tokens = input_ids[rows]
+            attention = attention_mask[rows]
+            completions = tokens[:, -logits_to_keep:]
+            is_token = attention[:, -logits_to_keep:] != 0
 
-            def score(hidden: Tensor, ids: Tensor = ids, counted: Tensor = counted) -> Tensor:
-                rows = hidden[:, -logits_to_keep - 1 : -1][counted]
-                settings = {"temperature": self.temperature, "logit_softcap": softcap, "bias": head.bias}
-                outputs = linear_logp(rows, head.weight, ids[counted], entropy=compute_entropy, **settings)
-                columns = torch.stack(outputs if compute_entropy else [outputs], dim=-1)
-                return columns.new_zeros(*counted.shape, columns.shape[-1]).index_put((counted,), columns)
+            settings = {"temperature": self.temperature, "logit_softcap": softcap, "entropy": compute_entropy}
+            score = partial(_score_completions, head=head, ids=completions, is_token=is_token, **settings)
 
-            # The head is still called as a module, so that what shards a model gathers the head's weight as ever.
+            # The head is still called as a module, so FSDP and DeepSpeed gather its weight as usual.
             without_cap = _replaced(config, "final_logit_softcapping", None)
             with accelerator.autocast(), _replaced(head, "forward", score), without_cap:
-                outputs = model(input_ids=tokens, attention_mask=attended, use_cache=False, **options)
+                outputs = model(input_ids=tokens, attention_mask=attention, use_cache=False, **options)
             scores.append(outputs.logits)
             if compute_aux_loss:
-                losses.append(outputs.aux_loss)
-        logp, *entropy = torch.cat(scores).unbind(-1)
-        return logp, entropy[0] if entropy else None, torch.stack(losses).mean() if losses else None
+                aux_losses.append(outputs.aux_loss)
+
+        logp, *entropies = torch.cat(scores).unbind(-1)
+        entropy = entropies[0] if entropies else None
+        aux_loss = torch.stack(aux_losses).mean() if aux_losses else None
+        return logp, entropy, aux_loss
+
+
+def _score_completions(
+    hidden: Tensor, *, head: Any, ids: Tensor, is_token: Tensor, entropy: bool, **settings: Any
+) -> Tensor:
+    """Compute log-probabilities and entropies of completion tokens; the replacement of the LM head's forward method.
+
+    Args:
+        hidden: The hidden states of prompts and completions; shape (rows, time, hidden size).
+        head: The LM head.
+        ids: The token ids of the completions; shape (rows, tokens).
+        is_token: True for tokens, False for padding; same shape.
+        entropy: True to compute entropies.
+        settings: Further arguments of `bandpo.linear_logp`.
+
+    Returns:
+        A tensor of shape (rows, tokens, 1 or 2) in place of logits, with 0 at padding.
+    """
+    # The logits for a token come from the hidden state before it; shape (tokens, hidden size).
+    states = hidden[:, -ids.shape[1] - 1 : -1][is_token]
+    outputs = linear_logp(states, head.weight, ids[is_token], entropy=entropy, bias=head.bias, **settings)
+    columns = torch.stack(outputs if entropy else [outputs], dim=-1)
+    zeros = columns.new_zeros(*is_token.shape, columns.shape[-1])
+    return zeros.index_put((is_token,), columns)
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
-    before = dict(vars(owner))
+    """Replace an attribute of an object in the block, and restore it after."""
+    attributes = dict(vars(owner))
     setattr(owner, name, value)
     try:
         yield
     finally:
         delattr(owner, name)
-        if name in before:
-            setattr(owner, name, before[name])
+        if name in attributes:
+            setattr(owner, name, attributes[name])
 
 
-def _refuse_unless_plain(model: Any, head: Any, softcap: float | None, tokens: Tensor) -> None:
-    """Compare some of the model's logits with those of a plain head on the same hidden states."""
-    needed = "fused_logits=True needs a plain linear head, but"
+def _check_plain_head(model: Any, head: Any, softcap: float | None, tokens: Tensor) -> None:
+    """Check that a model's LM head is a plain linear layer, by its logits of a few tokens.
+
+    Raises:
+        ValueError: it is not, so that log-probabilities without logits would be wrong.
+    """
+    requirement = "fused_logits=True needs a plain linear head, but"
     if not isinstance(head, torch.nn.Linear):
-        raise InvalidValue(f"{needed} the model's is a {type(head).__name__}; leave it out")
+        raise InvalidValue(f"{requirement} the model's is a {type(head).__name__}; leave it out")
     expected: list[Tensor] = []
 
-    def look(module: Any, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        bias = None if module.bias is None else module.bias[:PROBED].float()
-        logits = linear(arguments[0].float(), module.weight[:PROBED].float(), bias)
-        expected.append(logits if softcap is None else softcap * (logits / softcap).tanh())
+    def compute_expected(module: Any, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        bias = None if module.bias is None else module.bias[:TESTED_ENTRIES].float()
+        logits = linear(arguments[0].float(), module.weight[:TESTED_ENTRIES].float(), bias)
+        if softcap is not None:
+            logits = softcap * (logits / softcap).tanh()
+        expected.append(logits)
 
-    with torch.no_grad(), head.register_forward_hook(look):
-        logits = model(input_ids=tokens, use_cache=False).logits[..., :PROBED].float()
-    apart = ((logits - expected[0]).abs().max() / expected[0].abs().max()).item()
-    if not apart < 2**-4:  # bfloat16 has 8 binary digits; half of them are left for its rounding
+    with torch.no_grad(), head.register_forward_hook(compute_expected):
+        logits = model(input_ids=tokens, use_cache=False).logits[..., :TESTED_ENTRIES].float()
+    largest_difference = (logits - expected[0]).abs().max()
+    error = (largest_difference / expected[0].abs().max()).item()
+    # bfloat16 has 8 binary digits, and half of them may be lost to rounding.
+    if not error < 2**-4:
         raise InvalidValue(
-            f"{needed} the model's logits differ from weight @ hidden by {apart:.1%} of the largest; leave it out"
+            f"{requirement} the model's logits differ from weight @ hidden by {error:.1%} of the largest; leave it out"
         )

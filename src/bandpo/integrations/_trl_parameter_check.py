@@ -1,8 +1,8 @@
-"""The gradient check of the parameters in TRL: what reaches them, against what a method's loss sends to them.
+"""The gradient check of the parameters in TRL: compare their gradient with the one that a method's loss gives them.
 
-The check at the log-probabilities does not see what goes around them: a second forward pass, a penalty on the
-parameters, log-probabilities that are detached in part. So once a run the pass through the model is repeated, by TRL's
-function as it was when this module was imported, and the expected gradient is sent back through it.
+The check at the log-probabilities does not cover gradients on other paths: a second forward pass, a penalty on the
+parameters, log-probabilities that are partly detached. So, once per run, the forward pass is repeated by TRL's own
+function, as it was when this module was imported, and the expected gradient is propagated back through it.
 """
 
 from __future__ import annotations
@@ -21,103 +21,111 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SCORE = GRPOTrainer._get_per_token_logps_and_entropies
-"""TRL's own pass through the model, whatever a class or a patch puts in its place later."""
+TRL_FORWARD = GRPOTrainer._get_per_token_logps_and_entropies
+"""TRL's own forward pass, which subclasses and patches may replace later."""
 TOLERANCE = 1e-3
-"""Largest difference, relative to the gradient's norm, that counts as rounding where all is computed in float32."""
+"""The largest relative difference of gradients that counts as rounding if everything is computed in float32."""
 TOLERANCE_HALF = 0.03
-"""The same where parameters or passes have half precision."""
-SAME_PASS = 1e-3
-"""Largest mean difference of log-probabilities (nats) at which a repeated pass counts as the same."""
-LARGEST = 2**27
-"""Elements of gradients that are kept for the comparison; of larger models every second, fourth, ... tensor."""
+"""The same if parameters or forward passes are in half precision."""
+MAX_LOGP_DISTANCE = 1e-3
+"""The largest mean difference of log-probabilities (nats) between a forward pass and its repetition."""
+MAX_ELEMENTS = 2**27
+"""The largest number of elements of gradients that are saved; of larger models every second, fourth, ... tensor is."""
 
 
 @dataclass
-class Scoring:
-    """A call by which a loss asked for its log-probabilities, and the random numbers that it began with."""
+class ForwardCall:
+    """The arguments of a forward pass by which a loss got its log-probabilities, and the RNG state before it."""
 
     arguments: tuple[Any, ...]
-    named: dict[str, Any]
+    kwargs: dict[str, Any]
     device: torch.device
-    random_state: Tensor
-    device_random_state: Tensor | None
+    rng_state: Tensor
+    device_rng_state: Tensor | None
 
     @classmethod
-    def of(cls, trainer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Scoring:
+    def of(cls, trainer: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> ForwardCall:
+        """Return the forward pass with these arguments and the current RNG state."""
         device = trainer.accelerator.device
-        on_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-        return cls(arguments, named, device, torch.get_rng_state(), on_device)
+        device_rng_state = None
+        if device.type != "cpu":
+            device_rng_state = torch.get_device_module(device).get_rng_state(device)
+        return cls(arguments, kwargs, device, torch.get_rng_state(), device_rng_state)
 
     def repeat(self, trainer: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return log-probabilities, entropies and the auxiliary loss of the same pass, with a graph."""
-        arguments, named = self.arguments, dict(self.named)
+        """Repeat the forward pass; return log-probabilities, entropies and the auxiliary loss, with a graph."""
+        arguments = self.arguments
+        kwargs = dict(self.kwargs)
         if arguments:
-            arguments = (_undistributed(arguments[0]), *arguments[1:])
+            arguments = (_unwrap_ddp(arguments[0]), *arguments[1:])
         else:
-            named["model"] = _undistributed(named["model"])
-        fused = getattr(trainer.args, "fused_logits", False)
-        with self._random_numbers(), torch.enable_grad(), trainer.compute_loss_context_manager():
-            if fused:
-                return trainer._fused(*arguments, **named)
-            return SCORE(trainer, *arguments, **named)
+            kwargs["model"] = _unwrap_ddp(kwargs["model"])
+
+        is_fused = getattr(trainer.args, "fused_logits", False)
+        with self._saved_rng(), torch.enable_grad(), trainer.compute_loss_context_manager():
+            if is_fused:
+                return trainer._fused_forward(*arguments, **kwargs)
+            return TRL_FORWARD(trainer, *arguments, **kwargs)
 
     @contextmanager
-    def _random_numbers(self) -> Iterator[None]:
-        """Draw the numbers that the pass drew, and leave the training's as they are."""
-        on_cpu = self.device_random_state is None
-        fork: AbstractContextManager[None] = (
-            torch.random.fork_rng(devices=[])
-            if on_cpu
-            else torch.random.fork_rng([self.device], device_type=self.device.type)
-        )
+    def _saved_rng(self) -> Iterator[None]:
+        """Use the saved RNG state in the block, so that dropout is repeated, and restore the current one after it."""
+        on_cpu = self.device_rng_state is None
+        if on_cpu:
+            fork: AbstractContextManager[None] = torch.random.fork_rng(devices=[])
+        else:
+            fork = torch.random.fork_rng([self.device], device_type=self.device.type)
         with fork:
-            torch.set_rng_state(self.random_state)
+            torch.set_rng_state(self.rng_state)
             if not on_cpu:
-                torch.get_device_module(self.device).set_rng_state(self.device_random_state, self.device)
+                torch.get_device_module(self.device).set_rng_state(self.device_rng_state, self.device)
             yield
 
 
 def loss_scale(trainer: Any) -> float:
-    """Return the factor by which a gradient scaler of half precision multiplies the loss."""
+    """Return the factor by which the gradient scaler of fp16 training multiplies the loss; 1 without one."""
     scaler = getattr(trainer.accelerator, "scaler", None)
     return 1.0 if scaler is None else scaler.get_scale()
 
 
-def _undistributed(model: Any) -> Any:
-    """Return the model that a DDP wrapper holds: a pass of the wrapper would wait for a backward pass of its own."""
+def _unwrap_ddp(model: Any) -> Any:
+    """Return the model within a DDP wrapper, whose own forward pass would wait for a backward pass."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-class Expected(NamedTuple):
-    """What one loss should send back into the model."""
+class ExpectedGradient(NamedTuple):
+    """The gradient that one loss should send into the model. Tensors have shape (sequences, tokens)."""
 
-    scoring: Scoring
-    """How the loss asked for its log-probabilities."""
+    forward: ForwardCall
+    """The forward pass that computed the log-probabilities."""
     logp: Tensor
-    """The log-probabilities that it got."""
+    """The log-probabilities that the loss used."""
     mask: Tensor
-    """Which of them count."""
+    """1 for tokens that count."""
     logp_gradient: Tensor
-    """The gradient that the log-probabilities should have."""
+    """The expected gradient of the log-probabilities."""
     entropy_gradient: Tensor
-    """The gradient that the entropies should have."""
+    """The expected gradient of the entropies."""
 
 
 class ParameterCheck:
-    """The gradients that parameters have before and after the backward pass of one loss."""
+    """A comparison of the parameters' gradients around one backward pass.
+
+    Construct it before the backward pass, when it saves the gradients that have accumulated so far, and call `compare`
+    after it.
+    """
 
     def __init__(self, trainer: Any) -> None:
         named = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad]
-        named = [(name, p) for name, p in named if p.numel() <= LARGEST]
-        while sum(p.numel() for _, p in named) > LARGEST:
+        named = [(name, p) for name, p in named if p.numel() <= MAX_ELEMENTS]
+        while sum(p.numel() for _, p in named) > MAX_ELEMENTS:
             named = named[::2]
         self.parameters = dict(named)
         self._before = {name: None if p.grad is None else p.grad.clone() for name, p in named}
 
     @staticmethod
     def obstacle(trainer: Any) -> str:
-        """Return why the gradients of a trainer's parameters cannot be compared; empty if they can."""
+        """Return the reason why the gradients of a trainer's parameters cannot be compared; empty if they can."""
         args = trainer.args
         if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             return "parameters are sharded"
@@ -127,64 +135,82 @@ class ParameterCheck:
 
     @staticmethod
     def begins_an_update(trainer: Any) -> bool:
-        """Return whether no parameter has a gradient yet."""
+        """Return True if no parameter has a gradient yet."""
         return all(p.grad is None for p in trainer.model.parameters())
 
-    def compare(self, trainer: Any, losses: Sequence[Expected]) -> Comparison:
-        """Compare what the backward pass added to the gradients with what the losses should.
+    def compare(self, trainer: Any, losses: Sequence[ExpectedGradient]) -> Comparison:
+        """Compare the gradients that the backward pass added with the expected ones.
 
         Args:
             trainer: The trainer.
-            losses: All losses that the backward pass went through.
+            losses: The expected gradient of each loss of the backward pass.
         """
+        is_half = trainer.accelerator.mixed_precision != "no"
+        is_half = is_half or any(
+            p.dtype in (torch.bfloat16, torch.float16) for p in trainer.model.parameters()
+        )
+        max_distance = MAX_LOGP_DISTANCE * (10 if is_half else 1)
+
         total = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
-        half = trainer.accelerator.mixed_precision != "no"
-        half = half or any(p.dtype in (torch.bfloat16, torch.float16) for p in trainer.model.parameters())
         try:
             for loss in losses:
-                logp, entropy, auxiliary = loss.scoring.repeat(trainer)
-                counted = loss.mask > 0
-                distance = (logp.detach() - loss.logp).abs()[counted].mean().item()
-                if not distance <= SAME_PASS * (10 if half else 1):
+                logp, entropy, aux_loss = loss.forward.repeat(trainer)
+                distance = (logp.detach() - loss.logp).abs()[loss.mask > 0].mean().item()
+                if not distance <= max_distance:
                     return Comparison(
                         obstacle="a second pass over the batch gives other log-probabilities, by "
                         f"{distance:.2g} in the mean"
                     )
-                outputs, gradients = [logp], [loss.logp_gradient.to(logp)]
-                if entropy is not None and entropy.requires_grad:
-                    outputs.append(entropy)
-                    gradients.append(loss.entropy_gradient.to(entropy))
-                if auxiliary is not None:
-                    outputs.append(auxiliary)
-                    coefficient = trainer.router_aux_loss_coef / trainer.current_gradient_accumulation_steps
-                    gradients.append(torch.full_like(auxiliary, coefficient))
-                parts = torch.autograd.grad(
-                    outputs, list(self.parameters.values()), gradients, allow_unused=True
-                )
-                for sum_of_parts, part in zip(total, parts, strict=True):
-                    if part is not None:
-                        sum_of_parts += part
+                gradients = self._propagate(trainer, loss, logp, entropy, aux_loss)
+                for accumulated, gradient in zip(total, gradients, strict=True):
+                    if gradient is not None:
+                        accumulated += gradient
         except torch.OutOfMemoryError:
             return Comparison(obstacle="memory is too small for a second pass")
-        if trainer.accelerator.num_processes > 1 and trainer.accelerator.sync_gradients:
-            total = [trainer.accelerator.reduce(part, reduction="mean") for part in total]
-        return self._compared(trainer, total, TOLERANCE_HALF if half else TOLERANCE)
 
-    def _compared(self, trainer: Any, expected: Sequence[Tensor], tolerance: float) -> Comparison:
-        scale = loss_scale(trainer)
+        if trainer.accelerator.num_processes > 1 and trainer.accelerator.sync_gradients:
+            total = [trainer.accelerator.reduce(gradient, reduction="mean") for gradient in total]
+        return self._compare_with(total, loss_scale(trainer), TOLERANCE_HALF if is_half else TOLERANCE)
+
+    def _propagate(
+        self,
+        trainer: Any,
+        loss: ExpectedGradient,
+        logp: Tensor,
+        entropy: Tensor | None,
+        aux_loss: Tensor | None,
+    ) -> Sequence[Tensor | None]:
+        """Propagate the expected gradient of one loss through a repeated forward pass, to each parameter."""
+        outputs = [logp]
+        gradients = [loss.logp_gradient.to(logp)]
+        if entropy is not None and entropy.requires_grad:
+            outputs.append(entropy)
+            gradients.append(loss.entropy_gradient.to(entropy))
+        if aux_loss is not None:
+            outputs.append(aux_loss)
+            coefficient = trainer.router_aux_loss_coef / trainer.current_gradient_accumulation_steps
+            gradients.append(torch.full_like(aux_loss, coefficient))
+        return torch.autograd.grad(outputs, list(self.parameters.values()), gradients, allow_unused=True)
+
+    def _compare_with(self, expected: Sequence[Tensor], scale: float, tolerance: float) -> Comparison:
+        """Compare the gradients that were added since construction, divided by ``scale``, with the expected ones."""
         differences: dict[str, float] = {}
         norms: list[float] = []
-        for (name, parameter), wanted in zip(self.parameters.items(), expected, strict=True):
-            gradient, before = parameter.grad, self._before[name]
-            gradient = torch.zeros_like(wanted) if gradient is None else gradient.detach().float()
+        for (name, parameter), expected_gradient in zip(self.parameters.items(), expected, strict=True):
+            before = self._before[name]
+            if parameter.grad is None:
+                gradient = torch.zeros_like(expected_gradient)
+            else:
+                gradient = parameter.grad.detach().float()
             if before is not None:
                 gradient = gradient - before
-            differences[name] = (gradient / scale - wanted).norm().item()
-            norms.append(wanted.norm().item())
-        size = sum(norm**2 for norm in norms) ** 0.5
+            differences[name] = (gradient / scale - expected_gradient).norm().item()
+            norms.append(expected_gradient.norm().item())
+
+        norm = sum(x**2 for x in norms) ** 0.5
         distance = sum(difference**2 for difference in differences.values()) ** 0.5
         worst = max(differences, key=lambda name: differences[name])
-        return Comparison(distance / max(size, 1e-30), tolerance, worst)
+        return Comparison(distance / max(norm, 1e-30), tolerance, worst)
 
 
 @dataclass(frozen=True)
@@ -194,24 +220,26 @@ class Comparison:
     error: float = 0.0
     """The norm of the difference, relative to the norm of the expected gradient."""
     tolerance: float = 0.0
+    """The largest error that counts as rounding."""
     worst: str = ""
     """The parameter that contributes most to the difference."""
     obstacle: str = ""
-    """Why nothing was compared; empty if it was."""
+    """The reason why nothing was compared; empty if the gradients were compared."""
 
     @property
     def equal(self) -> bool:
-        """Whether the gradients are equal up to rounding, or nothing was compared."""
+        """True if the gradients are equal up to rounding, or nothing was compared."""
         return bool(self.obstacle) or self.error <= self.tolerance
 
     def sentence(self, method: object) -> str:
-        """One sentence about the comparison with a method's loss."""
+        """Return one sentence about the comparison with a method's loss."""
         if self.obstacle:
             return f"gradient of the parameters was not compared: {self.obstacle}"
         if self.equal:
             return f"gradient of the parameters equals that of {method!r}, {self.error:.0e}"
         return (
             f"gradient of the parameters differs from that of {method!r} by {self.error:.2g} of its size, most in "
-            f"{self.worst}, while that of the log-probabilities is equal: something goes around these, such as a "
-            "second forward pass, a penalty on the parameters, or log-probabilities that are detached in part"
+            f"{self.worst}, while that of the log-probabilities is equal: a gradient reaches the parameters on another "
+            "path, such as a second forward pass, a penalty on the parameters, or log-probabilities that are partly "
+            "detached"
         )

@@ -1,4 +1,7 @@
-"""Description of a run of verl: printed before Ray starts, handed to its trackers, and kept with each leg of it."""
+"""The description of a verl run: printed before Ray starts, passed to verl's trackers, and saved with each leg.
+
+A leg is the part of a run from one start, or resume, of its process to the next. Each has a folder of its own.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ if TYPE_CHECKING:
     from bandpo.methods import Method
 
 LEG = "BANDPO_LEG"
-"""The environment variable with the folder of a leg that a launcher has made."""
+"""The environment variable with the folder of the leg, if a launcher has created it."""
 
 FILE_LOGGER = "VERL_FILE_LOGGER_PATH"
-"""The environment variable with the file of verl's file logger, which empties that file when it starts."""
+"""The environment variable with the path of verl's file logger, which empties that file when it starts."""
 
 FILE = "run.json"
-"""The name of the file of a leg that says what the run is."""
+"""The name of the file, in the folder of a leg, with the description of the run."""
 
 PACKAGES = (
     "bandpo",
@@ -44,16 +47,16 @@ PACKAGES = (
     "flash-attn",
     "wandb",
 )
-"""The packages whose versions are kept, where they are installed."""
+"""The packages whose versions are saved, if they are installed."""
 
 
 def announce(config: DictConfig, method: Method | None, lines: Mapping[str, str]) -> None:
-    """Print what a run is, and add it to the configuration, from which verl's trackers and `keep` take it.
+    """Print the description of a run, and add it to the config, which verl's trackers and `begin_leg` save.
 
     Args:
-        config: The run's configuration.
-        method: The method that it trains; None if it is none of bandpo's.
-        lines: What the run is, by topic: its loss, its updates, and so on.
+        config: The run's config.
+        method: The method that it trains; None if it is not one of bandpo's.
+        lines: One line about each topic: the loss, the updates, and so on.
     """
     lines = {**lines, "checkpoints": _start_of_training(config.trainer)}
     for topic, text in lines.items():
@@ -63,19 +66,24 @@ def announce(config: DictConfig, method: Method | None, lines: Mapping[str, str]
 
 
 def begin_leg(config: Mapping[str, Any]) -> Path:
-    """Make the folder of a leg, unless a launcher has made it, and write into it what the run is, and all its settings.
+    """Create the folder of a leg, unless a launcher has created it, and write the run's description and config.
 
     Args:
-        config: The run's configuration, with what `announce` has added.
+        config: The run's config, with the additions of `announce`.
+
+    Returns:
+        The folder.
     """
-    launched = os.environ.get(LEG)
-    leg = Path(launched) if launched else new_leg(Path(config["trainer"]["default_local_dir"]))
+    run_folder = Path(config["trainer"]["default_local_dir"])
+    launcher_folder = os.environ.get(LEG)
+    leg = Path(launcher_folder) if launcher_folder else new_leg(run_folder)
     if (leg / FILE).exists():
-        # A driver that Ray has started again inherits the variable.
-        leg = new_leg(Path(config["trainer"]["default_local_dir"]))
+        # A driver that Ray restarts inherits the variable, but is a new leg.
+        leg = new_leg(run_folder)
     leg.mkdir(parents=True, exist_ok=True)
+
     settings = {name: value for name, value in config.items() if name != "bandpo"}
-    # Another project's trainer may have settings of types that YAML does not know.
+    # Trainers of other projects may have settings of types that YAML cannot represent.
     plain = json.loads(json.dumps(settings, default=str))
     write_whole(leg / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
     description = {**config["bandpo"], "versions": _versions()}
@@ -84,6 +92,7 @@ def begin_leg(config: Mapping[str, Any]) -> Path:
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed `PACKAGES`."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -95,9 +104,9 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def logging_into(leg: Path) -> Iterator[None]:
-    """Have verl's file logger and W&B write into a leg, unless the user's environment names another place."""
-    places = {FILE_LOGGER: str(leg / METRICS), "WANDB_DIR": str(leg)}
-    added = {name: place for name, place in places.items() if not os.environ.get(name)}
+    """Let verl's file logger and W&B write into the folder of a leg, unless the environment sets another path."""
+    paths = {FILE_LOGGER: str(leg / METRICS), "WANDB_DIR": str(leg)}
+    added = {name: path for name, path in paths.items() if not os.environ.get(name)}
     os.environ.update(added)
     try:
         yield
@@ -107,7 +116,7 @@ def logging_into(leg: Path) -> Iterator[None]:
 
 
 def _start_of_training(trainer: Any) -> str:
-    """Return where verl's own settings let training go on from."""
+    """Return a line about the checkpoint from which verl's settings resume training."""
     folder = Path(trainer.default_local_dir)
     if trainer.resume_mode == "resume_path":
         return f"{folder} goes on from {trainer.resume_from_path}"

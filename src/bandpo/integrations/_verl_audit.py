@@ -1,7 +1,8 @@
-"""The audit in verl: a worker's losses report sums, and verl's driver makes rates of them.
+"""The audit in verl: losses report sums in the workers, and verl's driver computes metrics from them.
 
-verl averages what a policy loss reports, over micro-batches and ranks and then over mini-batches, and a mean of rates
-is not the rate. So each loss reports sums over its tokens, and the driver adds them up before it reduces its metrics.
+verl averages the metrics of a policy loss over micro-batches and ranks and then over mini-batches, and a mean of rates
+is not the rate over all tokens. So each loss reports sums over its tokens, and the driver adds them up before it
+reduces its metrics.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from verl.utils import metric
 
-from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
+from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.online import RunWatch
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
@@ -31,35 +32,48 @@ if TYPE_CHECKING:
     from bandpo.audit.recorder import Recorder
 
 SUMS = "actor/audit_sums/"
-"""What the names of the sums begin with, between a loss and the driver."""
+"""The prefix of the sums among the metrics of a loss."""
 
 
 @torch.no_grad()
-def report(run: Method, batch: Batch, config: ActorConfig, poisoned: int = 0) -> dict[str, float]:
-    """Return the sums of one loss as metrics, in its worker; under the same names also where no token counts.
+def report_sums(
+    method: Method, batch: Batch, config: ActorConfig, invalid_tokens: int = 0
+) -> dict[str, float]:
+    """Return the audit's sums of one loss as metrics, in its worker.
+
+    The names are always the same, also for a micro-batch without tokens.
 
     Args:
-        run: The method that the loss is.
-        batch: What it was given.
+        method: The method of the loss.
+        batch: The tokens of the loss.
         config: The actor's settings.
-        poisoned: How many tokens hold a value that no token can have. They do not count in ``batch``.
+        invalid_tokens: The number of tokens with an invalid value. They do not count in ``batch``.
     """
     settings = config.policy_loss
     if not settings.get("audit", True):
         return {}
-    audit = Audit.of(batch, run, run.tokens(batch))
-    flat = torch.cat([x.flatten() for x in audit.sums.values()]).tolist()
-    names = [f"{name}/{k}" for name, x in audit.sums.items() for k in range(x.numel())]
-    sums = dict(zip(names, flat, strict=True))
-    sums = sums if sums["counted/0"] else dict.fromkeys(sums, 0.0)
+    audit = Audit.of(batch, method, method.tokens(batch))
+    sums = dict(zip(_names_of_sums(audit), audit.flat_sums.tolist(), strict=True))
+    if not sums["counted/0"]:
+        # The sums of no tokens may be NaN.
+        sums = dict.fromkeys(sums, 0.0)
+
     sums["mini_batch_tokens"] = float(config.global_batch_info.get("batch_num_tokens") or 0.0)
     sums["detail"] = float(settings.get("audit_detail", False))
-    sums["poisoned_tokens"] = float(poisoned)
+    sums["poisoned_tokens"] = float(invalid_tokens)
     return {SUMS + name: value for name, value in sums.items()}
 
 
+def _names_of_sums(audit: Audit) -> list[str]:
+    """Return the names of the numbers in ``audit.flat_sums``, such as ``counted/0``."""
+    names: list[str] = []
+    for name, values in audit.sums.items():
+        names += [f"{name}/{index}" for index in range(values.numel())]
+    return names
+
+
 class Driver:
-    """The driver's end: makes rates of the sums, records and tests each batch before it is trained on."""
+    """The audit in verl's driver: computes metrics from the sums, and records and checks each batch before training."""
 
     def __init__(self) -> None:
         self._batches = 0
@@ -67,41 +81,51 @@ class Driver:
         self._recorder: Recorder | None = None
 
     def prepare(self, config: Mapping[str, Any]) -> None:
-        """Do from now on what verl's settings of the run ask for; nothing where its loss is not audited."""
+        """Start to check and record batches by the settings of a run; do nothing if its loss is not audited."""
         settings = config["actor_rollout_ref"]["actor"]["policy_loss"]
         if not str(settings.get("_target_")).startswith("bandpo."):
             return
-        if (how := settings.get("watched", "warn")) != "off":
-            if how not in ("warn", "stop"):
-                raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {how!r}")
-            self._watch = RunWatch(Setup("verl"), stop_on="fix" if how == "stop" else None)
-        if folder := settings.get("record"):
+
+        reaction = settings.get("watched", "warn")
+        if reaction not in ("warn", "stop", "off"):
+            raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {reaction!r}")
+        if reaction != "off":
+            self._watch = RunWatch(Setup("verl"), stop_on="fix" if reaction == "stop" else None)
+
+        folder = settings.get("record")
+        if folder:
             import verl
 
             from bandpo.audit.recorder import Recorder
 
             rollout = config["actor_rollout_ref"]["rollout"]
-            sampling = {name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout}
-            told = {"framework": f"verl {verl.__version__}", "sampling": sampling}
-            self._recorder = Recorder(folder, method=config.get("bandpo", {}).get("method"), **told)
+            self._recorder = Recorder(
+                folder,
+                method=config.get("bandpo", {}).get("method"),
+                framework=f"verl {verl.__version__}",
+                sampling={
+                    name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout
+                },
+            )
         self._hook()
 
     def _hook(self) -> None:
-        """Put `see` behind verl's advantages, of both of its trainers."""
+        """Call `add_batch` after verl's computation of advantages, which all of its trainers use."""
         from verl.trainer.ppo import ray_trainer
 
         @instead_of(ray_trainer.compute_advantage)
         def compute_advantage(
-            advantages: Callable[..., DataProto], *arguments: Any, **named: Any
+            verls_function: Callable[..., DataProto], *arguments: Any, **kwargs: Any
         ) -> DataProto:
-            data = advantages(*arguments, **named)
-            self.see(data)
+            data = verls_function(*arguments, **kwargs)
+            self.add_batch(data)
             return data
 
-    def see(self, data: DataProto) -> None:
-        """Record and test a batch whose advantages are known, before any update on it."""
-        tensors, mask = data.batch, data.batch["response_mask"]
-        parts: dict[str, Any] = {
+    def add_batch(self, data: DataProto) -> None:
+        """Record and check a batch with advantages, before any update on it."""
+        tensors = data.batch
+        mask = tensors["response_mask"]
+        columns: dict[str, Any] = {
             "logp_old": tensors["old_log_probs"],
             "logp_rollout": tensors.get("rollout_log_probs"),
             "advantages": tensors["advantages"],
@@ -112,110 +136,127 @@ class Driver:
             "generation": self._batches,
             "update": 0,
         }
-        if (prompts := data.non_tensor_batch.get("uid")) is not None:
-            parts["group"] = np.unique(prompts.astype(str), return_inverse=True)[1]
+        prompt_ids = data.non_tensor_batch.get("uid")
+        if prompt_ids is not None:
+            columns["group"] = np.unique(prompt_ids.astype(str), return_inverse=True)[1]
+
         if self._recorder is not None:
-            self._recorder.add(**parts, step=data.meta_info.get("global_steps", self._batches + 1))
+            self._recorder.add(**columns, step=data.meta_info.get("global_steps", self._batches + 1))
         if self._watch is not None:
-            with np.errstate(invalid="ignore"):  # a log-probability of −∞, which a worker counts and names
-                self._watch.check_batch(**parts)
+            with np.errstate(invalid="ignore"):  # for log-probabilities of −∞, which the workers report
+                self._watch.check_batch(**columns)
         self._batches += 1
 
-    def take(self, metrics: dict[str, Any]) -> dict[str, float]:
-        """Take the sums out of an actor update's metrics, before verl reduces them; what is to be logged instead."""
-        found = {name: metrics.pop(name) for name in [name for name in metrics if name.startswith(SUMS)]}
-        if not found:
+    def pop_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
+        """Remove the sums from the metrics of an actor update, before verl reduces them; return the audit's metrics."""
+        names = [name for name in metrics if name.startswith(SUMS)]
+        if not names:
             return {}
-        total = _added_up({name.removeprefix(SUMS): values for name, values in found.items()})
-        sums = {
-            name: torch.tensor([total[f"{name}/{k}"] for k in range(x.numel())]).view_as(x)
-            for name, x in _template().sums.items()
-        }
-        metrics_of_tokens = Audit(tuple(COUNTERFACTUALS), sums).metrics() if total["counted/0"] else {}
-        audit = logged(metrics_of_tokens, detail=bool(total["detail"]))
-        if audit or total["poisoned_tokens"]:
-            audit["audit/poisoned_tokens"] = total["poisoned_tokens"]
+        totals = _total_sums({name.removeprefix(SUMS): metrics.pop(name) for name in names})
+
+        audit: dict[str, float] = {}
+        if totals["counted/0"]:
+            template = _template()
+            sums = torch.tensor([totals[name] for name in _names_of_sums(template)])
+            audit = logged(template.with_sums(sums).metrics(), detail=bool(totals["detail"]))
+        if audit or totals["poisoned_tokens"]:
+            audit["audit/poisoned_tokens"] = totals["poisoned_tokens"]
         return audit
 
     def install(self, examine: Callable[[dict[str, Any]], None]) -> None:
-        """Put `take` before verl's reduction of metrics, `prepare` and the watch behind its log.
+        """Patch verl's reduction of metrics and its `Tracking`, so that they call this object.
 
         Args:
-            examine: What is to be done with the settings of a run, before anything is logged.
+            examine: A check of the run's config, called before anything is logged.
         """
 
         @instead_of(metric.reduce_metrics)
-        def reduce_metrics(reduce: Callable[..., dict[str, Any]], metrics: dict[str, Any]) -> dict[str, Any]:
-            audit = self.take(metrics)
-            return reduce(metrics) | audit
+        def reduce_metrics(
+            verls_function: Callable[..., dict[str, Any]], metrics: dict[str, Any]
+        ) -> dict[str, Any]:
+            audit = self.pop_metrics(metrics)
+            return verls_function(metrics) | audit
 
-        with contextlib.suppress(ImportError):  # a worker's node may lack what verl's loggers need
+        with contextlib.suppress(ImportError):  # a worker's node may lack the packages of verl's loggers
             from verl.utils.tracking import Tracking
 
-            begin, log = Tracking.__init__, Tracking.log
+            verls_init = Tracking.__init__
+            verls_log = Tracking.log
 
-            @functools.wraps(begin)
-            def begin_and_prepare(tracking: Tracking, *arguments: Any, **named: Any) -> None:
-                config = named.get("config") or {}
+            @functools.wraps(verls_init)
+            def init_and_prepare(tracking: Tracking, *arguments: Any, **kwargs: Any) -> None:
+                config = kwargs.get("config") or {}
                 examine(config)
                 run = config.get("bandpo")
                 if not run:
-                    begin(tracking, *arguments, **named)
+                    verls_init(tracking, *arguments, **kwargs)
                 else:
                     with logging_into(begin_leg(config)):
-                        begin(tracking, *arguments, **named)
+                        verls_init(tracking, *arguments, **kwargs)
                     if "file" in tracking.logger:
                         tracking.logger["file"].log({"bandpo": {"method": run["method"]}}, step=0)
                 if config:
                     self.prepare(config)
 
-            @functools.wraps(log)
+            @functools.wraps(verls_log)
             def log_and_watch(
-                tracking: Tracking, data: Mapping[str, Any], *arguments: Any, **named: Any
+                tracking: Tracking, data: Mapping[str, Any], *arguments: Any, **kwargs: Any
             ) -> None:
-                log(tracking, data, *arguments, **named)
+                verls_log(tracking, data, *arguments, **kwargs)
                 if self._watch is not None:
                     self._watch(data)
 
-            Tracking.__init__, Tracking.log = begin_and_prepare, log_and_watch  # pyright: ignore
+            Tracking.__init__ = init_and_prepare  # pyright: ignore
+            Tracking.log = log_and_watch  # pyright: ignore
 
 
-def instead_of(old: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Put a function, whose first argument is ``old``, in its place, also where it was imported before."""
+def instead_of(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that replaces a function in every module that has imported it.
 
-    def put(new: Callable[..., Any]) -> Callable[..., Any]:
-        wrapped = functools.update_wrapper(functools.partial(new, old), old)
+    The decorated function gets the original function as its first argument.
+    """
+
+    def replace_original(function: Callable[..., Any]) -> Callable[..., Any]:
+        replacement = functools.update_wrapper(functools.partial(function, original), original)
         for module in [*sys.modules.values()]:
-            if getattr(module, "__dict__", {}).get(old.__name__) is old:
-                module.__dict__[old.__name__] = wrapped
-        return wrapped
+            if getattr(module, "__dict__", {}).get(original.__name__) is original:
+                module.__dict__[original.__name__] = replacement
+        return replacement
 
-    return put
+    return replace_original
 
 
 @functools.cache
 def _template() -> Audit:
-    """An audit of one token, for the names and shapes of the sums."""
+    """Return an audit of one token, for the names and shapes of the sums."""
     token = torch.full((1, 1), -1.0)
     return Audit.from_batch(token, token, torch.ones(1))
 
 
-def _added_up(means: Mapping[str, Sequence[float] | metric.Metric]) -> dict[str, float]:
-    """The sums over a step.
+def _total_sums(means: Mapping[str, Sequence[float] | metric.Metric]) -> dict[str, float]:
+    """Return the sums over all losses of a step, from verl's metrics of its mini-batches.
 
-    Of each mini-batch verl has taken the mean over micro-batches and ranks. How many these were it does not say; the
-    mini-batch's number of tokens, which each loss knows, over the mean number of tokens does.
+    For each mini-batch verl reports the mean over micro-batches and ranks, but not their number. The number is the
+    mini-batch's number of tokens, which each loss reports, divided by the mean number of tokens per loss.
     """
     columns = {
         name: values.values if isinstance(values, metric.Metric) else values for name, values in means.items()
     }
     counted = columns["counted/0"]
-    losses = [1.0] * len(counted)
-    if not isinstance(means["counted/0"], metric.Metric):
-        known = columns["mini_batch_tokens"]
-        losses = [a / b if a and b else 1.0 for a, b in zip(known, counted, strict=True)]
-    flags = {"detail"}  # the same in each loss, but 0 in one without tokens
-    return {
-        name: max(values) if name in flags else sum(n * x for n, x in zip(losses, values, strict=True))
-        for name, values in columns.items()
-    }
+    if isinstance(means["counted/0"], metric.Metric):
+        # Not reduced yet: one value per loss.
+        numbers_of_losses = [1.0] * len(counted)
+    else:
+        tokens = columns["mini_batch_tokens"]
+        numbers_of_losses = [
+            total / mean if total and mean else 1.0 for total, mean in zip(tokens, counted, strict=True)
+        ]
+
+    totals: dict[str, float] = {}
+    for name, values in columns.items():
+        if name == "detail":
+            # A flag, which is the same in each loss, but 0 in one without tokens.
+            totals[name] = max(values)
+        else:
+            totals[name] = sum(n * x for n, x in zip(numbers_of_losses, values, strict=True))
+    return totals

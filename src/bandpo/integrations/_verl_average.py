@@ -1,4 +1,7 @@
-"""The average of a loss in verl: which one is asked for, and which one a loss of verl's own really takes."""
+"""Loss aggregation in verl: the one that the settings ask for, and the one that a loss of verl's own really applies.
+
+The public setting is called ``average``; verl's own is called ``loss_agg_mode``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._verl_settings import ACTOR, WHERE, overrides, refuse
+from bandpo.integrations._verl_settings import ACTOR, POLICY_LOSS, overrides, refuse_if
 from bandpo.loss import aggregation_weights, canonical_aggregation
 from bandpo.methods import Method
 from bandpo.sequences import Sequences
@@ -19,32 +22,32 @@ if TYPE_CHECKING:
     from verl.workers.config import ActorConfig
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-"""The names of verl's averages."""
+"""verl's aggregation modes."""
 DEFAULT = "token-mean"
-"""verl's own ``loss_agg_mode``, where nobody sets one."""
+"""verl's default of ``loss_agg_mode``."""
 NORM = "seq-mean-token-sum-norm"
-"""The average that divides by a length: without ``loss_scale_factor`` the longest response of each micro-batch."""
+"""The mode that divides by a length: ``loss_scale_factor``, or else the longest response of each micro-batch."""
 
 
 def check_name(average: str | None) -> None:
-    """Refuse a setting ``average`` that names no average.
+    """Check that the setting ``average`` has an allowed value.
 
     Raises:
         ValueError: it is none of ``method``, ``framework`` and `MODES`.
     """
     if average not in (None, "method", "framework", *MODES):
         raise InvalidValue(
-            f"{WHERE}average must be method, framework or one of {', '.join(MODES)}, got {average!r}"
+            f"{POLICY_LOSS}average must be method, framework or one of {', '.join(MODES)}, got {average!r}"
         )
 
 
 def average_of(method: Method, average: str | None, loss_agg_mode: str) -> str:
-    """Return the name, among `MODES`, of the average that a method's loss takes.
+    """Return the aggregation mode of a method's loss, one of `MODES`.
 
     Args:
         method: The method.
-        average: The setting: ``method`` (also None) for the method's own, which a clip rule has not; ``framework`` for
-            ``loss_agg_mode``; or a name.
+        average: The setting ``average``: ``method`` or None for the method's own mode, or ``loss_agg_mode`` if it is a
+            clip rule alone, which has none; ``framework`` for ``loss_agg_mode``; or one of `MODES`.
         loss_agg_mode: verl's setting.
 
     >>> from bandpo.methods import GRPO
@@ -52,12 +55,12 @@ def average_of(method: Method, average: str | None, loss_agg_mode: str) -> str:
     ('seq-mean-token-mean', 'token-mean')
     """
     if average in (None, "method"):
-        return _own(method) or loss_agg_mode
+        return _mode_of(method) or loss_agg_mode
     return loss_agg_mode if average == "framework" else average
 
 
-def _own(method: Method) -> str | None:
-    """Return verl's name of the method's own average; None if it has none."""
+def _mode_of(method: Method) -> str | None:
+    """Return verl's name of the method's own aggregation mode; None if it has none."""
     if method.aggregation is None:
         return None
     name = canonical_aggregation(method.aggregation)
@@ -65,33 +68,40 @@ def _own(method: Method) -> str | None:
 
 
 def check_average(method: Method, actor: ActorConfig) -> None:
-    """Refuse a ``loss_agg_mode`` that was set, contradicts the method's own average, and would be left out.
+    """Check that the user's ``loss_agg_mode`` does not contradict the method's own aggregation mode.
 
-    A mode other than verl's default was set by somebody. The default was set if it stands among hydra's overrides.
+    A mode other than verl's default was set by the user. The default was set by the user if it is among hydra's
+    overrides.
 
     Raises:
-        ValueError: it is so; the message names the settings that decide.
+        ValueError: it does, and ``average`` does not choose between the two; the message names both settings.
     """
-    mode, own = actor.loss_agg_mode, _own(method)
+    mode = actor.loss_agg_mode
+    method_mode = _mode_of(method)
     was_set = mode != DEFAULT or f"{ACTOR}loss_agg_mode" in overrides()
-    contradicts = own is not None and own != mode
-    refuse(
+    contradicts = method_mode is not None and method_mode != mode
+    refuse_if(
         actor.policy_loss.get("average") is None and contradicts and was_set,
-        f"{ACTOR}loss_agg_mode={mode} contradicts {method}, whose own average is {own}: set "
-        f"{WHERE}average=framework for {mode}, or {WHERE}average=method for {own}",
+        f"{ACTOR}loss_agg_mode={mode} contradicts {method}, whose own average is {method_mode}: set "
+        f"{POLICY_LOSS}average=framework for {mode}, or {POLICY_LOSS}average=method for {method_mode}",
     )
 
 
-def check_norm(actor: ActorConfig, average: str) -> None:
-    """Refuse an average by a length where no length is set.
+def check_length_norm(actor: ActorConfig, average: str) -> None:
+    """Check that a length is set if the aggregation mode divides by one.
 
-    verl then divides by the longest response of each micro-batch, so the gradient depends on how a mini-batch is split.
+    Without it verl divides by the longest response of each micro-batch, so the gradient depends on the split of a
+    mini-batch into micro-batches.
+
+    Args:
+        actor: The actor's settings.
+        average: The aggregation mode of a method's loss; empty for a loss of verl's own.
 
     Raises:
-        ValueError: it is so.
+        ValueError: no length is set.
     """
-    for setting, mode in ((f"{ACTOR}loss_agg_mode", actor.loss_agg_mode), (f"{WHERE}average", average)):
-        refuse(
+    for setting, mode in ((f"{ACTOR}loss_agg_mode", actor.loss_agg_mode), (f"{POLICY_LOSS}average", average)):
+        refuse_if(
             mode == NORM and actor.loss_scale_factor is None,
             f"{setting}={NORM}: without {ACTOR}loss_scale_factor verl divides by the longest response of each "
             f"micro-batch, so the gradient depends on the split: set {ACTOR}loss_scale_factor to one length for the "
@@ -99,32 +109,37 @@ def check_norm(actor: ActorConfig, average: str) -> None:
         )
 
 
-def described(method: Method, actor: ActorConfig) -> str:
-    """Return the average of a method's loss in words, and what else ``loss_agg_mode`` averages."""
-    mode, setting = actor.loss_agg_mode, actor.policy_loss.get("average")
-    chosen, own = average_of(method, setting, mode), _own(method)
-    if chosen == mode:
-        in_place_of = own not in (None, mode)
-        return f"{mode}, verl's loss_agg_mode, in place of the method's own {own}" if in_place_of else mode
-    source = "the method's own" if setting in (None, "method") else f"by {WHERE}average"
-    return f"{chosen}, {source}; loss_agg_mode={mode} is the average of the KL loss and of the entropy alone"
+def _describe_method_average(method: Method, actor: ActorConfig) -> str:
+    """Return a line about the aggregation mode of a method's loss, and the other terms that use ``loss_agg_mode``."""
+    mode = actor.loss_agg_mode
+    setting = actor.policy_loss.get("average")
+    chosen_mode = average_of(method, setting, mode)
+    method_mode = _mode_of(method)
+    if chosen_mode == mode:
+        if method_mode in (None, mode):
+            return mode
+        return f"{mode}, verl's loss_agg_mode, in place of the method's own {method_mode}"
+    source = "the method's own" if setting in (None, "method") else f"by {POLICY_LOSS}average"
+    return f"{chosen_mode}, {source}; loss_agg_mode={mode} is the average of the KL loss and of the entropy alone"
 
 
-def share_of(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
-    """Return what each token's loss counts for by verl's documentation of its averages.
+def token_shares(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
+    """Return the factor of each token's loss in the aggregated loss, by verl's documentation of its modes.
 
     Args:
-        mask: 1 for tokens that count.
+        mask: 1 for tokens that count; shape (sequences, tokens).
         mode: One of `MODES`.
-        info: The sizes of the global batch, as verl hands them to its losses.
+        info: The sizes of the global batch, as verl passes them to its losses.
 
     Raises:
-        ValueError: an average by a length, and ``info`` has none.
+        ValueError: the mode divides by a length, and ``info`` has none.
     """
-    normalizer, name = info.get("batch_num_tokens" if mode == "token-mean" else "global_batch_size"), mode
+    name = mode
+    normalizer = info.get("batch_num_tokens" if mode == "token-mean" else "global_batch_size")
     factor = info.get("dp_size") or 1.0
     if mode == "token-sum":
-        normalizer, name = None, "sum"
+        name = "sum"
+        normalizer = None
     elif mode == NORM:
         length = info.get("loss_scale_factor")
         if not length:
@@ -134,22 +149,23 @@ def share_of(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
     return factor * aggregation_weights(Sequences(mask.float()), name, normalizer)
 
 
-def measured_average(loss: Callable[..., Any], actor: ActorConfig) -> str:
-    """Return the average that a loss of verl's really takes, found from its gradient on two sequences.
+def measure_average(loss: Callable[..., Any], actor: ActorConfig) -> str:
+    """Return the aggregation mode that a loss of verl's own really applies, by its gradient on two sequences.
 
-    Some of verl's losses read no ``loss_agg_mode``. At a ratio of 1 and an advantage of 1 each token's gradient is
-    minus what the token counts for.
+    Some of verl's losses ignore ``loss_agg_mode``. At a ratio of 1 and an advantage of 1 each token's gradient is minus
+    its factor in the aggregated loss, see `token_shares`.
 
     Args:
-        loss: The loss as verl's registry has it.
-        actor: The settings under which it is called.
+        loss: The loss from verl's registry.
+        actor: The actor's settings.
     """
     mask = torch.tensor([[True, False, False], [True, True, True]])
-    # Sizes of a global batch that no average of this micro-batch alone has.
+    # These sizes of the global batch are none of this micro-batch, so that the modes differ.
     sizes = {"dp_size": 1, "batch_num_tokens": 9, "global_batch_size": 5}
     sizes["loss_scale_factor"] = actor.loss_scale_factor or 7
     logp = torch.full(mask.shape, -1.0, requires_grad=True)
-    before = dict(actor.global_batch_info)
+
+    previous_sizes = dict(actor.global_batch_info)
     actor.global_batch_info.update(sizes)
     try:
         value, _ = loss(
@@ -161,24 +177,31 @@ def measured_average(loss: Callable[..., Any], actor: ActorConfig) -> str:
             config=actor,
         )
         (gradient,) = torch.autograd.grad(value, logp)
-    except Exception:  # a plug-in's loss may refuse such a batch
+    except Exception:  # a plug-in's loss may not accept such a batch
         return f"{actor.loss_agg_mode}, if the loss reads loss_agg_mode, which could not be tried"
     finally:
         actor.global_batch_info.clear()
-        actor.global_batch_info.update(before)
+        actor.global_batch_info.update(previous_sizes)
+
     for mode in (actor.loss_agg_mode, *MODES):
-        if torch.allclose(-gradient, share_of(mask, mode, sizes), rtol=1e-3):
+        if torch.allclose(-gradient, token_shares(mask, mode, sizes), rtol=1e-3):
             return mode if mode == actor.loss_agg_mode else f"{mode}, whatever loss_agg_mode says"
-    micro = share_of(mask, "seq-mean-token-mean", {})
-    if torch.allclose(-gradient, micro, rtol=1e-3):
+    micro_batch_shares = token_shares(mask, "seq-mean-token-mean", {})
+    if torch.allclose(-gradient, micro_batch_shares, rtol=1e-3):
         return "a mean over the sequences of each micro-batch, added up over micro-batches, whatever loss_agg_mode says"
     total = gradient.sum().item()
     size = f"{total:.3g}" if math.isfinite(total) else "not finite"
     return f"none of verl's (a gradient of {size} in sum on two sequences of equal advantage)"
 
 
-def announced(method: Method | None, loss: Callable[..., Any] | None, actor: ActorConfig) -> str:
-    """Return the line about the average: of a loss of verl's own, where there is one, or of a method's loss."""
+def describe_average(method: Method | None, loss: Callable[..., Any] | None, actor: ActorConfig) -> str:
+    """Return a line about the loss aggregation of a run.
+
+    Args:
+        method: The method of the run; None if it is not one of bandpo's.
+        loss: The loss from verl's registry; None if the run trains with a method of bandpo.
+        actor: The actor's settings.
+    """
     if loss is not None:
-        return measured_average(loss, actor)
-    return described(method, actor) if method else actor.loss_agg_mode
+        return measure_average(loss, actor)
+    return _describe_method_average(method, actor) if method else actor.loss_agg_mode

@@ -1,4 +1,4 @@
-"""What verl's driver checks and announces before Ray starts: a method under verl's other settings."""
+"""Checks of a verl run's settings beside its method, in the driver before Ray starts, and the run's description."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from omegaconf import OmegaConf
 
 from bandpo.integrations import _verl_average
 from bandpo.integrations._verl_announcement import FILE_LOGGER
-from bandpo.integrations._verl_correction import DRIVER, check_correction
+from bandpo.integrations._verl_correction import CORRECTION, check_correction
 from bandpo.integrations._verl_settings import (
     ACTOR,
+    POLICY_LOSS,
     ROLLOUT,
-    WHERE,
-    bypasses,
-    is_ours,
+    in_bypass_mode,
     leaves,
-    new_settings,
     overrides,
-    refuse,
+    refuse_if,
     trainer_of,
+    unknown_settings,
+    uses_bandpo,
     uses_critic,
 )
 from bandpo.methods import Method
@@ -40,44 +40,58 @@ if TYPE_CHECKING:
     from verl.workers.config import ActorConfig
 
 PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""From a rare token to a sure one, to say and to try what a rule allows."""
+"""Old probabilities, from a rare token to an almost certain one, at which a rule's bounds are computed."""
 FAR = 10
-"""A ratio that hardly a token reaches: the paper's cap, and the authors' dual clip."""
-OF_LOSSES = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "tau_pos", "tau_neg")
-OF_LOSSES += ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
-"""Settings of verl's own losses, which no method reads: the actor's, and the policy loss's."""
-TRAINERS = {"one_step_off": "the one-step-off trainer", "fully_async": "the fully asynchronous trainer"}
-TRAINERS |= {"v0": "the trainer of trainer.use_v1=false"}
-"""The trainers that know no dynamic sampling, by what `trainer_of` calls them."""
+"""A ratio that hardly any token reaches: the cap of the BandPO paper, and the dual clip of its authors."""
+LOSS_SETTINGS = (
+    "clip_ratio",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "tau_pos",
+    "tau_neg",
+    "clip_cov_ratio",
+    "clip_cov_lb",
+    "clip_cov_ub",
+    "kl_cov_ratio",
+    "ppo_kl_coef",
+    "dro_beta",
+)
+"""Settings of the actor and of its policy loss that only verl's own losses read."""
+TRAINERS = {
+    "one_step_off": "the one-step-off trainer",
+    "fully_async": "the fully asynchronous trainer",
+    "v0": "the trainer of trainer.use_v1=false",
+}
+"""The trainers without dynamic sampling, by their names in `trainer_of`."""
 
 
 def loss_of(actor: ActorConfig) -> str:
-    """Return the name of the loss that a worker trains with, audited or not."""
+    """Return the name, in verl's registry, of the loss that a worker trains with."""
     return actor.policy_loss.get("audited") or actor.policy_loss.loss_mode
 
 
 def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig) -> dict[str, str]:
-    """Refuse what would train another method than was asked for, by the name of the setting.
+    """Check that a run trains with the method of its settings, and return a description of the run.
 
     Args:
-        method: The method that the loss is; None if it is none of bandpo's.
+        method: The method of the loss; None if it is not one of bandpo's.
         actor: The actor's settings.
         config: All settings of the run.
 
     Returns:
-        What the run is, by topic; empty for a run of which bandpo knows nothing.
+        One line about each topic; empty for a run without bandpo.
 
     Raises:
         ValueError: a setting is refused.
     """
     _check_names(actor, config)
-    if not is_ours(config):
+    if not uses_bandpo(config):
         return {}
     _check_file_logger(config)
     loss = loss_of(actor)
     correction = check_correction(config, actor, loss, method if loss == "band" else None)
     distillation = config.get("distillation")
-    refuse(
+    refuse_if(
         distillation and distillation.enabled and not distillation.distillation_loss.use_task_rewards,
         f"distillation.distillation_loss.use_task_rewards=false leaves out the policy loss, {method or loss}",
     )
@@ -85,79 +99,89 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     if loss == "band":
         assert method is not None
         _check_method(method, actor, config)
-    setting = actor.policy_loss.get("average")
-    named = (
-        _verl_average.average_of(method, setting, actor.loss_agg_mode) if method and loss == "band" else ""
-    )
-    _verl_average.check_norm(actor, named)
-    sampling = _sampling(config, method if loss == "band" else None)
-    return _identity(method, actor, config) | {
-        "anchor": _anchor(config),
+    average = ""
+    if method and loss == "band":
+        setting = actor.policy_loss.get("average")
+        average = _verl_average.average_of(method, setting, actor.loss_agg_mode)
+    _verl_average.check_length_norm(actor, average)
+    sampling = _check_sampling(config, method if loss == "band" else None)
+    return _describe_run(method, actor, config) | {
+        "anchor": _describe_anchor(config),
         "correction": correction,
         "sampling": sampling,
     }
 
 
 def _check_names(actor: ActorConfig, config: DictConfig) -> None:
-    """Refuse settings of the loss where verl does not look, and a loss that nobody knows."""
+    """Check that the settings of the loss are at the paths that verl reads, and that the loss is registered."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    places = dict.fromkeys(vars(actor), ACTOR) | dict.fromkeys(("method", *vars(actor.policy_loss)), WHERE)
-    for key in new_settings(config):
+    # The group of settings that each name belongs to.
+    groups = dict.fromkeys(vars(actor), ACTOR)
+    groups |= dict.fromkeys(("method", *vars(actor.policy_loss)), POLICY_LOSS)
+    for key in unknown_settings(config):
         name = key.rpartition(".")[2]
-        refuse(name in places, f"{key}: verl does not look there; write {places.get(name)}{name}")
+        refuse_if(name in groups, f"{key}: verl does not look there; write {groups.get(name)}{name}")
+
+    target = f"{POLICY_LOSS}_target_"
     for key, value in leaves(OmegaConf.to_container(config)):
-        ours = key.endswith("._target_") and str(value).startswith("bandpo.integrations.verl.")
-        refuse(ours and key != f"{WHERE}_target_", f"{key}: verl does not look there; write {WHERE}_target_")
+        is_bandpos = key.endswith("._target_") and str(value).startswith("bandpo.integrations.verl.")
+        refuse_if(is_bandpos and key != target, f"{key}: verl does not look there; write {target}")
+
     losses = sorted(POLICY_LOSS_REGISTRY.keys() - {"audited"})
     loss = loss_of(actor)
-    unknown = loss not in losses and not config.actor_rollout_ref.model.external_lib  # which may register it
-    refuse(unknown, f"{WHERE}loss_mode: no policy loss is named {loss!r} of {', '.join(losses)}")
-    groups = config.algorithm.get("filter_groups")
+    # An external library may register a loss later.
+    is_unknown = loss not in losses and not config.actor_rollout_ref.model.external_lib
+    refuse_if(is_unknown, f"{POLICY_LOSS}loss_mode: no policy loss is named {loss!r} of {', '.join(losses)}")
+
+    filter_groups = config.algorithm.get("filter_groups")
     trainer = TRAINERS.get(trainer_of(config))
-    refuse(
-        trainer and groups and groups.enable,
+    refuse_if(
+        trainer and filter_groups and filter_groups.enable,
         f"algorithm.filter_groups.enable: {trainer} ignores it; set it to false, or train with "
         "verl.trainer.main_ppo and trainer.use_v1=true",
     )
 
 
 def _check_file_logger(config: DictConfig) -> None:
-    """Refuse a file of the file logger that holds something already, since verl empties it."""
+    """Check that verl's file logger does not write to a file with content, since verl empties the file."""
     logger = config.trainer.logger
-    named = os.environ.get(FILE_LOGGER)
-    if not named or "file" not in ([logger] if isinstance(logger, str) else logger or ()):
+    loggers = [logger] if isinstance(logger, str) else logger or ()
+    path = os.environ.get(FILE_LOGGER)
+    if not path or "file" not in loggers:
         return
-    file = Path(named)
-    refuse(
+    file = Path(path)
+    refuse_if(
         file.is_file() and file.stat().st_size > 0,
-        f"{FILE_LOGGER}={named}: verl would empty this file, which is there already: unset the variable, and each "
+        f"{FILE_LOGGER}={path}: verl would empty this file, which is there already: unset the variable, and each "
         f"start writes a file of its own under {config.trainer.default_local_dir}/{LEGS}",
     )
 
 
 def _check_attention(config: DictConfig) -> None:
-    """Refuse sequence parallelism under an attention that sees its own part of a sequence only.
+    """Check that sequence parallelism is only used with FlashAttention.
 
-    verl exchanges the parts within FlashAttention's function alone.
+    verl only patches FlashAttention's function to exchange the parts of a sequence between GPUs. Under another
+    attention each GPU attends to its own part.
     """
     settings = config.actor_rollout_ref
-    parts = {"actor_rollout_ref.actor": (settings.actor, settings.model)}
+    workers = {"actor_rollout_ref.actor": (settings.actor, settings.model)}
     if settings.actor.use_kl_loss or config.algorithm.get("use_kl_in_reward"):
-        parts["actor_rollout_ref.ref"] = (settings.ref, settings.model)
+        workers["actor_rollout_ref.ref"] = (settings.ref, settings.model)
     if uses_critic(config):
-        parts["critic"] = (config.critic, config.critic.model)
-    for where, (part, model) in parts.items():
+        workers["critic"] = (config.critic, config.critic.model)
+
+    name = "ulysses_sequence_parallel_size"
+    for path, (worker, model) in workers.items():
         attention = (model.get("override_config") or {}).get("attn_implementation") or "flash_attention_2"
-        if not str(part.get("strategy")).startswith("fsdp") or "flash" in attention:
+        if not str(worker.get("strategy")).startswith("fsdp") or "flash" in attention:
             continue
-        name = "ulysses_sequence_parallel_size"
-        of_engine = (part.get("fsdp_config") or {}).get(name) or 1
-        for key, size in (
-            (f"{where}.{name}", part.get(name) or 1),
-            (f"{where}.fsdp_config.{name}", of_engine),
-        ):
-            refuse(
+        sizes = {
+            f"{path}.{name}": worker.get(name) or 1,
+            f"{path}.fsdp_config.{name}": (worker.get("fsdp_config") or {}).get(name) or 1,
+        }
+        for key, size in sizes.items():
+            refuse_if(
                 size > 1,
                 f"attn_implementation={attention} under {key}={size}: each GPU attends to its own part of a sequence "
                 f"alone, so the probabilities are wrong; set {key}=1, or install FlashAttention",
@@ -165,203 +189,249 @@ def _check_attention(config: DictConfig) -> None:
 
 
 def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> None:
-    """Refuse what would change a method of bandpo's, or leave a setting without effect."""
-    written = config.actor_rollout_ref.actor.policy_loss
-    empty = "method" in written and written["method"] is None
-    refuse(empty, f"{WHERE}method is null: leave it out for Band(KL(), 0.05), or write 'Unclipped()'")
-    for name in OF_LOSSES:
-        where, settings = (ACTOR, actor) if hasattr(actor, name) else (WHERE, actor.policy_loss)
+    """Check that no setting contradicts a method of bandpo or has no effect beside it."""
+    loss_settings = config.actor_rollout_ref.actor.policy_loss
+    is_null = "method" in loss_settings and loss_settings["method"] is None
+    refuse_if(
+        is_null, f"{POLICY_LOSS}method is null: leave it out for Band(KL(), 0.05), or write 'Unclipped()'"
+    )
+
+    for name in LOSS_SETTINGS:
+        if hasattr(actor, name):
+            prefix = ACTOR
+            settings = actor
+        else:
+            prefix = POLICY_LOSS
+            settings = actor.policy_loss
         value = getattr(settings, name)
-        refuse(
+        refuse_if(
             value != getattr(type(settings), name),
-            f"{where}{name}={value} has no effect beside {method}: leave it out, or write "
-            f"{WHERE}method='FixedClip(low, high)'",
+            f"{prefix}{name}={value} has no effect beside {method}: leave it out, or write "
+            f"{POLICY_LOSS}method='FixedClip(low, high)'",
         )
-    refuse(
-        not _takes_dual_clip(written) and f"{ACTOR}clip_ratio_c" in overrides(),
+    refuse_if(
+        not _is_rule_alone(loss_settings) and f"{ACTOR}clip_ratio_c" in overrides(),
         f"{ACTOR}clip_ratio_c={actor.clip_ratio_c} has no effect beside {method}, a whole method, which has its own "
         "dual clip or none: leave it out, or write it into the method, as in 'Method(FixedClip(0.2), DualClip(10))'",
     )
     _verl_average.check_average(method, actor)
-    _check_acts(method, config)
-    refuse(
-        method.old_policy == "rollout" and not bypasses(config),
-        f"{WHERE}method: {method!r} refers to the rollout engine's log-probabilities, and verl gives the trainer's: "
-        f"set {DRIVER}bypass_mode=true and {ROLLOUT}calculate_log_probs=true; or "
+    _check_clip_can_act(method, config)
+    refuse_if(
+        method.old_policy == "rollout" and not in_bypass_mode(config),
+        f"{POLICY_LOSS}method: {method!r} refers to the rollout engine's log-probabilities, and verl gives the "
+        f"trainer's: set {CORRECTION}bypass_mode=true and {ROLLOUT}calculate_log_probs=true; or "
         f"method={str(replace(method, old_policy='trainer'))!r} for the trainer's",
     )
     if method.whole_batch:
         _check_whole_batch(method, actor, config)
 
 
-def _takes_dual_clip(written: Any) -> bool:
-    """Return whether ``clip_ratio_c`` acts: beside a clip rule alone, which Band is where no method is written."""
+def _is_rule_alone(loss_settings: Any) -> bool:
+    """Return True if the method of the settings is a clip rule alone, beside which verl's ``clip_ratio_c`` applies."""
     from bandpo.integrations._adapt import read_method
 
-    return read_method(WHERE, written.get("method"), whole=True).only_rule
+    return read_method(POLICY_LOSS, loss_settings.get("method"), whole_batch=True).only_rule
 
 
 def _check_whole_batch(method: Method, actor: ActorConfig, config: DictConfig) -> None:
-    """Refuse a method with sums over a mini-batch, unless one call of the loss is given all of a GPU's part."""
+    """Check that one call of the loss gets all of a GPU's sequences, for a method with sums over a mini-batch."""
     gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
     rows = actor.ppo_mini_batch_size * actor.rollout_n
     micro_batch = actor.ppo_micro_batch_size_per_gpu or 0
-    refuse(actor.use_dynamic_bsz or micro_batch * gpus < rows, not_for_verl(method))
-    refuse(
+    refuse_if(actor.use_dynamic_bsz or micro_batch * gpus < rows, not_for_verl(method))
+    refuse_if(
         actor.engine.get("pipeline_model_parallel_size", 1) > 1,
-        f"{WHERE}method: {method!r} has sums over all processes, and those of a pipeline have no loss: set "
+        f"{POLICY_LOSS}method: {method!r} has sums over all processes, and those of a pipeline have no loss: set "
         f"{ACTOR}megatron.pipeline_model_parallel_size=1",
     )
 
 
 def not_for_verl(method: Method) -> str:
-    """Return why a method with sums over a mini-batch cannot be trained where verl splits it."""
+    """Return the error message for a method with sums over a mini-batch, which verl splits."""
     return (
-        f"{WHERE}method: {method!r} is not for verl: it has sums over a whole mini-batch, and verl hands its loss one "
-        "micro-batch at a time, with the backward pass of each before the next is known. Train it with Tinker's "
-        "forward_backward_custom or a loop of your own, or choose another method"
+        f"{POLICY_LOSS}method: {method!r} is not for verl: it has sums over a whole mini-batch, and verl hands its "
+        "loss one micro-batch at a time, with the backward pass of each before the next is known. Train it with "
+        "Tinker's forward_backward_custom or a loop of your own, or choose another method"
     )
 
 
-def _check_acts(method: Method, config: DictConfig) -> None:
-    """Refuse a clip rule that can never act."""
+def _check_clip_can_act(method: Method, config: DictConfig) -> None:
+    """Check that a clip rule can block a token."""
     if method.clip == Unclipped():
         return
     rule = repr(method.clip)
-    # What a rule of the tokens allows is known with the tokens only.
+
+    # The bounds of some rules depend on the tokens of a batch, so they are not known before training.
     if not method.clip.depends_on_tokens:
         p = torch.tensor(PROBABILITIES)
-        lower, upper = _allowed(method)
-        above = (upper > 0.9 * (1 / p).clamp(max=FAR)).all() and upper.isfinite().any()
-        below = (lower < 1 / FAR).all() and lower.any()
-        refuse(
-            above or below,
-            f"{WHERE}method: at no probability does {rule} block a ratio {'above' if above else 'below'} 1 that "
-            "training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf",
+        lower, upper = _bounds(method)
+        # A ratio is at most 1 / p. A rule without a bound on one side is meant so, and is not an error.
+        never_above = (upper > 0.9 * (1 / p).clamp(max=FAR)).all() and upper.isfinite().any()
+        never_below = (lower < 1 / FAR).all() and lower.any()
+        refuse_if(
+            never_above or never_below,
+            f"{POLICY_LOSS}method: at no probability does {rule} block a ratio {'above' if never_above else 'below'} 1 "
+            "that training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf",
         )
-    refuse(
-        _updates(config) <= 1 and not bypasses(config),
+    refuse_if(
+        _updates(config) <= 1 and not in_bypass_mode(config),
         f"{ACTOR}ppo_mini_batch_size: there is one update for each batch, so every ratio is 1 and {rule} never acts: "
         "make it smaller than data.train_batch_size, or write method='Unclipped()'",
     )
 
 
-def _allowed(method: Method) -> Float[Tensor, "2 probability"]:
+def _bounds(method: Method) -> Float[Tensor, "2 probability"]:
+    """Return the lower and upper bound of the ratio at each of `PROBABILITIES`."""
     bounds = method.clip.bounds(torch.tensor([PROBABILITIES], dtype=torch.float64).log())
     return torch.cat([bounds.lower, bounds.upper])
 
 
 def _updates(config: DictConfig) -> int:
-    """Return the optimiser steps on one batch, at whose start every ratio is 1.
+    """Return the number of optimiser steps with the same old policy; at the first of them every ratio is 1.
 
-    verl fills a batch up to whole mini-batches of actor and critic. It may train on parts of a batch: then each has an
-    old policy of its own, unless rollouts are on separate GPUs.
+    verl pads a batch to a multiple of the mini-batches of actor and critic. Some trainers split a batch into parts.
+    Each part then has an old policy of its own, unless rollouts are on separate GPUs.
     """
-    actor, critic, trainer = config.actor_rollout_ref.actor, config.critic, config.trainer
+    actor = config.actor_rollout_ref.actor
+    trainer = config.trainer
     kind = trainer_of(config)
     if kind == "fully_async":
-        # The old policy stays that of the first of these steps.
+        # The old policy is the same until the parameters are synchronised.
         steps = config.async_training.trigger_parameter_sync_step
         return config.async_training.require_batches * actor.ppo_epochs * steps
-    parts, separate = 1, False
+
+    batch_parts = 1
+    is_separate = False
     if kind == "v1":
         mode = trainer.v1.trainer_mode
-        of_mode = trainer.v1.get(mode) or {}  # none of a mode that verl does not know
-        parts = of_mode.get("parameter_sync_step", 1)
-        separate = mode == "separate_async"
+        mode_settings = trainer.v1.get(mode) or {}  # empty for a mode that verl does not have
+        batch_parts = mode_settings.get("parameter_sync_step", 1)
+        is_separate = mode == "separate_async"
+
     mini_batch = actor.ppo_mini_batch_size
-    whole = math.lcm(mini_batch, critic.ppo_mini_batch_size) if uses_critic(config) else mini_batch
-    updates = math.ceil(config.data.train_batch_size / parts / whole) * whole // mini_batch * actor.ppo_epochs
-    return updates * parts if separate else updates
+    multiple = mini_batch
+    if uses_critic(config):
+        multiple = math.lcm(mini_batch, config.critic.ppo_mini_batch_size)
+    padded_batch = math.ceil(config.data.train_batch_size / batch_parts / multiple) * multiple
+    updates = padded_batch // mini_batch * actor.ppo_epochs
+    return updates * batch_parts if is_separate else updates
 
 
-def _anchor(config: DictConfig) -> str:
-    """Return in words whose log-probabilities are the old ones."""
-    if bypasses(config):
-        return f"the rollout engine's log-probabilities ({DRIVER}bypass_mode=true)"
-    return (
-        f"the trainer's own log-probabilities before the first update on a batch ({DRIVER}bypass_mode=false)"
-    )
+def _describe_anchor(config: DictConfig) -> str:
+    """Return a line about the origin of the old log-probabilities."""
+    if in_bypass_mode(config):
+        return f"the rollout engine's log-probabilities ({CORRECTION}bypass_mode=true)"
+    return f"the trainer's own log-probabilities before the first update on a batch ({CORRECTION}bypass_mode=false)"
 
 
-def _sampling(config: DictConfig, method: Method | None) -> str:
-    """Check that old and new probabilities are of one kind, and return in words what they are.
+def _check_sampling(config: DictConfig, method: Method | None) -> str:
+    """Check that old and new probabilities are over the same vocabulary at the same temperature.
 
-    The trainer's are of the full vocabulary at the sampler's temperature. The rollout engine's are so under its
-    ``processed_logprobs`` unless tokens are left out of the sampling; its ``raw_logprobs`` are those at temperature 1.
+    The trainer's probabilities are over the full vocabulary at the sampler's temperature. So are the rollout engine's
+    with ``processed_logprobs``, unless top_p or top_k removes tokens. With ``raw_logprobs`` they are those at
+    temperature 1.
+
+    Args:
+        config: The run's config.
+        method: The method of the loss; None if it is not one of bandpo's.
+
+    Returns:
+        A line about the sampling.
 
     Raises:
-        ValueError: a method is given the rollout engine's as old ones, and these are of another kind.
+        ValueError: the old probabilities are the rollout engine's, and differ from the trainer's in one of these.
     """
     rollout = config.actor_rollout_ref.rollout
-    raw = rollout.get("logprobs_mode") == "raw_logprobs"
-    changes = {} if rollout.temperature == 1 else {"temperature": rollout.temperature}
-    leaves_out = {}
+    is_raw = rollout.get("logprobs_mode") == "raw_logprobs"
+    temperature = {} if rollout.temperature == 1 else {"temperature": rollout.temperature}
+    restrictions = {}
     if rollout.top_p < 1:
-        leaves_out["top_p"] = rollout.top_p
+        restrictions["top_p"] = rollout.top_p
     if rollout.top_k > 0:
-        leaves_out["top_k"] = rollout.top_k
-    if method is not None and bypasses(config):
-        for name, value in leaves_out.items():
-            refuse(
-                not raw,
-                f"{ROLLOUT}{name}={value}: under {DRIVER}bypass_mode=true the old probabilities are the rollout "
+        restrictions["top_k"] = rollout.top_k
+
+    if method is not None and in_bypass_mode(config):
+        for name, value in restrictions.items():
+            refuse_if(
+                not is_raw,
+                f"{ROLLOUT}{name}={value}: under {CORRECTION}bypass_mode=true the old probabilities are the rollout "
                 f"engine's, of the tokens that {name} leaves, and {method} compares them with the trainer's, of the "
-                f"full vocabulary: leave {name} out, or set {DRIVER}bypass_mode=false",
+                f"full vocabulary: leave {name} out, or set {CORRECTION}bypass_mode=false",
             )
-        refuse(
-            raw and changes,
+        refuse_if(
+            is_raw and temperature,
             f"{ROLLOUT}logprobs_mode=raw_logprobs: the rollout engine's log-probabilities are those at temperature 1, "
             f"and the trainer's those at {ROLLOUT}temperature={rollout.temperature}: set "
             f"{ROLLOUT}logprobs_mode=processed_logprobs",
         )
-    changes |= leaves_out
-    if not changes:
+
+    settings = temperature | restrictions
+    if not settings:
         return "from the full vocabulary at temperature 1, as the probabilities p are"
-    text = ", ".join(f"{name}={value}" for name, value in changes.items())
+    text = ", ".join(f"{name}={value}" for name, value in settings.items())
     return (
         f"{text}: the probabilities p are those of the full vocabulary at temperature {rollout.temperature}"
     )
 
 
-def _identity(method: Method | None, actor: ActorConfig, config: DictConfig) -> dict[str, str]:
-    """Return what a run is, by topic: its loss and the ratios that this allows, its updates and its size."""
+def _describe_run(method: Method | None, actor: ActorConfig, config: DictConfig) -> dict[str, str]:
+    """Return one line about each topic of a run: its loss and the allowed ratios, its updates and its size."""
     loss = loss_of(actor)
-    parts = [] if loss == "band" else [f"verl's {loss}"]
-    parts += [as_text(method)] if method else []
-    distillation = config.get("distillation")
-    parts += ["and verl's distillation"] if distillation and distillation.enabled else []
-    if method and method.clip.depends_on_tokens:
-        ratios = "by the tokens of each batch"
-    else:
-        ends = zip(PROBABILITIES, *_allowed(method).tolist(), strict=True) if method else ()
-        ratios = ", ".join(f"{low:.5g} to {high:.5g} at p = {p}" for p, low, high in ends)
-    data, trainer, rollout = config.data, config.trainer, config.actor_rollout_ref.rollout
-    prompts = data.train_batch_size
-    if trainer_of(config) == "fully_async":
-        prompts = config.async_training.require_batches * actor.ppo_mini_batch_size
-    late = f", from step {trainer.critic_warmup}" if trainer.critic_warmup > 1 else ""
-    new = ", ".join(new_settings(config))
-    stock: Callable[..., Any] | None = None
+    verls_loss: Callable[..., Any] | None = None
     if loss != "band":
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-        stock = POLICY_LOSS_REGISTRY.get(loss)
+        verls_loss = POLICY_LOSS_REGISTRY.get(loss)
     lines = {
-        "loss": ", ".join(parts),
-        "ratios": ratios,
-        "average": _verl_average.announced(method, stock, actor),
+        "loss": _describe_loss(method, loss, config),
+        "ratios": _describe_ratios(method),
+        "average": _verl_average.describe_average(method, verls_loss, actor),
     }
-    written = config.actor_rollout_ref.actor.policy_loss
-    if loss == "band" and not _takes_dual_clip(written) and actor.clip_ratio_c != type(actor).clip_ratio_c:
+
+    loss_settings = config.actor_rollout_ref.actor.policy_loss
+    is_changed = actor.clip_ratio_c != type(actor).clip_ratio_c
+    if loss == "band" and is_changed and not _is_rule_alone(loss_settings):
         lines["dual clip"] = (
             f"the method's own or none; clip_ratio_c={actor.clip_ratio_c} acts beside a clip rule alone"
         )
+
+    data = config.data
+    trainer = config.trainer
+    prompts = data.train_batch_size
+    if trainer_of(config) == "fully_async":
+        prompts = config.async_training.require_batches * actor.ppo_mini_batch_size
+    responses = config.actor_rollout_ref.rollout.n
+    start = f", from step {trainer.critic_warmup}" if trainer.critic_warmup > 1 else ""
     lines |= {
-        "updates": f"{_updates(config)} for each batch of {prompts} × {rollout.n} responses{late}",
+        "updates": f"{_updates(config)} for each batch of {prompts} × {responses} responses{start}",
         "model": f"{config.actor_rollout_ref.model.path}, at most {data.max_response_length} tokens a response",
         "training": f"advantages of {config.algorithm.adv_estimator}, learning rate {actor.optim.lr:g}, KL loss "
         f"{actor.use_kl_loss and actor.kl_loss_coef:g}, entropy {actor.entropy_coeff:g}, "
         f"{trainer.total_epochs} epochs, {trainer.nnodes} × {trainer.n_gpus_per_node} GPUs",
     }
-    return lines | ({"not verl's": f"{new}: verl has no settings of these names"} if new else {})
+
+    unknown = ", ".join(unknown_settings(config))
+    if unknown:
+        lines["not verl's"] = f"{unknown}: verl has no settings of these names"
+    return lines
+
+
+def _describe_loss(method: Method | None, loss: str, config: DictConfig) -> str:
+    """Return the names of a run's loss: verl's name of it, the method, and distillation, as far as they apply."""
+    names = [] if loss == "band" else [f"verl's {loss}"]
+    if method:
+        names.append(as_text(method))
+    distillation = config.get("distillation")
+    if distillation and distillation.enabled:
+        names.append("and verl's distillation")
+    return ", ".join(names)
+
+
+def _describe_ratios(method: Method | None) -> str:
+    """Return the bounds of the ratio at each of `PROBABILITIES`, as text; empty if no method is known."""
+    if method is None:
+        return ""
+    if method.clip.depends_on_tokens:
+        return "by the tokens of each batch"
+    bounds = zip(PROBABILITIES, *_bounds(method).tolist(), strict=True)
+    return ", ".join(f"{low:.5g} to {high:.5g} at p = {p}" for p, low, high in bounds)

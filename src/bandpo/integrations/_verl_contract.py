@@ -1,4 +1,4 @@
-"""The loss in verl's workers: what it refuses there, and its gradient compared while it trains."""
+"""Checks of the loss in verl's workers: of its inputs, and of its gradient during training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bandpo.batch import Batch
 from bandpo.errors import RunProblem
 from bandpo.gradient_check import compare
 from bandpo.integrations._verl_checks import not_for_verl
-from bandpo.integrations._verl_settings import WHERE, refuse
+from bandpo.integrations._verl_settings import POLICY_LOSS, refuse_if
 from bandpo.methods import Method
 from bandpo.schedules import TrainingState
 
@@ -25,88 +25,93 @@ if TYPE_CHECKING:
     from verl.workers.config import ActorConfig
 
 EVERY = 1000
-"""Losses from one comparison to the next. One costs about ten losses, so a hundredth of what the loss costs."""
+"""Number of losses from one comparison to the next. A comparison costs as much as about ten losses."""
 
 
-class WrongTokens:
-    """The counted tokens of a micro-batch that hold a value which no token can have.
+class InvalidTokens:
+    """The counted tokens of a micro-batch with an invalid value, such as NaN or a positive log-probability.
+
+    Args:
+        mask: 1 for tokens that count; like all tensors, of shape (sequences, tokens).
+        logps: Log-probabilities by name.
+        advantages: The advantages.
+        weights: The importance weights ``rollout_is_weights``, if there are any.
 
     >>> logp = torch.tensor([[-1.0, 0.5]])
-    >>> found = WrongTokens(torch.ones(1, 2), {"old_log_prob": logp}, {})
-    >>> found.count, str(found)
+    >>> invalid = InvalidTokens(torch.ones(1, 2), {"old_log_prob": logp}, torch.ones(1, 2))
+    >>> invalid.count, str(invalid)
     (1, 'old_log_prob[0, 1] is 0.5, which is no log-probability: those are finite and at most 0')
     """
 
     def __init__(
-        self, mask: Tensor, logps: Mapping[str, Tensor], others: Mapping[str, Tensor | None]
+        self, mask: Tensor, logps: Mapping[str, Tensor], advantages: Tensor, weights: Tensor | None = None
     ) -> None:
-        """Look for them, at the cost of one read from the device.
-
-        Args:
-            mask: 1 for tokens that count.
-            logps: Log-probabilities by name.
-            others: Advantages and ``rollout_is_weights`` by name.
-        """
         counted = mask > 0
-        wrong: dict[str, Bool[Tensor, "batch time"]] = {}
+        tensors = {**logps, "advantages": advantages}
+        invalid: dict[str, Bool[Tensor, "batch time"]] = {}
         for name, logp in logps.items():
-            wrong[name] = counted & ~(logp.isfinite() & (logp <= LOGP_SLACK))
-        for name, values in others.items():
-            if values is not None:
-                allowed = values.isfinite() & ((values >= 0) | (name != "rollout_is_weights"))
-                wrong[name] = counted & ~allowed
-        self._tensors = {**logps, **others}
-        self._wrong = wrong
-        self.mask = torch.stack([*wrong.values()]).any(0)
-        """Which they are."""
+            invalid[name] = counted & ~(logp.isfinite() & (logp <= LOGP_SLACK))
+        invalid["advantages"] = counted & ~advantages.isfinite()
+        if weights is not None:
+            tensors["rollout_is_weights"] = weights
+            invalid["rollout_is_weights"] = counted & ~(weights.isfinite() & (weights >= 0))
+
+        self._tensors = tensors
+        self._invalid = invalid
+        self.mask = torch.stack([*invalid.values()]).any(0)
+        """True for tokens with an invalid value; shape (sequences, tokens)."""
+        # The only transfer from the device, unless a token is invalid.
         self.count = int(self.mask.sum())
-        """How many."""
+        """The number of tokens with an invalid value."""
 
     def __str__(self) -> str:
-        """Name the first of them with its row, its position and its value."""
-        for name, wrong in self._wrong.items():
-            if wrong.any():
-                row, position = wrong.nonzero()[0].tolist()
+        """Describe the first of them by its row, position and value."""
+        expectations = {
+            "advantages": "no advantage: those are finite",
+            "rollout_is_weights": "no importance weight: those are finite and at least 0",
+        }
+        for name, invalid in self._invalid.items():
+            if invalid.any():
+                row, position = invalid.nonzero()[0].tolist()
                 value = self._tensors[name][row, position].item()
-                kind = {
-                    "advantages": "no advantage: those are finite",
-                    "rollout_is_weights": "no importance weight: those are finite and at least 0",
-                }.get(name, "no log-probability: those are finite and at most 0")
-                more = f" ({self.count} such tokens in this micro-batch)" if self.count > 1 else ""
-                return f"{name}[{row}, {position}] is {value:g}, which is {kind}{more}"
-        return "no token is wrong"
+                expectation = expectations.get(name, "no log-probability: those are finite and at most 0")
+                total = f" ({self.count} such tokens in this micro-batch)" if self.count > 1 else ""
+                return f"{name}[{row}, {position}] is {value:g}, which is {expectation}{total}"
+        return "every token is valid"
 
 
 def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
-    """Return what the method's sums run over: all processes, if it has sums.
+    """Return the training state of a loss, with the processes over which the method's sums are formed.
 
     Args:
         method: The method.
-        rows: The sequences that the loss is given.
+        rows: The number of sequences in this call of the loss.
         config: The actor's settings, with the sizes of the global batch.
 
     Raises:
-        ValueError: it has sums, and ``rows`` are a part of this process's mini-batch.
+        ValueError: the method has sums over a mini-batch, and ``rows`` is less than this process's share of it.
     """
     if not method.whole_batch:
         return TrainingState()
     info = config.global_batch_info
-    whole = (info.get("global_batch_size") or 0) / (info.get("dp_size") or 1)
-    refuse(rows < whole, not_for_verl(method))
+    mini_batch_rows = (info.get("global_batch_size") or 0) / (info.get("dp_size") or 1)
+    refuse_if(rows < mini_batch_rows, not_for_verl(method))
     group = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
-    several = group is not None and torch.distributed.get_world_size(group) > 1
-    return TrainingState(processes=group if several else None)
+    is_distributed = group is not None and torch.distributed.get_world_size(group) > 1
+    return TrainingState(processes=group if is_distributed else None)
 
 
 class Certifier:
-    """Compares what reaches the log-probabilities in the backward pass with the method's gradient, now and then.
+    """A periodic comparison of the gradient that reaches the log-probabilities with the method's gradient.
 
-    It does so for the first loss of each process, for the first of which tokens are blocked, and for every `EVERY`-th
-    of either. A factor on the whole loss is verl's: the number of micro-batches, or a loss scale.
+    It compares the first loss of each process, the first loss with blocked tokens, and every `EVERY`-th loss of either
+    kind. verl multiplies a loss by a factor before the backward pass, such as a loss scale or one over the number of
+    micro-batches. The comparison applies the same factor.
     """
 
     def __init__(self) -> None:
         self._losses: Counter[bool] = Counter()
+        """The number of losses with blocked tokens (key True) and without (key False)."""
 
     def __call__(
         self,
@@ -119,25 +124,35 @@ class Certifier:
         blocked: bool,
         stop: bool,
     ) -> None:
-        """Watch the backward pass of one loss, if it is its turn; the rest as for `bandpo.gradient_check.compare`.
+        """Compare the gradient of one loss in its backward pass, if a comparison is due.
 
-        ``blocked`` says whether the method blocks a token, ``stop`` whether a mismatch ends the run or is a warning.
+        Args:
+            loss: The aggregated loss.
+            logp: The log-probabilities that the loss used.
+            method: The method.
+            batch: The tokens of the loss.
+            share: The factor of each token's loss in the aggregated loss.
+            blocked: True if the method blocks a token of this loss.
+            stop: True if a gradient that is not the method's raises an error, False if it is a warning.
         """
-        turn = self._losses[blocked] % EVERY == 0
+        is_due = self._losses[blocked] % EVERY == 0
         self._losses[blocked] += 1
-        # Sums over processes cannot be formed again in one process's backward pass.
-        if not turn or batch.state.processes is not None:
+        # The backward pass of one process cannot form sums over all processes.
+        if not is_due or batch.state.processes is not None:
             return
-        scale: list[Tensor] = []
-        loss.register_hook(scale.append)  # called before that of the log-probabilities
+        # The gradient of the loss is verl's factor. Its hook runs before that of the log-probabilities.
+        factors: list[Tensor] = []
+        loss.register_hook(factors.append)
 
-        def look(gradient: Tensor) -> None:
-            found = compare(gradient, method, batch, share * scale[-1])
-            if found.equal:
-                print(f"bandpo: {found}", flush=True)  # verl's own way to say something; Ray passes it on
+        def compare_gradient(gradient: Tensor) -> None:
+            result = compare(gradient, method, batch, share * factors[-1])
+            if result.equal:
+                print(
+                    f"bandpo: {result}", flush=True
+                )  # Ray forwards the workers' stdout, as for verl's own messages
             elif stop:
-                raise RunProblem(f"{found}; {WHERE}certify=warn trains on")
+                raise RunProblem(f"{result}; {POLICY_LOSS}certify=warn trains on")
             else:
-                warnings.warn(str(found), BandWarning, stacklevel=2)
+                warnings.warn(str(result), BandWarning, stacklevel=2)
 
-        logp.register_hook(look)
+        logp.register_hook(compare_gradient)

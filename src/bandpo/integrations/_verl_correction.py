@@ -1,9 +1,8 @@
-"""Rollout correction in verl: which code applies a setting of it, and a refusal where none does.
+"""Checks that verl applies the settings of its rollout correction.
 
-verl has two places. Its driver weights and rejects tokens once a batch, where the trainer computes log-probabilities
-of its own (``bypass_mode=false``) and the rollout engine's are there (``calculate_log_probs=true``). Its loss
-``bypass_mode`` does so in each worker, by settings of the policy loss. Under ``bypass_mode=true`` every other loss is
-given the batch as it is.
+verl applies them in one of two places. With ``bypass_mode=false`` and ``calculate_log_probs=true``, its driver weights
+and rejects tokens once per batch. With ``bypass_mode=true``, only its loss ``bypass_mode`` does, in each worker and by
+the settings of the policy loss; all other losses get the batch without a correction.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._verl_settings import ROLLOUT, WHERE, bypasses, overrides, refuse
+from bandpo.integrations._verl_settings import POLICY_LOSS, ROLLOUT, in_bypass_mode, overrides, refuse_if
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 
     from bandpo.methods import Method
 
-DRIVER = "algorithm.rollout_correction."
-LOSS = f"{WHERE}rollout_correction."
-STOCK: Mapping[str, Any] = {
+CORRECTION = "algorithm.rollout_correction."
+LOSS_CORRECTION = f"{POLICY_LOSS}rollout_correction."
+DEFAULTS: Mapping[str, Any] = {
     "rollout_is": None,
     "rollout_is_threshold": 2.0,
     "rollout_is_batch_normalize": False,
@@ -32,148 +31,187 @@ STOCK: Mapping[str, Any] = {
     "rollout_rs_threshold": None,
     "loss_type": "ppo_clip",
 }
-"""The defaults of verl's configuration, under which nothing is corrected."""
-PARENTS = {
+"""verl's defaults, under which nothing is corrected."""
+REQUIRED_SETTINGS = {
     "rollout_is_threshold": "rollout_is",
     "rollout_is_batch_normalize": "rollout_is",
     "rollout_rs_threshold": "rollout_rs",
 }
-"""For each setting that acts beside another alone, that other."""
+"""For each setting that only works beside another one, the other setting."""
 
 
 def check_correction(config: DictConfig, actor: ActorConfig, loss: str, method: Method | None) -> str:
-    """Check that some code applies each setting of rollout correction.
+    """Check that verl applies each setting of rollout correction.
 
     Args:
-        config: The run's configuration.
-        actor: Its actor's settings.
-        loss: The loss that the worker calls.
-        method: The method that it is; None if it is none of bandpo's.
+        config: The run's config.
+        actor: The actor's settings.
+        loss: The name of the loss in verl's registry.
+        method: The method of the loss; None if it is not one of bandpo's.
 
     Returns:
-        What is applied, and by which code, in words.
+        A line about the correction and the place in verl that applies it.
 
     Raises:
-        ValueError: nothing applies a setting; the message names it, and the setting that would change that.
+        ValueError: a setting would have no effect; the message names it and the fix.
     """
-    driver = {**STOCK, **dict(config.algorithm.get("rollout_correction") or {})}
-    changed = {name: driver[name] for name, value in STOCK.items() if driver[name] != value}
-    refuse(
-        bypasses(config) and not config.actor_rollout_ref.rollout.calculate_log_probs,
+    driver = {**DEFAULTS, **dict(config.algorithm.get("rollout_correction") or {})}
+    changed = {name: driver[name] for name, value in DEFAULTS.items() if driver[name] != value}
+    refuse_if(
+        in_bypass_mode(config) and not config.actor_rollout_ref.rollout.calculate_log_probs,
         f"{ROLLOUT}calculate_log_probs=false leaves out the rollout engine's log-probabilities, which "
-        f"{DRIVER}bypass_mode=true makes the old ones: set it to true",
+        f"{CORRECTION}bypass_mode=true makes the old ones: set it to true",
     )
     if loss == "bypass_mode":
-        return _of_loss(config, actor, changed)
-    applied = _of_driver(config, changed, method)
+        return _check_correction_in_loss(config, actor, changed)
+    description = _check_correction_in_driver(config, changed, method)
     if loss == "geo_mean" and "rollout_is" in changed:
-        # The one loss of verl's that does not multiply each token's loss by its weight.
-        applied += "; geo_mean multiplies each sequence by the geometric mean of its weights"
-    return applied
+        # All other losses of verl multiply each token's loss by its weight.
+        description += "; geo_mean multiplies each sequence by the geometric mean of its weights"
+    return description
 
 
-def _of_driver(config: DictConfig, changed: Mapping[str, Any], method: Method | None) -> str:
-    """Check the settings beside a loss that corrects nothing itself."""
+def _check_correction_in_driver(config: DictConfig, changed: Mapping[str, Any], method: Method | None) -> str:
+    """Check the settings beside every loss but ``bypass_mode``; return a line about the correction.
+
+    Args:
+        config: The run's config.
+        changed: The settings of ``algorithm.rollout_correction`` that differ from verl's defaults.
+        method: The method of the loss; None if it is not one of bandpo's.
+    """
     for name in dict(config.actor_rollout_ref.actor.policy_loss.get("rollout_correction") or {}):
-        raise InvalidValue(f"{LOSS}{name}: no loss but verl's bypass_mode reads it; write {DRIVER}{name}")
+        raise InvalidValue(
+            f"{LOSS_CORRECTION}{name}: no loss but verl's bypass_mode reads it; write {CORRECTION}{name}"
+        )
     if "loss_type" in changed:
         beside = f" beside {method}" if method else ""
         raise InvalidValue(
-            f"{DRIVER}loss_type={changed['loss_type']} has no effect{beside}: verl's loss bypass_mode alone reads it"
+            f"{CORRECTION}loss_type={changed['loss_type']} has no effect{beside}: "
+            "verl's loss bypass_mode alone reads it"
         )
-    _check_parents(changed, DRIVER)
+    _check_required_settings(changed, CORRECTION)
     corrections = [name for name in ("rollout_is", "rollout_rs") if name in changed]
     for name in corrections:
-        setting = f"{DRIVER}{name}={changed[name]}"
-        if bypasses(config):
-            anchored = method is not None and method.old_policy == "rollout"
-            remedy = "leave it out" if anchored else f"set {DRIVER}bypass_mode=false, or leave it out"
+        setting = f"{CORRECTION}{name}={changed[name]}"
+        if in_bypass_mode(config):
+            needs_bypass = method is not None and method.old_policy == "rollout"
+            remedy = "leave it out" if needs_bypass else f"set {CORRECTION}bypass_mode=false, or leave it out"
             raise InvalidValue(
-                f"{setting}: under {DRIVER}bypass_mode=true no code of verl applies it to this loss, since its driver "
-                f"does so with {DRIVER}bypass_mode=false only, and its own loss bypass_mode is another loss: {remedy}"
+                f"{setting}: under {CORRECTION}bypass_mode=true no code of verl applies it to this loss, since its "
+                f"driver does so with {CORRECTION}bypass_mode=false only, and its own loss bypass_mode is another "
+                f"loss: {remedy}"
             )
-        refuse(
+        refuse_if(
             not config.actor_rollout_ref.rollout.calculate_log_probs,
             f"{setting} needs the rollout engine's log-probabilities, and {ROLLOUT}calculate_log_probs=false leaves "
             "them out: set it to true",
         )
     if not corrections:
         return "none"
-    _try({**STOCK, **changed}, DRIVER)
-    return f"by verl's driver, once a batch: {_listed(changed)}"
+    _try_settings({**DEFAULTS, **changed}, CORRECTION)
+    return f"by verl's driver, once a batch: {_format_settings(changed)}"
 
 
-def _of_loss(config: DictConfig, actor: ActorConfig, changed: Mapping[str, Any]) -> str:
-    """Check the settings of verl's loss ``bypass_mode``, which reads those of the policy loss alone."""
-    refuse(
-        not bypasses(config),
-        f"{WHERE}loss_mode=bypass_mode takes the old log-probabilities for the rollout engine's: set "
-        f"{DRIVER}bypass_mode=true",
+def _check_correction_in_loss(config: DictConfig, actor: ActorConfig, changed: Mapping[str, Any]) -> str:
+    """Check the settings of verl's loss ``bypass_mode``; return a line about the correction.
+
+    The loss only reads the settings of the policy loss, in the workers.
+
+    Args:
+        config: The run's config.
+        actor: The actor's settings.
+        changed: The settings of ``algorithm.rollout_correction`` that differ from verl's defaults.
+    """
+    refuse_if(
+        not in_bypass_mode(config),
+        f"{POLICY_LOSS}loss_mode=bypass_mode takes the old log-probabilities for the rollout engine's: set "
+        f"{CORRECTION}bypass_mode=true",
     )
-    read = {name: actor.policy_loss.rollout_correction.get(name, value) for name, value in STOCK.items()}
+    settings = {
+        name: actor.policy_loss.rollout_correction.get(name, default) for name, default in DEFAULTS.items()
+    }
     for name, value in changed.items():
-        refuse(
-            read[name] != value,
-            f"{DRIVER}{name}={value} does not reach the workers, where the loss bypass_mode reads {LOSS}{name}: write "
-            f"+{LOSS}{name}={value}",
+        refuse_if(
+            settings[name] != value,
+            f"{CORRECTION}{name}={value} does not reach the workers, where the loss bypass_mode reads "
+            f"{LOSS_CORRECTION}{name}: write +{LOSS_CORRECTION}{name}={value}",
         )
-    written = dict(config.actor_rollout_ref.actor.policy_loss.get("rollout_correction") or {})
-    _check_parents({name: value for name, value in written.items() if value != STOCK.get(name)}, LOSS, read)
-    refuse(
-        read["loss_type"] not in ("ppo_clip", "reinforce"),
-        f"{LOSS}loss_type must be ppo_clip or reinforce, got {read['loss_type']!r}",
+    user_settings = dict(config.actor_rollout_ref.actor.policy_loss.get("rollout_correction") or {})
+    changed_in_loss = {name: value for name, value in user_settings.items() if value != DEFAULTS.get(name)}
+    _check_required_settings(changed_in_loss, LOSS_CORRECTION, settings)
+    refuse_if(
+        settings["loss_type"] not in ("ppo_clip", "reinforce"),
+        f"{LOSS_CORRECTION}loss_type must be ppo_clip or reinforce, got {settings['loss_type']!r}",
     )
-    _try(read, LOSS)
-    set_here = {name: value for name, value in read.items() if value != STOCK[name]}
-    weights = " (loss_type=ppo_clip reports the weights and does not apply them)"
-    reported = read["rollout_is"] is not None and read["loss_type"] == "ppo_clip"
-    return f"by verl's loss bypass_mode in each worker: {_listed(set_here)}{weights if reported else ''}"
+    _try_settings(settings, LOSS_CORRECTION)
+
+    applied = {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+    line = f"by verl's loss bypass_mode in each worker: {_format_settings(applied)}"
+    if settings["rollout_is"] is not None and settings["loss_type"] == "ppo_clip":
+        line += " (loss_type=ppo_clip reports the weights and does not apply them)"
+    return line
 
 
-def _check_parents(changed: Mapping[str, Any], where: str, read: Mapping[str, Any] | None = None) -> None:
-    """Refuse a threshold of what is switched off."""
-    read = {**STOCK, **changed} if read is None else read
-    for name, parent in PARENTS.items():
-        refuse(
-            name in changed and read[parent] is None,
-            f"{where}{name}={changed.get(name)} has no effect without {where}{parent}",
+def _check_required_settings(
+    changed: Mapping[str, Any], prefix: str, settings: Mapping[str, Any] | None = None
+) -> None:
+    """Check that no setting was changed whose required setting is None.
+
+    Args:
+        changed: The settings that were changed.
+        prefix: The path of the settings, for the error.
+        settings: All settings; by default verl's, with the changes.
+    """
+    settings = {**DEFAULTS, **changed} if settings is None else settings
+    for name, required in REQUIRED_SETTINGS.items():
+        refuse_if(
+            name in changed and settings[required] is None,
+            f"{prefix}{name}={changed.get(name)} has no effect without {prefix}{required}",
         )
 
 
-def _try(settings: Mapping[str, Any], where: str) -> None:
-    """Have verl's own code correct one token, so that it reads the settings now and not in the first batch."""
+def _try_settings(settings: Mapping[str, Any], prefix: str) -> None:
+    """Call verl's correction on one token, so that it raises its errors about the settings before training.
+
+    Args:
+        settings: All settings of the correction.
+        prefix: The path of the settings, for the error.
+    """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 
-    refuse(
+    refuse_if(
         settings["rollout_is"] is not None and settings["rollout_is_threshold"] is None,
-        f"{where}rollout_is={settings['rollout_is']} has no effect without {where}rollout_is_threshold",
+        f"{prefix}rollout_is={settings['rollout_is']} has no effect without {prefix}rollout_is_threshold",
     )
     for name in ("rollout_is_threshold", "rollout_rs_threshold"):
-        text = overrides().get(f"{where}{name}", "")
-        refuse(
+        # Hydra parses 0.5_2.0, verl's form of two bounds, as the number 0.52.
+        text = overrides().get(f"{prefix}{name}", "")
+        refuse_if(
             "_" in text and isinstance(settings[name], int | float),
-            f"{where}{name}={text}: hydra reads the number {settings[name]} there, for two bounds write "
-            f"""{where}{name}='"{text}"'""",
+            f"{prefix}{name}={text}: hydra reads the number {settings[name]} there, for two bounds write "
+            f"""{prefix}{name}='"{text}"'""",
         )
+
     token = torch.full((1, 1), -1.0)
-    chosen = {name: value for name, value in settings.items() if name != "loss_type"}
+    arguments = {name: value for name, value in settings.items() if name != "loss_type"}
     try:
-        compute_rollout_correction_and_rejection_mask(token, token, torch.ones(1, 1), **chosen)
+        compute_rollout_correction_and_rejection_mask(token, token, torch.ones(1, 1), **arguments)
     except (ValueError, TypeError) as error:
-        names = " and ".join(f"{where}{name}" for name in ("rollout_is", "rollout_rs") if settings[name])
+        names = " and ".join(f"{prefix}{name}" for name in ("rollout_is", "rollout_rs") if settings[name])
         raise InvalidValue(f"{names}: {error}") from error
 
 
-def _listed(settings: Mapping[str, Any]) -> str:
+def _format_settings(settings: Mapping[str, Any]) -> str:
+    """Return the settings as text; "no correction" if there are none."""
     return ", ".join(f"{name}={value}" for name, value in settings.items()) or "no correction"
 
 
 def metrics_of(config: DictConfig) -> tuple[str, ...]:
-    """Return the metrics that verl logs if it applies the rollout correction that a configuration asks for."""
-    inner = config.actor_rollout_ref.actor.policy_loss.get("rollout_correction") or {}
-    outer = config.algorithm.get("rollout_correction") or {}
+    """Return the names of the metrics that verl logs if it applies the rollout correction of a config."""
+    in_loss = config.actor_rollout_ref.actor.policy_loss.get("rollout_correction") or {}
+    in_driver = config.algorithm.get("rollout_correction") or {}
     names = {
         "rollout_is": "rollout_corr/rollout_is_mean",
         "rollout_rs": "rollout_corr/rollout_rs_masked_fraction",
     }
-    return tuple(metric for name, metric in names.items() if outer.get(name) or inner.get(name))
+    return tuple(metric for name, metric in names.items() if in_driver.get(name) or in_loss.get(name))

@@ -1,4 +1,4 @@
-"""The settings of a run of verl: their names, which were set, which of verl's trainers reads them, and refusals."""
+"""The settings of a verl run: the required ones, those on the command line, and the trainer that reads them."""
 
 from __future__ import annotations
 
@@ -17,69 +17,68 @@ if TYPE_CHECKING:
 
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
-WHERE = f"{ACTOR}policy_loss."
-FREE = re.compile(rf"^(recipe\b|model_engine$|{WHERE})|kwargs")
-"""Settings of which verl's config need not have the names."""
+POLICY_LOSS = f"{ACTOR}policy_loss."
+FREE = re.compile(rf"^(recipe\b|model_engine$|{POLICY_LOSS})|kwargs")
+"""A pattern of settings that verl's config need not contain."""
 
-
-WHOLE = "a whole number of at least 1"
+POSITIVE_INTEGER = "a whole number of at least 1"
 NUMBER = "a number"
-SWITCH = "true or false"
+BOOLEAN = "true or false"
 TEXT = "a text"
-SOMETHING = "set"
-NEEDED: Mapping[str, str] = {
-    "data.train_files": SOMETHING,
-    "data.val_files": SOMETHING,
-    "data.train_batch_size": WHOLE,
-    "data.max_prompt_length": WHOLE,
-    "data.max_response_length": WHOLE,
+ANY_VALUE = "set"
+REQUIRED: Mapping[str, str] = {
+    "data.train_files": ANY_VALUE,
+    "data.val_files": ANY_VALUE,
+    "data.train_batch_size": POSITIVE_INTEGER,
+    "data.max_prompt_length": POSITIVE_INTEGER,
+    "data.max_response_length": POSITIVE_INTEGER,
     "data.prompt_key": TEXT,
     "actor_rollout_ref.model.path": TEXT,
     "actor_rollout_ref.model.lora_rank": NUMBER,
     "actor_rollout_ref.model.lora.rank": NUMBER,
     f"{ACTOR}strategy": TEXT,
     f"{ACTOR}fsdp_config.strategy": TEXT,
-    f"{ACTOR}ppo_mini_batch_size": WHOLE,
-    f"{ACTOR}ppo_epochs": WHOLE,
-    f"{ACTOR}use_dynamic_bsz": SWITCH,
-    f"{ACTOR}use_kl_loss": SWITCH,
+    f"{ACTOR}ppo_mini_batch_size": POSITIVE_INTEGER,
+    f"{ACTOR}ppo_epochs": POSITIVE_INTEGER,
+    f"{ACTOR}use_dynamic_bsz": BOOLEAN,
+    f"{ACTOR}use_kl_loss": BOOLEAN,
     f"{ACTOR}kl_loss_coef": NUMBER,
     f"{ACTOR}entropy_coeff": NUMBER,
     f"{ACTOR}loss_agg_mode": TEXT,
     f"{ACTOR}clip_ratio_c": NUMBER,
-    f"{ACTOR}ulysses_sequence_parallel_size": WHOLE,
+    f"{ACTOR}ulysses_sequence_parallel_size": POSITIVE_INTEGER,
     f"{ACTOR}optim.lr": NUMBER,
     f"{ACTOR}optim.lr_scheduler_type": TEXT,
     f"{ROLLOUT}name": TEXT,
-    f"{ROLLOUT}n": WHOLE,
-    f"{ROLLOUT}val_kwargs.n": WHOLE,
+    f"{ROLLOUT}n": POSITIVE_INTEGER,
+    f"{ROLLOUT}val_kwargs.n": POSITIVE_INTEGER,
     f"{ROLLOUT}temperature": NUMBER,
     f"{ROLLOUT}top_p": NUMBER,
     f"{ROLLOUT}top_k": NUMBER,
-    f"{ROLLOUT}tensor_model_parallel_size": WHOLE,
+    f"{ROLLOUT}tensor_model_parallel_size": POSITIVE_INTEGER,
     f"{ROLLOUT}gpu_memory_utilization": NUMBER,
-    f"{ROLLOUT}calculate_log_probs": SWITCH,
+    f"{ROLLOUT}calculate_log_probs": BOOLEAN,
     "algorithm.adv_estimator": TEXT,
-    "algorithm.norm_adv_by_std_in_grpo": SWITCH,
-    "algorithm.use_kl_in_reward": SWITCH,
-    "reward.reward_model.enable": SWITCH,
-    "trainer.nnodes": WHOLE,
-    "trainer.n_gpus_per_node": WHOLE,
+    "algorithm.norm_adv_by_std_in_grpo": BOOLEAN,
+    "algorithm.use_kl_in_reward": BOOLEAN,
+    "reward.reward_model.enable": BOOLEAN,
+    "trainer.nnodes": POSITIVE_INTEGER,
+    "trainer.n_gpus_per_node": POSITIVE_INTEGER,
     "trainer.total_epochs": NUMBER,
     "trainer.save_freq": NUMBER,
     "trainer.test_freq": NUMBER,
     "trainer.critic_warmup": NUMBER,
-    "trainer.logger": SOMETHING,
+    "trainer.logger": ANY_VALUE,
     "trainer.project_name": TEXT,
     "trainer.experiment_name": TEXT,
     "trainer.default_local_dir": TEXT,
     "trainer.resume_mode": TEXT,
     "trainer.v1.trainer_mode": TEXT,
 }
-"""The settings that verl or bandpo reads and that must have a value, each with what it must be.
+"""The settings that verl or bandpo reads and that must have a value, each with the kind of its value.
 
-Where one is null, verl fails with a TypeError that does not name it, some of them after Ray has started; or it takes a
-null switch for false.
+If one is null, verl raises a TypeError that does not name it, in some cases after Ray has started, or it reads a null
+boolean as false.
 """
 
 SECTIONS = (
@@ -91,84 +90,91 @@ SECTIONS = (
     "reward.custom_reward_function",
     "reward.reward_model",
 )
-"""Groups of settings that verl or bandpo reads; the other groups that the settings of `NEEDED` are in are read, too."""
+"""Groups of settings that verl or bandpo reads, in addition to the groups of the settings in `REQUIRED`."""
 
 
-def check_needed(config: DictConfig) -> None:
-    """Check that each setting of `NEEDED` that a configuration has is of its kind, and in no group that is null.
+def check_required(config: DictConfig) -> None:
+    """Check that the settings of `REQUIRED` have values of their kind, and that no group of settings is null.
+
+    Settings that the config lacks are not checked, as a trainer or a version of verl may not have them.
 
     Raises:
-        ValueError: one is not, such as null, or the command line deletes it; the message names it.
+        ValueError: a setting has no value or one of another kind, or the command line deletes it; the message names it.
     """
-    kinds = {
-        WHOLE: lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+    is_kind = {
+        POSITIVE_INTEGER: lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
         NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-        SWITCH: lambda value: isinstance(value, bool),
+        BOOLEAN: lambda value: isinstance(value, bool),
         TEXT: lambda value: isinstance(value, str) and value != "",
-        SOMETHING: lambda value: value is not None and value != "",
+        ANY_VALUE: lambda value: value is not None and value != "",
     }
     deleted = [key.removeprefix("~") for key in overrides() if key.startswith("~")]
     for key in SECTIONS:
         _check_section(config, key, deleted)
-    needed = dict(NEEDED)
+
+    required = dict(REQUIRED)
     if trainer_of(config) == "fully_async":
-        # verl wants 0 there, and counts a batch in mini-batches.
-        del needed["data.train_batch_size"]
-        needed["async_training.require_batches"] = WHOLE
-    for key, kind in needed.items():
+        # This trainer requires train_batch_size=0, and counts a batch in mini-batches.
+        del required["data.train_batch_size"]
+        required["async_training.require_batches"] = POSITIVE_INTEGER
+
+    for key, kind in required.items():
         parent, _, name = key.rpartition(".")
-        settings = _check_section(config, parent, deleted)
-        refuse(key in deleted, f"{key} must be {kind}, and ~{key} deletes it: leave that out")
-        # A trainer or a version of verl may lack the setting.
-        if settings is None or name not in settings:
+        section = _check_section(config, parent, deleted)
+        refuse_if(key in deleted, f"{key} must be {kind}, and ~{key} deletes it: leave that out")
+        if section is None or name not in section:
             continue
         value = OmegaConf.select(config, key)
-        refuse(
-            not kinds[kind](value), f"{key} must be {kind}, got {'null' if value is None else repr(value)}"
-        )
+        text = "null" if value is None else repr(value)
+        refuse_if(not is_kind[kind](value), f"{key} must be {kind}, got {text}")
 
 
 def _check_section(config: DictConfig, key: str, deleted: Sequence[str]) -> DictConfig | None:
-    """Return a group of settings; None if the trainer or the version of verl lacks it.
+    """Return a group of settings; None if the config does not have it.
+
+    Args:
+        config: The run's config.
+        key: The path of the group.
+        deleted: The paths that the command line deletes.
 
     Raises:
-        ValueError: it, or a group that it is in, is null, or the command line deletes it.
+        ValueError: the group, or one that contains it, is null, or the command line deletes it.
     """
     section = config
-    where = ""
+    path = ""
     for name in key.split("."):
-        where = f"{where}.{name}".lstrip(".")
-        refuse(
-            where in deleted, f"{where} must be a group of settings, and ~{where} deletes it: leave that out"
+        path = f"{path}.{name}".lstrip(".")
+        refuse_if(
+            path in deleted, f"{path} must be a group of settings, and ~{path} deletes it: leave that out"
         )
         if name not in section:
             return None
         value = section[name]
-        if not OmegaConf.is_dict(
-            value
-        ):  # a group has thousands of characters, so its text is not made for nothing
+        # No refuse_if here: the repr of a valid group, thousands of characters, would be computed each time.
+        if not OmegaConf.is_dict(value):
             text = "null" if value is None else repr(value)
-            raise InvalidValue(f"{where} must be a group of settings, got {text}")
+            raise InvalidValue(f"{path} must be a group of settings, got {text}")
         section = cast("DictConfig", value)
     return section
 
 
-def refuse(wrong: object, why: str) -> None:
-    """Raise ``why`` if something is wrong.
+def refuse_if(condition: object, message: str) -> None:
+    """Raise an error with a message if a condition holds.
 
     Raises:
-        ValueError: it is.
+        ValueError: the condition holds.
     """
-    if wrong:
-        raise InvalidValue(why)
+    if condition:
+        raise InvalidValue(message)
 
 
 def trainer_of(config: DictConfig) -> str:
-    """Return which of verl's trainers a configuration is for.
+    """Return the one of verl's trainers that a config belongs to.
 
     Returns:
-        ``fully_async``, ``one_step_off``, ``v1`` or ``v0``. The first two have settings that no other has.
+        ``fully_async``, ``one_step_off``, ``v1`` or ``v0``.
     """
+    # The asynchronous trainers have groups of settings that no other trainer has.
     if "async_training" in config:
         return "fully_async"
     if "rollout" in config:
@@ -176,29 +182,29 @@ def trainer_of(config: DictConfig) -> str:
     return "v1" if config.trainer.use_v1 else "v0"
 
 
-def is_ours(config: DictConfig) -> bool:
-    """Return whether a run's loss is bandpo's or audited, or its settings come from a recipe."""
-    loss = OmegaConf.select(config, WHERE.rstrip(".")) or {}
+def uses_bandpo(config: DictConfig) -> bool:
+    """Return True if a run's loss is bandpo's or audited, or its settings come from a recipe of bandpo."""
+    loss = OmegaConf.select(config, POLICY_LOSS.rstrip(".")) or {}
     target = str(loss.get("_target_"))
     return target.startswith("bandpo.") or loss.get("loss_mode") in ("band", "audited") or "recipe" in config
 
 
-def bypasses(config: DictConfig) -> bool:
-    """Return whether the old policy is the rollout engine's."""
+def in_bypass_mode(config: DictConfig) -> bool:
+    """Return True if the old log-probabilities are the rollout engine's."""
     return bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode"))
 
 
 def uses_critic(config: DictConfig) -> bool:
-    """Return whether a critic is trained, as verl decides it."""
-    return bool(
-        config.algorithm.adv_estimator == "gae" if config.critic.enable is None else config.critic.enable
-    )
+    """Return True if verl trains a critic."""
+    if config.critic.enable is None:
+        return bool(config.algorithm.adv_estimator == "gae")
+    return bool(config.critic.enable)
 
 
 def overrides() -> dict[str, str]:
-    """Return the overrides of hydra's command line, as they were written.
+    """Return the overrides of hydra's command line as text, by path.
 
-    Only the process that hydra started knows them.
+    They are only available in the process that hydra started, and empty elsewhere.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -209,30 +215,31 @@ def overrides() -> dict[str, str]:
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Return each setting of a nested configuration by its full name."""
+    """Yield the path and value of each setting of a nested config."""
     if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from leaves(inner, f"{key}.{name}".lstrip("."))
+        for name, child in value.items():
+            yield from leaves(child, f"{key}.{name}".lstrip("."))
     else:
         yield key, value
 
 
-def new_settings(config: DictConfig) -> list[str]:
-    """Return the settings that verl's own config does not have, which a misspelling makes too.
+def unknown_settings(config: DictConfig) -> list[str]:
+    """Return the paths of settings that verl's own config does not have, such as misspelt ones.
 
-    Those of a method or a recipe are left out.
+    Settings of the policy loss, of a recipe and of ``kwargs`` are left out.
     """
 
-    def has(key: str) -> bool:
-        return key in known_settings() or ("." in key and has(key.rpartition(".")[0]))
+    def is_known(key: str) -> bool:
+        # The children of a known setting are known: verl's default may be null or an empty group.
+        return key in verl_settings() or ("." in key and is_known(key.rpartition(".")[0]))
 
     keys = [key for key, value in leaves(OmegaConf.to_container(config)) if value is not None]
-    return [key for key in keys if not (has(key) or FREE.search(key))]
+    return [key for key in keys if not (is_known(key) or FREE.search(key))]
 
 
 @functools.cache
-def known_settings() -> set[str]:
-    """Return verl's own settings, of each of its engines and trainers."""
+def verl_settings() -> set[str]:
+    """Return the paths of verl's own settings, for all of its engines and trainers."""
     import verl
 
     folder = Path(verl.__path__[0])
@@ -240,7 +247,7 @@ def known_settings() -> set[str]:
         *folder.glob("trainer/config/_generated_ppo*.yaml"),
         *folder.glob("experimental/*/config/*.yaml"),
     ]
-    known = set[str]()
+    paths = set[str]()
     for file in files:
-        known.update(key for key, _ in leaves(OmegaConf.to_container(OmegaConf.load(file))))
-    return known
+        paths.update(key for key, _ in leaves(OmegaConf.to_container(OmegaConf.load(file))))
+    return paths

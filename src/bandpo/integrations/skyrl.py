@@ -1,17 +1,18 @@
-"""Band, and every other method, as a policy loss of SkyRL: three arguments of its own command.
+"""Any method as a policy loss of SkyRL, by three arguments of SkyRL's command.
 
     python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=bandpo.integrations.skyrl \
         trainer.algorithm.policy_loss_type=band trainer.algorithm.method='SAPO(1.0, 1.05)' ...
 
-Without ``method`` it is ``Band(KL(), 0.05)``. SkyRL hands over to `main` here, which registers the loss and adds the
-settings of `BandAlgorithmConfig` to SkyRL's. The registry reaches the workers through Ray; bandpo must be installed
+The default ``method`` is ``Band(KL(), 0.05)``. SkyRL calls `main` of this module, which registers the loss and adds the
+settings of `BandAlgorithmConfig` to SkyRL's. Ray distributes the registry to the workers, and bandpo must be installed
 where they run.
 
-Anchor: the trainer's own log-probabilities at the start of the step; SkyRL makes that forward pass for any loss whose
-name it does not know. The sampler's are the anchor of ``DPPO()`` and ``IcePop()``; for others they enter through
-``off_policy_correction`` alone, as for SkyRL's own losses.
+The old log-probabilities are the trainer's own at the start of the step. SkyRL computes them for every loss with a name
+that is not one of its own losses. For ``DPPO()`` and ``IcePop()`` they are the sampler's. For other methods the
+sampler's are only used by ``off_policy_correction``, as for SkyRL's own losses.
 
-SkyRL 0.3.0 declares Python 3.12. Written for and tested with it up to the settings and the loss, not a training run.
+Written for and tested with SkyRL 0.3.0, which needs Python 3.12. The tests cover settings and loss, but no training
+run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.errors import InvalidValue
-from bandpo.integrations._adapt import has_bias, numbers, read_method, record
+from bandpo.integrations._adapt import as_floats, has_bias, read_method, record
 from bandpo.integrations._settings import check_settings
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
@@ -42,7 +43,7 @@ REDUCTIONS = {
     "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum-norm": "seq_mean_token_sum_norm",
 }
-"""SkyRL's names for the averages of methods."""
+"""SkyRL's ``loss_reduction`` for the loss aggregations of methods."""
 _logger = logging.getLogger("bandpo")
 
 
@@ -51,19 +52,19 @@ class BandAlgorithmConfig(AlgorithmConfig):
     """SkyRL's ``trainer.algorithm`` with a method in place of its ``eps_clip_*``.
 
     Attributes:
-        method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. As in
-            SkyRL's default loss there is no dual clip: write ``Method(Band(), DualClip(3))`` for one, which is SkyRL's
-            ``dual_clip`` loss. A whole method brings its own average: it sets ``loss_reduction``, unless that is
-            another than SkyRL's default, which then wins, as one line says. SkyRL gives a loss micro-batches and
-            advantages that it has scaled for the average. So methods that need a whole update are refused, and those
-            with a term free of the advantage.
-        record: Folder, absolute, to which each worker writes the tokens of every loss, see `bandpo.Recorder`. The
-            advantages there are SkyRL's scaled ones, and SkyRL does not tell its loss with which weights a token was
-            sampled.
+        method: The text of a clip rule or a method, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default. As in SkyRL's
+            default loss there is no dual clip. ``Method(Band(), DualClip(3))`` has one, as SkyRL's loss ``dual_clip``
+            does. A whole method sets ``loss_reduction`` to its own loss aggregation; a ``loss_reduction`` other than
+            SkyRL's default is kept, with a warning in the log. SkyRL passes micro-batches to its loss, and scales the
+            advantages for the aggregation before. Therefore methods that need all tokens of an update are refused, and
+            so are methods with a term that does not contain the advantage.
+        record: Absolute path of a folder to which each worker writes the tokens of every loss, see `bandpo.Recorder`.
+            It has SkyRL's scaled advantages, and no version of the weights that sampled a token, as SkyRL does not pass
+            it to its loss.
 
     Raises:
-        ValueError: when the settings are built, if ``method`` cannot be read, or a setting beside it would have no
-            effect or make the loss another one.
+        ValueError: at construction, if ``method`` cannot be read, or if a setting beside it would have no effect or
+            change the loss.
     """
 
     policy_loss_type: str = "band"
@@ -84,7 +85,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
                 f"trainer.algorithm.method: {method!r} has a term free of the advantage, and SkyRL averages by scaling "
                 "advantages; train with verl or TRL"
             )
-        # SkyRL turns the older use_tis into the newer setting later.
+        # SkyRL later converts the older setting use_tis to the newer one.
         corrections = {
             "use_tis": self.use_tis or None,
             "off_policy_correction.tis_ratio_type": self.off_policy_correction.tis_ratio_type,
@@ -95,10 +96,10 @@ class BandAlgorithmConfig(AlgorithmConfig):
                     f"trainer.algorithm.{name}={value}: the ratio of {method!r} refers to the sampler already, and "
                     "would be corrected for it twice; leave it out"
                 )
-        self._settle_average(method)
+        self._set_loss_reduction(method)
 
     def _refuse_unused(self) -> None:
-        """Refuse the settings that only the loss ``band`` reads, beside one of SkyRL's own losses."""
+        """Check that settings of the loss ``band`` are not set beside one of SkyRL's own losses."""
         for name in ("method", "record"):
             value = getattr(self, name)
             if value is not None:
@@ -108,14 +109,14 @@ class BandAlgorithmConfig(AlgorithmConfig):
                     "trainer.algorithm.policy_loss_type=band"
                 )
 
-    def _settle_average(self, method: Method) -> None:
-        """Set ``loss_reduction`` to the average of a whole method, unless the user has set another one."""
+    def _set_loss_reduction(self, method: Method) -> None:
+        """Set ``loss_reduction`` to the loss aggregation of a whole method, unless the user has set another one."""
         reduction = REDUCTIONS.get(method.aggregation or "")
         if reduction and self.loss_reduction == AlgorithmConfig.loss_reduction:
             self.loss_reduction = reduction
         elif method.aggregation and reduction != self.loss_reduction:
             _logger.warning(
-                "trainer.algorithm.loss_reduction=%s averages in place of %r's own %s",
+                "trainer.algorithm.loss_reduction=%s replaces the loss aggregation of %r, %s",
                 self.loss_reduction,
                 method,
                 method.aggregation,
@@ -123,6 +124,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
 
 
 def _method(settings: BandAlgorithmConfig) -> Method:
+    """Return the method of SkyRL's settings."""
     return read_method("trainer.algorithm.", settings.method)
 
 
@@ -134,7 +136,17 @@ def band(
     loss_mask: Float[Tensor, "batch time"] | None = None,
     rollout_logprobs: Float[Tensor, "batch time"] | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
-    """`bandpo.policy_loss` in the signature of SkyRL's policy losses, summed: SkyRL scales the advantages before.
+    """`bandpo.policy_loss` in the signature of SkyRL's policy losses.
+
+    The loss is summed over tokens, as SkyRL scales the advantages for its ``loss_reduction`` before.
+
+    Args:
+        log_probs: The current log-probabilities (nats).
+        old_log_probs: The trainer's log-probabilities (nats) at the start of the step.
+        advantages: SkyRL's scaled advantages.
+        config: SkyRL's settings ``trainer.algorithm``.
+        loss_mask: 1 for tokens that count; all of them if not given.
+        rollout_logprobs: The sampler's log-probabilities (nats).
 
     Returns:
         The loss, and metrics: SkyRL's ``clip_ratio``, those of ``off_policy_correction`` and of `bandpo.policy_loss`.
@@ -148,8 +160,8 @@ def band(
     weights, mask, corrections = apply_off_policy_correction(
         torch.ones_like(old_log_probs), old_log_probs, rollout_logprobs, counted, config.off_policy_correction
     )
-    sampler = method.old_policy == "rollout"
-    if sampler:
+    old_is_rollout = method.old_policy == "rollout"
+    if old_is_rollout:
         if rollout_logprobs is None:
             raise InvalidValue(
                 f"{method!r} refers to the sampler's log-probabilities: set generator.sampling_params.logprobs=1"
@@ -163,14 +175,14 @@ def band(
         *tensors,
         counted,
         logp_rollout=rollout_logprobs,
-        sampler=sampler,
+        old_is_rollout=old_is_rollout,
         sampling={"temperature": getattr(config, "temperature", None)},
     )
-    # SkyRL pads to one sequence a row; its advantages may change from token to token.
+    # SkyRL pads to one sequence per row. Its advantages may vary within a row, which is not a packed one.
     loss, metrics = policy_loss(
         *tensors, mask, method=method, weights=weights, aggregation="sum", packed=False
     )
-    scalars = numbers(metrics)
+    scalars = as_floats(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}
 
 
@@ -178,11 +190,13 @@ def settings(arguments: list[str]) -> object:
     """Return SkyRL's settings from its command line, with those of `BandAlgorithmConfig`.
 
     Raises:
-        ValueError: as for `BandAlgorithmConfig`; or SkyRL's asynchronous trainer would train with a method that refers
-            to the trainer's log-probabilities.
+        ValueError: as for `BandAlgorithmConfig`; or the trainer is SkyRL's asynchronous one, and the method needs the
+            trainer's old log-probabilities.
     """
-    rest = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
-    config = make_config(algorithm_cls=BandAlgorithmConfig).from_cli_overrides(rest)
+    overrides = [
+        argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")
+    ]
+    config = make_config(algorithm_cls=BandAlgorithmConfig).from_cli_overrides(overrides)
     algorithm = config.trainer.algorithm
     if config.trainer.fully_async.enabled and algorithm.policy_loss_type == "band":
         method = _method(algorithm)
@@ -195,7 +209,7 @@ def settings(arguments: list[str]) -> object:
 
 
 def main() -> None:
-    """SkyRL's training entry point with the loss ``band``; see the module's docstring."""
+    """Run SkyRL's training entry point with the loss ``band``; see the module's docstring."""
     import ray
     from skyrl.train.entrypoints.main_base import skyrl_entrypoint
     from skyrl.train.utils import validate_cfg

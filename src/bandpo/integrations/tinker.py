@@ -1,14 +1,14 @@
-"""Band, and every other method, as a custom loss of the Tinker SDK.
+"""Any method as a custom loss of the Tinker SDK.
 
-On the client, with any method, at the cost of one more forward pass per step:
+The loss is computed on the client, which costs one more forward pass per step:
 
     training_client.forward_backward_custom(data, custom_loss("SAPO(1.0, 1.05)"))
 
-Anchor: the sampler's log-probabilities, which the caller stores in each datum. A whole method such as ``GRPO()`` brings
-its own average over the data of the call. A clip rule alone is summed over tokens, as Tinker's built-in losses are;
-scale the advantages for a mean.
+The old log-probabilities are the sampler's, which the caller stores in each datum. A whole method such as ``GRPO()``
+has its own loss aggregation over the data of the call. A clip rule alone is summed over tokens, as Tinker's built-in
+losses are; scale the advantages for a mean.
 
-Written for and tested with tinker 0.38.0, without its service: with the SDK's own client-side evaluation.
+Written for and tested with tinker 0.38.0, with the SDK's client-side evaluation of custom losses and not its service.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations import _adapt
-from bandpo.integrations._adapt import numbers, read_method
+from bandpo.integrations._adapt import as_floats, read_method
 from bandpo.loss import policy_loss
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
@@ -36,49 +36,71 @@ def custom_loss(
     *,
     record: str | None = None,
 ) -> Callable[[list[Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]:
-    """A loss for ``TrainingClient.forward_backward_custom``.
+    """Return a loss for ``TrainingClient.forward_backward_custom``.
 
-    It reads from each datum's ``loss_fn_inputs``, per target token: ``logprobs`` (the sampler's), ``advantages`` and,
-    where present, ``mask`` (1 for tokens that count). Its metrics are those of `bandpo.policy_loss`.
+    It reads from each datum's ``loss_fn_inputs``, per target token: ``logprobs`` (the sampler's), ``advantages`` and
+    optionally ``mask`` (1 for tokens that count). Its metrics are those of `bandpo.policy_loss`.
 
     Args:
         method: A method, a clip rule, or the text form of one; ``Band(KL(), 0.05)`` by default.
         record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`.
 
     Raises:
-        ValueError: ``method`` cannot be read; when called, if an input's shape is not that of
-            the target tokens.
+        ValueError: ``method`` cannot be read; and at a call of the loss, if an input's shape is not that of the target
+            tokens.
     """
-    chosen = read_method(method=method, whole=True)
+    chosen_method = read_method(method=method, whole_batch=True)
 
     def band(data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-        def padded(name: str) -> Tensor:  # one row a datum, for methods that look at its whole sequence
+        def pad_input(name: str) -> Tensor:
+            """Return an input of all data as a tensor of shape (data, time), padded with 0."""
             pairs = zip(data, logprobs, strict=True)
             return pad_sequence([_input(datum, name, logp) for datum, logp in pairs], batch_first=True)
 
-        tensors = pad_sequence(logprobs, batch_first=True), *map(padded, ("logprobs", "advantages", "mask"))
+        logp = pad_sequence(logprobs, batch_first=True)
+        logp_old = pad_input("logprobs")
+        advantages = pad_input("advantages")
+        mask = pad_input("mask")
+        tensors = (logp, logp_old, advantages, mask)
         if record is not None:
-            columns = {"tokens": padded("target_tokens"), "prompts": _prompts(data, tensors[-1])}
-            _adapt.record(record, "tinker", chosen, *tensors, sampler=True, **columns)
-        average = chosen.aggregation or "sum"
-        # A row is a datum, whose advantages may change from token to token.
-        total, metrics = policy_loss(*tensors, method=chosen, aggregation=average, packed=False)
-        return total, numbers(metrics)
+            _adapt.record(
+                record,
+                "tinker",
+                chosen_method,
+                *tensors,
+                old_is_rollout=True,
+                tokens=pad_input("target_tokens"),
+                prompts=_prompts(data, mask),
+            )
+        aggregation = chosen_method.aggregation or "sum"
+        # A row is one datum. Its advantages may vary within the row, which is not a packed one.
+        loss, metrics = policy_loss(*tensors, method=chosen_method, aggregation=aggregation, packed=False)
+        return loss, as_floats(metrics)
 
     return band
 
 
 def _prompts(data: list[Datum], mask: Tensor) -> list[Tensor] | None:
-    """Return the ids before the first token that counts of each datum; None where inputs are not tokens alone."""
+    """Return the token ids of each datum's prompt; None if a model input contains more than tokens.
+
+    Args:
+        data: The data.
+        mask: 1 for target tokens that count; shape (data, time). A prompt ends before the first of them.
+    """
     try:
-        ids = [torch.tensor(datum.model_input.to_ints()) for datum in data]
+        inputs = [torch.tensor(datum.model_input.to_ints()) for datum in data]
     except (AttributeError, NotImplementedError, ValueError):
         return None
-    # A target is the token after its place in the input.
-    return [x[: int(counts.int().argmax()) + 1] for x, counts in zip(ids, mask, strict=True)]
+    prompts: list[Tensor] = []
+    for ids, counted in zip(inputs, mask, strict=True):
+        # The target at a position is the next token of the input, so the prompt includes this position.
+        first_target = int(counted.int().argmax())
+        prompts.append(ids[: first_target + 1])
+    return prompts
 
 
 def _input(datum: Datum, name: str, logp: Tensor) -> Tensor:
+    """Return one input of a datum's loss, in float32 and the shape of its log-probabilities; ones without a mask."""
     if name == "mask" and name not in datum.loss_fn_inputs:
         return torch.ones_like(logp)
     if name not in datum.loss_fn_inputs:

@@ -1,22 +1,25 @@
-"""Any method in TRL's GRPOTrainer, and an audit of any GRPOTrainer, by overriding some of its methods.
+"""Train any method with TRL's GRPOTrainer, and audit any GRPOTrainer.
 
-A method that TRL has itself (a fixed clip, GSPO, CISPO, SAPO, VESPO) becomes TRL's own settings, see `BandGRPOConfig`,
-and trains bit for bit as the stock trainer does. Every other goes through the hook of TRL's VESPO loss:
+A method that TRL implements itself (a fixed clip, GSPO, CISPO, SAPO, VESPO) becomes TRL's own settings, see
+`BandGRPOConfig`, and trains bit for bit as the stock trainer does. Every other method uses the hook of TRL's VESPO
+loss:
 
-1. TRL's loss under ``loss_type="vespo"`` asks ``self.get_gamma_weights`` for a detached weight φ of each token, and is
-   ``−φ·A·logp``. So `BandGRPOTrainer` sets this ``loss_type`` while a loss is computed.
-2. Once the loss has its log-probabilities, the method gives each token the slope ``w·A + b``. The advantages are
-   replaced by their signs, −1 below 0 and else 1, which TRL's off-policy mask still reads as before, and φ is the slope
-   times the sign. So the loss has the gradient ``−(w·A + b)·∇logp``, also of a token with ``A = 0`` and a bias ``b``.
-3. ``get_gamma_weights`` puts the configured ``loss_type`` back. What follows is TRL's own code: masks, importance
-   weights, KL term, average, entropy bonus and metrics.
+1. Under ``loss_type="vespo"`` TRL's loss calls ``self.get_gamma_weights`` for a detached weight φ of each token, and is
+   ``−φ·A·logp``. `BandGRPOTrainer` sets this ``loss_type`` while a loss is computed.
+2. The gradient of a method is ``−(w·A + b)·∇logp``, with a weight ``w`` and a bias ``b`` per token. When the loss has
+   computed its log-probabilities, the trainer computes ``w·A + b``, replaces the advantages by their signs (−1 below 0,
+   else 1) and sets φ to ``(w·A + b)·sign``. The product φ·sign is then ``w·A + b``, also for a token with ``A = 0`` and
+   a bias. TRL's off-policy mask only reads the sign of the advantages, so it is unchanged.
+3. ``get_gamma_weights`` restores the configured ``loss_type``. The remainder is TRL's own code: masks, importance
+   weights, KL term, loss aggregation, entropy bonus and metrics.
 
-The reported loss is ``−(w·A + b)·logp``, averaged; its gradient is the method's, its value is not the surrogate's.
+The reported loss is the aggregated ``−(w·A + b)·logp``. Its gradient is the method's, but its value is not that of the
+method's surrogate.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
-A radius of `bandpo.schedules` is updated whenever a batch is generated, and stays the same for all updates made on that
-batch.
+Schedules and controllers of `bandpo.schedules` are updated whenever a batch is generated. Their values are constant for
+all updates on that batch.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from bandpo.integrations._trl_announcements import card_entries, sampling_lines
 from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
-from bandpo.integrations._trl_gradient_check import by_entropy, warn_of_an_unknown_loss
+from bandpo.integrations._trl_gradient_check import check_trl_loss, high_entropy_mask
 from bandpo.methods import Method
 from bandpo.rules import bands
 from bandpo.schedules import Controller, TrainingState
@@ -48,48 +51,48 @@ if TYPE_CHECKING:
 __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
 
 HOOK = "vespo"
-"""TRL's ``loss_type`` whose loss asks for the weight of each token."""
+"""The ``loss_type`` under which TRL's loss calls a method of the trainer for the weight of each token."""
 
 
 @dataclass
 class _GeneratedBatch:
-    """What belongs to one generated batch."""
+    """The state of one generated batch, during all updates on it."""
 
     state: TrainingState
-    """When it was generated."""
+    """The training state at its generation."""
     audit: Audit | None = None
-    """What the method's controllers measure of it."""
+    """The sums for the method's controllers, over the losses so far."""
 
 
 class BandGRPOTrainer(AuditMixin, FusedLogits):
-    """`GRPOTrainer` with the method of ``args``; audited as every `AuditMixin`.
+    """A `GRPOTrainer` with the method of ``args`` and the audit of `AuditMixin`.
 
-    Logs, on CUDA, the peak memory since the last log, in GiB, as ``peak_memory``.
-    Logs the mean radius of the tokens since the last log as ``radius``. Where it differs among them, logs
-    ``radius_min`` and ``radius_max`` too. A band within another rule is logged as ``radius/PATH``, e.g.
-    ``radius/upper``.
+    It logs the mean radius of the tokens since the last log as ``radius``, and ``radius_min`` and ``radius_max`` if it
+    differs among tokens. A band within another rule is logged as ``radius/PATH``, such as ``radius/upper``. On CUDA it
+    logs the peak memory since the last log in GiB as ``peak_memory``.
 
-    Warns at construction where each batch is used for a single update: the old policy is then the current one, the
-    ratio is 1, and no clip of any kind does anything.
+    It warns at construction if each batch is used for a single update: the old policy is then the current one, every
+    ratio is 1, and no clip has any effect.
 
-    The gradient of the first loss, of the first loss whose ratios have left 1, and of one in a hundred steps after, is
-    compared with the method's, see `bandpo.certify`. Where none was compared, a line says so at the end of training.
+    It compares the gradient of the first loss, of the first losses with ratios other than 1, and of one in ten steps
+    after that with the method's, see `bandpo.certify`. If no gradient was compared, it prints a line at the end of
+    training.
 
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
         RuntimeError: while training: the gradient is not the method's.
-        ValueError: the bounds surround the rollout's log-probabilities, or the method's ratio refers to them (DPPO,
-            IcePop), and nothing gives them.
+        ValueError: the bounds or the method's ratio (DPPO, IcePop) need the rollout's log-probabilities, and there are
+            none.
     """
 
     args: BandGRPOConfig
     _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
     _token_weights: Tensor | None = None
-    """φ of each token of the loss that is being computed, until TRL has asked for it."""
+    """φ of each token of the loss that is being computed, until TRL's loss takes it; shape (sequences, tokens)."""
     _weights_taken = False
-    """Whether TRL's loss has asked for φ, since `compute_loss` was called."""
+    """True if TRL's loss has taken φ since `compute_loss` was called."""
     _configured_loss_type = ""
-    """The ``loss_type`` that the hook stands in for while a loss is computed."""
+    """The user's ``loss_type``, which is replaced while a loss is computed."""
 
     def __init__(
         self,
@@ -97,22 +100,22 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         reward_funcs: Any = None,
         args: BandGRPOConfig | None = None,
         *arguments: Any,
-        **named: Any,
+        **kwargs: Any,
     ):
         args = BandGRPOConfig() if args is None else args
         if not isinstance(args, BandGRPOConfig):
             raise InvalidType(f"args must be a BandGRPOConfig, got {type(args).__name__}")
-        self.method = args.whole_method
+        self.method = args.effective_method
         self.hooked = args.native_settings is None
-        needs_rollout = "rollout" in (args.anchor, self.method.old_policy)
-        if not args.ratio_moves and not needs_rollout:
+        needs_rollout_logps = "rollout" in (args.anchor, self.method.old_policy)
+        if not args.ratio_moves and not needs_rollout_logps:
             warnings.warn(
                 "each batch is used for one optimiser step, so the ratio is always 1 and no clip rule can act: set "
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        warn_of_an_unknown_loss()
-        # What the mixin has as attributes of its class, a config has as settings.
+        check_trl_loss()
+        # The settings of AuditMixin are class attributes; here they come from the config.
         self.certify = args.certify
         self.record = args.record
         self.watched = args.watched
@@ -120,11 +123,14 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self.audit_detail = args.audit_detail
         self._generated = _GeneratedBatch(TrainingState(progress=0.0, controller_state={}))
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
-        super().__init__(model, reward_funcs, args, *arguments, **named)
+        super().__init__(model, reward_funcs, args, *arguments, **kwargs)
 
-        if needs_rollout and not self.use_vllm and self.rollout_func is None:
-            of_trainer = replace(self.method, old_policy="trainer")
-            remedy = "leave anchor out" if of_trainer == self.method else f"write method={str(of_trainer)!r}"
+        if needs_rollout_logps and not self.use_vllm and self.rollout_func is None:
+            trainer_method = replace(self.method, old_policy="trainer")
+            if trainer_method == self.method:
+                remedy = "leave anchor out"
+            else:
+                remedy = f"write method={str(trainer_method)!r}"
             raise InvalidValue(
                 f"{self._rollout_setting} needs use_vllm, or a rollout_func that returns log-probabilities: else the "
                 f"trainer's are the only ones, and to use these {remedy}"
@@ -135,13 +141,16 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                 f"vllm_importance_sampling_correction is off: {self._rollout_setting} has vLLM's log-probabilities in "
                 "its ratio already"
             )
-        if args.other_average:
-            self._announce(f"loss_type={args.loss_type!r} is another average than that of {args.method}")
-        for line in sampling_lines(args, self._rollout_setting if needs_rollout else "", self.use_vllm):
+        if args.overrides_aggregation:
+            self._announce(
+                f"loss_type={args.loss_type!r} replaces the loss aggregation of {args.method} by another one"
+            )
+        rollout_setting = self._rollout_setting if needs_rollout_logps else ""
+        for line in sampling_lines(args, rollout_setting, self.use_vllm):
             self._announce(line)
         self._settings_at_start = self._clip_settings()
 
-    # The hook, in the order in which a loss goes through it.
+    # The hook into TRL's loss, in the order of the calls.
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -150,7 +159,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.hooked and not self._weights_taken:
             raise RunProblem(
-                f"the loss of {type(self).__name__} is not TRL's, so {self.args.method} cannot act; call "
+                f"the loss of {type(self).__name__} is not TRL's, so {self.args.method} has no effect; call "
                 "super()._compute_loss, or leave the loss to TRL"
             )
         return loss
@@ -175,7 +184,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         if self.hooked and self.loss_type != HOOK:
-            # A subclass scores tokens outside of TRL's loss.
+            # A subclass computes log-probabilities outside of TRL's loss.
             return
         batch = self._batch_of(inputs, logp, entropy)
         if self.method.old_policy == "rollout":
@@ -188,7 +197,13 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             self._set_token_weights(inputs, batch, tokens)
 
     def _set_token_weights(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens) -> None:
-        """Compute φ of each token, and put into ``inputs`` the signs of the advantages in place of the advantages."""
+        """Compute φ of each token, and replace the advantages in ``inputs`` by their signs; see the module docstring.
+
+        Args:
+            inputs: The batch that TRL's loss reads. Its advantages have shape (sequences,) or (sequences, tokens).
+            batch: The tokens of the loss.
+            tokens: The same, as the method sees them.
+        """
         objective = self.method.objective.resolve(batch.state)
         weight = objective.weight(tokens)
         slope = weight * tokens.advantages
@@ -198,8 +213,10 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
         signs = torch.where(inputs["advantages"] < 0, -1.0, 1.0).to(inputs["advantages"].dtype)
         inputs["advantages"] = signs
-        by_token = signs.dim() == 2
-        self._token_weights = slope * (signs if by_token else signs.unsqueeze(1))
+        is_per_token = signs.dim() == 2
+        self._token_weights = slope * (signs if is_per_token else signs.unsqueeze(1))
+
+        # Some objectives contain the importance weights, which TRL must not multiply by again.
         if objective.weights_inside and batch.weights is not None:
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
@@ -208,32 +225,33 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             clipped = tokens.clip_mask.clipped_high
         else:
             clipped = (weight == 0) & (tokens.advantages != 0)
-        if self.method.level == "sequence" and not by_token:
+        if self.method.level == "sequence" and not is_per_token:
+            # TRL then expects one value per sequence: that of the first token that counts.
             first = tokens.mask.argmax(1, keepdim=True)
             clipped = clipped.gather(1, first)
-        self.epsilon_low = self.epsilon_high = torch.where(clipped, -math.inf, math.inf)
+        epsilon = torch.where(clipped, -math.inf, math.inf)
+        self.epsilon_low = epsilon
+        self.epsilon_high = epsilon
 
-    def get_gamma_weights(self, *arguments: Any, **named: Any) -> Tensor:
-        """Return φ of each token, the slope of the method times the sign that stands for the advantage.
-
-        Where the method is TRL's own VESPO, return TRL's weights.
-        """
+    def get_gamma_weights(self, *arguments: Any, **kwargs: Any) -> Tensor:
+        """Return φ of each token; TRL's own weights if the method is TRL's VESPO."""
         if self._token_weights is None:
-            return super().get_gamma_weights(*arguments, **named)
+            return super().get_gamma_weights(*arguments, **kwargs)
         token_weights = self._token_weights
         self._token_weights = None
         self._weights_taken = True
-        # From here on the loss averages and reports as without the hook.
+        # From here on the loss aggregates and reports as without the hook.
         self.loss_type = self._configured_loss_type
         return token_weights
 
-    # What the ratio refers to, and what the bounds surround.
+    # The log-probabilities of the ratio and of the bounds.
 
     @property
     def _rollout_setting(self) -> str:
-        """The setting that asks for the rollout's log-probabilities."""
-        rollout = self.method.old_policy == "rollout"
-        return f"method={self.args.method!r}" if rollout else "anchor='rollout'"
+        """The setting that requires the rollout's log-probabilities."""
+        if self.method.old_policy == "rollout":
+            return f"method={self.args.method!r}"
+        return "anchor='rollout'"
 
     def _logp_old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
         if self.method.old_policy == "rollout":
@@ -244,7 +262,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         return self._logp_rollout(inputs, logp) if self.args.anchor == "rollout" else None
 
     def _logp_rollout(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
-        """Return the log-probabilities of the engine that sampled; the trainer's where vLLM could not score a token."""
+        """Return the sampler's log-probabilities, and the trainer's where vLLM has none for a token."""
         if "sampling_per_token_logps" not in inputs:
             raise InvalidValue(
                 f"{self._rollout_setting}, but the rollout gave no log-probabilities; return them from rollout_func"
@@ -252,96 +270,101 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         sampled = inputs["sampling_per_token_logps"]
         return torch.where(sampled.isnan(), super()._logp_old(inputs, logp), sampled)
 
-    # Numbers of the method that change during training.
+    # Schedules and controllers.
 
     def loss_method(self) -> Method:
-        """Return the method for the batch in use, with the numbers that this batch has."""
+        """Return the method with the current values of its schedules and controllers."""
         return self.method.resolve(self._generated.state, strict=False)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
             progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            controller_state = dict(self._controller_state) if self._controllers else {}
-            self._generated = _GeneratedBatch(
-                TrainingState(progress=progress, controller_state=controller_state), self._generated.audit
-            )
+            controller_state = dict(self._controller_state) if self._has_controllers else {}
+            state = TrainingState(progress=progress, controller_state=controller_state)
+            self._generated = _GeneratedBatch(state, self._generated.audit)
         return super()._generate_and_score_completions(inputs)
 
     def _training_state(self, inputs: dict[str, Any]) -> TrainingState:
-        everyone = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
+        process_group = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         age = None if "version" not in inputs else self.state.global_step - inputs["version"]
-        return replace(self._generated.state, age=age, processes=everyone)
+        return replace(self._generated.state, age=age, processes=process_group)
 
     @property
-    def _controllers(self) -> bool:
-        """Whether a number of the method is set by a controller."""
+    def _has_controllers(self) -> bool:
+        """True if a number of the method is set by a controller."""
         return any(isinstance(number, Controller) for number in self.method.varying().values())
 
     @property
     def _controller_state(self) -> dict[str, float]:
-        """The state of the method's controllers, an entry of the state that transformers saves and restores."""
+        """The state of the method's controllers, in the part of the trainer's state that checkpoints contain."""
         entries = cast("dict[str, Any]", self.state.stateful_callbacks)
         entry = entries.setdefault("ControllerState", {"args": {"values": {}}, "attributes": {}})
         return entry["args"]["values"]
 
-    def training_step(self, *arguments: Any, **named: Any) -> Tensor:
-        self._refuse_changed_settings()
-        loss = super().training_step(*arguments, **named)
+    def training_step(self, *arguments: Any, **kwargs: Any) -> Tensor:
+        self._check_unchanged_settings()
+        loss = super().training_step(*arguments, **kwargs)
         if self._generated.audit is not None and self._step % self.losses_per_batch == 0:
-            # After the batch's last loss, on every process and before a checkpoint. Undefined metrics are left out.
-            metrics = defaultdict(lambda: math.nan, self._read_metrics(self._generated.audit))
+            # After the batch's last loss, on every process, and before a checkpoint is saved. Metrics that are not
+            # defined are missing from the audit's, and NaN here.
+            metrics = defaultdict(lambda: math.nan, self._reduce_metrics(self._generated.audit))
             self._controller_state.update(self.method.update_controllers(self._controller_state, metrics))
             self._generated.audit = None
         return loss
 
-    def _refuse_changed_settings(self) -> None:
-        """Refuse a setting that a callback has changed since construction: the method stands in its place.
+    def _check_unchanged_settings(self) -> None:
+        """Check that no callback has changed a setting of the clip, which the method replaces.
 
         Raises:
-            ValueError: it would have no effect, or another one than in TRL.
+            ValueError: a setting has changed, which would have no effect or another one than in TRL.
         """
         for name, value in self._clip_settings().items():
             at_start = self._settings_at_start[name]
             if value != at_start:
                 raise InvalidValue(
                     f"trainer.{name} was changed from {at_start} to {value} during training; "
-                    f"method={self.args.method!r} stands in its place. A bound that changes is written with a "
-                    "schedule, as in method='FixedClip(0.2, Linear(0.2, 0.28))'"
+                    f"method={self.args.method!r} replaces it. A bound that changes is written with a schedule, as in "
+                    "method='FixedClip(0.2, Linear(0.2, 0.28))'"
                 )
 
     def _clip_settings(self) -> dict[str, Any]:
-        """Return the settings of TRL's own loss that a method replaces, with their values now."""
+        """Return the current values of the settings of TRL's loss that a method replaces."""
         names = ("epsilon_low", "epsilon_high", "loss_type", "importance_sampling_level")
         return {name: getattr(self, name) for name in names} | {"args.delta": self.args.delta}
 
-    # What is logged.
+    # Logging.
 
     def _measure(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
-        """Collect the radii that are logged, the audit, and what controllers measure."""
+        """Accumulate the radii for the log, the audit, and the sums for the controllers."""
         for path, band in bands(tokens.rule).items():
-            self._radii[path].append(_spread(band.radius_for(tokens.logp_anchor), tokens.mask))
-        audited = self._audits_this_step()
-        if not audited and not self._controllers:
+            radius = band.radius_for(tokens.logp_anchor)
+            self._radii[path].append(_radius_statistics(radius, tokens.mask))
+
+        is_audited = self._audits_this_step()
+        if not is_audited and not self._has_controllers:
             return
         method = self.audited_method()
-        counted = by_entropy(self, batch, entropy)
-        if audited:
+        counted = high_entropy_mask(self, batch, entropy)
+        if is_audited:
             audit = Audit.of(batch, method, tokens, counted=counted)
             self._add_to_audit(audit)
-            of_method = audit.without_counterfactuals
+            controller_audit = audit.without_counterfactuals
         else:
-            of_method = Audit.of(batch, method, tokens, {}, counted)
-        if self._controllers:
-            earlier = self._generated.audit
-            self._generated.audit = of_method if earlier is None else earlier + of_method
+            controller_audit = Audit.of(batch, method, tokens, {}, counted)
+
+        if self._has_controllers:
+            previous = self._generated.audit
+            self._generated.audit = controller_audit if previous is None else previous + controller_audit
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.training:
-            for path, radii in self._radii.items():
-                of_processes = cast("Tensor", self.accelerator.gather(torch.stack(radii)))
-                total, tokens, least, greatest = of_processes.unbind(-1)
-                smallest, largest = least.min().item(), greatest.max().item()
-                values = {"radius": (total.sum() / tokens.sum()).item()}
+            for path, statistics in self._radii.items():
+                # Shape (losses of all processes, 4).
+                gathered = cast("Tensor", self.accelerator.gather(torch.stack(statistics)))
+                sums, counts, minima, maxima = gathered.unbind(-1)
+                smallest = minima.min().item()
+                largest = maxima.max().item()
+                values = {"radius": (sums.sum() / counts.sum()).item()}
                 if smallest < largest:
                     values |= {"radius_min": smallest, "radius_max": largest}
                 logs |= {f"{name}/{path}".rstrip("/"): value for name, value in values.items()}
@@ -351,14 +374,14 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                 torch.cuda.reset_peak_memory_stats()
         super().log(logs, start_time)
 
-    def create_model_card(self, *arguments: Any, **named: Any) -> None:
-        """Write TRL's model card, with the method and its paper in the place of GRPO and DeepSeekMath."""
+    def create_model_card(self, *arguments: Any, **kwargs: Any) -> None:
+        """Write TRL's model card with the method's name and paper instead of GRPO's."""
         self._name, self._paper = card_entries(self.args)
-        super().create_model_card(*arguments, **named)
+        super().create_model_card(*arguments, **kwargs)
 
 
-def _spread(radius: float | Tensor, mask: Tensor) -> Tensor:
-    """Sum, number, least and greatest of the radii of counted tokens, on their device."""
+def _radius_statistics(radius: float | Tensor, mask: Tensor) -> Tensor:
+    """Return sum, number, minimum and maximum of the radii of counted tokens, as a tensor of 4 on their device."""
     dtype = _checks.widest_float(mask.device)
     radius = torch.as_tensor(radius, dtype=dtype, device=mask.device).expand_as(mask)
     counted = mask != 0

@@ -1,4 +1,4 @@
-"""One page on one run or several: what is wrong, the curves, and what rules do to the recorded tokens."""
+"""An HTML report on runs: their diagnosis, their curves, and the effect of clip rules on recorded tokens."""
 
 from bandpo.report.page import write_report
 

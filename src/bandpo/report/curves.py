@@ -1,6 +1,6 @@
-"""Curves of a run as a page draws them: which there are, and their points, thinned so that no extreme is lost.
+"""The curves of a report: the charts in their order, and the points of each curve, thinned without losing extremes.
 
-This module needs the standard library alone.
+This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -16,16 +17,18 @@ from bandpo.runs.quantities import EVALUATION, STEP_KEYS, Row, component_name
 
 
 class Chart(NamedTuple):
-    """What a page says of a quantity."""
+    """The heading and axis of a quantity's chart."""
 
     title: str
+    """The title."""
     unit: str
+    """The unit or statistic."""
     may_span_decades: bool = False
-    """Whether large values are drawn on a logarithmic axis where small ones would not be seen otherwise."""
+    """True if the axis is logarithmic when the values span decades."""
 
 
 COMPONENTS = "rewards/"
-"""What the names of components of the reward begin with."""
+"""The prefix of the names of reward components."""
 
 CHARTS: Mapping[str, Chart] = {
     "reward": Chart("Reward", "mean"),
@@ -57,44 +60,50 @@ CHARTS: Mapping[str, Chart] = {
 """The charts of a page in their order."""
 
 SCORES = re.compile(r"^(mean|pass)@\d+$")
-"""Names of further scores on other prompts."""
+"""Names of further scores on evaluation prompts."""
 
-WANTED = ("reward", EVALUATION, "dead", "length", "cut", "kl", "entropy", "grad_norm")
-"""Quantities that a page names where no run logs them."""
+EXPECTED = ("reward", EVALUATION, "dead", "length", "cut", "kl", "entropy", "grad_norm")
+"""Quantities that the page lists as missing if no run logs them."""
 
 MOST_COMPONENTS = 12
-"""Components of the reward that have a chart; any others are among the further columns."""
+"""The largest number of reward components with a chart. The others are among the other curves."""
 
-NO_CURVES = {*STEP_KEYS, "epoch", "not_finite"}
+NOT_CURVES = {*STEP_KEYS, "epoch", "not_finite"}
+"""Keys of rows that are no curves."""
 
 
 Curves = dict[str, Series]
-"""The curves of a run by their names."""
+"""The curves of a run, by name."""
 
 Columns = dict[str, tuple[list[float], list[float]]]
-"""Steps and values of curves that are being gathered."""
+"""The steps and values of each curve during construction, by name."""
 
 
-def gather(log_rows: Sequence[Row], finer_rows: Sequence[Row], read: Mapping[str, Sequence[str]]) -> Curves:
-    """Return the curves of a run by their names.
+def collect_curves(
+    log_rows: Sequence[Row], token_rows: Sequence[Row], read: Mapping[str, Sequence[str]]
+) -> Curves:
+    """Return the curves of a run, by name.
 
     Args:
         log_rows: The rows of its log.
-        finer_rows: The rows computed from its tokens. What they have is not taken from the log.
-        read: For each quantity the keys of the log that it was read from, which are no further columns.
+        token_rows: Rows computed from its recorded tokens. They replace metrics of the same names in the log.
+        read: The log's keys for each quantity, see `bandpo.runs.logs.Log.read`. They are no curves of their own.
     """
-    finer_names = {name for row in finer_rows for name in row}
-    components: dict[str, str] = {}
+    token_names = set().union(*token_rows)
     columns: Columns = {}
-    _add(columns, log_rows, NO_CURVES | finer_names)
-    _add(columns, sorted(finer_rows, key=lambda row: row["step"]), NO_CURVES)
+    _add_rows(columns, log_rows, NOT_CURVES | token_names)
+    _add_rows(columns, sorted(token_rows, key=lambda row: row["step"]), NOT_CURVES)
     curves = {name: Series(steps, values) for name, (steps, values) in columns.items()}
+
+    # Rename components of the reward, which frameworks log under different keys.
+    components: dict[str, str] = {}
     for key in curves:
         name = component_name(key)
         if name is not None:
             components.setdefault(COMPONENTS + name, key)
     for name, key in components.items():
         curves[name] = curves.pop(key)
+
     for keys in read.values():
         for key in keys:
             if key not in read:
@@ -102,16 +111,17 @@ def gather(log_rows: Sequence[Row], finer_rows: Sequence[Row], read: Mapping[str
     return curves
 
 
-def _add(columns: Columns, rows: Sequence[Row], left_out: Collection[str]) -> None:
-    """Add the metrics of rows, which are in the order of their steps. Of several rows of one step the last counts."""
+def _add_rows(columns: Columns, rows: Sequence[Row], excluded: Collection[str]) -> None:
+    """Add the metrics of rows, which are in the order of their steps. The last row of a step replaces earlier ones."""
     for row in rows:
         step = row["step"]
         for name, value in row.items():
-            if name in left_out or not math.isfinite(value):
+            if name in excluded or not math.isfinite(value):
                 continue
             column = columns.get(name)
             if column is None:
-                column = columns[name] = ([], [])
+                column = ([], [])
+                columns[name] = column
             steps, values = column
             if steps and steps[-1] == step:
                 values[-1] = value
@@ -122,52 +132,54 @@ def _add(columns: Columns, rows: Sequence[Row], left_out: Collection[str]) -> No
 
 # --- Points ---
 
-PARTS = 500
-"""Parts of a curve of which the least and the greatest value are drawn."""
+SEGMENTS = 500
+"""The largest number of segments of a thinned curve, of which each has its minimum and maximum as points."""
 
-FEWEST_PARTS = 20
+FEWEST_SEGMENTS = 20
+"""The smallest number of segments of a thinned curve."""
 
 POINTS = 60_000
-"""Points of a page's charts, about 1 MB, and again of its further columns."""
+"""The number of points of all charts of a page, about 1 MB, and again of all other curves."""
 
 MEDIAN_ROWS = 30
-"""Rows of a curve from which it has a running median."""
+"""The smallest number of rows of a curve with a running median."""
 
 MEDIAN_SHARE = 25
-"""A running median is over this part of the rows, such as a 25th."""
+"""The window of a running median is the number of rows divided by this number."""
 
 MEDIAN_REACH = 250
-"""Rows on either side that a running median is over at most."""
+"""The largest number of rows on either side in the window of a running median."""
 
 MEDIAN_POINTS = 250
+"""The largest number of points of a running median."""
 
 
-def parts_for(curves: int) -> int:
-    """Return into how many parts each of so many curves is divided."""
-    return max(FEWEST_PARTS, min(PARTS, POINTS // (2 * max(1, curves))))
+def segments_per_curve(curves: int) -> int:
+    """Return the number of segments of each thinned curve, so that all curves have at most `POINTS` points."""
+    return max(FEWEST_SEGMENTS, min(SEGMENTS, POINTS // (2 * max(1, curves))))
 
 
-def thinned(curve: Series, parts: int) -> Series:
-    """Return a curve with the least and the greatest value of each part alone, and its first and last value.
+def thin(curve: Series, segments: int) -> Series:
+    """Return the first and last point of a curve, and the minimum and maximum of each segment.
 
-    >>> thinned(Series([1, 2, 3, 4, 5, 6, 7, 8], [0, 3, 2, 1, 9, 5, 4, 6]), 2)
+    >>> thin(Series([1, 2, 3, 4, 5, 6, 7, 8], [0, 3, 2, 1, 9, 5, 4, 6]), 2)
     Series(steps=[1, 2, 5, 7, 8], values=[0, 3, 9, 4, 6])
     """
     n = len(curve.values)
-    if n <= 2 * parts:
+    if n <= 2 * segments:
         return curve
     rows = {0, n - 1}
-    for part in range(parts):
-        start = part * n // parts
-        end = (part + 1) * n // parts
+    for segment in range(segments):
+        start = segment * n // segments
+        end = (segment + 1) * n // segments
         values = curve.values[start:end]
         rows |= {start + values.index(min(values)), start + values.index(max(values))}
-    kept = sorted(rows)
-    return Series([curve.steps[row] for row in kept], [curve.values[row] for row in kept])
+    sorted_rows = sorted(rows)
+    return Series([curve.steps[row] for row in sorted_rows], [curve.values[row] for row in sorted_rows])
 
 
 def running_median(curve: Series) -> Series:
-    """Return the median of the rows around each of at most `MEDIAN_POINTS` rows; nothing of a short curve."""
+    """Return the running median of a curve at up to `MEDIAN_POINTS` rows; empty for a short curve."""
     n = len(curve.values)
     if n < MEDIAN_ROWS:
         return Series([], [])
@@ -178,13 +190,18 @@ def running_median(curve: Series) -> Series:
     return Series([curve.steps[row] for row in rows], medians)
 
 
-def as_json(curve: Series, parts: int) -> dict[str, Any]:
-    """Return what a page holds of a curve."""
-    points = thinned(curve, parts)
+def as_json(curve: Series, segments: int) -> dict[str, Any]:
+    """Return the points of a curve, its running median, and its values at the start and end, for a page's data.
+
+    Args:
+        curve: The curve.
+        segments: The number of segments, if it has to be thinned.
+    """
+    points = thin(curve, segments)
     medians = running_median(curve)
     return {
         "rows": len(curve.values),
-        "parts": 0 if points is curve else parts,
+        "segments": 0 if points is curve else segments,
         "steps": points.steps,
         "values": points.values,
         "median_steps": medians.steps,
@@ -195,7 +212,7 @@ def as_json(curve: Series, parts: int) -> dict[str, Any]:
 
 
 def start_of_last_tenth(curves: Curves) -> float | None:
-    """Return the step at which the last tenth of a run begins; None if it is short."""
+    """Return the first step of the last tenth of a run; None for a short run."""
     longest = max(curves.values(), key=lambda curve: len(curve.steps), default=None)
     if longest is None or len(longest.steps) < MEDIAN_ROWS:
         return None
@@ -205,75 +222,88 @@ def start_of_last_tenth(curves: Curves) -> float | None:
 # --- Charts ---
 
 DECADES = 100.0
-"""Times that the greatest value must be the least for a logarithmic axis."""
+"""The smallest ratio of maximum to minimum for a logarithmic axis."""
 
 ABOVE_USUAL = 10.0
-"""Times that it must be the median as well; otherwise a plain axis shows the curve."""
+"""The smallest ratio of maximum to median for a logarithmic axis. Below it, a linear axis shows the curve well."""
 
 
 def charts(runs: Sequence[Curves], evidence: Collection[str]) -> dict[str, Any]:
-    """Return the charts of a page, and what it says in words instead.
+    """Return the charts of a page, and the names of curves without a chart.
 
     Args:
         runs: The curves of each run.
-        evidence: Names of the curves that findings rest on, which are drawn even if they are constant.
+        evidence: The names of curves to which findings refer. They have a chart even if they are constant.
+
+    Returns:
+        ``charts``; ``constant``, curves with a single value, with the value in each run; ``same_as_reward``, titles of
+        reward components that are equal to the reward; ``others``, names of all other curves; and ``missing``, titles
+        of expected charts that no run has.
     """
-    names = list(dict.fromkeys(name for curves in runs for name in curves))
+    names = list(dict.fromkeys(chain.from_iterable(runs)))
     drawn: list[dict[str, Any]] = []
     constant: list[dict[str, Any]] = []
-    same: list[str] = []
-    for name, chart in _in_order(names):
-        logged = [curves[name] for curves in runs if name in curves]
+    same_as_reward: list[str] = []
+    for name, chart in _ordered_charts(names):
+        curves_of_name = [curves[name] for curves in runs if name in curves]
         heading = {"name": name, "title": chart.title, "unit": chart.unit}
-        if name.startswith(COMPONENTS) and all(_is_the_reward(curves, name) for curves in runs):
-            same.append(chart.title)
-            continue
-        if name not in evidence and all(len(set(curve.values)) == 1 for curve in logged):
+        is_constant = all(len(set(curve.values)) == 1 for curve in curves_of_name)
+        if name.startswith(COMPONENTS) and all(_equals_reward(curves, name) for curves in runs):
+            same_as_reward.append(chart.title)
+        elif is_constant and name not in evidence:
             values = [curves[name].values[0] if name in curves else None for curves in runs]
             constant.append({**heading, "values": values})
-            continue
-        drawn.append({**heading, "log": chart.may_span_decades and _spans_decades(logged)})
-    known = {chart["name"] for chart in (*drawn, *constant)}
-    others = [
-        name
-        for name in names
-        if name not in known and not name.startswith("audit/if/") and not _is_said_by(name, known)
-    ]
-    missing = [CHARTS[name].title for name in WANTED if name not in names]
-    return {"charts": drawn, "constant": constant, "same": same, "others": others, "missing": missing}
+        else:
+            is_log = chart.may_span_decades and _spans_decades(curves_of_name)
+            drawn.append({**heading, "log": is_log})
+
+    shown = {chart["name"] for chart in (*drawn, *constant)}
+    others: list[str] = []
+    for name in names:
+        is_counterfactual = name.startswith("audit/if/")
+        if name not in shown and not is_counterfactual and not _is_redundant(name, shown):
+            others.append(name)
+    return {
+        "charts": drawn,
+        "constant": constant,
+        "same_as_reward": same_as_reward,
+        "others": others,
+        "missing": [CHARTS[name].title for name in EXPECTED if name not in names],
+    }
 
 
-def _in_order(names: Sequence[str]) -> list[tuple[str, Chart]]:
-    """Return the charts of curves in the order of `CHARTS`."""
+def _ordered_charts(names: Sequence[str]) -> list[tuple[str, Chart]]:
+    """Return the names and charts of curves in the order of `CHARTS`."""
     ordered: list[tuple[str, Chart]] = []
     for name, chart in CHARTS.items():
         if name == COMPONENTS:
-            # Another key may begin alike, such as ``rewards/format/std``.
+            # Other keys may have the same prefix, such as ``rewards/format/std``.
             components = [key for key in names if key == f"{COMPONENTS}{component_name(key)}"]
-            ordered += [
-                (key, chart._replace(title=chart.title.format(key.removeprefix(COMPONENTS))))
-                for key in components[:MOST_COMPONENTS]
-            ]
-        elif name in names and not _is_said_by(name, names):
+            for key in components[:MOST_COMPONENTS]:
+                title = chart.title.format(key.removeprefix(COMPONENTS))
+                ordered.append((key, chart._replace(title=title)))
+        elif name in names and not _is_redundant(name, names):
             ordered.append((name, chart))
         if name == EVALUATION:
             ordered += [(key, Chart(key, "share")) for key in names if SCORES.match(key)]
     return ordered
 
 
-def _is_said_by(name: str, names: Collection[str]) -> bool:
-    """Return whether other curves say what a curve does: the clip of both sides, where each has its own."""
+def _is_redundant(name: str, names: Collection[str]) -> bool:
+    """Return True for the clip rate of both sides, if there is one for each side."""
     return name == "clip" and "clip_high" in names
 
 
-def _is_the_reward(curves: Curves, name: str) -> bool:
-    """Return whether a component is all of the reward, or the run does not have it."""
+def _equals_reward(curves: Curves, name: str) -> bool:
+    """Return True if a component is equal to the reward, or the run does not have it."""
     return name not in curves or ("reward" in curves and curves[name] == curves["reward"])
 
 
 def _spans_decades(curves: Sequence[Series]) -> bool:
-    values = [value for curve in curves for value in curve.values]
-    above = [value for value in values if value > 0]
-    if not above or min(values) < 0:
+    """Return True if a logarithmic axis is needed to see the small values of curves."""
+    values = list(chain.from_iterable(curve.values for curve in curves))
+    positive = [value for value in values if value > 0]
+    if not positive or min(values) < 0:
         return False
-    return max(above) > DECADES * min(above) and max(above) > ABOVE_USUAL * median(above)
+    highest = max(positive)
+    return highest > DECADES * min(positive) and highest > ABOVE_USUAL * median(positive)

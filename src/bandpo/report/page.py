@@ -1,4 +1,4 @@
-"""Write one HTML page on one run or several. Its data are gathered here, and drawn by the scripts in ``assets``."""
+"""Write an HTML page about runs. This module collects the page's data, and the scripts in ``assets`` draw them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ from bandpo._atomic import write_whole
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 from bandpo.errors import InvalidValue
 from bandpo.report.audit_steps import audit_table
-from bandpo.report.curves import Curves, as_json, charts, gather, parts_for, start_of_last_tenth
+from bandpo.report.curves import (
+    Curves,
+    as_json,
+    charts,
+    collect_curves,
+    segments_per_curve,
+    start_of_last_tenth,
+)
 from bandpo.runs import Run, open_run
 from bandpo.runs.metric_names import BINS
 from bandpo.runs.quantities import Row
 
 if TYPE_CHECKING:
     from bandpo.methods import Method
-    from bandpo.report.tokens import Tokens
+    from bandpo.report.tokens import TokenAnalysis
     from bandpo.rules import ClipRule
 
 
@@ -37,100 +44,105 @@ def write_report(
     method: Method | ClipRule | str | None = None,
     tokenizer: str | None = None,
 ) -> Path:
-    """Write one HTML file that shows the diagnosis of runs, their curves, and what rules do to their tokens.
+    """Write an HTML file with the diagnosis of runs, their curves, and the effect of clip rules on their tokens.
 
-    The file loads nothing from elsewhere, and nothing that a run holds is run in it. The report of a log takes the
-    standard library alone; that of recorded tokens takes torch.
+    The file is self-contained, and executes nothing from the files of a run. The report of a log needs only the
+    standard library; that of recorded tokens needs torch.
 
     Args:
-        runs: Whatever `bandpo.runs.open_run` opens. A record that lies in a folder within a run's is shown with its
-            log.
-        output: The file to write. Its folder is made if need be, and an earlier file stays if writing fails.
-        methods: Rules and methods to try on recorded tokens, beside those of `bandpo.audit.blocked_tokens.RULES`. They
-            are called by their text, or by the keys of a mapping.
-        method: The runs' own method, used where nothing on the disk names one.
-        tokenizer: What decodes recorded ids, as for `bandpo.audit.blocked_tokens.decoder`.
+        runs: Paths for `bandpo.runs.open_run`. A record in a folder of a run is shown with the run's log.
+        output: The file to write. Its folder is created if necessary, and an existing file is kept if writing fails.
+        methods: Rules and methods to apply to recorded tokens, beside those of `bandpo.audit.blocked_tokens.RULES`.
+            Their names in the report are their texts, or the keys of a mapping.
+        method: The method of the runs, used if their files name none.
+        tokenizer: The tokenizer for recorded ids, as for `bandpo.audit.blocked_tokens.decoder`.
 
     Raises:
-        ValueError: if a run or a method cannot be read, or ``output`` is no .html.
+        ValueError: if a run or a method cannot be read, or ``output`` does not end in .html.
     """
     output = Path(output)
     if output.suffix != ".html":
         raise InvalidValue(f"{output}: the report is written as .html")
-    labelled = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
-    opened = [open_run(path, method=None if method is None else str(method)) for path in runs]
-    # The report of a log takes no torch, unless methods are named that must be checked.
-    needs_tokens = bool(labelled) or method is not None or any(_losses_of(run) is not None for run in opened)
-    tokens = _tokens(labelled, method, tokenizer) if needs_tokens else None
-    bins = {name: name.replace("_", " ") for name in BINS}
+    methods_by_name = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
+    opened_runs = [open_run(path, method=None if method is None else str(method)) for path in runs]
+
+    # Torch is not needed for the report of a log, unless there are methods that must be checked.
+    has_methods = bool(methods_by_name) or method is not None
+    needs_torch = has_methods or any(_path_of_losses(run) is not None for run in opened_runs)
+    analysis = _token_analysis(methods_by_name, method, tokenizer) if needs_torch else None
+
+    reported = [_report_run(run, analysis) for run in opened_runs]
     data: dict[str, Any] = {
         "version": __version__,
-        "bins": bins,
-        "grid": [] if tokens is None else tokens.grid,
+        "bins": {name: name.replace("_", " ") for name in BINS},
+        "grid": [] if analysis is None else analysis.grid,
+        **_curves_data(reported),
+        "runs": [run.data for run in reported],
     }
-    gathered = [_run_data(run, tokens) for run in opened]
-    data |= _curves_data(gathered)
-    data["runs"] = [run.data for run in gathered]
-
-    # No < in it, so that nothing can end the element in which it stands.
-    written = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    # Escape every <, so that no text can close the script element that contains the data.
+    text = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(output, _page({"data": written}))
+    write_whole(output, _fill_template({"data": text}))
     return output
 
 
-def _tokens(
+def _token_analysis(
     methods: Mapping[str, Method | ClipRule | str],
     method: Method | ClipRule | str | None,
     tokenizer: str | None,
-) -> Tokens | None:
-    """Return what gathers the figures of recorded tokens; None without torch."""
+) -> TokenAnalysis | None:
+    """Return the analysis of recorded tokens; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
-    from bandpo.report.tokens import Tokens
+    from bandpo.report.tokens import TokenAnalysis
 
-    return Tokens(methods, method, tokenizer)
+    return TokenAnalysis(methods, method, tokenizer)
 
 
-def _page(filled: Mapping[str, str]) -> str:
-    """Return the template with each ``{{ name }}`` replaced: by an entry of ``filled``, or by the file of that name."""
+def _fill_template(values: Mapping[str, str]) -> str:
+    """Return the template with each ``{{ NAME }}`` replaced by a value, or by the content of the file of that name."""
     folder = resources.files("bandpo.report") / "assets"
 
-    def part(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         name = match[1]
-        return filled[name] if name in filled else (folder / name).read_text(encoding="utf-8")
+        return values[name] if name in values else (folder / name).read_text(encoding="utf-8")
 
-    return re.sub(r"{{ (\S+) }}", part, (folder / "report.html").read_text(encoding="utf-8"))
+    return re.sub(r"{{ (\S+) }}", replacement, (folder / "report.html").read_text(encoding="utf-8"))
 
 
-def _plain(x: Any) -> Any:
-    """Return data as JSON has it: whole numbers, five digits of others, none for what is not finite."""
-    if isinstance(x, float):
-        return None if not math.isfinite(x) else int(x) if x.is_integer() else float(f"{x:.5g}")
-    if isinstance(x, Mapping):
-        return {str(name): _plain(value) for name, value in x.items()}
-    return [_plain(value) for value in x] if isinstance(x, list | tuple) else x
+def _plain(value: Any) -> Any:
+    """Return data for JSON: integers and floats of five digits, None for NaN and infinity, and keys as strings."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() else float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 @dataclass
-class RunData:
-    """What a page shows of one run."""
+class ReportedRun:
+    """The data and curves of one run in a report."""
 
     data: dict[str, Any]
-    """The diagnosis, and the figures of recorded tokens, as the page's scripts take them."""
+    """The diagnosis and the figures of recorded tokens, in the form that the page's scripts read."""
     curves: Curves
+    """The curves of the run."""
 
     @property
     def evidence(self) -> set[str]:
-        """Names of the curves that findings rest on."""
-        return {name for finding in self.data["findings"] for name in finding["quantities"]}
+        """The names of curves to which findings refer."""
+        return set().union(*(finding["quantities"] for finding in self.data["findings"]))
 
 
-def _losses_of(run: Run) -> Path | None:
-    """Return the record of a run's losses, or a framework's export that has the policy in training; None without one.
+def _path_of_losses(run: Run) -> Path | None:
+    """Return the path of a run's record, or of a framework's batches if they have the policy in training; else None.
 
     Raises:
-        ValueError: if the export cannot be read.
+        ValueError: if the batches cannot be read.
     """
     if not run.dumps:
         return run.record
@@ -138,92 +150,98 @@ def _losses_of(run: Run) -> Path | None:
     return run.path if first is not None and first.has_logp else None
 
 
-def _run_data(run: Run, tokens: Tokens | None) -> RunData:
-    """Return what the page holds of one run; ``lacks`` says why it holds no tokens, if so."""
+def _report_run(run: Run, analysis: TokenAnalysis | None) -> ReportedRun:
+    """Return the data and curves of one run. The entry ``no_tokens`` is the reason if there are no recorded tokens."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        data: dict[str, Any] = {"name": str(run.path), "lacks": ""}
-        of_tokens: Diagnosis | None = None
-        of_log: Diagnosis | None = None
-        finer_rows: list[Row] = []
+        data: dict[str, Any] = {"name": str(run.path), "no_tokens": ""}
+        token_diagnosis: Diagnosis | None = None
+        log_diagnosis: Diagnosis | None = None
+        token_rows: list[Row] = []
         method = None
-        losses = _losses_of(run)
-        if losses is not None and tokens is not None:
-            # The record names its own method, also where the folder around it has a configuration.
-            gathered = tokens.gather(open_run(losses, method=run.method))
-            of_tokens = gathered.diagnosis
-            finer_rows = [*gathered.diagnosis.rows]
-            method = gathered.method
-            if gathered.lacks:
-                data["lacks"] = gathered.lacks
+        path_of_losses = _path_of_losses(run)
+        if path_of_losses is not None and analysis is not None:
+            # Open the record itself, whose method may differ from that of the configuration in the run's folder.
+            figures = analysis.analyze(open_run(path_of_losses, method=run.method))
+            token_diagnosis = figures.diagnosis
+            token_rows = [*figures.diagnosis.rows]
+            method = figures.method
+            if figures.no_tokens:
+                data["no_tokens"] = figures.no_tokens
             else:
-                finer_rows += gathered.rows
-                data |= gathered.data
-        elif losses is not None:
-            data["lacks"] = "a record, whose tokens need torch, which is not installed"
+                token_rows += figures.rows
+                data |= figures.data
+        elif path_of_losses is not None:
+            data["no_tokens"] = "a record, whose tokens need torch, which is not installed"
         else:
             kind = "batches saved before their losses" if run.dumps else "a log"
-            data["lacks"] = f"{kind}, without the tokens of losses, which a record of bandpo.Recorder has"
-        if of_tokens is None or losses != run.path:
-            of_log = diagnose(run)
-            method = method or of_log.setup.method
+            data["no_tokens"] = f"{kind}, without the tokens of losses, which a record of bandpo.Recorder has"
+        if token_diagnosis is None or path_of_losses != run.path:
+            log_diagnosis = diagnose(run)
+            method = method or log_diagnosis.setup.method
 
-    whole = of_tokens or of_log
-    assert whole is not None
-    if of_tokens is not None and of_log is not None:
-        whole = Diagnosis([*of_tokens.tested, *of_log.tested], of_tokens.setup, coverage=of_tokens.coverage)
-    data |= _diagnosis_data(whole, of_log)
+    data |= _diagnosis_data(_merge_diagnoses(token_diagnosis, log_diagnosis), log_diagnosis)
     data["method"] = method or ""
-    data["warned"] = list(dict.fromkeys(str(warning.message) for warning in caught))
+    data["warnings"] = list(dict.fromkeys(str(warning.message) for warning in caught))
 
-    log_rows = [] if of_log is None else of_log.rows
-    read = {} if of_log is None or of_log.log is None else of_log.log.read
-    curves = gather(log_rows, finer_rows, read)
+    log_rows = [] if log_diagnosis is None else log_diagnosis.rows
+    read = {} if log_diagnosis is None or log_diagnosis.log is None else log_diagnosis.log.read
+    curves = collect_curves(log_rows, token_rows, read)
     data["last_tenth"] = start_of_last_tenth(curves)
-    data["audit"] = audit_table(finer_rows if "tokens" in data else [*log_rows, *finer_rows])
-    return RunData(data, curves)
+    data["audit"] = audit_table(token_rows if "tokens" in data else [*log_rows, *token_rows])
+    return ReportedRun(data, curves)
 
 
-def _diagnosis_data(whole: Diagnosis, of_log: Diagnosis | None) -> dict[str, Any]:
-    """Return what the page says of a run's diagnosis, and of what it rests on.
+def _merge_diagnoses(of_tokens: Diagnosis | None, of_log: Diagnosis | None) -> Diagnosis:
+    """Return the diagnosis of a run from those of its tokens and its log, of which at least one is given."""
+    if of_tokens is None or of_log is None:
+        diagnosis = of_tokens or of_log
+        assert diagnosis is not None
+        return diagnosis
+    return Diagnosis([*of_tokens.tested, *of_log.tested], of_tokens.setup, coverage=of_tokens.coverage)
+
+
+def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> dict[str, Any]:
+    """Return the diagnosis of a run for the page's data.
 
     Args:
-        whole: The diagnosis of everything that there is of the run.
-        of_log: The diagnosis of its log alone, if it has one.
+        diagnosis: The diagnosis of the log and tokens of the run, as far as there are both.
+        log_diagnosis: The diagnosis of its log, if it has one.
     """
-    log = None if of_log is None else of_log.log
-    if whole.no_verdict:
+    log = None if log_diagnosis is None else log_diagnosis.log
+    if diagnosis.no_verdict:
         state = "none"
-    elif not whole.healthy:
+    elif not diagnosis.healthy:
         state = "fault"
     else:
-        state = "look" if whole.is_at_least("look") else "ok"
+        state = "look" if diagnosis.is_at_least("look") else "ok"
+    coverage = diagnosis.coverage
+    passed = diagnosis.passed
     return {
-        **whole.as_json(),
+        **diagnosis.as_json(),
         "state": state,
-        "setup": str(whole.setup),
-        "looked_at": "" if whole.coverage is None else str(whole.coverage),
-        "part": "" if whole.coverage is None else whole.coverage.part,
-        "untested": {name: how for name, how in whole.untested.items() if name not in whole.passed},
-        "no_verdict": whole.no_verdict,
-        "basis": "" if of_log is None else of_log.basis,
-        "configuration": None if of_log is None else of_log.as_json().get("configuration"),
+        "setup": str(diagnosis.setup),
+        "coverage_text": "" if coverage is None else str(coverage),
+        "covered_part": "" if coverage is None else coverage.part,
+        "untested": {name: remedy for name, remedy in diagnosis.untested.items() if name not in passed},
+        "no_verdict": diagnosis.no_verdict,
+        "basis": "" if log_diagnosis is None else log_diagnosis.basis,
+        "configuration": None if log_diagnosis is None else log_diagnosis.as_json().get("configuration"),
         "notes": [] if log is None else list(log.notes),
         "unread": [] if log is None else list(log.unread),
     }
 
 
-def _curves_data(runs: Sequence[RunData]) -> dict[str, Any]:
-    """Return the charts of a page, and add their points to the data of each run."""
-    evidence = {name for run in runs for name in run.evidence}
+def _curves_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """Return the charts of a page, and add the points of their curves to the data of each run."""
+    evidence: set[str] = set().union(*(run.evidence for run in runs))
     plan = charts([run.curves for run in runs], evidence)
     drawn = [chart["name"] for chart in plan["charts"]]
     for run in runs:
         run.data["curves"] = {}
     for names in (drawn, plan["others"]):
-        parts = parts_for(len(names) * len(runs))
+        segments = segments_per_curve(len(names) * len(runs))
         for run in runs:
-            run.data["curves"] |= {
-                name: as_json(run.curves[name], parts) for name in names if name in run.curves
-            }
+            names_of_run = [name for name in names if name in run.curves]
+            run.data["curves"] |= {name: as_json(run.curves[name], segments) for name in names_of_run}
     return plan

@@ -1,8 +1,8 @@
-"""Runs as they lie on a disk: logs, records of tokens, batches that frameworks wrote, and configurations.
+"""Readers of a run's files: logs, records of tokens, batches that frameworks saved, and configurations.
 
 `open_run` returns a `Run`, from which every diagnosis, audit and report is computed. Reading a log or a configuration
-needs the standard library and PyYAML; reading a record needs numpy and pyarrow; nothing here needs torch, but for the
-batches that slime, miles and SkyRL save with it.
+needs the standard library and PyYAML, and reading a record needs numpy and pyarrow. Only the batches that slime, miles
+and SkyRL save with torch need torch.
 """
 
 from bandpo.runs.record import LossBatch

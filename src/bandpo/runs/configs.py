@@ -1,7 +1,7 @@
-"""Read what a run was trained with from the configuration files that its framework wrote.
+"""Read the method and settings of a run from the configuration files that its framework wrote.
 
-Nothing that these files name is imported or called: a method is a text, which `bandpo.text.parse` reads where it is
-needed.
+No class or function that these files name is imported or called. A method is a text, which `bandpo.text.parse` parses
+when it is needed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.files import shipped, unpickled
+from bandpo.runs.files import load_table, read_pickle
 from bandpo.runs.quantities import Row
 from bandpo.runs.setup import Setup, Value
 
 Config = Mapping[str, Any]
 """The settings of a configuration file, nested."""
 
-LARGEST = 2**24
-"""Bytes above which a file is no configuration. Those of all frameworks are smaller than 2**16."""
+LARGEST_CONFIG = 2**24
+"""The largest size in bytes of a configuration file. Those of all frameworks are smaller than 2**16."""
 
-FRAMEWORKS: Mapping[str, Mapping[str, Any]] = shipped("frameworks")
-"""For each framework: keys of its log that no other has (``log``), and by dotted names a setting of its own (``own``),
-what stands before its adapter's ``method`` (``ours``), what makes the updates of a batch (``updates``), and the
-settings that findings name (``values``)."""
+FRAMEWORKS: Mapping[str, Mapping[str, Any]] = load_table("frameworks")
+"""A description of each framework. Settings are named by their dotted path.
+
+- ``log_keys``: keys of its log that no other framework has
+- ``setting``: a setting that no other framework has
+- ``method_prefix``: the prefix of the setting ``method`` of bandpo's integration
+- ``updates``: the number of optimiser steps on each batch, as a product of settings divided by a setting
+- ``values``: the settings that findings refer to, by quantity
+"""
 
 ADAPTER_FILE = "adapter_config.json"
 """The file that peft writes beside the weights of an adapter."""
@@ -38,58 +43,53 @@ ADAPTER_FILE = "adapter_config.json"
 
 @dataclass(frozen=True)
 class RunConfiguration:
-    """The newest configuration in a run's folder, or beside its log.
-
-    What is read of it is data: nothing that it names is imported or called.
-    """
+    """The newest configuration in a run's folder, or beside its log."""
 
     framework: str | None = None
     """A key of `FRAMEWORKS`; None if there is no configuration of a known framework."""
     settings: Config = field(default_factory=dict)
+    """The content of the file."""
     file: Path = Path()
+    """The file of the configuration."""
     folder: Path = Path()
     """The run's folder, or that of its log."""
     adapter: Config | None = None
-    """What peft has in the newest `ADAPTER_FILE` of the run; None without one."""
+    """The content of the run's newest `ADAPTER_FILE`; None without one."""
     adapter_file: Path = Path()
+    """The file of the adapter's configuration."""
     unread: tuple[str, ...] = ()
-    """For each file with a configuration's name that cannot be read, why, as a sentence."""
+    """For each configuration file that cannot be read, a sentence with the reason."""
 
     @property
     def values(self) -> dict[str, Value]:
-        """The settings that findings name, as far as the configuration has them."""
+        """The settings that findings refer to, as far as the configuration has them."""
         if self.framework is None:
             return {}
         values = _values(self.framework, self.settings, self._relative(self.file))
         if self.adapter is not None:
-            rank = self.adapter.get("r")
-            values["LoRA rank"] = Value("r", rank, self._relative(self.adapter_file))
-            values.setdefault(
-                "model",
-                Value(
-                    "base_model_name_or_path",
-                    str(self.adapter.get("base_model_name_or_path")),
-                    self._relative(self.adapter_file),
-                ),
-            )
+            file = self._relative(self.adapter_file)
+            values["LoRA rank"] = Value("r", self.adapter.get("r"), file)
+            base_model = str(self.adapter.get("base_model_name_or_path"))
+            values.setdefault("model", Value("base_model_name_or_path", base_model, file))
         return values
 
     def _relative(self, file: Path) -> str:
+        """Return the path of a file relative to the folder, if it is in it."""
         return str(file.relative_to(self.folder)) if file.is_relative_to(self.folder) else str(file)
 
 
 def _values(framework: str, config: Config, file: str = "") -> dict[str, Value]:
-    """Return the settings that findings name, as far as a configuration has them."""
+    """Return the settings that findings refer to, as far as a configuration has them."""
     values = {}
     for quantity, name in FRAMEWORKS[framework].get("values", {}).items():
         value = lookup(config, name)
         if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            values[quantity] = Value(name, _number(value), file)
+            values[quantity] = Value(name, _parse_number(value), file)
     return values
 
 
-def _number(value: float | str) -> float | str:
-    """Return a number as such; YAML 1.1 takes ``1e-6`` for a text."""
+def _parse_number(value: float | str) -> float | str:
+    """Return a text as a number if it is one, such as ``1e-6``, which YAML 1.1 reads as a text."""
     if not isinstance(value, str):
         return value
     try:
@@ -104,13 +104,13 @@ def read_setup(
     method: str | None = None,
     configuration: RunConfiguration | None = None,
 ) -> Setup:
-    """Return what a run with a log was trained with, as the log's keys and the configuration beside it say.
+    """Return the setup of a run from the keys of its log and the configuration beside it.
 
     Args:
         path: The run's folder, or its log.
         rows: The log. Its keys may show the framework.
-        method: The text of its method, used where no configuration names one, such as ``"GSPO()"``.
-        configuration: That of the run, if it is read already.
+        method: The text of the method, used if no configuration names one, such as ``"GSPO()"``.
+        configuration: The configuration of the run, if it was read already.
 
     >>> read_setup(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], "GSPO()").framework
     'verl'
@@ -119,14 +119,15 @@ def read_setup(
     setup = read_configuration(path, method, configuration)
     if logged_framework in (None, setup.framework):
         return setup
-    # The configuration beside the log is of another program.
+    # The configuration beside the log belongs to another program.
     return Setup(logged_framework, method)
 
 
 def _framework_of_log(rows: Sequence[Row]) -> str | None:
+    """Return the framework that a log's keys belong to; None if they belong to no known one."""
     keys = set().union(*rows)
     for name, framework in FRAMEWORKS.items():
-        if any(key.endswith(tuple(framework["log"])) for key in keys):
+        if any(key.endswith(tuple(framework["log_keys"])) for key in keys):
             return name
     return None
 
@@ -134,12 +135,12 @@ def _framework_of_log(rows: Sequence[Row]) -> str | None:
 def read_configuration(
     path: Path, method: str | None = None, configuration: RunConfiguration | None = None
 ) -> Setup:
-    """Return what the newest configuration in a run's folder says, or that beside a log.
+    """Return the setup of a run from the newest configuration in its folder, or beside its log.
 
     Args:
         path: The folder, or the log.
-        method: The text of the method, used where no configuration names one.
-        configuration: That of the run, if it is read already.
+        method: The text of the method, used if no configuration names one.
+        configuration: The configuration of the run, if it was read already.
 
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
@@ -148,7 +149,7 @@ def read_configuration(
     'FixedClip(0.2, 0.28)'
     """
     if path.suffix == ".jsonl":
-        # bandpo's driver writes the settings into the first line of verl's file logger.
+        # bandpo's integration with verl writes the method into the first line of verl's file logger.
         with suppress(OSError, StopIteration, ValueError), path.open(encoding="utf-8") as lines:
             text = lookup(json.loads(next(lines)), "data.bandpo.method")
             if isinstance(text, str):
@@ -162,7 +163,7 @@ def read_configuration(
 
 
 def newest_configuration(path: Path) -> RunConfiguration:
-    """Return the newest configuration of a known framework in a run's folder, or that beside a log.
+    """Return the newest configuration of a known framework in a run's folder, or beside a log.
 
     Args:
         path: The folder, or the log.
@@ -171,32 +172,40 @@ def newest_configuration(path: Path) -> RunConfiguration:
     unread: list[str] = []
     adapter, adapter_file = _newest_adapter(path, unread)
     for file in _configuration_files(path, READERS):
-        config = _read_or_note(file, unread)
+        config = _read_config(file, unread)
         if config is None:
             continue
         for name in _STOCK_METHODS:
-            if lookup(config, FRAMEWORKS[name]["own"]) is not None:
-                return RunConfiguration(name, config, file, folder, adapter, adapter_file, tuple(unread))
+            if lookup(config, FRAMEWORKS[name]["setting"]) is not None:
+                return RunConfiguration(
+                    framework=name,
+                    settings=config,
+                    file=file,
+                    folder=folder,
+                    adapter=adapter,
+                    adapter_file=adapter_file,
+                    unread=tuple(unread),
+                )
     return RunConfiguration(folder=folder, adapter=adapter, adapter_file=adapter_file, unread=tuple(unread))
 
 
 def _newest_adapter(path: Path, unread: list[str]) -> tuple[Config | None, Path]:
-    """Return what the newest `ADAPTER_FILE` says, and that file; None without one of LoRA."""
+    """Return the content and the path of the newest `ADAPTER_FILE` with a LoRA rank; None without one."""
     for file in _configuration_files(path, [ADAPTER_FILE]):
-        config = _read_or_note(file, unread)
+        config = _read_config(file, unread)
         if config is not None and isinstance(config.get("r"), int):
             return config, file
     return None, Path()
 
 
-def _read_or_note(file: Path, unread: list[str]) -> Config | None:
-    """Read a configuration file; where that fails, return None and add the reason to a list."""
-    if file.stat().st_size > LARGEST:
-        unread.append(f"{file.name} was not read: it has more than {LARGEST:,} bytes")
+def _read_config(file: Path, unread: list[str]) -> Config | None:
+    """Read a configuration file. If that fails, return None, and add a sentence with the reason to ``unread``."""
+    if file.stat().st_size > LARGEST_CONFIG:
+        unread.append(f"{file.name} was not read: it has more than {LARGEST_CONFIG:,} bytes")
         return None
     try:
         config = READERS.get(file.name, _read_json)(file)
-    except Exception as error:  # a damaged file, or another program's; the log is there in any case
+    except Exception as error:  # the file is damaged or another program's, but the log can still be diagnosed
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         unread.append(f"{file.name} was not read: {reason}")
         return None
@@ -204,59 +213,59 @@ def _read_or_note(file: Path, unread: list[str]) -> Config | None:
 
 
 def _configuration_files(path: Path, names: Iterable[str]) -> list[Path]:
-    """Return the files of these names in a folder, or those beside a log, the newest first."""
+    """Return the files with these names in a folder, or beside a log, the newest first."""
     files: list[Path] = []
     for name in names:
         if path.is_dir():
             files += path.rglob(name)
         else:
-            # hydra and wandb write theirs into a folder beside the log.
+            # Hydra and wandb write their configuration into a folder beside the log.
             files += [path.parent / name, path.parent / ".hydra" / name, path.parent / "files" / name]
     files = [file for file in files if file.is_file()]
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def setup_of(framework: str, config: Config, method: str | None = None) -> Setup:
-    """Return what a configuration of a framework says of a run.
+    """Return the setup of a run from the configuration of its framework.
 
     Args:
         framework: The framework, such as ``trl``.
-        config: Its settings, nested.
-        method: The text of the method, used where the configuration names none.
+        config: The settings, nested.
+        method: The text of the method, used if the configuration names none.
 
     >>> setup_of("trl", {"num_iterations": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}).updates
     2.0
     """
     level = lookup(config, "importance_sampling_level") if framework == "trl" else None
-    # A lag is a setting of `bandpo-lab train` alone.
+    # Only configurations of `bandpo-lab train` have the setting lag.
     stale = bool(config.get("lag")) if framework == "trl" else None
-    adapter_settings = FRAMEWORKS[framework]["ours"]
-    text = lookup(config, f"{adapter_settings}method")
+    prefix = FRAMEWORKS[framework]["method_prefix"]
+    text = lookup(config, f"{prefix}method")
     if not isinstance(text, str):
         try:
             text = _STOCK_METHODS[framework](config) or method
         except (LookupError, TypeError, ValueError):
-            text = method  # a setting is of another version of the framework, or missing
+            text = method  # a setting is missing, or belongs to another version of the framework
     return Setup(
-        framework,
-        text,
-        level if isinstance(level, str) else None,
-        _updates(framework, config),
-        stale,
-        _values(framework, config),
+        framework=framework,
+        method=text,
+        level=level if isinstance(level, str) else None,
+        updates=_updates(framework, config),
+        stale=stale,
+        values=_values(framework, config),
     )
 
 
 def lookup(config: Config, name: str) -> Any:
-    """Return a setting by its dotted name; None if it is not there."""
+    """Return a setting by its dotted path; None if there is none."""
     value: Any = config
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    for level in name.split("."):
+        value = value.get(level) if isinstance(value, Mapping) else None
     return value
 
 
 def _updates(framework: str, config: Config) -> float | None:
-    """Compute the optimiser steps on a batch; None if a setting is missing."""
+    """Return the number of optimiser steps on each batch; None if a setting is missing."""
     product, _, divisor_name = FRAMEWORKS[framework]["updates"].partition(" / ")
     names = [*product.split(" * "), divisor_name]
     values = [lookup(config, name) for name in names]
@@ -267,14 +276,15 @@ def _updates(framework: str, config: Config) -> float | None:
 
 
 def _read_yaml(file: Path) -> Config:
-    """Read hydra's file, NeMo-RL's, that of `bandpo-lab train`, or wandb's, which has each setting under ``value``."""
+    """Read a ``config.yaml`` of hydra, NeMo-RL, `bandpo-lab train` or wandb."""
     import yaml
 
-    # libyaml is ten times as fast, where it is installed.
+    # libyaml's loader, where it is installed, is ten times faster.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     content = yaml.load(file.read_bytes(), Loader=loader)  # noqa: S506  (a safe loader)
     if not isinstance(content, Mapping):
         return {}
+    # `bandpo-lab train` has the settings under "arguments". wandb has each of them in an object, under "value".
     content = content.get("arguments", content)
     config = {}
     for name, value in content.items():
@@ -283,22 +293,24 @@ def _read_yaml(file: Path) -> Config:
 
 
 def _read_training_args(file: Path) -> Config:
-    """Read transformers' ``training_args.bin``, a pickle in an archive, without unpickling what it names."""
+    """Read transformers' ``training_args.bin``, a pickle in a zip archive, without importing the classes in it."""
     with zipfile.ZipFile(file) as archive:
         entry = next(entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
-        # The size that an archive states may be forged, so no more than that is decompressed.
-        with archive.open(entry) as opened:
-            data = opened.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise InvalidValue(f"it holds more than {LARGEST:,} bytes")
-        return unpickled(data, file).state
+        # The size in the archive's directory may be forged, so the limit applies while decompressing.
+        with archive.open(entry) as stream:
+            data = stream.read(LARGEST_CONFIG + 1)
+        if len(data) > LARGEST_CONFIG:
+            raise InvalidValue(f"it holds more than {LARGEST_CONFIG:,} bytes")
+        return read_pickle(data, file).state
 
 
 def _read_json(file: Path) -> Config:
+    """Read a configuration in JSON."""
     return json.loads(file.read_bytes())
 
 
 def _read_toml(file: Path) -> Config:
+    """Read a configuration in TOML."""
     return tomllib.loads(file.read_text("utf-8"))
 
 
@@ -308,11 +320,11 @@ READERS: Mapping[str, Callable[[Path], Config]] = {
     "trainer.json": _read_json,  # prime-rl's
     "trainer.toml": _read_toml,
 }
-"""For each name of a configuration file its reader."""
+"""The reader for each name of a configuration file."""
 
 
 def method_text(clip: str, objective: str | None = None, level: str = "token") -> str:
-    """Return the text of a method that no paper names.
+    """Return the text of a method from the texts of its parts.
 
     >>> method_text("FixedClip(0.2)"), method_text("FixedClip(0.2)", "DualClip(3.0)")
     ('FixedClip(0.2)', 'Method(FixedClip(0.2), DualClip(3.0))')
@@ -326,10 +338,10 @@ def method_text(clip: str, objective: str | None = None, level: str = "token") -
 
 
 def call_text(name: str, *numbers: Any) -> str:
-    """Return the text of a class or method with numbers as its arguments.
+    """Return the text of a class or method with numbers as arguments.
 
     Raises:
-        TypeError: if an argument is no number: a configuration of another version, or a damaged one.
+        TypeError: if an argument is not a number, as in a damaged configuration or one of another version.
 
     >>> call_text("FixedClip", 0.2, 0.28)
     'FixedClip(0.2, 0.28)'
@@ -341,7 +353,7 @@ def call_text(name: str, *numbers: Any) -> str:
 
 
 def fixed_clip(low: float, high: float | None) -> str:
-    """Return the text of a clip. A lower bound below 0 bounds nothing, as one of 0."""
+    """Return the text of a clip. A ``low`` above 1 is the same as 1, since ratios are positive."""
     return call_text("FixedClip", min(low, 1.0), low if high is None else high)
 
 
@@ -350,7 +362,7 @@ TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def trl_method(config: Config) -> str:
-    """Return the text of the method that a stock GRPOTrainer's loss is under its arguments."""
+    """Return the text of the method of a stock GRPOTrainer with these arguments."""
     loss_type = config["loss_type"]
     level = config["importance_sampling_level"]
     low = config["epsilon"]
@@ -362,7 +374,7 @@ def trl_method(config: Config) -> str:
         objective = None if delta is None else call_text("RatioCap", delta)
         return method_text(fixed_clip(low, high), objective, level)
     if loss_type == "cispo":
-        # epsilon_high is the bound itself there.
+        # For CISPO, epsilon_high is the bound itself, not its distance from 1.
         return method_text("Unclipped()", call_text("ClippedWeight", low if high is None else high), level)
     if loss_type == "sapo":
         gate = call_text("SigmoidGate", config["sapo_temperature_pos"], config["sapo_temperature_neg"])
@@ -375,10 +387,14 @@ def trl_method(config: Config) -> str:
 
 
 def verl_method(loss_mode: str, actor: Any) -> str | None:
-    """Return the text of the method that verl's loss is under the actor's settings; None if it is none of bandpo's.
+    """Return the text of the method of a loss of verl; None if bandpo has no such method.
 
-    ``clip_cov`` is none: it drops tokens that it draws anew at each loss, so `ClipCov` has the same share of them, but
-    others.
+    There is none for ``clip_cov``, which draws the tokens that it drops: `ClipCov` drops the same share of them, but
+    other tokens.
+
+    Args:
+        loss_mode: The loss's name in verl's registry.
+        actor: The actor's settings.
     """
     low = actor["clip_ratio"] if actor["clip_ratio_low"] is None else actor["clip_ratio_low"]
     high = actor["clip_ratio"] if actor["clip_ratio_high"] is None else actor["clip_ratio_high"]
@@ -397,7 +413,7 @@ def verl_method(loss_mode: str, actor: Any) -> str | None:
     if loss_mode == "gpg":
         return "GPG()"
     if loss_mode == "geo_mean":
-        # Its ends are distances of log r from 0.
+        # The bounds of this loss are distances of log r from 0.
         return method_text(call_text("FixedClip", -math.expm1(-low), math.expm1(high)), "GeometricMean()")
     if loss_mode == "cispo":
         return call_text("CISPO", low, high)
@@ -405,32 +421,34 @@ def verl_method(loss_mode: str, actor: Any) -> str | None:
 
 
 def _verl_stock_method(config: Config) -> str | None:
+    """Return the text of the method of verl's own loss; None if bandpo has no such method."""
     actor = lookup(config, "actor_rollout_ref.actor")
     loss = actor["policy_loss"]
     return verl_method(loss.get("audited") or loss["loss_mode"], actor)
 
 
 def _skyrl_stock_method(config: Config) -> str | None:
-    """Return the text of the method that SkyRL's own loss is; None for ``clip_cov`` and ``cross_entropy``.
+    """Return the text of the method of SkyRL's own loss; None if bandpo has no such method.
 
-    ``clip_cov`` drops tokens that it draws anew at each loss, so `ClipCov` has the same share of them, but others.
+    There is none for ``cross_entropy``, and none for ``clip_cov``, which draws the tokens that it drops: `ClipCov`
+    drops the same share of them, but other tokens.
     """
     settings = lookup(config, "trainer.algorithm")
-    ends = settings["eps_clip_low"], settings["eps_clip_high"]
+    epsilons = (settings["eps_clip_low"], settings["eps_clip_high"])
     loss_type = settings["policy_loss_type"]
     if loss_type == "regular":
-        return call_text("FixedClip", *ends)
+        return call_text("FixedClip", *epsilons)
     if loss_type == "dual_clip":
-        return method_text(call_text("FixedClip", *ends), call_text("DualClip", settings["clip_ratio_c"]))
+        return method_text(call_text("FixedClip", *epsilons), call_text("DualClip", settings["clip_ratio_c"]))
     if loss_type == "gspo":
-        return call_text("GSPO", *ends)
+        return call_text("GSPO", *epsilons)
     if loss_type == "sapo":
         return call_text("SAPO", settings["sapo"]["tau_pos"], settings["sapo"]["tau_neg"])
     if loss_type == "cispo":
         cispo = settings["cispo"]
         return call_text("CISPO", cispo["cispo_eps_clip_low"], cispo["cispo_eps_clip_high"])
     if loss_type == "rollout_is":
-        return call_text("IcePop", *ends)
+        return call_text("IcePop", *epsilons)
     if loss_type == "dppo":
         return _skyrl_dppo(settings["dppo"])
     if loss_type == "kl_cov":
@@ -443,7 +461,8 @@ def _skyrl_stock_method(config: Config) -> str | None:
 def _skyrl_dppo(settings: Config) -> str:
     """Return the text of SkyRL's DPPO, whose ratio is not truncated."""
     divergence = "TotalVariation()" if settings["dppo_type"] == "binary_tv" else "KL()"
-    low, high = settings["delta_low"], settings["delta_high"]
+    low = settings["delta_low"]
+    high = settings["delta_high"]
     if low == high:
         return f"DPPO({divergence}, {high}, inf)"
     clip = f"TwoSided(Band({divergence}, {low}, inf), Band({divergence}, {high}, inf))"
@@ -451,6 +470,7 @@ def _skyrl_dppo(settings: Config) -> str:
 
 
 def _nemo_rl_stock_method(config: Config) -> str | None:
+    """Return the text of the method of NeMo-RL's own loss; None if bandpo has no such method."""
     loss = config["loss_fn"]
     if loss.get("use_cispo") or loss.get("disable_ppo_ratio"):
         return None
@@ -461,6 +481,7 @@ def _nemo_rl_stock_method(config: Config) -> str | None:
 
 
 def _prime_rl_stock_method(config: Config) -> str | None:
+    """Return the text of the method of prime-rl's own loss; None if bandpo has no such method."""
     loss = config["loss"]
     if loss["dppo_mask_low"] != loss["dppo_mask_high"]:
         return None
@@ -474,4 +495,4 @@ _STOCK_METHODS: Mapping[str, Callable[[Config], str | None]] = {
     "nemo-rl": _nemo_rl_stock_method,
     "prime-rl": _prime_rl_stock_method,
 }
-"""For each framework, the text of the method that its own loss is."""
+"""For each framework, the function that returns the text of its own loss's method from a configuration."""

@@ -1,7 +1,7 @@
-"""Read the metrics that SkyRL, OpenRLHF, slime, miles, prime-rl, ROLL, AReaL and NeMo-RL print while they train.
+"""Read the metrics that SkyRL, OpenRLHF, slime, miles, prime-rl, ROLL, AReaL and NeMo-RL print during training.
 
-Each pattern is that of the framework's own source, which ``tests/runs/test_consoles.py`` names. Tables of a notebook
-and lines of a loop of one's own are read, too.
+The patterns follow the frameworks' source code, to which ``tests/runs/test_consoles.py`` refers. Tables of notebooks
+and lines printed by custom training loops are read too.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 Rows = list[dict[str, Any]]
-"""Rows with the keys that the framework's trackers have, and their ``step``."""
+"""Rows with the keys of the framework's trackers and a ``step``."""
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-"""Colours of a terminal."""
+"""The escape sequences of a terminal's colours."""
 
-ROUNDED_AWAY = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
-"""Keys of which a printed 0.000 is a small number, not 0."""
+ROUNDED_TO_ZERO = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
+"""Keys for which a printed 0.000 is a small number that was rounded."""
 
 LONGEST_ROW = 20_000
-"""Characters above which a printed dictionary is no row of metrics."""
+"""The largest number of characters in a printed dictionary of metrics."""
 
 
 def console_rows(text: str) -> Rows:
     """Return the rows in the console output of one of these frameworks; empty if there are none.
 
-    Lines of one step are put together, whichever process printed them.
+    All lines of a step, which several processes may have printed, become one row.
 
     >>> console_rows("Step 2 | 1.00s | Loss 0.1 | Entropy 0.3\\nStep 2 | 1.00s | Reward 0.5 | Truncation 10.0%")
     [{'step': 2, 'loss/mean': 0.1, 'entropy/all/mean': 0.3, 'reward/mean': 0.5, 'is_truncated/mean': 0.1}]
@@ -45,15 +45,17 @@ def console_rows(text: str) -> Rows:
 
 
 StepMetrics = Iterator[tuple[int, dict[str, Any]]]
+"""Pairs of a step and its metrics, several per step if the framework prints several lines."""
 
 
 def _skyrl_rows(text: str) -> StepMetrics:
-    """Read ``Step 3:`` and the dictionary that is printed below it, whose numbers are texts of four decimals."""
+    """Read ``Step 3:`` and the dictionary below it, whose numbers are strings with four decimals."""
     for match in re.finditer(r"\bStep (\d+): *\r?\n(?=[^\n{]*\{)", text):
         yield int(match[1]), _dictionary_at(text, text.index("{", match.end()))
 
 
 def _openrlhf_rows(text: str) -> StepMetrics:
+    """Read ``Global step 3: {…}``."""
     for match in re.finditer(r"\bGlobal step (\d+): (?=\{)", text):
         yield int(match[1]), _dictionary_at(text, match.end())
 
@@ -61,17 +63,20 @@ def _openrlhf_rows(text: str) -> StepMetrics:
 def _slime_rows(text: str) -> StepMetrics:
     """Read ``rollout 3: {…}`` and ``step 3: {…}`` of slime and miles.
 
-    A rollout may be several steps of training, so each is kept under the number of its rollout: the steps are as many
-    for each rollout, and the last of them counts.
+    There may be several training steps per rollout, the same number for each. Their metrics are yielded under the
+    number of the rollout, so that those of its last step are kept.
     """
     lines = list(re.finditer(r"(?<![\w/-])(rollout|perf|step) (\d+): (?=\{)", text))
-    train = [match for match in lines if match[1] == "step"]
+    training_steps = {match[2] for match in lines if match[1] == "step"}
     rollouts = {int(match[2]) for match in lines if match[1] == "rollout"}
-    per_rollout = max(1, round(len({match[2] for match in train}) / len(rollouts))) if rollouts else 1
+    steps_per_rollout = 1
+    if rollouts:
+        steps_per_rollout = max(1, round(len(training_steps) / len(rollouts)))
+
     for match in lines:
         number = int(match[2])
         if match[1] == "step":
-            number //= per_rollout
+            number //= steps_per_rollout
         yield number, _dictionary_at(text, match.end())
 
 
@@ -84,21 +89,25 @@ PRIME_RL_NAMES = {
     "Grad. Norm": "optim/grad_norm",
     "LR": "optim/lr",
 }
-"""For each name on prime-rl's console the key that its trackers have."""
+"""The key of prime-rl's trackers for each name on its console."""
+
+PRIME_RL_METRIC = re.compile(r"([A-Za-z. ]+?):? (-?[\d.]+(?:e[+-]?\d+)?|nan|inf)(%?)(?=\s|$)")
+"""A metric on prime-rl's console: name, value and percent sign. Versions of 2025 print a colon after the name."""
 
 
 def _prime_rl_rows(text: str) -> StepMetrics:
-    for match in re.finditer(r"\bStep (\d+) \| ([^\n]*)", text):
+    """Read ``Step 3 | 1.00s | Reward 0.5 | …``."""
+    for line in re.finditer(r"\bStep (\d+) \| ([^\n]*)", text):
         metrics: dict[str, Any] = {}
-        for part in match[2].split(" | "):
-            # Versions of 2025 print a colon after the name.
-            named = re.match(r"([A-Za-z. ]+?):? (-?[\d.]+(?:e[+-]?\d+)?|nan|inf)(%?)(?=\s|$)", part.strip())
-            if named is not None and named[1] in PRIME_RL_NAMES:
-                value = _number(named[2])
-                if named[3] and isinstance(value, float):
-                    value /= 100
-                metrics[PRIME_RL_NAMES[named[1]]] = value
-        yield int(match[1]), metrics
+        for cell in line[2].split(" | "):
+            match = PRIME_RL_METRIC.match(cell.strip())
+            if match is None or match[1] not in PRIME_RL_NAMES:
+                continue
+            value = _parse_number(match[2])
+            if match[3] and isinstance(value, float):
+                value /= 100
+            metrics[PRIME_RL_NAMES[match[1]]] = value
+        yield int(line[1]), metrics
 
 
 def _roll_rows(text: str) -> StepMetrics:
@@ -115,15 +124,16 @@ def _roll_rows(text: str) -> StepMetrics:
 
 
 def _areal_rows(text: str) -> StepMetrics:
-    """Read AReaL's ``Train step 3/100 done.`` and the table below it, with keys and values side by side."""
-    parts = re.split(r"\bTrain step (\d+)/\d+ done\.", text)
-    for number, table in zip(parts[1::2], parts[2::2], strict=True):
+    """Read AReaL's ``Train step 3/100 done.`` and the table below it, whose columns are keys and values in turn."""
+    # The text before the first step, and then a number and a table for each step.
+    pieces = re.split(r"\bTrain step (\d+)/\d+ done\.", text)
+    for number, table in zip(pieces[1::2], pieces[2::2], strict=True):
         metrics: dict[str, Any] = {}
         for line in re.findall(r"│([^\n]*)│", table):
             cells = [cell.strip() for cell in line.split("│")]
             for key, value in zip(cells[::2], cells[1::2], strict=False):
                 if key and re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?|nan|-?inf", value):
-                    metrics[key] = _number(value)
+                    metrics[key] = _parse_number(value)
         yield int(number), metrics
 
 
@@ -133,27 +143,30 @@ NEMO_RL_NAMES = {
     "Avg Reward": "reward",
     "Mean Generation Length": "mean_gen_tokens_per_sample",
 }
-"""For each name in NeMo-RL's results of a step the key that its trackers have."""
+"""The key of NeMo-RL's trackers for each name in its results of a step."""
 
 
 def _nemo_rl_rows(text: str) -> StepMetrics:
-    """Read NeMo-RL's ``===== Step 3/100 =====`` and the results that are printed below it, a line each.
+    """Read NeMo-RL's ``===== Step 3/100 =====`` and the results below it, one per line.
 
-    Steps are counted anew in each epoch.
+    The printed numbers of steps start at 1 in each epoch.
     """
     epoch = 1
-    parts = re.split(r"={5,} (Epoch|Step) (\d+)/(\d+) ={5,}", text)
-    for title, number, of, printed in zip(parts[1::4], parts[2::4], parts[3::4], parts[4::4], strict=True):
+    # The text before the first header, and then for each header its title, number, total and the text below it.
+    pieces = re.split(r"={5,} (Epoch|Step) (\d+)/(\d+) ={5,}", text)
+    for start in range(1, len(pieces), 4):
+        title, number, total, body = pieces[start : start + 4]
         if title == "Epoch":
             epoch = int(number)
             continue
-        _, is_there, results = printed.partition("Training Results:")
+        _, heading, results = body.partition("Training Results:")
+        if not heading:
+            continue
         metrics: dict[str, Any] = {}
         for name, value in re.findall(r"• ([\w ]+): (-?[\d.]+|nan|-?inf)\s*$", results, re.M):
             if name in NEMO_RL_NAMES:
-                metrics.setdefault(NEMO_RL_NAMES[name], _number(value))
-        if is_there:
-            yield (epoch - 1) * int(of) + int(number), metrics
+                metrics.setdefault(NEMO_RL_NAMES[name], _parse_number(value))
+        yield (epoch - 1) * int(total) + int(number), metrics
 
 
 READERS: tuple[Callable[[str], StepMetrics], ...] = (
@@ -165,20 +178,23 @@ READERS: tuple[Callable[[str], StepMetrics], ...] = (
     _areal_rows,
     _nemo_rl_rows,
 )
+"""One reader per framework. The first that finds metrics is used."""
 
 
 # --- Tables of a notebook ---
 
 FEWEST_COLUMNS = 3
+"""The smallest number of columns of a table of metrics."""
 
 TABLE_NAMES = {"Training Loss": "loss"}
-"""For each name in the table of a notebook the key that the trainer's other logs have."""
+"""The key of the trainer's other logs for each column of a notebook's table that has another name."""
 
 
 def table_rows(text: str) -> Rows:
     """Return the rows of tables with a column ``Step``, such as a trainer's in a notebook; empty if there are none.
 
-    Cells are separated by ``|`` or by tabs. Rows of one step are put together, and cells without a number are left out.
+    Cells are separated by ``|`` or tabs. All table rows of a step become one row, and cells without a number are left
+    out.
 
     >>> table_rows("Step | reward | completions / mean_length\\n-- | -- | --\\n1 | 0.5 | 12.0")
     [{'step': 1, 'reward': 0.5, 'completions/mean_length': 12.0}]
@@ -192,20 +208,21 @@ def table_rows(text: str) -> Rows:
         elif cells[0].lower() == "step":
             keys = [TABLE_NAMES.get(cell, cell.replace(" / ", "/")) for cell in cells]
         elif keys and re.fullmatch(r"\d+", cells[0]):
-            # The last cell of a row that was cut off may be a part of a number.
-            whole = len(cells) if len(cells) == len(keys) else len(cells) - 1
-            numbers = {key: _number(cell) for key, cell in zip(keys[1:whole], cells[1:whole], strict=True)}
+            # The last cell of a truncated row may be an incomplete number.
+            end = len(cells) if len(cells) == len(keys) else len(cells) - 1
+            numbers = {key: _parse_number(cell) for key, cell in zip(keys[1:end], cells[1:end], strict=True)}
             row = by_step.setdefault(int(cells[0]), {"step": int(cells[0])})
             row.update({key: number for key, number in numbers.items() if number is not None})
     return [row for row in by_step.values() if len(row) > 1]
 
 
-# --- Loops of one's own ---
+# --- Custom training loops ---
 
 STEP_IN_EPOCH = re.compile(r"\bepoch\W*(\d+)(?:/\d+)?\W+(?:step\W*)?(\d+)/(\d+)", re.I)
 """An epoch, the step in it, and the steps of an epoch: ``Epoch:[1/2](20/500)``."""
 
 STEP_OF_LINE = re.compile(r"\b(?:global[_ ])?(?:step|iter|iteration|update)\W{0,3}(\d+)(?:/\d+)?", re.I)
+"""A step: ``global_step=3``, ``iter 3/100``."""
 
 NAMED_NUMBER = re.compile(
     r"(?P<name>[a-z][\w/.@-]*(?: [a-z][\w/.@-]*){0,3}) ?[:=] ?"
@@ -215,28 +232,30 @@ NAMED_NUMBER = re.compile(
 """A name of up to four words and its number: ``Avg Response Len: 271.00``, ``kl=0.01``."""
 
 
-def own_loop_rows(text: str) -> Rows:
-    """Return the rows that a loop of the user's own prints, a line each; empty if there are none.
+def custom_loop_rows(text: str) -> Rows:
+    """Return the rows that a custom training loop prints, one per line; empty if there are none.
 
-    A row is a line that names a step, and after it a reward and another number. Names are written as keys are.
+    A line is a row if it has a step, and after the step a reward and another number. Names become lower-case keys with
+    underscores.
 
-    >>> own_loop_rows("step 3/100 | Avg Reward: 0.5 | KL: 0.01")
+    >>> custom_loop_rows("step 3/100 | Avg Reward: 0.5 | KL: 0.01")
     [{'step': 3, 'avg_reward': 0.5, 'kl': 0.01}]
     """
     rows: Rows = []
     for line in ESCAPES.sub("", text).splitlines():
         in_epoch = STEP_IN_EPOCH.search(line)
-        place = in_epoch or STEP_OF_LINE.search(line)
-        if place is None or len(line) > LONGEST_ROW:
+        step_match = in_epoch or STEP_OF_LINE.search(line)
+        if step_match is None or len(line) > LONGEST_ROW:
             continue
-        step = int(place[1])
+        step = int(step_match[1])
         if in_epoch is not None:
-            step = (step - 1) * int(place[3]) + int(place[2])
+            step = (step - 1) * int(in_epoch[3]) + int(in_epoch[2])
+
         row: dict[str, Any] = {"step": step}
-        for pair in NAMED_NUMBER.finditer(line, place.end()):
+        for pair in NAMED_NUMBER.finditer(line, step_match.end()):
             key = pair["name"].lower().replace(" ", "_")
-            value = _number(pair["number"].lower())
-            if value == 0 and ROUNDED_AWAY.search(key):
+            value = _parse_number(pair["number"].lower())
+            if value == 0 and ROUNDED_TO_ZERO.search(key):
                 continue
             if pair["percent"] and isinstance(value, float):
                 value /= 100
@@ -247,35 +266,40 @@ def own_loop_rows(text: str) -> Rows:
 
 
 def _dictionary_at(text: str, start: int) -> dict[str, Any]:
-    """Return the numbers of the dictionary that begins at a position of a text; empty if it is none."""
+    """Return the numbers of the dictionary that begins at a position of a text; empty if it is not valid."""
+    end = 0
     depth = 0
     for match in re.finditer(r"[{}]", text[start : start + LONGEST_ROW]):
         depth += 1 if match[0] == "{" else -1
         if depth == 0:
-            printed = text[start : start + match.end()]
+            end = start + match.end()
             break
-    else:
+    if not end:
         return {}
-    printed = re.sub(r"(?<=: )(nan|-?inf)(?=[,}\n])", r"'\1'", printed)
-    printed = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", printed)
+
+    # Make a Python literal of it: nan and inf become strings, np.float64(0.5) becomes 0.5.
+    literal = text[start:end]
+    literal = re.sub(r"(?<=: )(nan|-?inf)(?=[,}\n])", r"'\1'", literal)
+    literal = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", literal)
     try:
-        content = ast.literal_eval(printed)
+        content = ast.literal_eval(literal)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
     if not isinstance(content, dict):
         return {}
     metrics: dict[str, Any] = {}
     for key, value in content.items():
-        if isinstance(value, str) and re.fullmatch(r"-?0\.0+", value) and ROUNDED_AWAY.search(str(key)):
+        is_zero = isinstance(value, str) and re.fullmatch(r"-?0\.0+", value)
+        if is_zero and ROUNDED_TO_ZERO.search(str(key)):
             continue
-        number = _number(value)
+        number = _parse_number(value)
         if isinstance(key, str) and number is not None:
             metrics[key] = number
     return metrics
 
 
-def _number(value: Any) -> float | str | None:
-    """Return a printed number, NaN and infinity as the words that a log has for them; None if it is no number."""
+def _parse_number(value: Any) -> float | str | None:
+    """Return a printed number, with NaN and infinity as texts, as JSON logs have them; None if it is not a number."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

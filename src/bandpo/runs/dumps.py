@@ -1,8 +1,8 @@
-"""Read the batches that frameworks write by themselves as losses of a record, before their first update.
+"""Read the batches that frameworks save with their own debug options, as loss batches.
 
 NeMo-RL's ``train_data_step….jsonl``, the files of ``--save-debug-train-data`` of slime and miles, and SkyRL's
-``dump_data_batch`` do not hold the log-probabilities of the policy in training. prime-rl's token exports and miles'
-``policy_loss_debug`` do, so that rules are replayed on them.
+``dump_data_batch`` have no log-probabilities of the policy in training, so their ratios are 1, as before the first
+update. prime-rl's token exports and miles' ``policy_loss_debug`` have them, so that clip rules can be replayed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bandpo.errors import BandpoError, InvalidValue
-from bandpo.runs.files import check_size, read_jsonl, unpickled
+from bandpo.runs.files import check_size, read_jsonl, read_pickle
 from bandpo.runs.record import LossBatch
 
 if TYPE_CHECKING:
@@ -35,59 +35,66 @@ COLUMNS = {
     "reward": ("raw_reward", "filtered_rewards", "rewards"),
     "truncated": ("truncated",),
 }
-"""For each column of a batch, what NeMo-RL, slime (miles alike), SkyRL, prime-rl and miles' losses call it.
+"""The names of each column in the files of NeMo-RL, slime (and miles), SkyRL, prime-rl and miles' losses.
 
-The ratio of prime-rl's loss refers to the engine's log-probabilities."""
+prime-rl's ratio uses the engine's log-probabilities as the old ones."""
 
 LARGEST_DUMP = 2**32
-"""Bytes of a batch that are read, also once it is decompressed."""
+"""The largest size of a batch in bytes, after decompression."""
 
 MOST_TOKENS = 2**27
-"""Tokens of a batch that are read, with its padding: 4,096 answers of 32,768 tokens."""
+"""The largest number of tokens of a batch with its padding: 4,096 completions of 32,768 tokens."""
 
 REQUIRED = ("old", "advantages", "mask")
-"""The columns without which a batch tells nothing."""
+"""The columns that every batch must have."""
 
 Columns = Mapping[str, Any]
-"""The columns of a batch by the framework's own names: a list with one entry a sequence, or an array."""
+"""The columns of a batch, by the framework's names: each a list with one entry per sequence, or an array."""
 
 
 def _read_jsonl_columns(path: Path) -> Columns:
+    """Read NeMo-RL's file, which has one line per sequence."""
     rows = [row for _, row in read_jsonl(path)]
-    return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+    if not rows:
+        return {}
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _read_token_export(path: Path) -> Columns:
-    """Read prime-rl's file of one step and process: a line a sequence, null where a number is not finite."""
+    """Read prime-rl's file of one step and process, which has one line per sequence, and null for NaN and infinity."""
     columns = dict(_read_jsonl_columns(path))
-    numbers = [
-        name for kind in ("new", "old", "advantages", "entropy") for name in COLUMNS[kind] if name in columns
-    ]
-    for name in numbers:
-        rows = columns[name]
-        columns[name] = [[math.nan if value is None else value for value in row] for row in rows]
+    for kind in ("new", "old", "advantages", "entropy"):
+        for name in COLUMNS[kind]:
+            if name in columns:
+                columns[name] = [_null_to_nan(row) for row in columns[name]]
     return columns
 
 
+def _null_to_nan(row: Sequence[float | None]) -> list[float]:
+    """Return a row of numbers with NaN for None."""
+    return [math.nan if value is None else value for value in row]
+
+
 def check_dumps(files: Sequence[Path]) -> None:
-    """Check that no file is larger than what is read, before torch is imported, which takes seconds.
+    """Check the sizes of files before torch is imported, which takes seconds.
 
     Raises:
-        ValueError: if one has or states more bytes than are read, or is compressed, which torch never writes.
+        ValueError: if a file, or the content that its directory declares, is larger than the limit, or if it is
+            compressed, which files of torch never are.
     """
     for file in files:
         check_size(file, LARGEST_DUMP)
         if file.suffix == ".pt":
-            # A damaged archive is refused where it is read.
+            # A damaged archive raises an error when it is read.
             with suppress(zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError):
                 _check_archive(file)
 
 
 def _check_archive(path: Path) -> None:
-    """Check what an archive of torch states of itself.
+    """Check the sizes in the directory of a zip archive of torch.
 
     Raises:
-        ValueError: if it states more bytes than are read, or is compressed, which torch never writes.
+        ValueError: if they add up to more than the limit, or an entry is compressed, which torch never writes.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -98,10 +105,10 @@ def _check_archive(path: Path) -> None:
 
 
 def _load_tensors(path: Path) -> Any:
-    """Read a file of torch without unpickling what it names.
+    """Load a file of torch without unpickling other classes than tensors.
 
     Raises:
-        ValueError: if it states more bytes than are read, or is compressed, which torch never writes.
+        ValueError: if its content is larger than the limit, or it is compressed, which torch never writes.
     """
     _check_archive(path)
     import torch
@@ -109,25 +116,30 @@ def _load_tensors(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _check_bytes(path: Path, stated: int) -> None:
-    """Check the bytes that the parts of an archive state.
+def _check_bytes(path: Path, size: int) -> None:
+    """Check the size that an archive declares for its content.
 
     Raises:
-        ValueError: if they are more than are read.
+        ValueError: if it is above the limit.
     """
-    if stated > LARGEST_DUMP:
-        raise InvalidValue(f"{path} states {stated:,} bytes, and at most {LARGEST_DUMP:,} are read")
+    if size > LARGEST_DUMP:
+        raise InvalidValue(f"{path} states {size:,} bytes, and at most {LARGEST_DUMP:,} are read")
 
 
 def _read_policy_loss(path: Path) -> Columns:
-    """Read miles' file of one loss of one process, which holds a dict a sequence."""
+    """Read miles' file of one loss of one process, a list with a dict per sequence."""
     samples = _load_tensors(path)["samples"]
-    names = [name for name in samples[0] if all(name in sample for sample in samples)] if samples else []
+    if not samples:
+        return {}
+    names = [name for name in samples[0] if all(name in sample for sample in samples)]
     return {name: [sample[name] for sample in samples] for name in names}
 
 
-def _read_saved(path: Path) -> Columns:
-    """Read slime's file, which holds a dict a sample, or that of miles and older slime, a list of each column."""
+def _read_train_data(path: Path) -> Columns:
+    """Read a file of ``--save-debug-train-data``: slime's, with a dict per sample, or miles', with a list per column.
+
+    Older versions of slime write the second form too.
+    """
     content = _load_tensors(path)
     if "samples" not in content:
         return content.get("rollout_data", {})
@@ -136,54 +148,57 @@ def _read_saved(path: Path) -> Columns:
     for name, value in content.items():
         if isinstance(value, list) and len(value) == len(samples):
             columns[name] = value
-    for name in (samples or [{}])[0]:
+    for name in samples[0] if samples else ():
         columns[name] = [sample[name] for sample in samples]
     return columns
 
 
-def _read_pickled(path: Path) -> Columns:
-    """Read SkyRL's batch, a pickle of arrays as bytes."""
+def _read_pickled_batch(path: Path) -> Columns:
+    """Read SkyRL's batch, a pickle with the arrays as bytes."""
+    columns = read_pickle(path.read_bytes(), path).arguments[-1]["batch_dict"]
+    return {name: _decode_array(x) for name, x in columns.items() if x and x["format"] in ("numpy", "torch")}
+
+
+def _decode_array(column: Mapping[str, Any]) -> Any:
+    """Return the array or tensor of a column in SkyRL's batch."""
     import numpy as np
 
-    def array(stored: Mapping[str, Any]) -> Any:
-        if stored["format"] == "torch":
-            import torch
+    if column["format"] == "torch":
+        import torch
 
-            return torch.load(io.BytesIO(stored["data"]), weights_only=True)
-        return np.frombuffer(stored["data"], stored["dtype"]).reshape(stored["shape"]).copy()
-
-    columns = unpickled(path.read_bytes(), path).arguments[-1]["batch_dict"]
-    return {name: array(x) for name, x in columns.items() if x and x["format"] in ("numpy", "torch")}
+        return torch.load(io.BytesIO(column["data"]), weights_only=True)
+    return np.frombuffer(column["data"], column["dtype"]).reshape(column["shape"]).copy()
 
 
 KINDS: Mapping[str, tuple[str, Callable[[Path], Columns]]] = {
     "train_data_step*.jsonl": ("nemo-rl", _read_jsonl_columns),
     "step_*/rank_*.jsonl": ("prime-rl", _read_token_export),
     "rank_*_call_*.pt": ("miles", _read_policy_loss),
-    "*.pt": ("slime", _read_saved),
-    "*.pkl": ("skyrl", _read_pickled),
+    "*.pt": ("slime", _read_train_data),
+    "*.pkl": ("skyrl", _read_pickled_batch),
 }
-"""For each kind of file, the framework that writes it, and its reader. The first pattern that matches counts."""
+"""The framework and the reader of each kind of file. The first pattern that matches is used."""
 
 
 def dump_files(path: Path) -> list[Path]:
-    """Return the dumps that a path names, or that lie in a folder, in the order of their steps."""
-    candidates = [path]
+    """Return the dumps at a path, which is a file or a folder, in the order of their steps."""
+    candidates = {path: None}
     if not path.is_file():
-        # A folder that is named may itself be the one of a step.
-        patterns = [*KINDS, "rank_*.jsonl"]
-        candidates = list(dict.fromkeys(file for pattern in patterns for file in path.glob(pattern)))
+        # The path may be prime-rl's folder of a single step, so the pattern with the folder's name does not match.
+        candidates = {}
+        for pattern in (*KINDS, "rank_*.jsonl"):
+            candidates |= dict.fromkeys(path.glob(pattern))
     files = [file for file in candidates if _kind_of(file) is not None]
     return sorted(files, key=lambda file: (_step_of(file), file.name))
 
 
 def _kind_of(path: Path) -> tuple[str, Callable[[Path], Columns]] | None:
-    """Return the framework that writes a file and its reader; None if it is no dump."""
+    """Return the framework and the reader of a file; None if it is no dump."""
     return next((kind for pattern, kind in KINDS.items() if path.absolute().match(pattern)), None)
 
 
 def _step_of(path: Path) -> int:
-    """Return the step that a file's name or its folder tells; of a loss of miles the number of its call."""
+    """Return the step in the name of a file or its folder; for a loss of miles the number of its call."""
     folder = path.absolute().parent.name
     if folder.startswith("step_"):
         text = folder
@@ -194,7 +209,7 @@ def _step_of(path: Path) -> int:
 
 
 def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
-    """Read batches, without the sequences that hold a value that cannot be right.
+    """Yield the loss batch of each file, without the sequences that have invalid values.
 
     Raises:
         ValueError: if a file is no dump of these frameworks, or lacks a column.
@@ -209,8 +224,8 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
             batch = _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
         except (BandpoError, ImportError):
             raise
-        except Exception as error:  # whatever damaged bytes, or those of another kind, lead to
-            # An error of the disk names its file. Where torch seeks beyond the end of a file, none is named.
+        except Exception as error:  # damaged or other files can raise errors of any type
+            # Errors of the disk have a file name. An OSError without one is torch's, for a seek beyond the file's end.
             if isinstance(error, OSError) and error.filename is not None:
                 raise
             raise InvalidValue(
@@ -220,7 +235,16 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
 
 
 def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
-    """Bring a framework's columns to those of a record."""
+    """Return the loss batch of a framework's columns.
+
+    Args:
+        file: The file.
+        framework: The framework that wrote it.
+        content: Its columns.
+
+    Raises:
+        ValueError: if a column is missing, or the batch is larger than the limit.
+    """
     import numpy as np
 
     columns = {}
@@ -232,44 +256,33 @@ def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
     if missing:
         raise InvalidValue(f"{file} lacks {', '.join(missing)}")
 
-    sequence_mask = content.get("sample_loss_mask", [1] * len(columns["mask"]))  # NeMo-RL's
-    masks = []
-    for tokens_mask, counts in zip(columns["mask"], sequence_mask, strict=True):
-        masks.append(_as_array(tokens_mask).astype(bool) & bool(counts))
+    masks = _sequence_masks(columns["mask"], content.get("sample_loss_mask"))
     lengths = np.array([int(mask.sum()) for mask in masks])
     if len(lengths) * int(lengths.max()) > MOST_TOKENS:
         raise InvalidValue(
             f"{file} has {len(lengths):,} sequences of up to {int(lengths.max()):,} tokens, and at most "
             f"{MOST_TOKENS:,} tokens are read with their padding"
         )
+    # Counted tokens are moved to the start of each row, as in a record; shape (sequences, time).
     mask = np.arange(int(lengths.max())) < lengths[:, None]
 
-    def padded(name: str, dtype: Any) -> Array | None:
-        """Return the values at the counted tokens. The tokens of an answer stand last, whatever is before them."""
-        if name not in columns:
-            return None
-        array = np.zeros(mask.shape, dtype)
-        for row, (stored, counted) in enumerate(zip(columns[name], masks, strict=True)):
-            values = _as_array(stored)
-            if values.ndim:
-                values = values[len(values) - len(counted) :]
-            else:
-                values = np.broadcast_to(values, len(counted))
-            array[row, : lengths[row]] = values[counted]
-        return array
+    def pad(name: str, dtype: Any) -> Array | None:
+        """Return a column's values at the counted tokens; None without the column."""
+        return _pad(columns[name], masks, mask.shape, dtype) if name in columns else None
 
-    def per_sequence(name: str) -> Array | None:
+    def sum_per_sequence(name: str) -> Array | None:
+        """Return the sum of a column's values in each sequence; None without the column."""
         if name not in columns:
             return None
         return np.array([_as_array(value).sum() for value in columns[name]], np.float32)
 
-    logp_old = padded("old", np.float32)
-    advantages = padded("advantages", np.float32)
+    logp_old = pad("old", np.float32)
+    advantages = pad("advantages", np.float32)
     assert logp_old is not None
     assert advantages is not None
-    logp = padded("new", np.float32)
-    # Whether miles made an update before a loss, its file does not tell.
-    before_updates = None if framework == "miles" and logp is not None else 0
+    logp = pad("new", np.float32)
+    # The file of a loss of miles does not have the number of updates before it.
+    update = None if framework == "miles" and logp is not None else 0
     batch = LossBatch(
         location=str(file),
         step=_step_of(file),
@@ -280,34 +293,86 @@ def _loss_batch(file: Path, framework: str, content: Columns) -> LossBatch:
         logp_old=logp_old,
         advantages=advantages,
         mask=mask,
-        logp_rollout=padded("engine", np.float32),
-        entropy=padded("entropy", np.float32),
-        token=padded("tokens", np.int64),
-        update=before_updates,
-        reward=per_sequence("reward"),
-        truncated=per_sequence("truncated"),
+        logp_rollout=pad("engine", np.float32),
+        entropy=pad("entropy", np.float32),
+        token=pad("tokens", np.int64),
+        update=update,
+        reward=sum_per_sequence("reward"),
+        truncated=sum_per_sequence("truncated"),
         has_logp=logp is not None,
     )
-    return replace(batch, group=_groups(columns["tokens"], masks)) if "tokens" in columns else batch
+    if "tokens" not in columns:
+        return batch
+    return replace(batch, group=_groups(columns["tokens"], masks))
+
+
+def _sequence_masks(token_masks: Sequence[Any], sequence_mask: Sequence[Any] | None) -> list[Array]:
+    """Return the mask of each sequence, a boolean array.
+
+    Args:
+        token_masks: The mask of each sequence's tokens.
+        sequence_mask: NeMo-RL's mask of sequences; all of them count if it is None.
+    """
+    if sequence_mask is None:
+        sequence_mask = [1] * len(token_masks)
+    masks = []
+    for token_mask, is_counted in zip(token_masks, sequence_mask, strict=True):
+        masks.append(_as_array(token_mask).astype(bool) & bool(is_counted))
+    return masks
+
+
+def _pad(sequences: Sequence[Any], masks: Sequence[Array], shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return a column's values at the counted tokens, with 0 at padding.
+
+    Args:
+        sequences: The values of each sequence, or a single value.
+        masks: The mask of each sequence's completion.
+        shape: The shape of the result, (sequences, time).
+        dtype: The type of the result.
+    """
+    import numpy as np
+
+    array = np.zeros(shape, dtype)
+    for row, (sequence, mask) in enumerate(zip(sequences, masks, strict=True)):
+        values = _as_array(sequence)
+        if values.ndim:
+            # Some columns also have the tokens of the prompt, in front of those of the completion.
+            values = values[len(values) - len(mask) :]
+        else:
+            values = np.broadcast_to(values, len(mask))
+        counted_values = values[mask]
+        array[row, : len(counted_values)] = counted_values
+    return array
 
 
 def _as_array(values: Any) -> Array:
-    """Return a list, an array or a tensor of any type as an array; numpy has no bfloat16."""
+    """Return a list, an array or a tensor as an array; bfloat16, which numpy does not have, as float32.
+
+    Raises:
+        ValueError: if a tensor has more elements than the limit.
+    """
     import numpy as np
 
     if hasattr(values, "detach"):
-        # A few bytes can state a tensor of any size, all of whose elements lie at one place.
+        # A file of a few bytes can declare a tensor of any size, by strides of 0.
         if values.numel() > MOST_TOKENS:
             raise InvalidValue(
                 f"a tensor has {values.numel():,} elements, and at most {MOST_TOKENS:,} are read"
             )
         tensor = values.detach()
-        values = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        if tensor.is_floating_point():
+            tensor = tensor.float()
+        values = tensor.numpy()
     return np.asarray(values)
 
 
 def _groups(tokens: Sequence[Any], masks: Sequence[Array]) -> Array:
-    """Number the sequences by their prompts: the tokens before the first that counts."""
+    """Return a number for each sequence, the same for equal prompts: the tokens before the first that counts.
+
+    Args:
+        tokens: The token ids of each sequence, with or without the prompt in front.
+        masks: The mask of each sequence, at the end of its tokens.
+    """
     import numpy as np
 
     numbers: dict[tuple[int, ...], int] = {}

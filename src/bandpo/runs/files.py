@@ -1,4 +1,4 @@
-"""Read JSONL files up to where they were cut off, and pickles without importing what they name."""
+"""Read JSONL files, which may end in an incomplete line, and pickles without importing the classes that they name."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from typing import Any
 from bandpo.errors import InvalidValue
 
 LARGEST_LOG = 2**29
-"""Bytes of a log that are read, once it is decompressed."""
+"""The largest size of a log in bytes, after decompression."""
 
 LONGEST_LINE = 2**24
-"""Bytes of a line that are read."""
+"""The largest number of bytes in a line."""
 
 MOST_ROWS = 2**21
-"""Lines of a log that are read."""
+"""The largest number of lines in a log."""
 
 LONGEST_READING = 120.0
-"""Seconds for which a log is read."""
+"""The largest number of seconds for reading a log."""
 
 
 def check_size(path: Path, largest: int = LARGEST_LOG) -> None:
-    """Check that a file is not larger than what is read.
+    """Check that a file is not larger than a limit in bytes.
 
     Raises:
         ValueError: if it is.
@@ -46,11 +46,11 @@ def check_size(path: Path, largest: int = LARGEST_LOG) -> None:
         )
 
 
-def _check_amount(file: io.BufferedIOBase, path: Path, deadline: float) -> None:
-    """Check that an open file is within the limits, before a line of it is parsed and kept.
+def _check_limits(file: io.BufferedIOBase, path: Path, deadline: float) -> None:
+    """Check that an open file is within the limits, before any line of it is parsed.
 
     Raises:
-        ValueError: if a limit is met; the message names it.
+        ValueError: if a limit is exceeded; the message names it.
     """
     lines = 0
     total = 0
@@ -58,8 +58,12 @@ def _check_amount(file: io.BufferedIOBase, path: Path, deadline: float) -> None:
     while chunk := file.read(2**20):
         lines += chunk.count(b"\n")
         total += len(chunk)
-        last_end = chunk.rfind(b"\n")
-        line_length = line_length + len(chunk) if last_end < 0 else len(chunk) - last_end - 1
+        last_newline = chunk.rfind(b"\n")
+        if last_newline < 0:
+            line_length += len(chunk)
+        else:
+            line_length = len(chunk) - last_newline - 1
+
         limit = ""
         if lines > MOST_ROWS:
             limit = f"{MOST_ROWS:,} lines"
@@ -73,19 +77,19 @@ def _check_amount(file: io.BufferedIOBase, path: Path, deadline: float) -> None:
             raise InvalidValue(f"{path} takes more than {limit}, the limit; give the part with the metrics")
 
 
-def _lines_of(path: Path) -> Generator[bytes]:
-    """Read the lines of a file, which may be a .gz, within the limits.
+def _read_lines(path: Path) -> Generator[bytes]:
+    """Yield the lines of a file, which may be a .gz.
 
     Raises:
-        ValueError: if a limit is met, or the archive is damaged; the message names the limit.
+        ValueError: if a limit is exceeded, or the archive is damaged; the message names the limit.
     """
-    is_packed = path.suffix == ".gz"
-    if not is_packed:
+    is_compressed = path.suffix == ".gz"
+    if not is_compressed:
         check_size(path)
     deadline = time.monotonic() + LONGEST_READING
-    with gzip.open(path) if is_packed else path.open("rb") as file:
+    with gzip.open(path) if is_compressed else path.open("rb") as file:
         try:
-            _check_amount(file, path, deadline)
+            _check_limits(file, path, deadline)
         except (zlib.error, EOFError, gzip.BadGzipFile) as error:
             raise InvalidValue(f"{path} is no gzip archive, or a damaged one ({error})") from error
         file.seek(0)
@@ -111,60 +115,65 @@ def read_jsonl(
     """Read the objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
 
     Args:
-        path: The file, which may be a .gz; it is read as far as it is asked for.
-        growing: Whether a process writes to it, or did until it was killed. A last line without its end that cannot be
-            read is then left out, with a warning.
-        parse: What makes an object of a line; a ValueError says why it cannot.
-        notes: A list that gets a sentence on a last line that is left out: that it is, and why.
+        path: The file, which may be a .gz. It is read lazily.
+        growing: True if a process writes to the file, or did until it was killed. The last line may then be
+            incomplete, and is left out with a warning if it cannot be parsed.
+        parse: The function that parses a line, which raises a ValueError if it cannot.
+        notes: A list to which a sentence is added if the last line is left out.
 
     Raises:
         ValueError: a line is no JSON object; the message names the file and the line.
     """
-    with closing(_lines_of(path)) as lines:
+    with closing(_read_lines(path)) as lines:
         for number, line in enumerate(lines, 1):
-            ended = line.endswith(b"\n")
+            is_complete = line.endswith(b"\n")
             line = line.removeprefix(codecs.BOM_UTF8).strip()
             if line:
+                row: Any = None
+                problem = ""
                 try:
-                    row: Any = parse(line)
-                    fault = "" if isinstance(row, dict) else f"but a {type(row).__name__}"
+                    row = parse(line)
                 except (ValueError, RecursionError) as error:
-                    row, fault = None, str(error)
-                if not fault:
+                    problem = str(error)
+                else:
+                    if not isinstance(row, dict):
+                        problem = f"but a {type(row).__name__}"
+
+                if not problem:
                     yield number, row
-                elif growing and not ended:
+                elif growing and not is_complete:
                     if notes is not None:
-                        notes.append(_note_of_incomplete_line(path))
+                        notes.append(_describe_incomplete_line(path))
                     warnings.warn(
                         f"{path}, line {number}: the last line is cut off and is left out: {line[:60]!r}",
                         stacklevel=2,
                     )
                 else:
-                    raise InvalidValue(f"{path}, line {number}: not a JSON object, {fault}: {line[:60]!r}")
-            if not ended:
-                return  # what is written later belongs to this line
+                    raise InvalidValue(f"{path}, line {number}: not a JSON object, {problem}: {line[:60]!r}")
+            if not is_complete:
+                return  # a process may have appended the remainder of this line in the meantime
 
 
 STILL_WRITING = 600.0
-"""Seconds since a file was last written to, up to which its run is thought to be still at work."""
+"""The largest number of seconds since a file's last change for which its run counts as still running."""
 
 
-def _note_of_incomplete_line(path: Path) -> str:
-    """Return in a sentence that the last line of a file is incomplete, and why.
+def _describe_incomplete_line(path: Path) -> str:
+    """Return a sentence about the incomplete last line of a file, with the likely reason.
 
-    A process that writes the file at this moment leaves such a line, and so does one that was killed.
+    The reason is a process that is writing the file, or one that was killed while it did.
     """
     seconds = time.time() - path.stat().st_mtime
     if seconds <= STILL_WRITING:
-        why = f"the run is thought to be still at work, as it wrote {max(0.0, seconds):.0f} seconds ago"
+        reason = f"the run is thought to be still at work, as it wrote {max(0.0, seconds):.0f} seconds ago"
     else:
-        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
-        why = f"the run was killed, or this is not the whole file; it was last written to on {written}"
-    return f"the last line of {path.name} is incomplete and is left out: {why}"
+        date = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        reason = f"the run was killed, or this is not the whole file; it was last written to on {date}"
+    return f"the last line of {path.name} is incomplete and is left out: {reason}"
 
 
-class Foreign(dict[Any, Any]):
-    """A stand-in for an object, class or function that a pickle names, with its arguments and its state."""
+class PickledObject(dict[Any, Any]):
+    """A placeholder for an object, class or function that a pickle names, with its arguments and state."""
 
     state: Any = None
 
@@ -176,31 +185,40 @@ class Foreign(dict[Any, Any]):
         self.state = state
 
 
-class _NoImports(pickle._Unpickler):  # the one in Python: in C, a forged index of the memo takes gigabytes
+class _SafeUnpickler(pickle._Unpickler):
+    """An unpickler that creates a `PickledObject` for everything that a pickle names, and imports nothing.
+
+    It derives from Python's unpickler, as the one in C allocates gigabytes for a forged index of the memo.
+    """
+
     def find_class(self, module: str, name: str) -> Any:
-        return Foreign
+        return PickledObject
 
     def persistent_load(self, pid: Any) -> Any:  # a tensor's values, in torch's archives
-        return Foreign(pid)
+        return PickledObject(pid)
 
 
-def unpickled(data: bytes, name: object = "it") -> Any:
-    """Read a pickle without importing or calling what it names; a `Foreign` stands for each of these.
+def read_pickle(data: bytes, name: object = "it") -> Any:
+    """Read a pickle with a `PickledObject` for each object, class or function that it names.
+
+    Args:
+        data: The pickle.
+        name: Its name in the error message.
 
     Raises:
         ValueError: it is no pickle, or a damaged one.
 
     >>> import argparse
-    >>> unpickled(pickle.dumps(argparse.Namespace(epsilon=0.2))).state
+    >>> read_pickle(pickle.dumps(argparse.Namespace(epsilon=0.2))).state
     {'epsilon': 0.2}
     """
     try:
-        return _NoImports(io.BytesIO(data)).load()
-    except Exception as error:  # whatever bytes of another kind lead to
+        return _SafeUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # other bytes can raise errors of any type
         raise InvalidValue(f"{name} is no pickle, or a damaged one ({error!r})") from error
 
 
 @cache
-def shipped(name: str) -> Any:
-    """Return one of the tables in ``bandpo/data``, such as the names of settings in each framework."""
+def load_table(name: str) -> Any:
+    """Return the content of a JSON file in ``bandpo/data``, such as each framework's names of settings."""
     return json.loads((resources.files("bandpo") / "data" / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,10 +1,12 @@
-"""Legs of a run: the parts from each start or resume to the next, each with a folder of its own in that of the run.
+"""Folders for the legs of a run. A leg is the part of a run from one start, or resume, of its process to the next.
 
-No leg overwrites what another has logged. ``RUN/legs/0001`` holds
+Each leg has its own folder, such as ``RUN/legs/0001``, so that none overwrites the log of another. It contains
 
-- ``metrics.jsonl``, of the framework's file logger, and ``console.log``, all that was printed;
-- ``wandb``, where W&B is among the loggers;
-- ``config.yaml``, all settings, and ``run.json``, what the run is, with the versions of packages.
+- ``metrics.jsonl``, the output of the framework's file logger,
+- ``console.log``, the output of the process,
+- ``wandb``, if W&B is among the loggers,
+- ``config.yaml``, all settings, and
+- ``run.json``, a description of the run with the versions of packages.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LEGS = "legs"
-"""The folder of the legs in the folder of a run."""
+"""The name of the folder that contains the legs, in the folder of a run."""
 
 METRICS = "metrics.jsonl"
-"""The file of a leg that the framework's file logger writes."""
+"""The name of the output of the framework's file logger, in the folder of a leg."""
 
 CONSOLE = "console.log"
-"""The file of a leg with all that was printed."""
+"""The name of the output of the process, in the folder of a leg."""
 
 
 def new_leg(run: Path) -> Path:
-    """Make the folder of a run's next leg; two processes that ask at once get one each.
+    """Create the folder of a run's next leg. Processes that call this at the same time get different folders.
 
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
@@ -44,13 +46,13 @@ def new_leg(run: Path) -> Path:
 
 
 def legs_of(run: Path) -> Sequence[Path]:
-    """Return the folders of a run's legs, the first leg first; none where there is no such folder."""
+    """Return the folders of a run's legs in the order of their numbers; empty if the run has none."""
     legs = [leg for leg in (run / LEGS).glob("*") if leg.name.isdecimal() and leg.is_dir()]
     return sorted(legs, key=lambda leg: int(leg.name))
 
 
 def run_folder(log: Path) -> Path:
-    """Return the folder of the run of which a log is: the log's folder, or for a log of a leg the one above the legs.
+    """Return the folder of the run that a log belongs to: the log's folder, or for a leg's log the run's folder.
 
     >>> run_folder(Path("runs/mine/legs/0002/metrics.jsonl"))
     PosixPath('runs/mine')
@@ -58,4 +60,5 @@ def run_folder(log: Path) -> Path:
     PosixPath('runs/mine')
     """
     folder = log.parent
-    return folder.parents[1] if folder.parent.name == LEGS and folder.name.isdecimal() else folder
+    is_leg = folder.parent.name == LEGS and folder.name.isdecimal()
+    return folder.parents[1] if is_leg else folder

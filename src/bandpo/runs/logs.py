@@ -1,4 +1,4 @@
-"""Read the log of a run, of any framework or tracker, with one name for each quantity."""
+"""Read the log of a run, of any framework or tracker, with one name per quantity."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
 from bandpo.runs.legs import CONSOLE, METRICS, legs_of, run_folder
-from bandpo.runs.log_files import KINDS, WHAT_TO_GIVE, RawLog, RawRows, kind_of, read_raw
+from bandpo.runs.log_files import ACCEPTED_FILES, KINDS, RawLog, RawRows, kind_of, read_raw
 from bandpo.runs.quantities import (
     BOOKKEEPING,
     DETAIL,
@@ -24,25 +25,26 @@ from bandpo.runs.quantities import (
 )
 
 NAMES_FILE = "bandpo-names.json"
-"""The file in which a user keeps names of his own, beside the log or in the current folder."""
+"""The name of the file with the user's own keys for quantities, beside the log or in the current folder."""
 
 SHORT_ATTEMPT = 10
-"""Rows below which an attempt that began again from the start is left out, instead of being a run of its own."""
+"""The number of rows from which an attempt that was restarted from the first step counts as a run. Shorter ones are
+left out."""
 
 FEWEST_QUANTITIES = 3
-"""Quantities that a file in a folder must hold to count as a log of RL, if it holds no reward."""
+"""The smallest number of quantities in a log of RL, if it has none that only RL logs."""
 
 MOST_FILES = 2000
-"""Files of a folder that are looked at."""
+"""The largest number of files of a folder that are read."""
 
 
 class UnreadableLog(InvalidValue):
-    """A log that gives no rows of one RL run, with the reason as a code.
+    """The error for a path that is not the log of a single RL run, with the reason as a code.
 
     Args:
         code: ``no-log``, ``several-runs``, ``not-rl`` or ``no-quantity``.
-        message: What is wrong, and what to do.
-        choices: What the user may choose from: the names of the runs, or the keys of which one may be the reward.
+        message: The problem and the remedy.
+        choices: The values among which the user may choose: names of runs, or keys that may be the reward.
     """
 
     def __init__(self, code: str, message: str, choices: Iterable[str] = ()):
@@ -63,13 +65,13 @@ class Log:
     rows: Sequence[Row]
     """One row per log step with its ``step``, in the order of steps."""
     source: str = ""
-    """What was read, in words: the file and its kind."""
+    """A description of the file and its kind."""
     read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each quantity that was read the keys that log it. A component of the reward is named ``rewards/NAME``."""
+    """The keys of each quantity that was read. A component of the reward is named ``rewards/NAME``."""
     unread: tuple[str, ...] = ()
-    """Keys whose meaning is not known. Counters and times are not among them."""
+    """Keys with an unknown meaning. Counters and times are not among them."""
     notes: tuple[str, ...] = ()
-    """What was done to the rows: attempts that were left out, steps that were logged twice."""
+    """Sentences about changes of the rows, such as steps that were logged twice."""
 
     @classmethod
     def of(
@@ -78,102 +80,104 @@ class Log:
         source: str = "",
         names: Mapping[str, str] | None = None,
     ) -> Log:
-        """Return the log that rows make.
+        """Return the log with rows as they were logged.
 
         Args:
-            raw: The rows as they were logged.
-            source: What was read, in words.
-            names: For quantities the keys under which the user logs them.
+            raw: The rows.
+            source: A description of the file.
+            names: The user's own keys for quantities.
         """
         raw = list(raw)
-        if raw and not any(key in row for row in raw for key in STEP_KEYS):
+        if all(row.keys().isdisjoint(STEP_KEYS) for row in raw):
             raw = [{**row, "step": number} for number, row in enumerate(raw, 1)]
-        rows, notes = _in_order(named_rows(raw, names))
+        rows, notes = _merge_steps(named_rows(raw, names))
         read, unread = _coverage(raw, names)
         return cls(rows, source, read, unread, tuple(notes))
 
     @property
     def keys_of_learning(self) -> int:
-        """Number of logged keys but for counters and times."""
-        return len(self.unread) + len({key for keys in self.read.values() for key in keys})
+        """The number of logged keys, without counters and times."""
+        known: set[str] = set().union(*self.read.values())
+        return len(self.unread) + len(known)
 
 
 def _coverage(
     raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None
 ) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return the keys of each quantity that was read, and the keys that were not."""
+    """Return the keys of each quantity that was read, and the other keys with numbers."""
+    # One row for each set of keys is enough.
     layouts: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for row in raw:
         layouts.setdefault(tuple(row), row)
+
+    # Dictionaries without values serve as ordered sets.
     numeric: dict[str, None] = {}
     read: dict[str, dict[str, None]] = {}
-    own_names = tuple((names or {}).items())
+    user_names = tuple((names or {}).items())
     for keys, row in layouts.items():
         detail = row.get(DETAIL)
-        everything = {**row, **detail} if isinstance(detail, dict) else row
-        numbers = [key for key in everything if isinstance(everything[key], (int, float, str))]
-        numeric.update(dict.fromkeys(key for key in numbers if not isinstance(everything[key], str)))
-        for source in sources(tuple(everything), own_names):
+        metrics = {**row, **detail} if isinstance(detail, dict) else row
+        numeric.update({key: None for key, value in metrics.items() if isinstance(value, (int, float))})
+        for source in sources(tuple(metrics), user_names):
             read.setdefault(source.quantity, {})[source.key] = None
         for key in keys:
             name = component_name(key)
             if name is not None:
                 read.setdefault(f"rewards/{name}", {})[key] = None
-    known = {key for keys in read.values() for key in keys}
-    unread = [
-        key
-        for key in numeric
-        if key not in known
-        and key not in STEP_KEYS
-        and not BOOKKEEPING.search(key)
-        and not key.startswith("audit/")
-    ]
+    known: set[str] = set().union(*read.values())
+    unread = []
+    for key in numeric:
+        is_other = key in STEP_KEYS or BOOKKEEPING.search(key) or key.startswith("audit/")
+        if key not in known and not is_other:
+            unread.append(key)
     return {quantity: tuple(keys) for quantity, keys in read.items()}, tuple(unread)
 
 
-def _in_order(rows: Sequence[dict[str, float]]) -> tuple[list[Row], list[str]]:
-    """Return one row per step in the order of steps, and what was done for it.
+def _merge_steps(rows: Sequence[dict[str, float]]) -> tuple[list[Row], list[str]]:
+    """Return one row per step in the order of steps, and sentences about replaced rows.
 
-    Rows of one step that follow each other are put together: a metric that several of them hold is averaged. What is
-    logged again after a restart replaces what was logged before.
+    Consecutive rows of a step become one row with the mean of each metric. Rows that were logged again after a restart
+    replace the earlier ones.
 
     Args:
-        rows: The rows, of which some are changed.
+        rows: The rows, of which some are modified.
     """
     by_step: dict[float, dict[str, float]] = {}
+    # The number of values in the mean of a metric of a step.
     counts: dict[tuple[float, str], int] = {}
     repeated: set[float] = set()
     last_step = None
     for row in rows:
         step = row["step"]
-        present = by_step.get(step)
-        if present is None:
+        merged = by_step.get(step)
+        if merged is None:
             by_step[step] = row
         elif last_step == step:
             for key, value in row.items():
-                if key in present and key != "step":
+                if key in merged and key != "step":
                     n = counts.get((step, key), 1)
-                    present[key] += (value - present[key]) / (n + 1)
+                    merged[key] += (value - merged[key]) / (n + 1)
                     counts[step, key] = n + 1
                 else:
-                    present[key] = value
+                    merged[key] = value
         else:
-            if "reward" in row and "reward" in present:
+            if "reward" in row and "reward" in merged:
                 repeated.add(step)
-            present.update(row)
+            merged.update(row)
         last_step = step
+
     steps = sorted(by_step)
     notes = []
     if repeated:
-        first, last = min(repeated), max(repeated)
         notes.append(
-            f"steps {first:g} to {last:g} were logged again after a restart: the later rows replace the earlier"
+            f"steps {min(repeated):g} to {max(repeated):g} were logged again after a restart: the later rows replace "
+            "the earlier"
         )
     return [by_step[step] for step in steps], notes
 
 
 def _split_attempts(raw: RawRows) -> Sequence[RawRows]:
-    """Split rows where the step goes back to the start or before it: there another run begins."""
+    """Split rows into attempts. A new one begins where the step goes back to the first step or before it."""
     key = next((key for key in STEP_KEYS if any(key in row for row in raw)), None)
     if key is None:
         return [raw]
@@ -198,48 +202,49 @@ def _split_attempts(raw: RawRows) -> Sequence[RawRows]:
 def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:
     """Read the log of one run.
 
-    A last line that is cut off, as a kill or a run still at work leaves it, is left out with a warning.
+    An incomplete last line, from a run that was killed or is still writing, is left out with a warning.
 
     Args:
         path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, console output, wandb's
             ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
-        names: For quantities the keys under which the user logs them, such as ``{"reward": "iteration_reward"}``.
-            Without it, those in a file `NAMES_FILE` beside the log or in the current folder.
-        run_name: Which run to read where there are several, as the error without it names them.
+        names: The user's own keys for quantities, such as ``{"reward": "iteration_reward"}``. If not given, they are
+            read from a file `NAMES_FILE` beside the log or in the current folder.
+        run_name: The name of the run, if there are several. The error without it lists the names.
 
     Raises:
-        ValueError: if there is no such log, it holds no metrics of RL, there are several runs, or a line cannot be
-            read; the message names it.
+        ValueError: if there is no such log, it has no metrics of RL, there are several runs, or a line cannot be read.
+            The message names the file.
     """
     path = Path(path)
-    names = _remembered_names(path) if names is None else names
+    names = _read_names_file(path) if names is None else names
     if path.is_dir() and legs_of(path):
         return _log_of_legs(path, names)
     runs = _runs_at(path, names)
     if run_name is not None:
         if run_name not in runs:
             raise UnreadableLog(
-                "several-runs", f"{path} holds no run {run_name!r}; it holds {_listed(runs)}", runs
+                "several-runs", f"{path} holds no run {run_name!r}; it holds {_list_runs(runs)}", runs
             )
         return _log_of(runs[run_name], names, path)
     if len(runs) > 1:
-        raise UnreadableLog("several-runs", _several_message(path, runs), runs)
+        raise UnreadableLog("several-runs", _several_runs_message(path, runs), runs)
     return _log_of(next(iter(runs.values())), names, path)
 
 
 def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | None = None) -> Log:
-    """Return the log that a run's rows make.
+    """Return the log of a run.
 
     Args:
-        run: The rows, with their file, to name it in errors.
-        names: For quantities the keys under which the user logs them.
-        path: What the user named.
-        source: What was read, in words; the file and its kind if None.
+        run: The rows of the run, with their file.
+        names: The user's own keys for quantities.
+        path: The path that the user gave.
+        source: A description of the file; its kind and name if not given.
 
     Raises:
         ValueError: the rows are not of RL, or none of their keys is known.
     """
-    file, raw = run.file, run.rows
+    file = run.file
+    raw = run.rows
     log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
     log = replace(log, notes=(*run.replaced, *log.notes, *run.left_out))
     kind = kind_of_training(log, raw)
@@ -247,14 +252,14 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
         raise UnreadableLog(
             "not-rl",
             f"{file} is no log of RL: it is thought to be of {kind}, as it holds no reward but "
-            f"{some_of(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
+            f"{shorten(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
             _numeric_keys(raw),
         )
     if not log.rows or not log.read:
         raise UnreadableLog(
             "no-quantity",
             f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, but "
-            f"{some_of(_numeric_keys(raw))}; say which of them is the reward: --map reward=KEY; or set logging_steps "
+            f"{shorten(_numeric_keys(raw))}; say which of them is the reward: --map reward=KEY; or set logging_steps "
             "(TRL) or the file logger (verl)",
             _numeric_keys(raw),
         )
@@ -262,98 +267,115 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
 
 
 def _numeric_keys(raw: RawRows) -> list[str]:
+    """Return the keys of the first rows that have numbers, without counters and times."""
     keys = {}
     for row in raw[:1000]:
         keys.update({key: None for key, value in row.items() if isinstance(value, (int, float))})
     return [key for key in keys if not BOOKKEEPING.search(key) and key not in STEP_KEYS]
 
 
-def some_of(names: Sequence[str]) -> str:
-    """Return names in a line, the first of many."""
-    shown = ", ".join(names[:12])
+def shorten(names: Sequence[str]) -> str:
+    """Return names as a text, the first twelve of many: ``a, b, … and 3 more``."""
     if not names:
         return "nothing"
-    return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown
+    text = ", ".join(names[:12])
+    return f"{text} and {len(names) - 12} more" if len(names) > 12 else text
 
 
 # --- Legs ---
 
 
 def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
-    """Return the log of a run whose legs lie in a folder each.
+    """Return the log of a run with a folder for each leg.
 
     Raises:
-        ValueError: no leg has logged a step yet, or what they logged is no log of RL.
+        ValueError: no leg has logged a step yet, or the rows are not of RL.
     """
     legs = legs_of(run)
-    logged = {leg: of_leg for leg in legs if (of_leg := _run_of_leg(leg)) is not None}
+    logged: dict[Path, RawRun] = {}
+    for leg in legs:
+        run_of_leg = _run_of_leg(leg)
+        if run_of_leg is not None:
+            logged[leg] = run_of_leg
     if not logged:
         raise UnreadableLog(
             "no-log",
             f"{run} is no log of a run yet: none of its {len(legs)} legs has logged a step yet; {legs[-1] / CONSOLE} "
             "has what was printed",
         )
-    rows, replaced = _legs_joined({leg: of_leg.rows for leg, of_leg in logged.items()})
+    rows, replaced = _join_legs({leg: run_of_leg.rows for leg, run_of_leg in logged.items()})
     last = next(reversed(logged))
     source = f"{len(logged)} legs, {run.name}" if len(logged) > 1 else f"one leg, {run.name}"
     return _log_of(RawRun(last, rows, tuple(replaced), logged[last].left_out), names, run, source)
 
 
 def _run_of_leg(leg: Path) -> RawRun | None:
-    """Return the rows of a leg with a number in them, of its file logger or else of its console; None without a log."""
+    """Return the rows with metrics of a leg, from its file logger or else its console output; None if it has none."""
     for file in (leg / METRICS, leg / CONSOLE):
-        # The console of a leg that has not made a step holds no row, which is an error elsewhere.
+        # Console output without rows raises an error, but here it may be of a leg before its first step.
         try:
             log = read_raw(file) if file.is_file() else RawLog({})
         except InvalidValue:
             if file.name == METRICS:
                 raise
             continue
-        rows = [row for raw in log.runs.values() for row in raw if _has_number(row)]
+        rows = [row for row in chain.from_iterable(log.runs.values()) if _has_number(row)]
         if rows:
             return RawRun(file, rows, left_out=log.notes)
     return None
 
 
 def _has_number(row: Mapping[str, Any]) -> bool:
-    """Return whether a row holds a metric: the first line of a leg holds what the run is."""
+    """Return True if a row has a metric. The first line of a leg, a description of the run, has none."""
     return any(isinstance(value, (int, float)) for key, value in row.items() if key not in STEP_KEYS)
 
 
-def _legs_joined(logged: Mapping[Path, RawRows]) -> tuple[RawRows, list[str]]:
-    """Return the rows of all legs, and what was replaced.
+def _join_legs(logged: Mapping[Path, RawRows]) -> tuple[RawRows, list[str]]:
+    """Return the rows of all legs, and sentences about replaced rows.
 
-    A leg goes on from a checkpoint. What an earlier leg logged after that checkpoint was lost with its weights, also
-    where the later leg has not come so far yet.
+    A leg resumes from a checkpoint. Rows of earlier legs after that checkpoint are removed, even if the leg has not
+    reached their steps yet, because their weights were lost.
     """
     rows: list[Mapping[str, Any]] = []
     notes: list[str] = []
-    before = ""
+    previous_leg = ""
     for leg, raw in logged.items():
         first = min(_training_steps(raw) or _steps(raw))
-        lost = [row for row in rows if (step := _step(row)) is not None and step >= first]
-        if lost:
-            steps = _steps(lost)
+        replaced: list[Mapping[str, Any]] = []
+        remaining: list[Mapping[str, Any]] = []
+        for row in rows:
+            step = _step(row)
+            if step is not None and step >= first:
+                replaced.append(row)
+            else:
+                remaining.append(row)
+        if replaced:
+            steps = _steps(replaced)
             notes.append(
-                f"steps {min(steps):g} to {max(steps):g} of leg {before} were replaced: leg {leg.name} went on from an "
-                "earlier checkpoint"
+                f"steps {min(steps):g} to {max(steps):g} of leg {previous_leg} were replaced: leg {leg.name} went on "
+                "from an earlier checkpoint"
             )
-        rows = [row for row in rows if (step := _step(row)) is None or step < first]
-        rows += raw
-        before = leg.name
+        rows = [*remaining, *raw]
+        previous_leg = leg.name
     return rows, notes
 
 
 def _training_steps(raw: RawRows) -> list[float]:
-    """Return the steps of rows that are not of an evaluation alone, such as verl's before the first step of a leg."""
-    return _steps(
-        row for row in raw if any(not key.startswith("val-") for key in row if key not in STEP_KEYS)
-    )
+    """Return the steps of rows with other metrics than those of an evaluation.
+
+    verl evaluates before the first step of a leg, under the step of the checkpoint.
+    """
+    return _steps(row for row in raw if _has_training_metric(row))
 
 
-# --- What kind of training ---
+def _has_training_metric(row: Mapping[str, Any]) -> bool:
+    """Return True if a row has a key other than steps and verl's metrics of an evaluation."""
+    return any(key not in STEP_KEYS and not key.startswith("val-") for key in row)
 
-OF_RL_ALONE = {
+
+# --- Detection of logs that are not of RL ---
+
+RL_QUANTITIES = {
     "reward",
     "clip_high",
     "clip_low",
@@ -367,7 +389,7 @@ OF_RL_ALONE = {
     "importance_weight",
     "staleness",
 }
-"""Quantities that only a log of RL holds."""
+"""Quantities that only logs of RL have."""
 
 OTHER_TRAININGS = {
     r"(^|/)(rewards/(chosen|rejected|margins)|logps/chosen)$": "preference training, such as DPO",
@@ -375,21 +397,21 @@ OTHER_TRAININGS = {
     r"(^|/)(eval_)?accuracy$": "a classifier or a reward model",
     r"(^|/|_)(mean_token_accuracy|loss|train_loss|eval_loss|perplexity|ppl)$": "supervised training",
 }
-"""Ends of keys, and what is trained where there is no reward."""
+"""The kind of training for patterns of keys, in logs without a reward."""
 
-OF_REWARD_MODEL = {"accuracy", "margin"}
-"""Keys that a trainer of reward models logs beside the mean of its rewards."""
+REWARD_MODEL_KEYS = {"accuracy", "margin"}
+"""Keys that trainers of reward models log beside the mean of the rewards."""
 
-SPEAKS_OF_A_REWARD = re.compile(r"(^|[/_ -])reward([/_ -]|$)", re.I)
-"""Keys that may be a reward under a name of the user's own."""
+REWARD_KEY = re.compile(r"(^|[/_ -])reward([/_ -]|$)", re.I)
+"""A key that may be the reward of a custom training loop."""
 
 
 def kind_of_training(log: Log, raw: RawRows) -> str | None:
-    """Return what else than RL a log is of; None if it is of RL, or of something unknown."""
-    keys = {key for row in raw[:1000] for key in row}
-    if keys >= OF_REWARD_MODEL:
+    """Return the kind of training of a log that is not of RL; None if it is of RL or unknown."""
+    keys = set().union(*raw[:1000])
+    if keys >= REWARD_MODEL_KEYS:
         return "a reward model"
-    if OF_RL_ALONE & log.read.keys() or any(SPEAKS_OF_A_REWARD.search(key) for key in keys):
+    if RL_QUANTITIES & log.read.keys() or any(REWARD_KEY.search(key) for key in keys):
         return None
     for pattern, kind in OTHER_TRAININGS.items():
         if any(re.search(pattern, key) for key in keys):
@@ -397,7 +419,7 @@ def kind_of_training(log: Log, raw: RawRows) -> str | None:
     return None
 
 
-# --- Where the log is ---
+# --- Search for the log ---
 
 
 @dataclass(frozen=True)
@@ -405,16 +427,17 @@ class RawRun:
     """The rows of one run, as they were logged."""
 
     file: Path
-    """Where they are from; of several files the first, of legs the folder of the last."""
+    """The file of the rows; the first of several files, or the folder of the last leg."""
     rows: RawRows
+    """The rows."""
     replaced: tuple[str, ...] = ()
-    """Which rows were replaced by later ones, in sentences."""
+    """Sentences about rows that were replaced by later ones."""
     left_out: tuple[str, ...] = ()
-    """What of the file was left out, in sentences."""
+    """Sentences about rows of the file that were left out."""
 
 
 Runs = dict[str, RawRun]
-"""Each run by its name."""
+"""The runs of a file or folder, by name."""
 
 
 def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
@@ -422,17 +445,16 @@ def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
 
     Args:
         path: The file or folder.
-        names: For quantities the keys under which the user logs them, by which a log in a folder is told from other
-            files.
+        names: The user's own keys for quantities, by which logs in a folder are recognised.
 
     Raises:
-        ValueError: if there is no log, or the folder holds the folders of several runs.
+        ValueError: if there is no log, or the folder contains the folders of several runs.
     """
     if path.is_file():
         return _runs_of_file(path)
     if not path.is_dir():
         raise UnreadableLog(
-            "no-log", f"{path} is no log of a run: there is nothing of that name; {WHAT_TO_GIVE}"
+            "no-log", f"{path} is no log of a run: there is nothing of that name; {ACCEPTED_FILES}"
         )
     folders = {run_folder(file) for file in path.rglob(METRICS)}
     if len(folders) > 1 and path not in folders:
@@ -449,7 +471,7 @@ def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
 
 
 def _newest_state(path: Path) -> Path | None:
-    """Return the newest trainer_state.json in a run's folder or in its checkpoints; None if there is none."""
+    """Return the newest trainer_state.json in a run's folder or its checkpoints; None if there is none."""
     if (path / "trainer_state.json").is_file():
         return path / "trainer_state.json"
     states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step)
@@ -457,68 +479,79 @@ def _newest_state(path: Path) -> Path | None:
 
 
 def _checkpoint_step(state: Path) -> int:
+    """Return the step of the checkpoint that contains a file; −1 if its name has none."""
     step = state.parent.name.rpartition("-")[2]
     return int(step) if step.isdigit() else -1
 
 
 def _runs_of_file(file: Path) -> Runs:
-    """Return the runs in one file. Attempts that are short and began again are left out."""
+    """Return the runs in one file, without short attempts that were restarted from the first step."""
     runs: Runs = {}
     log = read_raw(file)
     for name, raw in log.runs.items():
-        attempts = _split_attempts(raw)
-        long_attempts = [
-            *(attempt for attempt in attempts[:-1] if len(attempt) >= SHORT_ATTEMPT),
-            attempts[-1],
-        ]
+        *earlier_attempts, last_attempt = _split_attempts(raw)
+        long_attempts = [attempt for attempt in earlier_attempts if len(attempt) >= SHORT_ATTEMPT]
+        long_attempts.append(last_attempt)
         if len(long_attempts) == 1:
             runs[name] = RawRun(file, long_attempts[0], left_out=log.notes)
             continue
         for number, attempt in enumerate(long_attempts, 1):
             runs[f"{name} {number}".strip()] = RawRun(file, attempt, left_out=log.notes)
     if not runs:
-        raise UnreadableLog("no-log", f"{file} holds no rows; {WHAT_TO_GIVE}")
+        raise UnreadableLog("no-log", f"{file} holds no rows; {ACCEPTED_FILES}")
     return runs
 
 
 def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
-    """Return the runs whose logs lie in a folder, of the kind of file that tells most.
+    """Return the runs of the logs in a folder.
 
-    Event files of one folder are one run where each goes on at the step at which the one before ended.
+    If there are logs of several kinds of file, those of the kind with the most values are returned.
     """
     by_kind: dict[str, Runs] = {}
-    failures: dict[Path, str] = {}
-    files = [file for pattern in KINDS for file in sorted(folder.rglob(pattern))]
-    files = [file for file in dict.fromkeys(files) if file.is_file() and file.name != NAMES_FILE][:MOST_FILES]
+    errors: list[str] = []
+    files = _log_files(folder)
     for file in files:
         try:
             runs = _runs_of_file(file)
         except InvalidValue as error:
-            failures[file] = str(error)
+            errors.append(str(error))
             continue
         for name, run in runs.items():
-            beginning = Log.of(run.rows[:500], names=names)
-            if OF_RL_ALONE & beginning.read.keys() or (
-                len(beginning.read) >= FEWEST_QUANTITIES and not kind_of_training(beginning, run.rows)
-            ):
-                label = " ".join(part for part in (str(file.relative_to(folder)), name) if part)
+            if _is_of_rl(run, names):
+                label = f"{file.relative_to(folder)} {name}".strip()
                 by_kind.setdefault(kind_of(file), {})[label] = run
+
     if not by_kind:
-        if len(failures) == 1:
-            raise InvalidValue(next(iter(failures.values())))
-        others = _other_trainings(files)
+        if len(errors) == 1:
+            raise InvalidValue(errors[0])
+        other_training = _other_training(files)
+        reason = other_training or f"none of its {len(files)} files with a log's name holds one"
         raise UnreadableLog(
-            "not-rl" if others else "no-log",
-            f"{folder} is no log of a run: "
-            + (f"{others}; " if others else f"none of its {len(files)} files with a log's name holds one; ")
-            + WHAT_TO_GIVE,
+            "not-rl" if other_training else "no-log",
+            f"{folder} is no log of a run: {reason}; {ACCEPTED_FILES}",
         )
-    joined = {kind: _joined(runs, kind) for kind, runs in by_kind.items()}
-    return max(joined.values(), key=_amount)
+    joined = {kind: _join_files(runs, kind) for kind, runs in by_kind.items()}
+    return max(joined.values(), key=_count_values)
 
 
-def _other_trainings(files: Sequence[Path]) -> str:
-    """Return what the logs of a folder are of where none is of RL; empty if that is not known."""
+def _log_files(folder: Path) -> list[Path]:
+    """Return the files in a folder whose names may be those of logs, up to `MOST_FILES`."""
+    files: dict[Path, None] = {}
+    for pattern in KINDS:
+        files.update(dict.fromkeys(sorted(folder.rglob(pattern))))
+    return [file for file in files if file.is_file() and file.name != NAMES_FILE][:MOST_FILES]
+
+
+def _is_of_rl(run: RawRun, names: Mapping[str, str]) -> bool:
+    """Return True if the first rows of a run have quantities of RL."""
+    log = Log.of(run.rows[:500], names=names)
+    if RL_QUANTITIES & log.read.keys():
+        return True
+    return len(log.read) >= FEWEST_QUANTITIES and not kind_of_training(log, run.rows)
+
+
+def _other_training(files: Sequence[Path]) -> str:
+    """Return a sentence about a log among files that is of another training than RL; empty if there is none."""
     for file in files:
         try:
             for run in _runs_of_file(file).values():
@@ -530,29 +563,44 @@ def _other_trainings(files: Sequence[Path]) -> str:
     return ""
 
 
-def _amount(runs: Runs) -> int:
-    return sum(len(row) for run in runs.values() for row in run.rows)
+def _count_values(runs: Runs) -> int:
+    """Return the number of values in all rows of runs."""
+    rows = chain.from_iterable(run.rows for run in runs.values())
+    return sum(map(len, rows))
 
 
-def _joined(runs: Runs, kind: str) -> Runs:
-    """Return runs with the files of one run put together that were written one after the other."""
+def _join_files(runs: Runs, kind: str) -> Runs:
+    """Join the files of wandb or TensorBoard that belong to one run; each continues the steps of the one before."""
     if kind not in ("TensorBoard's events", "wandb's history"):
         return runs
-    groups: dict[str, list[tuple[str, Path, list[Mapping[str, Any]]]]] = {}
+    groups: dict[str, Runs] = {}
     for name, run in runs.items():
-        # wandb writes a file for each start of a run, all with its name; TensorBoard writes them beside each other.
-        group = run.file.name if kind == "wandb's history" else str(run.file.parent)
-        parts = groups.setdefault(group, [])
-        steps = _steps(run.rows)
-        if parts and steps and _steps(parts[-1][2]) and min(steps) > min(_steps(parts[-1][2])):
-            parts[-1][2].extend(run.rows)
+        # wandb writes a file of the same name at each start of a run, TensorBoard several in the same folder.
+        group = groups.setdefault(run.file.name if kind == "wandb's history" else str(run.file.parent), {})
+        last_name = next(reversed(group), None)
+        if last_name is not None and _continues(run, group[last_name]):
+            last = group[last_name]
+            group[last_name] = RawRun(last.file, [*last.rows, *run.rows])
         else:
-            parts.append((name, run.file, list(run.rows)))
-    return {name: RawRun(file, rows) for parts in groups.values() for name, file, rows in parts}
+            group[name] = RawRun(run.file, run.rows)
+
+    joined: Runs = {}
+    for group in groups.values():
+        joined |= group
+    return joined
+
+
+def _continues(run: RawRun, previous: RawRun) -> bool:
+    """Return True if the first step of a run is after that of another one."""
+    steps = _steps(run.rows)
+    previous_steps = _steps(previous.rows)
+    return bool(steps) and bool(previous_steps) and min(steps) > min(previous_steps)
 
 
 def _steps(raw: Iterable[Mapping[str, Any]]) -> list[float]:
-    return [step for row in raw if (step := _step(row)) is not None]
+    """Return the steps of the rows that have one."""
+    steps = [_step(row) for row in raw]
+    return [step for step in steps if step is not None]
 
 
 def _step(row: Mapping[str, Any]) -> float | None:
@@ -561,33 +609,35 @@ def _step(row: Mapping[str, Any]) -> float | None:
     return step if isinstance(step, (int, float)) else None
 
 
-def _listed(runs: Runs) -> str:
-    """Return names of runs with their steps."""
-    lines = []
+def _list_runs(runs: Runs) -> str:
+    """Return the names of runs with their steps, the first twelve of many."""
+    texts = []
     for name, run in list(runs.items())[:12]:
         steps = _steps(run.rows)
-        span = f" (steps {min(steps):g} to {max(steps):g})" if steps else f" ({len(run.rows)} rows)"
-        lines.append(f"{name!r}{span}")
+        span = f"steps {min(steps):g} to {max(steps):g}" if steps else f"{len(run.rows)} rows"
+        texts.append(f"{name!r} ({span})")
     more = f" and {len(runs) - 12} more" if len(runs) > 12 else ""
-    return ", ".join(lines) + more
+    return ", ".join(texts) + more
 
 
-def _several_message(path: Path, runs: Runs) -> str:
+def _several_runs_message(path: Path, runs: Runs) -> str:
+    """Return the error message for a log of several runs."""
     return (
         f"{path} holds {len(runs)} runs, which are not read as one: name the one that you mean, by its file or by "
-        f"--run-name: {_listed(runs)}"
+        f"--run-name: {_list_runs(runs)}"
     )
 
 
 def _relative(file: Path, path: Path) -> str:
+    """Return the path of a file relative to the folder that the user gave; its name if the user gave a file."""
     return str(file.relative_to(path)) if path.is_dir() else file.name
 
 
-def _remembered_names(path: Path) -> Mapping[str, str]:
-    """Return the names in a file of the user's beside the log or in the current folder; empty without one.
+def _read_names_file(path: Path) -> Mapping[str, str]:
+    """Return the user's own keys for quantities, from a `NAMES_FILE`; empty if there is none.
 
     Raises:
-        ValueError: if the file is no object of texts.
+        ValueError: if the file is not a JSON object of strings.
     """
     folder = path if path.is_dir() else path.parent
     for file in (folder / NAMES_FILE, Path(NAMES_FILE)):

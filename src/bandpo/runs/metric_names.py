@@ -1,10 +1,10 @@
-"""Names of the audit's metrics in a log, which the audit writes and the readers of logs know."""
+"""Parts of the names of the audit's metrics in a log, for the audit and for the readers of logs."""
 
 BINS = ("below_1e-4", "1e-4_to_1e-3", "1e-3_to_0.01", "0.01_to_0.1", "above_0.1")
-"""The bins of old probability, as metrics name them."""
+"""The bins of old probability, in ascending order."""
 
 RARE = {"below_0.01": 3, "below_0.1": 4}
-"""Number of bins that count as rare, in the metrics of that name."""
+"""The number of `BINS`, from the first, that each metric about rare tokens covers."""
 
 COUNTERFACTUALS = ("clip 0.2", "Clip-Higher", "DCPO", "Band")
-"""The rules that the audit tries on a run's tokens, as metrics name them: ``audit/if/Band/clip_high``."""
+"""The clip rules that the audit also applies to a run's tokens, as in ``audit/if/Band/clip_high``."""

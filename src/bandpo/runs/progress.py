@@ -1,4 +1,4 @@
-"""A line on the terminal while a long record is read."""
+"""A progress bar on the terminal for reading a long record."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from bandpo.runs.record import LossBatch
 
 PATIENCE = 5.0
-"""Seconds after which reading is shown."""
+"""Number of seconds after which the progress bar appears."""
 
 
 def with_progress(batches: Iterable[LossBatch]) -> Iterator[LossBatch]:
-    """Yield loss batches, and show how many tokens were read if that takes long and a person looks on.
+    """Yield loss batches, and show the number of tokens on the terminal if that takes more than `PATIENCE` seconds.
 
-    Nothing is shown where standard error is no terminal.
+    Nothing is shown if standard error is not a terminal, or rich is not installed.
 
     Args:
         batches: The loss batches.
@@ -30,8 +30,8 @@ def with_progress(batches: Iterable[LossBatch]) -> Iterator[LossBatch]:
         for batch in batches:
             yield batch
             tokens += int(batch.mask.sum())
-            if progress is None and time.monotonic() - start > PATIENCE and _is_watched():
-                progress = _progress()
+            if progress is None and time.monotonic() - start > PATIENCE and _can_show():
+                progress = _start_progress()
                 task = progress.add_task("reading the record", total=None, tokens="")
             if progress is not None:
                 progress.update(task, tokens=f"{tokens:,} tokens")
@@ -40,12 +40,13 @@ def with_progress(batches: Iterable[LossBatch]) -> Iterator[LossBatch]:
             progress.stop()
 
 
-def _is_watched() -> bool:
+def _can_show() -> bool:
+    """Return True if standard error is a terminal and rich is installed."""
     return sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
 
 
-def _progress() -> Any:
-    """Return a started bar on standard error, which is wiped out at its end."""
+def _start_progress() -> Any:
+    """Start a progress bar on standard error, which is erased when it stops."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

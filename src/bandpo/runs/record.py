@@ -1,4 +1,4 @@
-"""Read what `bandpo.Recorder` wrote: the tokens of every loss of a run."""
+"""Read the records of `bandpo.Recorder`: the tokens of every loss of a run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from numpy import ndarray as Array
 
 MOST_TOKENS = 2**27
-"""Tokens above which a loss is not read, its sequences padded to the longest."""
+"""The largest number of tokens of a loss, including padding to the longest sequence."""
 
 LARGEST_NUMBER = 2**53
-"""The largest step, generation or update; every count below it is a float too."""
+"""The largest step, generation or update. A float represents every smaller integer exactly."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossBatch:
     """The tokens of one loss, as numpy arrays.
 
-    Arrays of tokens have the shape (batch, time), and hold 0 where ``mask`` is False. An attribute is None where the
-    run did not record it.
+    Arrays of tokens have the shape (batch, time), and are 0 where ``mask`` is False. An attribute is None if the run
+    did not record it.
     """
 
     location: str
@@ -45,54 +45,54 @@ class LossBatch:
     step: int | None
     """The trainer's step."""
     method: str | None
-    """The text of the run's method. A stranger may have written it: it is data, see `bandpo.text.parse`."""
+    """The text of the run's method. It comes from a file that may not be trusted, see `bandpo.text.parse`."""
     anchor: str
-    """Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``."""
+    """The policy whose log-probabilities the bounds are computed from: ``trainer`` or ``rollout``."""
     framework: str
-    """The framework that trained, as the recorder was told: ``trl 1.16``."""
+    """The framework and its version, as passed to the recorder: ``trl 1.16``."""
     log_ratio: Array
-    """log(π/π_old), nats, float32; 0 where the log-probabilities of the policy in training were not recorded."""
+    """log(π/π_old), nats, float32; 0 if the log-probabilities of the policy in training were not recorded."""
     logp_old: Array
-    """Log-probabilities (nats) under the policy that the ratio refers to, float32."""
+    """Log-probabilities (nats) under the old policy, float32."""
     advantages: Array
-    """One per token, float32."""
+    """Advantages per token, float32."""
     mask: Array
     """True for tokens that count."""
     logp_rollout: Array | None = None
-    """Log-probabilities of the engine that sampled, float32; NaN where it gave none."""
+    """Log-probabilities (nats) of the rollout engine, float32; NaN where it returned none."""
     entropy: Array | None = None
     """Entropy (nats) of the policy at each token, float32."""
     lag: Array | None = None
     """``step − version``, int64."""
     token: Array | None = None
-    """Ids of the tokens, int32."""
+    """Token ids, int32."""
     position: Array | None = None
-    """Columns of the loss's tensors in which the tokens stood, int32."""
+    """The column of each token in the loss's tensors, int32."""
     generation: int | None = None
     """The number of the generated batch."""
     update: int | None = None
-    """Optimiser steps on that batch before this loss."""
+    """The number of optimiser steps on that batch before this loss."""
     group: Array | None = None
     """The number of each sequence's prompt, (batch,)."""
     reward: Array | None = None
     """The reward of each sequence, (batch,)."""
     truncated: Array | None = None
-    """Whether each sequence was cut off, (batch,)."""
+    """True for sequences that were cut off at the length limit, (batch,)."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """The engine's settings."""
+    """The engine's sampling settings."""
     bad_sequences: int = 0
-    """Sequences that were left out because they hold values that cannot be right."""
+    """The number of sequences that were left out because of invalid values."""
     has_logp: bool = True
-    """Whether the log-probabilities of the policy in training were recorded."""
+    """True if the log-probabilities of the policy in training were recorded."""
 
     @property
     def logp(self) -> Array:
-        """Log-probabilities (nats) under the policy in training."""
+        """The log-probabilities (nats) under the policy in training."""
         return self.logp_old + self.log_ratio
 
     @property
     def logp_engine(self) -> Array | None:
-        """The engine's log-probabilities, with the trainer's where it gave none; None without an engine."""
+        """The engine's log-probabilities, and the trainer's where it returned none; None without an engine."""
         import numpy as np
 
         if self.logp_rollout is None:
@@ -101,10 +101,10 @@ class LossBatch:
 
     @property
     def logp_anchor(self) -> Array | None:
-        """The log-probabilities that the run's bounds surround, where these are not ``logp_old``.
+        """The log-probabilities from which the run's bounds are computed; None if they are ``logp_old``.
 
         Raises:
-            ValueError: if they are the engine's, which the record does not have.
+            ValueError: if they are the engine's, and the record does not have them.
         """
         if self.anchor != "rollout":
             return None
@@ -116,56 +116,55 @@ class LossBatch:
         return self.logp_engine
 
     def without_bad_sequences(self) -> tuple[LossBatch, str]:
-        """Return the batch without the sequences that hold a value that cannot be right, and the first such value.
+        """Return the batch without the sequences that have an invalid value, and a description of the first such value.
 
-        A value is wrong if it is NaN or infinite, or if a log-probability is above 0 by more than rounding. The rows
-        stay, with a mask of False.
+        A value is invalid if it is NaN or infinite, or if it is a log-probability above 0 by more than rounding. The
+        rows of the sequences stay, with a mask of False. The description is empty if every value is valid.
         """
         import numpy as np
 
         values = {"advantages": self.advantages, "logp_old": self.logp_old, "logp": self.logp}
         if self.logp_engine is not None:
             values["logp_rollout"] = self.logp_engine
-        wrong = {}
+        invalid = {}
         for name, array in values.items():
-            wrong[name] = ~np.isfinite(array)
+            invalid[name] = ~np.isfinite(array)
             if name != "advantages":
-                wrong[name] |= array > LOGP_SLACK
-        bad_rows = np.asarray(np.stack([*wrong.values()]).any(axis=(0, 2)))
+                invalid[name] |= array > LOGP_SLACK
+        bad_rows = np.asarray(np.stack([*invalid.values()]).any(axis=(0, 2)))
         if not bad_rows.any():
             return self, ""
 
         row = int(bad_rows.argmax())
-        name = next(name for name, wrong_tokens in wrong.items() if wrong_tokens[row].any())
-        token = int(wrong[name][row].argmax())
+        name = next(name for name, invalid_tokens in invalid.items() if invalid_tokens[row].any())
+        token = int(invalid[name][row].argmax())
         first = f"row {row + 1}: {name} is {values[name][row, token]:g} at counted token {token + 1}"
 
-        cleared: dict[str, Any] = {"bad_sequences": int(bad_rows.sum())}
+        changes: dict[str, Any] = {"bad_sequences": int(bad_rows.sum())}
         for name in ("log_ratio", "logp_old", "advantages", "mask", "logp_rollout", "entropy"):
             array = getattr(self, name)
             if array is not None:
-                cleared[name] = np.where(bad_rows[:, None], np.zeros((), array.dtype), array)
-        return replace(self, **cleared), first
+                changes[name] = np.where(bad_rows[:, None], np.zeros((), array.dtype), array)
+        return replace(self, **changes), first
 
 
 ARRAYS = tuple(f.name for f in fields(LossBatch) if "Array" in str(f.type))
-"""The attributes of a `LossBatch` that are arrays."""
+"""The names of the attributes of a `LossBatch` that are arrays."""
 
 
 def record_files(path: Path) -> Sequence[Path]:
-    """Return the files of a record: the path itself, or those in the folder. A path that is no record has none."""
+    """Return the files of a record: the path itself, or those in the folder; empty if the path is no record."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if FILE_NAME.fullmatch(file.name))
     return [path] if path.suffix == ".arrow" else []
 
 
 def read_record(path: str | Path) -> Iterator[LossBatch]:
-    """Read the losses of a record, file by file in the order in which they were recorded.
+    """Yield the loss batches of a record, file by file in the order in which they were recorded.
 
-    Of a run that was resumed, the steps that a later file of a process repeats are left out of its earlier ones. A last
-    batch that is cut off, as a kill or a run still at work leaves it, is left out with a warning, and so are batches
-    whose bytes are not those that were written. So are sequences whose values cannot be right (NaN, a log-probability
-    above 0); the warning counts them and names the first.
+    If a run was resumed, steps that a process recorded again are only read from its later file. Left out with a warning
+    are an incomplete last batch, from a run that was killed or is still writing; batches whose digest does not match;
+    and sequences with invalid values (NaN, a log-probability above 0), with their number and the first of them.
 
     Args:
         path: The folder that `bandpo.Recorder` wrote, or one file of it.
@@ -182,29 +181,29 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
         )
     first_repeated = _first_repeated_steps(files)
     bad_sequences = 0
-    first_fault = ""
+    first_problem = ""
     for file in files:
         for batch in _read_file(file):
             if batch.step is not None and batch.step >= first_repeated.get(file, batch.step + 1):
                 continue
-            cleared, fault = batch.without_bad_sequences()
-            bad_sequences += cleared.bad_sequences
-            if fault and not first_fault:
-                first_fault = f"{batch.location}, {fault}"
-            yield cleared
+            valid_batch, problem = batch.without_bad_sequences()
+            bad_sequences += valid_batch.bad_sequences
+            if problem and not first_problem:
+                first_problem = f"{batch.location}, {problem}"
+            yield valid_batch
     if bad_sequences:
         warnings.warn(
             f"{path}: {bad_sequences} sequences with values that cannot be right are left out; the first: "
-            f"{first_fault}",
+            f"{first_problem}",
             stacklevel=2,
         )
 
 
-def _checked_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
-    """Return the metadata of a file's schema.
+def _parse_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
+    """Parse and check the metadata of a file's schema.
 
     Raises:
-        ValueError: if they are none of a record, or of another format.
+        ValueError: if they are not those of a record, or of another version of the format.
     """
     if text is None:
         raise InvalidValue(f"{file} is no record of bandpo.Recorder: its schema has no metadata of bandpo")
@@ -221,26 +220,26 @@ def _checked_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
         )
     metadata = {"method": None, "anchor": "trainer", "framework": "", "sampling": {}} | metadata
     sampling = metadata["sampling"]
-    is_right = {
+    is_valid = {
         "method": metadata["method"] is None or isinstance(metadata["method"], str),
         "anchor": metadata["anchor"] in ("trainer", "rollout"),
         "framework": isinstance(metadata["framework"], str),
         "sampling": isinstance(sampling, dict)
         and all(isinstance(value, int | float | None) for value in sampling.values()),
     }
-    for name, right in is_right.items():
-        if not right:
+    for name, valid in is_valid.items():
+        if not valid:
             raise InvalidValue(
                 f"{file} is no record of bandpo.Recorder: its {name} is {metadata[name]!r:.80}"
             )
     return metadata
 
 
-def _checked_columns(schema: Any, file: Path) -> list[int]:
-    """Return the indices of the known columns.
+def _check_columns(schema: Any, file: Path) -> list[int]:
+    """Check the columns of a file, and return the indices of those that a record has.
 
     Raises:
-        ValueError: if a required column is missing, or one is of another type than a record has.
+        ValueError: if a required column is missing, or a column has another type than in a record.
     """
     missing = [name for name in REQUIRED_COLUMNS if name not in schema.names]
     if missing:
@@ -253,12 +252,13 @@ def _checked_columns(schema: Any, file: Path) -> list[int]:
         if not positions:
             continue
         kind = schema.field(positions[0]).type
-        is_list = pa.types.is_list(expected.type)
-        if is_list and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-            kind = kind.value_type
-        item = expected.type.value_type if is_list else expected.type
-        same_kind = kind == item or (pa.types.is_floating(item) and pa.types.is_floating(kind))
-        if len(positions) > 1 or not same_kind:
+        expected_kind = expected.type
+        if pa.types.is_list(expected.type):
+            expected_kind = expected.type.value_type
+            if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+                kind = kind.value_type
+        both_floating = pa.types.is_floating(expected_kind) and pa.types.is_floating(kind)
+        if len(positions) > 1 or not (kind == expected_kind or both_floating):
             raise InvalidValue(
                 f"{file} has the column {expected.name} as {str(schema.field(positions[0]).type)[:80]}, not once as "
                 f"{expected.type}"
@@ -268,8 +268,9 @@ def _checked_columns(schema: Any, file: Path) -> list[int]:
 
 
 def _read_record_batches(file: Path) -> Iterator[tuple[int, dict[str, Any], Any]]:
-    """Read the number, the metadata and the Arrow record batch of each loss in a file that is whole."""
+    """Yield the number, the metadata and the Arrow record batch of each loss in a file."""
     pa = import_pyarrow()
+    # Each part is read as a stream of its own, after the schema's part.
     schema_part = b""
     metadata: dict[str, Any] = {}
     options = pa.ipc.IpcReadOptions(use_threads=False)
@@ -278,8 +279,8 @@ def _read_record_batches(file: Path) -> Iterator[tuple[int, dict[str, Any], Any]
         try:
             if not number:
                 schema = pa.ipc.open_stream(pa.BufferReader(part)).schema
-                metadata = _checked_metadata((schema.metadata or {}).get(META), file)
-                options.included_fields = _checked_columns(schema, file)
+                metadata = _parse_metadata((schema.metadata or {}).get(META), file)
+                options.included_fields = _check_columns(schema, file)
                 schema_part = part
                 continue
             size = decompressed_size(part)
@@ -294,11 +295,11 @@ def _read_record_batches(file: Path) -> Iterator[tuple[int, dict[str, Any], Any]
             raise InvalidValue(f"{location} cannot be read: {error!s:.300}") from error
         method = (message.custom_metadata or {}).get(META)
         if message.batch.num_rows:
-            yield number, _with_own_method(metadata, method, location), message.batch
+            yield number, _with_method(metadata, method, location), message.batch
 
 
-def _with_own_method(metadata: dict[str, Any], text: bytes | None, location: str) -> dict[str, Any]:
-    """Return the metadata of a loss, whose method may be another than the file's."""
+def _with_method(metadata: dict[str, Any], text: bytes | None, location: str) -> dict[str, Any]:
+    """Return the metadata of a loss: those of the file, with the method of the loss's metadata, if it has any."""
     if text is None:
         return metadata
     try:
@@ -311,21 +312,18 @@ def _with_own_method(metadata: dict[str, Any], text: bytes | None, location: str
 
 
 def _read_file(file: Path) -> Iterator[LossBatch]:
+    """Yield the loss batches of a file."""
     for number, metadata, rows in _read_record_batches(file):
         location = f"{file}, call {number}"
         try:
             yield _loss_batch(location, metadata, rows)
-        except (
-            ArithmeticError,
-            LookupError,
-            TypeError,
-            MemoryError,
-        ) as error:  # values beyond what a loss can have
+        # Such errors come from numbers that no loss has.
+        except (ArithmeticError, LookupError, TypeError, MemoryError) as error:
             raise InvalidValue(f"{location} holds no loss ({error!r:.200})") from error
 
 
 def _loss_batch(location: str, metadata: Mapping[str, Any], rows: Any) -> LossBatch:
-    """Return the loss that the rows of a batch are."""
+    """Return the loss batch of an Arrow record batch, which has one row per sequence."""
     import numpy as np
 
     lengths = _list_lengths(rows.column("logp_old"))
@@ -336,31 +334,33 @@ def _loss_batch(location: str, metadata: Mapping[str, Any], rows: Any) -> LossBa
         )
     mask = np.arange(longest)[None] < lengths[:, None]
 
-    def padded(name: str) -> Array | None:
+    def pad(name: str) -> Array | None:
+        """Return a column of tokens in the shape of the mask; None without the column."""
         if name not in rows.schema.names:
             return None
-        return _padded(name, rows.column(name), mask, location)
+        return _pad(name, rows.column(name), mask, location)
 
-    def first(name: str) -> int | None:
+    def read_count(name: str) -> int | None:
+        """Return the value of a column that is the same in all rows; None without the column."""
         value = rows.column(name)[0].as_py() if name in rows.schema.names else None
         if value is not None and abs(value) > LARGEST_NUMBER:
             raise InvalidValue(f"{location}: {name} is {value}, which no count reaches")
         return value
 
-    logp_old = padded("logp_old")
-    advantages = padded("advantages")
+    logp_old = pad("logp_old")
+    advantages = pad("advantages")
     if advantages is None or logp_old is None:
         raise InvalidValue(f"{location}: one of the columns advantages and logp_old is empty")
-    log_ratio = padded("log_ratio")
-    log_weight = padded("log_weight")
-    version = padded("version")
-    step = first("step")
+    log_ratio = pad("log_ratio")
+    log_weight = pad("log_weight")
+    version = pad("version")
+    step = read_count("step")
     lag = None if step is None or version is None else (step - version) * mask
 
-    of_sequences = {}
+    per_sequence = {}
     for name in ("group", "reward", "truncated"):
         if name in rows.schema.names and not rows.column(name).null_count:
-            of_sequences[name] = np.array(rows.column(name).to_pylist())
+            per_sequence[name] = np.array(rows.column(name).to_pylist())
     return LossBatch(
         location=location,
         step=step,
@@ -372,24 +372,37 @@ def _loss_batch(location: str, metadata: Mapping[str, Any], rows: Any) -> LossBa
         advantages=advantages,
         mask=mask,
         logp_rollout=None if log_weight is None else logp_old - log_weight,
-        entropy=padded("entropy"),
+        entropy=pad("entropy"),
         lag=lag,
-        token=padded("token"),
-        position=padded("position"),
-        generation=first("generation"),
-        update=first("update"),
+        token=pad("token"),
+        position=pad("position"),
+        generation=read_count("generation"),
+        update=read_count("update"),
         sampling=metadata["sampling"],
         has_logp=log_ratio is not None,
-        **of_sequences,
+        **per_sequence,
     )
 
 
 def _list_lengths(column: Any) -> Array:
+    """Return the length of each list in an Arrow column; 0 for null."""
     return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype("int64")
 
 
-def _padded(name: str, column: Any, mask: Array, location: str) -> Array | None:
-    """Return a column of lists in the shape of the mask; a list of one value holds for its whole sequence."""
+def _pad(name: str, column: Any, mask: Array, location: str) -> Array | None:
+    """Return an Arrow column of lists as an array in the shape of the mask, with 0 at padding.
+
+    A list with a single value applies to all tokens of its sequence.
+
+    Args:
+        name: The name of the column, for errors.
+        column: The column, one list per sequence.
+        mask: True for tokens; shape (batch, time).
+        location: The file and the number of the loss, for errors.
+
+    Returns:
+        The array; None if every list is null.
+    """
     import numpy as np
 
     if column.null_count == len(column):
@@ -415,7 +428,7 @@ def _padded(name: str, column: Any, mask: Array, location: str) -> Array | None:
 
 
 def _first_repeated_steps(files: Sequence[Path]) -> dict[Path, int]:
-    """Return for each file the step from which a later file of its process recorded again."""
+    """Return, for each file, the step from which on a later file of the same process has the steps again."""
     processes = {}
     for file in files:
         match = FILE_NAME.fullmatch(file.name)
@@ -427,7 +440,7 @@ def _first_repeated_steps(files: Sequence[Path]) -> dict[Path, int]:
     for file in reversed(files):
         process = processes[file]
         if counts[process] == 1:
-            continue  # the process was never resumed, so its file need not be opened
+            continue  # the process was not resumed, so there is no need to open its file
         if process in first_steps:
             first_repeated[file] = first_steps[process]
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The form of a record: the names of its files, their columns, and what they say of themselves.
+"""The format of a record: the names of its files, their columns, and their metadata.
 
 docs/record-format.md describes it. `bandpo.Recorder` writes it, and `bandpo.runs.record` reads it.
 """
@@ -12,20 +12,20 @@ from typing import Any
 from bandpo.errors import MissingPackage
 
 FORMAT = 4
-"""The version of the format. A file of another version is refused."""
+"""The version of the format. Files of other versions are not read."""
 
 META = b"bandpo"
-"""The key under which a file's schema, and a batch that differs from it, keep their metadata as JSON."""
+"""The key of the metadata, JSON, in a file's schema, and in a batch whose method is not that of the schema."""
 
 REQUIRED_COLUMNS = ("step", "version", "advantages", "logp_old", "log_ratio", "log_weight", "entropy")
-"""The columns that every file has. Another writer may leave out the others of `record_schema`."""
+"""The columns that every file must have. The others of `record_schema` are optional."""
 
 FILE_NAME = re.compile(r"tokens-(\d+)-(\d+)\.arrow")
-"""A file's name: the number of the process, and how often it had opened a file before."""
+"""The name of a file: the number of the process, and the number of files that it opened before."""
 
 
 def import_pyarrow() -> Any:
-    """Return the library that reads and writes records.
+    """Import pyarrow, which reads and writes records.
 
     Raises:
         ImportError: if it is not installed.
@@ -40,7 +40,7 @@ def import_pyarrow() -> Any:
 
 
 def record_schema(dtype: str) -> Any:
-    """Return the columns of a record. A row is a sequence, and its lists hold one value per counted token.
+    """Return the schema of a record. Each row is a sequence, and lists have one value per counted token.
 
     Args:
         dtype: The type of log-probabilities, ``float32`` or ``float16``.

@@ -1,8 +1,8 @@
-"""The parts of a record's file, and their digests: the schema is part 0, and each loss a further one.
+"""The parts of a record's file, and their digests. Part 0 is the schema, and each loss is a further part.
 
-Beside ``NAME.arrow`` lies ``NAME.sha256`` with a line for each part: its number, the byte at which it ends, and the
-SHA-256 of its bytes. Damage is thereby noticed before Arrow reads a byte of it, costs no more than the losses that it
-is in, and cannot make another figure.
+Beside ``NAME.arrow`` there is a file ``NAME.sha256`` with one line per part: its number, the byte at which it ends, and
+the SHA-256 of its bytes. Damage is therefore detected before Arrow reads the part, only affects the losses that it is
+in, and never changes a result unnoticed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from typing import BinaryIO, NamedTuple
 from bandpo.errors import InvalidValue
 
 SUFFIX = ".sha256"
-"""The ending of the file of digests, which otherwise has the name of the record's file."""
+"""The suffix of the file of digests, which otherwise has the name of the record's file."""
 
 LINE = re.compile(rb"(\d{1,15}) (\d{1,18}) ([0-9a-f]{64})\n")
 """A line of the digests: the number of a part, the byte at which it ends, and its digest."""
 
-SHORTEST_LINE, LONGEST_LINE = 69, 128
-"""Bytes of a line of the digests."""
+SHORTEST_LINE = 69
+"""The smallest number of bytes in a line of the digests."""
+
+LONGEST_LINE = 128
+"""The largest number of bytes in a line of the digests."""
 
 LARGEST_DIGESTS = 2**27
-"""Bytes above which a file of digests is not read; they are the lines of more than a million losses."""
+"""The largest size in bytes of a file of digests, enough for more than a million losses."""
 
 LARGEST_PART = 2**30
-"""Bytes above which a part is not read. A loss of 1,024 answers of 32,768 tokens each takes less than 2**29."""
+"""The largest size in bytes of a part. A loss of 1,024 completions of 32,768 tokens takes less than 2**29."""
 
 LARGEST_BATCH = 2**31
-"""Bytes above which a batch is not decompressed."""
+"""The largest size in bytes of a decompressed batch."""
 
 MESSAGE_START = b"\xff\xff\xff\xff"
 """The first bytes of an Arrow stream, and of each message in it."""
@@ -44,11 +47,11 @@ STREAM_END = MESSAGE_START + bytes(4)
 """The last bytes of an Arrow stream that was closed."""
 
 RECORD_BATCH = 3
-"""The type of a message that holds rows."""
+"""The type of an Arrow message with rows."""
 
 
 class SealedFile:
-    """A record's file in the making, with the digest of each part.
+    """A writer for a record's file and the digest of each part.
 
     Args:
         path: The file of tokens; it must not exist.
@@ -58,14 +61,15 @@ class SealedFile:
     """
 
     def __init__(self, path: Path):
-        with ExitStack() as opened:
-            self._file = opened.enter_context(path.open("xb"))
-            self._digests = opened.enter_context(path.with_suffix(SUFFIX).open("wb"))
-            self._opened = opened.pop_all()
+        # If the second file cannot be opened, the first is closed.
+        with ExitStack() as stack:
+            self._file = stack.enter_context(path.open("xb"))
+            self._digests = stack.enter_context(path.with_suffix(SUFFIX).open("wb"))
+            self._open_files = stack.pop_all()
         self._number = 0
 
     def write_part(self, data: bytes) -> None:
-        """Hand a part to the operating system, then its digest."""
+        """Write a part, then its digest, and flush both to the operating system."""
         self._file.write(data)
         self._file.flush()
         digest = hashlib.sha256(data).hexdigest()
@@ -74,100 +78,116 @@ class SealedFile:
         self._number += 1
 
     def sync(self) -> None:
-        """Have the disk take what was written."""
+        """Force the operating system to write both files to the disk."""
         os.fsync(self._file.fileno())
         os.fsync(self._digests.fileno())
 
     def close(self) -> None:
-        """End the stream, and close both files."""
-        with self._opened:
+        """Write the end of the stream, and close both files."""
+        with self._open_files:
             self._file.write(STREAM_END)
 
 
 class Part(NamedTuple):
-    """A part of a file of a record: its number, the bytes between which it lies, and its digest."""
+    """The number of a part of a record's file, the positions of its bytes, and its digest."""
 
     number: int
+    """The number; 0 for the schema."""
     start: int
+    """The position of its first byte."""
     end: int
+    """The position after its last byte."""
     digest: str
+    """The SHA-256 of its bytes."""
 
 
 def read_parts(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Read the parts of a file of a record that are whole, each with its number; the first is 0, the schema.
+    """Yield the number and the bytes of each intact part of a record's file. Part 0 is the schema.
 
-    A warning names the losses that are left out: those that are damaged, and those that are cut off, as a kill or a
-    run still at work leaves the last. A file without digests is read as it is, with a warning.
+    Damaged losses are left out with a warning, and so is an incomplete last loss, from a run that was killed or is
+    still writing. A file without digests is read with a warning, and without the check.
 
     Raises:
-        ValueError: if the schema is damaged, or each loss is.
+        ValueError: if the schema is damaged, or every loss is.
     """
     digests = file.with_suffix(SUFFIX)
     if not digests.is_file():
         yield from _parts_without_digests(file)
         return
     parts = _read_digests(digests)
+    last = max(parts, default=0)
     damaged: list[int] = []
-    cut_off: list[int] = []
-    whole = 0
-    with file.open("rb") as opened:
-        size = opened.seek(0, 2)
+    incomplete: list[int] = []
+    intact = 0
+    with file.open("rb") as stream:
+        size = stream.seek(0, 2)
         for number in range(max(parts, default=-1) + 1):
             part = parts.get(number)
-            data = b"" if part is None else _bytes_of(opened, part, size)
-            if part is None or hashlib.sha256(data).hexdigest() != part.digest:
-                if not number:
-                    raise InvalidValue(
-                        f"{file} is damaged in its first bytes, which say what the columns are: nothing of it can be "
-                        "read"
-                    )
-                (cut_off if part is not None and part.end > size else damaged).append(number)
-                continue
-            whole += number > 0
-            yield number, data
-        last = max(parts, default=0)
-        opened.seek(max((part.end for part in parts.values()), default=0))
-        rest = opened.read(len(STREAM_END) + 1)
-    if damaged and not whole:
+            data = b"" if part is None else _read_part(stream, part, size)
+            if part is not None and hashlib.sha256(data).hexdigest() == part.digest:
+                if number:
+                    intact += 1
+                yield number, data
+            elif not number:
+                raise InvalidValue(
+                    f"{file} is damaged in its first bytes, which say what the columns are: nothing of it can be read"
+                )
+            elif part is not None and part.end > size:
+                incomplete.append(number)
+            else:
+                damaged.append(number)
+        stream.seek(max((part.end for part in parts.values()), default=0))
+        remainder = stream.read(len(STREAM_END) + 1)
+
+    if damaged and not intact:
         raise InvalidValue(f"{file} is damaged: of its {last} calls none has the bytes that were written")
     for numbers, reason in (
         (damaged, f"is damaged and is left out: its bytes are not those that {digests.name} was written for"),
-        (cut_off, "is cut off and is left out"),
+        (incomplete, "is cut off and is left out"),
     ):
         if numbers:
-            warnings.warn(f"{file}: what was {_listed(numbers)} of {last} {reason}", stacklevel=2)
-    if rest not in (b"", STREAM_END):
+            warnings.warn(f"{file}: what was {_format_calls(numbers)} of {last} {reason}", stacklevel=2)
+    if remainder not in (b"", STREAM_END):
         warnings.warn(f"{file}: what follows call {last} is cut off and is left out", stacklevel=2)
 
 
-def _bytes_of(opened: BinaryIO, part: Part, size: int) -> bytes:
-    """Return the bytes of a part; none of one that the file does not hold."""
+def _read_part(stream: BinaryIO, part: Part, size: int) -> bytes:
+    """Return the bytes of a part; empty if they are beyond the end of the file.
+
+    Args:
+        stream: The open file.
+        part: The part.
+        size: The size of the file in bytes.
+
+    Raises:
+        ValueError: if the part is larger than the limit.
+    """
     if part.start > part.end or part.end > size:
         return b""
     if part.end - part.start > LARGEST_PART:
         raise InvalidValue(
-            f"{opened.name}, call {part.number} has {part.end - part.start:,} bytes, and at most {LARGEST_PART:,} are "
+            f"{stream.name}, call {part.number} has {part.end - part.start:,} bytes, and at most {LARGEST_PART:,} are "
             "read"
         )
-    opened.seek(part.start)
-    return opened.read(part.end - part.start)
+    stream.seek(part.start)
+    return stream.read(part.end - part.start)
 
 
 def _read_digests(file: Path) -> Mapping[int, Part]:
-    """Return the parts that a file of digests names, by their numbers.
+    """Return the parts in a file of digests, by their numbers.
 
-    A part begins where the one before it ends, so that a damaged line costs two.
+    The start of a part is the end of the part before it. So if a line is damaged, two parts are missing.
     """
     size = file.stat().st_size
     if size > LARGEST_DIGESTS:
         raise InvalidValue(f"{file} has {size:,} bytes, and at most {LARGEST_DIGESTS:,} are read")
     ends: dict[int, tuple[int, str]] = {-1: (0, "")}
-    with file.open("rb") as opened:
-        while line := opened.readline(LONGEST_LINE):
+    with file.open("rb") as lines:
+        while line := lines.readline(LONGEST_LINE):
             match = LINE.fullmatch(line)
-            # There are no more parts than lines fit into the file: such a number is damaged.
+            # A number above the number of lines that fit into the file is damaged.
             if match is not None and int(match[1]) <= size // SHORTEST_LINE:
-                ends[int(match[1])] = int(match[2]), match[3].decode()
+                ends[int(match[1])] = (int(match[2]), match[3].decode())
     parts: dict[int, Part] = {}
     for number, (end, digest) in ends.items():
         if number >= 0 and number - 1 in ends:
@@ -175,8 +195,8 @@ def _read_digests(file: Path) -> Mapping[int, Part]:
     return parts
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    """Return the numbers of calls in words: ``calls 3, 5 to 7``."""
+def _format_calls(numbers: Sequence[int]) -> str:
+    """Return the numbers of calls as text: ``calls 3, 5 to 7``."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and spans[-1][1] == number - 1:
@@ -184,18 +204,20 @@ def _listed(numbers: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     texts = [f"{first} to {last}" if first < last else str(first) for first, last in spans]
-    shown = ", ".join(texts[:10]) + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")
-    return f"call {shown}" if len(numbers) == 1 else f"calls {shown}"
+    text = ", ".join(texts[:10])
+    if len(texts) > 10:
+        text += f" and {len(texts) - 10} more"
+    return f"call {text}" if len(numbers) == 1 else f"calls {text}"
 
 
 def _parts_without_digests(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Read the messages of an Arrow stream that has no digests, as far as they are whole."""
-    with file.open("rb") as opened:
-        size = opened.seek(0, 2)
-        opened.seek(0)
+    """Yield the number and the bytes of each complete message of an Arrow stream without digests."""
+    with file.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(0)
         if not size:
             return  # the process was killed before it wrote the schema
-        start = opened.read(len(MESSAGE_START))
+        start = stream.read(len(MESSAGE_START))
         if not MESSAGE_START.startswith(start):
             raise InvalidValue(f"{file} is no record of bandpo.Recorder: it is no Arrow stream")
         warnings.warn(
@@ -205,8 +227,8 @@ def _parts_without_digests(file: Path) -> Iterator[tuple[int, bytes]]:
         position = 0
         number = 0
         while position < size:
-            opened.seek(position)
-            length = _message_length(opened, size - position)
+            stream.seek(position)
+            length = _message_length(stream, size - position)
             if length is None:
                 warnings.warn(
                     f"{file}: what follows call {max(number - 1, 0)} is cut off and is left out", stacklevel=3
@@ -214,47 +236,55 @@ def _parts_without_digests(file: Path) -> Iterator[tuple[int, bytes]]:
                 return
             if not length:
                 return
-            opened.seek(position)
-            yield number, opened.read(length)
+            stream.seek(position)
+            yield number, stream.read(length)
             position += length
             number += 1
 
 
-def _message_length(opened: BinaryIO, left: int) -> int | None:
-    """Return the bytes of the message at the position of a file, 0 at the end of the stream; None if it is cut off.
+def _message_length(stream: BinaryIO, available: int) -> int | None:
+    """Return the size in bytes of the Arrow message at a file's position.
+
+    Args:
+        stream: The open file.
+        available: The number of bytes from its position to its end.
+
+    Returns:
+        The size; 0 at the end of the Arrow stream; None if the message is incomplete.
 
     Raises:
-        ValueError: if there is no message, or one of more bytes than are read.
+        ValueError: if there is no message, or it is larger than the limit.
     """
-    position = opened.tell()
-    prefix = opened.read(8)
+    position = stream.tell()
+    prefix = stream.read(8)
     if not MESSAGE_START.startswith(prefix[:4]):
-        raise InvalidValue(f"{opened.name} is damaged at byte {position}, where no message of Arrow begins")
+        raise InvalidValue(f"{stream.name} is damaged at byte {position}, where no message of Arrow begins")
     if len(prefix) < 8:
         return None
     (size,) = struct.unpack_from("<i", prefix, 4)
     if not size:
         return 0
-    if 0 < size <= left - 8:
-        header = opened.read(min(size, LARGEST_PART))
-        try:
-            length = 8 + size + _Message(header).body_length
-        except (struct.error, IndexError) as error:
-            raise InvalidValue(f"{opened.name} is damaged in the message at byte {position}") from error
-        if 8 + size <= length <= left:
-            if length > LARGEST_PART:
-                raise InvalidValue(
-                    f"{opened.name} has a message of {length:,} bytes, and at most {LARGEST_PART:,} are read"
-                )
-            return length
-    return None
+    if not 0 < size <= available - 8:
+        return None
+    metadata = stream.read(min(size, LARGEST_PART))
+    try:
+        length = 8 + size + _Message(metadata).body_length
+    except (struct.error, IndexError) as error:
+        raise InvalidValue(f"{stream.name} is damaged in the message at byte {position}") from error
+    if not 8 + size <= length <= available:
+        return None
+    if length > LARGEST_PART:
+        raise InvalidValue(
+            f"{stream.name} has a message of {length:,} bytes, and at most {LARGEST_PART:,} are read"
+        )
+    return length
 
 
 def decompressed_size(part: bytes) -> int:
-    """Return the bytes that the buffers of a batch say that they take once they are decompressed.
+    """Return the size in bytes that the buffers of a batch declare for their decompressed content.
 
     Raises:
-        ValueError: if the part is no batch, or a buffer lies outside of it.
+        ValueError: if the part is no batch, or a buffer is outside of it.
 
     >>> decompressed_size(b"")
     Traceback (most recent call last):
@@ -270,9 +300,9 @@ def decompressed_size(part: bytes) -> int:
         for offset, length in message.buffers():
             if offset < 0 or length < 0 or body + offset + length > len(part):
                 raise InvalidValue("a buffer lies outside of the batch")
+            # A compressed buffer begins with its decompressed size, or with -1 if it is not compressed after all.
             if message.is_compressed and length:
                 (length,) = struct.unpack_from("<q", part, body + offset)
-            # A buffer of size -1 is not compressed.
             total += max(length, 0)
     except (struct.error, IndexError) as error:
         raise InvalidValue("no batch of Arrow") from error
@@ -280,9 +310,9 @@ def decompressed_size(part: bytes) -> int:
 
 
 class _Message:
-    """The fields of a message's metadata that tell sizes: a flatbuffer of Arrow's ``Message.fbs``.
+    """The type and sizes in the metadata of an Arrow message, a flatbuffer of Arrow's ``Message.fbs``.
 
-    Each access raises `struct.error` where an offset points outside.
+    Each access raises `struct.error` if an offset points outside of the metadata.
     """
 
     def __init__(self, metadata: bytes):
@@ -290,7 +320,7 @@ class _Message:
         (self._message,) = struct.unpack_from("<I", metadata, 0)
 
     def _field(self, table: int, number: int) -> int:
-        """Return the position of a field of a table; 0 if it is absent."""
+        """Return the position of a field of a table; 0 if the table does not have it."""
         (distance,) = struct.unpack_from("<i", self._metadata, table)
         layout = table - distance
         if layout < 0:
@@ -309,23 +339,23 @@ class _Message:
 
     @property
     def type(self) -> int:
-        """What the message holds, such as `RECORD_BATCH`."""
+        """The type of the message, such as `RECORD_BATCH`."""
         field = self._field(self._message, 1)
         return self._metadata[field] if field else 0
 
     @property
     def body_length(self) -> int:
-        """Bytes that follow the metadata."""
+        """The number of bytes after the metadata."""
         field = self._field(self._message, 3)
         return struct.unpack_from("<q", self._metadata, field)[0] if field else 0
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the buffers of a batch begin with their size."""
+        """True if the buffers of the batch are compressed."""
         return bool(self._field(self._target(self._field(self._message, 2)), 3))
 
     def buffers(self) -> Iterator[tuple[int, int]]:
-        """Return the offset of each buffer of a batch in the body, and its bytes there."""
+        """Yield the offset of each buffer of the batch in the body, and its size in bytes."""
         field = self._field(self._target(self._field(self._message, 2)), 2)
         if not field:
             return

@@ -1,4 +1,4 @@
-"""One run as it lies on a disk: its log, its record of tokens, and what it was trained with."""
+"""A run's files: its log, its record of tokens, and its setup."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bandpo.runs.setup import Setup, framework_of
 
 
 class Collector(Protocol):
-    """Something that is computed from all loss batches of a run, one after the other."""
+    """An object that accumulates statistics over the loss batches of a run."""
 
     def add(self, batch: LossBatch) -> None:
-        """Take one loss batch."""
+        """Add one loss batch."""
 
 
 class TolerantCollector:
-    """Hands loss batches to other collectors until one of them refuses a batch, and keeps that error.
+    """A collector that passes loss batches to other collectors until one of them raises an error, and saves the error.
 
     Args:
         collectors: The other collectors.
@@ -35,10 +35,10 @@ class TolerantCollector:
     def __init__(self, collectors: Iterable[Collector]):
         self._collectors = list(collectors)
         self.error: InvalidValue | None = None
-        """The error by which a collector refused a batch; None if none did."""
+        """The error of a collector; None if none raised one."""
 
     def add(self, batch: LossBatch) -> None:
-        """Take one loss batch."""
+        """Add one loss batch."""
         if self.error is not None:
             return
         try:
@@ -49,15 +49,15 @@ class TolerantCollector:
 
 
 class Run:
-    """A run on the disk. Each part is read when it is first asked for, and log and setup are read once.
+    """A run whose files are read lazily. Log and setup are cached.
 
-    Use `open_run` to make one.
+    Use `open_run` to construct one.
 
     Args:
-        path: A record of `bandpo.Recorder`, a run folder, a log, or batches that a framework wrote.
-        method: The text of the run's method, used where nothing on the disk names one.
-        names: For quantities the keys under which the log has them, see `open_run`.
-        run_name: Which run of the log is meant, see `open_run`.
+        path: A record of `bandpo.Recorder`, a run folder, a log, or batches that a framework saved.
+        method: The text of the run's method, used if no file names one.
+        names: The log's keys for quantities, see `open_run`.
+        run_name: The name of the run in a log of several, see `open_run`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Run:
 
     @cached_property
     def record(self) -> Path | None:
-        """The folder or file of the record of tokens: the path itself, or a folder in it; None without a record."""
+        """The path of the record of tokens, which is the run's path or a folder in it; None without a record."""
         if record_files(self.path):
             return self.path
         folders = sorted({file.parent for file in self.path.glob("*/tokens-*.arrow")})
@@ -82,10 +82,10 @@ class Run:
 
     @cached_property
     def dumps(self) -> Sequence[Path]:
-        """Files of batches that the framework wrote by itself.
+        """The files of batches that the framework saved.
 
         Raises:
-            ValueError: if one is larger than what is read.
+            ValueError: if one is larger than the limit.
         """
         files = [] if record_files(self.path) else dump_files(self.path)
         check_dumps(files)
@@ -93,21 +93,21 @@ class Run:
 
     @property
     def is_record(self) -> bool:
-        """Whether the path is a record or a dump of batches, and not a folder with a log."""
+        """True if the path is a record or a dump of batches, and not a folder with a log."""
         return bool(record_files(self.path) or self.dumps)
 
     @cached_property
     def log(self) -> Log | None:
-        """The log; None where the path is a record or a dump.
+        """The log; None if the path is a record or a dump.
 
         Raises:
-            ValueError: if there is no log, it cannot be read, or it is of several runs.
+            ValueError: if there is no log, it cannot be read, or it contains several runs.
         """
         return None if self.is_record else read_log(self.path, self.names, self.run_name)
 
     @property
     def rows(self) -> Sequence[Row]:
-        """The log, one row per log step; empty where the path is a record or a dump.
+        """The log, one row per log step; empty if the path is a record or a dump.
 
         Raises:
             ValueError: if there is no log, or it cannot be read.
@@ -121,7 +121,7 @@ class Run:
 
     @cached_property
     def setup(self) -> Setup:
-        """Framework and method that the run was trained with.
+        """The framework, method and settings of the run.
 
         Raises:
             ValueError: if the run cannot be read.
@@ -133,6 +133,8 @@ class Run:
 
     @cached_property
     def _first_batch(self) -> LossBatch:
+        """The first loss batch."""
+        # Warnings about the record are for the caller who reads all of it.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             batch = next(self.batches(), None)
@@ -143,7 +145,7 @@ class Run:
         return batch
 
     def batches(self) -> Iterator[LossBatch]:
-        """Read the losses of the record, or the framework's own batches, one after the other.
+        """Yield the loss batches of the record, or those that the framework saved.
 
         Raises:
             ValueError: if there are none, or a file cannot be read.
@@ -153,7 +155,7 @@ class Run:
         return read_record(self.path if self.record is None else self.record)
 
     def scan(self, collectors: Iterable[Collector]) -> None:
-        """Read the loss batches once, and hand each to all collectors.
+        """Read the loss batches once, and add each to all collectors.
 
         Raises:
             ValueError: if there is no loss batch, or a file cannot be read.
@@ -162,7 +164,7 @@ class Run:
         count = 0
         for batch in with_progress(self.batches()):
             count += 1
-            # The setup is read from the first batch, which need not be decoded again.
+            # Fill the cached property, so that `setup` does not decode the first batch again.
             self.__dict__.setdefault("_first_batch", batch)
             for collector in collectors:
                 collector.add(batch)
@@ -179,16 +181,14 @@ def open_run(
     names: Mapping[str, str] | None = None,
     run_name: str | None = None,
 ) -> Run:
-    """Open a run: a record of tokens, a run folder, a log, or batches that a framework wrote.
-
-    Nothing is read until it is asked for.
+    """Return the run of a path. Its files are read when they are needed.
 
     Args:
-        path: What the run left on the disk.
-        method: The text of its method, used where nothing on the disk names one, such as ``"GSPO()"``.
-        names: For quantities the keys under which the log has them, such as ``{"reward": "iteration_reward"}``. Without
-            it, those in a file ``bandpo-names.json`` beside the log or in the current folder.
-        run_name: Which run to read where the log is of several. The error without it names them.
+        path: A record of tokens, a run folder, a log, or batches that a framework saved.
+        method: The text of the run's method, used if no file names one, such as ``"GSPO()"``.
+        names: The log's keys for quantities, such as ``{"reward": "iteration_reward"}``. If not given, they are read
+            from a file ``bandpo-names.json`` beside the log or in the current folder.
+        run_name: The name of the run, if the log contains several. The error without it lists the names.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -1,4 +1,4 @@
-"""Setup of a run: its method, and its framework with the names of the settings that advice refers to."""
+"""The setup of a run: its framework, its method, and the framework's names of the settings that advice refers to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from bandpo.runs.files import shipped
+from bandpo.runs.files import load_table
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
-    framework: entry["settings"] for framework, entry in shipped("settings").items()
+    framework: entry["settings"] for framework, entry in load_table("settings").items()
 }
-"""For each framework, what it calls a setting. The data file says beside them against which version or commit of the
-framework's own source each name was compared."""
+"""Each framework's names of settings. The data file has the version or commit of the framework with which each name was
+compared."""
 
 
 class Value(NamedTuple):
@@ -24,8 +24,9 @@ class Value(NamedTuple):
     """
 
     name: str
-    """Its dotted name in the file."""
+    """The dotted path of the setting in the file."""
     value: Any
+    """The value."""
     file: str
     """The file that sets it; empty for a configuration that was not read from a file."""
 
@@ -36,7 +37,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """Framework, method and updates of a run, as far as they are known.
+    """The framework, method and updates of a run, as far as they are known.
 
     >>> "use a smaller learning rate" + Setup("verl").setting("learning rate")
     'use a smaller learning rate (actor_rollout_ref.actor.optim.lr)'
@@ -47,19 +48,19 @@ class Setup:
     framework: str | None = None
     """A key of `SETTINGS`."""
     method: str | None = None
-    """The text of the method. A stranger may have written it: it is data, see `bandpo.text.parse`."""
+    """The text of the method. It comes from a file that may not be trusted, see `bandpo.text.parse`."""
     level: str | None = None
-    """Whether ratios are formed per ``token`` or per ``sequence``, where the framework's configuration says it."""
+    """The level of the ratios, ``token`` or ``sequence``, if the framework's configuration has it."""
     updates: float | None = None
-    """Optimiser steps on each batch."""
+    """The number of optimiser steps on each batch."""
     stale: bool | None = None
-    """Whether it was trained on data some batches old."""
+    """True if the run was trained on data from earlier weights; None if that is not known."""
     values: Mapping[str, Value] = field(default_factory=dict, compare=False, repr=False)
-    """Settings of the run's configuration by what they set: ``learning rate``, ``group size``, ``length cap``,
-    ``KL term``, ``LoRA rank``, ``model``."""
+    """Settings of the run's configuration by quantity: ``learning rate``, ``group size``, ``length cap``, ``KL term``,
+    ``LoRA rank``, ``model``."""
 
     def number(self, name: str) -> float | None:
-        """Return the value of a setting that is a number; None if the configuration does not tell it.
+        """Return the value of a setting that is a number; None if it is not known.
 
         Args:
             name: A key of `values`.
@@ -78,19 +79,21 @@ class Setup:
         return ", ".join(parts)
 
     def setting(self, name: str) -> str:
-        """Return the framework's name for a setting, in brackets after a space; empty if it is not known.
+        """Return the framework's name of a setting, in brackets after a space; empty if it is not known.
 
         Args:
             name: A key of the inner tables of `SETTINGS`.
         """
-        own_name = SETTINGS.get(self.framework, {}).get(name) if self.framework else None
-        return f" ({own_name})" if own_name else ""
+        if self.framework is None:
+            return ""
+        framework_name = SETTINGS.get(self.framework, {}).get(name)
+        return f" ({framework_name})" if framework_name else ""
 
     def fill(self, advice: str) -> str:
-        """Return advice with each ``{setting}`` in it replaced as by `setting`."""
+        """Return advice with each ``{NAME}`` in it replaced by ``setting(NAME)``."""
         return re.sub(r"{(.+?)}", lambda match: self.setting(match[1]), advice)
 
 
 def framework_of(text: str) -> str | None:
-    """Return the key of `SETTINGS` that a recorder's text begins with, such as ``trl`` of ``trl 1.16``."""
+    """Return the key of `SETTINGS` for a framework with a version: ``trl`` for ``trl 1.16``; None for others."""
     return next((name for name in SETTINGS if text.startswith(name)), None)

@@ -1,4 +1,4 @@
-"""Sum up a log: rates over the whole run, and how sure the share of blocked gradient is."""
+"""Summaries of logs: rates over the whole run, and a confidence interval of the share of blocked gradient."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from bandpo.runs.metric_names import BINS, COUNTERFACTUALS
 from bandpo.runs.quantities import QUANTITIES, Row
 
 FEW_STEPS = 10
-"""Log steps with rare tokens below which no interval is given: so few do not show how much steps differ."""
+"""The smallest number of log steps with rare tokens for an interval. Fewer do not show the variance between steps."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of the log of a whole run. A property is None where the log does not tell."""
+    """A summary of a run's log. A property is None if the log does not have it."""
 
     steps: int
     """The last step."""
     metrics: Mapping[str, float]
-    """Named as by `bandpo.Audit.metrics`. A rate is the mean over log steps, each weighted with what it was taken over;
-    what rates were taken over is added up. Of a log without the audit: ``clip_high`` and ``clip_low``, as far as it has
-    them."""
+    """Metrics of the whole run, with the names of `bandpo.Audit.metrics`. Rates are means over log steps, weighted by
+    their denominators. The denominators are sums. A log without the audit has only ``clip_high`` and ``clip_low``, or
+    less."""
     blocked: Sequence[tuple[float, float]]
-    """For each log step with tokens of A > 0 below p = 0.1: the gradient on them that was blocked, and all of it."""
+    """For each log step with tokens of A > 0 and p < 0.1: their blocked gradient, and their gradient."""
 
     @property
     def clipped(self) -> float | None:
-        """Share of tokens clipped on either side."""
+        """The share of tokens clipped on either side."""
         high = self.metrics.get("clip_high")
         return None if high is None else high + self.metrics.get("clip_low", 0.0)
 
     @property
     def rare(self) -> tuple[float, float]:
-        """Number of tokens of A > 0 below p = 0.1, and how many of them were clipped.
+        """The number of tokens of A > 0 and p < 0.1, and the number of clipped ones among them.
 
         A token counts once for every update on its batch.
         """
@@ -45,13 +45,13 @@ class Summary:
     def blocked_interval(self) -> tuple[float, float] | None:
         """Compute a 95 % interval of the blocked share of the gradient on rare tokens.
 
-        The share is Σ blocked / Σ all over log steps. Tokens of one batch are no independent draws, and a few of them
-        carry most of the gradient, so its standard error is that of a ratio over log steps, not over tokens. That error
-        cannot see what has not happened yet, so the upper end is at least Wilson's upper bound on the share of tokens
-        that were clipped.
+        The share is the ratio Σ blocked / Σ gradient over log steps. Tokens of one batch are not independent, and a few
+        of them have most of the gradient, so the standard error is that of a ratio over log steps, not over tokens. If
+        no token was blocked so far, this error is 0. Therefore the upper end is at least Wilson's upper bound on the
+        share of tokens that were clipped.
 
         Returns:
-            The two ends; None with fewer log steps than `FEW_STEPS`.
+            The lower and upper end; None with fewer log steps than `FEW_STEPS`.
         """
         n = len(self.blocked)
         if n < FEW_STEPS:
@@ -60,17 +60,18 @@ class Summary:
         share = sum(blocked for blocked, _ in self.blocked) / total
         squares = sum((blocked - share * mass) ** 2 for blocked, mass in self.blocked)
         error = math.sqrt(n / (n - 1) * squares) / total
-        reach = _student_quantile(n - 1) * error
+        half_width = _student_quantile(n - 1) * error
+
         tokens, clipped = self.rare
-        low = max(0.0, share - reach)
-        high = min(1.0, share + reach)
+        low = max(0.0, share - half_width)
+        high = min(1.0, share + half_width)
         return low, max(high, _wilson_upper(clipped, tokens, NormalDist().inv_cdf(0.975)))
 
 
 def _student_quantile(degrees: int) -> float:
-    """Compute the 97.5 % quantile of Student's distribution by its expansion around the normal one.
+    """Compute the 97.5 % quantile of Student's t distribution by its expansion around the normal quantile.
 
-    From 9 degrees of freedom on it is right to within 0.001.
+    The error is below 0.001 from 9 degrees of freedom on.
 
     >>> round(_student_quantile(9), 3), round(_student_quantile(30), 3)
     (2.262, 2.042)
@@ -83,7 +84,7 @@ def _student_quantile(degrees: int) -> float:
 
 
 def _wilson_upper(successes: float, trials: float, z: float) -> float:
-    """Compute the upper end of Wilson's interval for a share."""
+    """Compute the upper end of Wilson's confidence interval of a share."""
     if not trials:
         return 0.0
     share = successes / trials
@@ -92,27 +93,35 @@ def _wilson_upper(successes: float, trials: float, z: float) -> float:
     return (centre + spread) / (1 + z**2 / trials)
 
 
-_WEIGHTS_OF_A_RULE = {
+_RULE_DENOMINATORS = {
     "clip_high": "tokens",
     "clip_low": "tokens",
     "blocked_mass_below_0.1": "mass_positive_below_0.1",
 }
-"""For each rate of a rule, what it is taken over."""
+"""The denominator of each rate of a clip rule."""
 
-_WEIGHTS: Mapping[str, str] = {
-    **_WEIGHTS_OF_A_RULE,
-    **{f"if/{rule}/{name}": over for rule in COUNTERFACTUALS for name, over in _WEIGHTS_OF_A_RULE.items()},
-    **{f"clip_high/{name}": f"tokens_positive/{name}" for name in BINS},
-    "clip_high_below_0.1": "tokens_positive_below_0.1",
-    "inert": "calls",
-    "on_policy": "calls",
-    "radius_used": "tokens",
-}
-"""For each rate of a summary, what it is taken over."""
+
+def _denominators() -> dict[str, str]:
+    """Return the denominator of each rate of a summary."""
+    denominators = dict(_RULE_DENOMINATORS)
+    for rule in COUNTERFACTUALS:
+        for rate, denominator in _RULE_DENOMINATORS.items():
+            denominators[f"if/{rule}/{rate}"] = denominator
+    for name in BINS:
+        denominators[f"clip_high/{name}"] = f"tokens_positive/{name}"
+    return denominators | {
+        "clip_high_below_0.1": "tokens_positive_below_0.1",
+        "inert": "calls",
+        "on_policy": "calls",
+        "radius_used": "tokens",
+    }
+
+
+_DENOMINATORS = _denominators()
 
 
 def summarize(rows: Sequence[Row]) -> Summary:
-    """Sum up a log, weighting every rate with what it was taken over.
+    """Summarize a log. Rates are means over log steps, weighted by their denominators.
 
     >>> rows = [{"step": k, "clip_high": 0.1 * k, "clip_low": 0.0} for k in (1, 2, 3)]
     >>> round(summarize(rows).clipped, 6)
@@ -120,14 +129,15 @@ def summarize(rows: Sequence[Row]) -> Summary:
     """
     logged: set[str] = set().union(*set(map(tuple, rows)))
     metrics: dict[str, float | None] = {}
-    for name, over in _WEIGHTS.items():
+    for name, denominator in _DENOMINATORS.items():
         key = name if name in QUANTITIES else f"audit/{name}"
-        # Most logs have no audit, and a pass over 100,000 rows for each of its metrics takes seconds.
-        metrics[name] = _weighted_mean(rows, key, over) if key in logged else None
+        # Skip keys that no row has: a pass over 100,000 rows for each metric of the audit takes seconds.
+        metrics[name] = _weighted_mean(rows, key, denominator) if key in logged else None
     if metrics["clip_high"] is None and metrics["clip_low"] is None and "clip" in logged:
-        metrics["clip_high"] = _weighted_mean(rows, "clip", "tokens")  # a rate of both sides
+        # The log has a single rate for both sides.
+        metrics["clip_high"] = _weighted_mean(rows, "clip", "tokens")
     if "audit/tokens" in logged:
-        for name in _WEIGHTS.values():
+        for name in _DENOMINATORS.values():
             metrics[name] = sum(_column(rows, name))
 
     blocked = []
@@ -143,16 +153,16 @@ def summarize(rows: Sequence[Row]) -> Summary:
 
 
 def _column(rows: Sequence[Row], name: str) -> list[float]:
-    """Return a metric of the audit in each row; a log without the audit weights all rows alike."""
+    """Return a metric of the audit in each row. In a log without the audit all rows have the same weight."""
     default = 1.0 if name in ("tokens", "calls") else 0.0
     return [row.get(f"audit/{name}", default) for row in rows]
 
 
-def _weighted_mean(rows: Sequence[Row], key: str, over: str) -> float | None:
-    """Return the mean over the rows that have the key; None if none does, or if they weigh nothing."""
+def _weighted_mean(rows: Sequence[Row], key: str, denominator: str) -> float | None:
+    """Return the weighted mean over the rows that have the key; None if the sum of their weights is 0."""
     weighted_sum = 0.0
     total = 0.0
-    for row, weight in zip(rows, _column(rows, over), strict=True):
+    for row, weight in zip(rows, _column(rows, denominator), strict=True):
         if key in row:
             weighted_sum += row[key] * weight
             total += weight

@@ -1,7 +1,7 @@
-"""Read what wandb, TensorBoard and trackio leave on the disk, with the standard library alone.
+"""Read the files of wandb, TensorBoard and trackio with the standard library.
 
-wandb's package has had no reader of its own files in Python since its core was rewritten in Go, so the two formats are
-read here: records of a LevelDB log and of TFRecord, which hold protocol buffers.
+wandb's package has no Python reader of its own files since its core was rewritten in Go. Both wandb and TensorBoard
+write protocol buffers, wandb as records of a LevelDB log, TensorBoard as TFRecords.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Raw = Iterator[Mapping[str, Any]]
 """Metrics as they were logged, with their ``step``."""
 
 BLOCK_SIZE = 2**15
-"""Bytes of a block in a LevelDB log."""
+"""The number of bytes in a block of a LevelDB log."""
 
 HEADER_SIZE = 7
-"""Bytes of the header of a file of wandb, and of the header of each record in it."""
+"""The number of bytes in the header of a file of wandb, and in the header of each record."""
 
 WHOLE_RECORD = 1
 """The type of a record that is stored in one part."""
@@ -41,17 +41,17 @@ LAST_PART = 4
 """The type of the last part of a record that is stored in several."""
 
 LARGEST_SCALARS = 2**16
-"""Bytes of an event up to which its checksum is computed in any case. Larger ones hold images, texts or graphs, so
-theirs is computed only where they hold a scalar too."""
+"""The largest size in bytes of an event whose checksum is always computed. Larger events contain images, texts or
+graphs; their checksum is only computed if they also contain a scalar."""
 
-# Wire types of a protocol buffer. The value of any other is a length and as many bytes.
+# Wire types of protocol buffers. Values of all other types are a length and as many bytes.
 VARINT = 0
 FIXED_64 = 1
 FIXED_32 = 5
 
 
 def parse_protobuf(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Parse the fields of a protocol buffer: each one's number, and its value as an int or as bytes.
+    """Yield the number and the value of each field of a protocol buffer, as an int or as bytes.
 
     >>> list(parse_protobuf(bytes([8, 150, 1, 18, 2, 104, 105])))
     [(1, 150), (2, b'hi')]
@@ -75,7 +75,7 @@ def parse_protobuf(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """Return an integer of seven bits a byte, and the position after it."""
+    """Return an integer that is stored in seven bits per byte, and the position after it."""
     value = 0
     shift = 0
     while True:
@@ -90,12 +90,12 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def _fields(message: bytes, number: int) -> list[Any]:
-    """Return the values of all fields of a number."""
+    """Return the values of all fields with a number."""
     return [value for field, value in parse_protobuf(message) if field == number]
 
 
 def read_wandb(file: Path) -> Raw:
-    """Read the history of a run from a file ``run-….wandb``, which wandb writes offline and online."""
+    """Yield the rows of a run's history from a file ``run-….wandb``, which wandb writes offline and online."""
     for record in _leveldb_records(file):
         for history in _fields(record, 2):
             row = {}
@@ -107,55 +107,58 @@ def read_wandb(file: Path) -> Raw:
 
 
 def _leveldb_records(file: Path) -> Iterator[bytes]:
-    """Read the records of a LevelDB log, whose parts never cross the end of a block, and check them.
+    """Yield the records of a LevelDB log, after a check of their checksums.
 
-    A record whose checksum does not fit is left out with a warning. As its size may be wrong, reading goes on at the
-    next block.
+    A record is stored in several parts if it does not fit into its block. A record with a wrong checksum is left out
+    with a warning. As its size may be wrong too, reading continues at the next block.
     """
     data = file.read_bytes()
     position = HEADER_SIZE
     parts: list[bytes] = []
-    damaged = False
+    has_warned = False
     while position + HEADER_SIZE <= len(data):
         left_in_block = BLOCK_SIZE - position % BLOCK_SIZE
         if left_in_block < HEADER_SIZE:
             position += left_in_block
             continue
-        checksum, size, part = struct.unpack_from("<IHB", data, position)
+        checksum, size, part_type = struct.unpack_from("<IHB", data, position)
         content = data[position + HEADER_SIZE : position + HEADER_SIZE + size]
         if len(content) < size and position + left_in_block >= len(data):
-            _warn_of(file, "the last record is cut off and is left out")
+            _warn(file, "the last record is cut off and is left out")
             return
-        if zlib.crc32(content, zlib.crc32(bytes([part]))) != checksum:
-            if not damaged:
-                _warn_of(
+
+        if zlib.crc32(content, zlib.crc32(bytes([part_type]))) != checksum:
+            if not has_warned:
+                _warn(
                     file, f"a record at byte {position} is damaged, and what follows in its block is left out"
                 )
-            damaged = True
+            has_warned = True
             parts.clear()
             position += left_in_block
             continue
+
         position += HEADER_SIZE + size
-        if part in (WHOLE_RECORD, FIRST_PART):
+        if part_type in (WHOLE_RECORD, FIRST_PART):
             parts.clear()
         elif not parts:
-            continue  # the rest of a record whose beginning was left out
+            continue  # a later part of a record whose first part was left out
         parts.append(content)
-        if part in (WHOLE_RECORD, LAST_PART):
+        if part_type in (WHOLE_RECORD, LAST_PART):
             yield b"".join(parts)
             parts.clear()
 
 
-def _warn_of(file: Path, fault: str) -> None:
-    warnings.warn(f"{file}: {fault}", stacklevel=2)
+def _warn(file: Path, problem: str) -> None:
+    """Warn of a problem with a file."""
+    warnings.warn(f"{file}: {problem}", stacklevel=2)
 
 
 def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
-    """Read the runs of a project from a file ``PROJECT.db``, by their names.
+    """Return the rows of each run of a project, by its name, from a file ``PROJECT.db``.
 
     Raises:
-        ValueError: if the file takes longer to read than `LONGEST_READING`, or its ``metrics`` are no table: a view may
-            compute for ever.
+        ValueError: if the file takes longer to read than `LONGEST_READING`, or its ``metrics`` are not a table. They
+            could be a view whose computation never ends.
     """
     check_size(file)
     deadline = time.monotonic() + LONGEST_READING
@@ -164,8 +167,8 @@ def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
         store.execute("PRAGMA trusted_schema = OFF")
         store.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_LINE)
         store.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
-        kinds = store.execute("SELECT type, sql FROM sqlite_master WHERE name = 'metrics'").fetchall()
-        if [(kind, str(sql)[:12].upper()) for kind, sql in kinds] != [("table", "CREATE TABLE")]:
+        definitions = store.execute("SELECT type, sql FROM sqlite_master WHERE name = 'metrics'").fetchall()
+        if [(kind, str(sql)[:12].upper()) for kind, sql in definitions] != [("table", "CREATE TABLE")]:
             raise InvalidValue(f"{file} is no store of trackio: its metrics are no table")
         for name, logged_step, text in store.execute(
             "SELECT run_name, step, metrics FROM metrics ORDER BY id"
@@ -177,15 +180,16 @@ def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
 
 
 def read_tensorboard(file: Path) -> Raw:
-    """Read the scalars of one event file, a row for each step."""
+    """Yield the scalars of one event file, one row per step."""
     rows: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for event, checksum in _tfrecords(file):
-        if len(event) <= LARGEST_SCALARS and _masked_crc32c(event) != checksum:
-            _warn_of(file, "an event is damaged and is left out")
+        is_small = len(event) <= LARGEST_SCALARS
+        if is_small and _masked_crc32c(event) != checksum:
+            _warn(file, "an event is damaged and is left out")
             continue
         step, scalars = _scalars_of(event)
-        if scalars and len(event) > LARGEST_SCALARS and _masked_crc32c(event) != checksum:
-            _warn_of(file, "an event is damaged and is left out")
+        if scalars and not is_small and _masked_crc32c(event) != checksum:
+            _warn(file, "an event is damaged and is left out")
             continue
         if scalars:
             rows[step].update(scalars)
@@ -194,7 +198,7 @@ def read_tensorboard(file: Path) -> Raw:
 
 
 def _scalars_of(event: bytes) -> tuple[int, dict[str, float]]:
-    """Return the step of an event and its scalars by their names."""
+    """Return the step of an event, and its scalars by name."""
     scalars = {}
     for summary in _fields(event, 5):
         for message in _fields(summary, 1):
@@ -206,7 +210,7 @@ def _scalars_of(event: bytes) -> tuple[int, dict[str, float]]:
 
 
 def _scalar(value: Mapping[int, Any]) -> float | None:
-    """Return the scalar of a summary's value, in its own field or as a tensor of one element; None if it is none."""
+    """Return the scalar of a summary's value, from its own field or a tensor of one element; None for other values."""
     if 2 in value:
         return struct.unpack("<f", value[2])[0]
     if 8 not in value:
@@ -220,29 +224,33 @@ def _scalar(value: Mapping[int, Any]) -> float | None:
 
 
 def _tfrecords(file: Path) -> Iterator[tuple[bytes, int]]:
-    """Read the records of a TFRecord file, each with its checksum: a length and its checksum, the data and theirs.
+    """Yield the data of each record of a TFRecord file, and the checksum of the data.
 
-    A length whose checksum does not fit ends the reading with a warning, as nothing tells where the next record is.
+    A record consists of the size of its data, the checksum of the size, the data, and the checksum of the data. If the
+    checksum of a size is wrong, reading ends with a warning, as the position of the next record is not known.
     """
     data = file.read_bytes()
     position = 0
     while position < len(data):
         header = data[position : position + 12]
-        size, of_size = struct.unpack("<QI", header) if len(header) == 12 else (0, 0)
-        if len(header) == 12 and _masked_crc32c(header[:8]) != of_size:
-            _warn_of(file, f"the record at byte {position} is damaged, and all from there is left out")
+        if len(header) < 12:
+            _warn(file, "the last record is cut off and is left out")
+            return
+        size, size_checksum = struct.unpack("<QI", header)
+        if _masked_crc32c(header[:8]) != size_checksum:
+            _warn(file, f"the record at byte {position} is damaged, and all from there is left out")
             return
         record = data[position + 12 : position + 12 + size]
         checksum = data[position + 12 + size : position + 16 + size]
-        if len(header) < 12 or len(checksum) < 4:
-            _warn_of(file, "the last record is cut off and is left out")
+        if len(checksum) < 4:
+            _warn(file, "the last record is cut off and is left out")
             return
         yield record, int.from_bytes(checksum, "little")
         position += 16 + size
 
 
 def _masked_crc32c(data: bytes) -> int:
-    """Return the checksum that TFRecord has for bytes: CRC-32C, rotated and shifted.
+    """Return TFRecord's checksum of data: CRC-32C, rotated by 15 bits, plus a constant.
 
     >>> hex(_masked_crc32c(b"123456789"))
     '0xc78ab0e5'
@@ -257,7 +265,7 @@ def _masked_crc32c(data: bytes) -> int:
 
 @cache
 def _crc32c_table() -> tuple[int, ...]:
-    """Return the checksum of each byte, by Castagnoli's polynomial."""
+    """Return the CRC-32C of each byte, with Castagnoli's polynomial."""
     table = []
     for byte in range(256):
         for _ in range(8):

@@ -34,6 +34,7 @@ def compare_evals_command(
     second_folders = [second, *(second_seeds or [])]
     first_scores = [score(read_samples(folder)) for folder in first_folders]
     second_scores = [score(read_samples(folder)) for folder in second_folders]
+    # Scores of different graders are not comparable.
     settings = [read_sealed_json(folder / SETTINGS) for folder in first_folders + second_folders]
     if len({run_settings.get("grader") for run_settings in settings}) > 1:
         raise InvalidValue(

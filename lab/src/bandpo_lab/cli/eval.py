@@ -92,7 +92,8 @@ def eval_command(
     if regrade:
         samples = regrade_samples(folder)
         all_golds = {s.problem: Gold(s.problem, s.gold, s.data_source) for s in samples}
-        _report(folder, score(samples, kept_golds=find_bad_golds(list(all_golds.values()))))
+        bad_golds = find_bad_golds(list(all_golds.values()))
+        _report(folder, score(samples, kept_golds=bad_golds))
         return
     check_writable(folder)
 

@@ -52,6 +52,7 @@ def setup_command(
     sets = downloads.data_sets(settings, task, data, config_dir)
     hub_model = downloads.hub_model(model, config_dir)
 
+    # List the model and the data sets: kind, name, revision, source of the revision, state.
     rows = []
     if hub_model is None:
         rows.append(("model", model, "", "a folder", "here"))

@@ -36,7 +36,7 @@ def run_command(
 ) -> None:
     """Compare clip rules: arms × seeds × settings, each run a `bandpo-lab train`; the same command resumes."""
     from bandpo_lab.study.execute import Execution
-    from bandpo_lab.study.jobs import on_cores
+    from bandpo_lab.study.jobs import run_in_processes
     from bandpo_lab.study.plan import parse_study, study_text
 
     text = study_text(file)
@@ -45,7 +45,7 @@ def run_command(
     echo(f"{study.title}\n{study.question}")
     echo(f"decided by {study.primary}, against {study.baseline}; {study.stopping}")
     try:
-        run_jobs = partial(on_cores, workers=workers)
+        run_jobs = partial(run_in_processes, workers=workers)
         results = Execution(study, text, folder, run_jobs, say=echo)()
     except KeyboardInterrupt:
         stop(f"interrupted; the same command goes on with what is in {folder}", INTERRUPTED)

@@ -179,7 +179,8 @@ def prepare_data(
             "prompt": asdict(prompt_form),
             "sha256": digests,
         }
-    _replace(out / "dropped.jsonl", "".join(json.dumps(asdict(row)) + "\n" for row in dropped).encode())
+    dropped_lines = [json.dumps(asdict(row)) + "\n" for row in dropped]
+    _replace(out / "dropped.jsonl", "".join(dropped_lines).encode())
     _replace(out / "manifest.json", (json.dumps(manifest, indent=2) + "\n").encode())
     return manifest
 

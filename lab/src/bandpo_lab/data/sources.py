@@ -173,6 +173,7 @@ def _problem_set(
         if hub.draw is not None:
             indices = hub.draw(len(rows))
 
+    # Read the rows, and collect those without a problem or an answer.
     read_row = _ROW_READERS[ability]
     problems: list[Problem] = []
     unreadable: dict[str, str] = {}

@@ -54,6 +54,7 @@ def value_of(gold: str) -> Fraction | None:
     """
     if re.search(r",\s|\$.+\$.", gold):  # a list
         return None
+    # Write the number with digits, a point, an exponent and at most one "/".
     text = re.sub(r"\s+(?!\d)|(?<!\d)\s+|\$", "", gold)
     text, percent = re.subn(r"\\?%$", "", text)
     grouped = _GROUPED.fullmatch(text)

@@ -99,6 +99,7 @@ class BatchTime:
             usual: The grader's time limit, in seconds.
         """
         with self._lock:
+            # Begin the next batch.
             if self._size is not None and self._requests and self._requests % self._size == 0:
                 self._slow = 0
                 self._slow_at_short_limit = 0

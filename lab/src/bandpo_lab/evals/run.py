@@ -60,7 +60,7 @@ class Sample:
 
 
 def evaluate(
-    generator: Sampler,
+    sampler: Sampler,
     problems: Sequence[EvalProblem],
     n: int,
     folder: Path,
@@ -76,7 +76,7 @@ def evaluate(
     in `bandpo_lab.evals.grading.reward`. A warning reports how many answers had less time.
 
     Args:
-        generator: The sampler that completes prompts.
+        sampler: The sampler that completes prompts.
         problems: The problems.
         n: The number of completions of each problem.
         folder: The folder for the samples and the settings.
@@ -87,7 +87,7 @@ def evaluate(
 
     Raises:
         ValueError: n is below 1, the folder holds a run with other data, n or settings, or its samples are damaged.
-        GenerationError: The generator cannot continue, or refused all requests. The samples so far are in the folder,
+        GenerationError: The sampler cannot continue, or refused all requests. The samples so far are in the folder,
             and the same call resumes.
         FileProblem: Another process is writing to the folder.
     """
@@ -99,54 +99,83 @@ def evaluate(
         "n": n,
         "problems": len(problems),
         "data": fingerprint(problems),
-        "sampling": asdict(generator.sampling),
+        "sampling": asdict(sampler.sampling),
         "grader": version(),
     }
     with locked(folder):
         _check_settings(folder / SETTINGS, identity)
+        # The position in the job of each problem and number of the sample.
         positions = {}
         for i, problem in enumerate(problems):
             for j in range(n):
                 positions[problem.id, j] = i * n + j
-        completed = _read_done(folder / SAMPLES, positions)
+        completed = _read_completed(folder / SAMPLES, positions)
         missing = [position for position in range(len(positions)) if position not in completed]
-        job = list(chain.from_iterable(repeat(problem.prompt, n) for problem in problems))
-        # The samples that are being graded, in the order in which they were generated.
-        pending: deque[tuple[int, Future[Sample]]] = deque()
         batch_time = BatchTime(ANSWERS_IN_A_ROW)
-        with (
-            (folder / SAMPLES).open("a", encoding="utf-8") as file,
-            tqdm(total=len(job), initial=len(completed), desc="samples") as progress_bar,
-            ThreadPoolExecutor(CORES) as executor,
-        ):
-
-            def write(max_pending: int) -> None:
-                """Write the graded samples, and wait until at most `max_pending` are left."""
-                while pending and (len(pending) > max_pending or pending[0][1].done()):
-                    position, sample = pending.popleft()
-                    completed[position] = sample.result()
-                    file.write(_line(completed[position]))
-                    file.flush()  # so that it is not lost if the process is killed
-                    progress_bar.update()
-
-            try:
-                for position, completion in generator.stream(job, missing) if missing else ():
-                    problem = problems[position // n]
-                    sample = executor.submit(_grade_sample, problem, position % n, completion, batch_time)
-                    pending.append((position, sample))
-                    write(max_pending=CORES)
-            except GenerationError as error:
-                write(max_pending=0)
-                raise GenerationError(
-                    f"{error}; {len(completed)} of {len(job)} samples are kept in {folder / SAMPLES}; "
-                    "the same command goes on from there"
-                ) from error
-            finally:
-                write(max_pending=0)
-                batch_time.warn_of(len(missing), f"{ANSWERS_IN_A_ROW} in a row")
+        try:
+            _sample_missing(sampler, problems, n, folder / SAMPLES, missing, completed, batch_time)
+        finally:
+            batch_time.warn_of(len(missing), f"{ANSWERS_IN_A_ROW} in a row")
     if all(sample.finish.startswith(REFUSED) for sample in completed.values()):
         raise GenerationError(f"the server refused every request, the first {completed[0].finish}")
     return [completed[position] for position in range(len(positions))]
+
+
+def _sample_missing(
+    sampler: Sampler,
+    problems: Sequence[EvalProblem],
+    n: int,
+    path: Path,
+    missing: Sequence[int],
+    completed: dict[int, Sample],
+    batch_time: BatchTime,
+) -> None:
+    """Sample and grade the completions that are missing, and write each to the file as soon as it is graded.
+
+    Args:
+        sampler: The sampler that completes prompts.
+        problems: The problems.
+        n: The number of completions of each problem.
+        path: The file of samples.
+        missing: The positions in the job that are missing.
+        completed: The samples by their position in the job, to which the missing ones are added.
+        batch_time: The time limit of grading.
+
+    Raises:
+        GenerationError: The sampler cannot continue.
+    """
+    job = list(chain.from_iterable(repeat(problem.prompt, n) for problem in problems))
+    # The samples that are being graded, in the order in which they were generated.
+    pending: deque[tuple[int, Future[Sample]]] = deque()
+    with (
+        path.open("a", encoding="utf-8") as file,
+        tqdm(total=len(job), initial=len(completed), desc="samples") as progress_bar,
+        ThreadPoolExecutor(CORES) as executor,
+    ):
+
+        def write(max_pending: int) -> None:
+            """Write the graded samples, and wait until at most `max_pending` are left."""
+            while pending and (len(pending) > max_pending or pending[0][1].done()):
+                position, sample = pending.popleft()
+                completed[position] = sample.result()
+                file.write(_line(completed[position]))
+                file.flush()  # so that it is not lost if the process is killed
+                progress_bar.update()
+
+        try:
+            for position, completion in sampler.stream(job, missing) if missing else ():
+                problem = problems[position // n]
+                sample = executor.submit(_grade_sample, problem, position % n, completion, batch_time)
+                pending.append((position, sample))
+                write(max_pending=CORES)
+        except GenerationError as error:
+            write(max_pending=0)
+            raise GenerationError(
+                f"{error}; {len(completed)} of {len(job)} samples are kept in {path}; "
+                "the same command goes on from there"
+            ) from error
+        finally:
+            write(max_pending=0)
 
 
 def regrade(folder: Path) -> list[Sample]:
@@ -252,7 +281,7 @@ def _parse(path: Path) -> Iterator[tuple[int, Sample]]:
         yield number, sample
 
 
-def _read_done(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int, Sample]:
+def _read_completed(path: Path, positions: Mapping[tuple[str, int], int]) -> dict[int, Sample]:
     """Return the samples of an interrupted run by position; refused requests are removed, to be sent again.
 
     Args:

@@ -119,6 +119,7 @@ class ServerSampler:
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
+            # Too many requests, or a problem of the server: try again.
             if response.status_code == 429 or response.status_code >= 500:
                 problem = f"status {response.status_code}: {response.text[:500]}"
                 continue

@@ -122,8 +122,11 @@ def _rows(call: dict[str, Any]) -> Iterator[Tensor]:
 
 def _nearest(log_prob: Tensor, samples: Sequence[Sequence[float]]) -> float:
     """Return the largest probability difference from the nearest sample of the same length; NaN if there is none."""
-    candidates = [torch.tensor(sample) for sample in samples if len(sample) == len(log_prob)]
-    differences = [(sample.exp() - log_prob.exp()).abs().max().item() for sample in candidates]
+    differences = []
+    for sample in samples:
+        if len(sample) == len(log_prob):
+            probability_difference = torch.tensor(sample).exp() - log_prob.exp()
+            differences.append(probability_difference.abs().max().item())
     return min(differences, default=math.nan)
 
 

@@ -54,17 +54,17 @@ def demanded_metrics(config: Any) -> dict[str, str]:
     rehearsal each group has a right answer and a wrong one, so none is dropped.
     """
     from bandpo.integrations._verl_correction import metrics_of
-    from bandpo.integrations._verl_settings import ACTOR, ROLLOUT, WHERE, bypasses
+    from bandpo.integrations._verl_settings import ACTOR, POLICY_LOSS, ROLLOUT, in_bypass_mode
 
     actor = config.actor_rollout_ref.actor
     is_bandpo_loss = str(actor.policy_loss.get("_target_")).startswith("bandpo.")
     # verl compares nothing if it uses the sampler's probabilities as the old ones.
-    compares_sampler = config.actor_rollout_ref.rollout.calculate_log_probs and not bypasses(config)
+    compares_sampler = config.actor_rollout_ref.rollout.calculate_log_probs and not in_bypass_mode(config)
     conditions = {
         ("actor/kl_loss", f"{ACTOR}use_kl_loss=true"): actor.use_kl_loss,
         ("actor/entropy_loss", f"{ACTOR}entropy_coeff={actor.entropy_coeff}"): actor.entropy_coeff != 0,
         ("actor/reward_kl_penalty", "algorithm.use_kl_in_reward=true"): config.algorithm.use_kl_in_reward,
-        ("audit/tokens", f"{WHERE}audit=true"): is_bandpo_loss and actor.policy_loss.get("audit", True),
+        ("audit/tokens", f"{POLICY_LOSS}audit=true"): is_bandpo_loss and actor.policy_loss.get("audit", True),
         ("training/rollout_probs_diff_max", f"{ROLLOUT}calculate_log_probs=true"): compares_sampler,
     }
     metrics = {metric: setting for (metric, setting), is_set in conditions.items() if is_set}
@@ -232,6 +232,7 @@ def _check_reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
     """Check that the right answers planted in every group score higher than random text."""
     if not answers:
         return True, "ran, but was not checked: no prompt has a short reward_model.ground_truth"
+    # A response is right if it contains one of the planted answers.
     planted = set(answers.values())
     right_scores: list[float] = []
     random_scores: list[float] = []

@@ -63,6 +63,7 @@ def run_one_step(command: list[str], config: Any, output: Path) -> str:
     checkpoint_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     shutil.rmtree(checkpoint, ignore_errors=True)
 
+    # Without metrics of step 1, the run has failed.
     steps = read_steps(text.splitlines())
     if 1 in steps:
         return whole_run(steps, config, checkpoint_bytes, shutil.disk_usage(folder).free)

@@ -54,10 +54,10 @@ def missing_value(config: Any, overrides: Sequence[str] = ()) -> str | None:
     """
     from omegaconf.errors import OmegaConfBaseException
 
-    from bandpo.integrations._verl_settings import check_needed
+    from bandpo.integrations._verl_settings import check_required
 
     try:
-        check_needed(config)
+        check_required(config)
     except InvalidValue as error:
         return str(error)
     except OmegaConfBaseException as error:

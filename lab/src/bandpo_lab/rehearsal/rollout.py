@@ -52,7 +52,8 @@ class TransformersServer:
         self.model.load_state_dict(weights, strict=False)
         self.global_steps = global_steps
         with open(self.folder / SYNCS, "a", encoding="utf-8") as file:
-            checksum = sum(w.double().abs().sum().item() for w in weights.values())
+            norms = [weight.double().abs().sum().item() for weight in weights.values()]
+            checksum = sum(norms)
             print(json.dumps({"step": global_steps, "checksum": checksum}), file=file)
 
     def _planted_answer(self, prompt: str) -> str | None:

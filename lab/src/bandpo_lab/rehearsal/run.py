@@ -60,6 +60,7 @@ def train(forks: Forks, command: list[str], folder: Path, run: str, timeout: flo
         timed_out.set()
         forks.end_forks()
 
+    # Copy the output of the training to the log, line by line.
     readable, writable = os.pipe()
     with os.fdopen(readable, errors="replace") as output, (folder / files.LOG.format(run)).open("w") as log:
         metrics = str(folder / files.METRICS.format(run))

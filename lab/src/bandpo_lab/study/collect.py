@@ -114,6 +114,7 @@ def collect_run(folder: Path) -> dict[str, Any]:
     if evaluation.exists():
         scores = json.loads(evaluation.read_text(encoding="utf-8"))
 
+    # Sum tokens and clipped tokens over the run, for each bin of old probability.
     by_bin: dict[str, tuple[float, float]] = {}
     for name in BINS:
         tokens = 0.0

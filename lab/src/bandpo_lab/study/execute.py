@@ -15,7 +15,7 @@ from bandpo.errors import InvalidValue
 from bandpo_lab.file_models import SEAL, content_digest, read_sealed_json, validate_as
 from bandpo_lab.files import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
-from bandpo_lab.study.jobs import Job, Outcome
+from bandpo_lab.study.jobs import Job, JobResult
 from bandpo_lab.study.plan import PlannedRun, Study
 from bandpo_lab.study.provenance import commit
 from bandpo_lab.study.statistics import Results
@@ -34,14 +34,14 @@ class Execution:
         study: The study.
         text: The text of the study file, which is copied to the folder.
         folder: The folder; if it has the same study, that is resumed.
-        run_jobs: The function that runs jobs: `on_cores` with a number of workers.
+        run_jobs: The function that runs jobs: `run_in_processes` with a number of workers.
         say: A function that is called with each line of progress.
     """
 
     study: Study
     text: str
     folder: Path
-    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[int, Outcome]]]
+    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[int, JobResult]]]
     say: Say = print
 
     def __call__(self) -> dict[str, Any]:
@@ -61,6 +61,7 @@ class Execution:
 
     def _execute(self) -> dict[str, Any]:
         self._open()
+        # Check the settings of all runs first. The tuned values are not known yet, so examples are used.
         tuning_runs = self.study.tuning_runs()
         self._check([*tuning_runs, *self.study.reported(_example_values(self.study))])
         failed = self._run(tuning_runs)
@@ -71,6 +72,8 @@ class Execution:
         failed += self._run(reported_runs)
         if not self._finished:
             raise InvalidValue("every run has failed; see the last lines above and the logs")
+
+        # Order the runs as planned, and leave out runs that are not planned.
         keys = [_key(**vars(run)) for run in [*tuning_runs, *reported_runs]]
         self._results |= {
             "chosen": [
@@ -155,18 +158,19 @@ class Execution:
             self.say(f"{earlier} of {len(runs)} runs were done before")
         failed: list[PlannedRun] = []
         start = time.monotonic()
-        for count, (index, outcome) in enumerate(self.run_jobs(jobs), start=1):
+        for count, (index, job_result) in enumerate(self.run_jobs(jobs), start=1):
             run = missing[index]
-            if outcome.code:
+            if job_result.code:
                 failed.append(run)
                 result_text = f"FAILED: {_last_line(jobs[index].log)} (see {jobs[index].log})"
             else:
-                self._add(run, outcome.seconds)
+                self._add(run, job_result.seconds)
                 [result] = self._finished_results([run])
                 result_text = f"{self.study.primary} {result.metric(self.study.primary):.3f}"
+            # Assume that the remaining runs take as long as the mean of those that have ended.
             minutes_left = (time.monotonic() - start) / count * (len(missing) - count) / 60
             self.say(
-                f"[{earlier + count}/{len(runs)}] {run}   {result_text}   {outcome.seconds:.0f} s, "
+                f"[{earlier + count}/{len(runs)}] {run}   {result_text}   {job_result.seconds:.0f} s, "
                 f"{minutes_left:.0f} min to go"
             )
         return failed

@@ -85,6 +85,7 @@ def seeds(
         for height, (arm, runs) in enumerate(arms.items()):
             style = styles[arm]
             values = [run.metric(metric) for run in runs]
+            # The seeds are above the row of the arm, and their mean is below it.
             axes.plot(
                 values, [height + 0.18] * len(values), "o", color=style.colour, alpha=0.5, markeredgewidth=0
             )

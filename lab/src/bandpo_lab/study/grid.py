@@ -42,7 +42,7 @@ from bandpo_lab.study.bandits import (
     two_stages,
     zipf,
 )
-from bandpo_lab.study.jobs import on_cores
+from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.provenance import commit, machine, now
 from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
@@ -225,10 +225,7 @@ class Cell:
             "rates": list(self.rates),
         }
         for name in OUTCOMES:
-            row[name] = [
-                [None if np.isnan(value) else round(1000 * float(value)) for value in values]
-                for values in getattr(self, name)
-            ]
+            row[name] = [list(map(_thousandths, seed_values)) for seed_values in getattr(self, name)]
         return row
 
     @classmethod
@@ -250,6 +247,11 @@ OUTCOMES = (
     "luck",
 )
 """The attributes of a cell that have a value for each rate and seed."""
+
+
+def _thousandths(value: float) -> int | None:
+    """Return a value in thousandths as a whole number; None for NaN."""
+    return None if np.isnan(value) else round(1000 * float(value))
 
 
 def _array(values: torch.Tensor) -> np.ndarray:
@@ -365,6 +367,7 @@ def run_grid(plan: GridPlan, file: Path, workers: int) -> Iterator[tuple[int, Ce
         ValueError: The file holds a grid of another plan, or no grid.
         RunProblem: A cell failed.
     """
+    # Read the cells of an interrupted grid, or begin the file.
     finished: Mapping[Key, Cell] = {}
     if file.exists():
         grid = Grid.from_file(file)
@@ -382,22 +385,22 @@ def run_grid(plan: GridPlan, file: Path, workers: int) -> Iterator[tuple[int, Ce
     missing = [key for key in plan.keys if key not in finished]
     calls = [partial(_run_in_worker, plan, key) for key in missing]
     with file.open("a", encoding="utf-8") as lines:
-        outcomes = on_cores(calls, workers, preload=[__name__])
-        for count, (index, outcome) in enumerate(outcomes, len(finished) + 1):
-            if outcome.code:
+        job_results = run_in_processes(calls, workers, preload=[__name__])
+        for count, (index, job_result) in enumerate(job_results, len(finished) + 1):
+            if job_result.code:
                 key = missing[index]
                 raise RunProblem(
-                    f"{key.setting} failed under {key.arm}, {key.optimizer}, with status {outcome.code}"
+                    f"{key.setting} failed under {key.arm}, {key.optimizer}, with status {job_result.code}"
                 )
             provenance = {
                 "commit": commit(),
                 "time": now(),
                 "machine": machine(),
-                "seconds": round(outcome.seconds, 1),
+                "seconds": round(job_result.seconds, 1),
             }
-            lines.write(_line({**outcome.value.as_row(), **provenance}))
-            lines.flush()
-            yield count, outcome.value
+            lines.write(_line({**job_result.value.as_row(), **provenance}))
+            lines.flush()  # so that it is not lost if the process is killed
+            yield count, job_result.value
 
 
 def _line(content: Mapping[str, Any]) -> str:

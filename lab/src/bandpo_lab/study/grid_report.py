@@ -181,6 +181,7 @@ def _random_rewards(results: Grid) -> Iterator[str]:
         for arm in ARMS:
             cells: list[str] = []
             for optimizer in OPTIMIZERS:
+                # Of shape (rates, seeds).
                 entropy = results.cells[Key(setting, optimizer, arm)].entropy_at_end
                 for rate in (2, 4, 6):
                     half = 1.96 * entropy[rate].std(ddof=1) / entropy.shape[1] ** 0.5

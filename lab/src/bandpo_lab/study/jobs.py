@@ -32,7 +32,7 @@ class Job(NamedTuple):
         runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 
 
-class Outcome(NamedTuple):
+class JobResult(NamedTuple):
     """The result of a call in a process of its own."""
 
     code: int
@@ -59,7 +59,7 @@ def _call_and_send(call: Callable[[], Any], connection: Any) -> None:
     connection.send(call())
 
 
-def _run_in_process(call: Callable[[], Any]) -> Outcome:
+def _run_in_process(call: Callable[[], Any]) -> JobResult:
     """Make a call in a new process and wait for its end."""
     start = time.monotonic()
     receiver, sender = _PROCESSES.Pipe(duplex=False)
@@ -74,12 +74,12 @@ def _run_in_process(call: Callable[[], Any]) -> Outcome:
     wait([process.sentinel])
     with _START_OR_JOIN:
         process.join()
-    return Outcome(process.exitcode or 0, time.monotonic() - start, value)
+    return JobResult(process.exitcode or 0, time.monotonic() - start, value)
 
 
-def on_cores(
+def run_in_processes(
     calls: Sequence[Callable[[], Any]], workers: int, preload: Sequence[str] = TRAINING
-) -> Iterator[tuple[int, Outcome]]:
+) -> Iterator[tuple[int, JobResult]]:
     """Make calls in parallel, each in a process of its own.
 
     Args:
@@ -88,7 +88,7 @@ def on_cores(
         preload: The modules that are already imported in every process.
 
     Yields:
-        The index of each call and its outcome, as soon as it ends.
+        The index of each call and its result, as soon as it ends.
     """
     _PROCESSES.set_forkserver_preload(list(preload))
     with ThreadPoolExecutor(workers) as pool:

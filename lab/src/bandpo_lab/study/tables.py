@@ -51,6 +51,7 @@ def glance_table(results: Results, metric: str, differences: Sequence[ArmDiffere
 def scores_table(results: Results, experiment: Experiment) -> Table:
     """Return a table with final scores and their intervals, speed and entropy, one row per arm."""
     metrics = [*dict.fromkeys((results.study.primary, "AUC"))]
+    # Add the first pass@k, if the runs have one.
     pass_metrics: dict[str, None] = {}
     for run in results.runs:
         pass_metrics |= dict.fromkeys(name for name in run.after if name.startswith("pass@"))

@@ -126,6 +126,7 @@ class RunFolder:
                 f"{_count(self._processes.size)}: each process has random numbers and prompts of its own; resume with "
                 f"{_count(config['processes'])}, or choose another output_dir"
             )
+        # The settings must be the same, except that max_steps may be raised.
         earlier = config["arguments"]
         current = self._settings
         changed = sorted(
@@ -359,7 +360,7 @@ def reason_against_more_steps(arguments: Arguments, steps: int) -> str | None:
         value = getattr(training, name)
         if value and value < 1:
             return f"{name}={value:g} is a share of max_steps"
-    for number in training.whole_method.varying().values():
+    for number in training.effective_method.varying().values():
         if number.needs == "progress":
             return f"{number!r} of the method goes by the share of max_steps that is done"
     if steps % training.updates_per_batch:

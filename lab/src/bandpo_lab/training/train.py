@@ -103,13 +103,14 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
     trainer.add_callback(MetricsLog(folder))
     if run.eval_every:
         trainer.add_callback(PeriodicEvaluation(folder, run.eval_every, scores))
+    # All settings are valid: from here on, the folder is used.
     checkpoint = folder.begin()
     try:
         evaluate("before")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         folder.save_model(trainer)
         evaluate("after")
-        folder.finish(arguments.training.whole_method)
+        folder.finish(arguments.training.effective_method)
     except Exception:
         folder.record_error()
         raise

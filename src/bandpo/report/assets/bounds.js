@@ -1,12 +1,12 @@
-/* Trust regions, clip rules and intervals in float64, as the library has them; tests hold the two together.
-   Bounds are log-ratios. Nothing here touches the page. */
+/* Trust regions, clip rules and confidence intervals in float64. Tests compare them with the Python library.
+   Bounds are log-ratios. This file does not use the DOM. */
 "use strict";
 
 const bandpo = (() => {
   const { abs, exp, expm1, log, log1p, max, min, sqrt } = Math;
   const square = (x) => x * x;
 
-  /** f(u) of t = log u, and the radius that is as wide as KL 0.05 at p = 1/2. */
+  /** The generator f of each divergence as a function of t = log u, and the radius that is as wide as KL 0.05 at p = 1/2. */
   const divergences = {
     KL: { radius: 0.05, f: (t) => expm1(t) - t },
     ReverseKL: { radius: 0.05, f: (t) => (t === -Infinity ? 1 : exp(t) * t - expm1(t)) },
@@ -20,10 +20,10 @@ const bandpo = (() => {
     },
   };
 
-  /** The divergence that a log-ratio t of a token of probability p costs, the others scaled alike. */
+  /** The divergence after a log-ratio t of a token of probability p, if all other tokens are scaled by one factor. */
   const spent = (f, p, t) => p * f(t) + (1 - p) * f(log1p(max(-1, (-p * expm1(t)) / (1 - p))));
 
-  /** Where `inside` ends between a log-ratio that is inside and one that is not, to the last digit. */
+  /** The last log-ratio for which `inside` holds, between `near`, where it does, and `far`, where it does not. */
   function edge(inside, near, far) {
     for (;;) {
       const middle = (near + far) / 2;
@@ -49,7 +49,7 @@ const bandpo = (() => {
   });
   const sides = (lower, upper) => (p) => ({ lower: lower(p).lower, upper: upper(p).upper });
 
-  /** The bound at which a rule drops the gradient of a token: "upper", "lower", or "" where it keeps it. */
+  /** The bound that makes a rule drop the gradient of a token: "upper" or "lower"; "" if it keeps the gradient. */
   function blocked(rule, p, ratio, advantage) {
     const { lower, upper } = rule(p);
     if (advantage > 0 && log(ratio) > upper) return "upper";
@@ -58,14 +58,14 @@ const bandpo = (() => {
 
   const Z = 1.959963984540054; // of 95 %
 
-  /** Wilson's interval of a share, of n draws. */
+  /** Wilson's confidence interval of a share of n draws. */
   function wilson(share, n) {
     const [middle, scale] = [share + (Z * Z) / (2 * n), 1 + (Z * Z) / n];
     const half = Z * sqrt((share * (1 - share)) / n + (Z * Z) / (4 * n * n));
     return [max(0, (middle - half) / scale), min(1, (middle + half) / scale)];
   }
 
-  /** Of pairs (part, whole), one a step: the share, and its interval where steps, not tokens, are drawn anew. */
+  /** The share Σ part / Σ whole over pairs (part, whole), one per step, with an interval for independent steps. */
   function shareOver(pairs) {
     const whole = pairs.reduce((sum, [, n]) => sum + n, 0);
     const share = pairs.reduce((sum, [k]) => sum + k, 0) / whole;

@@ -1,4 +1,4 @@
-/* uPlot in the page's own colours: CSS variables, read anew whenever they may have changed. */
+/* Charts of uPlot in the page's colours, which are CSS variables that change with the colour scheme. */
 "use strict";
 
 const shown = new Set();
@@ -22,7 +22,7 @@ function axis(host, label, more = {}) {
   };
 }
 
-/** A chart that is as wide as its host, which it empties first. */
+/** Replaces the content of an element by a chart of the same width. */
 function chart(host, height, options, data) {
   host.replaceChildren();
   const size = () => ({ width: Math.max(200, host.clientWidth), height });
@@ -33,7 +33,7 @@ function chart(host, height, options, data) {
   return plot;
 }
 
-/** Ticks of a logarithmic axis: powers of ten, as text. */
+/** The texts of a logarithmic axis's ticks: powers of ten only. */
 function powers(plot, values) {
   return values.map((x) => {
     if (x === null) return "";
@@ -42,14 +42,14 @@ function powers(plot, values) {
   });
 }
 
-/** An element with text or further elements in it; text is never read as HTML. */
-function element(kind, attributes = {}, ...inside) {
-  const made = document.createElement(kind);
+/** Creates an element with children. Text is never parsed as HTML. */
+function element(kind, attributes = {}, ...children) {
+  const node = document.createElement(kind);
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, x] of Object.entries(value)) made.style.setProperty(key, x);
-    else if (value !== false) made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, x] of Object.entries(value)) node.style.setProperty(key, x);
+    else if (value !== false) node.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...inside);
-  return made;
+  node.append(...children);
+  return node;
 }

@@ -1,4 +1,4 @@
-/* The curves of runs: raw values faint, a running median on top, and a line where a finding begins. */
+/* The curves of runs: the logged values faint, a running median on top, and lines at the first steps of findings. */
 "use strict";
 
 const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((x) => x * 10 ** power)); // between ticks of steps
@@ -8,7 +8,7 @@ const FEW_POINTS = 30; // a curve up to which its points are drawn
 const chartOf = (name) => data.charts.find((one) => one.name === name);
 const panelId = (name) => `curve-${data.charts.findIndex((one) => one.name === name) + 1}`;
 
-/** Ticks as text, with as many digits as tell them apart. */
+/** The texts of ticks, with as many digits as they need to differ. */
 function tickTexts(ticks, step) {
   const isWhole = (x) => Math.abs(x - Math.round(x)) < 1e-6 * Math.abs(x);
   let digits = 0;
@@ -21,7 +21,7 @@ function tickTexts(ticks, step) {
   });
 }
 
-/** The least and the greatest value of a chart's axis: 0 is in it unless the curve is far from 0. */
+/** The range of a linear axis, which includes 0 unless the curve is far from 0. */
 function plainRange(low, high) {
   if (low === null) return [0, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
@@ -29,7 +29,7 @@ function plainRange(low, high) {
   return [nearZero || low === 0 ? 0 : low - pad, high + pad];
 }
 
-/** Ticks of a logarithmic axis that are powers of ten, without those between. */
+/** The ticks of a logarithmic axis that are powers of ten. */
 const wholePowers = (plot, ticks) => ticks.map((x) => (Math.abs(Math.log10(x) - Math.round(Math.log10(x))) < 1e-9 ? x : null));
 
 /** The powers of ten around the values above 0. */
@@ -40,38 +40,41 @@ function logRange(tables) {
   return [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high))];
 }
 
-/** Findings of runs that a curve shows, with the step at which they begin. */
+/** The findings of runs that refer to a curve and have a first step. */
 function onsets(name, runs) {
   return runs.flatMap((number) => data.runs[number].findings
     .map((finding, rank) => ({ number, rank, finding }))
     .filter(({ finding }) => finding.onset !== null && finding.quantities.includes(name)));
 }
 
-/** Lines over a chart where findings begin, each with its label; they move with the axis. */
+/** Draws lines over a chart at the first steps of findings, each with a label. Returns a function that moves them with the axis. */
 function onsetLines(plot, marks) {
   const lines = marks.map(({ number, rank, finding }, row) => {
     const run = data.runs.length > 1 ? [element("i", { class: "dot", style: { "--run": `var(${hue(number)})` } })] : [];
     const text = `${rank + 1} ${finding.code} · step ${short(finding.onset)}`;
     const label = element("span", {}, ...run, text);
-    const made = element("div", { class: `onset ${finding.severity}`, style: { "--row": marks.length - row } }, label);
-    plot.over.append(made);
-    return { made, label, step: finding.onset };
+    const line = element("div", { class: `onset ${finding.severity}`, style: { "--row": marks.length - row } }, label);
+    plot.over.append(line);
+    return { line, label, step: finding.onset };
   });
-  return () => lines.forEach(({ made, label, step }) => {
+  return () => lines.forEach(({ line, label, step }) => {
     const left = plot.valToPos(step, "x");
     const width = plot.over.clientWidth;
-    made.hidden = left < -1 || left > width + 1;
-    made.style.left = `${Math.max(0, Math.min(width, left))}px`;
-    made.classList.toggle("leftward", left + label.offsetWidth > width && left > width / 3);
+    line.hidden = left < -1 || left > width + 1;
+    line.style.left = `${Math.max(0, Math.min(width, left))}px`;
+    line.classList.toggle("leftward", left + label.offsetWidth > width && left > width / 3);
   });
 }
 
 /** A chart of one quantity.
 
-    host: where it is drawn.
+    host: the element of the chart.
     name: the quantity.
-    shown: `runs`, their numbers; `marks`, findings to draw; `height`; `log`, whether the axis is logarithmic;
-      `readouts`, for each run the element that shows the value under the cursor, and what it shows otherwise. */
+    runs: the numbers of the runs.
+    marks: findings with a line at their first step.
+    height: the height in pixels.
+    log: true for a logarithmic axis.
+    readouts: for each run the element that shows the value under the cursor, and its text without a cursor. */
 function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
   const tables = [];
   const series = [{ label: "step" }];
@@ -85,7 +88,7 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
     const place = { number, raw: series.length, median: null };
     tables.push([curve.steps, above(curve.values)]);
     series.push({
-      label: labels[number], stroke, width: smooth ? 1 : 1.75, alpha: !smooth ? 1 : curve.parts ? 0.2 : 0.35, spanGaps: true,
+      label: labels[number], stroke, width: smooth ? 1 : 1.75, alpha: !smooth ? 1 : curve.segments ? 0.2 : 0.35, spanGaps: true,
       points: { show: curve.rows <= FEW_POINTS, size: 5 },
     });
     if (smooth) {
@@ -98,7 +101,7 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
   const lone = runs.length === 1 ? data.runs[runs[0]].last_tenth : null;
   const joined = uPlot.join(tables);
 
-  // Of the points that a curve has, the nearest.
+  // The row of the nearest point of a curve: uPlot joins the steps of all curves, so rows of one curve may be empty.
   const nearest = (plot, at, row) => {
     const ys = plot.data[at];
     for (let away = 0; away < ys.length; away++) {
@@ -146,7 +149,7 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
   return plot;
 }
 
-/** The chart in a finding, of the curve that shows it best. */
+/** The chart in a finding, of its first curve. */
 function evidenceOf(host, run, number, rank, name) {
   const one = chartOf(name);
   const drawn = element("div");
@@ -157,7 +160,7 @@ function evidenceOf(host, run, number, rank, name) {
   curveChart(drawn, name, { runs: [number], marks, height: 140, log: one.log });
 }
 
-/** A chart with its title, unit, and for each run how it began and how it ended. */
+/** A chart with its title, unit, and the first and last values of each run. */
 function panel({ name, title, unit, log }) {
   const runs = data.runs.map((_, number) => number).filter((number) => data.runs[number].curves[name]);
   const host = element("div");
@@ -180,35 +183,35 @@ function panel({ name, title, unit, log }) {
   return { figure, draw: () => curveChart(host, name, { runs, marks: onsets(name, runs), height: 175 + LABEL_HEIGHT * onsets(name, runs).length, log, readouts }) };
 }
 
-/** Quantities that have one value in each run, in a sentence. */
+/** A sentence about quantities that have a single value in each run. */
 function constants() {
   const texts = data.constant.map(({ title, unit, values }) => {
     const known = values.map((value, number) => [value, number]).filter(([value]) => value !== null);
     const alike = new Set(known.map(([value]) => value)).size === 1;
-    const said = alike ? short(known[0][0]) : known.map(([value, number]) => `${labels[number]} ${short(value)}`).join(", ");
-    return `${title}${unit ? ` (${unit})` : ""} ${said}`;
+    const text = alike ? short(known[0][0]) : known.map(([value, number]) => `${labels[number]} ${short(value)}`).join(", ");
+    return `${title}${unit ? ` (${unit})` : ""} ${text}`;
   });
   return texts.length
     ? element("p", { class: "soft", id: "constant" }, `One value in every log step, and so not drawn: ${texts.join("; ")}.`)
     : "";
 }
 
-/** What is said of all curves: what is faint, what is shaded, what was left out of long ones. */
-function explained() {
+/** An explanation of all curves: faint and strong lines, the shaded part, the points of long curves. */
+function explanation() {
   const curves = data.runs.flatMap((run) => data.charts.map(({ name }) => run.curves[name])).filter(Boolean);
   const longest = curves.reduce((a, b) => (a.rows >= b.rows ? a : b));
-  const parts = [];
-  if (curves.some(({ medians }) => medians.length)) parts.push("Faint: as logged; strong: running median.");
-  if (data.runs.length === 1 && data.runs[0].last_tenth !== null) parts.push("Shaded: the last tenth of the run.");
+  const sentences = [];
+  if (curves.some(({ medians }) => medians.length)) sentences.push("Faint: as logged; strong: running median.");
+  if (data.runs.length === 1 && data.runs[0].last_tenth !== null) sentences.push("Shaded: the last tenth of the run.");
   if (data.runs.some((run) => run.findings.some(({ onset }) => onset !== null))) {
-    parts.push("Vertical lines: where a finding begins, by its number above.");
+    sentences.push("Vertical lines: where a finding begins, by its number above.");
   }
-  if (longest.parts) {
-    parts.push(`Long curves are thinned: of ${longest.rows.toLocaleString("en")} values the least and the greatest of each of ${
-      longest.parts.toLocaleString("en")} parts are drawn, so that no extreme is lost.`);
+  if (longest.segments) {
+    sentences.push(`Long curves are thinned: of ${longest.rows.toLocaleString("en")} values the least and the greatest of each of ${
+      longest.segments.toLocaleString("en")} parts are drawn, so that no extreme is lost.`);
   }
-  parts.push("Point at a curve for its values; drag over it to look closer, double-click to go back.");
-  return element("p", { class: "soft explained" }, parts.join(" "));
+  sentences.push("Point at a curve for its values; drag over it to look closer, double-click to go back.");
+  return element("p", { class: "soft explained" }, sentences.join(" "));
 }
 
 function curves() {
@@ -223,10 +226,10 @@ function curves() {
     draw();
   } }, element("option", { value: "" }, `${data.others.length} more …`), ...data.others.map((name) => element("option", { value: name }, name)));
   section("Curves",
-    panels.length ? explained() : "",
+    panels.length ? explanation() : "",
     panels.length ? element("div", { class: "panels" }, ...panels.map(({ figure }) => figure)) : "",
     constants(),
-    data.same.length ? element("p", { class: "soft", id: "same" }, `All of the reward, and so not drawn again: ${data.same.join("; ")}.`) : "",
+    data.same_as_reward.length ? element("p", { class: "soft", id: "same" }, `All of the reward, and so not drawn again: ${data.same_as_reward.join("; ")}.`) : "",
     data.missing.length ? element("p", { class: "soft", id: "missing" }, `Not drawn, as no run logs it: ${data.missing.join("; ")}.`) : "",
     data.others.length ? element("div", { class: "controls" }, element("label", {}, "Another column", choose)) : "", other);
   panels.forEach(({ draw }) => draw());

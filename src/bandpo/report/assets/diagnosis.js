@@ -1,4 +1,4 @@
-/* The first screen of a report: what is wrong with each run, the evidence, what to do, and what that rests on. */
+/* The diagnosis of each run: its findings with evidence and advice, and the data that were checked. */
 "use strict";
 
 const MARKS = { fault: "✗", look: "!", ok: "✓", none: "?" };
@@ -6,10 +6,10 @@ const SHOWN_UNREAD = 12;
 
 const mark = (run) => element("span", { class: `state ${run.state}` }, `${MARKS[run.state]} `);
 
-/** The name by which links reach a finding. */
+/** The id of a finding's element. */
 const findingId = (number, rank) => `run-${number + 1}-finding-${rank + 1}`;
 
-/** The figure that a check measured, and over what. */
+/** The figure of a finding, with its error, the number of values and the steps. */
 function figureOf(finding) {
   if (finding.figure === null || !finding.n) return "";
   const spread = finding.error === null ? "" : ` ± ${short(finding.error)}`;
@@ -17,7 +17,7 @@ function figureOf(finding) {
   return `: ${short(finding.figure)}${spread} over ${finding.n.toLocaleString("en")}${steps}`;
 }
 
-/** A line of a finding: a word, and what it says. */
+/** A line of a finding: a bold label and a text. */
 const line = (word, text, kind = "") => element("div", { class: kind }, element("b", {}, `${word} `), text);
 
 function findingItem(run, number, finding, rank) {
@@ -25,10 +25,10 @@ function findingItem(run, number, finding, rank) {
   const since = finding.onset === null ? "" : element("span", { class: "since" }, `since step ${short(finding.onset)}`);
   const shown = finding.quantities.find((name) => run.curves[name]);
   const evidence = shown && finding.severity !== "note" ? element("figure", { class: "evidence" }) : "";
-  // The chart beside the text leads to the first.
+  // The chart beside the text is a link to the first curve; these are links to the others.
   const links = finding.quantities.filter((name) => chartOf(name) && name !== shown).flatMap((name, place) => [
     place ? ", " : "", element("a", { href: `#${panelId(name)}` }, chartOf(name).title)]);
-  // The headline above says the cause of the first finding.
+  // The cause of the first finding is the headline.
   const cause = rank && element("p", { class: "cause" }, finding.cause);
   const item = element("li", { class: `finding ${finding.severity}`, id: findingId(number, rank) },
     element("div", { class: "told" },
@@ -42,7 +42,7 @@ function findingItem(run, number, finding, rank) {
   return { item, draw: () => evidence && evidenceOf(evidence, run, number, rank, shown) };
 }
 
-/** What is wrong in the configuration of a run, as `bandpo lint` says it. */
+/** The findings of `bandpo lint` in the configuration of a run. */
 function configuration(run) {
   const findings = run.configuration ? run.configuration.findings : [];
   if (!findings.length) return "";
@@ -61,7 +61,7 @@ function folded(title, items) {
     : "";
 }
 
-/** What a verdict rests on: what was read, what was not, which checks passed. */
+/** The basis of a diagnosis: the data that were read, the keys that were not, and the checks that passed. */
 function basis(run) {
   const untested = Object.entries(run.untested).map(([what, how]) => (how ? `${what} (${how})` : what));
   const passed = [...new Set(run.passed)];
@@ -71,13 +71,13 @@ function basis(run) {
        folded(`All ${run.unread.length} keys that were not read`, run.unread)];
   return element("aside", { class: "basis" },
     element("h3", {}, "What this rests on"),
-    ...[run.looked_at, run.basis].filter(Boolean).map((text) => element("div", { class: "soft" }, text)),
+    ...[run.coverage_text, run.basis].filter(Boolean).map((text) => element("div", { class: "soft" }, text)),
     ...run.notes.map((note) => element("div", { class: "soft" }, note)),
     ...unread,
     run.setup || run.method ? line("The run:", run.setup || run.method, "soft") : "",
-    folded(`Passed${run.part ? ` in ${run.part}` : ""}: ${passed.length}`, passed),
+    folded(`Passed${run.covered_part ? ` in ${run.covered_part}` : ""}: ${passed.length}`, passed),
     folded(`Cannot be tested: ${untested.length}`, untested),
-    folded(`Said while reading: ${run.warned.length}`, run.warned));
+    folded(`Warnings while reading: ${run.warnings.length}`, run.warnings));
 }
 
 function diagnosis() {

@@ -1,4 +1,4 @@
-/* The report of `bandpo report`: its sections in their order. */
+/* The sections of the report in their order. */
 "use strict";
 
 main.replaceChildren();
@@ -6,5 +6,5 @@ diagnosis();
 curves();
 rules();
 words();
-wordsApart();
-main.append(withoutTokens(), element("p", { class: "soft" }, `Made by bandpo ${data.version}. This file loads nothing from elsewhere.`));
+disagreeingWords();
+main.append(missingTokens(), element("p", { class: "soft" }, `Made by bandpo ${data.version}. This file loads nothing from elsewhere.`));

@@ -1,4 +1,4 @@
-/* What all parts of the report of `bandpo report` share: its data, numbers as text, the names of runs. */
+/* Code for all parts of the report: its data, the format of numbers, the names of runs. */
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -16,7 +16,7 @@ function short(x) {
 
 const hue = (number) => `--c${number % 6}`;
 
-/** What tells runs apart in legends: the end of each path, as long as is needed. */
+/** The names of runs in legends: the last components of each path, as many as make them unique. */
 const labels = (() => {
   const parts = data.runs.map((run) => run.name.split(/[\\/]/).filter(Boolean));
   for (let length = 1; length < 9; length++) {
@@ -26,11 +26,11 @@ const labels = (() => {
   return data.runs.map((run, number) => `${number + 1}: ${run.name}`);
 })();
 
-function section(title, ...inside) {
-  main.append(element("section", {}, element("h2", {}, title), ...inside));
+function section(title, ...children) {
+  main.append(element("section", {}, element("h2", {}, title), ...children));
 }
 
-/** A row of choices of which one holds. */
+/** A row of radio buttons. */
 function choices(name, options, chosen, change) {
   const buttons = options.map(([value, text]) =>
     element("label", {},
