@@ -19,7 +19,7 @@ from matplotlib.image import imread, imsave
 
 from bandpo import KL, Band, FixedClip
 from bandpo_lab.study.statistics import Curve, difference
-from bandpo_lab.style import add_legend, house_style, looks_of, save_figure
+from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
@@ -36,12 +36,12 @@ RULES = {
 
 def mean_curve(rewards: np.ndarray, groups: Sequence[int]) -> np.ndarray:
     """Mean of rows (seeds, batches) and its 95 % interval, (3, batches): their difference from nothing."""
-    nothing = Curve([0.0], np.zeros((1, len(groups)))).drawn
-    each = [difference(Curve([0.0], scores[None]).drawn, nothing, groups) for scores in rewards.T]
+    nothing = Curve([0.0], np.zeros((1, len(groups)))).resampled_scores
+    each = [difference(Curve([0.0], scores[None]).resampled_scores, nothing, groups) for scores in rewards.T]
     return np.array(each).T
 
 
-@house_style()
+@plot_style()
 def stale_data() -> Figure:
     """What is learned from data four batches old, and what each rule adds to clip 0.2 at other ages."""
     rows = read_runs(RUNS)
@@ -50,7 +50,7 @@ def stale_data() -> Figure:
     [lag_4] = [world for world in worlds if world.name == "lag 4"]
     figure = Figure(figsize=(8, 4.2))
     left, right = figure.subplots(1, 2)
-    learned, looks = {arm: lag_4.curve(arm) for arm in ARMS}, looks_of(ARMS)
+    learned, looks = {arm: lag_4.curve(arm) for arm in ARMS}, line_styles(ARMS)
     for place, (arm, look) in enumerate(looks.items()):
         runs = [Run("lag 4", arm, learned[arm].rates[learned[arm].best], seed) for seed in lag_4.seeds]
         mean, low, high = mean_curve(np.array([rows[run]["reward"] for run in runs]), lag_4.groups)
@@ -77,7 +77,7 @@ def stale_data() -> Figure:
     return figure
 
 
-@house_style()
+@plot_style()
 def allowed_change() -> Figure:
     """How far a rule lets a token's probability move in one batch.
 
@@ -91,7 +91,7 @@ def allowed_change() -> Figure:
     for axes, word, edge in zip(panels, ("gain", "lose"), (1 - p, p), strict=True):
         axes.fill_between(p, edge, 2, color="0.93", linewidth=0, label="beyond any probability")
         rare: dict[str, float] = {}
-        for label, look in looks_of(RULES).items():
+        for label, look in line_styles(RULES).items():
             bounds = RULES[label].bounds(p.log())
             change = p * (bounds.upper - 1 if word == "gain" else 1 - bounds.lower)
             axes.plot(p, change, **look.options(), markevery=(25, 80), label=label)

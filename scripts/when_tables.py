@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bandpo_lab.file_models import checked
+from bandpo_lab.file_models import validate_as
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.statistics import Curve, difference, student
 from bandpo_lab.study.tables import signed
@@ -41,7 +41,7 @@ def curves(world: str) -> dict[str, Curve]:
     rows: list[dict[str, object]] = []
     for folder in ("network", "network-more"):
         content = json.loads((ROOT / "results" / folder / "results.json").read_text())
-        for run in checked(list[RunResult], content["runs"], folder):
+        for run in validate_as(list[RunResult], content["runs"], folder):
             of, _, rate = run.experiment.partition(", learning_rate ")
             if of == world:
                 rows.append({"arm": run.arm, "rate": float(rate), "seed": run.seed, "AUC": run.metric("AUC")})
@@ -60,7 +60,9 @@ def fresh() -> Iterator[str]:
         by_arm = curves(world)
         clip = by_arm["clip 0.2"]
         seeds = clip.scores.shape[1]
-        gains = [difference(by_arm[arm].drawn, clip.drawn, [0] * seeds) for arm in RULES]
+        gains = [
+            difference(by_arm[arm].resampled_scores, clip.resampled_scores, [0] * seeds) for arm in RULES
+        ]
         cells = " | ".join(map(signed, gains))
         yield f"| {world} | {seeds} | {clip.best_scores.mean():.3f} | {cells} |"
 

@@ -32,7 +32,7 @@ from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.models import smollm2_path
-from bandpo_lab.study.jobs import on_cores
+from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.provenance import commit, machine, now
 
 if TYPE_CHECKING:
@@ -528,7 +528,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     smollm2_path()  # once, before the processes would make it side by side
     calls = [partial(train, part, run) for part, run in todo]
     with options.results.open("a") as lines:
-        ended = on_cores(calls, options.processes, preload=["studies.smollm2", "transformers"])
+        ended = run_in_processes(calls, options.processes, preload=["studies.smollm2", "transformers"])
         for count, (place, outcome) in enumerate(ended, len(done) + 1):
             _, run = todo[place]
             if outcome.code:

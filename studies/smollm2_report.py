@@ -84,8 +84,8 @@ class World:
 
     def difference(self, arm: str, minus: str, metric: str = "AUC") -> Interval:
         """Return one arm minus another, each at the rate that is best for its own AUC, chosen on other seeds."""
-        ours = partial(self.curve(arm, metric).drawn, by=self.curve(arm))
-        theirs = partial(self.curve(minus, metric).drawn, by=self.curve(minus))
+        ours = partial(self.curve(arm, metric).resampled_scores, chosen_by=self.curve(arm))
+        theirs = partial(self.curve(minus, metric).resampled_scores, chosen_by=self.curve(minus))
         return difference(ours, theirs, [0] * len(self.seeds))
 
 

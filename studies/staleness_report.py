@@ -106,13 +106,18 @@ class World:
 
     def difference(self, arm: str, minus: str, metric: str = "AUC") -> Interval:
         """Each arm at the rate that is best for its own AUC."""
-        ours, theirs = (partial(self.curve(x, metric).drawn, by=self.curve(x)) for x in (arm, minus))
+        ours, theirs = (
+            partial(self.curve(x, metric).resampled_scores, chosen_by=self.curve(x)) for x in (arm, minus)
+        )
         return difference(ours, theirs, self.groups)
 
     def at_one_rate(self, arm: str, minus: str) -> list[Interval]:
         """Both arms at the same rate, for each of the cell's."""
         ours, theirs, places = self.curve(arm), self.curve(minus), range(len(self.cell.rates))
-        return [difference(ours.at(k).drawn, theirs.at(k).drawn, self.groups) for k in places]
+        return [
+            difference(ours.at_rate(k).resampled_scores, theirs.at_rate(k).resampled_scores, self.groups)
+            for k in places
+        ]
 
 
 def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:

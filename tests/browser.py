@@ -44,7 +44,7 @@ class Document(HTMLParser):
 
 
 def opened(file, folder, then=""):
-    """The page once its scripts have run, and one of ours after them; a profile of its own in ``folder``."""
+    """Load a page, run its scripts and ``then``, and return the document; the browser's profile is in ``folder``."""
     shown = folder / f"then-{file.name}"
     shown.write_text(file.read_text() + f"<script>{then}</script>")
     quiet = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
@@ -55,7 +55,7 @@ def opened(file, folder, then=""):
 
 
 def calculated(expression, folder):
-    """What an expression over bounds.js is, by way of JSON, in which infinities are text."""
+    """Evaluate an expression with bounds.js and return it by JSON, with infinities as text."""
     plain = "(_, x) => typeof x === 'number' && !Number.isFinite(x) ? String(x) : x"
     code = (PAGE / "bounds.js").read_text() + f"\nconst said = JSON.stringify({expression}, {plain});"
     if NODE:

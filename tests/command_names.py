@@ -21,7 +21,7 @@ UPDATE = (
     "the names of commands, arguments or options differ from tests/commands.txt; if that is on purpose, "
     "run `python tests/command_names.py` and commit the file"
 )
-"""What to do where a test finds a difference."""
+"""The advice of the test that finds a difference."""
 
 
 def names_of(program: str, app: typer.Typer) -> list[str]:

@@ -1,4 +1,4 @@
-"""What holds for every adapter, whatever its framework: subclass `Contract` and say how to call the loss."""
+"""The tests that every adapter must pass: subclass `Contract` and implement the calls of the loss."""
 
 import math
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Batch:
         return self.mask.sum(1).long().tolist()
 
     def rows(self, name):
-        """The counted tokens of each sequence, for frameworks that pack instead of padding."""
+        """Return the counted tokens of each sequence, for frameworks that pack instead of padding."""
         tensor = getattr(self, name)
         return [row[:n] for row, n in zip(tensor, self.lengths, strict=True)]
 
@@ -46,7 +46,7 @@ def make_batch(seed=0, shape=(6, 9), spread=0.6, dtype=torch.float32):
 
 
 def written(batch, **more):
-    """What a record of a batch holds, as `bandpo.testing.check_record` takes it.
+    """Return the expected record of a batch, for `bandpo.testing.check_record`.
 
     Args:
         batch: What `make_batch` gives.
@@ -62,7 +62,7 @@ def written(batch, **more):
 
 
 def dense_loss(batch, lower, upper, aggregation):
-    """The textbook: clamp, min, masked mean."""
+    """Compute PPO's loss by its definition: clamp, min, masked mean."""
     ratio, advantages = (batch.logp - batch.logp_old).exp(), batch.advantages[:, None]
     loss = -torch.minimum(ratio * advantages, ratio.clamp(lower, upper) * advantages).where(
         batch.mask > 0, 0.0
@@ -98,11 +98,11 @@ class Contract:
     tolerance = {"rtol": 1e-5, "atol": 1e-6}  # noqa: RUF012
 
     def ours(self, batch, clip):
-        """The adapter's loss under the rule or method written ``clip``."""
+        """Compute the adapter's loss with the rule or method whose text is ``clip``."""
         raise NotImplementedError
 
     def stock(self, batch, low, high):
-        """The framework's own loss, clipped at ``1 − low`` and ``1 + high``."""
+        """Compute the framework's own loss, clipped at ``1 − low`` and ``1 + high``."""
         raise NotImplementedError
 
     def sequence_level(self, batch):
@@ -110,7 +110,7 @@ class Contract:
         raise NotImplementedError
 
     def recorded(self, batch, folder):
-        """The loss with ``record`` set to the folder, where the adapter has it."""
+        """Compute the loss with ``record`` set to the folder, if the adapter supports it."""
         return NotImplemented
 
     def compare(self, batch, actual, expected, value=True):

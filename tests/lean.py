@@ -1,4 +1,4 @@
-"""What makes the loss cheap on any device, as checks that run on any: graphs, synchronisation, CUDA graphs."""
+"""Checks of the cost of the loss that run on any device: graphs, synchronisation, CUDA graphs."""
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -34,7 +34,7 @@ def step(settings):
 
 
 def graphs_over_shapes(settings, device="cpu"):
-    """How many graphs the compiler makes of the loss over batches of six shapes, each compared with the eager one."""
+    """Count the compiled graphs of the loss for batches of six shapes; each is compared with the eager loss."""
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("eager")
     compiled = torch.compile(step(settings), backend=graphs, fullgraph=True)

@@ -355,7 +355,7 @@ def drpo(logp, logp_old, advantages, mask, *, delta=12.5):
 
 
 class Facts(NamedTuple):
-    """What a method is beside its formula; written down by hand, never read from the code that it judges."""
+    """The properties of a method besides its formula, written by hand and not read from the tested code."""
 
     average: str
     """token-mean, or seq-mean-token-mean where a sequence's tokens are averaged first."""
@@ -366,9 +366,9 @@ class Facts(NamedTuple):
     level: str = "token"
     old_policy: str = "trainer"
     weights: str = "outside"
-    """Whether importance weights multiply the loss, or stand inside of the weight."""
+    """``outside`` if importance weights multiply the loss, ``inside`` if the weight includes them."""
     whole_batch: bool = False
-    """Whether sums run over all tokens of the update."""
+    """True if the method has sums over all tokens of the update."""
 
 
 TOKENS, SEQUENCES = "token-mean", "seq-mean-token-mean"

@@ -8,7 +8,7 @@ mp.mp.dps = 70
 
 
 def cressie_read(alpha):
-    """The family's own formula; its limits at 0 and 1 are KL and ReverseKL."""
+    """Compute f of the Cressie–Read family, whose limits at 0 and 1 are KL and ReverseKL."""
     a = mp.mpf(alpha)
     return lambda u: (u**a - a * u + a - 1) / (a * (a - 1)) if u > 0 or a > 0 else mp.inf
 

@@ -1,4 +1,4 @@
-"""What the documentation prints: its fenced blocks, and its commands of `bandpo` and `bandpo-lab`; how both are run."""
+"""Helpers that find and run the fenced blocks and the commands of the documentation."""
 
 import doctest
 import os
@@ -60,7 +60,7 @@ def commands(page: Path, program: str) -> list[list[str]]:
 
 
 def framework_blocks(name: str) -> list[str]:
-    """The blocks of a framework's page."""
+    """Return the blocks of a framework's page."""
     return [block.text for block in blocks(ROOT / f"docs/frameworks/{name}.md")]
 
 
@@ -106,7 +106,7 @@ def follow(steps: list[Block], folder: Path) -> None:
 
 
 def _shell(command: str, folder: Path) -> str:
-    """What a command prints, in ``folder``."""
+    """Return what a command prints in ``folder``."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     packages = f"{ROOT / 'src'}{os.pathsep}{ROOT / 'lab/src'}"
     variables = {"PATH": path, "PYTHONPATH": packages, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}

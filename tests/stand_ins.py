@@ -5,7 +5,7 @@ from types import ModuleType
 
 
 def stand_in(monkeypatch, path: str, **names) -> ModuleType:
-    """A module at a dotted path, with its parents and with these names in it, until the test ends."""
+    """Add a module with these names, and its parents, to sys.modules until the test ends."""
     parts = path.split(".")
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])

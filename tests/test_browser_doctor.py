@@ -86,7 +86,7 @@ def served(folder):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The page in a site of its own, with the theme and the hooks of the whole one."""
+    """Build a site with only this page, with the theme and the hooks of the full site."""
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
@@ -121,13 +121,13 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded_tab(site, browser):
-    """The page, whose Python is loaded once for all tests that read a log."""
+    """Open the page, whose Python is loaded once for all tests that read a log."""
     return browser.open(f"{site.address}/diagnose-in-browser/")
 
 
 @pytest.fixture
 def tab(loaded_tab):
-    """The page with nothing on it."""
+    """Return the page in its initial state."""
     loaded_tab.evaluate("document.querySelector('#doctor .result').replaceChildren()")
     return loaded_tab
 

@@ -1,4 +1,4 @@
-"""What README and the documentation print is run; where that takes a hub or a cluster, it is parsed."""
+"""Tests that run the code of README and the documentation, or parse it if it needs a hub or a cluster."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def test_console(step, tmp_path):
 
 
 def names_in(file: Path) -> set[str]:
-    """What a module defines or imports, its classes' attributes included."""
+    """Return the names that a module defines or imports, including attributes of its classes."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         match node:

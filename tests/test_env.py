@@ -12,7 +12,7 @@ env = sys.modules["bandpo.cli.env"]
 
 @pytest.fixture
 def framework(tmp_path, monkeypatch):
-    """A package `house` of version 1.0 and an adapter for it, whose source the test chooses."""
+    """Install a package `house` of version 1.0 and an adapter for it with a given source."""
     (tmp_path / "house.py").touch()
     metadata = tmp_path / "house-1.0.dist-info"
     metadata.mkdir()

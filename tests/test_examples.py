@@ -22,7 +22,7 @@ FOLDER = ROOT / "examples"
 PROGRAMS = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.sh")])
 SCRIPT = FOLDER / "verl_gsm8k.sh"
 PARTS = ("What it shows:", "What it needs:", "How to run it", "What one should see")
-"""What every program begins with."""
+"""The first lines of every program."""
 
 
 def run(*command: str | Path, folder: Path, with_errors: bool = False, **variables: str) -> str:
@@ -63,7 +63,7 @@ def rise(values: Sequence[float]) -> float:
 
 
 def check_own_loop(output: str, folder: Path) -> None:
-    """The reward rises, a clip acts, and the record of tokens is that of a healthy run."""
+    """Check that the reward rises, a clip acts, and the record of tokens is that of a healthy run."""
     assert rise(column(output, "reward")) > 0.3
     assert max(column(output, "clip_low")) > 0
     assert "under BandAbove()" in output
@@ -72,7 +72,7 @@ def check_own_loop(output: str, folder: Path) -> None:
 
 
 def check_trl_grpo(output: str, folder: Path) -> None:
-    """The loss is the method's, a clip acts, and the reward rises."""
+    """Check that the loss is the method's, a clip acts, and the reward rises."""
     assert re.search(r"gradient equals BandAbove\(.*\([1-9]\d* beyond a bound\)", output)
     assert set(column(output, "on_policy")) == {0.125}
     assert rise(column(output, "reward")) > 0.2
@@ -89,7 +89,7 @@ def check_trl_lora(output: str, folder: Path) -> None:
 
 
 def check_trl_tools(output: str, folder: Path) -> None:
-    """The tool writes tokens, none of them counts, and the reward rises."""
+    """Check that the tool writes tokens, none of which count, and the reward rises."""
     assert min(column(output, "by the tool")) > 0
     assert column(output, "audited") == column(output, "sampled")
     assert re.search(r"on [\d,]+ tokens \([1-9]\d* beyond a bound\)", output)
@@ -99,7 +99,7 @@ def check_trl_tools(output: str, folder: Path) -> None:
 
 
 def check_new_rule(output: str, folder: Path) -> None:
-    """The rule is valid, the mistake is named, one loss is certified and the other refused."""
+    """Check that the rule is valid, the mistake is named, one loss passes the gradient check and the other fails."""
     assert "check: OddsClip(1.5) is a valid rule" in output
     assert "these are ratios, return their logarithms" in output
     assert "clip_high 0.20, clip_low 0.20" in output
@@ -108,7 +108,7 @@ def check_new_rule(output: str, folder: Path) -> None:
 
 
 def check_new_method(output: str, folder: Path) -> None:
-    """The method is valid, drops fewer tokens than PPO, and has the gradient of its authors' algorithm."""
+    """Check that the method is valid, drops fewer tokens than PPO, and has the gradient of its authors' algorithm."""
     assert "is a valid method" in output
     shares = [float(share) for share in re.findall(r"drops ([\d.]+)%", output)]
     assert 0 < shares[0] < shares[2]
@@ -125,7 +125,7 @@ def check_packed_batch(output: str, folder: Path) -> None:
 
 
 def check_diagnose_a_log(output: str, folder: Path) -> None:
-    """The planted fault is named, with advice in TRL's own settings."""
+    """Check that the planted fault is named, with advice in TRL's own settings."""
     assert "300 log steps of trl" in output
     assert "headline: entropy-collapse" in output
     assert "fix: entropy-collapse, since step 189: entropy 1." in output
@@ -134,7 +134,7 @@ def check_diagnose_a_log(output: str, folder: Path) -> None:
 
 
 class Example(NamedTuple):
-    """How a program is run by the tests."""
+    """The run of a program by the tests."""
 
     check: Callable[[str, Path], None]
     """Checks what the program has printed, and what it has written to its folder."""

@@ -73,7 +73,7 @@ def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
 @pytest.mark.parametrize("kind", [with_log, with_record])
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_run_s_text_names_only_classes_of_bandpo(kind, text, tmp_path, monkeypatch):
-    """Where a log is diagnosed its method is a text that is shown; where an audit needs it, a warning says so."""
+    """A diagnosis of a log shows the method's text; an audit, which needs the method, warns."""
     from bandpo.audit.replay import method_of
     from bandpo.doctor.diagnosis import diagnose
 

@@ -52,7 +52,7 @@ FRAMEWORKS = ["trl", "transformers", "datasets", "accelerate", "verl", "ray", "h
 
 
 def printed(code):
-    """The lines of it."""
+    """Run Python code in a separate process and return the lines that it prints."""
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
@@ -253,7 +253,7 @@ def pinned(python):
 
 
 def wanted_by(project, python, *extras):
-    """What the set-up commands ask a distribution for, with the extras that an extra includes."""
+    """Yield the requirements of a project with extras, including those of the extras of bandpo that they require."""
     listed = [*project["dependencies"]]
     for extra in extras:
         listed += project["optional-dependencies"][extra]
@@ -280,7 +280,7 @@ def test_the_lock_has_what_both_distributions_and_python_admit(python):
 
 
 def locked(*names):
-    """The requirements of files in the folder locks, each with its digests."""
+    """Return the requirements of files in the folder locks, each with its digests."""
     requirements = {}
     for name in names:
         text = (ROOT / "locks" / f"{name}.txt").read_text().replace("\\\n", "")

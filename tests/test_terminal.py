@@ -73,7 +73,7 @@ def test_words_are_shown_without_controls():
 
 
 def tokenizer(folder: Path, word: str) -> Path:
-    """A tokenizer whose every id below 16 is the word, with the id behind it."""
+    """Write a tokenizer that decodes each id below 16 to a word followed by the id."""
     tokenizers = pytest.importorskip("tokenizers")
     folder.mkdir(parents=True, exist_ok=True)
     model = tokenizers.models.WordLevel({f"{word}{k}": k for k in range(16)}, unk_token=f"{word}0")
@@ -82,7 +82,7 @@ def tokenizer(folder: Path, word: str) -> Path:
 
 
 def record(folder: Path, framework: str = "") -> Path:
-    """A record of one loss with ids, some of them blocked."""
+    """Write a record of one loss with ids, some of them of blocked tokens."""
     pytest.importorskip("pyarrow")
     old = torch.tensor([[0.5, 0.01, 0.5], [0.5, 0.5, 0.2]]).log()
     new = torch.tensor([[0.5, 0.04, 0.5], [0.5, 0.5, 0.1]]).log()
@@ -174,7 +174,7 @@ HOSTILE = f"{RED}\u202e[bold]\x9b"
 
 
 def commanded(*words: str) -> str:
-    """What `bandpo` prints in a process of its own, on both streams."""
+    """Return the output of `bandpo` in a separate process, on both streams."""
     run = subprocess.run(
         [sys.executable, "-m", "bandpo", *words], capture_output=True, text=True, encoding="utf-8"
     )
@@ -182,12 +182,12 @@ def commanded(*words: str) -> str:
 
 
 def obeyed(text: str) -> set[str]:
-    """What a terminal would obey in a text, but for the ends of lines."""
+    """Return the characters of a text that `printable` escapes, except for line ends."""
     return {letter for line in text.split("\n") for letter in line if printable(letter) != letter}
 
 
 def hostile_log(folder: Path) -> Path:
-    """A log whose folder and keys hold controls, of a run that fell."""
+    """Write a log with a fault whose folder and keys contain control characters."""
     run = folder / f"run{HOSTILE}"
     run.mkdir()
     key = f"{HOSTILE}/learning_rate"

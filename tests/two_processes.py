@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 PRELOAD = ("torch", "torch.distributed", "trl", "bandpo", "bandpo.integrations.trl")
-"""What is imported once, where it is installed. All processes are forks of one that has it: to import it takes longer
-than most scripts."""
+"""The modules that are imported once, if they are installed, and shared by all processes, which are forks. Importing
+them takes longer than most scripts."""
 SECONDS = 300
-"""After which a script has failed."""
+"""The time limit of a script."""
 
 
 def _run(script: str, folder: Path, environment: dict[str, str], errors: Path) -> None:

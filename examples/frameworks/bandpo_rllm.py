@@ -27,7 +27,7 @@ import rllm
 from bandpo import policy_loss
 from bandpo.errors import InvalidValue
 from bandpo.integrations import check_settings, read_method, record
-from bandpo.loss import known_aggregation
+from bandpo.loss import canonical_aggregation
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 """The loss aggregations of methods that rLLM supports."""
@@ -51,7 +51,7 @@ def register_loss(aggregation: str) -> Callable[[Any], tuple[Any, dict[str, floa
         """
         method = read_method("algorithm.loss_params.", ctx.params.get("method"))
         check_settings("rLLM", ctx.params, method)
-        if method.aggregation and known_aggregation(method.aggregation) != aggregation:
+        if method.aggregation and canonical_aggregation(method.aggregation) != aggregation:
             raise InvalidValue(
                 f"algorithm.loss_fn={name} aggregates by {aggregation}, and {method!r} by {method.aggregation}; use "
                 f"the loss of that aggregation, one of {', '.join(map(_loss_name, AGGREGATIONS))}"

@@ -3,8 +3,8 @@
 import os
 import sys
 
-# Python puts the current folder first on the path of ``python -m``. A run that is being read may lie there, and no
-# module of it may take the place of a package.
+# ``python -m`` puts the current folder first on sys.path. It may be the folder of a downloaded run, whose modules must
+# not shadow installed packages.
 try:
     current_folder = os.getcwd()
 except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the process or the machine stops."""
+"""Atomic writes: a file is either complete or absent, even if the process or the machine stops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def naming(path: Path) -> Generator[None, None, None]:
-    """Add a path to errors of the disk that name no file, as those of writing do."""
+    """Add the path to an OSError that names no file, such as the error for a full disk."""
     try:
         yield
     except OSError as error:
@@ -20,21 +20,23 @@ def naming(path: Path) -> Generator[None, None, None]:
 
 
 def sync(*paths: Path) -> None:
-    """Have the disk take files and folders: a power cut loses what is in memory only."""
-    for path in paths if os.name == "posix" else ():  # Windows opens no folders
-        opened = os.open(path, os.O_RDONLY)
+    """Flush files and folders to the disk, so that they survive a power failure."""
+    if os.name != "posix":  # Windows cannot open folders
+        return
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             with naming(path):
-                os.fsync(opened)
+                os.fsync(descriptor)
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file under another name, have the disk take it, and give it its own name last.
+    """Write a text file atomically: under a temporary name, which is replaced by ``path`` after a flush to the disk.
 
     Raises:
-        OSError: it cannot be written; what was there before is unchanged.
+        OSError: if it cannot be written. A previous file is then unchanged.
     """
     unfinished = path.with_name(f".unfinished-{os.getpid()}-{path.name}")
     try:
@@ -46,6 +48,6 @@ def write_whole(path: Path, text: str) -> None:
             unfinished.replace(path)
             sync(path.parent)
     finally:
-        # An error of cleaning up would hide the error of writing.
+        # An error here would hide the error of writing.
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What may enter the operator, and the error for what may not."""
+"""Checks of the arguments of the operator, the rules and the losses."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ if TYPE_CHECKING:
 
 
 def is_a(value: object, kind: type) -> bool:
-    """`isinstance`, of what a caller without a type checker may have passed."""
+    """Like isinstance, but without narrowing the type for a type checker, which takes the check for unnecessary."""
     return isinstance(value, kind)
 
 
 def values_can_be_read(x: Tensor) -> bool:
-    """Whether looking at ``x`` costs no device synchronisation and no graph break."""
+    """Return True if the values of ``x`` can be read without a device synchronisation and without a graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """The float that long sums are kept in; Apple's MPS has no float64."""
+    """Return the dtype of long sums: float64, or float32 on Apple's MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def as_float(name: str, x: object) -> Tensor:
-    """``x`` in at least float32; refuses what is not a floating-point tensor."""
+    """Return ``x`` in at least float32.
+
+    Raises:
+        TypeError: if ``x`` is not a floating-point tensor.
+    """
     if not isinstance(x, torch.Tensor):
         raise InvalidType(
             f"{name} must be a torch.Tensor, got {type(x).__name__}; wrap it in torch.tensor(...)"
@@ -45,19 +49,22 @@ def as_float(name: str, x: object) -> Tensor:
 
 
 def check_logp(name: str, logp: Float[Tensor, "*shape"]) -> None:
-    """Refuse a NaN, or a value above 0 beyond rounding, where values can be read."""
-    if values_can_be_read(logp) and logp.numel() and not (worst := logp.max()) <= LOGP_SLACK:
+    """Raise ValueError for NaN, or for a value above 0 beyond rounding, if values can be read."""
+    if not values_can_be_read(logp) or not logp.numel():
+        return
+    largest = logp.max()
+    if not largest <= LOGP_SLACK:  # also true for NaN
         raise InvalidValue(
-            f"{name} holds {worst.item():g}, which is not a log-probability (they are ≤ 0, in nats); "
+            f"{name} holds {largest.item():g}, which is not a log-probability (they are ≤ 0, in nats); "
             "check for NaN logits, or for a negative log-likelihood passed with its sign flipped"
         )
 
 
 def as_logp(name: str, logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Log-probabilities in at least float32, at most 0.
+    """Return log-probabilities in at least float32, with values above 0 by rounding set to 0.
 
-    On the CPU a NaN or a value above 0 beyond rounding raises. Elsewhere, and under ``torch.compile``, the
-    values are not read; such an entry becomes NaN, so it cannot pass for a bound.
+    NaN, or a value above 0 beyond rounding, raises ValueError on the CPU. On an accelerator, and under
+    ``torch.compile``, values are not read, and such an entry becomes NaN.
     """
     logp = as_float(name, logp)
     check_logp(name, logp)
@@ -65,25 +72,25 @@ def as_logp(name: str, logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
 
 
 def is_number(value: object) -> bool:
-    """Whether a setting is one number, of Python's, numpy's or torch's types.
+    """Return True if a value is a single number of a Python, numpy or torch type, and not a bool.
 
     >>> is_number(0.2), is_number("0.2"), is_number(True)
     (True, False, False)
     """
-    # A compiler cannot ask a symbol for its attributes; the value was checked before.
+    # torch.compile cannot look up attributes of symbolic numbers. Their values were checked before compilation.
     return torch.compiler.is_compiling() or (hasattr(value, "__float__") and not isinstance(value, bool))
 
 
 def number(name: str, value: Any, must: str, allowed: Callable[[float], bool]) -> None:
-    """Refuse a setting that is not the number it must be, or that varies beyond such numbers.
+    """Raise ValueError unless a setting is an allowed number, or a schedule between allowed numbers.
 
     Args:
-        name: What it is called.
-        value: A number, or a `bandpo.schedules.Radius` that stands for one.
-        must: What it must be, for the error.
-        allowed: Whether a number is that.
+        name: The name of the setting.
+        value: A number, or a `bandpo.schedules.Radius` in its place.
+        must: The condition in words, for the error.
+        allowed: The condition.
     """
-    if getattr(value, "each_token", False):
+    if getattr(value, "per_token", False):
         raise InvalidValue(
             f"{name}={value!r} differs from token to token, which only the radius of a Band may"
         )
@@ -93,20 +100,24 @@ def number(name: str, value: Any, must: str, allowed: Callable[[float], bool]) -
 
 
 def positive(name: str, value: object) -> None:
-    """Refuse a setting that is not a finite number above 0."""
-    # A tuple: older compilers break the graph at a union.
+    """Raise ValueError unless a setting is a finite number above 0."""
+    # A tuple of types, because older versions of torch.compile break the graph at a union.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
         raise InvalidValue(f"{name} must be a finite number above 0, got {value!r}")
 
 
 def broadcasts_to(x: Tensor, shape: torch.Size) -> bool:
-    """Whether ``x`` can be expanded to ``shape``."""
+    """Return True if ``x`` can be expanded to ``shape``."""
     trailing = shape[len(shape) - x.dim() :]
     return x.dim() <= len(shape) and all(a in (1, b) for a, b in zip(x.shape, trailing, strict=True))
 
 
 def as_radius(radius: Tensor, logp: Float[Tensor, "*shape"]) -> Tensor:
-    """A radius per token or per sequence, in the dtype and on the device of ``logp``, in at least float32."""
+    """Return a radius per token or per sequence in the dtype and on the device of ``logp``.
+
+    Raises:
+        ValueError: if it does not broadcast to ``logp``, or, on the CPU, is not finite and above 0 everywhere.
+    """
     if not broadcasts_to(radius, logp.shape):
         raise InvalidValue(
             f"radius of shape {tuple(radius.shape)} does not broadcast to logp_old's {tuple(logp.shape)}; "

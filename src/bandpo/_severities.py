@@ -1,11 +1,12 @@
-"""How much a finding matters, of a run and of a configuration alike."""
+"""Severities of findings, about runs and about configurations."""
 
 SEVERITIES = ("stop", "fix", "look", "note")
-"""Stop the run; fix it before the next run; look at it; nothing to do. The first two are faults."""
+"""From gravest to lightest: stop the run; fix it before the next run; worth a look; nothing to do. The first two are
+faults."""
 
 
 def is_at_least(severity: str, limit: str) -> bool:
-    """Return whether a severity is as grave as another, or graver.
+    """Return True if a severity is as grave as a limit, or graver.
 
     >>> is_at_least("stop", "fix"), is_at_least("look", "fix")
     (True, False)

@@ -1,4 +1,4 @@
-"""Text of others on a terminal: control characters are shown instead of obeyed."""
+"""Safe output of untrusted text on a terminal: control characters are escaped."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import warnings
 from typing import Any
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Categories of Unicode that are no visible text: controls, formats such as those of the writing direction, lone
-surrogates, private and unassigned code points, and ends of lines and paragraphs."""
+"""Unicode categories of invisible characters: controls, formats such as those of the writing direction, lone
+surrogates, private and unassigned code points, and line and paragraph separators."""
 JOINERS = ("\u200c", "\u200d")
-"""Formats that ordinary words and emoji contain: the zero-width non-joiner and joiner."""
+"""Format characters that ordinary words and emoji contain: the zero-width non-joiner and joiner."""
 
 
 def printable(text: object) -> str:
-    r"""Return text in one line, with each character that a terminal would obey or hide as a visible escape.
+    r"""Return text as one line, with control and invisible characters escaped.
 
     Args:
-        text: Any object; its ``str`` is taken. Letters of all scripts, spaces and emoji stay as they are.
+        text: Any object; its ``str`` is used. Letters of all scripts, spaces and emoji are unchanged.
 
     >>> printable("\x1b[31mred\n")
     '\\x1b[31mred\\n'
@@ -28,21 +28,22 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """Return text of several lines, each as `printable` has it."""
+    """Return text with each of its lines escaped by `printable`."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
 def _visible(letter: str) -> str:
+    """Return a character, escaped if it is invisible."""
     if letter in JOINERS or unicodedata.category(letter) not in HIDDEN:
         return letter
     return letter.encode("unicode_escape").decode("ascii")
 
 
 def escape_warnings() -> None:
-    """Print every warning of this process from now on as `printable_lines` has it."""
-    before = warnings.formatwarning
+    """Escape all further warnings of this process with `printable_lines`."""
+    original = warnings.formatwarning
 
-    def formatted(*arguments: Any, **options: Any) -> str:
-        return printable_lines(before(*arguments, **options))
+    def format_warning(*arguments: Any, **options: Any) -> str:
+        return printable_lines(original(*arguments, **options))
 
-    warnings.formatwarning = formatted
+    warnings.formatwarning = format_warning

@@ -1,8 +1,8 @@
-"""The one door for a trainer's tensors: checked and cleaned once, then seen as a clip rule and an objective see them.
+"""Validation of a trainer's tensors, and the quantities that clip rules and objectives compute from them.
 
-The loss and the audit take a batch through `Batch.read`. What stands where the mask is 0 never matters,
-NaN included. What is wrong at a counted token is refused. The precision is kept, from float32 up. The recorder shares
-the check of the mask alone: it keeps what is wrong, to be shown.
+`Batch.read` validates the tensors for the loss and the audit. Padding (mask == 0) is ignored and may contain NaN.
+Invalid values at counted tokens raise an error. Half precision becomes float32; float32 and float64 are kept. The
+recorder uses the check of the mask only, because it records invalid values for later diagnosis.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ LEVELS = ("token", "sequence")
 
 
 class Batch(NamedTuple):
-    """The tensors of a batch, detached, in at least float32, and 0 where the mask is 0."""
+    """The validated tensors of a batch: detached, in at least float32, and 0 in the padding."""
 
     log_ratio: Float[Tensor, "batch time"]
     """log(π/π_old), nats, of the sampled tokens."""
     logp_old: Float[Tensor, "batch time"]
-    """Log-probabilities (nats) under the policy that the ratio refers to."""
+    """Log-probabilities (nats) under the old policy, the denominator of the ratio."""
     advantages: Float[Tensor, "batch time"]
-    """One per token. On an accelerator NaN at a counted token that another tensor has a wrong value for."""
+    """One per token. On an accelerator, NaN at a counted token for which another tensor has an invalid value."""
     mask: Float[Tensor, "batch time"]
-    """1 for tokens that count, else 0."""
+    """1 for tokens that count, 0 for padding."""
     sequences: Sequences
-    """Which tokens form a sequence."""
+    """The assignment of tokens to sequences."""
     logp_anchor: Float[Tensor, "batch time"] | None = None
-    """Log-probabilities that a rule's bounds surround, where these are not ``logp_old``."""
+    """Log-probabilities (nats) that a rule's bounds surround, if these are not ``logp_old``."""
     entropy: Float[Tensor, "batch time"] | None = None
-    """Entropy (nats) of the policy at each token, where it is known."""
+    """Entropy (nats) of the policy at each token, if known."""
     weights: Tensor | None = None
-    """Importance weights, where there are any: per token, or per sequence as `bandpo.sequences.Sequences` has it."""
+    """Importance weights, if any: per token, or per sequence in the form of `bandpo.sequences.Sequences`."""
     state: TrainingState = TrainingState()
-    """What else is known of the tokens and of the training."""
+    """Further quantities of the tokens and of the training."""
 
     @classmethod
     def read(
@@ -71,30 +71,30 @@ class Batch(NamedTuple):
         segments: Int[Tensor, "batch time"] | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
     ) -> Batch:
-        """Return a batch of what a trainer has: in any precision, padded or packed, with anything where the mask is 0.
+        """Validate a trainer's tensors, of any precision, padded or packed, and return them as a batch.
 
         Args:
-            logp: Log-probabilities (nats) under the policy in training.
-            logp_old: Under the policy that the ratio refers to.
+            logp: Log-probabilities (nats) of the sampled tokens under the policy in training, (batch, time).
+            logp_old: The same under the old policy, the denominator of the ratio.
             advantages: One per token, or one per sequence.
-            mask: 1 (or True) for tokens that count; all if omitted.
-            logp_anchor: What a rule's bounds surround, if not ``logp_old``.
-            entropy: Entropy (nats) at each token, where it is known.
-            weights: Importance weights ≥ 0, one per token or sequence.
-            state: What else is known of the tokens and of the training.
-            segments: In a packed batch the number of each token's sequence, see `bandpo.policy_loss`.
-            cu_seqlens: In a packed batch where each sequence begins, see `bandpo.policy_loss`.
+            mask: 1 (or True) for tokens that count, 0 for padding. All tokens count if not given.
+            logp_anchor: Log-probabilities (nats) that a rule's bounds surround, if these are not ``logp_old``.
+            entropy: Entropy (nats) at each token, if known.
+            weights: Importance weights ≥ 0, one per token or per sequence.
+            state: Further quantities of the tokens and of the training.
+            segments: Index of each token's sequence in a packed batch, see `bandpo.policy_loss`.
+            cu_seqlens: Start of each sequence in a packed batch, see `bandpo.policy_loss`.
 
-        Advantages, entropy and weights have the shape (batch, time), (batch,) or (batch, 1). A batch of several
-        sequences does not take those of one sequence: (1,) or (1, time). In a packed batch they have one value per
-        token, or the shape (sequences,).
+        Advantages, entropy and weights have the shape (batch, time), (batch,) or (batch, 1). They are not broadcast
+        over the batch: (1,) or (1, time) is an error if the batch has several sequences. In a packed batch they have
+        one value per token, or the shape (sequences,).
 
         Raises:
-            TypeError: a tensor is not floating-point, or only some tensors are nested.
-            ValueError: shapes differ; the mask holds another value than 0 and 1; at a counted token a log-probability
-                is NaN, infinite or above 0, an advantage or an entropy is not finite, or a weight is negative or not
-                finite. Values are read on the CPU only. Elsewhere, and under ``torch.compile``, such a token gets the
-                advantage NaN, so the loss and the gradient are NaN.
+            TypeError: if a tensor is not floating-point, or only some tensors are nested.
+            ValueError: if shapes differ; if the mask holds another value than 0 and 1; or if, at a counted token, a
+                log-probability is NaN, infinite or above 0, an advantage or an entropy is not finite, or a weight is
+                negative or not finite. Values are read on the CPU only. On an accelerator, and under
+                ``torch.compile``, the advantage of such a token is NaN, and so are the loss and the gradient.
 
         >>> logp, logp_old = torch.tensor([[-1.0, 5.0]]), torch.tensor([[-2.0, 5.0]])
         >>> batch = Batch.read(logp, logp_old, torch.ones(1), mask=torch.tensor([[1, 0]]))
@@ -130,7 +130,7 @@ class Batch(NamedTuple):
             if tensors[name] is not None:
                 logps[name] = _validate_logp(name, tensors[name], padding)
 
-        # Values that must be finite at tokens that count.
+        # The values that must be finite at counted tokens. Those in the padding become 0.
         finite: dict[str, Tensor] = {}
         for name in ("advantages", "entropy"):
             if tensors[name] is not None:
@@ -144,11 +144,12 @@ class Batch(NamedTuple):
 
         advantages = finite["advantages"]
         if _checks.values_can_be_read(mask):
-            _refuse(logps, finite, weights)
+            _check_values(logps, finite, weights)
         else:
-            advantages = _poisoned(advantages, tensors["mask"], logps, finite, weights)
+            advantages = _mark_invalid(advantages, tensors["mask"], logps, finite, weights)
             if sequences.index is not None:
-                advantages = advantages.masked_fill(sequences.lost, math.nan)
+                advantages = advantages.masked_fill(sequences.unassigned, math.nan)
+
         # torch 2.6 cannot trace dataclasses.replace.
         state = TrainingState(
             state.progress, state.controller_state, state.group, state.age, sequences, state.processes
@@ -172,20 +173,21 @@ class Batch(NamedTuple):
 
     @property
     def token_weights(self) -> Float[Tensor, "batch time"] | None:
-        """The importance weight of each token; None where there are none."""
+        """The importance weight of each token; None if there are none."""
         return None if self.weights is None else self.sequences.at_tokens(self.weights)
 
     def tokens(self, rule: ClipRule, level: str = "token", bound_level: str | None = None) -> Tokens:
-        """The batch as a rule sees it, with ratios per ``token`` or per ``sequence``, see `bandpo.policy_loss`.
+        """Return the tokens of the batch with a clip rule, with ratios per token or per sequence.
 
         Args:
-            rule: The clip rule. What varies in it is read from the batch's state, and then from the view itself, see
-                `bandpo.rules.TokenRule`.
-            level: Of the ratio that a loss weights with.
-            bound_level: Of the ratio that the rule's bounds are for, if another.
+            rule: The clip rule. Its schedules and controllers are resolved with the batch's training state, and a
+                `bandpo.rules.TokenRule` in it with the tokens.
+            level: The level of the ratio in the loss: ``token``, or ``sequence`` for the geometric mean over a
+                sequence.
+            bound_level: The level of the ratio that the rule bounds, if that is not ``level``.
 
         Raises:
-            ValueError: a level is unknown, or a number of the rule needs what the state does not tell.
+            ValueError: if a level is unknown, or a number of the rule depends on something that the state lacks.
         """
         data = self._data(level, bound_level)
         return Tokens(
@@ -202,7 +204,7 @@ class Batch(NamedTuple):
         )
 
     def _data(self, level: str, bound_level: str | None) -> TokenData:
-        """Return what a rule may look at, at the levels of `tokens`."""
+        """Return the quantities that a rule may depend on, at the levels of `tokens`."""
         anchor = self.logp_old if self.logp_anchor is None else self.logp_anchor
         anchor_ratio = None
         if self.logp_anchor is not None or bound_level not in (None, level):
@@ -227,11 +229,18 @@ class Batch(NamedTuple):
 
     def _at_level(self, logp: Tensor, level: str) -> Tensor:
         """Return log-probabilities at the level that ratios are formed on, see `reduce_to_level`."""
-        return logp if known_level(level) == "token" else self.sequences.mean(logp).contiguous()
+        if check_level(level) == "token":
+            return logp
+        return self.sequences.mean(logp).contiguous()
 
 
 def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
-    """1 where a token counts, else 0; of the shape of ``logp``. Refuses a mask of another shape, and shares."""
+    """Return the mask in float32, 1 for counted tokens and 0 for padding; all ones if it is None.
+
+    Raises:
+        ValueError: if the mask has another shape than ``logp``, or holds another value than 0 and 1. Values are read on
+            the CPU only.
+    """
     if mask is None:
         return torch.ones_like(logp, dtype=torch.float32, requires_grad=False)
     if mask.shape != logp.shape:
@@ -241,25 +250,27 @@ def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     if not _checks.values_can_be_read(mask):
         return (mask != 0).float()
     if mask.dtype != torch.bool and not torch.equal(mask, mask * mask):
-        other = mask[mask != mask * mask][0].item()
-        raise InvalidValue(
-            f"mask holds {other:g}, but a token counts (1) or not (0); put shares into weights="
-        )
+        invalid = mask[mask != mask * mask][0].item()
+        raise InvalidValue(f"mask holds {invalid:g}, but must be 0 or 1; pass fractional weights as weights=")
     return mask.float()
 
 
 def validate_logps(logps: Mapping[str, Tensor], padding: Tensor) -> dict[str, Tensor]:
-    """Return log-probabilities detached, in at least float32, and 0 in the padding; a wrong one is refused, or NaN."""
+    """Return log-probabilities detached, in at least float32, and 0 in the padding.
+
+    An invalid value at a counted token raises ValueError on the CPU, and becomes NaN elsewhere.
+    """
     validated = {name: _validate_logp(name, logp, padding) for name, logp in logps.items()}
     if _checks.values_can_be_read(padding):
-        _refuse(validated, {}, None)
-    else:
-        poison = _poisoned(torch.zeros_like(next(iter(validated.values()))), None, validated, {}, None)
-        validated = {name: logp + poison for name, logp in validated.items()}
-    return validated
+        _check_values(validated, {}, None)
+        return validated
+    zeros = torch.zeros_like(next(iter(validated.values())))
+    nan_if_invalid = _mark_invalid(zeros, None, validated, {}, None)
+    return {name: logp + nan_if_invalid for name, logp in validated.items()}
 
 
 def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
+    """Return a log-probability tensor detached, in at least float32, and 0 in the padding; values are not checked."""
     if logp.shape != padding.shape:
         raise InvalidValue(
             f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
@@ -273,7 +284,7 @@ def _validate_shape(name: str, x: Any, sequences: Sequences) -> Tensor:
 
 
 def _count_of_sequences(tensors: Mapping[str, Any], state: TrainingState) -> int | None:
-    """Return the number of sequences of a packed batch, from a tensor that has one entry for each; None without one."""
+    """Return the number of sequences of a packed batch from a tensor per sequence; None if there is no such tensor."""
     candidates = [tensors["advantages"], tensors["weights"], tensors["entropy"], state.group, state.age]
     for x in candidates:
         if isinstance(x, torch.Tensor) and x.dim() == 1:
@@ -281,16 +292,26 @@ def _count_of_sequences(tensors: Mapping[str, Any], state: TrainingState) -> int
     return None
 
 
-def _refuse(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: Tensor | None) -> None:
-    """Refuse wrong values, by the cheapest look at all of them: a greatest, a least, a sum."""
+def _check_values(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: Tensor | None) -> None:
+    """Raise ValueError if a value at a counted token is invalid.
+
+    Args:
+        logps: Log-probabilities, which must be finite and at most 0.
+        finite: Tensors that must be finite.
+        weights: Importance weights, which must be at least 0.
+    """
+    # One reduction per tensor (a maximum, a minimum or a sum) costs much less than elementwise comparisons.
     for name, logp in logps.items():
         _checks.check_logp(name, logp)
-        if logp.numel() and torch.isneginf(least := logp.min()):
+        if not logp.numel():
+            continue
+        smallest = logp.min()
+        if torch.isneginf(smallest):
             raise InvalidValue(
-                f"{name} holds {least.item()} at a counted token, but a sampled token has p > 0"
+                f"{name} holds {smallest.item()} at a counted token, but a sampled token has p > 0"
             )
     for name, x in finite.items():
-        # A sum is not finite where one of the values is not, or where it overflows.
+        # A sum is not finite if one of the values is not, or if it overflows.
         if not x.sum().isfinite() and not x.isfinite().all():
             raise InvalidValue(
                 f"{name} hold {x[~x.isfinite()][0].item():g} at a counted token; they must be finite"
@@ -299,33 +320,36 @@ def _refuse(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: 
         raise InvalidValue(f"weights must be at least 0 at counted tokens, got {weights.min().item():g}")
 
 
-def _poisoned(
+def _mark_invalid(
     advantages: Tensor,
     mask: Tensor | None,
     logps: Mapping[str, Tensor],
     finite: Mapping[str, Tensor],
     weights: Tensor | None,
 ) -> Tensor:
-    """The advantages, NaN where one of the tensors has a wrong value: `_refuse` where values cannot be read.
+    """Return the advantages, NaN at tokens for which a tensor has an invalid value.
 
-    In few operations: a greatest and a least keep a NaN, and x − x is NaN where x is not finite.
+    It replaces `_check_values` where values cannot be read on the host. Arguments are as there; ``mask`` is the mask as
+    passed by the caller.
     """
-    greatest, least = (functools.reduce(of, logps.values()) for of in (torch.maximum, torch.minimum))
-    poison = torch.where(greatest <= _checks.LOGP_SLACK, least - least, math.nan)
+    # Few operations are needed: maximum and minimum propagate NaN, and x − x is NaN if x is not finite, else 0.
+    largest = functools.reduce(torch.maximum, logps.values())
+    smallest = functools.reduce(torch.minimum, logps.values())
+    nan_if_invalid = torch.where(largest <= _checks.LOGP_SLACK, smallest - smallest, math.nan)
     for x in finite.values():
-        poison = poison + (x - x)
+        nan_if_invalid = nan_if_invalid + (x - x)
     if weights is not None:
-        poison = torch.where(weights >= 0, poison, math.nan)
+        nan_if_invalid = torch.where(weights >= 0, nan_if_invalid, math.nan)
     if mask is not None and mask.dtype != torch.bool:
-        poison = torch.where(mask == mask * mask, poison, math.nan)
-    return advantages + poison
+        nan_if_invalid = torch.where(mask == mask * mask, nan_if_invalid, math.nan)
+    return advantages + nan_if_invalid
 
 
 @dataclass(frozen=True, eq=False)
 class Tokens(TokenData):
-    """One view of a batch under a rule: what an objective may look at. Nothing in it carries a gradient.
+    """The tokens of a batch with a clip rule: the quantities that an objective may depend on, without gradients.
 
-    Each property is computed when first asked for, so a method pays only for what it uses.
+    Each property is computed on first access, so a method computes only the quantities that it uses.
 
     >>> tokens = Tokens.from_batch(
     ...     torch.tensor([[0.16, 0.04]]).log(),
@@ -338,7 +362,7 @@ class Tokens(TokenData):
     """
 
     rule: ClipRule = field(kw_only=True)
-    """The clip rule, settled for these tokens: its bounds depend on p alone."""
+    """The clip rule for these tokens, after `ClipRule.settle`: its bounds depend on p only."""
 
     @classmethod
     def from_batch(
@@ -356,7 +380,7 @@ class Tokens(TokenData):
         segments: Int[Tensor, "batch time"] | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
     ) -> Tokens:
-        """Return `Batch.read` of a trainer's tensors, as ``rule`` sees them at ``level``.
+        """Validate a trainer's tensors and return their tokens with a clip rule.
 
         Arguments and errors are those of `Batch.read` and `Batch.tokens`.
         """
@@ -375,10 +399,10 @@ class Tokens(TokenData):
 
     @lazy_property
     def clip_mask(self) -> ClipMask:
-        """Masks of the tokens whose ratio to the anchor is below the rule's lower bound, and above its upper bound."""
+        """Mark the tokens whose ratio to the anchor is below the lower bound, and those above the upper bound."""
         if self.rule.solves:
             return self.rule.clip_mask(self.log_ratio_anchor, self.logp_anchor)
-        # The metrics need the bounds of a rule in closed form anyway.
+        # Bounds with a closed form are cheap, and other properties use them too.
         return ClipMask(
             self.log_ratio_anchor < self.bounds.log_lower,
             self.log_ratio_anchor > self.bounds.log_upper,
@@ -386,35 +410,35 @@ class Tokens(TokenData):
 
     @lazy_property
     def blocked_low(self) -> Bool[Tensor, "batch time"]:
-        """Below the lower bound, with a negative advantage that pushes further down."""
+        """Mark the tokens below the lower bound whose advantage is negative, and so pushes them further down."""
         return self.clip_mask.clipped_low & (self.advantages < 0)
 
     @lazy_property
     def blocked_high(self) -> Bool[Tensor, "batch time"]:
-        """Above the upper bound, with a positive advantage that pushes further up."""
+        """Mark the tokens above the upper bound whose advantage is positive, and so pushes them further up."""
         return self.clip_mask.clipped_high & (self.advantages > 0)
 
     @lazy_property
     def blocked(self) -> Bool[Tensor, "batch time"]:
-        """Outside on the side that the advantage pushes to: where PPO's surrogate has no gradient."""
+        """Mark the tokens outside of the bounds on the side that the advantage pushes to: PPO's gradient is 0."""
         return self.blocked_low | self.blocked_high
 
     @lazy_property
     def bounds(self) -> RatioBounds:
-        """The rule's bounds on the ratio to the anchor; for a Band this solves for them."""
+        """Compute the rule's bounds on the ratio to the anchor. For a `Band` without a closed form this is costly."""
         return self.rule.bounds(self.logp_anchor)
 
     @lazy_property
     def clipped(self) -> Float[Tensor, "batch time"]:
-        """The ratio π/π_old after the rule."""
+        """Compute the ratio π/π_old clipped to the rule's bounds."""
         return self._shift_ratio(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
 
     @lazy_property
     def reported_ratio(self) -> Float[Tensor, "batch time"]:
-        """The ratio that a loss reports of a blocked token: clipped, or at most the cap where bounds are costly."""
+        """Compute the ratio that blocked tokens have in the loss: clipped, or at most the cap if bounds are costly."""
         if not self.rule.solves:
             return self.clipped
-        # The root keeps sums of the loss finite.
+        # The square root of the largest float, so that sums of the loss stay finite.
         highest = min(self.rule.cap, torch.finfo(self.log_ratio.dtype).max ** 0.5)
         if self.anchor_ratio is None:
             return self.ratio.clamp(max=highest)
@@ -429,35 +453,35 @@ class Tokens(TokenData):
 
     @lazy_property
     def interval_used(self) -> Float[Tensor, "batch time"]:
-        """Share of the rule's interval that the ratio uses: 0 at the anchor, 1 at the upper bound, −1 at the lower."""
+        """Compute the ratio's position in the interval: 0 at the anchor, 1 at the upper bound, −1 at the lower."""
         smallest = torch.finfo(self.log_ratio.dtype).tiny
         to_upper = torch.expm1(self.bounds.log_upper).clamp(min=smallest)
         to_lower = -torch.expm1(self.bounds.log_lower).clamp(max=-smallest)
-        moved = torch.expm1(self.log_ratio_anchor)
-        return torch.where(moved > 0, moved / to_upper, moved / to_lower)
+        change = torch.expm1(self.log_ratio_anchor)  # r − 1
+        return torch.where(change > 0, change / to_upper, change / to_lower)
 
 
 def reduce_to_level(
     logp: Float[Tensor, "batch time"], mask: Float[Tensor, "batch time"], level: str
 ) -> Float[Tensor, "batch time"]:
-    """Log-probabilities at the level that ratios are formed on.
+    """Return log-probabilities at the level of the ratio, (batch, time).
 
-    ``token`` leaves them alone; ``sequence`` gives every token its sequence's mean over counted tokens, the logarithm
-    of the geometric mean probability.
+    ``token`` returns them unchanged. ``sequence`` returns at every token the mean over the counted tokens of its
+    sequence, which is the logarithm of their geometric mean probability.
 
     Raises:
-        ValueError: another level.
+        ValueError: if the level is neither.
 
     >>> reduce_to_level(torch.tensor([[-1.0, -3.0, -9.0]]), torch.tensor([[1.0, 1.0, 0.0]]), "sequence")
     tensor([[-2., -2., -2.]])
     """
-    if known_level(level) == "token":
+    if check_level(level) == "token":
         return logp
     return Sequences(mask).mean(logp).contiguous()
 
 
-def known_level(level: str) -> str:
-    """``level``; refused if there is none of that name."""
+def check_level(level: str) -> str:
+    """Return ``level``, or raise ValueError if it is neither ``token`` nor ``sequence``."""
     if level not in LEVELS:
         raise InvalidValue(f"level must be 'token' or 'sequence', got {level!r}")
     return level

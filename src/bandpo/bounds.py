@@ -1,4 +1,4 @@
-"""The Band operator: per-token ratio bounds from an f-divergence trust region."""
+"""The Band operator, which computes ratio bounds per token from an f-divergence trust region."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["RatioBounds", "ratio_bounds"]
 
 @dataclass(frozen=True)
 class RatioBounds:
-    """An interval of probability ratios around 1 for each token, kept as log-ratios.
+    """An interval of probability ratios around 1 for each token, stored as log-ratios.
 
-    It unpacks as two ratios: ``lower, upper = ratio_bounds(...)``. A rare token's lower bound (for KL about
-    ``exp(−radius/p)``) underflows as a ratio and is exact as a log-ratio.
+    It unpacks as two ratios: ``lower, upper = ratio_bounds(...)``. As a ratio, the lower bound of a rare token (for KL
+    about ``exp(−radius/p)``) underflows; as a log-ratio it is exact.
     """
 
     log_lower: Float[Tensor, "*shape"]
-    """Logarithm of the lower bound, ≤ 0; −inf where the bound is 0."""
+    """Logarithm of the lower bound, ≤ 0; −inf for a bound of 0."""
     log_upper: Float[Tensor, "*shape"]
     """Logarithm of the upper bound, ≥ 0."""
 
@@ -56,29 +56,33 @@ class RatioBounds:
 def ratio_bounds(
     logp_old: Float[Tensor, "*shape"], divergence: Divergence, radius: float | Float[Tensor, "*#shape"]
 ) -> RatioBounds:
-    """Bounds ``lower ≤ r ≤ upper`` on the ratio ``r = π/π_old`` of each token that keep the divergence ≤ radius.
+    """Compute the bounds on each token's ratio ``r = π/π_old`` that keep the divergence at most ``radius``.
 
-    They are the roots in ``r`` of ``p·f(r) + (1 − p)·f((1 − p·r)/(1 − p)) = radius``, or the simplex edge (``1/p``,
-    0) where the constraint still holds there. Elementwise, detached, without host synchronisation or data-dependent
-    control flow.
+    With the old probability p, the bounds are the roots in ``r`` of
+    ``p·f(r) + (1 − p)·f((1 − p·r)/(1 − p)) = radius``, or the edge of the simplex (``1/p`` or 0) if the constraint
+    holds there. The computation is elementwise and detached, without host synchronisation or data-dependent control
+    flow.
 
     The relative error of ``upper − 1`` and ``1 − lower`` is at most 1e−5 in float32 and 1e−12 in float64 (2e−8 for an
-    `FDivergence`, whose formula cancels). That holds for radii from 1e−6 to 1e3, and ``p`` and ``1 − p`` of at
-    least 1e−30 (1e−290 in float64).
+    `FDivergence`, whose formula has cancellation). This holds for radii from 1e−6 to 1e3, and for ``p`` and ``1 − p``
+    of at least 1e−30 (1e−290 in float64).
 
     Args:
-        logp_old: Log-probabilities (nats) of the sampled tokens under the old policy, at sampling temperature and
-            over the whole vocabulary; any shape, any float dtype. Half precision is computed and returned in
-            float32. ``−inf`` (a masked token) is legal: divergences without a closed form give it the bounds of the
-            least probability that they solve for, about e^−70 in float32 and e^−671 in float64.
-        divergence: Which f-divergence, e.g. `KL()`.
-        radius: Size δ > 0 of the trust region, in the divergence's own unit; a number, or a tensor that broadcasts
-            against ``logp_old``.
+        logp_old: Log-probabilities (nats) of the sampled tokens under the old policy, at the sampling temperature and
+            over the full vocabulary; any shape and float dtype. Half precision is computed and returned in float32.
+            ``−inf`` (a masked token) is allowed: divergences without a closed form give it the bounds of the smallest
+            probability that they solve for, about e^−70 in float32 and e^−671 in float64.
+        divergence: The f-divergence, such as ``KL()``.
+        radius: Size δ > 0 of the trust region, in the divergence's own unit: a number, or a tensor that broadcasts to
+            ``logp_old``.
+
+    Returns:
+        The bounds, in the shape of ``logp_old``.
 
     Raises:
-        TypeError: ``logp_old`` is no floating-point tensor, or ``divergence`` no `Divergence`.
-        ValueError: a log-probability is NaN or above 0 beyond rounding, or the radius is not a finite number above
-            0. Tensors on an accelerator, and under ``torch.compile``, are not read: there a bad log-probability
+        TypeError: if ``logp_old`` is not a floating-point tensor, or ``divergence`` is not a `Divergence`.
+        ValueError: if a log-probability is NaN or above 0 beyond rounding, or the radius is not a finite number above
+            0. Values are not read on an accelerator and under ``torch.compile``; there an invalid log-probability
             gives NaN bounds.
 
     Source: arXiv 2603.04918.
@@ -96,5 +100,5 @@ def ratio_bounds(
         _checks.positive("radius", radius)
         radius = torch.full((), radius, dtype=logp.dtype, device=logp.device)
     log_lower, log_upper = divergence.log_bounds(logp, radius)
-    # The root itself lies inside the simplex; its last digit need not.
+    # The roots are inside the simplex, but their last digit may not be.
     return RatioBounds(log_lower.clamp(max=0.0), torch.minimum(log_upper.clamp(min=0.0), -logp))

@@ -1,4 +1,4 @@
-"""The loss compiled by ``torch.compile`` into one pass over the tokens."""
+"""The loss, compiled by ``torch.compile`` into one pass over the tokens."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ ONE_PASS = {
     "realize_reads_threshold": 2000,
     "realize_acc_reads_threshold": 2000,
 }
-"""Options of ``torch.compile`` under which a long expression is computed again where it is needed, and not stored.
+"""Options of ``torch.compile`` with which long expressions are recomputed instead of stored.
 
-By default the compiler stores intermediate tensors of the tokens' size, for which a loss has no need: it is bound by
-memory, not by arithmetic.
+By default the compiler stores intermediate tensors of shape (batch, time). A loss is bound by memory bandwidth, so
+recomputation is faster.
 """
 
 
-def _loss_and_metrics(*arguments: Any, **named: Any) -> LossOutputs:
-    return policy_loss(*arguments, **named)
+def _loss_and_metrics(*args: Any, **kwargs: Any) -> LossOutputs:
+    return policy_loss(*args, **kwargs)
 
 
 def _copy(function: FunctionType) -> FunctionType:
-    """Return a copy of a function with a code object of its own.
+    """Return a copy of a function with its own code object.
 
-    The compiler counts by code object how often it has compiled, and gives up after eight times. Without a copy the
-    methods of a process would share that number.
+    torch.compile counts compilations per code object and stops compiling after eight. With copies, each method has a
+    limit of its own.
     """
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_NUMBERS)}")
     return FunctionType(code, function.__globals__, code.co_name)
@@ -53,12 +53,12 @@ _NUMBERS = itertools.count()
 def compile_loss(
     method: Method | ClipRule | str | None = None, **settings: Any
 ) -> Callable[..., LossOutputs]:
-    """Return `policy_loss` of one method, compiled into one pass over the tokens each way.
+    """Return `policy_loss` for one method, compiled into one pass over the tokens in each direction.
 
-    Under PPO's surrogate the forward pass reads ``logp``, ``logp_old`` and the mask and writes the slope. The backward
-    pass reads the slope and writes the gradient. That is 24 bytes a token in float32, metrics included. Schedules and
-    controllers are replaced by their numbers outside of the graph, so a radius that changes with each step compiles at
-    most twice.
+    With PPO's surrogate the forward pass reads ``logp``, ``logp_old`` and the mask and writes the derivative. The
+    backward pass reads the derivative and writes the gradient. That is 24 bytes per token in float32, metrics included.
+    Schedules and controllers are replaced by their values outside of the graph, so a radius that changes with each step
+    causes at most two compilations.
 
     Args:
         method: The method, as for `policy_loss`.
@@ -66,12 +66,12 @@ def compile_loss(
             ``options`` are added to those for one pass.
 
     Returns:
-        A function that takes what `policy_loss` takes, but ``method``. The first call compiles, which takes seconds. A
-        second shape compiles once more, for all further ones. Values are not read, so a wrong value at a counted token
-        is not refused but makes the loss NaN.
+        A function with the arguments of `policy_loss`, except for ``method``. The first call compiles, which takes
+        seconds. A second shape compiles once more, for all further shapes. Values are not read, so an invalid value at
+        a counted token raises no error but makes the loss NaN.
 
     Raises:
-        TypeError, ValueError: if the method cannot be read.
+        TypeError, ValueError: if ``method`` is not a method, or its text cannot be parsed.
 
     >>> loss_of = compile_loss("GRPO()", backend="eager")
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
@@ -94,14 +94,13 @@ def compile_loss(
         mask: Tensor | None = None,
         *,
         state: TrainingState | None = None,
-        **arguments: Any,
+        **kwargs: Any,
     ) -> LossOutputs:
-        known = TrainingState() if state is None else state
-        settled = chosen.resolve(known)
+        resolved = chosen.resolve(TrainingState() if state is None else state)
         if state is not None:
-            # The numbers that controllers chose are in the method now; their names would only be compared.
+            # The values of controllers are in the method now. Without their names, the graph has fewer guards.
             state = replace(state, controller_state=None)
-        return compiled(logp, logp_old, advantages, mask, method=settled, state=state, **arguments)
+        return compiled(logp, logp_old, advantages, mask, method=resolved, state=state, **kwargs)
 
-    loss.__doc__ = f"Return the compiled loss of {chosen!r}; arguments are those of `bandpo.policy_loss`."
+    loss.__doc__ = f"Compute the loss of {chosen!r}; arguments are those of `bandpo.policy_loss`."
     return loss

@@ -1,4 +1,4 @@
-"""The errors that bandpo's own checks raise. Each is also the built-in error of its kind, so both names catch it.
+"""The errors that bandpo raises. Each also derives from the built-in error of its kind, so either name catches it.
 
 >>> try:
 ...     Band(KL(), radius=-1.0)
@@ -16,35 +16,35 @@ __all__ = ["BandpoError", "FileProblem", "InvalidType", "InvalidValue", "Missing
 
 
 class BandpoError(Exception):
-    """What bandpo refuses, with the value and the remedy in its message. The command prints it in one line."""
+    """The base of bandpo's errors. Messages name the value and the fix; commands print them in one line."""
 
 
 class InvalidValue(BandpoError, ValueError):
-    """A value that cannot be worked with: a negative radius, a text that names no rule, shapes that do not fit."""
+    """The error for an invalid value: a negative radius, a text that names no rule, shapes that do not fit."""
 
 
 class InvalidType(BandpoError, TypeError):
-    """An object of the wrong kind."""
+    """The error for an object of the wrong type."""
 
 
 class FileProblem(BandpoError, OSError):
-    """A file, folder or server that is missing, in use or not what it should be."""
+    """The error for a file, folder or server that is missing, in use or unusable."""
 
 
 class MissingPackage(BandpoError, ImportError):
-    """A package that is needed here and not installed."""
+    """The error for a required package that is not installed."""
 
 
 class RunProblem(BandpoError, RuntimeError):
-    """A run that cannot go on."""
+    """The error for a run that cannot continue."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known name that is nearest; empty where none is near.
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name, with the closest candidate; empty if none is close.
 
     >>> bandpo.errors.did_you_mean("bnd", ["Band", "FixedClip"])
     '; did you mean Band?'
     """
-    spelled = {k.lower(): k for k in known}
-    close = difflib.get_close_matches(name.lower(), spelled, n=1)
-    return f"; did you mean {spelled[close[0]]}?" if close else ""
+    by_lowercase = {candidate.lower(): candidate for candidate in candidates}
+    matches = difflib.get_close_matches(name.lower(), by_lowercase, n=1)
+    return f"; did you mean {by_lowercase[matches[0]]}?" if matches else ""

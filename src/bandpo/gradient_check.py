@@ -1,8 +1,8 @@
-"""Comparison of the gradient that a loss gives the log-probabilities with a method's, token by token.
+"""Comparison of a loss's gradient with respect to the log-probabilities with that of a method, token by token.
 
-A trainer's average, another plug-in or a new release can change the loss between the method and the optimiser step. The
-gradient at ``logp`` shows every such change. `certify` checks any loss; the trainers of `bandpo.integrations` check
-their own loss when the method first matters and rarely after.
+A trainer's aggregation, another plug-in or a new release can change the loss between the method and the optimiser step.
+The gradient with respect to ``logp`` shows every such change. `certify` checks any loss. The trainers of
+`bandpo.integrations` check their own loss at the first update on which the method has an effect, and rarely afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from bandpo._packed import check_unpacked
 from bandpo.batch import Batch
 from bandpo.errors import RunProblem
-from bandpo.loss import average_share
+from bandpo.loss import aggregation_weights
 from bandpo.methods import Method
 from bandpo.objectives import DualClip
 from bandpo.rules import ClipRule, FixedClip, Unclipped
@@ -30,50 +30,50 @@ if TYPE_CHECKING:
 
     from bandpo.sequences import Sequences
 
-__all__ = ["GradientCheck", "certify", "compare", "slope", "unsure"]
+__all__ = ["GradientCheck", "certify", "compare", "near_discontinuity", "slope"]
 
 TOLERANCE = 1e-4
-"""Largest difference that counts as rounding. Float32 losses have at most 4e-7, also under autocast; losses with other
-clips, advantages or averages differ by more than 1e-2."""
-NEAR = 1e-6
-"""Distance of a log-probability, relative to 1 or its size, that rounding may move; 8 units of float32's last place."""
+"""Largest difference that counts as rounding. Float32 losses differ by at most 4e-7, also under autocast; losses with
+another clip, advantage or aggregation differ by more than 1e-2."""
+ROUNDING = 1e-6
+"""Largest rounding error of a log-probability, relative to the larger of 1 and its size: 8 units in float32's last
+place."""
 
 
 @dataclass(frozen=True)
 class GradientCheck:
-    """The result of a comparison; ``str`` gives one sentence."""
+    """The result of a comparison. ``str`` gives it as one sentence."""
 
     method: str
+    """The text form of the method."""
     tokens: int
-    """How many counted tokens were compared."""
+    """The number of counted tokens that were compared."""
     beyond: int
-    """How many of them the method blocks. With 0 no bound was tested."""
+    """The number of these tokens that the method blocks. With 0 no bound was tested."""
     error: float
-    """The largest difference, in units of what a token with the largest advantage counts for, or of its gradient."""
+    """The largest relative difference: to the gradient, or to that of a token with the largest advantage and w = 1."""
     cause: str
-    """What the difference points to; empty if there is none."""
+    """The likely cause of the difference; empty if there is none."""
     examples: tuple[str, ...]
     """The tokens that differ most, each with both numbers."""
 
     @property
     def equal(self) -> bool:
-        """Whether the gradient is the method's up to rounding."""
+        """True if the gradient is the method's, up to rounding."""
         return self.error <= TOLERANCE
 
     def __str__(self) -> str:
         tokens = f"on {self.tokens:,} tokens ({self.beyond:,} beyond a bound)"
         if self.equal:
             return f"gradient equals {self.method} {tokens}, {self.error:.0e}"
-        return (
-            f"gradient differs from {self.method} {tokens} by {self.error:.2g}: {self.cause}; "
-            + "; ".join(self.examples)
-        )
+        examples = "; ".join(self.examples)
+        return f"gradient differs from {self.method} {tokens} by {self.error:.2g}: {self.cause}; {examples}"
 
     def or_stop(self) -> GradientCheck:
-        """Itself, if the gradient is the method's.
+        """Return the result if the gradient is the method's, else raise it as an error.
 
         Raises:
-            RuntimeError: it is not.
+            RuntimeError: if the gradient is not the method's.
         """
         if not self.equal:
             raise RunProblem(str(self))
@@ -98,21 +98,22 @@ def certify(
     cu_seqlens: Int[Tensor, " ends"] | None = None,
     packed: bool | None = None,
 ) -> GradientCheck:
-    """Check that a loss has a method's gradient.
+    """Check that a loss has a method's gradient on a batch.
 
     Args:
-        loss: The loss as a function of ``logp``, which it must not detach: a framework's, or one of your own.
-        logp: As for `bandpo.policy_loss`, and so are the rest. A batch whose ratios are all 1 tests no bound.
+        loss: The loss as a function of ``logp``, a framework's or one of your own. It must not detach ``logp``.
+        logp: The log-probabilities, as for `bandpo.policy_loss`, like all other arguments. A batch whose ratios are all
+            1 tests no bound.
 
     Returns:
-        What was compared, and the largest difference.
+        The number of compared tokens, and the largest difference.
 
     Raises:
-        RuntimeError: the gradient is another; the message names the tokens, both numbers and the likely cause.
+        RuntimeError: if the gradient differs. The message names the tokens, both numbers and the likely cause.
         TypeError, ValueError: see `bandpo.policy_loss`.
 
     >>> logp, logp_old = torch.tensor([[0.16, 0.05]]).log(), torch.tensor([[0.08, 0.05]]).log()
-    >>> def loss(x):  # that the first token is clipped its author knew
+    >>> def loss(x):  # the first token is clipped, so only the second has a gradient
     ...     return -(x - logp_old).exp()[0, 1] / 2
     >>> print(certify(loss, logp, logp_old, torch.ones(1), method="FixedClip(0.2)"))
     gradient equals FixedClip(low=0.2, high=0.2) on 2 tokens (1 beyond a bound), 0e+00
@@ -136,112 +137,149 @@ def certify(
     (gradient,) = torch.autograd.grad(loss(leaf), leaf)
     if batch.sequences.packed:
         gradient = as_row(gradient)
-    share = average_share(batch.sequences, average, normalizer, dtype=batch.log_ratio.dtype)
+    share = aggregation_weights(batch.sequences, average, normalizer, dtype=batch.log_ratio.dtype)
     return compare(gradient, chosen, batch, share).or_stop()
 
 
 def slope(method: Method, batch: Batch) -> Float[Tensor, "batch time"]:
-    """The derivative of each token's loss by its log-probability: ``−(w·A + b)``, importance weights included."""
+    """Compute the derivative of each token's loss with respect to its log-probability, ``−(w·A + b)``.
+
+    Importance weights are included, the aggregation is not.
+    """
     with torch.no_grad():
-        tokens, objective = method.tokens(batch), method.objective.resolve(batch.state)
-        found, bias = objective.weight(tokens) * batch.advantages, objective.bias(tokens)
-        found = -found if bias is None else -(found + bias * batch.mask)
+        tokens = method.tokens(batch)
+        objective = method.objective.resolve(batch.state)
+        derivative = objective.weight(tokens) * batch.advantages
+        bias = objective.bias(tokens)
+        if bias is not None:
+            derivative = derivative + bias * batch.mask
+        derivative = -derivative
         token_weights = batch.token_weights
-        return found if token_weights is None or objective.weights_inside else found * token_weights
+        if token_weights is None or objective.weights_inside:
+            return derivative
+        return derivative * token_weights
 
 
-def unsure(method: Method, batch: Batch) -> Bool[Tensor, "batch time"]:
-    """Tokens so near to a bound, or another jump of the weight, that rounding decides."""
-    here = slope(method, batch)
-    size = NEAR * (batch.logp_old + batch.log_ratio).abs().clamp(min=1.0)
-    # A smooth weight changes by about NEAR; a jump by much more than its root.
-    jump = NEAR**0.5 * here.abs().clamp(min=NEAR)
-    moved = (slope(method, batch._replace(log_ratio=batch.log_ratio + sign * size)) for sign in (-1, 1))
-    return torch.stack([(there - here).abs() > jump for there in moved]).any(0)
+def near_discontinuity(method: Method, batch: Batch) -> Bool[Tensor, "batch time"]:
+    """Mark the tokens so close to a bound, or to another discontinuity of the weight, that rounding decides."""
+    derivative = slope(method, batch)
+    size = ROUNDING * (batch.logp_old + batch.log_ratio).abs().clamp(min=1.0)
+    # A smooth weight changes by about ROUNDING, a discontinuous one by much more than its square root.
+    threshold = ROUNDING**0.5 * derivative.abs().clamp(min=ROUNDING)
+    jumps: list[Tensor] = []
+    for sign in (-1, 1):
+        shifted = batch._replace(log_ratio=batch.log_ratio + sign * size)
+        jumps.append((slope(method, shifted) - derivative).abs() > threshold)
+    return torch.stack(jumps).any(0)
 
 
 def compare(
-    found: Float[Tensor, "batch time"],
+    gradient: Float[Tensor, "batch time"],
     method: Method,
     batch: Batch,
     share: Float[Tensor, "batch time"],
     *,
     expected: Callable[[Method], Float[Tensor, "batch time"]] | None = None,
 ) -> GradientCheck:
-    """A gradient at the log-probabilities against a method's.
+    """Compare the gradient of a loss with respect to the log-probabilities with that of a method.
 
     Args:
-        found: The gradient.
+        gradient: The gradient.
         method: The method.
-        batch: What the loss was computed from.
-        share: What each token's loss counts for: the derivative of the average, times what else a trainer multiplies.
-        expected: The gradient of a method, where it is more than ``slope(method, batch)·share``.
+        batch: The batch that the loss was computed from.
+        share: The weight of each token's loss in the total: the derivative of the aggregation, times other factors of
+            the trainer.
+        expected: A function that returns the gradient of a method, if that is not ``slope(method, batch)·share``.
     """
     expected = expected or (lambda method: slope(method, batch) * share)
-    found, wanted = found.detach().double(), expected(method).double()
-    counted = (batch.mask > 0) & ~unsure(method, batch)
+    gradient = gradient.detach().double()
+    expected_gradient = expected(method).double()
+    counted = (batch.mask > 0) & ~near_discontinuity(method, batch)
     unit = share.abs().max().double() * batch.advantages.abs().max()
 
-    def difference(other: Tensor, factor: float | Tensor = 1.0) -> Tensor:
-        apart = (found - factor * other).abs() / torch.maximum(other.abs(), unit).clamp(min=1e-300)
-        padding = (found != 0) & (batch.mask == 0)
-        return torch.where(counted, apart, padding.double()).nan_to_num(nan=torch.inf)
+    def difference(reference: Tensor, factor: float | Tensor = 1.0) -> Tensor:
+        """Compute the relative difference of each token; 1 for padding with a gradient, inf for NaN."""
+        scale = torch.maximum(reference.abs(), unit).clamp(min=1e-300)
+        relative = (gradient - factor * reference).abs() / scale
+        padding = (gradient != 0) & (batch.mask == 0)
+        return torch.where(counted, relative, padding.double()).nan_to_num(nan=torch.inf)
 
-    apart = difference(wanted)
-    error = apart.max().item() if apart.numel() else 0.0
-    cause, examples = "", ()
+    differences = difference(expected_gradient)
+    error = differences.max().item() if differences.numel() else 0.0
+    cause = ""
+    examples: tuple[str, ...] = ()
     if error > TOLERANCE:
-        # What is most often in a method's place: the fixed clips, none, a dual clip around it.
-        clips = FixedClip(0.2), FixedClip(0.2, 0.28), Unclipped()
+        # The methods that most often replace the expected one: fixed clips, no clip, and an additional dual clip.
+        clips = (FixedClip(0.2), FixedClip(0.2, 0.28), Unclipped())
         suspects = [Method(rule, level=method.level) for rule in clips]
         suspects.append(replace(method, objective=DualClip(3.0, method.objective)))
-        others = {f"that of {other!r}": expected(other).double() for other in suspects}
+        alternatives = {f"that of {suspect!r}": expected(suspect).double() for suspect in suspects}
         cause = _cause(
-            found, wanted, counted, batch.sequences, lambda *x: difference(*x).max().item(), others
+            gradient,
+            expected_gradient,
+            counted,
+            batch.sequences,
+            lambda *arguments: difference(*arguments).max().item(),
+            alternatives,
         )
-        worst = [int(token) for token in apart.flatten().topk(min(3, apart.numel())).indices]
+        worst = differences.flatten().topk(min(3, differences.numel())).indices
         examples = tuple(
-            f"{batch.sequences.place(token)}: {found.flatten()[token]:.4g}, expected {wanted.flatten()[token]:.4g}"
-            for token in worst
+            f"{batch.sequences.describe_position(token)}: {gradient.flatten()[token]:.4g}, "
+            f"expected {expected_gradient.flatten()[token]:.4g}"
+            for token in map(int, worst)
         )
     blocked = counted & (method.weight(method.tokens(batch)) <= 0) & (batch.advantages != 0)
     return GradientCheck(repr(method), int(counted.sum()), int(blocked.sum()), error, cause, examples)
 
 
 def _cause(
-    found: Tensor,
-    wanted: Tensor,
+    gradient: Tensor,
+    expected: Tensor,
     counted: Tensor,
     sequences: Sequences,
     difference: Callable[..., float],
-    others: Mapping[str, Tensor],
+    alternatives: Mapping[str, Tensor],
 ) -> str:
-    live = counted & (wanted != 0)
-    if not found.isfinite().all():
+    """Return the likely cause of a difference.
+
+    Args:
+        gradient: The gradient, (batch, time).
+        expected: The expected gradient.
+        counted: True for the tokens that are compared.
+        sequences: The sequences of the batch.
+        difference: A function that returns the largest difference from a reference, optionally with a factor.
+        alternatives: Gradients of other methods, by description.
+    """
+    nonzero = counted & (expected != 0)
+    if not gradient.isfinite().all():
         return "it is not finite"
-    if not (found[live] != 0).any():
+    if not (gradient[nonzero] != 0).any():
         return "no gradient reached the log-probabilities"
-    if (found[sequences.mask == 0] != 0).any():
+    if (gradient[sequences.mask == 0] != 0).any():
         return "tokens that do not count have a gradient: another mask"
-    quotient = torch.where(live, found / wanted, torch.nan)
+
+    # A constant factor, another method, or a factor for each sequence.
+    quotient = torch.where(nonzero, gradient / expected, torch.nan)
     factor = quotient.nanmedian()
-    if difference(wanted, factor) <= TOLERANCE:
+    if difference(expected, factor) <= TOLERANCE:
         return f"every token is {factor:.4g} times as expected: another average, or a factor on the loss"
-    for name, other in others.items():
-        if difference(other) <= TOLERANCE:
+    for name, alternative in alternatives.items():
+        if difference(alternative) <= TOLERANCE:
             return f"it is {name}: another plug-in, or a setting of the trainer's own"
-    medians = (
-        sequences.to_rows(quotient, fill=torch.nan).nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
-    )
-    if difference(wanted, sequences.of_rows(medians)) <= TOLERANCE:
+    rows = sequences.to_rows(quotient, fill=torch.nan)
+    medians = rows.nanmedian(-1, keepdim=True).values.nan_to_num(nan=1.0)
+    if difference(expected, sequences.from_rows(medians)) <= TOLERANCE:
         return "each sequence has a factor of its own: another average, or other advantages"
-    offset = (found - wanted)[counted]
+
+    # A constant term, or tokens that are blocked in one of the two only.
+    offset = (gradient - expected)[counted]
     if (offset - offset.median()).abs().max() <= TOLERANCE * offset.abs().max():
-        return f"{offset.median():.3g} is added to every token: a term that knows no advantage"
-    extra, missing = counted & (wanted == 0) & (found != 0), live & (found == 0)
+        return f"{offset.median():.3g} is added to every token: a term that does not depend on the advantage"
+    extra = counted & (expected == 0) & (gradient != 0)
+    missing = nonzero & (gradient == 0)
     if extra.any() or missing.any():
         return (
-            f"{int(extra.sum())} tokens that it blocks have a gradient, {int(missing.sum())} that it keeps have none: "
-            "another clip or mask, or a clamp of the ratio"
+            f"{int(extra.sum())} tokens that the method blocks have a gradient, {int(missing.sum())} that it keeps "
+            "have none: another clip or mask, or a clamp of the ratio"
         )
     return "another loss, or another term in it"

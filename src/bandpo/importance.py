@@ -1,4 +1,4 @@
-"""Importance weights that correct for a rollout engine whose probabilities are not the trainer's."""
+"""Importance weights that correct for the difference between the rollout engine's policy and the trainer's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["rollout_weights"]
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 LARGEST_LOG = 20.0
-"""Largest absolute logarithm of a ratio, as in verl; beyond it a product over a sequence would overflow."""
+"""Largest absolute value of a log-ratio, as in verl. Beyond it the product over a sequence would overflow."""
 
 
 @torch.no_grad()
@@ -36,9 +36,9 @@ def rollout_weights(
 ) -> Float[Tensor, "batch time"]:
     """Compute the ratio of the trainer's old policy to the rollout engine's, truncated or masked, for each token.
 
-    They are the ``weights`` of `bandpo.policy_loss` where the ratio that is clipped refers to the trainer's own old
-    log-probabilities. A trainer that computes them itself needs none: TRL by ``vllm_importance_sampling_mode``, verl by
-    ``rollout_correction.rollout_is``.
+    Pass the result as ``weights`` to `bandpo.policy_loss` if the clipped ratio refers to the trainer's own old
+    log-probabilities. Trainers that compute such weights do not need it: TRL with ``vllm_importance_sampling_mode``,
+    verl with ``rollout_correction.rollout_is``.
 
     | mode | the weight of a token | in verl |
     |---|---|---|
@@ -52,18 +52,19 @@ def rollout_weights(
     Args:
         logp_old: Log-probabilities (nats) under the trainer's old policy.
         logp_rollout: Log-probabilities (nats) that the rollout engine reported.
-        mask: 1 for tokens that count, else 0; all if omitted.
-        mode: One of the four.
+        mask: 1 for tokens that count, 0 for padding. All tokens count if not given.
+        mode: One of the modes of the table.
         lower: Lower limit, ≥ 0.
         upper: Upper limit; ``inf`` for none. verl uses 2 by default, TRL 3.
-        segments: In a packed batch the number of each token's sequence, see `bandpo.policy_loss`.
-        cu_seqlens: In a packed batch where each sequence begins, see `bandpo.policy_loss`.
+        segments: Index of each token's sequence in a packed batch, see `bandpo.policy_loss`.
+        cu_seqlens: Start of each sequence in a packed batch, see `bandpo.policy_loss`.
 
     Returns:
-        One weight per token, in the form of ``logp_old``; 0 where the mask is.
+        One weight per token, in the form of ``logp_old``; 0 in the padding.
 
     Raises:
-        TypeError, ValueError: see `bandpo.batch.Batch.read`; an unknown mode, or limits in the wrong order.
+        TypeError: if a tensor is invalid, see `bandpo.batch.Batch.read`.
+        ValueError: if a tensor is invalid, the mode is unknown, or the limits are in the wrong order.
 
     Source: TRL's ``vllm_importance_sampling_mode`` and verl's ``rollout_is``; masked per token, arXiv 2510.18855.
 

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from bandpo import _checks
 from bandpo._packed import check_unpacked
-from bandpo.batch import Batch
+from bandpo.batch import Batch, Tokens
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
@@ -33,11 +33,11 @@ TRL_LOSS_TYPES = {
     "dr_grpo": "seq-mean-token-sum-norm",
     "luspo": "seq-mean-token-sum",
 }
-"""TRL's ``loss_type`` names for the same aggregations (``dapo`` takes its denominator over the global batch)."""
+"""The aggregation that each TRL ``loss_type`` stands for (``dapo`` normalizes by the tokens of the global batch)."""
 
 
 class LossOutputs(NamedTuple):
-    """A loss to call ``backward`` on, and detached scalars that describe it."""
+    """The result of `policy_loss`: a loss to call ``backward`` on, and detached scalars to log."""
 
     loss: Float[Tensor, ""]
     metrics: dict[str, Float[Tensor, ""]]
@@ -52,49 +52,56 @@ def aggregate(
     segments: Int[Tensor, "batch time"] | None = None,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Reduce per-token values to one number, as verl's ``loss_agg_mode`` or TRL's ``loss_type`` of that name does.
+    """Reduce per-token values to a scalar, as verl's ``loss_agg_mode`` or TRL's ``loss_type`` of the same name.
 
-    The two differ in sequences without a counted token: a mean over sequences leaves them out under verl's names and
-    counts them as 0 under TRL's.
+    The two frameworks treat sequences without a counted token differently: under verl's names a mean over sequences
+    leaves them out, under TRL's names it counts them as 0.
 
     Args:
-        values: Per-token values.
-        mask: 1 for tokens that count, 0 for the others (whose value may be anything, NaN included).
+        values: Per-token values, (batch, time).
+        mask: 1 for tokens that count, 0 for padding. Values in the padding are ignored and may be NaN.
         aggregation: ``token-mean`` (TRL ``bnpo``, ``dapo``), ``seq-mean-token-mean`` (TRL ``grpo``),
             ``seq-mean-token-sum`` (TRL ``luspo``), ``seq-mean-token-sum-norm`` (TRL ``dr_grpo``), or ``sum``.
-        normalizer: Denominator in place of the batch's own; a number, or a tensor of no dimension, which is not read.
-            For ``token-mean`` and ``sum`` the number of tokens (of the global batch, say); for ``seq-mean-token-mean``
-            and ``seq-mean-token-sum`` the number of sequences; for ``seq-mean-token-sum-norm``, where it is required,
-            the maximal completion length.
-        segments: In a packed batch the number of each token's sequence, see `policy_loss`.
-        cu_seqlens: In a packed batch where each sequence begins, see `policy_loss`.
+        normalizer: Denominator that replaces the batch's own: a number or a 0-dimensional tensor, whose value is
+            checked on the CPU only. For ``token-mean`` and ``sum`` it is a number of tokens, such as that of the global
+            batch. For ``seq-mean-token-mean`` and ``seq-mean-token-sum`` it is a number of sequences. For
+            ``seq-mean-token-sum-norm``, which requires it, it is the maximal completion length.
+        segments: Index of each token's sequence in a packed batch, see `policy_loss`.
+        cu_seqlens: Start of each sequence in a packed batch, see `policy_loss`.
+
+    Returns:
+        A scalar that is differentiable with respect to ``values``.
 
     Raises:
-        ValueError: unknown aggregation, a normalizer missing or not above 0, or sequences that cannot be as given.
+        ValueError: if the aggregation is unknown, a normalizer is missing or not above 0, or ``segments`` or
+            ``cu_seqlens`` do not fit the batch.
 
     >>> values, mask = torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     >>> aggregate(values, mask, "token-mean"), aggregate(values, mask, "seq-mean-token-mean")
     (tensor(3.), tensor(3.5000))
     """
     layout = read_layout({"values": values, "mask": mask}, segments, cu_seqlens)
-    values, mask = layout.tensors["values"], layout.tensors["mask"]
+    values = layout.tensors["values"]
+    mask = layout.tensors["mask"]
     sequences = Sequences.read(mask.float(), segments=layout.segments, cu_seqlens=layout.cu_seqlens)
     return _aggregate(values.masked_fill(mask == 0, 0.0), sequences, aggregation, normalizer)
 
 
 def _aggregate(
-    kept: Tensor, sequences: Sequences, aggregation: str, normalizer: float | Tensor | None
+    values: Tensor, sequences: Sequences, aggregation: str, normalizer: float | Tensor | None
 ) -> Tensor:
-    """Reduce values that are 0 where the mask is, see `aggregate`."""
-    mode = known_aggregation(aggregation)
+    """Reduce per-token values, which must be 0 in the padding, to a scalar; see `aggregate`."""
+    mode = canonical_aggregation(aggregation)
     if normalizer is not None:
         _check_normalizer(normalizer)
-    if mode in ("sum", "token-mean"):
-        # A compiler makes one pass of sums of rows, and not of the sum of all.
-        count = sequences.mask.sum(-1).sum().clamp(min=1.0) if mode == "token-mean" else 1.0
-        return kept.sum(-1).sum() / (count if normalizer is None else normalizer)
 
-    per_sequence = sequences.sum(kept)
+    if mode in ("sum", "token-mean"):
+        # Rows are summed first: torch.compile fuses row sums into one kernel, but not a sum over all elements.
+        count = sequences.mask.sum(-1).sum().clamp(min=1.0) if mode == "token-mean" else 1.0
+        denominator = count if normalizer is None else normalizer
+        return values.sum(-1).sum() / denominator
+
+    per_sequence = sequences.sum(values)
     length = sequences.length
     if mode == "seq-mean-token-mean":
         per_sequence = per_sequence / length.clamp(min=1.0)
@@ -106,38 +113,51 @@ def _aggregate(
 
     total = per_sequence.sum()
     if normalizer is None:
-        # TRL's averages count sequences without a counted token, verl's do not.
+        # TRL's means count sequences without a counted token, verl's do not.
         if aggregation in TRL_LOSS_TYPES:
             normalizer = sequences.number_with_empty
         else:
             normalizer = (length > 0).sum().clamp(min=1)
-    return (total / normalizer).to(kept.dtype)
+    return (total / normalizer).to(values.dtype)
 
 
-def average_share(
+def aggregation_weights(
     sequences: Sequences,
     aggregation: str,
     normalizer: float | Tensor | None = None,
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch time"]:
-    """Compute what each token's loss counts for: the derivative of `aggregate`, which is linear."""
+    """Compute the weight of each token's loss in `aggregate`, which is linear: its derivative.
+
+    Args:
+        sequences: The sequences of the batch.
+        aggregation: See `aggregate`.
+        normalizer: See `aggregate`.
+        dtype: The dtype of the result.
+    """
     with torch.enable_grad():
         losses = torch.zeros_like(sequences.mask, dtype=dtype, requires_grad=True)
-        kept = losses.masked_fill(sequences.mask == 0, 0.0)
-        return torch.autograd.grad(_aggregate(kept, sequences, aggregation, normalizer), losses)[0]
+        counted_losses = losses.masked_fill(sequences.mask == 0, 0.0)
+        total = _aggregate(counted_losses, sequences, aggregation, normalizer)
+        return torch.autograd.grad(total, losses)[0]
 
 
-def known_aggregation(aggregation: str) -> str:
-    """The name of an aggregation that is not TRL's alone; refused if there is none of that name."""
+def canonical_aggregation(aggregation: str) -> str:
+    """Return the name in `AGGREGATIONS` of an aggregation that is named as in verl or as in TRL.
+
+    Raises:
+        ValueError: if there is no such aggregation.
+    """
     mode = TRL_LOSS_TYPES.get(aggregation, aggregation)
     if mode not in AGGREGATIONS:
-        known = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
-        raise InvalidValue(f"unknown aggregation {aggregation!r}; known are {known}")
+        names = ", ".join([*AGGREGATIONS, *TRL_LOSS_TYPES])
+        raise InvalidValue(f"unknown aggregation {aggregation!r}; known are {names}")
     return mode
 
 
 def _check_normalizer(normalizer: float | Tensor) -> None:
+    """Raise ValueError unless the normalizer is a number above 0; a tensor's value is read on the CPU only."""
     if isinstance(normalizer, torch.Tensor):
         if normalizer.dim():
             raise InvalidValue(f"normalizer must be one number, got shape {tuple(normalizer.shape)}")
@@ -147,11 +167,14 @@ def _check_normalizer(normalizer: float | Tensor) -> None:
         _checks.positive("normalizer", normalizer)
 
 
-class _WithSlope(torch.autograd.Function):
-    """Values whose derivative by ``x`` is known when they are: one buffer waits for the backward pass, no graph."""
+class _WithDerivative(torch.autograd.Function):
+    """An autograd function with a precomputed derivative.
+
+    Only the derivative is saved for the backward pass, in place of a graph with its intermediate tensors.
+    """
 
     @staticmethod
-    def forward(x: Tensor, values: Tensor, slope: Tensor) -> Tensor:
+    def forward(x: Tensor, values: Tensor, derivative: Tensor) -> Tensor:
         return values.view_as(values)
 
     @staticmethod
@@ -159,17 +182,17 @@ class _WithSlope(torch.autograd.Function):
         ctx.save_for_backward(inputs[2])
 
     @staticmethod
-    @once_differentiable  # a second derivative would miss how the slope depends on x, so it is refused
+    @once_differentiable  # the derivative depends on x too, so a second derivative would be wrong
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's signature)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor, None, None]:
         return grad_outputs[0] * ctx.saved_tensors[0], None, None
 
 
-def with_slope(x: Tensor, values: Tensor, slope: Tensor) -> Tensor:
-    """``values``, whose derivative by ``x`` is ``slope``."""
-    apply: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithSlope.apply  # pyright: ignore
-    return apply(x, values, slope)
+def with_derivative(x: Tensor, values: Tensor, derivative: Tensor) -> Tensor:
+    """Return ``values`` as an elementwise function of ``x`` whose derivative is ``derivative``."""
+    apply: Callable[[Tensor, Tensor, Tensor], Tensor] = _WithDerivative.apply  # pyright: ignore
+    return apply(x, values, derivative)
 
 
 def policy_loss(
@@ -189,68 +212,72 @@ def policy_loss(
     cu_seqlens: Int[Tensor, " ends"] | None = None,
     packed: bool | None = None,
 ) -> LossOutputs:
-    """The policy-gradient loss of any method: any clip rule, any objective, averaged over tokens.
+    """Compute a method's policy-gradient loss from the log-probabilities, advantages and mask of a batch.
 
-    By default PPO's surrogate ``−min(r·A, clip(r)·A)`` under `Band`. A token's gradient is ``−(w·A + b)·∇logp``, where
-    the objective gives the weight ``w`` and the bias ``b``, 0 for most. A backward pass needs no more, so the rest is
-    computed without autograd, and bounds are solved for only where the weight needs them. (A clipped token reports
-    ``−clip(r)·A``; where its bound has to be solved for, ``−min(r, max_ratio)·A``. Its gradient is 0.)
+    Takes tensors of shape (batch, time), one value per sampled token. Returns ``(loss, metrics)``: a scalar to call
+    ``backward`` on, and a dict of detached scalars to log.
 
-    All log-probabilities must be those of the distribution that was sampled from: divided by the sampling
-    temperature, and normalised over the full vocabulary. A band computed from another p is another band.
+    The default is PPO's surrogate ``−min(r·A, clip(r)·A)`` with the ratio ``r = exp(logp − logp_old)`` clipped to the
+    bounds of `Band`. In general the derivative of a token's loss with respect to its ``logp`` is ``−(w·A + b)``. The
+    method's objective defines the weight ``w`` and the bias ``b``, which is 0 for most methods. This derivative is
+    computed directly and handed to autograd, so no graph is built over the ratios, and a bound without a closed form is
+    solved for only if the weight needs it. A clipped token has the gradient 0; its value in the loss is ``−clip(r)·A``,
+    or ``−min(r, max_ratio)·A`` if its bound has no closed form.
+
+    All log-probabilities must be those of the distribution that the tokens were sampled from: divided by the sampling
+    temperature and normalised over the full vocabulary. Otherwise the bounds are wrong.
 
     Args:
         logp: Log-probabilities (nats) of the sampled tokens under the policy in training; carries the gradient.
-        logp_old: The same under the policy that the ratio refers to.
-        advantages: One per token, or one per sequence.
-        mask: 1 (or True) for tokens that count, else 0. What stands elsewhere in the other tensors has no effect, NaN
-            included. All tokens count if omitted.
-        method: A method of `bandpo.methods`, a clip rule alone, or a `Method` made of a rule and an objective. It may
-            be given as text: ``"SAPO(1.0, 1.05)"``. By default PPO's surrogate under ``Band(KL(), 0.05)``. At the level
-            ``sequence``, as in GSPO (arXiv 2507.18071), every token of a sequence has the ratio
-            ``(π(y)/π_old(y))^(1/|y|)``, the geometric mean of its tokens'. ``p`` is then the geometric mean of the old
-            token probabilities; as the ratio of two such means stays below ``1/p``, a band is well defined. It is
-            the band of a typical token, not a trust region of the distribution over sequences.
-        logp_anchor: Log-probabilities under the policy that the rule's bounds surround, where that is not
-            ``logp_old``: the rollout engine's own, say. The new probability is then kept within
-            ``[lower(p), upper(p)]·p`` of the anchor's p, while the ratio goes on to refer to ``logp_old``.
+        logp_old: Log-probabilities (nats) of the same tokens under the old policy, the denominator of the ratio.
+        advantages: One per token, (batch, time), or one per sequence, (batch,) or (batch, 1).
+        mask: 1 (or True) for tokens that count, 0 for padding. Padding is ignored in all tensors and may contain NaN.
+            All tokens count if not given.
+        method: A method such as ``DAPO()``, a clip rule such as ``FixedClip(0.2)``, a `Method` made of a rule and an
+            objective, or the text of one: ``"SAPO(1.0, 1.05)"``. By default PPO's surrogate with
+            ``Band(KL(), 0.05)``. For ratios per sequence, as in `bandpo.GSPO`, see docs/which-method.md.
+        logp_anchor: Log-probabilities (nats) under the policy that the rule's bounds surround, if that is not
+            ``logp_old``: the rollout engine's, for instance. The new probability is then kept within
+            ``[lower(p), upper(p)]·p`` of the anchor's probability p. The ratio still refers to ``logp_old``.
         entropy: Entropy (nats) of the policy at each token, for objectives that use it.
-        weights: Importance weights ≥ 0 that multiply each token's (or sequence's) loss, as TRL's
-            ``importance_sampling_ratio`` and verl's ``rollout_is_weights`` do; truncated by the caller. VESPO has them
-            within its own weight.
-        state: What else rules and objectives may depend on: a schedule on the progress, say.
-        aggregation: See `aggregate`; by default what the method fixes, else ``token-mean``. Or a function that reduces
-            the losses of the tokens, (batch, time), to one number.
+        weights: Importance weights ≥ 0, per token or per sequence, that multiply the loss of each token, as TRL's
+            ``importance_sampling_ratio`` and verl's ``rollout_is_weights`` do. Truncate them before the call. VESPO
+            includes them in its own weight.
+        state: The training state that schedules, rules and objectives may depend on, such as the progress.
+        aggregation: See `aggregate`; by default the method's own, else ``token-mean``. It may be a function that
+            reduces the token losses, (batch, time), to a scalar.
         normalizer: See `aggregate`.
-        segments: In a packed batch, the number of each token's sequence, from 0, of the shape of ``logp``; below 0 for
-            tokens of none. With Hugging Face's ``position_ids``: ``(position_ids == 0).cumsum(-1) - 1``.
-        cu_seqlens: In a packed batch, where each sequence begins among the flattened tokens, and where the last one
-            ends, as for FlashAttention's kernels. Jagged nested tensors need neither.
-        packed: False says that each row is one sequence, whatever its advantages: give it for process rewards, or for
-            the advantages of a critic at the level ``sequence``. If omitted, and neither ``segments`` nor
-            ``cu_seqlens`` is given, rows are checked where the method looks at sequences. At the level ``sequence`` (of
-            the ratio or of its bound) a row is refused if its advantages change among counted tokens. Under an average
-            over sequences, an objective with ``whole_sequence``, or a number that depends on the position or the
-            length, a row is refused if its advantages change, and are equal between at least half of its neighbouring
-            counted tokens. So are those of packed sequences, but not those of a critic. Values are read on the CPU
-            only, and only where advantages are one per token. Packed sequences that all have the same advantage are not
-            noticed.
+        segments: For a packed batch: the index of each token's sequence, from 0, in the shape of ``logp``; below 0
+            for tokens of no sequence. From Hugging Face's ``position_ids``: ``(position_ids == 0).cumsum(-1) - 1``.
+        cu_seqlens: For a packed batch: the start of each sequence among the flattened tokens and the end of the last
+            one, as in FlashAttention's kernels.
+        packed: False states that each row is one sequence, and skips the check for packed rows. Pass it with process
+            rewards, or with a critic's advantages at the level ``sequence``. By default, if neither ``segments`` nor
+            ``cu_seqlens`` is given, rows are checked if the method takes a row for one sequence. If the ratio or its
+            bound is at the level ``sequence``, advantages that change among the counted tokens of a row raise an error.
+            If the method has a mean over sequences, an objective with ``whole_sequence``, or a number that depends on
+            position or length, a row raises an error if its advantages change but are equal between at least half of
+            its neighbouring counted tokens. This detects packed sequences and accepts a critic's advantages. The check
+            needs advantages per token on the CPU, and cannot detect packed sequences that share one advantage.
 
-    A packed batch holds several sequences in a row: tensors are of the shape (1, tokens), (tokens,) or (batch, time),
-    or jagged; advantages and weights are one per token, or of the shape (sequences,). Loss, gradient and metrics are
-    those of the padded batch.
+    A packed batch holds several sequences in a row. Its tensors have the shape (1, tokens), (tokens,) or (batch, time),
+    with ``segments`` or ``cu_seqlens``, or they are jagged nested tensors, which need neither. Advantages and weights
+    are one per token or have the shape (sequences,). Loss, gradient and metrics equal those of the padded batch.
 
     Returns:
-        The loss, and metrics over counted tokens. Where no token counts the loss is 0, with a gradient of 0, and the
-        metrics are NaN. A token is *dropped* where its weight is 0 or negative.
-        ``clip_high``: share of tokens dropped with A > 0; ``clip_low``: with A < 0 and r < 1; ``dual_clip``: with A < 0
-        and r > 1, as the dual clip does. ``ratio_mean``: mean ratio. ``approx_kl``: mean of ``r − 1 − log r``, an
-        estimate of KL(π_old ‖ π) in nats; token by token at any level.
+        The loss, and metrics that are means over counted tokens. If no token counts, the loss and its gradient are 0
+        and the metrics are NaN. A token is *dropped* if its weight is 0 or negative.
+
+        - ``clip_high``: share of tokens that are dropped with A > 0.
+        - ``clip_low``: share of tokens that are dropped with A < 0 and r < 1.
+        - ``dual_clip``: share of tokens that are dropped with A < 0 and r > 1, as by a dual clip.
+        - ``ratio_mean``: mean ratio.
+        - ``approx_kl``: mean of ``r − 1 − log r`` with token ratios, an estimate of KL(π_old ‖ π) in nats.
 
     Raises:
-        TypeError: a tensor is not floating-point, or ``method`` is none.
-        ValueError: a tensor is refused, see `bandpo.batch.Batch.read`; a row holds several sequences, see ``packed``;
-            a text cannot be read; a number of the method depends on what ``state`` lacks.
+        TypeError: if a tensor is not floating-point, or ``method`` is not a method.
+        ValueError: if a tensor is invalid (see `bandpo.batch.Batch.read`), a row holds several sequences (see
+            ``packed``), a text cannot be parsed, or a number of the method depends on something that ``state`` lacks.
 
     >>> logp = torch.tensor([[0.2, 0.5]]).log().requires_grad_()
     >>> loss, metrics = policy_loss(logp, torch.tensor([[0.08, 0.5]]).log(), torch.tensor([1.0]), method=FixedClip())
@@ -271,48 +298,62 @@ def policy_loss(
         segments=segments,
         cu_seqlens=cu_seqlens,
     )
-    average = aggregation or chosen.aggregation or "token-mean"
-    check_unpacked(batch, advantages, chosen, None if callable(average) else average, packed)
-    advantages, mask = batch.advantages, batch.mask
+    reduction = aggregation or chosen.aggregation or "token-mean"
+    check_unpacked(batch, advantages, chosen, None if callable(reduction) else reduction, packed)
     if batch.sequences.packed:
         logp = as_row(logp)
+
+    # The value of each token's loss and its derivative with respect to logp, both (batch, time).
     with torch.no_grad():
+        advantages = batch.advantages
+        mask = batch.mask
         tokens = chosen.tokens(batch)
         objective = chosen.objective.resolve(batch.state)
         weight = objective.weight(tokens)
         bias = objective.bias(tokens)
         regularizer = objective.regularizer(tokens)
-        # The advantage is 0 in the padding, so the slope and the value are 0 there too.
-        slope = -advantages * weight
+        # The advantage is 0 in the padding, so the derivative and the value are 0 there too.
+        derivative = -advantages * weight
         value = -advantages * objective.surrogate(tokens)
         if bias is not None:
-            slope = slope - bias * mask
+            derivative = derivative - bias * mask
         if regularizer is not None:
             value = value + regularizer * mask
         token_weights = batch.token_weights
         if token_weights is not None and not objective.weights_inside:
-            slope = slope * token_weights
+            derivative = derivative * token_weights
             value = value * token_weights
-    values = with_slope(_checks.as_float("logp", logp), value, slope)
-    loss = average(values) if callable(average) else _aggregate(values, batch.sequences, average, normalizer)
+    token_losses = with_derivative(_checks.as_float("logp", logp), value, derivative)
 
+    if callable(reduction):
+        loss = reduction(token_losses)
+    else:
+        loss = _aggregate(token_losses, batch.sequences, reduction, normalizer)
     with torch.no_grad():
-        count = mask.sum(-1).sum()
-
-        def mean(x: Tensor) -> Tensor:
-            return x.sum(-1).sum() / count
-
-        # 1 where a token with A > 0 is dropped, −1 with A < 0. (Numbers and sums of rows are compiled into one pass.)
-        dropped = torch.where(weight > 0, 0.0, advantages.sign())
-        negative = dropped.clamp(max=0.0)
-        dual = torch.where(tokens.log_ratio_anchor > 0, negative, 0.0)
-        ratio = tokens.ratio if chosen.level == "token" else batch.log_ratio.exp()
-        metrics = {
-            "clip_high": mean(dropped.clamp(min=0.0)),
-            "clip_low": mean(dual) - mean(negative),
-            "dual_clip": -mean(dual),
-            "ratio_mean": mean(tokens.ratio * mask),
-            # 0 where the mask is, as the logarithm is.
-            "approx_kl": mean(ratio - 1 - batch.log_ratio),
-        }
+        metrics = _loss_metrics(batch, tokens, weight, chosen.level)
     return LossOutputs(loss, metrics)
+
+
+def _loss_metrics(
+    batch: Batch, tokens: Tokens, weight: Float[Tensor, "batch time"], level: str
+) -> dict[str, Float[Tensor, ""]]:
+    """Compute the metrics of `policy_loss` from the weight of each token."""
+    count = batch.mask.sum(-1).sum()
+
+    def mean(x: Tensor) -> Tensor:
+        return x.sum(-1).sum() / count
+
+    # 1 for a dropped token with A > 0, −1 for one with A < 0. As numbers rather than flags, and summed by rows, the
+    # metrics are compiled into the same kernel as the loss.
+    dropped = torch.where(weight > 0, 0.0, batch.advantages.sign())
+    negative = dropped.clamp(max=0.0)
+    dual = torch.where(tokens.log_ratio_anchor > 0, negative, 0.0)
+    token_ratio = tokens.ratio if level == "token" else batch.log_ratio.exp()
+    return {
+        "clip_high": mean(dropped.clamp(min=0.0)),
+        "clip_low": mean(dual) - mean(negative),
+        "dual_clip": -mean(dual),
+        "ratio_mean": mean(tokens.ratio * batch.mask),
+        # The log-ratio is 0 in the padding, so this is 0 there too.
+        "approx_kl": mean(token_ratio - 1 - batch.log_ratio),
+    }

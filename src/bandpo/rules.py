@@ -1,7 +1,8 @@
-"""Clip rules: what bounds a probability ratio. PPO's clip is the constant case, Band the exact one.
+"""Clip rules, which give the bounds of each token's probability ratio.
 
-Every rule is an immutable setting with one interface, so a loss, a trainer or an audit takes any of them. Its
-``repr`` is also how it is written in a YAML file or on a command line; `bandpo.parse` reads it back.
+`FixedClip` is PPO's clip, with the same bounds for all tokens. `Band` computes the bounds from a trust region and the
+token's old probability. Rules are immutable and share one interface, so losses, trainers and audits accept any of them.
+The ``repr`` of a rule is its text form for YAML files and command lines; `bandpo.parse` reads it.
 """
 
 from __future__ import annotations
@@ -43,85 +44,90 @@ __all__ = [
 
 
 class ClipMask(NamedTuple):
-    """The ratios that a rule clips, by the bound that they exceed."""
+    """The tokens whose ratio is outside of a rule's bounds, one mask for each bound."""
 
     clipped_low: Bool[Tensor, "*shape"]
-    """True where the ratio is below the lower bound."""
+    """True if the ratio is below the lower bound."""
     clipped_high: Bool[Tensor, "*shape"]
-    """True where the ratio is above the upper bound."""
+    """True if the ratio is above the upper bound."""
 
 
 @dataclass(frozen=True)
 class ClipRule(Varies, ABC):
-    """An interval of allowed ratios for each token."""
+    """The base class of clip rules: an interval of allowed ratios for each token."""
 
     @abstractmethod
     def bounds(self, logp_old: Float[Tensor, "*shape"]) -> RatioBounds:
-        """The interval for tokens of old log-probability ``logp_old`` (nats, any shape)."""
+        """Compute the bounds for tokens with the old log-probabilities ``logp_old`` (nats, any shape)."""
 
     def clip_mask(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> ClipMask:
-        """Return where ``log_ratio = logp − logp_old`` (nats) lies outside of the interval.
+        """Compute which tokens have a log-ratio outside of their bounds.
 
-        A gradient needs no more than this. By default the ratio is compared with `bounds`. A rule that has a cheaper
-        test overrides this method and `solves`.
+        The gradient of a clipped loss depends on this mask only. The default compares the ratio with `bounds`. A rule
+        with a cheaper test overrides this method and `solves`.
+
+        Args:
+            log_ratio: ``logp − logp_old`` (nats).
+            logp_old: The old log-probabilities (nats).
         """
         bounds = self.bounds(logp_old)
         return ClipMask(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
 
     @property
     def solves(self) -> bool:
-        """Whether `bounds` is costly, as a root search is. A loss then calls `clip_mask` alone where it can."""
-        return any(part.solves for part in self._rules())
+        """True if `bounds` is costly, as with a root search. The loss then calls `clip_mask` instead if it can."""
+        return any(rule.solves for rule in self._inner_rules())
 
     @property
     def cap(self) -> float:
-        """A ratio that no upper bound exceeds, known without solving: what a loss reports of a blocked token."""
+        """A ratio that no upper bound exceeds, known without solving. The loss reports it for blocked tokens."""
         return math.inf
 
     def settle(self, tokens: TokenData) -> ClipRule:
-        """Return the rule for these tokens alone, whose bounds depend on p and nothing else.
+        """Return the rule for the given tokens, with bounds that depend on p only.
 
-        It is the rule itself, unless it is a `TokenRule` or holds one. `Tokens.rule` is settled.
+        It replaces each `TokenRule` by the rule or the bounds that `TokenRule.for_tokens` returns. Other rules are
+        returned unchanged.
         """
-        parts = self.parts()
+        arguments = self.arguments()
         changed: dict[str, ClipRule] = {}
-        for name, part in parts.items():
-            if isinstance(part, ClipRule):
-                settled = part.settle(tokens)
-                if settled is not part:
+        for name, value in arguments.items():
+            if isinstance(value, ClipRule):
+                settled = value.settle(tokens)
+                if settled is not value:
                     changed[name] = settled
-        return self.__class__(**{**parts, **changed}) if changed else self
+        return self.__class__(**{**arguments, **changed}) if changed else self
 
     @property
     def looks_at_tokens(self) -> bool:
-        """Whether the rule is a `TokenRule`, or holds one: then `bounds` are those of a settled rule only."""
-        return any(part.looks_at_tokens for part in self._rules())
+        """True if the rule is or contains a `TokenRule`. `bounds` is then only available after `settle`."""
+        return any(rule.looks_at_tokens for rule in self._inner_rules())
 
     @property
     def whole_sequence(self) -> bool:
-        """Whether a token's bounds depend on other tokens of its sequence: a row must then hold one sequence."""
-        return any(part.whole_sequence for part in self._rules())
+        """True if a token's bounds depend on other tokens of its sequence. A row must then hold one sequence."""
+        return any(rule.whole_sequence for rule in self._inner_rules())
 
     @property
     def whole_batch(self) -> bool:
-        """Whether a token's bounds depend on other sequences: the loss then needs all of an update at once."""
-        return any(part.whole_batch for part in self._rules())
+        """True if a token's bounds depend on other sequences. The loss then needs all of an update at once."""
+        return any(rule.whole_batch for rule in self._inner_rules())
 
-    def _rules(self) -> list[ClipRule]:
-        """Return the rules that this one is made of."""
-        return [part for part in self.parts().values() if isinstance(part, ClipRule)]
+    def _inner_rules(self) -> list[ClipRule]:
+        """Return the rules that are fields of this rule."""
+        return [value for value in self.arguments().values() if isinstance(value, ClipRule)]
 
 
 @dataclass(frozen=True)
 class TokenRule(ClipRule):
-    """A clip rule that looks at more than p: advantages, positions, ages, or the other tokens of the batch.
+    """A clip rule that depends on more than p: on advantages, positions, ages, or the other tokens of the batch.
 
-    A subclass has one method, `for_tokens`. It is called once for each view of a batch, before any bound is asked for.
-    Within `TwoSided`, `Loosest` and `Tightest`, and beside any objective, such a rule is used as any other.
+    A subclass implements one method, `for_tokens`. It is called once per batch and level, before the bounds are
+    computed. Such a rule can be combined with `TwoSided`, `Loosest` and `Tightest`, and with any objective.
 
-    Where a token's bounds depend on other tokens, override `whole_sequence` (others of its sequence) or `whole_batch`
-    (other sequences). Packed rows are then refused that say nothing of their sequences, and so are trainers that give a
-    loss parts of an update.
+    If a token's bounds depend on other tokens, override `whole_sequence` (tokens of its sequence) or `whole_batch`
+    (other sequences). Packed rows without ``segments`` or ``cu_seqlens`` then raise an error, and so do trainers that
+    compute the loss of an update in several parts.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -145,20 +151,20 @@ class TokenRule(ClipRule):
 
     @abstractmethod
     def for_tokens(self, tokens: TokenData) -> RatioBounds | ClipRule:
-        """Return the bounds of these tokens, or a rule that holds for them alone, such as a `Band`.
+        """Return the bounds of the given tokens, or a clip rule for them, such as a `Band` with a tensor as radius.
 
-        Bounds are log-ratios of a shape that broadcasts to the tokens'. They surround ``tokens.logp_anchor``, and
-        ``tokens.log_ratio_anchor`` is compared with them. No value may be read on the host, as ``.item()`` and ``if``
-        do: that would stop an accelerator, and break the graph of ``torch.compile``.
+        Bounds are log-ratios of a shape that broadcasts to the tokens'. They surround ``tokens.logp_anchor`` and are
+        compared with ``tokens.log_ratio_anchor``. Do not read values on the host, as ``.item()`` and ``if`` do: that
+        synchronises an accelerator and breaks the graph of ``torch.compile``.
 
         Args:
-            tokens: The tokens, at the levels of the method.
+            tokens: The tokens, with ratios at the level of the method.
         """
 
     def settle(self, tokens: TokenData) -> ClipRule:
         rule = self.for_tokens(tokens)
         if isinstance(rule, RatioBounds):
-            return _GivenBounds(rule.log_lower, rule.log_upper)
+            return _TensorBounds(rule.log_lower, rule.log_upper)
         if not _checks.is_a(rule, ClipRule):
             raise InvalidType(
                 f"{type(self).__name__}.for_tokens must return RatioBounds or a clip rule, got {type(rule).__name__}"
@@ -167,7 +173,7 @@ class TokenRule(ClipRule):
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         raise InvalidValue(
-            f"{self!r} has no bounds but for the tokens of a batch: they depend on more than p. Read them from "
+            f"the bounds of {self!r} depend on more than logp_old; read those of a batch from "
             "method.tokens(batch).bounds"
         )
 
@@ -177,8 +183,8 @@ class TokenRule(ClipRule):
 
 
 @dataclass(frozen=True, eq=False)
-class _GivenBounds(ClipRule):
-    """The bounds of certain tokens, whatever their probability."""
+class _TensorBounds(ClipRule):
+    """Bounds that were computed for the tokens of one batch, as log-ratios that broadcast to the tokens."""
 
     log_lower: Tensor
     log_upper: Tensor
@@ -197,15 +203,16 @@ class _GivenBounds(ClipRule):
 
 @dataclass(frozen=True)
 class Band(ClipRule):
-    """Band: the ratios within an f-divergence trust region around the token's old probability.
+    """A clip rule that allows the ratios within an f-divergence trust region around the token's old probability.
 
-    `clip_mask` evaluates the constraint once and solves for no bound. The gradient of a clipped loss needs no more.
+    The bounds are the smallest and the largest ratio r with ``p·f(r) + (1 − p)·f((1 − p·r)/(1 − p)) ≤ radius``.
+    `clip_mask` evaluates this constraint at the token's ratio, without solving for the bounds.
 
     Args:
-        divergence: The trust region's divergence.
-        radius: Size of the trust region, in the divergence's own unit; by default ``divergence.default_radius``. A
-            number, a tensor (one per token, or one per sequence with a trailing dimension of 1), or a schedule or
-            controller of `bandpo.schedules`. A rule that holds a tensor has no text form.
+        divergence: The divergence, which gives f.
+        radius: Size of the trust region, in the divergence's own unit; ``divergence.default_radius`` if not given. A
+            number, a tensor (one value per token, or one per sequence with a trailing dimension of 1), or a schedule
+            or controller of `bandpo.schedules`. A rule with a tensor has no text form.
         max_ratio: Cap on the upper bound, > 1; ``inf`` for none. The paper uses 10.
 
     Source: arXiv 2603.04918.
@@ -238,23 +245,22 @@ class Band(ClipRule):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Band) or type(other) is not type(self):
             return NotImplemented
-        mine, theirs = self.radius, other.radius
-        if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
-            # A tensor equals only itself, as its hash says: comparing elements would read the device.
-            same_radius = mine is theirs
+        if isinstance(self.radius, torch.Tensor) or isinstance(other.radius, torch.Tensor):
+            # Tensors are compared by identity, as by their hash: comparing elements would read the device.
+            same_radius = self.radius is other.radius
         else:
-            same_radius = mine == theirs
+            same_radius = self.radius == other.radius
         return same_radius and (self.divergence, self.max_ratio) == (other.divergence, other.max_ratio)
 
     def radius_for(self, logp_old: Float[Tensor, "*shape"]) -> float | Tensor:
-        """Return the radius for tokens of old log-probability ``logp_old``, a number or a tensor that broadcasts.
+        """Return the radius for tokens with the old log-probabilities ``logp_old``: a number, or a tensor like them.
 
         Raises:
             ValueError: if the radius depends on the training state (see `resolve`), does not broadcast, or is not above
                 0 everywhere.
         """
         logp = _checks.as_float("logp_old", logp_old)
-        radius = cast("float | Tensor | Radius", self.radius)  # never None: __post_init__ filled it in
+        radius = cast("float | Tensor | Radius", self.radius)  # not None: __post_init__ sets the default
         if isinstance(radius, Radius):
             raise radius.unknown()
         return _checks.as_radius(radius, logp) if isinstance(radius, torch.Tensor) else radius
@@ -270,11 +276,11 @@ class Band(ClipRule):
 
     def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
         logp = _checks.as_logp("logp_old", logp_old)
-        # As a number, not a flag: a compiler keeps it for both sides, and flags are slow to keep.
-        beyond = torch.where(
-            self.divergence.divergence_of_ratio(log_ratio, logp) > self.radius_for(logp), log_ratio, 0.0
-        )
-        return ClipMask(beyond < 0, (beyond > 0) | (log_ratio > math.log(self.max_ratio)))
+        divergence = self.divergence.divergence_of_ratio(log_ratio, logp)
+        # The log-ratio of tokens outside of the trust region, else 0. A compiled graph stores this one tensor for both
+        # masks; storing boolean tensors is slower.
+        outside = torch.where(divergence > self.radius_for(logp), log_ratio, 0.0)
+        return ClipMask(outside < 0, (outside > 0) | (log_ratio > math.log(self.max_ratio)))
 
     @property
     def solves(self) -> bool:
@@ -283,13 +289,13 @@ class Band(ClipRule):
 
 @dataclass(frozen=True)
 class FixedClip(ClipRule):
-    """PPO's clip: ratios in ``[1 − low, 1 + high]`` whatever the token's probability.
+    """PPO's clip: ratios in ``[1 − low, 1 + high]`` for every token.
 
-    0.2 is PPO and GRPO, 0.2 and 0.28 DAPO's Clip-Higher. ``high=inf`` leaves positive advantages unbounded.
+    PPO and GRPO use 0.2; DAPO's Clip-Higher uses 0.2 and 0.28. ``high=inf`` removes the upper bound.
 
     Args:
-        low: In [0, 1].
-        high: ≥ 0; as ``low`` if not given.
+        low: Distance of the lower bound from 1, in [0, 1].
+        high: Distance of the upper bound from 1, ≥ 0; ``low`` if not given.
 
     >>> FixedClip(0.1)
     FixedClip(low=0.1, high=0.1)
@@ -298,7 +304,7 @@ class FixedClip(ClipRule):
     """
 
     low: float = 0.2
-    high: float = cast("float", None)  # until __post_init__ makes it low
+    high: float = cast("float", None)  # __post_init__ replaces None by low
 
     def __post_init__(self) -> None:
         if _checks.is_a(self.high, NoneType):
@@ -318,11 +324,11 @@ class FixedClip(ClipRule):
 
 @dataclass(frozen=True)
 class LogClip(ClipRule):
-    """The same distance of ``log r`` whatever the token's probability: ratios in ``[e^−low, e^high]``.
+    """A clip of the log-ratio: ratios in ``[e^−low, e^high]`` for every token.
 
     Args:
-        low: ≥ 0; ``inf`` for no lower bound.
-        high: ≥ 0; ``inf`` for no upper bound.
+        low: Distance of the lower bound from 0 in log r, ≥ 0; ``inf`` for no lower bound.
+        high: Distance of the upper bound from 0 in log r, ≥ 0; ``inf`` for no upper bound.
 
     >>> LogClip(0.4, 0.4).bounds(torch.tensor([0.08]).log()).upper
     tensor([1.4918])
@@ -342,7 +348,7 @@ class LogClip(ClipRule):
 
 @dataclass(frozen=True)
 class Unclipped(ClipRule):
-    """No clip: every ratio is allowed.
+    """A rule without bounds: every ratio is allowed.
 
     >>> Unclipped().bounds(torch.tensor([0.08]).log()).upper
     tensor([inf])
@@ -353,30 +359,30 @@ class Unclipped(ClipRule):
 
 
 def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
-    """Every band in a rule by the path of fields that leads to it; by ``""`` where it is the rule itself.
+    """Return every `Band` in a rule by the path of fields that leads to it, ``""`` for the rule itself.
 
     >>> bands(Tightest(TwoSided(FixedClip(), Band()), FixedClip(1.0, 3.0)))
     {'a.upper': Band(divergence=KL(), radius=0.05, max_ratio=10.0)}
     """
-    found = {within: rule} if isinstance(rule, Band) else {}
-    for name, part in rule.parts().items():
-        if isinstance(part, ClipRule):
-            found |= bands(part, f"{within}.{name}".lstrip("."))
-    return found
+    by_path = {within: rule} if isinstance(rule, Band) else {}
+    for name, value in rule.arguments().items():
+        if isinstance(value, ClipRule):
+            by_path |= bands(value, f"{within}.{name}".lstrip("."))
+    return by_path
 
 
 @dataclass(frozen=True)
 class DCPO(ClipRule):
-    """DCPO's dynamic clip: the ratios with ``|r − 1|·r·p`` within ``low`` below 1 and ``high`` above.
+    """DCPO's dynamic clip: the ratios with ``(1 − r)·r·p ≤ low`` below 1 and ``(r − 1)·r·p ≤ high`` above.
 
         ½ + ½·√max(1 − 4·low/p, 0)  ≤  r  ≤  min(½ + ½·√(1 + 4·high/p), max_ratio)
 
-    The lower bound is ½ for every token with ``p ≤ 4·low``. The upper exceeds ``1/p``, the simplex, for common
-    tokens (p > 1 − high), and so never binds on them.
+    The lower bound is ½ for every token with ``p ≤ 4·low``. For common tokens, p > 1 − high, the upper bound is above
+    ``1/p``, which no ratio exceeds, so it has no effect on them.
 
     Args:
-        low: ≥ 0.
-        high: ≥ 0.
+        low: Limit of ``(1 − r)·r·p``, ≥ 0.
+        high: Limit of ``(r − 1)·r·p``, ≥ 0.
         max_ratio: Cap on the upper bound, > 1; ``inf`` for none.
 
     Source: arXiv 2509.02333.
@@ -406,15 +412,17 @@ class DCPO(ClipRule):
 
 
 def _log_ratio(x: float, logp: Tensor) -> Tensor:
-    """``log(x/p)``; −inf at x = 0, whatever p."""
+    """Compute ``log(x/p)``, which is −inf for x = 0."""
     return math.log(x) - logp if x else torch.full_like(logp, -math.inf)
 
 
 def _check_cap(max_ratio: float) -> None:
+    """Raise ValueError unless a cap on the ratio is above 1."""
     _checks.number("max_ratio", max_ratio, "above 1 (inf for no cap)", lambda x: x > 1)
 
 
 def _check_rules(**rules: object) -> None:
+    """Raise TypeError if an argument, passed by its name, is not a clip rule."""
     for name, rule in rules.items():
         if not isinstance(rule, ClipRule):
             raise InvalidType(f"{name} must be a ClipRule such as FixedClip(0.2), got {rule!r}")
@@ -455,7 +463,7 @@ class TwoSided(ClipRule):
 
 @dataclass(frozen=True)
 class _Combined(ClipRule):
-    """Two clip rules, of which each bound takes one rule's."""
+    """Base of rules whose bounds are each taken from one of two rules."""
 
     a: ClipRule
     b: ClipRule
@@ -466,17 +474,17 @@ class _Combined(ClipRule):
     @staticmethod
     @abstractmethod
     def _lower(a: Tensor, b: Tensor, /) -> Tensor:
-        """Return the lower bound that holds, of two."""
+        """Combine the lower bounds of both rules."""
 
     @staticmethod
     @abstractmethod
     def _upper(a: Tensor, b: Tensor, /) -> Tensor:
-        """Return the upper bound that holds, of two."""
+        """Combine the upper bounds of both rules."""
 
     @staticmethod
     @abstractmethod
     def _clipped(a: Tensor, b: Tensor, /) -> Tensor:
-        """Return where the combined rule clips, from where ``a`` and ``b`` clip."""
+        """Combine the clip masks of both rules."""
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         a = self.a.bounds(logp_old)
@@ -502,7 +510,9 @@ class Loosest(_Combined):
     tensor([1.2800])
     """
 
-    _lower, _upper, _clipped = map(staticmethod, (torch.minimum, torch.maximum, torch.logical_and))
+    _lower = staticmethod(torch.minimum)
+    _upper = staticmethod(torch.maximum)
+    _clipped = staticmethod(torch.logical_and)
 
     @property
     def cap(self) -> float:
@@ -519,7 +529,9 @@ class Tightest(_Combined):
     tensor([1.0764])
     """
 
-    _lower, _upper, _clipped = map(staticmethod, (torch.maximum, torch.minimum, torch.logical_or))
+    _lower = staticmethod(torch.maximum)
+    _upper = staticmethod(torch.minimum)
+    _clipped = staticmethod(torch.logical_or)
 
     @property
     def cap(self) -> float:

@@ -1,29 +1,30 @@
-"""Numbers of a setting that vary over training: schedules and controllers.
+"""Schedules and controllers: numbers of a rule, an objective or a method that vary over training.
 
-The radius of a `bandpo.Band` is a number, a tensor, or one of these. Any other number of a rule or an objective may be
-a schedule or a controller too: ``DualClip(Linear(10, 3))``. They are settings and hold no state: ``resolve(state)`` of
-a rule, an objective or a method replaces them by numbers. The state of controllers is plain data, which the training
-loop keeps.
+The radius of a `bandpo.Band` is a number, a tensor, a schedule or a controller. Any other number of a rule or an
+objective may be a schedule or a controller too: ``DualClip(Linear(10, 3))``. Schedules and controllers have no state:
+``resolve(state)`` of a rule, an objective or a method replaces them by numbers. The training loop stores the state of
+controllers, a plain dict.
 
-| radius | is | depends on |
+| radius | value | depends on |
 |---|---|---|
 | ``0.05`` | constant | |
 | a tensor | one per token (batch, time), or per sequence (batch, 1) | |
 | `Linear` | a schedule over training | ``TrainingState(progress=…)`` |
 | `ClipRateController` | adjusted after each batch | ``TrainingState(controller_state=…)`` |
 
-In a loop of your own (`BandGRPOTrainer` does this for you):
+In a training loop of your own (`BandGRPOTrainer` does this itself):
 
 >>> rule = Band(KL(), ClipRateController(target=0.01, start=0.05))
 >>> controller_state = {}
 >>> for batch in range(3):
 ...     method = rule.resolve(TrainingState(progress=batch / 3, controller_state=controller_state))
-...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # of policy_loss(..., method=method), over the whole batch
+...     metrics = {"clip_high": 0.01, "clip_low": 0.02}  # from policy_loss(..., method=method), over the whole batch
 ...     controller_state = rule.update_controllers(controller_state, metrics)
 >>> {name: round(radius, 4) for name, radius in controller_state.items()}
 {'ClipRateController(target=0.01, start=0.05, gain=0.1, min_radius=0.005, max_radius=0.5)': 0.0581}
 
-A radius of your own is a frozen dataclass that derives from `Radius`; its text form is readable once it is imported.
+To define a schedule of your own, write a frozen dataclass that derives from `Radius`. Its text form can be parsed once
+its module is imported.
 """
 
 from __future__ import annotations
@@ -55,21 +56,22 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """The quantities that numbers, rules and objectives may depend on beside the log-probabilities.
+    """The quantities, beside the tensors of a batch, that schedules, rules and objectives may depend on.
 
-    Tensors are of the loss's own batch, so a micro-batch has its own. Every field is optional.
+    Tensors belong to the batch of one loss, so each micro-batch has its own. All fields are optional.
 
     Args:
-        progress: Share of the training done, in [0, 1].
-        controller_state: What ``update_controllers`` returned after the last batch; ``{}`` before the first.
-        group: Index of each sequence's prompt, (batch,); sequences of one prompt have the same. In a packed batch of
-            the shape (sequences,).
-        age: Number of versions that the sampling weights were behind, per sequence as ``group``, or (batch, time).
-        sequences: Which tokens form a sequence; `bandpo.Batch` fills it in.
-        processes: The ``torch.distributed`` group over whose batches sums of the batch run; None for this process.
+        progress: Share of the training that is done, in [0, 1].
+        controller_state: The result of ``update_controllers`` after the last batch; ``{}`` before the first.
+        group: Index of each sequence's prompt, (batch,), or (sequences,) in a packed batch.
+        age: Number of versions by which the weights that sampled were behind, per sequence like ``group``, or per token
+            (batch, time).
+        sequences: The assignment of tokens to sequences. `bandpo.Batch` sets it.
+        processes: The ``torch.distributed`` group whose batches are summed by rules that depend on the whole batch;
+            None for this process only.
 
     Raises:
-        ValueError: ``progress`` outside of [0, 1].
+        ValueError: if ``progress`` is outside of [0, 1].
 
     >>> from bandpo.sequences import Sequences
     >>> TrainingState(sequences=Sequences(torch.tensor([[0.0, 1.0, 1.0]]))).position
@@ -85,43 +87,43 @@ class TrainingState:
 
     @property
     def position(self) -> Float[Tensor, "batch time"] | None:
-        """Number of counted tokens of the sequence before each token; None where sequences are not known."""
+        """Number of counted tokens of the sequence before each token; None if sequences are not known."""
         return None if self.sequences is None else self.sequences.position
 
     @property
     def length(self) -> Float[Tensor, "batch time"] | None:
-        """Number of counted tokens of each token's sequence; None where sequences are not known."""
+        """Number of counted tokens of each token's sequence; None if sequences are not known."""
         return None if self.sequences is None else self.sequences.token_length
 
     def __post_init__(self) -> None:
         if self.progress is not None and not 0 <= self.progress <= 1:
             raise InvalidValue(
-                f"progress must be in [0, 1], the share of training done, got {self.progress!r}"
+                f"progress must be in [0, 1], the share of the training that is done, got {self.progress!r}"
             )
 
 
 class Radius(ABC):
-    """A number of a setting, such as the size of a trust region, as a function of the training state."""
+    """A number that depends on the training state, such as the size of a trust region."""
 
     needs: ClassVar[str]
     """The field or property of `TrainingState` that the value depends on."""
-    each_token: ClassVar[bool] = False
-    """Whether the value differs from token to token; only the radius of a `bandpo.Band` may."""
+    per_token: ClassVar[bool] = False
+    """True if the value may differ from token to token, which only the radius of a `bandpo.Band` may."""
 
     @property
     @abstractmethod
     def range(self) -> tuple[float, float]:
-        """The smallest and the greatest possible value."""
+        """The smallest and the largest possible value."""
 
     def resolve(self, state: TrainingState) -> float | Tensor | Radius:
-        """Return the value in ``state``, or the radius itself if the state lacks what it depends on."""
+        """Return the value for a training state, or the radius itself if the state lacks what it depends on."""
         return self
 
     def unknown(self) -> InvalidValue:
-        """Return the error for a radius whose value the state lacks."""
+        """Return the error for a radius whose value is not known from the training state."""
         return InvalidValue(
-            f"{self!r} depends on the training state: give policy_loss state=TrainingState({self.needs}=...), or use "
-            "a trainer that does so, such as BandGRPOTrainer"
+            f"{self!r} depends on the training state: pass state=TrainingState({self.needs}=...) to policy_loss, or "
+            "use a trainer that does so, such as BandGRPOTrainer"
         )
 
 
@@ -129,16 +131,16 @@ V = TypeVar("V", bound="Varies")
 
 
 class Varies:
-    """A setting whose numbers, and those of settings within it, may vary: a rule, an objective or a method."""
+    """Base of rules, objectives and methods, whose numbers may be schedules or controllers."""
 
     def varying(self, within: str = "") -> dict[str, Radius]:
-        """Return every number that varies, by the path of fields that leads to it.
+        """Return all schedules and controllers by the path of fields that leads to them.
 
         >>> TwoSided(FixedClip(0.2), Band(KL(), Linear(0.05, 0.01))).varying()
         {'upper.radius': Linear(start=0.05, end=0.01)}
         """
         radii: dict[str, Radius] = {}
-        for name, value in self.parts().items():
+        for name, value in self.arguments().items():
             path = f"{within}.{name}".lstrip(".")
             if isinstance(value, Radius):
                 radii[path] = value
@@ -147,47 +149,47 @@ class Varies:
         return radii
 
     def resolve(self: V, state: TrainingState, strict: bool = True) -> V:
-        """Return the setting with its varying numbers replaced by their values in ``state``.
+        """Return the rule, objective or method with schedules and controllers replaced by their values.
 
         Args:
             state: The training state.
-            strict: Whether to raise an error for a number that depends on what the state lacks. If not, the number
-                stays as it is.
+            strict: True to raise an error for a number that depends on something that the state lacks, False to leave
+                it in place.
 
         Raises:
-            ValueError: if ``strict`` and a number depends on what the state lacks.
+            ValueError: if ``strict`` and a number depends on something that the state lacks.
 
         >>> Band(KL(), Linear(0.05, 0.01)).resolve(TrainingState(progress=1.0))
         Band(divergence=KL(), radius=0.01, max_ratio=10.0)
         """
         changed: dict[str, Any] = {}
-        for name, part in self.parts().items():
-            if isinstance(part, Varies):
-                value = part.resolve(state, strict)
-            elif isinstance(part, Radius):
-                value = part.resolve(state)
+        for name, argument in self.arguments().items():
+            if isinstance(argument, Varies):
+                value = argument.resolve(state, strict)
+            elif isinstance(argument, Radius):
+                value = argument.resolve(state)
                 if strict and isinstance(value, Radius):
                     raise value.unknown()
             else:
                 continue
-            if value is not part:
+            if value is not argument:
                 changed[name] = value
         return replace(cast("Any", self), **changed) if changed else self
 
     def update_controllers(
         self, controller_state: Mapping[str, float], metrics: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Return the numbers that the setting's controllers choose after a batch.
+        """Return the state of the controllers after a batch.
 
-        The result is plain data, keyed by the controllers' text forms, to be saved with a checkpoint; empty without a
-        controller.
+        It is a dict from each controller's text form to its new value, to be saved with a checkpoint; empty if there is
+        no controller.
 
         Args:
-            controller_state: The numbers of the batch; ``{}`` for the first.
+            controller_state: The state before the batch; ``{}`` for the first batch.
             metrics: The metrics of `bandpo.Audit` or `bandpo.policy_loss` over the batch.
 
         Raises:
-            ValueError: if the metrics lack what a controller measures.
+            ValueError: if the metrics lack the quantity that a controller measures.
         """
         controllers = [number for number in self.varying().values() if isinstance(number, Controller)]
         updated: dict[str, float] = {}
@@ -202,7 +204,8 @@ class Varies:
             updated[name] = controller.update(controller_state.get(name, controller.start), measured)
         return updated
 
-    def parts(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the constructor by name."""
         return {f.name: getattr(self, f.name) for f in fields(cast("Any", self)) if f.init}
 
 
@@ -213,9 +216,9 @@ def _between(start: float, end: float, share: Any) -> Any:
 
 @dataclass(frozen=True)
 class Linear(Radius):
-    """A number that changes in a straight line over training, from ``start`` to ``end``.
+    """A number that changes linearly over training, from ``start`` to ``end``.
 
-    The paper's authors tried a linear decay of the radius. Known from ``TrainingState(progress=…)``.
+    It depends on ``TrainingState(progress=…)``. The paper's authors tried a linear decay of the radius.
 
     Args:
         start: Value at the start of training.
@@ -250,16 +253,16 @@ class Controller(Radius):
 
         radius ← radius·exp(gain·(measured − target)/(measured + target)),  within [min_radius, max_radius]
 
-    The fraction lies in [−1, 1], so one batch changes the radius by at most the factor ``e^gain``. What is measured is
-    defined by a subclass.
+    The fraction is in [−1, 1], so one batch changes the radius by at most the factor ``e^gain``. A subclass defines
+    the measured quantity.
 
     Args:
         target: Target of the measured quantity, > 0.
         start: Radius of the first batch.
-        gain: Speed; with 0.1 the radius changes by at most 10 % a batch. With a positive gain a quantity above the
-            target widens the radius, with a negative one it narrows it.
+        gain: Step size; with 0.1 the radius changes by at most 10 % per batch. With a positive gain, a quantity above
+            the target increases the radius; with a negative gain it decreases it.
         min_radius: Smallest radius; a tenth of ``start`` by default.
-        max_radius: Greatest radius; ten times ``start`` by default.
+        max_radius: Largest radius; ten times ``start`` by default.
     """
 
     target: float
@@ -292,9 +295,12 @@ class Controller(Radius):
         return self if state.controller_state is None else state.controller_state.get(repr(self), self.start)
 
     def update(self, radius: float, measured: float) -> float:
-        """Return the next radius, after a batch with ``radius`` in which ``measured`` (≥ 0) was measured.
+        """Return the radius of the next batch.
 
-        A quantity that is not finite (a mean over no tokens, a ratio that overflowed) leaves the radius unchanged.
+        Args:
+            radius: The radius of the batch.
+            measured: The measured quantity, ≥ 0. The radius is unchanged if it is not finite, as for a mean over no
+                tokens.
 
         >>> round(ClipRateController(target=0.01, start=0.05).update(0.05, measured=0.03), 6)
         0.052564
@@ -303,7 +309,7 @@ class Controller(Radius):
             return radius
         if measured < 0:
             raise InvalidValue(
-                f"{type(self).__name__} was given {measured!r}, but what it measures is never negative"
+                f"{type(self).__name__} measures a quantity that is never negative, but got {measured!r}"
             )
         error = (measured - self.target) / (measured + self.target)
         return min(max(radius * math.exp(self.gain * error), self.min_radius), self.max_radius)
@@ -316,8 +322,8 @@ class Controller(Radius):
 class ClipRateController(Controller):
     """A controller of the clip rate: the share of tokens whose gradient the clip drops.
 
-    The rate is ``clip_high + clip_low`` over all losses of a batch. The first loss, before any update, clips nothing. A
-    rate above the target widens the radius.
+    The rate is ``clip_high + clip_low`` over all losses of a batch. The first loss, before any update, clips nothing.
+    With a positive gain, a rate above the target increases the radius.
     """
 
     def measured(self, metrics: Mapping[str, Any]) -> float:

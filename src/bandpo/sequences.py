@@ -1,13 +1,13 @@
-"""The sequences of a batch: which tokens belong together, and sums over them, in padded and in packed batches alike.
+"""The assignment of a batch's tokens to sequences, and sums over sequences, for padded and packed batches.
 
-A padded batch holds one sequence in each row. A packed batch holds several sequences one after the other in a row; its
-caller says where they lie, by one of these:
+A padded batch has one sequence in each row. A packed batch has several sequences one after the other in a row. Its
+caller passes their boundaries in one of these forms:
 
-- ``segments``, the number of each token's sequence, of the shape of the tokens;
-- ``cu_seqlens``, where each sequence begins among the flattened tokens, and where the last one ends;
-- jagged nested tensors, which hold the same.
+- ``segments``: the index of each token's sequence, in the shape of the tokens;
+- ``cu_seqlens``: the start of each sequence among the flattened tokens, and the end of the last one;
+- jagged nested tensors, which contain the boundaries.
 
-Rules and objectives ask the one object `Sequences`, so they are written once.
+Rules and objectives use `Sequences` for both kinds of batches.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ __all__ = ["Sequences"]
 class Sequences:
     """The sequences of a batch, and sums over them.
 
-    A tensor *per sequence* has the shape (batch, 1) in a padded batch. In a packed one it has the shape
-    (sequences + 1,), whose last entry belongs to tokens of no sequence. `at_tokens` gives each token its sequence's
-    entry in both.
+    A tensor *per sequence* has the shape (batch, 1) in a padded batch. In a packed batch it has the shape
+    (sequences + 1,); the last entry is for tokens of no sequence. `at_tokens` expands it to the tokens in both cases.
 
     Sums of packed sequences are accumulated in float64 where the device has it.
 
@@ -50,13 +49,13 @@ class Sequences:
     """
 
     mask: Float[Tensor, "batch time"]
-    """1 for tokens that count, else 0."""
+    """1 for tokens that count, 0 for padding."""
     index: Int[Tensor, " tokens"] | None = None
-    """The sequence of each flattened token, ``count`` for a token of none; None where each row is a sequence."""
+    """The sequence of each flattened token, ``count`` for a token of no sequence; None if each row is a sequence."""
     count: int = 0
-    """Of a packed batch, the number of entries per sequence, which is at least the number of sequences."""
+    """For a packed batch: the length of tensors per sequence, without their last entry; at least `number`."""
     number: int | Tensor = 0
-    """Of a packed batch, the number of sequences."""
+    """For a packed batch: the number of sequences."""
 
     @classmethod
     def read(
@@ -67,25 +66,25 @@ class Sequences:
         cu_seqlens: Int[Tensor, " ends"] | None = None,
         count: int | None = None,
     ) -> Sequences:
-        """Return the sequences of a batch whose caller has said where they lie.
+        """Return the sequences of a padded batch, or of a packed one with ``segments`` or ``cu_seqlens``.
 
         Args:
-            mask: 1 for tokens that count, else 0.
-            segments: The number of each token's sequence, from 0; below 0 for a token of none, as padding is. Tokens of
-                a sequence stand next to each other.
-            cu_seqlens: The place of each sequence's first token among the flattened tokens, and the place after the
-                last one: (0, …, N). What lies behind it is padding.
-            count: The number of sequences, where another tensor has one entry for each.
+            mask: 1 for tokens that count, 0 for padding.
+            segments: The index of each token's sequence, from 0; below 0 for a token of no sequence, such as padding.
+                The tokens of a sequence must be adjacent.
+            cu_seqlens: The start of each sequence among the flattened tokens, and the end of the last one: (0, …, N).
+                Tokens from there on are padding.
+            count: The number of sequences, if it is known from another tensor with one entry for each.
 
         Raises:
             TypeError: if ``segments`` or ``cu_seqlens`` are not integers.
-            ValueError: if both are given, shapes do not fit, a sequence is torn, numbers are out of range, or a token
-                that counts is in no sequence. Values are read on the CPU only.
+            ValueError: if both are given, shapes do not fit, the tokens of a sequence are not adjacent, an index is out
+                of range, or a token that counts is in no sequence. Values are read on the CPU only.
         """
         if segments is None and cu_seqlens is None:
             return cls(mask)
         if segments is not None and cu_seqlens is not None:
-            raise InvalidValue("segments= and cu_seqlens= say the same: give one of them")
+            raise InvalidValue("segments= and cu_seqlens= have the same meaning: pass one of them")
         if cu_seqlens is not None:
             _check_integers("cu_seqlens", cu_seqlens)
             count, index = _index_of_starts(cu_seqlens, mask)
@@ -100,15 +99,15 @@ class Sequences:
             index = segments.flatten().long()
             if _checks.values_can_be_read(index):
                 _check_segments(segments.long(), count)
-            # Without another tensor that tells it, no more than one sequence for each token.
+            # If the number of sequences is unknown, it is at most the number of tokens.
             count = mask.numel() if count is None else count
             index = torch.where(index < 0, count, index)
             number = _number_of_segments(index, count)
         sequences = cls(mask, index, count, number)
         if _checks.values_can_be_read(index):
-            lost = sequences.lost
-            if lost.any():
-                token = int(lost.flatten().nonzero()[0])
+            unassigned = sequences.unassigned
+            if unassigned.any():
+                token = int(unassigned.flatten().nonzero()[0])
                 raise InvalidValue(
                     f"token {token} of the flattened batch counts but is in no sequence: give it a segment, or a mask "
                     "of 0"
@@ -117,12 +116,12 @@ class Sequences:
 
     @property
     def packed(self) -> bool:
-        """Whether the batch is packed: sequences lie where its caller has said, not one in each row."""
+        """True if the batch is packed, False if each row is a sequence."""
         return self.index is not None
 
     @property
-    def lost(self) -> Bool[Tensor, "batch time"]:
-        """Tokens of a packed batch that count and are in no sequence."""
+    def unassigned(self) -> Bool[Tensor, "batch time"]:
+        """The tokens of a packed batch that count and are in no sequence."""
         assert self.index is not None
         return (self.index == self.count).view(self.mask.shape) & (self.mask != 0)
 
@@ -142,7 +141,7 @@ class Sequences:
 
     @lazy_property
     def length(self) -> Tensor:
-        """The number of counted tokens of each sequence; a tensor per sequence."""
+        """Compute the number of counted tokens of each sequence; a tensor per sequence."""
         return self.sum(self.mask)
 
     @property
@@ -153,15 +152,15 @@ class Sequences:
     def mean(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """Compute the mean of ``x`` over the counted tokens of each sequence, at each of its tokens.
 
-        It is 0 for a sequence without a counted token.
+        The mean is 0 for a sequence without a counted token.
         """
         return self.at_tokens(self.sum(x * self.mask) / self.length.clamp(min=1.0)).to(x.dtype)
 
     def values(self, name: str, x: Tensor) -> Tensor:
-        """Return a caller's tensor per token as it is, and one per sequence in the form that other methods give it.
+        """Return a caller's tensor unchanged if it is per token; if it is per sequence, in the form of this class.
 
         Raises:
-            ValueError: the shape is neither; the message calls the tensor by ``name``.
+            ValueError: if the shape fits neither. The message calls the tensor ``name``.
         """
         tokens = self.mask.shape
         if x.shape == tokens:
@@ -172,12 +171,12 @@ class Sequences:
                     f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences "
                     f"({self.count},)"
                 )
-            # The last entry is of tokens that are in no sequence.
+            # The last entry is for tokens of no sequence.
             return torch.cat([x, x.new_zeros(1)])
         rows = tokens[:-1]
         if x.shape == rows:
             return x.unsqueeze(-1)
-        # Broadcasting alone would also spread the values of one sequence over all of them.
+        # (1,) and (1, time) would broadcast over all sequences, so they are errors.
         if x.shape != (*rows, 1):
             raise InvalidValue(
                 f"{name} of shape {tuple(x.shape)} fit neither the tokens {tuple(tokens)} nor the sequences "
@@ -186,7 +185,7 @@ class Sequences:
         return x
 
     def at_tokens(self, x: Tensor) -> Float[Tensor, "batch time"]:
-        """Return at each token its sequence's entry of a tensor per sequence; a tensor per token stays as it is."""
+        """Return at each token its sequence's entry of a tensor per sequence; a tensor per token is unchanged."""
         if x.shape == self.mask.shape:
             return x
         if self.index is None:
@@ -194,7 +193,7 @@ class Sequences:
         return x[self.index].view(self.mask.shape)
 
     def ahead(self, x: Float[Tensor, "batch time"], distance: int) -> Float[Tensor, "batch time"]:
-        """Return the value of ``x`` that lies ``distance`` tokens later in the sequence; 0 beyond its end."""
+        """Return the value of ``x`` that is ``distance`` tokens later in the sequence; 0 beyond its end."""
         flat = x if self.index is None else x.flatten()
         length = flat.shape[-1]
         later = torch.arange(length, device=x.device) + distance
@@ -215,30 +214,31 @@ class Sequences:
         if self.index is None:
             return (counted.cumsum(-1) - counted).to(x.dtype)
         counted = counted.flatten()
+        # The sum over all earlier tokens of the batch, minus that at the first token of the sequence.
         before = counted.cumsum(0) - counted
-        place = torch.arange(len(counted), device=x.device)
-        first = place.new_zeros(self.count + 1).scatter_reduce(
-            0, self.index, place, "amin", include_self=False
-        )
+        positions = torch.arange(len(counted), device=x.device)
+        first = positions.new_zeros(self.count + 1)
+        first = first.scatter_reduce(0, self.index, positions, "amin", include_self=False)
         return (before - before[first[self.index]]).view(x.shape).to(x.dtype)
 
     def quantile(self, x: Float[Tensor, "batch time"], share: float) -> Tensor:
         """Compute the quantile of ``x`` over the counted tokens of each sequence; a tensor per sequence.
 
-        Between two values it is interpolated, as `torch.quantile` does. It is 0 for a sequence without a counted token.
+        It is interpolated linearly, as by `torch.quantile`, and 0 for a sequence without a counted token.
 
         >>> Sequences(torch.tensor([[1.0, 1.0, 0.0]])).quantile(torch.tensor([[1.0, 3.0, 9.0]]), 0.25)
         tensor([[1.5000]])
         """
         length = self.length
-        place = share * (length - 1).clamp(min=0.0)
-        lower = place.floor()
-        upper = place.ceil()
+        # The fractional index of the quantile among the sorted values of a sequence.
+        rank = share * (length - 1).clamp(min=0.0)
+        lower = rank.floor()
+        upper = rank.ceil()
         if self.index is None:
             ascending, _ = x.masked_fill(self.mask == 0, math.inf).sort(-1)
             start = torch.zeros_like(lower)
         else:
-            # Sorted by value, then by sequence. What does not count comes last, with the tokens of no sequence.
+            # Sort by value, then by sequence. Tokens that do not count come last, with the tokens of no sequence.
             index = self.index.masked_fill(self.mask.flatten() == 0, self.count)
             values = x.flatten()
             order = values.argsort(stable=True)
@@ -248,22 +248,26 @@ class Sequences:
         last = ascending.shape[-1] - 1
         smaller = ascending.gather(-1, (start + lower).long().clamp(max=last))
         greater = ascending.gather(-1, (start + upper).long().clamp(max=last))
-        quantile = smaller.lerp(greater, (place - lower).to(x.dtype))
+        quantile = smaller.lerp(greater, (rank - lower).to(x.dtype))
         return torch.where(length > 0, quantile, 0.0)
 
     @property
     def position(self) -> Float[Tensor, "batch time"]:
         """The number of counted tokens of the sequence before each token."""
-        # A token that does not count has the position of the last one before it that does.
+        # A token that does not count has the position of the last counted token before it.
         return (self.before(torch.ones_like(self.mask)) + self.mask - 1).clamp(min=0.0)
 
     @property
     def number_with_empty(self) -> int | Tensor:
-        """The number of sequences, those without a counted token included."""
+        """The number of sequences, including those without a counted token."""
         return self.mask.shape[:-1].numel() if self.index is None else self.number
 
-    def place(self, token: int) -> str:
-        """Return where one of the flattened tokens stands, in words, counted from 1."""
+    def describe_position(self, token: int) -> str:
+        """Return the position of a token in words, counted from 1.
+
+        Args:
+            token: The index of the token in the flattened batch.
+        """
         if self.index is None:
             row, column = divmod(token, self.mask.shape[-1])
             return f"sequence {row + 1}, token {column + 1}"
@@ -272,7 +276,7 @@ class Sequences:
         return f"sequence {sequence + 1}, token {token - first + 1}"
 
     def to_rows(self, x: Tensor, fill: float = 0.0) -> Tensor:
-        """Return a tensor per token with one row for each sequence, filled up at the end; reads the lengths.
+        """Return a tensor per token with one row for each sequence, padded with ``fill``. This reads the lengths.
 
         >>> packed = Sequences.read(torch.ones(1, 3), cu_seqlens=torch.tensor([0, 2, 3]))
         >>> packed.to_rows(torch.tensor([[1.0, 3.0, 5.0]]))
@@ -283,9 +287,14 @@ class Sequences:
             return x
         index = self.index[self.index < self.count]
         values = x.flatten()[self.index < self.count]
-        rows = self.count if isinstance(self.number, int) else int(index.max()) + 1 if len(index) else 0
+        if isinstance(self.number, int):
+            rows = self.count
+        elif len(index):
+            rows = int(index.max()) + 1
+        else:
+            rows = 0
         sizes = torch.bincount(index, minlength=rows)
-        # The flattened tokens may hold the sequences in any order.
+        # The sequences may be in any order among the flattened tokens.
         order = index.argsort(stable=True)
         start = sizes.cumsum(0) - sizes
         index = index[order]
@@ -295,16 +304,16 @@ class Sequences:
         table[index, column] = values[order]
         return table
 
-    def of_rows(self, x: Float[Tensor, "rows 1"]) -> Float[Tensor, "batch time"]:
-        """Return at each token the entry of its row in a table that `to_rows` has made."""
+    def from_rows(self, x: Float[Tensor, "rows 1"]) -> Float[Tensor, "batch time"]:
+        """Return at each token the entry of its sequence in a tensor with the rows of `to_rows`."""
         if self.index is None:
             return x.expand(self.mask.shape)
-        # The numbers that occur are 0, 1, …; the tokens of no sequence get the last row's entry.
+        # Sequences are numbered from 0 without gaps. Tokens of no sequence get the last row's entry.
         return x.squeeze(-1)[self.index.clamp(max=len(x) - 1)].view(self.mask.shape)
 
 
 def _check_integers(name: str, x: Any) -> None:
-    """Refuse what is not a tensor of integers."""
+    """Raise TypeError unless ``x`` is a tensor of integers."""
     if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.dtype == torch.bool:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         raise InvalidType(f"{name} must be a tensor of integers, got {kind}")
@@ -324,13 +333,19 @@ def _index_of_starts(cu_seqlens: Tensor, mask: Tensor) -> tuple[int, Tensor]:
                 f"cu_seqlens must rise from 0 to at most the number of tokens, {mask.numel()}; got "
                 f"{_numbers(cu_seqlens)}"
             )
-    place = torch.arange(mask.numel(), device=mask.device)
-    # The number of sequences that end at or before a token; all of them behind the last one.
-    return count, torch.searchsorted(cu_seqlens[1:].to(place).contiguous(), place, right=True)
+    positions = torch.arange(mask.numel(), device=mask.device)
+    # The index is the number of sequences that end at or before the token: ``count`` after the last sequence.
+    ends = cu_seqlens[1:].to(positions).contiguous()
+    return count, torch.searchsorted(ends, positions, right=True)
 
 
 def _check_segments(segments: Tensor, count: int | None) -> None:
-    """Refuse numbers out of range, and a number that stands in two places or in two rows."""
+    """Raise ValueError if an index is out of range, or occurs at tokens that are not adjacent.
+
+    Args:
+        segments: The index of each token's sequence, (batch, time).
+        count: The number of sequences, if known from another tensor.
+    """
     highest = int(segments.max()) if segments.numel() else -1
     if count is None and highest >= segments.numel():
         raise InvalidValue(
@@ -340,6 +355,7 @@ def _check_segments(segments: Tensor, count: int | None) -> None:
         raise InvalidValue(
             f"segments number the sequences from 0 to {highest}, but advantages or weights are given for {count}"
         )
+    # The index of each run of adjacent tokens must be unique.
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[..., 1:] = segments[..., 1:] != segments[..., :-1]
     runs = segments[starts]
@@ -347,47 +363,49 @@ def _check_segments(segments: Tensor, count: int | None) -> None:
     runs, _ = runs.sort()
     repeated = runs[1:][runs[1:] == runs[:-1]]
     if len(repeated):
-        torn = int(repeated[0])
         raise InvalidValue(
-            f"segment {torn} stands in several places: the tokens of a sequence must be next to each other, and "
-            "numbers must differ between rows (where they begin anew in each row, add the number of sequences before)"
+            f"segment {int(repeated[0])} occurs at tokens that are not adjacent: the tokens of a sequence must be next "
+            "to each other, and indices must differ between rows (if they start at 0 in each row, add the number of "
+            "sequences in the rows before)"
         )
 
 
 def _number_of_segments(index: Tensor, count: int) -> Tensor:
-    """Return how many numbers occur."""
+    """Return the number of different indices below ``count``."""
     present = index.new_zeros(count + 1).index_fill(0, index, 1)
     return present[:count].sum()
 
 
 class Layout(NamedTuple):
-    """How the caller's tensors hold tokens, and the tensors as (batch, time)."""
+    """The caller's tensors in dense form, (batch, time), and the boundaries of sequences."""
 
     tensors: dict[str, Any]
-    """The tensors by name, dense; None where they were."""
+    """The tensors by name; None for those that the caller passed as None."""
     segments: Tensor | None
+    """Index of each token's sequence, see `Sequences.read`."""
     cu_seqlens: Tensor | None
+    """Start of each sequence, see `Sequences.read`."""
 
     @property
     def packed(self) -> bool:
-        """Whether the caller has said where sequences lie."""
+        """True if the caller passed the boundaries of sequences."""
         return self.segments is not None or self.cu_seqlens is not None
 
 
 def read_layout(
     tensors: Mapping[str, Any], segments: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> Layout:
-    """Return a caller's tensors in dense form: jagged ones and packed ones without a batch dimension become one row.
+    """Return a caller's tensors in dense form. Jagged tensors, and packed ones without a batch dimension, become a row.
 
     Args:
-        tensors: The tensors by name. The first is one per token, and tells the form of the others.
-        segments: As the caller has given it, see `Sequences.read`.
-        cu_seqlens: As the caller has given it, see `Sequences.read`.
+        tensors: The tensors by name. The first one has a value per token, and determines the form of the others.
+        segments: As passed by the caller, see `Sequences.read`.
+        cu_seqlens: As passed by the caller, see `Sequences.read`.
 
     Raises:
-        TypeError: if some tensors are nested where the first is not, if nested tensors are not jagged, or if they are
-            given with ``segments`` or ``cu_seqlens``.
-        ValueError: if jagged tensors have rows of other lengths.
+        TypeError: if a tensor is nested but the first is not, if nested tensors are not jagged, or if they are passed
+            with ``segments`` or ``cu_seqlens``.
+        ValueError: if jagged tensors have rows of different lengths.
     """
     (leader_name, leader), *_ = tensors.items()
     for name, x in {**tensors, "segments": segments, "cu_seqlens": cu_seqlens}.items():
@@ -395,17 +413,18 @@ def read_layout(
     if isinstance(leader, torch.Tensor) and leader.is_nested:
         if segments is not None or cu_seqlens is not None:
             raise InvalidType(
-                f"{leader_name} is nested, so it says itself where sequences lie: leave segments out"
+                f"{leader_name} is nested and so contains the boundaries of sequences: leave out segments and "
+                "cu_seqlens"
             )
         cu_seqlens = offsets(leader)
         for name, x in tensors.items():
             if not isinstance(x, torch.Tensor):
                 continue
             if x.is_nested and not _same_rows(x, leader):
-                raise InvalidValue(f"the rows of {name} and {leader_name} have other lengths")
+                raise InvalidValue(f"the rows of {name} and {leader_name} have different lengths")
             if not x.is_nested and x.dim() > 1:
                 raise InvalidType(
-                    f"{name} is padded, but {leader_name} is nested: give all tensors per token in one form"
+                    f"{name} is padded, but {leader_name} is nested: pass all tensors per token in one form"
                 )
     if segments is None and cu_seqlens is None:
         return Layout(dict(tensors), None, None)
@@ -418,15 +437,15 @@ def read_layout(
 def unpack(
     tensors: Mapping[str, Any], segments: Tensor | None = None, cu_seqlens: Tensor | None = None
 ) -> dict[str, Any]:
-    """Return a caller's tensors with one row for each sequence, filled up at the end where the mask is 0.
+    """Return a caller's tensors as a padded batch, with one row for each sequence.
 
     Args:
-        tensors: The tensors by name, as for `read_layout`; ``mask`` is one of them, or None where all tokens count.
-        segments: As the caller has given it, see `Sequences.read`.
-        cu_seqlens: As the caller has given it, see `Sequences.read`.
+        tensors: The tensors by name, as for `read_layout`. One is ``mask``, which may be None if all tokens count.
+        segments: As passed by the caller, see `Sequences.read`.
+        cu_seqlens: As passed by the caller, see `Sequences.read`.
 
     Raises:
-        TypeError, ValueError: as `read_layout` and `Sequences.read` do.
+        TypeError, ValueError: see `read_layout` and `Sequences.read`.
     """
     layout = read_layout(tensors, segments, cu_seqlens)
     if not layout.packed:
@@ -453,7 +472,7 @@ def as_row(x: Tensor) -> Tensor:
 
 
 def _as_tokens(x: Any, leader: Tensor) -> Any:
-    """Return a tensor per token as (batch, time); another, or None, as it is."""
+    """Return a tensor per token as (batch, time); other tensors and None unchanged."""
     if not isinstance(x, torch.Tensor):
         return x
     if x.is_nested or (leader.dim() == 1 and x.shape == leader.shape):
@@ -467,19 +486,19 @@ def _numbers(x: Tensor) -> list[int]:
 
 
 def offsets(x: Tensor) -> Tensor:
-    """Return where each row of a jagged tensor begins, and where the last one ends."""
+    """Return the start of each row of a jagged tensor, and the end of the last one."""
     return cast("Any", x).offsets()
 
 
 def _same_rows(x: Tensor, leader: Tensor) -> bool:
-    """Check whether two jagged tensors have rows of the same lengths, as far as that can be read."""
+    """Return True if two jagged tensors have rows of the same lengths, or if that cannot be read."""
     if x.values().shape != leader.values().shape or offsets(x).shape != offsets(leader).shape:
         return False
     return not _checks.values_can_be_read(leader.values()) or torch.equal(offsets(x), offsets(leader))
 
 
 def _check_form(name: str, x: Any, leader_name: str, leader: Any) -> None:
-    """Refuse a nested tensor that is not jagged, or that stands beside dense tokens."""
+    """Raise TypeError for a nested tensor that is not jagged, or that is passed with dense tensors per token."""
     if not (isinstance(x, torch.Tensor) and x.is_nested):
         return
     jagged = x.layout == torch.jagged and x.dim() == 2
@@ -487,8 +506,8 @@ def _check_form(name: str, x: Any, leader_name: str, leader: Any) -> None:
         return
     if jagged:
         raise InvalidType(
-            f"{name} is a nested tensor, but {leader_name} is not: give all tensors per token in one form"
+            f"{name} is a nested tensor, but {leader_name} is not: pass all tensors per token in one form"
         )
     raise InvalidType(
-        f"{name} is a nested tensor that is not jagged with one value a token: make it with layout=torch.jagged"
+        f"{name} is a nested tensor that is not jagged with one value per token: create it with layout=torch.jagged"
     )

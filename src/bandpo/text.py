@@ -1,4 +1,4 @@
-"""One text form for every setting, the same in Python, YAML and on a command line: ``Band(KL(), 0.05)``, ``SAPO()``."""
+"""The text form of methods, rules and other settings, for Python, YAML and command lines: ``Band(KL(), 0.05)``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
 Setting = ClipRule | Divergence | Objective | Method | Radius
 
 DEFAULT = Method()
-"""What is meant where no method is given."""
+"""The method if none is given."""
 
 EXAMPLES: dict[type, str] = {
     ClipRule: "a clip rule such as Band(KL(), 0.05) or FixedClip(0.2, 0.28)",
@@ -38,7 +38,7 @@ EXAMPLES: dict[type, str] = {
     Method: "a method such as DPPO() or SAPO(1.0, 1.05), or a clip rule",
     Radius: "a radius such as Linear(0.05, 0.01)",
 }
-"""What has a text form, and how to name it in an error."""
+"""The base classes of objects with a text form, and their description in errors."""
 
 PAPER_DIVERGENCES: dict[str, Callable[[], Divergence]] = {
     "bandkl": KL,
@@ -48,32 +48,32 @@ PAPER_DIVERGENCES: dict[str, Callable[[], Divergence]] = {
 """The divergence of each ``tokenwise_ratio_bounds_method`` of the BandPO authors' scripts."""
 
 PAPER_NAME = re.compile(r"(bandkl|bandtv|bandchi2)(?:0(\d\d))?(_relax)?")
-"""A name in these scripts: the method, the decimals of its radius (``005`` is 0.05), and whether it is relaxed."""
+"""A name in these scripts: the method, the decimals of its radius (``005`` is 0.05), and ``_relax`` if relaxed."""
 
 
 def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind:
-    """Return the setting written as ``text``: what its ``repr`` prints, or a shorter form.
+    """Parse the text form of a method, rule, objective, divergence or radius.
 
-    The text may hold names of methods, rules, objectives, divergences and radii, numbers, ``inf``, quoted words, and
-    positional and keyword arguments. A name without parentheses means its defaults. A class of your own is named by its
-    import path, ``Band(my_module.MyDivergence(), 0.05)``, and so is a function of your own that is annotated to return
-    a `Method`; its module is imported. Nothing else is evaluated.
+    The text may contain their names, numbers, ``inf``, quoted words, and positional and keyword arguments. It is what
+    ``repr`` prints, or a shorter form. A name without parentheses means its defaults. A class of your own is named by
+    its import path, ``Band(my_module.MyDivergence(), 0.05)``, and so is a function of your own that is annotated to
+    return a `Method`; its module is imported. Nothing else is evaluated.
 
-    The names of the BandPO authors' scripts are read too: ``bandkl``, ``bandtv`` and ``bandchi2`` are `Band` under
-    their divergence with a radius of 0.05 and a cap of 10. ``bandkl005`` names the radius, and ``bandkl005_relax`` is
+    The names of the BandPO authors' scripts are parsed too: ``bandkl``, ``bandtv`` and ``bandchi2`` are `Band` with
+    their divergence, a radius of 0.05 and a cap of 10. ``bandkl005`` names the radius, and ``bandkl005_relax`` is
     `Loosest` of Band and Clip-Higher's interval.
 
     Args:
         text: The text.
-        kind: What it should name: `Method`, `ClipRule`, `Objective`, `Divergence` or `Radius`. Where a method is
-            expected, a clip rule is accepted.
-        imports: Whether the text may name classes outside of bandpo. Pass False for a text that somebody else wrote,
-            such as the configuration of a downloaded run: names are then looked up among bandpo's own classes, no
-            module is imported, and no loaded module is consulted.
+        kind: The class of the result: `Method`, `ClipRule`, `Objective`, `Divergence` or `Radius`. For `Method`, the
+            text of a clip rule is accepted too.
+        imports: True if the text may name classes outside of bandpo. Pass False for untrusted text, such as the
+            configuration of a downloaded run: names are then looked up among bandpo's own classes only, and no module
+            is imported.
 
     Raises:
-        ValueError: if the text names no such setting, a module cannot or may not be imported, or an argument is
-            refused. The message names the part at fault.
+        ValueError: if the text names no such object, a module cannot or may not be imported, or an argument is invalid.
+            The message names the part at fault.
 
     >>> parse("SAPO"), parse("FixedClip(0.2)")
     (SAPO(positive=1.0, negative=1.05), FixedClip(low=0.2, high=0.2))
@@ -84,17 +84,18 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
     >>> parse("bandtv005", ClipRule)
     Band(divergence=TotalVariation(), radius=0.05, max_ratio=10.0)
     """
-    read = _parse.__wrapped__ if "__main__" in text else _parse  # a cell may define its class anew
-    return read(text, kind, imports)
+    if "__main__" in text:  # not cached, because a notebook cell may redefine the class
+        return _parse.__wrapped__(text, kind, imports)
+    return _parse(text, kind, imports)
 
 
 @contextmanager
 def importable_current_folder() -> Generator[None]:
-    """Let a text name modules of the current folder while the block runs.
+    """Make modules of the current folder importable within a ``with`` block.
 
-    Commands use it where they read an option, which the user has typed. The folder is not on ``sys.path`` at any other
-    time, so no module that lies in it is imported unless an option names it. It is appended, so no file in it takes the
-    place of an installed package.
+    Commands use it to parse options, which the user has typed. The folder is on ``sys.path`` only within the block, so
+    no module in it is imported unless an option names it. It is appended, so its files do not shadow installed
+    packages.
 
     >>> with importable_current_folder():
     ...     rule = parse("FixedClip(0.2)")
@@ -112,14 +113,14 @@ def importable_current_folder() -> Generator[None]:
 
 
 def as_method(method: Method | ClipRule | str | None = None) -> Method:
-    """Return ``method`` as a `Method`; PPO's surrogate under `Band` if not given.
+    """Return ``method`` as a `Method`; PPO's surrogate with `Band` if not given.
 
     Args:
-        method: A method, a clip rule (with PPO's surrogate), or the text of one.
+        method: A method, a clip rule, which is used with PPO's surrogate, or the text of either.
 
     Raises:
         TypeError: if ``method`` is neither a method, a clip rule nor a text.
-        ValueError: if the text cannot be read.
+        ValueError: if the text cannot be parsed.
 
     >>> as_method("DPPO()").objective, as_method(FixedClip(0.2)).clip
     (DropOutside(max_weight=20.0, both_sides=False), FixedClip(low=0.2, high=0.2))
@@ -129,7 +130,8 @@ def as_method(method: Method | ClipRule | str | None = None) -> Method:
     if isinstance(method, str):
         return parse(method)
     if isinstance(method, ClipRule):
-        return Method(method, DEFAULT.objective)  # newer compilers break the graph where a default is made
+        # Newer versions of torch.compile break the graph if the default objective is created here.
+        return Method(method, DEFAULT.objective)
     if not _checks.is_a(method, Method):
         name = getattr(method, "__name__", "")
         if name in METHODS or (isinstance(method, type) and issubclass(method, (ClipRule, Method))):
@@ -139,18 +141,19 @@ def as_method(method: Method | ClipRule | str | None = None) -> Method:
 
 
 def as_text(setting: Setting) -> str:
-    """The text from which a fresh process reads ``setting`` back; a class of your own comes with its module.
+    """Return the text form of a setting, which `parse` reads; a class of your own is named with its module.
 
-    A class of a notebook or script is ``__main__.Mine()``, which only that process reads back.
+    A class of a notebook or script is named ``__main__.Mine()``, which only the same process can parse.
 
     Raises:
-        ValueError: no text can say it: it holds a tensor or a function, or its class stands within a function.
+        ValueError: if there is no text form: the setting holds a tensor or a function, or its class is defined within a
+            function.
 
     >>> as_text(Band(KL(), 0.05)), as_text(DAPO())
     ('Band(divergence=KL(), radius=0.05, max_ratio=10.0)', 'DAPO(low=0.2, high=0.28)')
     """
     if isinstance(setting, Method):
-        return setting.written(_value_text)
+        return setting.to_text(_value_text)
     cls = type(setting)
     name = cls.__name__
     if not cls.__module__.startswith("bandpo."):
@@ -159,11 +162,14 @@ def as_text(setting: Setting) -> str:
                 f"{cls.__qualname__} has no text form, since it cannot be imported; move it out of the function"
             )
         name = f"{cls.__module__}.{cls.__qualname__}"
-    values = {f.name: getattr(setting, f.name) for f in fields(setting)} if is_dataclass(setting) else {}
-    return f"{name}({', '.join(f'{field}={_value_text(value)}' for field, value in values.items())})"
+    arguments: list[str] = []
+    if is_dataclass(setting):
+        arguments = [f"{f.name}={_value_text(getattr(setting, f.name))}" for f in fields(setting)]
+    return f"{name}({', '.join(arguments)})"
 
 
 def _value_text(value: Any) -> str:
+    """Return the text form of an argument."""
     if isinstance(value, Setting):
         return as_text(value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -173,6 +179,7 @@ def _value_text(value: Any) -> str:
 
 @functools.lru_cache
 def _parse(text: str, kind: type, imports: bool) -> Any:
+    """Parse a text form; see `parse`."""
     try:
         value = _build(ast.parse(text.strip(), mode="eval").body, imports)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -187,6 +194,7 @@ def _parse(text: str, kind: type, imports: bool) -> Any:
 
 
 def _build(node: ast.expr, imports: bool) -> Any:
+    """Return the value of a node of the syntax tree."""
     match node:
         case ast.Constant(value=float() | int() | str() | None as value):
             return value
@@ -195,36 +203,36 @@ def _build(node: ast.expr, imports: bool) -> Any:
         case ast.Name(id="inf"):
             return math.inf
         case ast.Name() | ast.Attribute():
-            return _named(node, imports)()
+            return _look_up(node, imports)()
         case ast.Call(func=func, args=args, keywords=keywords):
-            named = {str(keyword.arg): _build(keyword.value, imports) for keyword in keywords}
-            if len(named) < len(keywords):
+            kwargs = {str(keyword.arg): _build(keyword.value, imports) for keyword in keywords}
+            if len(kwargs) < len(keywords):
                 raise InvalidValue("an argument is given twice")
-            function = _named(func, imports)
-            _check_arguments(function, named)
-            return function(*(_build(arg, imports) for arg in args), **named)
+            function = _look_up(func, imports)
+            _check_arguments(function, kwargs)
+            return function(*(_build(arg, imports) for arg in args), **kwargs)
         case _:
-            raise _cannot_read(node)
+            raise _cannot_parse(node)
 
 
-def _check_arguments(function: Callable[..., Any], named: dict[str, Any]) -> None:
+def _check_arguments(function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Raise an error that lists the arguments of ``function`` if a keyword is none of them."""
     parameters = [name for name in inspect.signature(function).parameters if not name.startswith("_")]
-    for name in named:
+    for name in kwargs:
         if name not in parameters:
-            known = f"it takes {', '.join(parameters)}" if parameters else "it takes no arguments"
+            accepted = f"it takes {', '.join(parameters)}" if parameters else "it takes no arguments"
             raise InvalidValue(
-                f"{function.__name__} has no argument {name!r}{did_you_mean(name, parameters)}; {known}"
+                f"{function.__name__} has no argument {name!r}{did_you_mean(name, parameters)}; {accepted}"
             )
 
 
 def _vocabulary(*, only_bandpo: bool) -> dict[str, Callable[..., Any]]:
-    """Return each method and each concrete class with a text form by its name.
+    """Return all methods and all concrete classes with a text form, by name.
 
-    Where a user's class and one of bandpo's have the same name, it stands for bandpo's.
+    If a user's class has the name of one of bandpo's, the name means bandpo's.
 
     Args:
-        only_bandpo: Whether to leave out the classes of users.
+        only_bandpo: True to leave out the classes of users.
     """
     vocabulary: dict[str, Callable[..., Any]] = {"Method": Method}
     pending: list[type] = [*EXAMPLES]
@@ -234,7 +242,7 @@ def _vocabulary(*, only_bandpo: bool) -> dict[str, Callable[..., Any]]:
             if inspect.isabstract(cls) or cls.__name__.startswith("_"):
                 continue
             if cls.__module__.startswith("bandpo."):
-                # Bases that classes of several modules share stand in modules such as objectives._around.
+                # Private modules such as objectives._around only have base classes.
                 if "._" not in cls.__module__:
                     vocabulary[cls.__name__] = cls
             elif not only_bandpo:
@@ -242,26 +250,35 @@ def _vocabulary(*, only_bandpo: bool) -> dict[str, Callable[..., Any]]:
     return vocabulary | {name: paper.method for name, paper in METHODS.items()}
 
 
-def _named(node: ast.expr, imports: bool) -> Callable[..., Any]:
+def _look_up(node: ast.expr, imports: bool) -> Callable[..., Any]:
+    """Return the class or function that a name means.
+
+    Args:
+        node: The name, or the path of a class or function that is imported.
+        imports: As for `parse`.
+    """
     path = ast.unparse(node)
-    if not all(part.isidentifier() for part in path.split(".")):
-        raise _cannot_read(node)
+    if not all(identifier.isidentifier() for identifier in path.split(".")):
+        raise _cannot_parse(node)
     module, _, name = path.rpartition(".")
     if module:
         if not imports:
-            raise InvalidValue(f"{path} would have to be imported, which this text may not ask for")
-        return _imported(module, name)
-    known = _vocabulary(only_bandpo=not imports)
-    if name in known:
-        return known[name]
-    if paper_name := PAPER_NAME.fullmatch(name):
+            raise InvalidValue(f"{path} would have to be imported, which is not allowed for this text")
+        return _import(module, name)
+    vocabulary = _vocabulary(only_bandpo=not imports)
+    if name in vocabulary:
+        return vocabulary[name]
+    paper_name = PAPER_NAME.fullmatch(name)
+    if paper_name:
         return _paper_rule(*paper_name.groups())
-    hint = did_you_mean(name, [*known, *PAPER_DIVERGENCES]) or f"; known are {', '.join(sorted(known))}"
+    hint = did_you_mean(name, [*vocabulary, *PAPER_DIVERGENCES])
+    if not hint:
+        hint = f"; known are {', '.join(sorted(vocabulary))}"
     raise InvalidValue(f"unknown name {name!r}{hint}; write module.Name for a class of your own")
 
 
 def _paper_rule(name: str, decimals: str | None, relaxed: str | None) -> Callable[..., ClipRule]:
-    """Return the function that a name of `PAPER_NAME` stands for."""
+    """Return the function that a name matched by `PAPER_NAME` means, from the groups of the match."""
     default_radius = 0.05 if decimals is None else float(f"0.{decimals}")
 
     def rule(radius: float = default_radius, max_ratio: float = 10.0) -> ClipRule:
@@ -272,24 +289,26 @@ def _paper_rule(name: str, decimals: str | None, relaxed: str | None) -> Callabl
     return rule
 
 
-def _imported(module: str, name: str) -> Callable[..., Any]:
+def _import(module: str, name: str) -> Callable[..., Any]:
+    """Import a user's class with a text form, or a function that returns a `Method`."""
     try:
-        found = getattr(importlib.import_module(module), name)
+        value = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InvalidValue(
             f"cannot import {name} from {module}: {error}; install the module, or put its folder on PYTHONPATH"
         ) from error
-    if isinstance(found, type) and issubclass(found, tuple(EXAMPLES)):
-        return found
-    if inspect.isfunction(found) and str(found.__annotations__.get("return")).endswith(
-        ("Method", "Method'>")
-    ):
-        return found
+    if isinstance(value, type) and issubclass(value, tuple(EXAMPLES)):
+        return value
+    if inspect.isfunction(value):
+        annotation = str(value.__annotations__.get("return"))
+        if annotation.endswith(("Method", "Method'>")):
+            return value
     kinds = ", ".join(kind.__name__ for kind in EXAMPLES)
     raise InvalidValue(
-        f"{module}.{name} derives from none of {kinds}, and is no function annotated `-> Method`"
+        f"{module}.{name} derives from none of {kinds}, and is not a function annotated `-> Method`"
     )
 
 
-def _cannot_read(node: ast.expr) -> InvalidValue:
+def _cannot_parse(node: ast.expr) -> InvalidValue:
+    """Return the error for a node of the syntax tree that is not allowed."""
     return InvalidValue(f"cannot read {ast.unparse(node)!r}; write names, numbers and parentheses only")

@@ -1,4 +1,4 @@
-"""What a clip rule and an objective may look at: one view of a batch."""
+"""The quantities of a batch's tokens that clip rules and objectives may depend on."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ __all__ = ["TokenData"]
 
 
 class AnchorRatio(NamedTuple):
-    """The ratio that a rule's bounds apply to, where it is not the ratio that a loss weights with."""
+    """The ratio that a rule's bounds apply to, if it differs from the ratio of the loss."""
 
     logp: Float[Tensor, "batch time"]
-    """Log-probability (nats) that the bounds surround."""
+    """Log-probabilities (nats) under the anchor policy, which the bounds surround."""
     log_ratio: Float[Tensor, "batch time"]
     """log(π/π_anchor), nats, which is compared with the bounds."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenData:
-    """One view of a batch, without a rule. Nothing in it carries a gradient.
+    """The tokens of a batch without a clip rule. No tensor carries a gradient.
 
-    Log-probabilities and ratios are at the level of the method: a token's own, or its sequence's mean. What stands
-    where the mask is 0 is finite and means nothing.
+    Log-probabilities and ratios are at the level of the method: per token, or the mean over the sequence. Values in the
+    padding are finite and have no meaning.
     """
 
     log_ratio: Float[Tensor, "batch time"]
     """log(π/π_old), nats."""
     logp_old: Float[Tensor, "batch time"]
-    """log π_old, nats: what the ratio refers to."""
+    """log π_old, nats, of the old policy."""
     advantages: Float[Tensor, "batch time"]
+    """The advantage of each token."""
     mask: Float[Tensor, "batch time"]
-    """1 for tokens that count, else 0."""
+    """1 for tokens that count, 0 for padding."""
     sequences: Sequences
-    """Which tokens form a sequence, and sums over them."""
+    """The assignment of tokens to sequences, and sums over them."""
     anchor_ratio: AnchorRatio | None = None
-    """The ratio that a rule bounds, where that is not ``ratio``."""
+    """The ratio that a rule bounds, if that is not ``ratio``."""
     entropy: Float[Tensor, "batch time"] | None = None
-    """Entropy (nats) of the policy at each token, where it is known."""
+    """Entropy (nats) of the policy at each token, if known."""
     weights: Tensor | None = None
-    """Importance weights per token or per sequence, where there are any; see `Objective.weights_inside`."""
+    """Importance weights per token or per sequence, if any; see `Objective.weights_inside`."""
     state: TrainingState = field(default_factory=TrainingState)
-    """What else is known: position and length of sequences, their group, the age of their weights, the progress."""
+    """Further quantities: the groups of sequences, the age of the weights that sampled, the progress of training."""
 
     @property
     def position(self) -> Float[Tensor, "batch time"]:
@@ -66,55 +67,55 @@ class TokenData:
 
     @property
     def age(self) -> Float[Tensor, "batch time"]:
-        """The number of versions that the weights which sampled each token were behind.
+        """The number of versions by which the weights that sampled each token were behind.
 
         Raises:
-            ValueError: the training state does not tell.
+            ValueError: if the training state lacks ``age``.
         """
         return self._known("age").to(self.log_ratio.dtype)
 
     @property
     def group(self) -> Int[Tensor, "batch time"]:
-        """The number of each token's prompt.
+        """The index of each token's prompt.
 
         Raises:
-            ValueError: the training state does not tell.
+            ValueError: if the training state lacks ``group``.
         """
         return self._known("group")
 
     def _known(self, name: str) -> Tensor:
-        """Return at each token a quantity that the training state has per token or per sequence."""
+        """Return a quantity of the training state at each token."""
         x = getattr(self.state, name)
         if x is None:
             raise InvalidValue(
-                f"the {name} of the tokens is not known: give policy_loss state=TrainingState({name}=...)"
+                f"the {name} of the tokens is not known: pass state=TrainingState({name}=...) to policy_loss"
             )
         return self.sequences.at_tokens(self.sequences.values(name, x))
 
     @lazy_property
     def ratio(self) -> Float[Tensor, "batch time"]:
-        """π/π_old, kept finite and above 0 so that a weight can be compared with it."""
+        """Compute π/π_old, limited to positive finite numbers, because weights are divided by it."""
         limits = torch.finfo(self.log_ratio.dtype)
         return self.log_ratio.exp().clamp(limits.tiny, limits.max)
 
     @property
     def logp_anchor(self) -> Float[Tensor, "batch time"]:
-        """Log-probability (nats) that the rule's bounds surround."""
+        """Log-probabilities (nats) that the rule's bounds surround."""
         return self.logp_old if self.anchor_ratio is None else self.anchor_ratio.logp
 
     @property
     def log_ratio_anchor(self) -> Float[Tensor, "batch time"]:
-        """log(π/π_anchor): what the rule compares with its bounds."""
+        """The log-ratio log(π/π_anchor), nats, which is compared with the rule's bounds."""
         return self.log_ratio if self.anchor_ratio is None else self.anchor_ratio.log_ratio
 
     def sequence_before(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """Return the sum of ``x`` over the counted tokens of a sequence that come before each of its tokens."""
+        """Compute the sum of ``x`` over the counted tokens of the sequence before each token."""
         return self.sequences.before(x)
 
     def sequence_sum(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """Return the sum of ``x`` over the counted tokens of a sequence, at each of its tokens."""
+        """Compute the sum of ``x`` over the counted tokens of each sequence, at each of its tokens."""
         return self.sequences.at_tokens(self.sequences.sum(x * self.mask)).to(x.dtype)
 
     def sequence_mean(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
-        """Return the mean of ``x`` over the counted tokens of a sequence, at each of its tokens."""
+        """Compute the mean of ``x`` over the counted tokens of each sequence, at each of its tokens."""
         return self.sequences.mean(x)

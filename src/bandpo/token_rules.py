@@ -1,7 +1,7 @@
-"""Clip rules that look at the tokens of a batch, and not at their old probability alone.
+"""Clip rules with bounds that depend on the tokens of a batch, not only on their old probability.
 
-Each is a `bandpo.rules.TokenRule`: it is settled for a batch before its bounds are asked for, and combines with any
-objective and with other rules as every clip rule does.
+Each is a `bandpo.rules.TokenRule`: `ClipRule.settle` computes its bounds for the tokens of a batch. It can be combined
+with any objective and with other rules.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ __all__ = ["BalancedBounds", "PrefixBudget", "SecondMoment"]
 
 @dataclass(frozen=True)
 class BalancedBounds(TokenRule):
-    """BAPO's bounds, which widen for this batch until gains carry enough of the loss.
+    """BAPO's bounds, which move for each batch until tokens with A > 0 carry a given share of the loss.
 
-    The bounds start at ``[lower, upper]``. The lower one rises by ``step`` up to ``max_lower``, then the upper one up
-    to ``max_upper``. They stop once tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``, where
-    the ratios of tokens with A > 0 are clipped above and the others below. The batch is the one that the loss is given,
-    of all processes in ``TrainingState(processes=…)``. An update made of several micro-batches has no such sums.
+    The bounds start at ``[lower, upper]``. The lower bound rises by ``step`` up to ``max_lower``, then the upper bound
+    up to ``max_upper``. They stop when tokens with A > 0 carry at least ``share`` of the sum of ``abs(clip(r)·A)``,
+    where the ratios of tokens with A > 0 are clipped above and those of the others below. The sums run over the batch
+    of the loss, and over the batches of all processes in ``TrainingState(processes=…)``. They are not available if an
+    update consists of several micro-batches.
 
     Args:
-        share: Wanted share ρ₀ of positive advantages, in (0, 1).
+        share: Target share ρ₀ of tokens with A > 0, in (0, 1).
         lower: First lower bound.
         upper: First upper bound.
         max_lower: Last lower bound, ≤ 1.
         max_upper: Last upper bound.
-        step: What one widening adds, > 0.
+        step: Step of both bounds, > 0.
 
-    Source: arXiv 2510.18927 and the page of its authors' code for the share and the ranges; the settings file of that
-    code ends at 0.8 and 2.0. Order (lower bound first), step and sums are the authors' code's; the paper moves the
-    upper bound first, by 0.05, then the lower one by 0.02, weighs tokens in its sums by their old probability, and
-    wants a share of 0.4.
+    Source: arXiv 2510.18927, and the page of its authors' code for the share and the ranges; the settings file of that
+    code ends at 0.8 and 2.0. Order (lower bound first), step and sums are those of the authors' code. The paper moves
+    the upper bound first, by 0.05, then the lower one by 0.02, weights the tokens in the sums by their old probability,
+    and has a target of 0.4.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.056]]).log(), old, advantages, rule=BalancedBounds())
-    >>> tokens.bounds.upper  # min(2, 1.2) against 0.7: the first bounds, [0.6, 1.2], will do
+    >>> tokens.bounds.upper  # with [0.6, 1.2] the share is min(2, 1.2)/(min(2, 1.2) + 0.7) = 0.63
     tensor([[1.2000, 1.2000]])
     """
 
@@ -75,26 +76,27 @@ class BalancedBounds(TokenRule):
     def for_tokens(self, tokens: TokenData) -> RatioBounds:
         lowers = _steps(self.lower, self.max_lower, self.step)
         uppers = _steps(self.upper, self.max_upper, self.step)
-        moved = tokens.log_ratio_anchor
-        ratio = moved.exp().clamp(max=torch.finfo(moved.dtype).max)
+        log_ratio = tokens.log_ratio_anchor
+        ratio = log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
         gain = (tokens.advantages * tokens.mask).clamp(min=0.0)
         loss = (-tokens.advantages * tokens.mask).clamp(min=0.0)
+        # The sums of both signs for each bound.
         gains = torch.stack([(ratio.clamp(max=upper) * gain).sum() for upper in uppers])
         losses = torch.stack([(ratio.clamp(min=lower) * loss).sum() for lower in lowers])
         if tokens.state.processes is not None:
             for sums in (gains, losses):
                 torch.distributed.all_reduce(sums, group=tokens.state.processes)  # pyright: ignore
 
-        # The pairs of bounds in their order: the lower bound rises to its end, then the upper one.
+        # The sums for each pair of bounds, in order: the lower bound moves to its end, then the upper one.
         pairs = len(lowers) + len(uppers) - 1
         gains = torch.cat([gains[:1].expand(len(lowers)), gains[1:]])
         losses = torch.cat([losses, losses[-1:].expand(len(uppers) - 1)])
         enough = gains >= self.share * (gains + losses)
-        # The widest pair is taken if none is enough.
+        # If no pair is enough, the last one is used.
         enough = enough | (torch.arange(pairs, device=enough.device) == pairs - 1)
-        # Kept a tensor, as a Python number would be read from the device, and computed, as a table of the bounds would
-        # be copied to it.
-        first = enough.byte().argmax().view(1).to(moved.dtype)
+        # The index of the first pair that is enough stays a tensor, because a Python number would be read from the
+        # device. The bounds are computed from it, because a table of them would be copied to the device.
+        first = enough.byte().argmax().view(1).to(log_ratio.dtype)
         lower = self.lower + self.step * first.clamp(max=len(lowers) - 1)
         upper = self.upper + self.step * (first - (len(lowers) - 1)).clamp(min=0)
         return RatioBounds(
@@ -104,8 +106,8 @@ class BalancedBounds(TokenRule):
 
 
 def _steps(start: float, end: float, step: float) -> list[float]:
-    """Return the numbers from ``start`` by ``step`` to ``end``, which is the last."""
-    count = math.ceil((end - start) / step - 1e-9)  # 0.3/0.05 is 5.999… or 6.000… in floats
+    """Return the numbers from ``start`` in steps of ``step``, with ``end`` as the last."""
+    count = math.ceil((end - start) / step - 1e-9)  # 0.3/0.05 is 5.999… or 6.000… in floating point
     return [start + k * step for k in range(count)] + [end]
 
 
@@ -113,16 +115,17 @@ def _steps(start: float, end: float, step: float) -> list[float]:
 class SecondMoment(TokenRule):
     """M2PO's bounds ``[e^−τ, e^τ]``, the widest under which the second moment of log-ratios is small enough.
 
-    The second moment is the mean of ``(log r)²`` over the tokens that the bounds let pass and could block: those with
-    A > 0 and r > 1, or A < 0 and r < 1. The largest ``abs(log r)`` are left out, one after the other, until it is at
-    most ``threshold``; τ is then the largest that remains. The batch is the one that the loss is given.
+    The second moment is the mean of ``(log r)²`` over the tokens that have moved as the advantage pushes, A > 0 and
+    r > 1 or A < 0 and r < 1, and that the bounds do not block. Tokens with the largest ``abs(log r)`` are left out, one
+    after the other, until the mean is at most ``threshold``; τ is the largest ``abs(log r)`` that remains. The mean is
+    taken over the batch of the loss.
 
     Args:
         threshold: Largest second moment, > 0. The paper uses 0.04 throughout.
 
-    Source: arXiv 2510.01161. Its authors' code is another rule: it takes the mean over all of these tokens, with
-    ``(log r)²`` no larger than τ², and gives no bound narrower than [0.7, 1.5]. Tokens of exactly equal ``abs(log r)``
-    are left out together.
+    Source: arXiv 2510.01161. Tokens with equal ``abs(log r)`` are left out together. The authors' code differs from the
+    paper: its mean is that of ``min((log r)², τ²)`` over all tokens that have moved as the advantage pushes, and its
+    bounds are never narrower than [0.7, 1.5].
 
     >>> old, advantages = torch.full((1, 3), 0.08).log(), torch.ones(1, 3)
     >>> tokens = Tokens.from_batch(torch.tensor([[0.088, 0.096, 0.16]]).log(), old, advantages, rule=SecondMoment())
@@ -140,40 +143,41 @@ class SecondMoment(TokenRule):
         return True
 
     def for_tokens(self, tokens: TokenData) -> RatioBounds:
-        moved = tokens.log_ratio_anchor
-        outward = (tokens.advantages * moved > 0) & (tokens.mask > 0)
-        distance, _ = moved.abs().masked_fill(~outward, math.inf).flatten().sort()
-        # The mean of the first squares rises with their number, so those that may remain are a beginning.
+        log_ratio = tokens.log_ratio_anchor
+        outward = (tokens.advantages * log_ratio > 0) & (tokens.mask > 0)
+        distance, _ = log_ratio.abs().masked_fill(~outward, math.inf).flatten().sort()
+        # The mean of the n smallest squares increases with n, so the number that may remain is a count.
         squares = distance.to(_checks.widest_float(distance.device)).square()
         means = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)
         number = (means <= self.threshold).sum().view(1)
-        # The nearest that must go; those of the same distance go with it, as the tokens of a sequence do at its level.
-        nearest = distance.gather(0, number.clamp(max=len(distance) - 1))
-        largest = distance.masked_fill(distance >= nearest, 0.0).max()
+        # The smallest distance that is left out. Tokens of equal distance are left out with it, such as all tokens of a
+        # sequence at the level ``sequence``.
+        smallest_excluded = distance.gather(0, number.clamp(max=len(distance) - 1))
+        largest = distance.masked_fill(distance >= smallest_excluded, 0.0).max()
         bound = torch.where(number == outward.sum(), math.inf, largest)
         return RatioBounds(log_lower=-bound, log_upper=bound)
 
 
 @dataclass(frozen=True)
 class PrefixBudget(TokenRule):
-    """CPPO's trust region: narrower for early tokens, and for those after a prefix that has moved far.
+    """CPPO's trust region, which is narrower for early tokens and after a prefix that has moved far.
 
-    A token is inside of the region where its divergence D satisfies ``w·D ≤ min(δ, δ + b·W − S)``. δ is the band's
-    radius, and ``w`` falls in a straight line from 1 at the sequence's first token to ``last_weight`` at its last.
-    ``W`` and ``S`` are the sums of ``w`` and of ``w·D`` over the tokens before it. ``b`` is the 90th percentile of D
-    over the sequence, within ``[budget, 2·budget]``.
+    A token is inside of the region if its divergence D satisfies ``v·D ≤ min(δ, δ + b·V − S)``. δ is the band's radius,
+    and the factor ``v`` falls linearly from 1 at the sequence's first token to ``last_weight`` at its last. ``V`` and
+    ``S`` are the sums of ``v`` and of ``v·D`` over the tokens before it. ``b`` is the 90th percentile of D over the
+    sequence, within ``[budget, 2·budget]``.
 
     Args:
-        band: The trust region of a token with weight 1 and an unspent budget.
-        budget: Divergence per token that a prefix may spend on average, > 0.
-        last_weight: Weight of a sequence's last token, in (0, 1].
+        band: The trust region of a token with the factor 1 after a prefix within its budget.
+        budget: Divergence per token that a prefix may have on average, > 0.
+        last_weight: Factor of a sequence's last token, in (0, 1].
 
     Source: arXiv 2606.10968, with the total variation of the sampled token as D and a radius of 0.15 for dense models,
     0.2 for a mixture of experts; the percentile as in its authors' code.
 
     >>> old, advantages = torch.full((1, 3), 0.2).log(), torch.ones(1, 3)
     >>> tokens = Tokens.from_batch(torch.tensor([[0.5, 0.3, 0.3]]).log(), old, advantages, rule=PrefixBudget())
-    >>> tokens.blocked  # moved by 0.3, 0.1 and 0.1; of 0.15 too little is left
+    >>> tokens.blocked  # the divergences are 0.3, 0.1 and 0.1; after the first nothing is left of the radius
     tensor([[True, True, True]])
     """
 
@@ -194,13 +198,13 @@ class PrefixBudget(TokenRule):
     def for_tokens(self, tokens: TokenData) -> RatioBounds:
         logp = tokens.logp_anchor
         divergence = self.band.divergence.divergence_of_ratio(tokens.log_ratio_anchor, logp)
-        weight = 1 - (1 - self.last_weight) * tokens.position / (tokens.length - 1).clamp(min=1.0)
-        weight = weight.to(logp.dtype)
+        factor = 1 - (1 - self.last_weight) * tokens.position / (tokens.length - 1).clamp(min=1.0)
+        factor = factor.to(logp.dtype)
         per_sequence = tokens.sequences.quantile(divergence, 0.9).clamp(self.budget, 2 * self.budget)
         budget = tokens.sequences.at_tokens(per_sequence)
-        left = budget * tokens.sequence_before(weight) - tokens.sequence_before(weight * divergence)
-        radius = self.band.radius_for(logp) + left.clamp(max=0.0)
-        # A radius must be above 0. The smallest one blocks every ratio but 1, which no advantage pushes out of it.
-        radius = (radius / weight).clamp(min=torch.finfo(logp.dtype).tiny)
-        # Bounds, and not a band: the share of a spent radius that a token uses would be infinite in the audit.
+        remainder = budget * tokens.sequence_before(factor) - tokens.sequence_before(factor * divergence)
+        radius = self.band.radius_for(logp) + remainder.clamp(max=0.0)
+        # A radius must be above 0. The smallest positive one blocks every ratio except 1.
+        radius = (radius / factor).clamp(min=torch.finfo(logp.dtype).tiny)
+        # Return bounds instead of the band: with a radius near 0, the audit's share of the radius would be infinite.
         return Band(self.band.divergence, radius, self.band.max_ratio).bounds(logp)

@@ -125,9 +125,9 @@ def test_a_server_that_is_not_there(server):
     [
         (
             ["slack"],
-            "'slack' is no way to send an alert; there are 'wandb', 'trackio' and an address such as",
+            "alerts cannot be sent by 'slack'; pass 'wandb', 'trackio' or an address such as",
         ),
-        (["wandbb"], "'wandbb' is no way to send an alert; did you mean wandb"),
+        (["wandbb"], "alerts cannot be sent by 'wandbb'; did you mean wandb"),
         (
             ["http://hooks.slack.com/services/SECRET"],
             "http://hooks.slack.com for alerts must begin with https",
@@ -162,7 +162,7 @@ def test_a_tracker_gets_title_text_and_level(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, tracker)
     if name == "wandb":
         (problem,) = Alerts([name]).send("title", "text", is_grave=True).values()
-        assert "there is no run of wandb: set report_to='wandb'" in problem
+        assert "no wandb run is active: set report_to='wandb'" in problem
         tracker.run = object()
     ways = Alerts([name])
     assert ways.send("t" * 80, "text", is_grave=True) == ways.send("title", "more", is_grave=False) == {}

@@ -1,4 +1,4 @@
-"""The tokens that a rule blocked: which cost most, and what other rules would have done to them."""
+"""Tests of the listings of blocked tokens and of tokens on which engine and trainer disagree."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_without_ids_or_a_policy_in_training_no_token_is_shown(tmp_path):
 
 
 def test_the_user_names_the_rule_of_a_record_that_names_none(tmp_path):
-    """Without it, the clip at 0.2 is taken; a method that the record names is not overruled."""
+    """The default is FixedClip(0.2). A method that the record names takes precedence."""
     old = torch.tensor([[0.5, 0.1, 0.1]]).log()
     new = torch.tensor([[0.5, 0.13, 0.17]]).log()
     batch = {"logp": new, "logp_old": old, "advantages": torch.ones(1), "tokens": torch.tensor([[7, 8, 9]])}
@@ -72,7 +72,7 @@ def test_the_user_names_the_rule_of_a_record_that_names_none(tmp_path):
 
 
 def disagreeing_record(folder, bypass=False):
-    """Two answers of which the engine thinks otherwise at one token each."""
+    """Two answers, in each of which the engine has another probability for one token."""
     new = torch.tensor([[0.5, 0.01, 0.5], [0.5, 0.5, 0.2]]).log()
     engine = torch.tensor([[0.5, 0.4, 0.5], [0.5, 0.5, 0.1]]).log()
     mask = torch.tensor([[False, True, True], [True, True, True]])

@@ -71,7 +71,7 @@ def test_agrees_with_a_loop_over_groups_with_rewards(seed, prompts, answers):
 
 
 def test_parts_of_groups_agree_with_whole_ones():
-    """Of micro-batches of shuffled sequences, as TRL's: a part that has both kinds has the whole's share."""
+    """With micro-batches of shuffled sequences, as in TRL, a part of a group with both kinds has the group's share."""
     generator = torch.Generator().manual_seed(5)
     group = torch.arange(16).repeat_interleave(16)
     reward = (torch.rand(256, generator=generator) < torch.tensor([0.1, 0.9])[group % 2]).double()

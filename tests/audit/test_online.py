@@ -49,7 +49,7 @@ def test_what_is_looked_at():
     sick = batch(3, shift=1)
     assert said(RunWatch(every=2), [sick, sick | {"generation": 4, "update": 1}]) == []
     (text,) = said(RunWatch(every=3), [sick])
-    assert text.startswith("shift: logp_old is +1 tokens")
+    assert text.startswith("shift: logp_old is shifted by +1 tokens")
     before = {name: x for name, x in batch(0, temperature=0.7).items() if name != "logp"}  # before any loss
     assert said(RunWatch(), [before])[0].startswith("temperature")
 
@@ -69,7 +69,7 @@ def test_a_run_can_be_stopped():
     with pytest.raises(ValueError, match="stop_on must be 'stop', 'fix' or None, got 'look'"):
         RunWatch(stop_on="look")
     for every in (0, 2.5, True):
-        with pytest.raises(ValueError, match="every must be a whole number of log steps from 1"):
+        with pytest.raises(ValueError, match="every must be an integer of at least 1"):
             RunWatch(every=every)
 
 
@@ -85,7 +85,7 @@ def test_the_course_of_the_log():
 
 
 def unrewarded(generation, sequences=8):
-    """A batch of a hard task at the start of a run: every answer is wrong."""
+    """Return a batch of a hard task at the start of a run, in which every answer is wrong."""
     batch_of_64 = batch(generation)
     few = {name: x[:sequences] if isinstance(x, torch.Tensor) else x for name, x in batch_of_64.items()}
     return few | {"advantages": torch.zeros(sequences), "reward": torch.zeros(sequences)}
@@ -99,7 +99,7 @@ def test_a_few_batches_without_a_right_answer_are_no_fault():
 
 
 def rows_of_a_hard_task(count):
-    """The first log steps of TRL where no answer is right: no gradient, and a warm-up."""
+    """Return the first log steps of TRL if no answer is right: no gradient, and a warm-up."""
     row = {"reward": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "grad_norm": 0.0, "entropy": 1.0}
     return [{"step": k, "learning_rate": 1e-11 * k, **row} for k in range(1, count + 1)]
 

@@ -216,7 +216,7 @@ def test_a_folder_whose_files_tell_different_methods(tmp_path):
 
 
 def by_hand(folder, number=FORMAT, **columns):
-    """A file of one sequence of two tokens that docs/record-format.md allows, written without the Recorder."""
+    """Write a valid file with one sequence of two tokens by pyarrow, without the Recorder."""
     kinds = {"step": pa.int64(), "version": pa.list_(pa.int64()), "entropy": pa.list_(pa.float16())}
     kinds |= dict.fromkeys(("advantages", "logp_old", "log_ratio", "log_weight"), pa.list_(pa.float32()))
     kinds |= {name: value.type for name, value in columns.items()}
@@ -338,12 +338,14 @@ def test_batches_before_their_first_loss_cannot_be_replayed(tmp_path):
         recorder.add(**{name: x for name, x in batch(0).items() if name != "logp"})
     (loss,) = read_record(tmp_path)
     assert (loss.has_logp, np.abs(loss.log_ratio).max()) == (False, 0)
-    with pytest.raises(ValueError, match=r"holds no tokens of a loss: .* or batches before their first loss"):
+    with pytest.raises(
+        ValueError, match=r"holds no tokens of a loss: .* only batches before their first loss"
+    ):
         replay_record(tmp_path)
 
 
 def rewritten(path, change=lambda table: table, meta=None):
-    """The same file with another table or other metadata."""
+    """Write the file again with another table or other metadata."""
     with pa.OSFile(str(path)) as source:
         table = pa.ipc.open_stream(source).read_all()
     said = dict(table.schema.metadata)
@@ -508,7 +510,7 @@ def test_shapes_that_cannot_be_are_refused(wrong, message, tmp_path):
             recorder.add(**batch(0) | wrong)
         recorder.add(**batch(1))
     assert len(list(read_record(tmp_path))) == 1
-    with pytest.raises(ValueError, match="is closed; make a new Recorder for more"):
+    with pytest.raises(ValueError, match="is closed; create another Recorder to record more"):
         recorder.add(**batch(0))
 
 

@@ -1,4 +1,4 @@
-"""`bandpo.testing.assert_is`: textbook losses pass; a loss with anything else in it does not, and learns what it is."""
+"""Tests of `bandpo.testing.assert_is`: losses by the formulas pass; changed losses fail, and the change is named."""
 
 import re
 from dataclasses import replace
@@ -18,14 +18,14 @@ from bandpo.testing._batches import loss_batches
 
 
 def averaged(values, mask, average):
-    """The mean over tokens or over sequences, of which empty ones are left out."""
+    """Compute the mean over tokens, or over sequences without the empty ones."""
     if average == "seq-mean-token-mean":
         return reference.mean_of_sequence(values, mask).sum() / mask.any(1).sum()
     return (values * mask).sum() / mask.sum()
 
 
 def textbook(formula, average="token-mean"):
-    """A loss for `assert_is`, by a formula of `method_references`."""
+    """Return a loss for `assert_is` by a formula of `method_references`."""
 
     def loss(logp, logp_old, advantages, mask, *, weights=None):
         values = formula(logp, logp_old, advantages[:, None], mask)
@@ -181,7 +181,7 @@ MUTANTS = {
     ),
     "the old policy of the next token": (
         lambda p, q, a, mask: surrogate(p, q.roll(1, 1), a, mask),
-        "tokens that it blocks have a gradient",
+        "tokens that the method blocks have a gradient",
     ),
     "the ratio of two tokens": (
         lambda p, q, a, mask: averaged(
@@ -217,7 +217,7 @@ def test_two_differences_are_both_named():
 
 
 def small_change(method, kind, change):
-    """A loss of a method into which a change went, relative to 1."""
+    """Return a loss of a method with a small relative change."""
 
     def loss(logp, logp_old, advantages, mask):
         factor, penalty = 1.0, 0.0
@@ -260,7 +260,7 @@ def check_a_small_change(name, kind, change):
 @example(name="SAPO", kind="temperature", change=0.002)
 @settings(max_examples=4)
 def test_a_small_change_of_any_method_is_caught(name, kind, change):
-    """Of two parts in a thousand, in whatever enters the loss."""
+    """The changes are of 0.2 %, in each quantity of the loss."""
     check_a_small_change(name, kind, change)
 
 

@@ -1,4 +1,4 @@
-"""The view of a batch: what it computes, when, and what it leaves alone."""
+"""Tests of `Batch` and `Tokens`: which quantities are computed, and when."""
 
 import math
 

@@ -30,7 +30,7 @@ CLOSED = [d for d in WITHOUT_PARAMETERS if type(d).log_bounds is not Divergence.
 
 
 def through_generic_solver(divergence):
-    """The same divergence with only its f, as a new one would be written."""
+    """Return the divergence with only its f and df, as a new one would be written."""
     cls = type(divergence)
     generic = {"log_bounds": Divergence.log_bounds, "divergence_of_ratio": Divergence.divergence_of_ratio}
     return type("Generic" + cls.__name__, (cls,), generic)()
@@ -47,7 +47,7 @@ ALL = CLOSED + GENERIC
 
 
 def name(divergence):
-    """What the oracle calls it."""
+    """Return the oracle's name of a divergence."""
     if divergence in USERS:
         return ["triangular", "ReverseKL()"][USERS.index(divergence)]
     return repr(divergence).removeprefix("Generic")
@@ -288,9 +288,9 @@ def test_small_radius_limit(divergence):
 
 
 @pytest.mark.parametrize("divergence", ALL, ids=ids)
-@pytest.mark.parametrize("shape", [(3, 2, 5), pytest.param((3, 5, 7), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2, 5), pytest.param((3, 5, 7), marks=pytest.mark.exhaustive)], ids=str)
 def test_same_bits_on_repeat_in_any_shape_and_position(divergence, shape):
-    """Vector units take tokens by the dozen and the rest one by one: both must come to the same."""
+    """Vectorised and scalar code of the CPU must give the same bits."""
     logp = -torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 20
     whole = ratio_bounds(logp, divergence, 0.05)
     for tokens in (logp.flatten(), *logp.flatten().split(2)):
@@ -410,7 +410,7 @@ def test_traces_to_one_graph(divergence):
 
 
 def test_unread_bad_values_become_nan(monkeypatch):
-    """What an accelerator does, where reading a value would cost a synchronisation."""
+    """On an accelerator values are not read, because that would cost a synchronisation."""
     monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
     bounds = ratio_bounds(torch.tensor([math.nan, 0.7, -1.0]), KL(), 0.05)
     assert bounds.log_upper.isnan().tolist() == [True, True, False]

@@ -1,4 +1,4 @@
-"""What rules and objectives may depend on beside the log-probabilities: the context, and numbers that vary."""
+"""Tests of the training state, of schedules and of other quantities that rules and objectives may depend on."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ def test_any_number_may_be_a_schedule(name):
     setting, midway = VARYING[name]
     found = gradient(method=setting, state=TrainingState(progress=0.5))
     assert torch.equal(found, gradient(method=midway))
-    with pytest.raises(ValueError, match=r"depends on the training state: give .*TrainingState\(progress="):
+    with pytest.raises(ValueError, match=r"depends on the training state: pass .*TrainingState\(progress="):
         policy_loss(LOGP, OLD, ADVANTAGES, method=setting)
 
 
@@ -86,7 +86,7 @@ def test_both_ends_must_be_allowed(make):
 def test_only_a_band_has_a_number_for_each_token():
     class Early(Radius):
         needs = "position"
-        each_token = True
+        per_token = True
         range = (0.01, 0.1)
 
     with pytest.raises(ValueError, match="differs from token to token, which only the radius of a Band may"):
@@ -98,7 +98,7 @@ def test_only_a_band_has_a_number_for_each_token():
 
 @dataclass(frozen=True)
 class Older(ClipRule):
-    """Narrower the older the weights that sampled."""
+    """A clip that is narrower for older weights."""
 
     age: object = None
 
@@ -112,7 +112,7 @@ class Older(ClipRule):
 
 @dataclass(frozen=True)
 class Shares(Objective):
-    """Everything that an objective can see, in one weight."""
+    """An objective whose weight depends on every quantity of `Tokens`."""
 
     def weight(self, tokens):
         state = tokens.state
@@ -187,7 +187,7 @@ def test_importance_weights_may_enter_the_weight_itself():
 
 
 def test_sums_run_over_all_processes(monkeypatch):
-    """The other process has as many gains again and no loss: the first bounds will do where alone they would not."""
+    """With the gains of the other process the first bounds are enough; without them they are not."""
     seen = []
 
     def all_reduce(sums, group):
@@ -215,7 +215,7 @@ def test_a_number_of_your_own_sees_the_context():
     @dataclass(frozen=True)
     class Early(Radius):
         needs = "position"
-        each_token = True
+        per_token = True
         range = (0.01, 0.1)
 
         def resolve(self, state):

@@ -1,4 +1,4 @@
-"""What `FDivergence` accepts, and how it refuses the rest; its bounds are held to the oracle in test_bounds."""
+"""Tests of the functions that `FDivergence` accepts and of its errors; its bounds are tested in test_bounds."""
 
 import math
 

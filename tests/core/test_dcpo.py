@@ -7,7 +7,7 @@ from bandpo import DCPO, FixedClip
 
 
 def test_numbers_worked_by_hand():
-    """p = 0.8: 4·0.16/0.8 = 0.8, so lower = ½ + ½·√0.2; 4·0.2/0.8 = 1, so upper = ½ + ½·√2."""
+    """At p = 0.8: 4·0.16/0.8 = 0.8, so lower = ½ + ½·√0.2; 4·0.2/0.8 = 1, so upper = ½ + ½·√2."""
     bounds = DCPO().bounds(torch.tensor([0.8], dtype=torch.float64).log())
     assert bounds.lower.item() == pytest.approx(0.5 + 0.5 * math.sqrt(0.2), rel=1e-12)
     assert bounds.upper.item() == pytest.approx(0.5 + 0.5 * math.sqrt(2), rel=1e-12)

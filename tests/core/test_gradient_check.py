@@ -6,7 +6,7 @@ import torch
 import method_references as reference
 from bandpo import Band, FixedClip, Method, TrainingState, certify, policy_loss
 from bandpo.batch import Batch
-from bandpo.gradient_check import compare, unsure
+from bandpo.gradient_check import compare, near_discontinuity
 from bandpo.methods import METHODS
 
 
@@ -20,7 +20,7 @@ def batch(seed=0, rows=12, columns=10, dtype=torch.float32):
 
 
 def ppo(low=0.2, high=0.2, clamp=20.0, scale=1.0, offset=0.0, advantage=lambda a: a, rows=1.0):
-    """A loop's own loss, written as loops write it."""
+    """Compute PPO's loss as a training loop would."""
 
     def loss(logp, old, advantages, mask):
         ratio = (logp - old).clamp(-clamp, clamp).exp()
@@ -63,7 +63,7 @@ CHANGED = {
     "no clip": (ppo(1.0, 9e9), r"it is that of Unclipped\(\)"),
     "a hard-coded clip": (
         ppo(0.01, 0.01),
-        "0 tokens that it blocks have a gradient, .* that it keeps have none",
+        "0 tokens that the method blocks have a gradient, .* that it keeps have none",
     ),
     "a clamp": (ppo(clamp=0.1), "that it keeps have none: another clip or mask, or a clamp of the ratio"),
     "a factor": (ppo(scale=0.5), "every token is 0.5 times as expected"),
@@ -82,7 +82,7 @@ CHANGED = {
     "not finite": (lambda x, *rest: x.sum() * float("inf"), "it is not finite"),
     "another loss": (
         lambda x, old, a, mask: -(x * a * mask).sum() / mask.sum(),
-        "that it blocks have a gradient",
+        "that the method blocks have a gradient",
     ),
 }
 
@@ -119,11 +119,11 @@ def test_the_tolerance_is_between_rounding_and_a_change(size):
 
 
 def test_a_token_on_its_bound_is_not_judged():
-    """1.2 in float32 lies on one side or the other, as the loss rounds."""
+    """Rounding decides on which side of the bound a ratio of 1.2 in float32 lies."""
     old = torch.full((1, 4), 0.1).log()
     ratio = torch.tensor([[1.2, 1.21, 0.8, 1.0]])
     seen = Batch.read(old + ratio.log(), old, torch.tensor([[1.0, 1.0, -1.0, 1.0]]))
-    assert unsure(Method(FixedClip(0.2)), seen).tolist() == [[True, False, True, False]]
+    assert near_discontinuity(Method(FixedClip(0.2)), seen).tolist() == [[True, False, True, False]]
     found = -ratio * seen.advantages / 4
     found[0, 1] = 0.0
     assert compare(found, Method(FixedClip(0.2)), seen, torch.full((1, 4), 0.25)).equal

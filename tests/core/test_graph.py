@@ -1,4 +1,4 @@
-"""What makes the core cheap on any device: one graph, no value read, no recompilation, no spare buffers."""
+"""Tests of the cost on any device: one graph, no value read, no recompilation, no unnecessary buffers."""
 
 import re
 import shutil

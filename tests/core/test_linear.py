@@ -121,7 +121,7 @@ def test_what_is_not_finite_poisons_its_token_alone():
 
 
 REFUSED = [
-    ({"ids": torch.full((3, 5), 53)}, r"ids hold 53, which no row of lm_head_weight \(53, 7\) is for"),
+    ({"ids": torch.full((3, 5), 53)}, r"ids hold 53, which has no row in lm_head_weight \(53, 7\)"),
     ({"ids": torch.full((3, 5), -100)}, "ids hold -100"),
     ({"ids": torch.zeros(3, 4, dtype=torch.long)}, r"hidden \(3, 5, 7\), .* ids \(3, 4\) do not fit"),
     ({"ids": torch.zeros(3, 5)}, "ids must be integers, got torch.float32"),
@@ -162,7 +162,7 @@ for settings in ({}, {"logit_softcap": 3.0, "temperature": 1.3}):
     whole = torch.autograd.grad(((right[0] + right[1]) * weights).sum(), (hidden, head, bias))
     own = torch.autograd.grad(((found[0] + found[1]) * weights).sum(), (hidden, share, part))
     torch.testing.assert_close(own, (whole[0], whole[1][mine], whole[2][mine]))
-with pytest.raises(ValueError, match="which no row"):
+with pytest.raises(ValueError, match="has no row"):
     linear_logp(hidden, share, ids + 50, **where)
 """
 

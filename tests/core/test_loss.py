@@ -20,7 +20,7 @@ RULES = [
 
 
 def textbook(logp, logp_old, advantages, mask, clip, dual_clip=None):
-    """PPO's definition, differentiated by autograd through exp, clamp and min; bounds solved for."""
+    """Compute PPO's loss by its definition, with autograd through exp, clamp and min."""
     bounds = clip.bounds(logp_old)
     ratio = (logp - logp_old).exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(bounds.lower, bounds.upper) * advantages)
@@ -174,7 +174,11 @@ def test_one_elementwise_graph_in_torch_compile():
 BAD = [
     ({"logp_old": torch.zeros(1, 3)}, ValueError, r"logp_old has shape \(1, 3\), logp \(2, 4\)"),
     ({"mask": torch.ones(2, 3)}, ValueError, r"mask has shape \(2, 3\)"),
-    ({"mask": torch.full((2, 4), 0.5)}, ValueError, r"mask holds 0.5, .* put shares into weights="),
+    (
+        {"mask": torch.full((2, 4), 0.5)},
+        ValueError,
+        r"mask holds 0.5, .* pass fractional weights as weights=",
+    ),
     ({"method": "Bnd(KL())"}, ValueError, "did you mean Band"),
     ({"method": "DropOutside()"}, ValueError, "is not a method such as DPPO"),
     ({"method": 0.2}, TypeError, "method must be a method such as DPPO"),
@@ -227,7 +231,7 @@ WRONG = {  # at a counted token
 @pytest.mark.parametrize("method", ["Band()", "SAPO()", "Method(FixedClip(0.2), level='sequence')"])
 @pytest.mark.parametrize(("name", "value"), [(name, x) for name in WRONG for x in WRONG[name]])
 def test_where_values_are_not_read_a_wrong_one_poisons_the_gradient(name, value, method, monkeypatch):
-    """The branch of an accelerator and of a compiler. Elsewhere the same value is refused."""
+    """On an accelerator and in compiled code the loss is NaN. On the CPU the same value raises an error."""
     tensors = {key: torch.full((2, 3), -1.0) for key in ("logp", "logp_old", "logp_anchor")}
     tensors |= {key: torch.ones(2, 3) for key in ("advantages", "entropy", "weights", "mask")}
     tensors[name][0, 1] = value
@@ -247,7 +251,7 @@ def test_where_values_are_not_read_a_wrong_one_poisons_the_gradient(name, value,
 @pytest.mark.parametrize("readable", [True, False])
 @pytest.mark.parametrize("aggregation", ["token-mean", "grpo", "seq-mean-token-mean", "sum"])
 def test_a_batch_without_a_token(aggregation, readable, monkeypatch):
-    """The same everywhere: another process may have some, and waits for the backward pass."""
+    """The loss is 0 with a gradient, because another process may have tokens and waits for the backward pass."""
     monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: readable)
     logp = torch.full((2, 4), -1.0, requires_grad=True)
     loss, metrics = policy_loss(
@@ -279,7 +283,7 @@ def test_one_counted_token_is_a_batch():
 
 
 def test_a_ratio_on_the_bound_is_inside():
-    """Clips and dual clip drop what lies beyond, not what lies on, their bound; and a token without advantage never."""
+    """Tokens beyond a bound are dropped, those on it are not; tokens with A = 0 are never dropped."""
     logp_old = torch.tensor([[0.25, 0.25, 0.25]]).log()
     logp = torch.tensor([[0.5, 0.125, 0.5]]).log()
     advantages = torch.tensor([[1.0, -1.0, 0.0]])
@@ -300,7 +304,7 @@ def test_half_precision_counts_its_tokens_exactly():
 
 
 def test_sequences_without_a_counted_token():
-    """verl's names leave them out of the mean over sequences, TRL's count them as 0."""
+    """The names of verl leave them out of the mean over sequences, TRL's count them as 0."""
     values, mask = torch.tensor([[2.0, 4.0], [9.0, 9.0]]), torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     verls = {"seq-mean-token-mean": 3.0, "seq-mean-token-sum": 6.0}
     assert {name: aggregate(values, mask, name).item() for name in verls} == verls

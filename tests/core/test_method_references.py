@@ -1,4 +1,4 @@
-"""The oracle of `method_references`, held: to verl's, TRL's and SkyRL's own losses, and to weights worked by hand."""
+"""Tests of `method_references` against the losses of verl, TRL and SkyRL, and against weights computed by hand."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def batch(seed=0, shape=(40, 9), spread=0.7, whole_sequences=False):
 
 
 def given(logp, old, advantages, mask):
-    """The same for `framework_losses`; the rollout engine's policy is the trainer's old one."""
+    """Return the batch for `framework_losses`; the rollout engine's policy is the trainer's old one."""
     return LossBatch("made", logp, old, old, advantages, mask)
 
 
@@ -87,7 +87,7 @@ def test_verl(name):
 
 
 def test_verl_icepop():
-    """verl's bypass mode with the REINFORCE loss, whose weight is the ratio to the rollout engine."""
+    """The bypass mode of verl with the REINFORCE loss, whose weight is the ratio to the rollout engine."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
     loss = framework_losses.verl("bypass_mode", threshold=2.0, threshold_lower=0.5)
     logp, old, advantages, mask = tensors = batch()

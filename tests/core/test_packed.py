@@ -1,4 +1,4 @@
-"""Rows that hold several sequences although nothing says so, and shapes that would be spread silently: all refused."""
+"""Tests of the errors for packed rows without boundaries, and for shapes that would broadcast silently."""
 
 import re
 
@@ -192,7 +192,7 @@ def test_a_single_sequence_without_a_batch_dimension():
 
 @pytest.mark.parametrize("advantages", [CONSTANT, CONSTANT[:, None], CONSTANT[:, None].expand(ROWS, COLUMNS)])
 def test_no_value_is_looked_at_where_advantages_are_of_sequences(advantages, monkeypatch):
-    monkeypatch.setattr("bandpo._packed._changes", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("bandpo._packed._pairs", lambda *_: pytest.fail("looked"))
     assert loss_of(advantages, method="GSPO()").isfinite()
     assert loss_of(advantages, method="GRPO()").isfinite()
 
@@ -214,7 +214,7 @@ def test_the_compiled_loss_stays_one_graph(method):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_that_looks_at_whole_sequences_says_so(name):
-    """Where the ratio of the first or of the last token changes another token's weight."""
+    """The objectives for which the ratio of the first or the last token changes another token's weight."""
     method = METHODS[name].method()
     if method.level == "sequence" or method.whole_batch:
         return

@@ -1,4 +1,4 @@
-"""Importance weights of a rollout engine: they are TRL's and verl's own, padded and packed."""
+"""Tests of `rollout_weights` against TRL and verl, padded and packed."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`bandpo.check`: what it refuses of rules, divergences and objectives of one's own, and none of ours."""
+"""Tests of `bandpo.check`: the errors for wrong rules, divergences and objectives; bandpo's own pass."""
 
 import math
 from dataclasses import dataclass
@@ -175,7 +175,7 @@ def test_a_radius_that_no_moment_tells_is_left_to_whoever_knows_it():
 
 
 def mine(base, **methods):
-    """A class of one's own with these methods, without their self."""
+    """Create a user's class from functions without ``self`` as methods."""
     named = {name: lambda self, *a, method=method: method(*a) for name, method in methods.items()}
     return dataclass(frozen=True)(type("Mine", (base,), named))()
 
@@ -225,10 +225,10 @@ WRONG_RULES = {
     "no tensor": (rule(lambda logp: -0.2, all_of(0.2)), "log_lower is a float"),
     "clip_mask never": (
         rule(all_of(-0.2), all_of(0.2), clip_mask=nothing),
-        r"clip_mask says .* is not clipped_low, but log_lower is -0\.2",
+        r"is not clipped_low by clip_mask, but log_lower is -0\.2",
     ),
-    "clip_mask the other way": (rule(all_of(-0.2), all_of(0.2), clip_mask=the_other_way), "clip_mask says"),
-    "clip_mask of ratios": (rule(all_of(-0.2), all_of(0.2), clip_mask=of_ratios), "clip_mask says"),
+    "clip_mask the other way": (rule(all_of(-0.2), all_of(0.2), clip_mask=the_other_way), "by clip_mask"),
+    "clip_mask of ratios": (rule(all_of(-0.2), all_of(0.2), clip_mask=of_ratios), "by clip_mask"),
     "clip_mask as one tensor": (
         rule(all_of(-0.2), all_of(0.2), clip_mask=lambda log_ratio, logp: log_ratio.abs() > 0.2),
         r"clip_mask returns a Tensor, not ClipMask\(clipped_low, clipped_high\)",
@@ -284,7 +284,7 @@ class SquareRoot(ClipRule):
 def test_a_bound_by_probability_beyond_the_simplex_is_warned_of(within):
     message = (
         r"SquareRoot\(.*\): the upper bound is above 1/p for p from 0\.99 to 0\.9999.*"
-        r"at p = 0\.99 it is 1\.1005, 1/p is 1\.0101.*never binds.*torch\.minimum\(log_upper, -logp_old\).*"
+        r"at p = 0\.99 it is 1\.1005, 1/p is 1\.0101.*has no effect.*torch\.minimum\(log_upper, -logp_old\).*"
         rf"{PAGE}"
     )
     with pytest.warns(UserWarning, match=message) as warned:

@@ -182,7 +182,7 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
     ):
         with pytest.raises(
             ValueError,
-            match=rf"depends on the training state: give policy_loss state=TrainingState\({needs}=",
+            match=rf"depends on the training state: pass state=TrainingState\({needs}=",
         ):
             use()
     with pytest.raises(ValueError, match=f"depends on {needs}, which this framework does not tell"):
@@ -354,7 +354,7 @@ def test_the_share_of_a_radius_that_differs_by_token():
         (
             lambda: ClipRateController(0.1, 0.05).update(0.05, -0.1),
             ValueError,
-            "given -0.1, but what it measures is never",
+            "never negative, but got -0.1",
         ),
         (lambda: TrainingState(progress=1.5), ValueError, r"progress must be in \[0, 1\].*got 1.5"),
         (lambda: Band(KL(), torch.tensor([1, 2])), TypeError, "radius must be a floating-point tensor"),

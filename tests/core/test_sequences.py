@@ -21,7 +21,7 @@ FORMS = ("segments", "cu_seqlens", "flat", "rows", "jagged")
 
 
 def padded_batch(seed=0, dtype=torch.float32, lengths=LENGTHS):
-    """A padded batch: prompts that do not count, a sequence without a counted token, and values in the padding."""
+    """Return a padded batch with prompts, a sequence without a counted token, and values in the padding."""
     random = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     old = -5 * torch.rand(shape, generator=random, dtype=dtype) ** 2 - 1e-2
@@ -42,7 +42,7 @@ def padded_batch(seed=0, dtype=torch.float32, lengths=LENGTHS):
 
 
 def pack(batch, inside, form):
-    """The same batch in another form; the tensors without those per sequence, and what says where sequences lie."""
+    """Return the batch in another form: its tensors per token, and the arguments with the boundaries of sequences."""
     lengths = inside.sum(1)
     ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     numbers = torch.arange(len(inside))[:, None].expand(inside.shape)
@@ -96,7 +96,7 @@ def loss_and_gradient(batch, inside, form, **settings):
 
 
 def needed(method, batch):
-    """The tensors that a method takes: importance weights and entropies are for all."""
+    """Return the tensors that a method takes, with importance weights and entropies."""
     return {name: x for name, x in batch.items() if name != "logp_anchor" or method.level == "token"}
 
 
@@ -143,7 +143,7 @@ def test_weights_and_advantages_per_sequence(form):
 
 
 def test_the_example_of_three_sequences_in_a_row():
-    """What a packed row gave before: the average of one long sequence."""
+    """Without boundaries a packed row gives the mean of one long sequence."""
     batch, inside = padded_batch(5, lengths=(3, 6, 12))
     batch["mask"][1, 2:4] = 1
     del batch["logp_anchor"], batch["weights"]
@@ -161,7 +161,7 @@ class Later(Radius):
     """A radius that depends on position and length."""
 
     needs = "position"
-    each_token = True
+    per_token = True
     range = (0.01, 0.2)
 
     def resolve(self, state):
@@ -285,10 +285,13 @@ def test_position_ids_tell_segments():
 REFUSED = {
     "both": (
         {"segments": torch.zeros(1, 6, dtype=torch.long), "cu_seqlens": torch.tensor([0, 6])},
-        "give one of them",
+        "pass one of them",
     ),
     "shape": ({"segments": torch.zeros(1, 5, dtype=torch.long)}, r"segments have the shape \(1, 5\)"),
-    "torn": ({"segments": torch.tensor([[0, 0, 1, 1, 0, 0]])}, "segment 0 stands in several places"),
+    "torn": (
+        {"segments": torch.tensor([[0, 0, 1, 1, 0, 0]])},
+        "segment 0 occurs at tokens that are not adjacent",
+    ),
     "too high": ({"segments": torch.tensor([[0, 0, 1, 1, 7, 7]])}, "segments hold 7"),
     "not from 0": ({"cu_seqlens": torch.tensor([1, 6])}, "must rise from 0"),
     "falls": ({"cu_seqlens": torch.tensor([0, 4, 3, 6])}, "must rise from 0"),
@@ -300,7 +303,7 @@ REFUSED = {
         "token 5 of the flattened batch counts",
     ),
     "packed=False": ({"cu_seqlens": torch.tensor([0, 3, 6]), "packed": False}, "leave out segments="),
-    "packed=True": ({"packed": True}, "give segments= or cu_seqlens="),
+    "packed=True": ({"packed": True}, "packed=True needs segments= or cu_seqlens="),
 }
 
 
@@ -315,7 +318,8 @@ def test_what_cannot_be_is_refused(case):
 def test_a_segment_in_two_rows_is_refused():
     logp = torch.full((2, 3), -1.0)
     with pytest.raises(
-        ValueError, match=r"segment 0 stands in several places.*add the number of sequences before"
+        ValueError,
+        match=r"segment 0 occurs at tokens that are not adjacent.*add the number of sequences",
     ):
         policy_loss(logp, logp, torch.ones(2, 3), segments=torch.tensor([[0, 0, 1], [0, 1, 1]]))
 
@@ -350,7 +354,7 @@ def test_jagged_tensors_of_other_lengths_are_refused():
         torch.nested.nested_tensor([torch.full((n,), -1.0) for n in lengths], layout=torch.jagged)
         for lengths in ((2, 3), (3, 2))
     ]
-    with pytest.raises(ValueError, match="the rows of logp_old and logp have other lengths"):
+    with pytest.raises(ValueError, match="the rows of logp_old and logp have different lengths"):
         policy_loss(*tensors, torch.ones(2))
 
 

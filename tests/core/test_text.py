@@ -143,7 +143,7 @@ def test_a_method_of_ones_own_is_a_function(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert parse("mine_for_methods.gentle(0.3)") == Method(FixedClip(0.3), DropOutside())
-    with pytest.raises(ValueError, match="is no function annotated `-> Method`"):
+    with pytest.raises(ValueError, match="is not a function annotated `-> Method`"):
         parse("mine_for_methods.other(0.3)")
 
 

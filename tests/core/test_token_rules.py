@@ -1,4 +1,4 @@
-"""Rules that look at tokens: what they see, with what they combine, and that they hold packed, compiled and as text."""
+"""Tests of token rules: their inputs, their combinations, packed batches, compilation and text forms."""
 
 import math
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ from core.test_sequences import FORMS, loss_and_gradient, padded_batch
 
 @dataclass(frozen=True)
 class Seen(TokenRule):
-    """A width of all that a rule may look at."""
+    """A clip whose width depends on every quantity of `TokenData`."""
 
     def for_tokens(self, tokens):
         width = 0.02 * (1 + tokens.position) + 0.01 * tokens.length + 0.03 * tokens.entropy
@@ -125,7 +125,7 @@ def test_an_age_of_another_number_of_sequences_is_refused(age):
 
 def test_bounds_without_tokens_are_refused():
     for rule in (BalancedBounds(), TwoSided(FixedClip(), PrefixBudget())):
-        with pytest.raises(ValueError, match=r"has no bounds but for the tokens of a batch"):
+        with pytest.raises(ValueError, match=r"the bounds of .* depend on more than logp_old"):
             rule.bounds(torch.tensor([-1.0]))
 
 
@@ -137,7 +137,7 @@ def test_a_rule_that_looks_at_p_alone_is_itself():
 
 
 def test_bounds_around_the_anchor():
-    """Where bounds surround another policy, the second moment is that of the ratio to it."""
+    """If the bounds surround another policy, the second moment is that of the ratio to this policy."""
     old, anchor = torch.full((1, 2), 0.2).log(), torch.tensor([[0.25, 0.4]]).log()
     logp = torch.tensor([[0.27, 0.7]]).log()
     tokens = Tokens.from_batch(logp, old, torch.ones(1), rule=SecondMoment(0.05), logp_anchor=anchor)
@@ -162,7 +162,7 @@ def gradient(loss, logp):
 
 
 def of_balanced_bounds(logp, old, advantages, mask):
-    """The bounds of BAPO's reference for a batch."""
+    """Compute the bounds of BAPO's reference for a batch."""
     return reference.bapo_bounds(logp.detach(), old, advantages[:, None], mask, **reference.BAPO)
 
 

@@ -186,7 +186,7 @@ class TestDepartures:
         data = recorded()
         shaped = replace(data, advantage=data.advantage**3 + 0.1 * data.advantage)
         assert check_advantages(shaped).ok
-        assert "by no formula that is known" in advantage_notes(shaped)[0]
+        assert "but match no known formula" in advantage_notes(shaped)[0]
 
     def test_a_critic(self):
         data = recorded(uniform=np.zeros(SEQUENCES))
@@ -299,7 +299,7 @@ class TestPrompts:
         finding = check_prompts(many)
         assert finding.code == code
         if code == "mask":
-            assert f"drawn with {probability:.2g} each" in finding.cause
+            assert f"its probability is {probability:.2g} in each" in finding.cause
 
     def test_answers_that_begin_with_other_tokens(self):
         assert check_prompts(recorded()).ok

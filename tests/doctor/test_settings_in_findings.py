@@ -72,7 +72,7 @@ def test_a_kl_at_the_first_step_with_lora_is_to_the_base_model(settings, adapter
     finding = finding_of(diagnosis, "reference-kl")
     assert "KL to the reference is 0.48 at step 1" in finding.cause
     assert "the adapter that training began with" in finding.cause
-    assert "the reference is its base model" in finding.cause
+    assert "the reference is the base model" in finding.cause
     assert where in finding.settings
     assert where in str(diagnosis)
 
@@ -117,8 +117,8 @@ def test_a_collapse_names_a_learning_rate_outside_that_of_published_runs(tmp_pat
     finding = finding_of(diagnose(run), "entropy-collapse")
     (text,) = [text for text in finding.settings if "lr" in text]
     assert text == (
-        "actor_rollout_ref.actor.optim.lr=0.0005 (config.yaml), above the 1e-05 up to which published runs train all "
-        "weights of a model of 7 billion parameters"
+        "actor_rollout_ref.actor.optim.lr=0.0005 (config.yaml), above 1e-05, the most that published runs use to train "
+        "all weights of a model of 7 billion parameters"
     )
 
 
@@ -137,7 +137,7 @@ def test_the_rate_of_lora_is_compared_with_that_of_lora(tmp_path):
     assert "learning-rate" not in [finding.id for finding in diagnosis.configuration.findings]
     (tmp_path / "checkpoint-40/adapter_config.json").unlink()
     diagnosis = diagnose(run)
-    assert "learning_rate=0.0001 (config.yaml), above the 3e-05" in str(diagnosis)
+    assert "learning_rate=0.0001 (config.yaml), above 3e-05, the most" in str(diagnosis)
     assert "learning-rate" in [finding.id for finding in diagnosis.configuration.findings]
 
 

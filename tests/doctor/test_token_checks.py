@@ -10,7 +10,7 @@ import pytest
 
 from bandpo.doctor import first_pass as first_pass_module
 from bandpo.doctor.findings import Coverage, Finding
-from bandpo.doctor.first_pass import FirstPass, Followed
+from bandpo.doctor.first_pass import AdvantageSlopes, FirstPass
 from bandpo.doctor.token_checks import (
     check_engine,
     check_numbers,
@@ -150,7 +150,7 @@ class TestRatio:
         finding = check_ratio(replace(run, logp_old=np.roll(run.logp, 1)))
         assert (finding.code, finding.cause) == (
             "shift",
-            "logp_old is +1 tokens from logp: there the ratio is 1",
+            "logp_old is shifted by +1 tokens against logp: with this shift the ratio is 1",
         )
 
     def test_temperature(self):
@@ -202,7 +202,7 @@ class TestRatio:
         padding = np.random.default_rng(4).normal(-60.0, 3.0, TOKENS)
         finding = check_ratio(replace(run, logp_old=padding))
         assert (finding.code, finding.or_else) == ("permuted", ())
-        assert "60 nats rare in the median by logp_old, as by no policy" in finding.cause
+        assert "the median of logp_old is -60 nats, lower than any policy gives" in finding.cause
         # Of answers of one token, it may as well be a shift.
         single = replace(run, sequence=np.arange(TOKENS), position=np.zeros(TOKENS, int))
         single = replace(single, before_updates=np.ones(TOKENS, bool), batch=np.zeros(TOKENS, int))
@@ -230,7 +230,7 @@ class TestEngine:
         run = healthy()
         finding = check_engine(replace(run, logp_rollout=np.roll(run.logp_rollout, -1)))
         assert finding.code == "shift"
-        assert finding.cause == "the trainer's tokens stand +1 from the engine's"
+        assert finding.cause == "the trainer's tokens are shifted by +1 against the engine's"
 
     @pytest.mark.parametrize(("column", "content"), [("position", "the prompt"), ("remaining", "padding")])
     def test_mask(self, column, content):
@@ -246,17 +246,40 @@ class TestEngine:
         )
         finding = check_engine(run)
         assert finding.code == "mask"
-        assert finding.cause.endswith(f"5.0 nats rarer than they should be: {content} is counted")
+        assert finding.cause.endswith(f"5.0 nats less probable than sampled ones: the mask counts {content}")
 
     def test_retokenised(self):
+        """The trainer sees the changed words before the tokens after them, whose probabilities change too."""
         run = healthy()
         logp_old = run.logp_old.copy()
-        logp_old[[3, 50, 100, 200, 300]] -= 3
+        changed = np.array([3, 50, 100, 200, 300])
+        logp_old[changed] -= 3
+        logp_old[changed + 1] -= np.array([0.3, -0.2, 0.4, -0.3, 0.2])
         finding = check_engine(replace(run, logp_old=logp_old))
         assert finding.code == "retokenised"
-        assert (
-            finding.cause == "1.3% of tokens are far off, rarer for the trainer; sequences without them agree"
+        assert finding.cause == (
+            "2.6% of tokens differ widely, and so do the tokens after them; sequences without them agree"
         )
+
+    def test_far_tokens_before_tokens_of_which_the_policy_is_sure_have_no_cause(self):
+        run = healthy()
+        logp_old = run.logp_old.copy()
+        changed = np.array([3, 50, 100, 200, 300])
+        logp_old[changed] -= 3
+        sure = run.logp_rollout.copy()
+        sure[changed + 1] = logp_old[changed + 1] = -0.001
+        finding = check_engine(replace(run, logp_old=logp_old, logp_rollout=sure))
+        assert (finding.code, finding.ok) == ("ok", None)
+        assert finding.advice.startswith("5 of 384 tokens differ by a nat and the rest agree, too few to")
+
+    def test_other_experts_at_single_tokens_leave_the_next(self):
+        """If the policy has little entropy, the engine's tokens are far less probable for the trainer."""
+        run = healthy()
+        logp_old = run.logp_old.copy()
+        logp_old[[3, 50, 100, 200, 300]] -= 6
+        finding = check_engine(replace(run, logp_old=logp_old))
+        assert (finding.code, finding.or_else) == ("routing", ("engine-mismatch",))
+        assert "also the tokens after them" in finding.cause
 
     def test_of_one_far_token_no_cause_is_named(self):
         run = healthy()
@@ -264,7 +287,9 @@ class TestEngine:
         logp_old[[3, 50]] -= 50
         finding = check_engine(replace(run, logp_old=logp_old))
         assert (finding.code, finding.ok) == ("ok", None)
-        assert finding.advice.startswith("2 of 384 tokens are a nat off and the rest agree, too few to tell")
+        assert finding.advice.startswith(
+            "2 of 384 tokens differ by a nat and the rest agree, too few to disting"
+        )
 
     def test_top_p(self):
         run = healthy()
@@ -321,7 +346,7 @@ class TestEngine:
         logp_rollout = run.logp_rollout + noise(0.5) * (lag > 0)
         finding = check_engine(replace(run, logp_rollout=logp_rollout, lag=lag))
         assert finding.code == "stale"
-        assert finding.cause.endswith("at 2 and less")
+        assert finding.cause.endswith("at lags up to 2")
 
     @pytest.mark.parametrize(("lag", "code"), [(0.0, "weight-sync"), (math.nan, "stale")])
     def test_a_distance_that_grows(self, lag, code):
@@ -368,7 +393,7 @@ class TestEngine:
         run = replace(run, logp_old=old, logp=old, logp_rollout=flipped)
         finding = check_engine(run)
         assert (finding.code, finding.or_else) == ("routing", ("engine-mismatch",))
-        assert "of tokens that the engine is not sure of are far off" in finding.cause
+        assert "of tokens that the engine is not sure of differ widely" in finding.cause
         # Of 8 bits all of them are off.
         rounded = old + np.where(unsure, 0.4, 1e-4) * generator.standard_normal(TOKENS)
         assert check_engine(replace(run, logp_rollout=rounded)).code == "engine-mismatch"
@@ -456,7 +481,7 @@ class TestSurprisal:
         assert "top-p" in {finding.code for finding in token_findings(shifted)}
         findings = token_findings(shifted, counts_drawn_tokens=False)
         assert {finding.code for finding in findings} == {"ok"}
-        assert "mend the mask first" in {finding.advice for finding in findings}
+        assert "correct the mask first" in {finding.advice for finding in findings}
 
     def test_a_prompt_that_is_counted(self):
         run = healthy()
@@ -746,9 +771,10 @@ class TestLostGradient:
     def run(self, lost):
         """Six batches of four losses each, of which the last follows its advantages or does not."""
         batches = tuple(
-            Followed(0.001 * number if lost else 0.05 + 0.001 * number, 0.05, lost, 4) for number in range(6)
+            AdvantageSlopes(0.001 * number if lost else 0.05 + 0.001 * number, 0.05, lost, 4)
+            for number in range(6)
         )
-        return replace(healthy(), movement={k: {0: 0.0, 1: 0.05} for k in range(6)}, followed=batches)
+        return replace(healthy(), movement={k: {0: 0.0, 1: 0.05} for k in range(6)}, advantage_slopes=batches)
 
     def test_a_last_loss_that_follows_least_in_every_batch(self):
         finding = check_updates(self.run(lost=True))

@@ -740,6 +740,6 @@ def test_the_console_and_trackers_get_few_metrics_and_the_history_all(detail, tm
     for row, sent in zip(kept, shown, strict=False):
         audit = {name for name in row if name.startswith("audit/")}
         few = {name for name in sent if name.startswith("audit/")}
-        assert {"audit/upper", "audit/if/DCPO/clip_high"} <= audit
+        assert {"audit/ratio_mean", "audit/if/DCPO/clip_high"} <= audit
         assert few == (audit if detail else {f"audit/{name}" for name in LOGGED} & audit)
         assert {name: row[name] for name in few} == {name: sent[name] for name in few}

@@ -72,7 +72,7 @@ class ByPosition(Radius):
     """Wider at the start of a sequence."""
 
     needs = "position"
-    each_token = True
+    per_token = True
     range = (0.01, 0.1)
 
     def resolve(self, state):

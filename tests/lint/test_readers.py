@@ -379,24 +379,29 @@ def repeated(text, name):
     return "".join(text.replace("N", str(number)) for number in range(count)).encode(), name
 
 
+LARGE_FILES = [
+    repeated("aN = GRPOConfig(num_generations=N)\naN.beta = N\n", "a.py"),
+    repeated("[[orchestrator.aN]]\ngroup_size = 1\n", "a.toml"),
+    (b"A=(x)\nrun " + repeated("${A[@]}", "")[0], "a.sh"),
+    repeated("aN: {num_generations: 8}\n", "a.yaml"),
+]
+MORE_LARGE_FILES = [
+    repeated("GRPOConfig(**a)\n", "a.py"),
+    repeated("$A", "a.sh"),
+    repeated("A+=(--num_generations 8)\n", "a.sh"),
+    repeated("A=1 ", "a.sh"),
+    repeated("run --num_generations N\n", "a.sh"),
+    (b"A=x\nrun " + repeated("$A", "")[0], "a.sh"),
+    repeated('"', "a.sh"),
+    repeated("$((1+1))", "a.sh"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("data", "name"),
-    [
-        repeated("aN = GRPOConfig(num_generations=N)\naN.beta = N\n", "a.py"),
-        repeated("GRPOConfig(**a)\n", "a.py"),
-        repeated("[[orchestrator.aN]]\ngroup_size = 1\n", "a.toml"),
-        repeated("$A", "a.sh"),
-        repeated("A+=(--num_generations 8)\n", "a.sh"),
-        repeated("A=1 ", "a.sh"),
-        repeated("run --num_generations N\n", "a.sh"),
-        (b"A=(x)\nrun " + repeated("${A[@]}", "")[0], "a.sh"),
-        (b"A=x\nrun " + repeated("$A", "")[0], "a.sh"),
-        repeated("aN: {num_generations: 8}\n", "a.yaml"),
-        repeated('"', "a.sh"),
-        repeated("$((1+1))", "a.sh"),
-    ],
+    [*LARGE_FILES, *(pytest.param(*file, marks=pytest.mark.exhaustive) for file in MORE_LARGE_FILES)],
     ids=range(12),
 )
 def test_a_large_file_takes_seconds(data, name):

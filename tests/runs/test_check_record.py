@@ -110,7 +110,7 @@ def added(rows, more):
 MISTAKES = {
     "the other sign of the ratio": (
         lambda right: {"log_ratio": negated(right["log_ratio"])},
-        "column log_ratio: .*: it has the other sign; log_ratio is log π − log π_old",
+        "column log_ratio: .*: it has the opposite sign; log_ratio is log π − log π_old",
     ),
     "log π in the place of the ratio": (
         lambda right: {"log_ratio": added(right["log_ratio"], right["logp_old"])},
@@ -118,7 +118,7 @@ MISTAKES = {
     ),
     "the other sign of the weight": (
         lambda right: {"log_weight": negated(right["log_weight"])},
-        "column log_weight: .*: it has the other sign",
+        "column log_weight: .*: it has the opposite sign",
     ),
     "log μ in the place of the weight": (
         lambda right: {"log_weight": added(right["logp_old"], negated(right["log_weight"]))},
@@ -202,7 +202,7 @@ def test_a_record_without_digests(tmp_path):
 
 def test_a_batch_that_cannot_be_compared_is_refused(tmp_path):
     write_stream(tmp_path, None)
-    with pytest.raises(ValueError, match="loss 1: token is no quantity of a record; did you mean tokens"):
+    with pytest.raises(ValueError, match="loss 1: token is not a quantity of a record; did you mean tokens"):
         check_record(tmp_path, [known_loss() | {"token": [1]}])
     with pytest.raises(ValueError, match="loss 1 lacks logp_old"):
         check_record(tmp_path, [{"logp": [[-1.0]]}])

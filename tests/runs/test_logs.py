@@ -35,7 +35,7 @@ def write(path, rows):
 
 
 def test_reads_three_formats_alike(tmp_path):
-    rows = [row(1), row(2) | {"audit_detail": {"audit/upper": 2.0}}]
+    rows = [row(1), row(2) | {"audit_detail": {"audit/ratio_mean": 2.0}}]
     write(tmp_path / "run" / "metrics.jsonl", rows)
     for step in (9, 10):  # of several checkpoints the newest counts
         history = [*rows, {"step": 2, "train_runtime": 1.0}] if step == 10 else rows[:1]
@@ -44,7 +44,7 @@ def test_reads_three_formats_alike(tmp_path):
     assert ours == trl
     assert [r["step"] for r in ours] == [1, 2]
     assert ours[0]["clip_high"] == 0.01  # the audit's, not TRL's mean of means
-    assert ours[1]["audit/upper"] == 2.0  # the detail of a row is laid beside the rest
+    assert ours[1]["audit/ratio_mean"] == 2.0  # the detail of a row is laid beside the rest
     verl = [
         {"step": 1, "data": {"actor/entropy": 0.7, "critic/score/mean": 0.2, "actor/pg_clipfrac": 0.03}},
         {"step": 2, "data": {"val-core/acc": 0.5}},

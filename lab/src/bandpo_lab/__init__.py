@@ -1,4 +1,4 @@
-"""The workshop of bandpo: from data to a trained, evaluated and compared model. Its command is `bandpo-lab`."""
+"""The lab of bandpo: prepare data, train, evaluate and compare models, with the command `bandpo-lab`."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> object:
         import bandpo
 
         return bandpo.__version__
-    # Imported when first asked for: `bandpo-lab --help` does not wait for torch and matplotlib.
+    # Imported on first access, so that `bandpo-lab --help` does not import torch and matplotlib.
     if name in __all__:
         from bandpo_lab import comparison
 

@@ -3,8 +3,8 @@
 import os
 import sys
 
-# Python puts the current folder first on the path of ``python -m``. A run that is being read may lie there, and no
-# module of it may take the place of a package.
+# ``python -m`` puts the current folder first on the import path. It may be the folder of an untrusted run, whose files
+# must not be imported in place of packages.
 try:
     current_folder = os.getcwd()
 except FileNotFoundError:

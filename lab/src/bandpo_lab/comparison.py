@@ -1,4 +1,4 @@
-"""`bandpo_lab.compare`: which method learns more in tables, at which learning rate, and with what certainty."""
+"""`bandpo_lab.compare`: compare methods on small tables of logits, over learning rates, seeds and optimizers."""
 
 from __future__ import annotations
 
@@ -23,26 +23,28 @@ from bandpo.schedules import TrainingState
 from bandpo.text import as_method
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Picture
+from bandpo_lab.study.bandits import Outcome, World, rare_arm, simulate
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference, student
-from bandpo_lab.study.tabular import Outcome, World, rare_arm, simulate
-from bandpo_lab.style import add_legend, house_style, looks_of
+from bandpo_lab.style import add_legend, line_styles, plot_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MethodLike = Method | ClipRule | Objective | str
-"""Whatever names a method: an object, or its text."""
+"""A method as an object or as its text."""
 WORLD = rare_arm(0.002)
+"""The default task."""
 EQUAL = 0.02
-"""Mean rewards that surely differ by less are called equal: one answer in fifty."""
-WRONG = 0.05
-"""How often any difference under one optimizer is claimed falsely."""
-GAP = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+"""The largest difference of mean rewards that is called equal: one answer in fifty."""
+ERROR_RATE = 0.05
+"""The probability that any difference under one optimizer is claimed falsely."""
+INTERVAL = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
+"""The format of a difference with its interval."""
 DISAGREE = "depends on the optimizer"
-"""The verdict where optimizers contradict each other."""
+"""The verdict if optimizers contradict each other."""
 OPEN = "is left open"
-"""The verdict where an interval holds 0 and more than a small difference."""
+"""The verdict if an interval contains 0 and differences larger than `EQUAL`."""
 
 
 def compare(
@@ -56,32 +58,35 @@ def compare(
     samples: int = 128,
     world: World = WORLD,
 ) -> Comparison:
-    """Train tables with each method and return which learns more: a screening of a minute, before a model is trained.
+    """Train small tables with each method and compare the mean rewards.
 
-    A table is a policy of one decision: it chooses among 16 answers. One of them is rewarded 97 times in 100 and starts
-    at p = 0.002, so it is a rare winner; the others are rewarded 5 times in 100. Training has 80 batches, each used
-    once in 4 minibatches, with GRPO's advantages in groups of 16 and `bandpo.policy_loss`. Every method runs at every
-    learning rate with every seed, which draws the same random numbers for all. It runs on fresh data and on data 4
-    batches old, as asynchronous training has them, and under several optimizers, because which method wins depends on
-    the optimizer. A method gains where it gains under all of them.
+    This takes about a minute and is a screening before a model is trained. A table is a policy of one decision among 16
+    answers. One answer is rewarded with probability 0.97 and has the initial probability 0.002, so it is a rare winner;
+    the others are rewarded with probability 0.05. Training has 80 batches, each used once in 4 minibatches, with GRPO's
+    advantages in groups of 16 and `bandpo.policy_loss`.
 
-    What holds in a table need not hold in a network: see docs/when.md.
+    Every method runs at every learning rate with every seed, with the same random numbers for all methods. It runs on
+    fresh data and on data that is 4 batches old, as in asynchronous training, and under several optimizers, because the
+    best method depends on the optimizer. A method gains if it gains under all of them.
+
+    Results on tables need not hold for networks: see docs/when.md.
 
     Args:
-        methods: Whatever ``method=`` takes, and objectives alone, which get no clip. What a notebook defines will do.
-        baseline: One of them, with which the others are compared; by default the last.
-        lags: Ages of the data in batches; each is a comparison of its own.
-        optimizers: Names of `bandpo_lab.study.optimizers.OPTIMIZERS`; by default all: ``adam``, ``head-and-trunk``,
+        methods: Methods, as objects or texts. An objective alone gets no clip rule. Classes defined in a notebook are
+            accepted.
+        baseline: The method with which the others are compared; by default the last.
+        lags: The ages of the data in batches. Each is compared separately.
+        optimizers: Names in `bandpo_lab.study.optimizers.OPTIMIZERS`; by default all: ``adam``, ``head-and-trunk``,
             ``shared-moment`` and ``momentum``.
-        seeds: Of each method at each rate, at least 4.
-        rates: Learning rates, at least one, where one optimizer is given; by default eight that go with each optimizer.
-        samples: In a batch, a multiple of 16.
-        world: Another task, such as ``zipf(0.002)`` or ``dominant(0.01)`` of `bandpo_lab.study.tabular`.
+        seeds: The number of seeds of each method at each learning rate, at least 4.
+        rates: The learning rates, if there is one optimizer; by default eight for each optimizer.
+        samples: The number of samples in a batch, a multiple of 16.
+        world: The task, such as ``zipf(0.002)`` or ``dominant(0.01)`` of `bandpo_lab.study.bandits`.
 
     Raises:
-        ValueError: a method breaks `bandpo.check`, or needs what a table does not have: other tokens, a longer
-            sequence, entropy, a controller. Or there are fewer than two methods, or a number does not fit, or rates are
-            given for several optimizers.
+        ValueError: A method does not pass `bandpo.check`, or depends on something that tables do not have: other
+            tokens, longer sequences, entropy or a controller. Or there are fewer than two methods, a number is out of
+            its range, or there are rates for several optimizers.
 
     >>> from bandpo_lab import compare
     >>> one_optimizer = {"optimizers": ["shared-moment"], "rates": [0.08, 0.16]}
@@ -89,16 +94,16 @@ def compare(
     >>> comparison.verdicts[4, "Unclipped()"]
     'gains'
     """
-    by_name = {_name(setting): _method(setting) for setting in methods}
-    names = list(by_name)
-    reference = "" if not names else names[-1]
+    methods_by_name = {_name(method): _as_method(method) for method in methods}
+    names = list(methods_by_name)
+    baseline_name = names[-1] if names else ""
     if baseline is not None:
-        reference = _name(baseline)
-    if len(names) < 2 or len(names) < len(methods) or reference not in names:
+        baseline_name = _name(baseline)
+    if len(names) < 2 or len(names) < len(methods) or baseline_name not in names:
         listed = ", ".join(map(_name, methods)) or "none"
         raise InvalidValue(
             "give two or more methods, each once, and as baseline one of them; "
-            f"got {listed}; baseline {reference!r}"
+            f"got {listed}; baseline {baseline_name!r}"
         )
     if seeds < 4 or not lags:
         raise InvalidValue(f"compare takes at least 4 seeds and one lag, got {seeds=}, {lags=}")
@@ -108,14 +113,14 @@ def compare(
         raise InvalidValue(f"optimizers must be of {', '.join(OPTIMIZERS)}, got {listed}")
     if rates is not None and len(optimizers) > 1:
         raise InvalidValue(
-            f"learning rates mean another thing for each optimizer; give one optimizer with rates, got "
+            f"learning rates of different optimizers are not comparable; give one optimizer with rates, got "
             f"{', '.join(optimizers)}"
         )
-    for name, method in by_name.items():
-        _check_alone(name, method)
+    for name, method in methods_by_name.items():
+        _check_token_independence(name, method)
     grids = {name: sorted(rates or OPTIMIZERS[name].rates) for name in optimizers}
     outcomes: dict[Case, Outcome] = {}
-    # The tensors are small, so that several threads would wait for each other.
+    # The tensors are so small that several threads would be slower.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -123,7 +128,7 @@ def compare(
         for case in tqdm([Case(*key) for key in product(lags, optimizers, names)], disable=None, leave=False):
             outcomes[case] = simulate(
                 world,
-                by_name[case.method],
+                methods_by_name[case.method],
                 grids[case.optimizer],
                 seeds=seeds,
                 samples=samples,
@@ -133,11 +138,11 @@ def compare(
             )
     finally:
         torch.set_num_threads(threads)
-    return Comparison(reference, grids, outcomes)
+    return Comparison(baseline_name, grids, outcomes)
 
 
 class Case(NamedTuple):
-    """What names a simulation of a comparison."""
+    """The key of a simulation in a comparison."""
 
     lag: int
     optimizer: str
@@ -148,31 +153,39 @@ def _name(method: MethodLike) -> str:
     return method if isinstance(method, str) else repr(method)
 
 
-def _method(method: MethodLike) -> Method:
+def _as_method(method: MethodLike) -> Method:
     return Method(Unclipped(), method) if isinstance(method, Objective) else as_method(method)
 
 
-def _check_alone(name: str, method: Method) -> None:
-    """Refuse a method by which a token's gradient depends on other tokens: a sample of a table has one."""
+def _check_token_independence(name: str, method: Method) -> None:
+    """Check that the gradient of a token does not depend on other tokens, since a sample of a table has one token.
+
+    Raises:
+        ValueError: It does, or the method needs something that tables do not have.
+    """
     check(method)
     for number in method.varying().values():
         if number.needs != "progress":
             raise InvalidValue(f"{name}: {number!r} needs {number.needs}, which a table does not have")
-    # Twenty sequences of four tokens, which drift from little to much.
-    draws = torch.Generator().manual_seed(0)
-    logp_old, moved, advantages = (torch.randn(20, 4, generator=draws) for _ in range(3))
-    logp_old = logp_old.exp().neg()
-    logp = (logp_old + moved * torch.logspace(-2, 0.5, 20)[:, None]).clamp(max=-1e-3).requires_grad_()
+    # Twenty sequences of four tokens, whose ratios are close to 1 in the first and far from 1 in the last.
+    generator = torch.Generator().manual_seed(0)
+    logp_old = torch.randn(20, 4, generator=generator).exp().neg()
+    change = torch.randn(20, 4, generator=generator) * torch.logspace(-2, 0.5, 20)[:, None]
+    advantages = torch.randn(20, 4, generator=generator)
+    logp = (logp_old + change).clamp(max=-1e-3).requires_grad_()
 
     def loss(*tokens: torch.Tensor) -> torch.Tensor:
         state = TrainingState(progress=0.5)
-        # Each row is one sequence, although the advantages differ from token to token.
+        # Each row is one sequence, although the advantages differ between its tokens.
         return policy_loss(*tokens, method=method, state=state, aggregation="sum", packed=False).loss
 
-    tokens = logp, logp_old, advantages
-    alone = [loss(*(x[k].view(1, 1) for x in map(torch.flatten, tokens))) for k in range(logp.numel())]
-    (together,), (apart,) = (torch.autograd.grad(x, logp) for x in (loss(*tokens), torch.stack(alone).sum()))
-    if not torch.allclose(together, apart, rtol=1e-3, atol=1e-6):
+    # The gradient of the batch must be that of the sum of the losses of single tokens.
+    tokens = (logp, logp_old, advantages)
+    flat_tokens = [tensor.flatten() for tensor in tokens]
+    token_losses = [loss(*(tensor[k].view(1, 1) for tensor in flat_tokens)) for k in range(logp.numel())]
+    (batch_gradient,) = torch.autograd.grad(loss(*tokens), logp)
+    (token_gradient,) = torch.autograd.grad(torch.stack(token_losses).sum(), logp)
+    if not torch.allclose(batch_gradient, token_gradient, rtol=1e-3, atol=1e-6):
         raise InvalidValue(
             f"{name} weights a token by others, of its sequence or its batch. A sample of a table is one token, and "
             "tables of all seeds share a batch: compare it by bandpo-lab study"
@@ -180,35 +193,36 @@ def _check_alone(name: str, method: Method) -> None:
 
 
 class Row(TypedDict):
-    """Results of one method at one lag and learning rate, under one optimizer."""
+    """The results of one method at one lag and learning rate, under one optimizer."""
 
     lag: int
     optimizer: str
     method: str
     rate: float
     reward: float
-    """Mean over all batches and seeds."""
+    """The mean reward over all batches and seeds."""
     end: float
-    """Mean over the last tenth of the batches and all seeds."""
+    """The mean reward over the last tenth of the batches and all seeds."""
     blocked: float
-    """Share of the gradient of rare winners that the method dropped."""
+    """The share of the gradient of rare winners that the method dropped."""
     difference: float
-    """Mean reward minus the baseline's."""
+    """The mean reward minus that of the baseline."""
     low: float
-    """Lower end of the interval of the difference."""
+    """The lower end of the interval of the difference."""
     high: float
-    """Upper end of the interval of the difference."""
+    """The upper end of the interval of the difference."""
     verdict: str
+    """The conclusion from the interval, such as ``gains``."""
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """The result of `compare`: shown in a notebook, printed, or read by its properties.
+    """The result of `compare`, which is shown as a table and a figure in a notebook.
 
     Attributes:
         baseline: The method with which the others are compared.
-        rates: Learning rates of each optimizer.
-        outcomes: Results of each simulation.
+        rates: The learning rates of each optimizer.
+        outcomes: The results of each simulation.
     """
 
     baseline: str
@@ -217,7 +231,7 @@ class Comparison:
 
     @cached_property
     def curves(self) -> dict[Case, Curve]:
-        """Mean reward over all batches, by rate and seed."""
+        """The mean reward over all batches of each simulation, by learning rate and seed."""
         return {
             case: Curve(self.rates[case.optimizer], outcome.auc.double().numpy())
             for case, outcome in self.outcomes.items()
@@ -225,30 +239,29 @@ class Comparison:
 
     @cached_property
     def table(self) -> list[Row]:
-        """A row for each lag, optimizer and method, each at the rate that is best on other seeds than it is scored on.
+        """One row for each lag, optimizer and method, at the rate that is best on other seeds than it is scored on.
 
-        ``difference`` is the mean reward minus the baseline's on the same seeds. Its interval, from ``low`` to
-        ``high``, is a nested bootstrap's: seeds are drawn anew, and rates chosen anew each time. All intervals of one
-        optimizer together hold the truth in 95 % of cases.
+        ``difference`` is the mean reward minus that of the baseline on the same seeds. Its interval, from ``low`` to
+        ``high``, is from a nested bootstrap, in which seeds are resampled and rates are chosen again each time. The
+        joint coverage of all intervals of one optimizer is 95 %.
         """
-        compared = {(case.lag, case.method) for case in self.curves if case.method != self.baseline}
-        level = 1 - WRONG / len(compared)
+        comparisons = {(case.lag, case.method) for case in self.curves if case.method != self.baseline}
+        level = 1 - ERROR_RATE / len(comparisons)
         return [self._row(case, curve.best, curve, level, draws=4000) for case, curve in self.curves.items()]
 
     @cached_property
     def by_rate(self) -> list[Row]:
-        """A row for each lag, optimizer, method and rate: the difference at that rate, with its own 95 % interval."""
-        return [
-            self._row(case, place, curve.at(place))
-            for case, curve in self.curves.items()
-            for place in range(len(curve.rates))
-        ]
+        """One row for each lag, optimizer, method and rate, with the 95 % interval of the difference at that rate."""
+        rows: list[Row] = []
+        for case, curve in self.curves.items():
+            rows += [self._row(case, index, curve.at_rate(index)) for index in range(len(curve.rates))]
+        return rows
 
     @cached_property
     def verdicts(self) -> dict[tuple[int, str], str]:
-        """The verdict on each lag and method but the baseline, under all optimizers together.
+        """The verdict for each lag and each method except the baseline, under all optimizers.
 
-        ``"gains"`` and ``"loses"`` only where they hold under every optimizer, and ``"depends on the optimizer"`` where
+        It is ``"gains"`` or ``"loses"`` only if that holds under every optimizer, and ``"depends on the optimizer"`` if
         one optimizer has a gain and another a loss.
         """
         by_method: dict[tuple[int, str], list[str]] = {}
@@ -257,26 +270,36 @@ class Comparison:
                 by_method.setdefault((row["lag"], row["method"]), []).append(row["verdict"])
         return {key: _common_verdict(verdicts) for key, verdicts in by_method.items()}
 
-    def _row(self, case: Case, place: int, curve: Curve, level: float = 0.95, draws: int = 1000) -> Row:
-        """Return the row of a simulation, by all of its curve or by one rate alone."""
-        base = self.curves[case._replace(method=self.baseline)]
+    def _row(self, case: Case, rate: int, curve: Curve, level: float = 0.95, draws: int = 1000) -> Row:
+        """Return the row of a simulation.
+
+        Args:
+            case: The simulation.
+            rate: The index of the learning rate that the row names.
+            curve: The curve over all rates, of which the best is chosen, or over that rate alone.
+            level: The nominal coverage of the interval.
+            draws: The number of bootstrap samples.
+        """
+        baseline = self.curves[case._replace(method=self.baseline)]
         seeds = curve.scores.shape[1]
-        if len(curve.rates) < len(base.rates):
-            base = base.at(place)
-        gap = difference(curve.drawn, base.drawn, [0] * seeds, draws=draws, level=level)
+        if len(curve.rates) < len(baseline.rates):
+            baseline = baseline.at_rate(rate)
+        interval = difference(
+            curve.resampled_scores, baseline.resampled_scores, [0] * seeds, draws=draws, level=level
+        )
         outcome = self.outcomes[case]
         return {
             "lag": case.lag,
             "optimizer": case.optimizer,
             "method": case.method,
-            "rate": self.rates[case.optimizer][place],
-            "reward": float(curve.drawn(np.ones((1, seeds)))[0]),
-            "end": float(outcome.end[place].mean()),
-            "blocked": float(outcome.blocked[place].nanmean()),
-            "difference": gap.value,
-            "low": gap.low,
-            "high": gap.high,
-            "verdict": verdict(gap),
+            "rate": self.rates[case.optimizer][rate],
+            "reward": float(curve.resampled_scores(np.ones((1, seeds)))[0]),
+            "end": float(outcome.end[rate].mean()),
+            "blocked": float(outcome.blocked[rate].nanmean()),
+            "difference": interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "verdict": verdict(interval),
         }
 
     def _rows(self, lag: int, method: str) -> list[Row]:
@@ -284,38 +307,39 @@ class Comparison:
         return [row for row in self.table if (row["lag"], row["method"]) == (lag, method)]
 
     def _clause(self, lag: int, method: str) -> str:
-        """Return what the intervals say of a method at one lag."""
+        """Return the verdict on a method at one lag as a clause of a sentence, with the intervals."""
         rows = self._rows(lag, method)
-        if self.verdicts[lag, method] != DISAGREE:
-            under = f"{rows[0]['optimizer']} " if len(rows) == 1 else ""
-            gaps = ", ".join((GAP if len(rows) == 1 else "{optimizer} " + GAP).format(**row) for row in rows)
-            return f"{method} {self.verdicts[lag, method]} ({under}{gaps})"
-        parts = ", ".join(("{verdict} under {optimizer} (" + GAP + ")").format(**row) for row in rows)
-        return f"{method} {DISAGREE}: it {parts}"
+        if self.verdicts[lag, method] == DISAGREE:
+            texts = [("{verdict} under {optimizer} (" + INTERVAL + ")").format(**row) for row in rows]
+            return f"{method} {DISAGREE}: it {', '.join(texts)}"
+        texts = [("{optimizer} " + INTERVAL).format(**row) for row in rows]
+        return f"{method} {self.verdicts[lag, method]} ({', '.join(texts)})"
 
     @property
     def sentence(self) -> str:
-        """The result in words. It claims a difference, or that there is none, where the intervals do."""
+        """The result in words."""
         lags = dict.fromkeys(case.lag for case in self.curves)
         clauses: list[str] = []
         for lag in lags:
-            of_lag = [self._clause(lag, method) for age, method in self.verdicts if age == lag]
-            clauses.append(f"on {data_name(lag)} {', '.join(of_lag)}")
+            method_clauses = [
+                self._clause(lag, method) for verdict_lag, method in self.verdicts if verdict_lag == lag
+            ]
+            clauses.append(f"on {data_name(lag)} {', '.join(method_clauses)}")
         first = next(iter(self.outcomes.values()))
         rates, seeds, _ = first.rewards.shape
         titles = ", ".join(OPTIMIZERS[name].title for name in self.rates)
         terms = f"each at its best of {rates} learning rates, {seeds} seeds, trained by {titles}"
         return f"Mean reward against {self.baseline}, {terms}: {'; '.join(clauses)}."
 
-    @house_style()
+    @plot_style()
     def figure(self) -> Figure:
-        """Draw mean reward by learning rate, a row of panels for each lag and a column for each optimizer."""
+        """Plot the mean reward by learning rate, with a row of panels for each lag and a column for each optimizer."""
         from matplotlib.figure import Figure
 
         lags = list(dict.fromkeys(case.lag for case in self.curves))
         methods = list(dict.fromkeys(case.method for case in self.curves))
         optimizers = list(self.rates)
-        looks = looks_of(methods)
+        styles = line_styles(methods)
         seeds = next(iter(self.outcomes.values())).rewards.shape[1]
         width = max(4.2, 2.6 * len(optimizers))
         figure = Figure(figsize=(width, 1 + 2.6 * len(lags)))
@@ -326,7 +350,7 @@ class Comparison:
                     curve = self.curves[Case(lag, optimizer, method)]
                     intervals = [student(scores) for scores in curve.scores]
                     means, low, high = np.transpose(intervals)
-                    options = looks[method].options()
+                    options = styles[method].options()
                     axes.errorbar(
                         curve.rates, means, [means - low, high - means], **options, capsize=2, label=method
                     )
@@ -342,14 +366,14 @@ class Comparison:
         for row in self.table:
             case = Case(row["lag"], row["optimizer"], row["method"])
             edge = ", at the edge" if self.curves[case].at_edge else ""
-            gap = "baseline" if case.method == self.baseline else GAP.format(**row)
+            interval = "baseline" if case.method == self.baseline else INTERVAL.format(**row)
             rows.append(
                 [
                     str(case.lag),
                     case.optimizer,
                     case.method,
                     f"{row['reward']:.3f}",
-                    gap,
+                    interval,
                     f"{row['end']:.3f}",
                     f"{row['rate']:.2g}{edge}",
                     f"{row['blocked']:.0%}",
@@ -380,17 +404,21 @@ def _common_verdict(verdicts: Sequence[str]) -> str:
     return DISAGREE if {"gains", "loses"} <= set(verdicts) else OPEN
 
 
-def verdict(gap: Interval) -> str:
-    """Return what an interval of a difference lets one say.
+def verdict(interval: Interval) -> str:
+    """Return the verdict that follows from the interval of a difference.
 
     >>> [verdict(Interval(0.0, *ends)) for ends in ((0.01, 0.1), (-0.2, -0.1), (-0.01, 0.01), (-0.1, 0.1))]
     ['gains', 'loses', 'equals it within 0.02', 'is left open']
     """
-    if gap.low > 0 or gap.high < 0:
-        return "gains" if gap.low > 0 else "loses"
-    return f"equals it within {EQUAL}" if gap.low >= -EQUAL and gap.high <= EQUAL else OPEN
+    if interval.low > 0:
+        return "gains"
+    if interval.high < 0:
+        return "loses"
+    if interval.low >= -EQUAL and interval.high <= EQUAL:
+        return f"equals it within {EQUAL}"
+    return OPEN
 
 
 def data_name(lag: int) -> str:
-    """Return how old the data are when they are trained on, in words."""
+    """Return the age of the data in words."""
     return f"data {lag} batches old" if lag else "fresh data"

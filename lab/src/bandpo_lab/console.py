@@ -1,4 +1,4 @@
-"""What the lab's commands print: text of others is shown as it is, and is neither obeyed nor taken for markup."""
+"""Print untrusted text safely: control characters are escaped, and markup is not interpreted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def echo(text: object, *, err: bool = False) -> None:
-    r"""Print text, with each character that a terminal would obey or hide as a visible escape.
+    r"""Print text, with control characters and invisible characters as visible escapes.
 
     Args:
-        text: Any object; its ``str`` is taken. It may have several lines.
-        err: Whether it goes to standard error.
+        text: Any object, of which ``str`` is printed. It may have several lines.
+        err: If True, print to standard error.
 
     >>> echo("a folder\x1b[31m")
     a folder\x1b[31m
@@ -27,7 +27,7 @@ def echo(text: object, *, err: bool = False) -> None:
 
 
 def cell(text: object) -> Text:
-    """Return text as a cell of a table of rich, which reads markup in a plain ``str``.
+    """Return text as a cell of a table of rich, without markup; rich would interpret markup in a plain ``str``.
 
     >>> cell("[red]a").plain
     '[red]a'
@@ -42,7 +42,7 @@ def print_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> N
 
     Args:
         header: The names of the columns.
-        rows: Their cells.
+        rows: The cells of each row.
     """
     from rich.console import Console
     from rich.table import Table

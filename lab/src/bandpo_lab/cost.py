@@ -1,4 +1,4 @@
-"""What a run of verl cost and will cost: time per step, by stage, and GPU memory; beside what the authors logged."""
+"""The cost of a run of verl: time per step and stage, GPU memory, estimates, and a comparison with the authors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ROWS = {
     "perf/max_memory_reserved_gb": ("GB of GPU memory reserved, at most", max),
     "perf/cpu_memory_used_gb": ("GB of the machine's memory in use, at most", max),
 }
-"""verl's metrics of cost: their names here, and how the steps' values are summed up."""
+"""verl's metrics of cost, each with its name in the table and the function that summarizes its values over steps."""
 
 PRICE = 2.5
-"""Dollars for an hour of a GPU, as in the recipes' table."""
+"""The price of a GPU, in dollars per hour, as in the recipes' table."""
 
 
 PARAMETERS = {
@@ -35,42 +35,45 @@ PARAMETERS = {
     "deepseek-r1-distill-llama-8b": (8.0e9, 3000),
     "llama-3.2-3b-instruct": (3.2e9, 700),
 }
-"""Of each model of the recipes, its parameters and the tokens that are assumed for a response."""
+"""The number of parameters of each model of the recipes, and the assumed mean length of its responses in tokens."""
 GENERATION = 3.1e13
-"""Tokens per second and GPU, times parameters: fitted to the 16 steps that the authors logged."""
+"""The speed of generation: tokens per second and GPU times parameters, fitted to 16 steps that the authors logged."""
 TRAINING = 0.246 * 989e12
-"""Operations per second and GPU, of reference, old log-probabilities and update together: fitted to the same steps."""
+"""The speed of training, in operations per second and GPU, fitted to the same steps.
+
+It is that of the reference, the old log-probabilities and the update together.
+"""
 OPERATIONS = 12
-"""For each parameter and token: 6 of the update, 2 of its recomputation, 2 of each pass without a gradient."""
-OTHER = 4.0
-"""Seconds of a step for everything else."""
+"""The operations per parameter and token: 6 of the update, 2 of its recomputation, 2 of each forward pass."""
+OVERHEAD = 4.0
+"""The time of a step for everything else, in seconds."""
 PROMPT_TOKENS = 169
-"""Tokens of a prompt in those steps, on average."""
+"""The mean length of a prompt in those steps, in tokens."""
 CHECKPOINT = 12
-"""Bytes for each parameter: the weights and Adam's two moments in float32."""
+"""The size of a checkpoint, in bytes per parameter: the weights and Adam's two moments in float32."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step takes by the formula that was fitted to the authors' steps, in seconds."""
+    """The estimated time of a step in seconds, by a formula that was fitted to the authors' steps."""
 
     generation: float
     training: float
 
     @property
     def step(self) -> float:
-        """The whole step."""
-        return self.generation + self.training + OTHER
+        """The time of the whole step."""
+        return self.generation + self.training + OVERHEAD
 
 
 def estimated_step(parameters: float, tokens: float, responses: int = 4096, gpus: int = 8) -> Estimate:
-    """Return what a step takes.
+    """Estimate the time of a step.
 
     Args:
-        parameters: Of the model.
-        tokens: Of a response, on average.
-        responses: Of a batch.
-        gpus: H100s or H200s; the steps were logged on eight H200s.
+        parameters: The parameters of the model.
+        tokens: The mean length of a response, in tokens.
+        responses: The responses of a batch.
+        gpus: The number of GPUs, H100 or H200; the formula was fitted to eight H200s.
 
     >>> step = estimated_step(3.1e9, 700)
     >>> round(step.generation), round(step.training), round(step.step)
@@ -84,18 +87,16 @@ def estimated_step(parameters: float, tokens: float, responses: int = 4096, gpus
 def estimated_hours(
     parameters: float, tokens: float, steps: int = 769, evaluations: int = 154, gpus: int = 8
 ) -> float:
-    """Return the hours of a whole run, whose evaluations have 100 problems with 32 responses each."""
+    """Estimate the hours of a whole run, with evaluations of 100 problems with 32 responses each."""
     evaluation = estimated_step(parameters, tokens, 3200, gpus).generation
     return (steps * estimated_step(parameters, tokens, gpus=gpus).step + evaluations * evaluation) / 3600
 
 
 def estimate_of(model: str, gpus: int = 8) -> str:
-    """Return in a line what a run of a recipe's model takes and costs."""
+    """Return the estimated time and price of a run of a recipe's model, in one line."""
     parameters, tokens = PARAMETERS[model]
-    step, hours = (
-        estimated_step(parameters, tokens, gpus=gpus),
-        estimated_hours(parameters, tokens, gpus=gpus),
-    )
+    step = estimated_step(parameters, tokens, gpus=gpus)
+    hours = estimated_hours(parameters, tokens, gpus=gpus)
     return (
         f"{step.step:.0f} s a step, {hours:.0f} h for 769 steps, {hours * gpus:,.0f} GPU hours, "
         f"${PRICE * hours * gpus:,.0f} at ${PRICE:.2f}, {CHECKPOINT * parameters / 1e9:.0f} GB a checkpoint; "
@@ -104,17 +105,17 @@ def estimate_of(model: str, gpus: int = 8) -> str:
 
 
 def read_steps(lines: Iterable[str]) -> dict[int, dict[str, float]]:
-    """The metrics of each step in a log of verl's console; of a step that was printed twice, the last.
+    """Read the metrics of each step in a log of verl's console; if a step is printed twice, the last is used.
 
     >>> read_steps(["(TaskRunner pid=1) step:3 - actor/lr:1e-06 - perf/time_per_step:np.float64(12.5)"])
     {3: {'actor/lr': 1e-06, 'perf/time_per_step': 12.5}}
     """
-    found = (_STEP.search(line) for line in lines)
-    return {
-        int(match[1]): {name: float(value) for name, value in _METRIC.findall(match[2])}
-        for match in found
-        if match
-    }
+    steps = {}
+    for line in lines:
+        match = _STEP.search(line)
+        if match:
+            steps[int(match[1])] = {name: float(value) for name, value in _METRIC.findall(match[2])}
+    return steps
 
 
 AUTHORS = {
@@ -123,9 +124,11 @@ AUTHORS = {
     "band-kl": (108.9, 36.6, 68.1, 706, 0.576, -0.567, 1.3e-5),
     "dcpo": (107.6, 35.4, 68.1, 707, 0.567, -0.562, 1.1e-5),
 }
-"""Means over the first four steps that the authors logged of Qwen2.5-3B-Instruct on 8 H200s (OpenMOSS/BandPO,
-baselinescripts/Qwen2.5-3B-Instruct-L4k/time): `BESIDE`, of which the third is ref, old_log_prob and update_actor."""
-BESIDE = {
+"""The means of the quantities of `COMPARED` over the authors' first four steps, by the method.
+
+They were logged with Qwen2.5-3B-Instruct on 8 H200s (OpenMOSS/BandPO, baselinescripts/Qwen2.5-3B-Instruct-L4k/time).
+"""
+COMPARED = {
     "s per step": ("timing_s/step",),
     "s of generation": ("timing_s/gen",),
     "s of training": ("timing_s/ref", "timing_s/old_log_prob", "timing_s/update_actor"),
@@ -134,25 +137,30 @@ BESIDE = {
     "reward": ("critic/score/mean",),
     "share of tokens clipped": ("actor/pg_clipfrac",),
 }
+"""The quantities that are compared with the authors', each the sum of some of verl's metrics."""
 
 
-def beside_authors(steps: dict[int, dict[str, float]]) -> str:
-    """The first four steps of a run beside those of the authors', as a Markdown table."""
-    first = [metrics for step, metrics in sorted(steps.items()) if 1 <= step <= 4]
+def comparison_with_authors(steps: dict[int, dict[str, float]]) -> str:
+    """Compare the first four steps of a run with those of the authors, as a Markdown table."""
+    first_steps = [metrics for step, metrics in sorted(steps.items()) if 1 <= step <= 4]
 
     def mean(names: tuple[str, ...]) -> str:
-        values = [sum(metrics[name] for name in names) for metrics in first if {*names} <= metrics.keys()]
+        values = [
+            sum(metrics[name] for name in names) for metrics in first_steps if {*names} <= metrics.keys()
+        ]
         return f"{fmean(values):.3g}" if values else ""
 
-    rows = [
-        [text, mean(names), *(f"{of[k]:.3g}" for of in AUTHORS.values())]
-        for k, (text, names) in enumerate(BESIDE.items())
-    ]
+    rows = []
+    for k, (text, names) in enumerate(COMPARED.items()):
+        rows.append([text, mean(names), *(f"{means[k]:.3g}" for means in AUTHORS.values())])
     return Table(["steps 1 to 4", "this run", *AUTHORS], rows, prose=True).markdown()
 
 
-def summed_up(steps: dict[int, dict[str, float]]) -> str:
-    """Time and memory as a Markdown table, the stages by the time they took; the steps are those of `read_steps`.
+def cost_table(steps: dict[int, dict[str, float]]) -> str:
+    """Return time and memory as a Markdown table, with the stages ordered by their time.
+
+    Args:
+        steps: The metrics of each step, as `read_steps` returns them.
 
     Raises:
         ValueError: There are no steps.
@@ -164,8 +172,12 @@ def summed_up(steps: dict[int, dict[str, float]]) -> str:
         values = [metrics[key] for metrics in steps.values() if key in metrics]
         if values:
             rows.append([text, f"{summary(values):.4g}"])
-    names = {name for metrics in steps.values() for name in metrics if name.startswith("timing_s/")}
-    stages = {name: [m[name] for m in steps.values() if name in m] for name in names}
+
+    stages: dict[str, list[float]] = {}
+    for metrics in steps.values():
+        for name, value in metrics.items():
+            if name.startswith("timing_s/"):
+                stages.setdefault(name, []).append(value)
     total = sum(stages.get("timing_s/step", ()))
     for name, values in sorted(stages.items(), key=lambda stage: (-sum(stage[1]), stage[0])):
         share = f", {sum(values) / total:.0%} of the time" if total and name != "timing_s/step" else ""
@@ -175,8 +187,15 @@ def summed_up(steps: dict[int, dict[str, float]]) -> str:
     return Table([f"{len(steps)} steps, {min(steps)} to {max(steps)}", ""], rows, prose=True).markdown()
 
 
-def whole_run(steps: dict[int, dict[str, float]], config: Any, checkpoint: int, free: int) -> str:
-    """What a run will cost by its first step. ``checkpoint`` and ``free`` are bytes."""
+def whole_run(steps: dict[int, dict[str, float]], config: Any, checkpoint_bytes: int, free_bytes: int) -> str:
+    """Return the cost of the first step and an estimate of the cost of the whole run, as a text.
+
+    Args:
+        steps: The metrics of each step, as `read_steps` returns them; the first step is used.
+        config: The composed config of the run.
+        checkpoint_bytes: The size of a checkpoint.
+        free_bytes: The free space for checkpoints.
+    """
     import pyarrow.parquet
 
     from bandpo_lab.rehearsal.preflight import data_files
@@ -185,11 +204,14 @@ def whole_run(steps: dict[int, dict[str, float]], config: Any, checkpoint: int, 
     rows = sum(pyarrow.parquet.read_metadata(path).num_rows for path in data_files(config, "train"))
     count = trainer.total_training_steps or rows // config.data.train_batch_size * trainer.total_epochs
     hours = count * steps[1]["perf/time_per_step"] / 3600
-    gpus = hours * trainer.nnodes * trainer.n_gpus_per_node
-    kept = trainer.max_actor_ckpt_to_keep or count // trainer.save_freq
-    one, whole, free = (round(size / 1e9) for size in (checkpoint, kept * checkpoint, free))
-    return f"""{summed_up(steps)}
+    gpu_hours = hours * trainer.nnodes * trainer.n_gpus_per_node
+    checkpoints = trainer.max_actor_ckpt_to_keep or count // trainer.save_freq
+    checkpoint_gb = round(checkpoint_bytes / 1e9)
+    all_gb = round(checkpoints * checkpoint_bytes / 1e9)
+    free_gb = round(free_bytes / 1e9)
+    warning = ": too few" if all_gb > free_gb else ""
+    return f"""{cost_table(steps)}
 
 Each response had {config.data.max_response_length} tokens; shorter ones cost less.
-{count} steps: at most {hours:.0f} h, {gpus:.0f} GPU hours, ${PRICE * gpus:,.0f} at ${PRICE:.2f} an hour
-{one} GB a checkpoint, {whole} GB for {kept}; {free} GB are free{": too few" if whole > free else ""}"""
+{count} steps: at most {hours:.0f} h, {gpu_hours:.0f} GPU hours, ${PRICE * gpu_hours:,.0f} at ${PRICE:.2f} an hour
+{checkpoint_gb} GB a checkpoint, {all_gb} GB for {checkpoints}; {free_gb} GB are free{warning}"""

@@ -1,8 +1,8 @@
-"""What a recipe needs from the Hugging Face hub, at which revision, and what of it is here.
+"""Download the models of recipes from the Hugging Face hub at fixed revisions, and list what is downloaded.
 
-A model goes into a folder that its commit names, ``DATA/models/ORGANISATION/NAME/COMMIT``. It is whole once the folder
-has a file of digests. So a folder never holds another revision than its name says, and a training that is given the
-folder cannot drift with the hub.
+A model is downloaded to a folder named after its commit, ``DATA/models/ORGANISATION/NAME/COMMIT``. The download is
+complete once the folder has a file of digests. So the folder cannot hold another revision, and a training that uses the
+folder does not change when the hub does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bandpo_lab.data.sets import HUB
 from bandpo_lab.files import SEAL, digest, is_path, seal, sealed
 
 LEFT_OUT = ("original/*", "onnx/*", "*.gguf", "*.pth")
-"""Files of a model's repository that neither transformers nor vLLM reads."""
+"""The files of a model's repository that neither transformers nor vLLM reads, which are not downloaded."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class HubModel:
     """A model on the hub.
 
     Attributes:
-        repo: Its repository.
-        revision: The commit that a recipe names; None for a model of no recipe.
+        repo: The repository.
+        revision: The commit that a recipe names; None if the model is not in a recipe.
     """
 
     repo: str
@@ -42,12 +42,12 @@ class HubModel:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set that a recipe trains or evaluates on.
+    """A data set that a recipe trains or evaluates on.
 
     Attributes:
-        name: As `bandpo-lab data prepare` calls it.
-        folder: Where it is prepared.
-        authors: Whether it has the prompts of the paper's authors.
+        name: The name of the set in `bandpo-lab data prepare`.
+        folder: The folder of the prepared data.
+        authors: True if it has the prompts of the paper's authors.
     """
 
     name: str
@@ -56,10 +56,10 @@ class DataSet:
 
 
 def hub_model(name: str, recipes: Path) -> HubModel | None:
-    """Return the model of a recipe, or of the hub; None for a folder.
+    """Return the model on the hub that a name refers to; None if the name is a folder.
 
     Args:
-        name: A model of the recipes, a folder, or a name on the hub, as `bandpo-lab run` takes it.
+        name: A model of the recipes, a folder, or a name on the hub.
         recipes: The folder of the recipes.
     """
     file = recipes / "paper/model" / f"{name}.yaml"
@@ -71,13 +71,13 @@ def hub_model(name: str, recipes: Path) -> HubModel | None:
     return HubModel(name)
 
 
-def downloaded(model: HubModel, data: Path) -> Path | None:
-    """Return the folder of the model's whole revision; None if there is none.
+def downloaded_folder(model: HubModel, data: Path) -> Path | None:
+    """Return the folder of the completely downloaded revision of a model; None if there is none.
 
-    A model of no recipe was downloaded at what was its newest revision then. That one is kept to.
+    If no recipe names a revision, it is the one that was downloaded first, which was the newest at that time.
 
     Raises:
-        ValueError: several revisions of a model are here, and no recipe names one of them.
+        ValueError: Several revisions of a model are downloaded, and no recipe names one of them.
     """
     folders = [path.parent for path in sorted(model.folder(data).glob(f"*/{SEAL}"))]
     if model.revision is not None:
@@ -91,20 +91,20 @@ def downloaded(model: HubModel, data: Path) -> Path | None:
 
 
 def download(model: HubModel, data: Path) -> Path:
-    """Download a revision of a model, or go on with a download that was stopped.
+    """Download a revision of a model, or resume an interrupted download.
 
     Args:
-        model: The model; of one without a revision the newest, unless one is here already.
+        model: The model. If it has no revision, the newest is downloaded, unless one is downloaded already.
         data: The folder of the data.
 
     Returns:
         The folder of the revision.
 
     Raises:
-        ConnectionError: the hub cannot be reached, or does not give the model.
-        FileProblem: a file of a model that was whole has changed.
+        ConnectionError: The hub cannot be reached, or refuses the model.
+        FileProblem: A file of a complete download has changed.
     """
-    folder = downloaded(model, data)
+    folder = downloaded_folder(model, data)
     if folder is not None:
         check_whole(folder)
         return folder
@@ -117,7 +117,7 @@ def download(model: HubModel, data: Path) -> Path:
         huggingface_hub.snapshot_download(
             model.repo, revision=revision, local_dir=folder, ignore_patterns=list(LEFT_OUT)
         )
-    # Without a network the hub's libraries raise errors of several packages.
+    # Without a network, the hub's libraries raise errors of several packages.
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConnectionError(
@@ -129,7 +129,7 @@ def download(model: HubModel, data: Path) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a model; what the hub's library keeps beside them has a folder of its own."""
+    """Return the files of a model, without the folder ``.cache`` of the hub's library."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return [path for path in files if ".cache" not in path.relative_to(folder).parts and path.name != SEAL]
 
@@ -138,7 +138,7 @@ def check_whole(folder: Path) -> None:
     """Check that no file of a downloaded model has changed.
 
     Raises:
-        FileProblem: one has.
+        FileProblem: A file has changed.
     """
     for name, expected in sealed(folder).items():
         file = folder / name
@@ -147,7 +147,9 @@ def check_whole(folder: Path) -> None:
 
 
 def data_sets(settings: str, task: str, data: Path, recipes: Path) -> list[DataSet]:
-    """Return the sets of a recipe, whose files lie in ``DATA/verl``, and those of the authors in ``DATA/authors/verl``.
+    """Return the data sets of a recipe.
+
+    The recommended sets are in ``DATA/verl``, and those of the authors in ``DATA/authors/verl``.
 
     Args:
         settings: ``recommended`` or ``authors``.
@@ -155,15 +157,17 @@ def data_sets(settings: str, task: str, data: Path, recipes: Path) -> list[DataS
         data: The folder of the data.
         recipes: The folder of the recipes.
     """
-    names = ["recommended", settings, *([] if task == "math" else [f"task/{task}"])]
-    of_recipe: dict[str, list[str]] = {}
+    names = ["recommended", settings]
+    if task != "math":
+        names.append(f"task/{task}")
+    # Later files of the recipe override earlier ones.
+    files: dict[str, list[str]] = {}
     for name in names:
-        section: Mapping[str, Any] = yaml.safe_load(
-            (recipes / "paper" / f"{name}.yaml").read_text(encoding="utf-8")
-        ).get("data", {})
-        of_recipe |= {key: section[key] for key in ("train_files", "val_files") if key in section}
+        recipe = yaml.safe_load((recipes / "paper" / f"{name}.yaml").read_text(encoding="utf-8"))
+        section: Mapping[str, Any] = recipe.get("data", {})
+        files |= {key: section[key] for key in ("train_files", "val_files") if key in section}
     sets = []
-    for path in (*of_recipe["train_files"], *of_recipe["val_files"]):
+    for path in (*files["train_files"], *files["val_files"]):
         file = Path(path.replace("${recipe.data}", str(data)))
         folder = file.parents[1]
         sets.append(DataSet(file.stem, folder, folder != data))
@@ -171,20 +175,22 @@ def data_sets(settings: str, task: str, data: Path, recipes: Path) -> list[DataS
 
 
 def prepared_revision(data_set: DataSet) -> str | None:
-    """Return the revision from which a set was prepared; None if it was not."""
-    entry = _entry(data_set.folder, data_set.name)
+    """Return the revision from which a set was prepared; None if it was not prepared."""
+    entry = _manifest_entry(data_set.folder, data_set.name)
     return entry["origin"]["revision"] if entry else None
 
 
 def changed_files(paths: list[str]) -> list[str]:
-    """Name the data files that are not what `bandpo-lab data prepare` wrote; files of other origin are not judged.
+    """Return a message for each data file that was changed after `bandpo-lab data prepare` wrote it.
+
+    Files that it did not write are not checked.
 
     Args:
-        paths: Files of a recipe.
+        paths: The data files of a recipe.
     """
     changed = []
     for path in map(Path, paths):
-        entry = _entry(path.parent.parent, path.stem)
+        entry = _manifest_entry(path.parent.parent, path.stem)
         expected = entry["sha256"].get(path.parent.name) if entry else None
         if expected is not None and path.is_file() and digest(path) != expected:
             changed.append(
@@ -194,8 +200,8 @@ def changed_files(paths: list[str]) -> list[str]:
     return changed
 
 
-def _entry(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return what a folder's manifest says of a set."""
+def _manifest_entry(folder: Path, name: str) -> dict[str, Any] | None:
+    """Return the entry of a set in the manifest of a folder; None if there is none."""
     try:
         return json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get(name)
     except FileNotFoundError:
@@ -203,8 +209,8 @@ def _entry(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def state_of_model(model: HubModel, data: Path) -> tuple[str, str, str]:
-    """Return a model's revision, where that is from, and whether it is here."""
-    folder = downloaded(model, data)
+    """Return a model's revision, the source of that revision, and the state of the download, as texts."""
+    folder = downloaded_folder(model, data)
     if model.revision is not None:
         return model.revision, "the recipe's", "here" if folder else "to download"
     if folder is not None:
@@ -213,8 +219,9 @@ def state_of_model(model: HubModel, data: Path) -> tuple[str, str, str]:
 
 
 def state_of_data(data_set: DataSet) -> tuple[str, str, str]:
-    """Return a set's revision, where that is from, and whether it is here."""
-    named, here = HUB[data_set.name].revision, prepared_revision(data_set)
-    if here is None:
-        return named, "bandpo's", "to download"
-    return here, "bandpo's" if here == named else f"changed; bandpo's is {named}", "here"
+    """Return a data set's revision, the source of that revision, and the state of the preparation, as texts."""
+    default = HUB[data_set.name].revision
+    prepared = prepared_revision(data_set)
+    if prepared is None:
+        return default, "bandpo's", "to download"
+    return prepared, "bandpo's" if prepared == default else f"changed; bandpo's is {default}", "here"

@@ -1,4 +1,4 @@
-"""What stands in a file, checked by pydantic; each error is one line that names the place."""
+"""Read JSON and YAML files, and validate them with pydantic; each error is one line that names the key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class FileModel(BaseModel):
-    """The keys that a file written by hand may have."""
+    """A pydantic model of a file written by hand, which refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,71 +31,77 @@ class FileModel(BaseModel):
         return raw
 
 
-def checked(kind: type[T], raw: Any, what: str) -> T:
-    """What a file holds, as a model or a dataclass.
+def validate_as(kind: type[T], raw: Any, name: str) -> T:
+    """Validate the content of a file and return it as a type, such as a model or a dataclass.
 
-    ``what`` names the file, or the part of it, in errors.
+    Args:
+        kind: The type.
+        raw: The content.
+        name: The name of the file, or of a part of it, for error messages.
 
     Raises:
-        ValueError: keys that are missing or unknown, or values of another type, all in one line.
+        ValueError: Keys are missing or unknown, or values have a wrong type; the message is one line.
 
-    >>> checked(list[int], 3, "run.yaml")
+    >>> validate_as(list[int], 3, "run.yaml")
     Traceback (most recent call last):
     bandpo.errors.InvalidValue: run.yaml: Input should be a valid list, got 3
     """
     try:
         return _adapter(kind).validate_python(raw)
     except ValidationError as error:
-        raise InvalidValue("; ".join(f"{what}: {_fault(fault)}" for fault in error.errors())) from error
+        messages = [f"{name}: {_message(details)}" for details in error.errors()]
+        raise InvalidValue("; ".join(messages)) from error
 
 
 _adapter: Any = functools.cache(TypeAdapter)
 
 
-def _fault(fault: Any) -> str:
-    message = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] not in ("missing", "value_error"):
-        message += f", got {fault['input']!r:.60}"
-    return ": ".join(filter(None, (".".join(map(str, fault["loc"])), message)))
+def _message(details: Any) -> str:
+    """Return the message for one of pydantic's errors, with the key and the value."""
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] not in ("missing", "value_error"):
+        message += f", got {details['input']!r:.60}"
+    location = ".".join(map(str, details["loc"]))
+    return f"{location}: {message}" if location else message
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The keys and values of a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
-        ValueError: It is no JSON, or holds something else.
+        ValueError: The file is not valid JSON, or is not an object.
     """
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{path} cannot be read: {error}") from error
-    return checked(dict[str, Any], content, str(path))
+    return validate_as(dict[str, Any], content, str(path))
 
 
 SEAL = "sha256"
-"""The key of a sealed object's digest."""
+"""The key with the digest of an object, in the object itself."""
 
 
 def content_digest(content: Mapping[str, Any]) -> str:
-    """Return the digest of an object, but for its seal.
+    """Return the digest of an object without the key `SEAL`.
 
     >>> content_digest({"n": 4, "seed": 0}) == content_digest({"seed": 0, "n": 4, "sha256": "of another"})
     True
     """
-    rest = {key: value for key, value in content.items() if key != SEAL}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    unsealed = {key: value for key, value in content.items() if key != SEAL}
+    return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 
 
 def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with the digest of its content, by which `read_sealed_json` notices a change."""
+    """Return an object with the digest of its content, so that `read_sealed_json` detects changes."""
     return {SEAL: content_digest(content), **{key: value for key, value in content.items() if key != SEAL}}
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file that was written with its seal, without it.
+    """Return the object in a JSON file that was written `with_seal`, without the digest.
 
     Raises:
-        ValueError: if it is no JSON, or is not what was written.
+        ValueError: The file is not valid JSON, or its content does not have the digest.
     """
     content = read_json(path)
     if content.pop(SEAL, None) != content_digest(content):
@@ -105,15 +111,15 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_yaml(text: str | bytes, what: str) -> dict[str, Any]:
-    """The keys and values of a YAML file; an empty one has none.
+def read_yaml(text: str | bytes, name: str) -> dict[str, Any]:
+    """Return the keys and values of a YAML file; an empty file has none.
 
     Args:
-        text: Its content.
-        what: Names it in errors.
+        text: The content of the file.
+        name: The name of the file, for error messages.
 
     Raises:
-        ValueError: it is no valid YAML, or holds something else.
+        ValueError: The file is not valid YAML, or does not hold keys.
 
     >>> read_yaml("seed: 1", "run.yaml")
     {'seed': 1}
@@ -121,7 +127,7 @@ def read_yaml(text: str | bytes, what: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(text) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{what} is no valid YAML: {error}") from error
+        raise InvalidValue(f"{name} is no valid YAML: {error}") from error
     if not isinstance(content, dict):
-        raise InvalidValue(f"{what} must hold `key: value` lines, got a {type(content).__name__}")
+        raise InvalidValue(f"{name} must hold `key: value` lines, got a {type(content).__name__}")
     return content

@@ -1,4 +1,4 @@
-"""Files that survive a kill or a full disk, and those that several processes write to."""
+"""Write files atomically, lock folders, and detect changes by digests."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from bandpo._atomic import naming, sync
 from bandpo.errors import FileProblem, InvalidValue
 
 LOCK = ".lock"
-"""How the names of files begin that keep other processes out of a folder."""
+"""The beginning of the names of lock files."""
 SEAL = "manifest.json"
-"""The file of a folder's digests."""
+"""The file with the digests of a folder's files."""
 UNFINISHED = ".unfinished"
-"""How the names of files and folders begin that are still being written."""
+"""The beginning of the names of files and folders that are being written."""
 
 PATHS = {"model_name_or_path": "folder", "dataset_name": "file or folder"}
-"""Options of `bandpo-lab train` that name a path or something on a hub, and what the path has to lead to."""
+"""The options of `bandpo-lab train` that name a path or something on a hub, with the kind of path."""
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
-    """A path to write a file or a folder to, which takes the place of ``path`` once it is on the disk.
+    """Yield a temporary path for a file or a folder, which replaces ``path`` when the block ends.
 
-    If the block raises, ``path`` stays as it was. A folder can take the place of nothing or of an empty folder. What
-    processes of this machine left unfinished in the folder is removed, if they have ended.
+    If the block raises an error, ``path`` is not changed. A folder can only replace an empty folder, or nothing.
+    Unfinished files of processes of this machine that have ended are removed.
 
     Raises:
-        ValueError: ``path`` lies in no folder.
-        OSError: it cannot be written; the error names a file.
+        ValueError: The folder of ``path`` does not exist.
+        OSError: A file cannot be written; the error names it.
     """
     if not path.parent.is_dir():
         raise InvalidValue(f"{path} cannot be written: there is no folder {path.parent}")
@@ -50,19 +50,19 @@ def replacing(path: Path) -> Generator[Path, None, None]:
             yield unfinished
             put_in_place(unfinished, path)
     finally:
-        # An error of cleaning up would hide that of the block.
+        # An error of this cleanup would hide the error of the block.
         with suppress(OSError):
             remove(unfinished)
 
 
 def _unfinished(path: Path) -> Path:
-    """Return the name that a path has while this process writes or removes it; the suffix tells the format."""
+    """Return the temporary path of a file or a folder while this process writes or removes it, with the same suffix."""
     return path.with_name(f"{UNFINISHED}-{socket.gethostname()}-{os.getpid()}-{path.name}")
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove what processes of this machine left unfinished in a folder, if they have ended."""
-    if os.name != "posix":  # Windows has no way to ask whether a process runs that could not end it
+    """Remove the unfinished files in a folder of processes of this machine that have ended."""
+    if os.name != "posix":  # on Windows, os.kill with signal 0 would end the process
         return
     pattern = re.compile(rf"{re.escape(UNFINISHED)}-{re.escape(socket.gethostname())}-(\d+)-.*")
     for entry in folder.iterdir():
@@ -76,50 +76,50 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is another user's
+    except PermissionError:  # the process is of another user
         return True
     return True
 
 
 def put_in_place(unfinished: Path, path: Path) -> None:
-    """Rename a file or a folder, once all of it is on the disk; then have the disk take the new name."""
+    """Sync a file or a folder to the disk, rename it to its final path, and sync the new name."""
     sync(*unfinished.rglob("*"), unfinished)
     unfinished.replace(path)
     sync(path.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it, if it is there.
+    """Remove a file, or a folder with its content, if it exists.
 
-    A folder first gets the name of something unfinished, so that a kill leaves no part of it under its own name.
+    A folder is first renamed as unfinished, so that no part of it keeps its name if the process is killed.
     """
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
     if not path.name.startswith(UNFINISHED):
-        leaving = _unfinished(path)
-        shutil.rmtree(leaving, ignore_errors=True)
-        path.replace(leaving)
-        sync(leaving.parent)
-        path = leaving
+        renamed = _unfinished(path)
+        shutil.rmtree(renamed, ignore_errors=True)
+        path.replace(renamed)
+        sync(renamed.parent)
+        path = renamed
     shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def locked(folder: Path) -> Generator[None, None, None]:
-    """Keep other processes that lock a folder out of it, until the block or the process ends, however it ends.
+    """Lock a folder until the block or the process ends.
 
     Raises:
-        FileProblem: another process has locked it; the message says which.
+        FileProblem: Another process has locked it; the message names the process.
     """
     holder = folder / f"{LOCK}-holder"
     try:
         lock = FileLock(folder / LOCK, timeout=0).acquire()
     except Timeout as error:
         text = holder.read_text(encoding="utf-8") if holder.exists() else ""
-        who = f" ({text})" if text else ""
+        process = f" ({text})" if text else ""
         raise FileProblem(
-            f"another process is writing to {folder}{who}: wait for it, or choose another folder"
+            f"another process is writing to {folder}{process}: wait for it, or choose another folder"
         ) from error
     with lock:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -131,27 +131,27 @@ def locked(folder: Path) -> Generator[None, None, None]:
         try:
             yield
         finally:
-            # An error of cleaning up would hide that of the block.
+            # An error of this cleanup would hide the error of the block.
             with suppress(OSError):
                 remove(holder)
 
 
 def check_writable(folder: Path) -> None:
-    """See before slow work that files can be written into a folder, or into the one in which it is to be made.
+    """Check that files can be written to a folder, or to its first existing parent, before slow work begins.
 
     Raises:
-        ValueError: They cannot.
+        ValueError: They cannot be written.
     """
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        with tempfile.TemporaryFile(dir=there):
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise InvalidValue(f"{folder} cannot be written: {error.strerror}; choose another folder") from error
 
 
 def is_path(name: str) -> bool:
-    """Whether the name of a model or a data set can only be a path: no name of a hub begins or ends so.
+    """Return True if the name of a model or a data set cannot be a name on a hub, so that it is a path.
 
     >>> [is_path(name) for name in ("./qwen", "/models/qwen", "~/qwen", "qwen/", "Qwen/Qwen3-4B")]
     [True, True, True, True, False]
@@ -159,35 +159,36 @@ def is_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith("/")
 
 
-def check_path(option: str, name: str, what: str = "folder") -> None:
-    """Check that a name which can only be a path is there; names of a hub are not looked up.
+def check_path(option: str, name: str, kind: str = "folder") -> None:
+    """Check that a name which can only be a path exists; names on a hub are not looked up.
 
     Args:
-        option: The option that holds the name, for the message.
+        option: The option with the name, for the message.
         name: The name of a model or a data set.
-        what: What has to be there, ``folder`` or ``file or folder``.
+        kind: The kind of path, ``folder`` or ``file or folder``.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: The path does not exist.
     """
     if not is_path(name):
         return
     path = Path(name).expanduser()
-    if not (path.is_dir() if what == "folder" else path.exists()):
+    exists = path.is_dir() if kind == "folder" else path.exists()
+    if not exists:
         raise InvalidValue(
-            f"{option} {name}: there is no such {what} (it would be {path.resolve()}); correct the path, or give a "
+            f"{option} {name}: there is no such {kind} (it would be {path.resolve()}); correct the path, or give a "
             "name of the hub"
         )
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(folder: Path, files: Iterable[Path]) -> None:
-    """Write the SHA-256 of files into the folder's manifest, once all of them are on the disk."""
+    """Sync files to the disk, and write their SHA-256 to the folder's manifest."""
     digests: dict[str, str] = {}
     for file in sorted(files):
         sync(file)
@@ -197,10 +198,10 @@ def seal(folder: Path, files: Iterable[Path]) -> None:
 
 
 def sealed(folder: Path) -> dict[str, str]:
-    """The digests in a folder's manifest; empty if there is none, or it is not one.
+    """Return the digests in a folder's manifest by the path of the file; empty if there is no valid manifest.
 
     Raises:
-        OSError: it is there, and the disk does not give it.
+        OSError: The manifest cannot be read from the disk.
     """
     try:
         return dict(json.loads((folder / SEAL).read_text(encoding="utf-8")))
@@ -209,7 +210,7 @@ def sealed(folder: Path) -> dict[str, str]:
 
 
 def drop_unfinished_line(path: Path) -> None:
-    """Remove what a kill has left of a file's last line, so that the next line starts on its own."""
+    """Remove an incomplete last line of a file, which a killed process may have left."""
     end = path.read_bytes().rfind(b"\n") + 1
     with path.open("r+b") as file:
         file.truncate(end)

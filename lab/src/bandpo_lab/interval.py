@@ -1,4 +1,4 @@
-"""Intervals: how far a figure may be off, given how it varies over batches, seeds or problems. All use scipy."""
+"""Bootstrap intervals of a statistic over batches, seeds or problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import stats
 
 
 class Interval(NamedTuple):
-    """A figure, and the interval of 95 % around it."""
+    """A value with its interval at 95 %."""
 
     value: float
     low: float
@@ -19,7 +19,7 @@ class Interval(NamedTuple):
 
     @property
     def half(self) -> float:
-        """Half of the interval's width, for "value ± half"."""
+        """Half of the width of the interval, for "value ± half"."""
         return (self.high - self.low) / 2
 
 
@@ -30,16 +30,17 @@ def bootstrap(
     paired: bool = False,
     resamples: int = 9999,
 ) -> Interval:
-    """The percentile bootstrap: it stays within the range of the values, so a share stays in [0, 1].
+    """Compute a statistic with its interval from the percentile bootstrap.
 
-    With few values it is too narrow: of 8 normal ones it holds the mean in 89 % of cases, not 95 %.
+    The interval stays within the range of the statistic, so that of a share stays in [0, 1]. With few values it is too
+    narrow: for 8 normal values the coverage of the mean is 89 %, not 95 %.
 
     Args:
-        samples: One or more samples, each of shape (values,). Draw what is independent: batches, seeds or problems,
-            not tokens.
-        statistic: Of the samples, as numpy has it, with an ``axis`` argument.
-        paired: Whether the samples belong together, value by value, and are drawn together.
-        resamples: How many are drawn, always the same ones.
+        samples: One or more samples, each of shape (values,). The values must be independent: batches, seeds or
+            problems, but not tokens.
+        statistic: The statistic, a function of the samples with an ``axis`` argument, as in numpy.
+        paired: If True, the samples are paired value by value and are resampled together.
+        resamples: The number of bootstrap samples, which are the same in every call.
 
     >>> bootstrap([[0.5, 0.75]])
     Interval(value=0.625, low=0.5, high=0.75)
@@ -48,7 +49,7 @@ def bootstrap(
     value = float(statistic(*arrays, axis=-1))
     if all(len(array) < 2 or not np.ptp(array) for array in arrays):
         return Interval(value, value, value)
-    drawn: Any = stats.bootstrap(
+    result: Any = stats.bootstrap(
         arrays,
         statistic,
         paired=paired,
@@ -57,4 +58,4 @@ def bootstrap(
         batch=100,
         rng=np.random.default_rng(0),
     )
-    return Interval(value, *map(float, drawn.confidence_interval))
+    return Interval(value, *map(float, result.confidence_interval))

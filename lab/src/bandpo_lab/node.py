@@ -1,6 +1,7 @@
-"""What a node has for a run of verl at full size, and what of it would end the run or slow it down.
+"""Check whether a node can run verl at full size.
 
-`examine_node` reads the machine, `findings` judges what it read. Nothing is started, and no GPU is touched.
+`examine_node` reads the properties of the machine, and `check_node` finds problems in them. No process is started on a
+GPU.
 """
 
 from __future__ import annotations
@@ -20,22 +21,26 @@ from pathlib import Path
 from typing import Literal
 
 LOCK = Path(__file__).with_name("recipes") / "gpu.txt"
-"""The versions of the one environment for verl."""
+"""The lock file of the environment for verl."""
 PACKAGES = ("torch", "verl", "ray", "vllm", "transformers")
-"""Packages whose version has to be the lock's."""
-OF_MEGATRON = ("megatron-core", "transformer-engine", "apex", "mbridge")
+"""The packages whose versions are compared with the lock file."""
+MEGATRON_PACKAGES = ("megatron-core", "transformer-engine", "apex", "mbridge")
+"""The packages that verl's Megatron engine needs."""
 PORTS = {6379: "Ray", 8265: "Ray's dashboard and jobs"}
+"""The ports of Ray's head node, with their services."""
 SHARED_MEMORY = 8.0
-"""GiB of /dev/shm that NCCL, vLLM's workers and Ray's object store are given here at least; a container has 0.06."""
+"""The smallest /dev/shm for NCCL, vLLM's workers and Ray's object store, in GiB; a container has 0.06 by default."""
 OPEN_FILES = 8192
-"""Open files below which Ray warns."""
-SOCKET_PATH, RAY_SOCKET = 107, 64
-"""Bytes that the path of a socket may have, and those of Ray's own part of it."""
+"""The limit of open files below which Ray warns."""
+SOCKET_PATH = 107
+"""The longest path of a Unix socket, in bytes."""
+RAY_SOCKET = 64
+"""The length of the part of a socket's path that Ray appends to its folder, in bytes."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as nvidia-smi describes it; memory in GiB."""
+    """A GPU, as nvidia-smi describes it; memory in GiB."""
 
     name: str
     memory: float
@@ -46,43 +51,51 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Node:
-    """What was read on a machine; sizes in GiB."""
+    """The properties of a machine; sizes in GiB."""
 
     python: str = ""
     libc: tuple[int, int] | None = None
     gpus: tuple[Gpu, ...] = ()
     driver_cuda: str = ""
-    """The newest CUDA that the driver runs; empty without nvidia-smi."""
+    """The newest version of CUDA that the driver supports; empty without nvidia-smi."""
     links: str = ""
-    """How the first two GPUs are joined, such as NV18."""
+    """The type of the link between the first two GPUs, such as NV18."""
     torch_cuda: str | None = None
-    """The CUDA that torch was built for; None for a build without."""
-    torch_sees: int = 0
+    """The version of CUDA that torch was built for; None for a build without CUDA."""
+    torch_gpus: int = 0
+    """The number of GPUs that torch can use."""
     packages: Mapping[str, str] = field(default_factory=dict)
+    """The installed versions."""
     locked: Mapping[str, str] = field(default_factory=dict)
+    """The versions in the lock file."""
     nvcc: str = ""
+    """The path of the CUDA compiler; empty if there is none."""
     cores: int = 0
     memory: float = 0.0
     shared_memory: float = 0.0
     open_files: int = 0
+    """The limit of open files."""
     free_space: Mapping[str, float] = field(default_factory=dict)
+    """The free space by the use of the folder."""
     address: str = ""
+    """The IPv4 address of this machine's name."""
     infiniband: tuple[str, ...] = ()
     busy_ports: tuple[int, ...] = ()
     ray_folder: str = ""
     ray_running: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    """The environment variables that affect a run."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the checklist.
+    """The result of one check.
 
     Attributes:
-        topic: What it is about.
-        state: ``stop`` for what would end the run, ``look`` for what may slow it down or is to be known.
-        evidence: What was read.
-        consequence: What the run meets, and what to do; empty where the state is ``ok``.
+        topic: The subject of the check.
+        state: ``stop`` for a problem that would end the run, ``look`` for one that may slow it down, else ``ok``.
+        evidence: The properties that were checked.
+        consequence: The effect on the run, and the advice; empty if the state is ``ok``.
     """
 
     topic: str
@@ -92,14 +105,19 @@ class Finding:
 
 
 def examine_node(output: Path) -> Node:
-    """Return what this machine has.
+    """Read the properties of this machine.
 
     Args:
-        output: The folder for checkpoints, whose disk is measured.
+        output: The folder for checkpoints, whose free space is read.
     """
     gpus, driver_cuda, links = _nvidia_smi()
-    torch_cuda, torch_sees = _torch()
+    torch_cuda, torch_gpus = _torch()
+    versions = {name: _version(name) for name in (*PACKAGES, "flash-attn", *MEGATRON_PACKAGES)}
+    shared_memory = 0.0
+    if Path("/dev/shm").is_dir():  # noqa: S108
+        shared_memory = shutil.disk_usage("/dev/shm").total / 2**30  # noqa: S108
     ray_folder = os.environ.get("RAY_TMPDIR") or str(Path(os.environ.get("TMPDIR", "/tmp")) / "ray")  # noqa: S108
+    # The folders whose free space is read, by their use.
     disks = {"checkpoints": output, "Ray's logs and spilled objects": Path(ray_folder)}
     names = (
         "http_proxy",
@@ -117,17 +135,13 @@ def examine_node(output: Path) -> Node:
         driver_cuda=driver_cuda,
         links=links,
         torch_cuda=torch_cuda,
-        torch_sees=torch_sees,
-        packages={
-            name: installed
-            for name in (*PACKAGES, "flash-attn", *OF_MEGATRON)
-            if (installed := _version(name))
-        },
-        locked=_locked(),
+        torch_gpus=torch_gpus,
+        packages={name: version for name, version in versions.items() if version},
+        locked=_locked_versions(),
         nvcc=shutil.which("nvcc") or "",
         cores=len(os.sched_getaffinity(0)),
         memory=_memory(),
-        shared_memory=shutil.disk_usage("/dev/shm").total / 2**30 if Path("/dev/shm").is_dir() else 0.0,  # noqa: S108
+        shared_memory=shared_memory,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         free_space={name: _free(folder) for name, folder in disks.items()},
         address=_address(),
@@ -140,7 +154,10 @@ def examine_node(output: Path) -> Node:
 
 
 def _nvidia_smi() -> tuple[tuple[Gpu, ...], str, str]:
-    """Return the GPUs, the driver's CUDA and the link between the first two; empty without nvidia-smi or a GPU."""
+    """Return the GPUs, the driver's version of CUDA, and the link between the first two GPUs.
+
+    All three are empty without nvidia-smi or a GPU.
+    """
     fields = "name,memory.total,memory.used,compute_mode,driver_version"
     table = _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     gpus = []
@@ -149,14 +166,14 @@ def _nvidia_smi() -> tuple[tuple[Gpu, ...], str, str]:
             name, total, used, mode, driver = row
             gpus.append(Gpu(name, float(total) / 1024, float(used) / 1024, mode, driver))
     cuda = re.search(r"CUDA Version: *([\d.]+)", _output("nvidia-smi"))
-    link = (
-        re.search(r"^GPU0\s+X\s+(\S+)", _output("nvidia-smi", "topo", "-m"), re.M) if len(gpus) > 1 else None
-    )
+    link = None
+    if len(gpus) > 1:
+        link = re.search(r"^GPU0\s+X\s+(\S+)", _output("nvidia-smi", "topo", "-m"), re.M)
     return tuple(gpus), cuda[1] if cuda else "", link[1] if link else ""
 
 
 def _output(*command: str) -> str:
-    """Return what a command prints; nothing if it is not here or fails."""
+    """Return the output of a command; empty if it is not installed or fails."""
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -165,7 +182,7 @@ def _output(*command: str) -> str:
 
 
 def _torch() -> tuple[str | None, int]:
-    """Return the CUDA that torch was built for, and how many GPUs it sees."""
+    """Return the version of CUDA that torch was built for, and the number of GPUs that it can use."""
     try:
         import torch
     except ModuleNotFoundError:
@@ -174,6 +191,7 @@ def _torch() -> tuple[str | None, int]:
 
 
 def _libc() -> tuple[int, int] | None:
+    """Return the version of glibc; None for another C library."""
     name, text = platform.libc_ver()
     numbers = re.match(r"(\d+)\.(\d+)", text)
     return (int(numbers[1]), int(numbers[2])) if name == "glibc" and numbers else None
@@ -186,27 +204,35 @@ def _version(package: str) -> str:
         return ""
 
 
-def _locked() -> dict[str, str]:
-    lines = (line.split(" ")[0].split("==") for line in LOCK.read_text(encoding="utf-8").splitlines())
-    return {line[0]: line[1] for line in lines if len(line) == 2 and line[0] in PACKAGES}
+def _locked_versions() -> dict[str, str]:
+    """Return the versions of `PACKAGES` in the lock file."""
+    versions = {}
+    for line in LOCK.read_text(encoding="utf-8").splitlines():
+        name, _, version = line.split(" ")[0].partition("==")
+        if version and name in PACKAGES:
+            versions[name] = version
+    return versions
 
 
 def _memory() -> float:
-    """Return the memory of the machine, or what the container may use of it."""
+    """Return the memory of the machine, or the limit of the container if that is less, in GiB."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        if file.is_file() and (text := file.read_text(encoding="utf-8").strip()).isdecimal():
-            sizes.append(int(text))
+        if file.is_file():
+            text = file.read_text(encoding="utf-8").strip()
+            if text.isdecimal():
+                sizes.append(int(text))
     return min(sizes) / 2**30
 
 
 def _free(folder: Path) -> float:
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free / 2**30
+    """Return the free space for a folder that need not exist yet, in GiB."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free / 2**30
 
 
 def _address() -> str:
-    """Return the IPv4 address to which this machine's own name leads; empty if to none."""
+    """Return the IPv4 address of this machine's name; empty if the name has none."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -218,60 +244,60 @@ def _is_busy(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def findings(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) -> list[Finding]:
-    """Return the checklist for a run.
+def check_node(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) -> list[Finding]:
+    """Return the results of all checks for a run.
 
     Args:
-        node: What `examine_node` read.
-        gpus: GPUs that the run wants on each node.
-        nodes: Nodes of the run.
-        checkpoints: GB that the checkpoints take which are kept.
+        node: The properties of the node, from `examine_node`.
+        gpus: The GPUs that the run needs on each node.
+        nodes: The nodes of the run.
+        checkpoints: The size of all checkpoints that are kept, in GB.
     """
     return [
-        _of_gpus(node, gpus),
-        _of_driver(node),
-        *_of_use(node),
-        *([_of_links(node)] if gpus > 1 else []),
-        _of_packages(node),
-        _of_attention(node),
-        _of_compiler(node),
-        _of_megatron(node),
-        _of_processors(node, gpus),
-        _of_shared_memory(node),
-        _of_open_files(node),
-        _of_disks(node, checkpoints),
-        _of_ray(node),
-        _of_proxy(node),
-        *([_of_network(node)] if nodes > 1 else []),
+        _check_gpus(node, gpus),
+        _check_driver(node),
+        *_check_use(node),
+        *([_check_links(node)] if gpus > 1 else []),
+        _check_packages(node),
+        _check_attention(node),
+        _check_compiler(node),
+        _check_megatron(node),
+        _check_processors(node, gpus),
+        _check_shared_memory(node),
+        _check_open_files(node),
+        _check_disks(node, checkpoints),
+        _check_ray(node),
+        _check_proxy(node),
+        *([_check_network(node)] if nodes > 1 else []),
     ]
 
 
-def _of_gpus(node: Node, wanted: int) -> Finding:
-    here = node.gpus
-    described = ", ".join(f"{gpu.name} with {gpu.memory:.0f} GiB" for gpu in dict.fromkeys(here))
+def _check_gpus(node: Node, count: int) -> Finding:
+    gpus = node.gpus
+    kinds = ", ".join(f"{gpu.name} with {gpu.memory:.0f} GiB" for gpu in dict.fromkeys(gpus))
     visible = node.environment.get("CUDA_VISIBLE_DEVICES", "")
-    evidence = f"{len(here)}: {described}" if here else "nvidia-smi shows none"
+    evidence = f"{len(gpus)}: {kinds}" if gpus else "nvidia-smi shows none"
     if visible:
         evidence += f"; CUDA_VISIBLE_DEVICES={visible}"
-    if not here:
+    if not gpus:
         return Finding(
             "GPUs",
             "stop",
             evidence,
-            "Nothing trains here. Rehearsals do; the rest of this list is of this machine",
+            "Nothing trains here, but rehearsals run; the other checks are of this machine as well",
         )
-    if len(here) < wanted:
+    if len(gpus) < count:
         return Finding(
-            "GPUs", "stop", evidence, f"verl waits for {wanted}: set trainer.n_gpus_per_node={len(here)}"
+            "GPUs", "stop", evidence, f"verl waits for {count}: set trainer.n_gpus_per_node={len(gpus)}"
         )
-    if node.torch_sees < wanted:
+    if node.torch_gpus < count:
         return Finding(
             "GPUs",
             "stop",
-            f"{evidence}; torch sees {node.torch_sees}",
+            f"{evidence}; torch sees {node.torch_gpus}",
             "See the driver and the build of torch below",
         )
-    if min(gpu.memory for gpu in here) < 79:
+    if min(gpu.memory for gpu in gpus) < 79:
         return Finding(
             "GPUs",
             "look",
@@ -281,11 +307,11 @@ def _of_gpus(node: Node, wanted: int) -> Finding:
     return Finding("GPUs", "ok", evidence)
 
 
-def _of_driver(node: Node) -> Finding:
-    built = f"torch {node.packages.get('torch', 'is not installed')}"
-    built += f" for CUDA {node.torch_cuda}" if node.torch_cuda else " without CUDA"
+def _check_driver(node: Node) -> Finding:
+    torch = f"torch {node.packages.get('torch', 'is not installed')}"
+    torch += f" for CUDA {node.torch_cuda}" if node.torch_cuda else " without CUDA"
     driver = f"driver {node.gpus[0].driver} for CUDA {node.driver_cuda}" if node.gpus else "no driver"
-    evidence = f"{driver}; {built}"
+    evidence = f"{driver}; {torch}"
     if node.torch_cuda is None:
         return Finding(
             "driver", "stop", evidence, "This torch trains on no GPU: install the environment for verl"
@@ -301,13 +327,13 @@ def _of_driver(node: Node) -> Finding:
     return Finding("driver", "ok", evidence)
 
 
-def _of_use(node: Node) -> list[Finding]:
-    """Judge whether the GPUs are free for the two processes that verl puts on each."""
+def _check_use(node: Node) -> list[Finding]:
+    """Check that the GPUs are free for the two processes that verl starts on each."""
     if not node.gpus:
         return []
     modes = {gpu.compute_mode for gpu in node.gpus}
-    most = max(gpu.used for gpu in node.gpus)
-    evidence = f"compute mode {', '.join(sorted(modes))}; up to {most:.1f} GiB in use"
+    most_used = max(gpu.used for gpu in node.gpus)
+    evidence = f"compute mode {', '.join(sorted(modes))}; up to {most_used:.1f} GiB in use"
     if modes != {"Default"}:
         return [
             Finding(
@@ -318,22 +344,22 @@ def _of_use(node: Node) -> list[Finding]:
                 "nvidia-smi -c DEFAULT",
             )
         ]
-    if most > 1:
+    if most_used > 1:
         return [
             Finding(
                 "use of GPUs",
                 "stop",
                 evidence,
-                "vLLM ends with 'Free memory on device … is less than desired GPU memory utilization': end what is "
-                "there (nvidia-smi)",
+                "vLLM ends with 'Free memory on device … is less than desired GPU memory utilization': end the "
+                "processes on the GPUs (nvidia-smi lists them)",
             )
         ]
     return [Finding("use of GPUs", "ok", evidence)]
 
 
-def _of_links(node: Node) -> Finding:
+def _check_links(node: Node) -> Finding:
     if not node.links:
-        return Finding("links", "look", "not known", "nvidia-smi topo -m tells how the GPUs are joined")
+        return Finding("links", "look", "not known", "nvidia-smi topo -m shows how the GPUs are connected")
     if node.links.startswith("NV"):
         return Finding("links", "ok", f"{node.links} between the first two GPUs")
     return Finding(
@@ -345,16 +371,17 @@ def _of_links(node: Node) -> Finding:
     )
 
 
-def _of_packages(node: Node) -> Finding:
+def _check_packages(node: Node) -> Finding:
     differences = []
     for name in PACKAGES:
-        here, locked = node.packages.get(name), node.locked.get(name)
-        if here is None:
+        installed = node.packages.get(name)
+        locked = node.locked.get(name)
+        if installed is None:
             differences.append(f"{name} is missing (lock: {locked})")
-        elif locked and here.split("+")[0] != locked:
-            differences.append(f"{name} {here} (lock: {locked})")
-    evidence = ", ".join(f"{name} {node.packages[name]}" for name in PACKAGES if name in node.packages)
-    evidence = f"Python {node.python}; {evidence}"
+        elif locked and installed.split("+")[0] != locked:
+            differences.append(f"{name} {installed} (lock: {locked})")
+    versions = ", ".join(f"{name} {node.packages[name]}" for name in PACKAGES if name in node.packages)
+    evidence = f"Python {node.python}; {versions}"
     absent = [name for name in PACKAGES if name not in node.packages]
     advice = "docs/install.md has the environment for verl"
     if absent:
@@ -373,7 +400,7 @@ def _of_packages(node: Node) -> Finding:
     return Finding("packages", "ok", evidence)
 
 
-def _of_attention(node: Node) -> Finding:
+def _check_attention(node: Node) -> Finding:
     if "flash-attn" in node.packages:
         return Finding("FlashAttention", "ok", f"flash-attn {node.packages['flash-attn']}")
     return Finding(
@@ -385,51 +412,52 @@ def _of_attention(node: Node) -> Finding:
     )
 
 
-def _of_compiler(node: Node) -> Finding:
+def _check_compiler(node: Node) -> Finding:
     if node.nvcc:
         return Finding("CUDA compiler", "ok", node.nvcc)
     return Finding(
         "CUDA compiler",
         "look",
         "no nvcc on the PATH",
-        "The wheels bring CUDA's libraries, without root. Only flash-attn from source and kernels that are compiled at "
-        "run time need a compiler; NVIDIA's runfile installs it into a "
-        "folder of yours: --toolkit --toolkitpath=FOLDER",
+        "The wheels contain CUDA's libraries. Only flash-attn from source and kernels that are compiled at run time "
+        "need a compiler; NVIDIA's runfile installs it without root into a folder of yours: --toolkit "
+        "--toolkitpath=FOLDER",
     )
 
 
-def _of_megatron(node: Node) -> Finding:
-    here = [f"{name} {node.packages[name]}" for name in OF_MEGATRON if name in node.packages]
-    missing = [name for name in OF_MEGATRON if name not in node.packages]
-    evidence = f"{', '.join(here) or 'none'} of {', '.join(OF_MEGATRON)}"
+def _check_megatron(node: Node) -> Finding:
+    installed = [f"{name} {node.packages[name]}" for name in MEGATRON_PACKAGES if name in node.packages]
+    missing = [name for name in MEGATRON_PACKAGES if name not in node.packages]
+    evidence = f"{', '.join(installed) or 'none'} of {', '.join(MEGATRON_PACKAGES)}"
     consequence = (
-        "For actor_rollout_ref.actor.strategy=megatron alone, which no recipe uses and bandpo did not run. Its loss is "
-        "the same function; "
+        "Needed for actor_rollout_ref.actor.strategy=megatron only, which no recipe uses and bandpo was not run with. "
+        "Its loss is the same function; "
     )
-    consequence += (
-        f"without {missing[0]} verl warns 'megatron engine is not available' and leaves the engine out"
-        if missing
-        else "look at the gradient check of the first step"
-    )
+    if missing:
+        consequence += (
+            f"without {missing[0]} verl warns 'megatron engine is not available' and skips the engine"
+        )
+    else:
+        consequence += "look at the gradient check of the first step"
     return Finding("Megatron", "look", evidence, consequence)
 
 
-def _of_processors(node: Node, gpus: int) -> Finding:
+def _check_processors(node: Node, gpus: int) -> Finding:
     evidence = f"{node.cores} cores, {node.memory:.0f} GiB"
-    # A trainer and a rollout server for each GPU; by verl's defaults 8 agents and 8 workers for the reward.
-    wanted = 2 * gpus + 16
-    if node.cores < wanted:
+    # A trainer and a rollout server for each GPU, and verl's default of 8 agents and 8 workers for the reward.
+    processes = 2 * gpus + 16
+    if node.cores < processes:
         return Finding(
             "processors",
             "look",
             evidence,
-            f"verl starts {wanted} processes: fewer cores make the reward wait, and Ray queues what it has no core "
-            "for; lower actor_rollout_ref.rollout.agent.num_workers and reward.num_workers",
+            f"verl starts {processes} processes: with fewer cores, the reward waits, and Ray queues tasks without a "
+            "core; lower actor_rollout_ref.rollout.agent.num_workers and reward.num_workers",
         )
     return Finding("processors", "ok", evidence)
 
 
-def _of_shared_memory(node: Node) -> Finding:
+def _check_shared_memory(node: Node) -> Finding:
     evidence = f"/dev/shm has {node.shared_memory:.1f} GiB"  # noqa: S108
     if node.shared_memory < SHARED_MEMORY:
         return Finding(
@@ -442,7 +470,7 @@ def _of_shared_memory(node: Node) -> Finding:
     return Finding("shared memory", "ok", evidence)
 
 
-def _of_open_files(node: Node) -> Finding:
+def _check_open_files(node: Node) -> Finding:
     if node.open_files < OPEN_FILES and node.open_files >= 0:
         return Finding(
             "open files",
@@ -453,7 +481,7 @@ def _of_open_files(node: Node) -> Finding:
     return Finding("open files", "ok", f"ulimit -n is {node.open_files}")
 
 
-def _of_disks(node: Node, checkpoints: float) -> Finding:
+def _check_disks(node: Node, checkpoints: float) -> Finding:
     evidence = ", ".join(f"{free:.0f} GiB free for {name}" for name, free in node.free_space.items())
     free = node.free_space.get("checkpoints", 0.0)
     if checkpoints and free * 2**30 < checkpoints * 1e9:
@@ -470,7 +498,7 @@ def _of_disks(node: Node, checkpoints: float) -> Finding:
     return Finding("disks", "ok", evidence)
 
 
-def _of_ray(node: Node) -> Finding:
+def _check_ray(node: Node) -> Finding:
     busy = [f"{port} ({PORTS[port]})" for port in node.busy_ports]
     ports = f"in use: {', '.join(busy)}" if busy else "its ports are free"
     evidence = f"its folder is {node.ray_folder}; {ports}"
@@ -483,12 +511,13 @@ def _of_ray(node: Node) -> Finding:
             "Ray",
             "look",
             evidence,
-            "A Ray runs here, or has left its address: a run joins it. recipes/cluster.sh stop ends one of yours",
+            "A Ray runs here, or its address is left in the folder, and a run joins it. recipes/cluster.sh stop ends "
+            "one of yours",
         )
     return Finding("Ray", "ok", evidence)
 
 
-def _of_proxy(node: Node) -> Finding:
+def _check_proxy(node: Node) -> Finding:
     proxies = [name for name in ("http_proxy", "https_proxy") if name in node.environment]
     excluded = node.environment.get("no_proxy", "")
     evidence = f"{', '.join(proxies) or 'none'}; no_proxy={excluded}" if proxies else "none"
@@ -497,21 +526,21 @@ def _of_proxy(node: Node) -> Finding:
             "proxy",
             "stop",
             evidence,
-            "verl asks its own vLLM servers by HTTP, and the proxy answers instead: add 127.0.0.1, localhost and the "
-            "nodes' addresses to no_proxy",
+            "verl's requests to its own vLLM servers go to the proxy: add 127.0.0.1, localhost and the nodes' "
+            "addresses to no_proxy",
         )
     return Finding("proxy", "ok", evidence)
 
 
-def _of_network(node: Node) -> Finding:
+def _check_network(node: Node) -> Finding:
     fabric = ", ".join(node.infiniband) or "no InfiniBand"
-    evidence = f"this machine's name leads to {node.address or 'no address'}; {fabric}"
+    evidence = f"this machine's name has the address {node.address or 'none'}; {fabric}"
     if not node.address or node.address.startswith("127."):
         return Finding(
             "network",
             "stop",
             evidence,
-            "The other nodes are told an address that leads to themselves: RAY_HEAD_IP=ADDRESS for slurm.sbatch, "
+            "The other nodes get an address that is their own: RAY_HEAD_IP=ADDRESS for slurm.sbatch, "
             "ray start --node-ip-address elsewhere",
         )
     if not node.infiniband and "NCCL_SOCKET_IFNAME" not in node.environment:
@@ -519,32 +548,32 @@ def _of_network(node: Node) -> Finding:
             "network",
             "look",
             evidence,
-            "NCCL takes the first interface that it finds, often a container's: NCCL_SOCKET_IFNAME=eth0",
+            "NCCL uses the first network interface, often a container's: set NCCL_SOCKET_IFNAME=eth0",
         )
     return Finding("network", "ok", evidence)
 
 
-UNSEEN = (
+NOT_VISIBLE_WHEN_IDLE = (
     (
         "vLLM",
-        "Its first start compiles kernels and captures graphs, and prints little. Where it fails, its own error stands "
-        "above 'Engine core initialization failed'; actor_rollout_ref.rollout.enforce_eager=true leaves out both",
+        "Its first start compiles kernels and captures graphs, and prints little. If it fails, the error is in the log "
+        "above 'Engine core initialization failed'; actor_rollout_ref.rollout.enforce_eager=true skips both",
     ),
     (
         "vLLM",
         "Its probabilities differ from the trainer's, in bfloat16 more than in a rehearsal. "
-        "training/rollout_probs_diff_mean says by how much, and is to stay as it is in step 1: it grows where weights "
-        "do not arrive",
+        "training/rollout_probs_diff_mean is the mean difference and must not grow after step 1: it grows if the "
+        "weight sync fails",
     ),
     (
         "eight GPUs",
-        "NCCL starts when the model is spread over them. If the log stands still there: NCCL_DEBUG=INFO tells which "
-        "way it took, and NCCL_P2P_DISABLE=1 leaves out the direct one",
+        "NCCL starts when the model is sharded over them. If the log stops there: NCCL_DEBUG=INFO logs the transport, "
+        "and NCCL_P2P_DISABLE=1 turns off direct transfers between GPUs",
     ),
     (
         "eight GPUs",
-        "Memory is at its most in the update of the longest responses, not in step 1: bandpo-lab run verl --one-step "
-        "makes every response as long as it may get",
+        "Memory peaks in the update of the longest responses, not in step 1: with bandpo-lab run verl --one-step, "
+        "every response has the maximal length",
     ),
     (
         "eight GPUs",
@@ -553,27 +582,27 @@ UNSEEN = (
     (
         "two nodes",
         "Both need the same environment and the same paths for --data and --output-dir: each node writes its part of a "
-        "checkpoint, and one that writes elsewhere makes the resume fail",
+        "checkpoint, and if a part is elsewhere, the run cannot be resumed",
     ),
     (
         "Megatron",
-        "verl's settings for it are another file (--config-name ppo_megatron_trainer), into which the recipes do not "
-        "compose; a checkpoint is merged with --backend megatron",
+        "verl's settings for it are another file (--config-name ppo_megatron_trainer), with which the recipes cannot "
+        "be composed; a checkpoint is merged with --backend megatron",
     ),
 )
-"""What the first steps at full size meet that no check on an idle node can see."""
+"""Problems of the first steps at full size that cannot be seen on an idle node, each with its topic."""
 
 
 def report(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) -> tuple[str, bool]:
-    """Return the checklist as text, and whether nothing in it would end the run."""
-    rows = findings(node, gpus, nodes, checkpoints)
+    """Return the results of `check_node` as a text, and True if no finding would end the run."""
+    findings = check_node(node, gpus, nodes, checkpoints)
     lines = []
-    for row in rows:
-        lines.append(f"{row.state:4}  {row.topic}: {row.evidence}")
-        if row.consequence:
-            lines.append(f"      {row.consequence}")
+    for finding in findings:
+        lines.append(f"{finding.state:4}  {finding.topic}: {finding.evidence}")
+        if finding.consequence:
+            lines.append(f"      {finding.consequence}")
     lines += ["", "Not to be seen on an idle node:"]
-    lines += [f"      {topic}: {text}" for topic, text in UNSEEN]
-    stops = [row.topic for row in rows if row.state == "stop"]
+    lines += [f"      {topic}: {text}" for topic, text in NOT_VISIBLE_WHEN_IDLE]
+    stops = [finding.topic for finding in findings if finding.state == "stop"]
     lines += ["", f"STOPPED BY {', '.join(stops)}" if stops else "READY, as far as an idle node shows"]
     return "\n".join(lines), not stops

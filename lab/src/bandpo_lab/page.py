@@ -1,4 +1,4 @@
-"""A report: prose, tables and figures, as one self-contained HTML page or as Markdown with pictures beside it."""
+"""Reports of text, tables and figures, written as one self-contained HTML page or as Markdown with PNG files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.files import replacing
-from bandpo_lab.style import house_style, save_figure
+from bandpo_lab.style import plot_style, save_figure
 from bandpo_lab.tables import Table
 
 if TYPE_CHECKING:
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, what it shows in a sentence, and the name of its file."""
+    """A figure with a caption and the name of its file."""
 
     name: str
     figure: Figure
     caption: str
 
     def data_uri(self) -> str:
-        """As SVG that stands in the page itself."""
+        """Return the figure as an SVG in a data URI, for an HTML page."""
         buffer = io.BytesIO()
-        with house_style():
+        with plot_style():
             self.figure.savefig(buffer, format="svg", metadata={"Date": None})
         return f"data:image/svg+xml;base64,{b64encode(buffer.getvalue()).decode()}"
 
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Text to be shown as it is, folded away on a page."""
+    """A preformatted text, which is collapsed on a page."""
 
     title: str
     text: str
@@ -46,7 +46,7 @@ class Verbatim:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it, in order: paragraphs (str), tables, pictures, verbatim text."""
+    """A heading and its content in order: paragraphs (str), tables, pictures and preformatted texts."""
 
     title: str
     content: Sequence[str | Table | Picture | Verbatim]
@@ -61,26 +61,26 @@ class Page:
     sections: Sequence[Section] = field(default_factory=list)
 
     def save(self, path: Path) -> list[Path]:
-        """Write the report, as its suffix says.
+        """Write the report in the format of the path's suffix.
 
         Args:
-            path: ``….html`` for one self-contained page, ``….md`` for Markdown with its PNGs in the same folder.
+            path: ``….html`` for one self-contained page, ``….md`` for Markdown with PNG files in the same folder.
 
         Returns:
-            All files written.
+            All files that were written, the report first.
 
         Raises:
-            ValueError: another suffix.
+            ValueError: The path has another suffix.
         """
         if path.suffix not in (".html", ".md"):
             raise InvalidValue(f"{path}: a report is written as .html or .md")
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = [path]
+        files = [path]
         if path.suffix == ".md":
-            pictures = (p for section in self.sections for p in section.content if isinstance(p, Picture))
-            for picture in pictures:
-                written.append(path.parent / f"{path.stem}-{picture.name}.png")
-                save_figure(picture.figure, written[-1])
+            for picture in self._pictures():
+                file = path.parent / f"{path.stem}-{picture.name}.png"
+                save_figure(picture.figure, file)
+                files.append(file)
         environment = Environment(
             loader=PackageLoader("bandpo_lab"),
             autoescape=path.suffix == ".html",  # noqa: S701  (the other is Markdown)
@@ -92,4 +92,10 @@ class Page:
         text = environment.get_template(f"report{path.suffix}.jinja").render(page=self, stem=path.stem)
         with replacing(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
-        return written
+        return files
+
+    def _pictures(self) -> list[Picture]:
+        pictures: list[Picture] = []
+        for section in self.sections:
+            pictures += [item for item in section.content if isinstance(item, Picture)]
+        return pictures

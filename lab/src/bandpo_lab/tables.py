@@ -1,4 +1,4 @@
-"""Tables of text, for pages and Markdown."""
+"""Tables of text for HTML pages and Markdown."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first column names the row."""
+    """A table of texts; the first column names the row."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     prose: bool = False
-    """Whether the cells hold words, which are set flush left and broken over lines, rather than numbers."""
+    """True if the cells are words, which are aligned left and wrapped; False if they are numbers."""
 
     def markdown(self) -> str:
-        """As a Markdown table, without the caption."""
-        rules = ["---" if k == 0 or self.prose else "---:" for k in range(len(self.header))]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.header, rules, *self.rows))
+        """Return the table in Markdown, without the caption."""
+        separators = ["---" if column == 0 or self.prose else "---:" for column in range(len(self.header))]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.header, separators, *self.rows))

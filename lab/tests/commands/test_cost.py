@@ -134,7 +134,7 @@ def one_step(monkeypatch, tmp_path, text):
 
     data = tmp_path / "train.parquet"
     pq.write_table(pa.table({"prompt": ["?"] * 2560}), data)
-    monkeypatch.setattr(gpu, "missing", lambda config: None)
+    monkeypatch.setattr(gpu, "missing_on_node", lambda config: None)
     monkeypatch.setattr(gpu.subprocess, "run", verl)
     files = [f"data.train_files={data}", f"data.val_files={data}"]
     return CliRunner().invoke(app, [*PLAN, "--output-dir", str(tmp_path), *files])

@@ -9,7 +9,7 @@ from functools import partial
 import psutil
 import pytest
 
-from bandpo_lab.study.jobs import Job, on_cores
+from bandpo_lab.study.jobs import Job, run_in_processes
 
 
 def ending_with(codes, folder, monkeypatch):
@@ -23,20 +23,24 @@ def ending_with(codes, folder, monkeypatch):
 
 def test_a_failing_job_does_not_disturb_the_others(tmp_path, monkeypatch):
     jobs = ending_with([0, 3, 1], tmp_path, monkeypatch)
-    assert {place: outcome.code for place, outcome in on_cores(jobs, 2, preload=[])} == {0: 0, 1: 3, 2: 1}
+    assert {place: outcome.code for place, outcome in run_in_processes(jobs, 2, preload=[])} == {
+        0: 0,
+        1: 3,
+        2: 1,
+    }
     assert jobs[1].log.read_text() == "3\n"
 
 
 def test_side_by_side_each_keeps_its_exit_code():
-    ended = on_cores([partial(sys.exit, 3)] * 60, 8, preload=[])
+    ended = run_in_processes([partial(sys.exit, 3)] * 60, 8, preload=[])
     assert [outcome.code for _, outcome in ended] == [3] * 60
 
 
 SLEEPING_JOB = """
 import sys
 from pathlib import Path
-from bandpo_lab.study.jobs import Job, on_cores
-list(on_cores([Job("sleeping", [], Path(sys.argv[1]))], 1, preload=[]))
+from bandpo_lab.study.jobs import Job, run_in_processes
+list(run_in_processes([Job("sleeping", [], Path(sys.argv[1]))], 1, preload=[]))
 """
 
 

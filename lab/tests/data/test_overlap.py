@@ -11,7 +11,7 @@ LONG = "Find the number of pairs of positive integers a and b whose product is 2
 def found(train, evaluation=()):
     train = [Problem(f"t{i}", text, "1") for i, text in enumerate(train)]
     evaluation = [Problem(f"e{i}", text, "1") for i, text in enumerate(evaluation)]
-    return [(o.problem.id, o.other) for o in overlaps(train, evaluation)]
+    return [(o.problem.id, o.original) for o in overlaps(train, evaluation)]
 
 
 OTHER = "Find the number of pairs of positive integers x and y such that 3x + 5y = 100 and x < y holds."

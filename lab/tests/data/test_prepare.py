@@ -210,7 +210,7 @@ def test_a_damaged_file_of_an_earlier_call_is_named(sets, tmp_path, file, conten
 
 @pytest.mark.parametrize("form", ["verl", "trl"])
 def test_a_prepared_file_of_which_a_byte_has_changed_is_refused(sets, tmp_path, form):
-    from bandpo_lab.evals.rows import read_rows
+    from bandpo_lab.evals.dataset_io import read_rows
 
     prepare_data(sets, tmp_path / "out")
     file = tmp_path / "out" / form / "held.parquet"
@@ -218,6 +218,7 @@ def test_a_prepared_file_of_which_a_byte_has_changed_is_refused(sets, tmp_path, 
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(
-        ValueError, match=r"held\.parquet has changed since it was prepared, as manifest\.json"
+        ValueError,
+        match=r"held\.parquet has changed since it was prepared \(its digest is not the one in manifest\.json",
     ):
         read_rows(file)

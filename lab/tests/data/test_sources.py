@@ -10,7 +10,7 @@ pytest.importorskip("math_verify")
 
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.data.sources import load
-from bandpo_lab.evals.rows import read_answer
+from bandpo_lab.evals.dataset_io import read_answer
 
 
 def write(path, rows):

@@ -3,7 +3,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 from bandpo_lab.data.sources import load
-from bandpo_lab.evals.golds import Gold, renderings, unreadable, value_of
+from bandpo_lab.evals.golds import Gold, find_bad_golds, renderings, value_of
 
 USABLE = [
     "27", "-7", "0", "2.50", "1,234", r"1\,234", "4.5e33", "3e6", "1e-5", "2.7778e-6", r"2.5 \times 10^{3}",
@@ -29,21 +29,21 @@ UNUSABLE = [
 
 
 def test_other_spellings_of_usable_golds_are_right(grader):
-    assert unreadable([Gold(gold, gold) for gold in USABLE], grader) == []
+    assert find_bad_golds([Gold(gold, gold) for gold in USABLE], grader) == []
 
 
 @pytest.mark.parametrize(("gold", "reason"), UNUSABLE)
 def test_golds_that_cannot_be_used_are_named_with_the_reason(grader, gold, reason):
-    assert reason in unreadable([Gold("x", gold)], grader)[0].reason
+    assert reason in find_bad_golds([Gold("x", gold)], grader)[0].reason
 
 
 def test_a_gold_that_accepts_another_value_is_found(monkeypatch, grader):
     monkeypatch.setattr("bandpo_lab.evals.golds.renderings", lambda gold: ([gold], [r"\frac{54}{2}"]))
-    assert "accepts" in unreadable([Gold("x", "27")], grader)[0].reason
+    assert "accepts" in find_bad_golds([Gold("x", "27")], grader)[0].reason
 
 
 def test_each_rule_checks_its_own_golds():
-    assert unreadable([Gold("a", "N=n", "multiplication")]) == []
+    assert find_bad_golds([Gold("a", "N=n", "multiplication")]) == []
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_every_gold_of_the_real_sets_can_be_used(real_data, grader):
     sets = [load(str(real_data / f"{name}.jsonl")) for name in names]
     golds = [Gold(problem.id, problem.answer) for each in sets for problem in each.problems]
     assert len(golds) == 8892
-    assert unreadable(golds, grader) == []
+    assert find_bad_golds(golds, grader) == []

@@ -16,7 +16,7 @@ pytest.importorskip("math_verify")
 from bandpo_lab.data.sources import load
 from bandpo_lab.evals import grading
 from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
-from bandpo_lab.evals.golds import Gold, unreadable
+from bandpo_lab.evals.golds import Gold, find_bad_golds
 from bandpo_lab.evals.grading import MathGrader, compute_score, reward
 
 TIME_LIMIT = 1.5  # as in conftest.py
@@ -197,7 +197,7 @@ def test_the_documented_disagreements_are_as_documented(grader, gold, answer, ve
     assert len(DEBATABLE) == 20
     assert grader.grade(rf"\boxed{{{answer}}}", gold).reason == verdict
     if "listed" in why:
-        assert unreadable([Gold("x", gold)], grader)
+        assert find_bad_golds([Gold("x", gold)], grader)
 
 
 MATCH_EVERYTHING = ["27, 28", r"27 \text{ or } 28", r"\{26, 27, 28\}", "[0, 999]", r"0 \le x \le 999"]

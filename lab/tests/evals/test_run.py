@@ -88,12 +88,12 @@ def test_a_line_cut_by_a_kill_is_drawn_again(tmp_path):
         ({"n": 3}, "n = 2, not 3"),
         ({"problems": PROBLEMS[:3]}, "problems = 4, not 3"),
         ({"problems": [*PROBLEMS[:3], EvalProblem("sum-3", "3+4=", "7", "sums")]}, "data = "),
-        ({"generator": Counting(sampling=Sampling(16, seed=1))}, "sampling = "),
+        ({"sampler": Counting(sampling=Sampling(16, seed=1))}, "sampling = "),
         ({"settings": {"model": "b"}}, "model = a, not b"),
     ],
 )
 def test_another_run_does_not_go_on_in_the_folder(tmp_path, change, message):
-    call = {"generator": Counting(), "problems": PROBLEMS, "n": 2, "settings": {"model": "a"}}
+    call = {"sampler": Counting(), "problems": PROBLEMS, "n": 2, "settings": {"model": "a"}}
     evaluate(**call, folder=tmp_path)
     with pytest.raises(ValueError, match=message):
         evaluate(**(call | change), folder=tmp_path)
@@ -230,7 +230,7 @@ def test_message_parts_and_list_golds_are_read(tmp_path):
 def test_golds_that_cannot_be_used_are_in_the_report(tmp_path):
     samples = evaluate(Counting(), PROBLEMS, 1, tmp_path)
     bad = [BadGold(Gold("sum-1", "2", "sums"), "why"), BadGold(Gold("z", "1", "others"), "other")]
-    kept, dropped = score(samples, kept=bad), score(samples, dropped=bad)
+    kept, dropped = score(samples, kept_golds=bad), score(samples, dropped_golds=bad)
     assert as_json(kept)["sums"]["unreadable golds"] == {"kept": {"sum-1": "why"}, "dropped": {}}
     assert "sums: 1 golds cannot be used, 1 kept" in as_markdown(kept)
     assert "0 kept (right answers may score 0 there) and 1 left out: sum-1." in as_markdown(dropped)

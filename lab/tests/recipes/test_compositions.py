@@ -165,11 +165,11 @@ launch | vanilla                                | > loss +verl's vanilla, Method
 launch | 'GSPO(0.01'                            | 'GSPO\(0.01' cannot be read
 launch | grpo --settings author                 | 'author' is none of authors, recommended in
 launch | grpo --task chess                      | 'chess' is none of apps, commonsenseqa in
-launch | band-kl L.loss_mode=vanilla            | loss_mode=vanilla stands beside L._target_
-launch | band-kl L.method='FixedClip()' ++L.method='CISPO()' | method is given twice
-launch | band-kl OURS AUDITED                   | _target_ is given twice
-launch | band-kl +recipe.radis=0.03             | recipe.radis is read by nothing
-launch | grpo +recipe.radius=0.03               | recipe.radius is read by nothing
+launch | band-kl L.loss_mode=vanilla            | loss_mode=vanilla contradicts L._target_
+launch | band-kl L.method='FixedClip()' ++L.method='CISPO()' | method is set twice
+launch | band-kl OURS AUDITED                   | _target_ is set twice
+launch | band-kl +recipe.radis=0.03             | recipe.radis is not used
+launch | grpo +recipe.radius=0.03               | recipe.radius is not used
 launch | band-kl +paper/rule=[grpo,band-kl]     | the last of them would replace|Multiple values
 launch | band-kl +paper/arm=dapo                | > average +token-mean$
 launch | 'DAPO()'                               | > average +token-mean, the method's own; loss_agg_mode=seq
@@ -206,7 +206,7 @@ def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, caps
         ]
         if start == "launch":
             told = CliRunner().invoke(app, ["run", "verl", "--dry-run", *chosen], catch_exceptions=False)
-            config = run._checked(shlex.split(told.output)[5:-1], SHIPPED)
+            config = run._compose_and_check(shlex.split(told.output)[5:-1], SHIPPED)
         else:
             config = compose(chosen, SHIPPED if start in ("recipe", "groups") else None, "ppo_trainer")
         verls_settings.validate_config(config, False, False)

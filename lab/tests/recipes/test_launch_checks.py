@@ -88,7 +88,7 @@ def test_a_model_that_can_only_be_a_folder_and_is_none_is_refused(here, name):
 def test_a_model_folder_needs_its_config(here, tmp_path):
     (tmp_path / "mine").mkdir()
     why = refusal("--model", "./mine", "--method", "band-kl")
-    assert "actor_rollout_ref.model.path: ./mine holds no config.json" in why
+    assert "actor_rollout_ref.model.path: ./mine has no config.json" in why
     (tmp_path / "mine" / "config.json").write_text("{}")
     assert launched("--model", "./mine", "--method", "band-kl").exception is None
     assert len(here) == 1

@@ -57,12 +57,12 @@ def refusal(word: str, folder) -> str | None:
             return check.detail
         with preflight.naming_unset([word]):
             refuse(config)
-            for failed in preflight.reward(config):
+            for failed in preflight.check_reward(config):
                 return failed.detail
-            preflight.loss(config)
+            preflight.configured_loss(config)
             demanded_metrics(config)
             changes(config, folder, 2)
-            preflight.unready(config)
+            preflight.launch_problems(config)
     except InvalidValue as error:
         return str(error)
     return None

@@ -64,7 +64,9 @@ def test_a_sound_recipe_of_ones_own_passes_from_config_to_resume(folder):
     assert found.ok, found.checks
     assert len(found.checks) == 12
     assert "made up" in found.prompts
-    assert {change.key: change.was for change in found.changes}["actor_rollout_ref.rollout.name"] == "vllm"
+    assert {change.key: change.original for change in found.changes}[
+        "actor_rollout_ref.rollout.name"
+    ] == "vllm"
 
 
 @pytest.mark.exhaustive
@@ -249,7 +251,7 @@ def test_a_folder_of_an_earlier_rehearsal_is_cleared_and_another_refused(folder,
     assert not (folder / "checkpoints").exists()
     assert not (folder / "metrics-first.jsonl").exists()
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match=r"no rehearsal's and not empty \(checkpoints\)"):
+    with pytest.raises(ValueError, match=r"not the folder of a rehearsal, and not empty \(checkpoints\)"):
         rehearse(RECIPE, folder=tmp_path, stand_in=True)
     assert (tmp_path / "checkpoints").exists()
 
@@ -309,9 +311,9 @@ def test_sequence_parallelism_of_actor_and_reference_is_left_out_and_said(folder
     ]
     recipe = [*RECIPE, "actor_rollout_ref.model.use_remove_padding=true", *parallel]
     made = changes(compose(recipe, None, "ppo_trainer"), folder, steps=3)
-    said = {change.key: (change.was, change.value) for change in made}
+    said = {change.key: (change.original, change.value) for change in made}
     assert {setting.partition("=")[0]: ("2", "1") for setting in parallel}.items() <= said.items()
-    (why,) = {change.why for change in made if "ulysses" in change.key}
+    (why,) = {change.reason for change in made if "ulysses" in change.key}
     assert "FlashAttention" in why
 
 

@@ -15,15 +15,15 @@ from bandpo.divergences import PearsonChi2
 from bandpo.methods import METHODS, Method
 from bandpo.objectives import DualClip
 from bandpo_lab.rehearsal import by_hand, files
-from bandpo_lab.rehearsal.checks import Expected, demanded_metrics, explain, first_run_checks
+from bandpo_lab.rehearsal.checks import Expectations, demanded_metrics, explain, first_run_checks
 from bandpo_lab.rehearsal.shrink import compose
 
 BAND = Method(Band(KL(), 0.05), DualClip(3.0))
 LOSSES = files.LOSSES.format("first")
 
 
-def expected(loss_mode: str = "band", method: Method | None = BAND) -> Expected:
-    return Expected(loss_mode, method, answers={})
+def expected(loss_mode: str = "band", method: Method | None = BAND) -> Expectations:
+    return Expectations(loss_mode, method, answers={})
 
 
 def record(
@@ -58,7 +58,7 @@ def write_run(folder: Path, **metrics: float | None) -> None:
     record(folder / LOSSES)
 
 
-def failed(folder: Path, run: Expected | None = None) -> list[str]:
+def failed(folder: Path, run: Expectations | None = None) -> list[str]:
     return [check.name for check in first_run_checks(folder, 2, run or expected()) if not check.ok]
 
 

@@ -18,7 +18,7 @@ from bandpo import ClipRule, Method, Objective, RatioBounds
 from bandpo.objectives import SigmoidGate
 from bandpo_lab.cli.app import app
 from bandpo_lab.comparison import Case, Comparison, compare
-from bandpo_lab.study.tabular import Outcome
+from bandpo_lab.study.bandits import Outcome
 
 QUICK = {"lags": [4], "optimizers": ["shared-moment"], "seeds": 16, "rates": [0.16, 0.08], "samples": 64}
 

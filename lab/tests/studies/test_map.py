@@ -16,25 +16,7 @@ import when_tables
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
 from bandpo_lab.cli.app import app
-from bandpo_lab.study.cells import (
-    ABOVE,
-    ARMS,
-    BASELINE,
-    BEST_CONSTANT,
-    OUTCOMES,
-    RANDOM_REWARDS,
-    Cell,
-    Key,
-    Map,
-    Place,
-    Plan,
-    run_cell,
-    run_map,
-)
-from bandpo_lab.study.map_page import draw_map, map_text
-from bandpo_lab.study.optimizers import OPTIMIZERS, HeadAndTrunk
-from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
-from bandpo_lab.study.tabular import (
+from bandpo_lab.study.bandits import (
     falling_rate,
     positions,
     random_rewards,
@@ -43,9 +25,27 @@ from bandpo_lab.study.tabular import (
     two_stages,
     zipf,
 )
+from bandpo_lab.study.grid import (
+    ABOVE,
+    ARMS,
+    BASELINE,
+    BEST_CONSTANT,
+    OUTCOMES,
+    RANDOM_REWARDS,
+    Cell,
+    Grid,
+    GridPlan,
+    Key,
+    Setting,
+    run_cell,
+    run_grid,
+)
+from bandpo_lab.study.grid_report import draw_grid, grid_text
+from bandpo_lab.study.optimizers import OPTIMIZERS, HeadAndTrunk
+from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
 from pages import ROOT
 
-TINY = Plan("quick", seeds=4, batches=3, places=[Place("uniform", 0.05, 32, 2, 1, 0)])
+TINY = GridPlan("quick", seeds=4, batches=3, settings=[Setting("uniform", 0.05, 32, 2, 1, 0)])
 
 
 class AdamByHand:
@@ -243,11 +243,11 @@ def test_a_world_refuses_numbers_that_do_not_fit(samples, epochs, rates):
 @pytest.mark.slow
 def test_the_map_agrees_with_one_made_by_another_program():
     """That one, with 80 seeds: clip 0.2 blocks .70 of rare winners' gradient in stale data; BandAbove gains .18."""
-    place = Place("uniform", 0.002, 128, 1, 4, 4)
-    plan = Plan("quick", seeds=48, places=[place])
-    keys = [Key(place, "shared-moment", arm) for arm in (BASELINE, ABOVE)]
+    setting = Setting("uniform", 0.002, 128, 1, 4, 4)
+    plan = GridPlan("quick", seeds=48, settings=[setting])
+    keys = [Key(setting, "shared-moment", arm) for arm in (BASELINE, ABOVE)]
     results = of_cells([run_cell(plan, key) for key in keys])
-    assert 0.5 < results.blocked(place, "shared-moment") < 0.9
+    assert 0.5 < results.blocked(setting, "shared-moment") < 0.9
     assert 0.05 < results.difference(*keys[1]).value < 0.25
 
 
@@ -255,7 +255,7 @@ def test_the_map_agrees_with_one_made_by_another_program():
 
 
 def of_cells(cells, /, **terms):
-    return Map({"batches": 80, "cells": len(cells), **terms}, {cell.key: cell for cell in cells})
+    return Grid({"batches": 80, "cells": len(cells), **terms}, {cell.key: cell for cell in cells})
 
 
 def without_provenance(file):
@@ -267,41 +267,41 @@ def without_provenance(file):
 @pytest.mark.slow
 def test_a_map_is_resumed_to_the_same_file_and_refuses_other_terms(tmp_path):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    count = len(TINY.todo)
-    assert [number for number, _ in run_map(TINY, whole, workers=1)] == list(range(1, count + 1))
+    count = len(TINY.keys)
+    assert [number for number, _ in run_grid(TINY, whole, workers=1)] == list(range(1, count + 1))
     lines = whole.read_text().splitlines(keepends=True)
     assert json.loads(lines[1]).keys() >= {"commit", "time", "machine", "seconds"}
     cut.write_text("".join(lines[: count - 2]) + lines[count - 2][:30])  # killed while it wrote
     with pytest.warns(UserWarning, match="cut off"):
-        assert [number for number, _ in run_map(TINY, cut, workers=1)] == [count - 2, count - 1, count]
+        assert [number for number, _ in run_grid(TINY, cut, workers=1)] == [count - 2, count - 1, count]
     assert without_provenance(cut) == without_provenance(whole)
-    results = Map.from_file(whole)
+    results = Grid.from_file(whole)
     assert results.terms["versions"]["bandpo"]
-    key = Key(TINY.places[0], "adam", BASELINE)
+    key = Key(TINY.settings[0], "adam", BASELINE)
     again = run_cell(TINY, key)  # the same whoever runs it
     for outcome in OUTCOMES:
         assert np.array_equal(getattr(results.cells[key], outcome), getattr(again, outcome), equal_nan=True)
     with pytest.raises(ValueError, match=r"other terms \(quick, 4 seeds\)"):
-        next(run_map(replace(TINY, seeds=5), whole, workers=1))
+        next(run_grid(replace(TINY, seeds=5), whole, workers=1))
     (tmp_path / "other.jsonl").write_text('{"reward": 1}\n')
-    with pytest.raises(ValueError, match="is no map"):
-        Map.from_file(tmp_path / "other.jsonl")
+    with pytest.raises(ValueError, match="was not written by"):
+        Grid.from_file(tmp_path / "other.jsonl")
     with pytest.raises(RuntimeError, match="failed under clip"):
-        list(run_map(replace(TINY, batches=0), tmp_path / "none.jsonl", workers=1))
+        list(run_grid(replace(TINY, batches=0), tmp_path / "none.jsonl", workers=1))
 
 
 @pytest.mark.slow
 def test_an_interrupted_map_keeps_what_has_ended(tmp_path):
-    running = run_map(TINY, tmp_path / "map.jsonl", workers=1)
+    running = run_grid(TINY, tmp_path / "map.jsonl", workers=1)
     next(running)
     with pytest.raises(KeyboardInterrupt):
         running.throw(KeyboardInterrupt)
-    assert len(Map.from_file(tmp_path / "map.jsonl").cells) == 1
+    assert len(Grid.from_file(tmp_path / "map.jsonl").cells) == 1
 
 
 @pytest.mark.parametrize("size", ["quick", "full"])
 def test_no_cell_is_planned_twice(size):
-    todo = Plan.of_size(size).todo
+    todo = GridPlan.of_size(size).keys
     assert len(todo) == len(set(todo))
 
 
@@ -314,7 +314,7 @@ def made_up(key, level):
     good = np.array([level + 0.1 * (-1) ** seed for seed in range(8)])
     auc = np.tile(good - 0.2, (len(rates), 1))
     auc[3] = good
-    blocked = np.full(auc.shape, 0.2 + 0.1 * key.place.lag)
+    blocked = np.full(auc.shape, 0.2 + 0.1 * key.setting.lag)
     others = {name: auc for name in OUTCOMES if name not in ("auc", "blocked")}
     return Cell(*key, rates, auc=auc, blocked=blocked, **others)
 
@@ -324,24 +324,27 @@ def test_the_rate_is_chosen_on_other_seeds_than_it_is_scored_on():
         [*range(50)], np.random.default_rng(0).normal(size=(50, 200))
     )  # fifty rates that do not differ
     assert noise.best_scores.mean() > 0.1  # what choosing and scoring on the same seeds would give
-    assert abs(noise.drawn(np.ones((1, 200)))[0]) < 0.1
+    assert abs(noise.resampled_scores(np.ones((1, 200)))[0]) < 0.1
 
 
 def test_intervals_are_paired_hold_the_truth_and_draw_seeds_within_their_groups():
     noise, level = np.random.default_rng(0).normal(size=(2, 3, 12)), np.array([[0.0], [1.0], [0.0]])
     ours, theirs = (Curve([1, 2, 3], level + 0.3 * x) for x in noise)
-    same = difference(ours.drawn, ours.drawn, [0] * 12)
+    same = difference(ours.resampled_scores, ours.resampled_scores, [0] * 12)
     assert same == (0, 0, 0)
     assert 0.9 <= simulated_coverage(ours, theirs, [0, 1] * 6) <= 0.99
     apart = Curve([1, 2, 3], ours.scores + 10.0 * (np.arange(12) % 2))  # two base models, far apart
-    spread = [difference(apart.drawn, theirs.drawn, groups).half for groups in ([0, 1] * 6, [0] * 12)]
+    spread = [
+        difference(apart.resampled_scores, theirs.resampled_scores, groups).half
+        for groups in ([0, 1] * 6, [0] * 12)
+    ]
     assert spread[0] < 1 < spread[1]
 
 
-PLACES = [
-    *(Place(world, 0.002, 128, 1, 4, lag) for world in ("uniform", "Zipf") for lag in (0, 4)),
-    Place("uniform", 0.002, 128, 1, 4, 4, luck=0.2),
-    Place(RANDOM_REWARDS, 0.0, 128, 1, 4, 4, 0.5),
+SETTINGS = [
+    *(Setting(world, 0.002, 128, 1, 4, lag) for world in ("uniform", "Zipf") for lag in (0, 4)),
+    Setting("uniform", 0.002, 128, 1, 4, 4, luck=0.2),
+    Setting(RANDOM_REWARDS, 0.0, 128, 1, 4, 4, 0.5),
 ]
 
 
@@ -349,19 +352,19 @@ PLACES = [
 def cells():
     """Cells in which all constants are equal, and each other arm is better by 0.05 more, but worse under momentum."""
     made: list[Cell] = []
-    for place in PLACES:
+    for setting in SETTINGS:
         for optimizer in OPTIMIZERS:
             step = -0.05 if optimizer == "momentum" else 0.05
             others = 0
             for arm in ARMS:
                 others += ARMS[arm].kind != "constant"
                 level = 0.4 + (step * others if ARMS[arm].kind != "constant" else 0)
-                made.append(made_up(Key(place, optimizer, arm), level))
+                made.append(made_up(Key(setting, optimizer, arm), level))
     return made
 
 
 def test_the_page_says_where_all_optimizers_agree(cells):
-    text = map_text(of_cells(cells, seeds=8))
+    text = grid_text(of_cells(cells, seeds=8))
     by_optimizer = re.findall(r"^\| stale \(3\) \| ([a-z-]+) \| (.*) \|$", text, re.M)
     assert [name for name, _ in by_optimizer] == list(OPTIMIZERS)
     for name, row in by_optimizer:
@@ -372,25 +375,25 @@ def test_the_page_says_where_all_optimizers_agree(cells):
     assert "| uniform, p = 0.002, luck 0.2, 128 samples, 1 × 4 updates, lag 4 | momentum | -0.150 ± " in text
     assert "## Entropy under random rewards" in text
     assert "So far" not in text
-    assert "So far 360 of 361 cells have run." in map_text(of_cells(cells, seeds=8, cells=361))
+    assert "So far 360 of 361 cells have run." in grid_text(of_cells(cells, seeds=8, cells=361))
 
 
 def test_the_best_constant_is_chosen_on_other_seeds_than_it_is_scored_on(cells):
     results = of_cells(cells, seeds=8)
-    curve = results.curve(PLACES[0], "adam", BEST_CONSTANT)
+    curve = results.curve(SETTINGS[0], "adam", BEST_CONSTANT)
     constants = [arm for arm in ARMS.values() if arm.kind == "constant"]
     assert curve.scores.shape == (8 * len(constants), 8)
-    assert results.score(PLACES[0], "adam", BEST_CONSTANT) == pytest.approx(0.4)
+    assert results.score(SETTINGS[0], "adam", BEST_CONSTANT) == pytest.approx(0.4)
 
 
 def test_the_figure_shows_every_place_where_there_is_something_to_learn(cells):
-    panels = draw_map(of_cells(cells, seeds=8)).axes
+    panels = draw_grid(of_cells(cells, seeds=8)).axes
     assert len(panels) == 2 * len(OPTIMIZERS)
     assert panels[0].get_title() == "adam\nabove in 5, below in 0 of 5"
 
 
 def test_a_cell_is_the_same_after_it_was_written_and_read():
-    cell = run_cell(TINY, Key(TINY.places[0], "momentum", "room by mass"))
+    cell = run_cell(TINY, Key(TINY.settings[0], "momentum", "room by mass"))
     again = Cell.from_row(json.loads(json.dumps(cell.as_row())))
     assert again.key == cell.key
     for outcome in OUTCOMES:
@@ -405,7 +408,7 @@ def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, ce
         yield 1, cells[0]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bandpo_lab.study.cells.run_map", some)
+    monkeypatch.setattr("bandpo_lab.study.grid.run_grid", some)
     result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
     assert result.exit_code == 1
     assert "interrupted; the same command goes on" in str(result.exception) + result.output
@@ -417,17 +420,17 @@ def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, ce
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         yield from enumerate(cells, 1)
 
-    monkeypatch.setattr("bandpo_lab.study.cells.run_map", whole)
+    monkeypatch.setattr("bandpo_lab.study.grid.run_grid", whole)
     result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
     assert result.exit_code == 0, result.exception
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "map.md").read_text() == map_text(Map.from_file(tmp_path / "map.jsonl"))
+    assert (tmp_path / "map.md").read_text() == grid_text(Grid.from_file(tmp_path / "map.jsonl"))
 
 
 def test_a_study_file_needs_no_subcommand(tmp_path):
     for words in ([], ["run"], ["--workers", "2"]):
         result = CliRunner().invoke(app, ["study", *words, "nowhere.yaml"])
-        assert "nowhere.yaml is no file" in str(result.exception)
+        assert "nowhere.yaml does not exist" in str(result.exception)
 
 
 # What the pages say of it ---------------------------------------------------------------------------------------------

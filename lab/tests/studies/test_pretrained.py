@@ -26,7 +26,9 @@ def test_every_figure_of_the_page_is_the_data_s():
     for arm in list(plan.arms)[1:]:
         for metric in ("AUC", "mean entropy", "pass@8"):
             # Pairs of runs with equal rate and seed.
-            apart = [gap for e in plan.experiments for gap in found.gaps(e, arm, metric).values()]
+            apart = [
+                gap for e in plan.experiments for gap in found.paired_differences(e, arm, metric).values()
+            ]
             assert len(apart) == 4
             assert arm != "Band" or metric != "AUC" or min(apart) > 0
             expected, gap = verdict(student(apart), "equal", SMALLEST), signed(student(apart))
@@ -36,5 +38,5 @@ def test_every_figure_of_the_page_is_the_data_s():
     assert len(runs) == 16
     said = " ".join((ROOT / "docs" / "when.md").read_text().split())
     assert "Of nine predictions six held, three are undecided" in said
-    apart = [gap for e in plan.experiments for gap in found.gaps(e, "Band", "AUC").values()]
+    apart = [gap for e in plan.experiments for gap in found.paired_differences(e, "Band", "AUC").values()]
     assert f"Band adds {signed(student(apart))} to its AUC" in said

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import byte_model
-from bandpo_lab.study.jobs import Outcome
+from bandpo_lab.study.jobs import JobResult
 from studies import smollm2, smollm2_report
 from studies.predictions import read_predictions
 from studies.smollm2 import (
@@ -219,9 +219,9 @@ def test_a_study_goes_on_where_its_file_ends(policy, tmp_path, monkeypatch, caps
     def here(todo, processes, preload):
         for place, call in enumerate(todo):
             calls.append(call)
-            yield place, Outcome(code=0, seconds=1.0, value=call())
+            yield place, JobResult(code=0, seconds=1.0, value=call())
 
-    monkeypatch.setattr(smollm2, "on_cores", here)
+    monkeypatch.setattr(smollm2, "run_in_processes", here)
     file = tmp_path / "runs.jsonl"
     smollm2.main([str(file)])
     whole = file.read_text()

@@ -20,7 +20,7 @@ from bandpo_lab.file_models import with_seal
 from bandpo_lab.files import locked
 from bandpo_lab.study.collect import RunResult, batches_to_half
 from bandpo_lab.study.execute import Execution, read_results
-from bandpo_lab.study.jobs import on_cores
+from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.plan import Study, parse_study, study_text
 from bandpo_lab.study.report import sentence, study_page
 from bandpo_lab.study.statistics import Results
@@ -70,13 +70,13 @@ def test_shipped_studies_are_accepted(name):
 def test_the_study_of_the_documentation_is_one():
     [block] = blocks(ROOT / "docs" / "study.md", "yaml")
     study = parse_study(block.text)
-    assert len(study.searches()) == 2 * 2 * 2
+    assert len(study.tuning_runs()) == 2 * 2 * 2
     assert study.experiments["long batches"].tuned_in == "main"
 
 
 def test_runs_that_follow_from_a_file():
     study = parse_study(SMALL)
-    searches = study.searches()
+    searches = study.tuning_runs()
     assert [(r.arm, r.seed, r.options["learning_rate"]) for r in searches] == [
         ("clip", 10, 0.1), ("band", 10, 0.1), ("clip", 10, 0.2), ("band", 10, 0.2)
     ]  # fmt: skip
@@ -200,11 +200,11 @@ def test_each_arm_takes_the_value_that_was_best_on_its_tuning_seeds():
     scores = {("clip", 0.1): 0.7, ("clip", 0.2): 0.6, ("band", 0.1): 0.1, ("band", 0.2): 0.2}
     runs = [record(arm, 10, score, tuning={"learning_rate": rate}) for (arm, rate), score in scores.items()]
     runs.append(record("clip", 0, 0.99))  # a reported run has no say
-    assert Results(parse_study(SMALL), runs).chosen == {
+    assert Results(parse_study(SMALL), runs).tuned_values == {
         ("main", "clip"): {"learning_rate": 0.1}, ("main", "band"): {"learning_rate": 0.2}
     }  # fmt: skip
     with pytest.raises(ValueError, match="all tuning runs of 'band' failed"):
-        _ = Results(parse_study(SMALL), [r for r in runs if r.arm == "clip"]).chosen
+        _ = Results(parse_study(SMALL), [r for r in runs if r.arm == "clip"]).tuned_values
 
 
 def test_of_batches_to_half_the_fewest_are_taken():
@@ -218,7 +218,7 @@ def test_of_batches_to_half_the_fewest_are_taken():
         for arm in ("clip", "band")
         for rate, rewards in ((0.1, slow), (0.2, fast))
     ]
-    assert set(map(str, Results(study, runs).chosen.values())) == {"{'learning_rate': 0.2}"}
+    assert set(map(str, Results(study, runs).tuned_values.values())) == {"{'learning_rate': 0.2}"}
 
 
 def results(*, differ: bool) -> dict:
@@ -298,7 +298,7 @@ def execution(folder, said: list[str], **options) -> Execution:
         },
         sort_keys=False,
     )  # fmt: skip
-    return Execution(parse_study(text), text, folder, partial(on_cores, workers=1), say=said.append)
+    return Execution(parse_study(text), text, folder, partial(run_in_processes, workers=1), say=said.append)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from bandpo.runs.record import read_record
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
-from bandpo_lab.training.checkpoints import WholeCheckpoints, saving
+from bandpo_lab.training.checkpoints import AtomicCheckpoints, saving
 from bandpo_lab.training.run_folder import RunFolder, reason_against_more_steps
 from bandpo_lab.training.train import RunTrainer, run_training
 
@@ -298,7 +298,7 @@ def test_a_full_disk_leaves_no_half_checkpoint(whole, tmp_path, monkeypatch):
 
 
 def test_without_a_lag_nothing_changes(whole, tmp_path, monkeypatch):
-    class Plain(WholeCheckpoints, BandGRPOTrainer):
+    class Plain(AtomicCheckpoints, BandGRPOTrainer):
         create_model_card = RunTrainer.create_model_card
 
     monkeypatch.setattr("bandpo_lab.training.train.RunTrainer", Plain)
@@ -351,12 +351,12 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path):
                 run_training(small(tmp_path, "--resume"))
         finally:
             other.kill()
-    with RunFolder(tmp_path).held():  # a dead holder holds nothing
+    with RunFolder(tmp_path).lock():  # a dead holder holds nothing
         RunFolder(tmp_path).check(small(tmp_path))  # and has not used the folder
 
 
 def test_refuses_a_checkpoint_in_the_middle_of_a_batch_and_a_folder_it_cannot_use(tmp_path, copied):
-    with pytest.raises(ValueError, match="save_steps=3 would cut a batch's 2 updates"):
+    with pytest.raises(ValueError, match="save_steps=3 would save between the 2 updates"):
         run_training(small(tmp_path / "new", "--save_steps=3"))
     assert not (tmp_path / "new").exists()
     (tmp_path / "file").write_text("")
@@ -389,7 +389,7 @@ def test_refuses_settings_before_it_uses_the_folder(option, message, tmp_path, m
     with pytest.raises(ValueError, match=message):
         run_training(small(tmp_path / "run", "--eval_prompts=0", option))
     assert "evaluating" not in capsys.readouterr().err
-    with RunFolder(tmp_path / "run").held():
+    with RunFolder(tmp_path / "run").lock():
         RunFolder(tmp_path / "run").check(small(tmp_path / "run"))
 
 
@@ -430,7 +430,7 @@ def test_flags_may_be_written_with_hyphens():
 def test_the_config_of_a_run_makes_the_run_again(tmp_path):
     first = small(tmp_path / "run", "--method=FixedClip(0.2, 0.28)", "--seed=7")
     folder = RunFolder(tmp_path / "run")
-    with folder.held():
+    with folder.lock():
         folder.check(first)
         folder.begin()
     config = str(tmp_path / "run" / "config.yaml")

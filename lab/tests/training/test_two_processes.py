@@ -266,5 +266,5 @@ def test_an_error_of_the_main_process_is_raised_on_all(monkeypatch):
 
 
 def test_an_error_of_another_kind_accuses_no_process():
-    with pytest.raises(RuntimeError, match="out of memory"), Processes(0, 2).lost_are_named():
+    with pytest.raises(RuntimeError, match="out of memory"), Processes(0, 2).naming_lost_processes():
         raise RuntimeError("out of memory")

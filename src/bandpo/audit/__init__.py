@@ -1,1 +1,1 @@
-"""What the clip does to a run: the audit, the log and its summary, warnings, figures and pages."""
+"""The audit of a run: clip metrics, records of tokens and their replay, checks during training, and alerts."""

@@ -1,4 +1,4 @@
-"""Alerts of what is found in a run: by wandb, by trackio, or by a web address that takes JSON, such as Slack's."""
+"""Alerts of findings in a run: by wandb, by trackio, or by a web address that accepts JSON, such as Slack's."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from urllib.parse import urlsplit
 from bandpo.errors import InvalidValue, MissingPackage, did_you_mean
 
 TRACKERS = ("wandb", "trackio")
-"""Trackers that have alerts of their own."""
+"""The trackers that can send alerts."""
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-"""Hosts to which alerts may go without encryption."""
+"""Hosts to which alerts may be sent without encryption."""
 
 TIMEOUT = 10.0
-"""Seconds after which an alert counts as failed and the run goes on."""
+"""Seconds after which an alert counts as failed and the run continues."""
 
 LONGEST_TITLE = 63
-"""Characters that wandb takes as a title."""
+"""Largest number of characters that wandb accepts as a title."""
 
 
 class Alerts:
-    """Ways to tell people of a finding.
+    """The channels by which findings are sent to people.
 
     >>> Alerts([]).send("bandpo: nan", "the loss is NaN", is_grave=True)
     {}
 
     Args:
-        names: ``wandb``, ``trackio``, or an address that begins with ``https://``. ``http://`` is for this machine.
+        names: The channels: ``wandb``, ``trackio``, or an address that begins with ``https://``, or with ``http://`` on
+            this machine.
 
     Raises:
-        ValueError: if a name is another word, or an address is not encrypted.
+        ValueError: if a channel is unknown, or an address is not encrypted.
         ImportError: if a tracker is not installed.
     """
 
     def __init__(self, names: Sequence[str] = ()):
         if isinstance(names, str):
             raise InvalidValue(
-                f"alerts must be a list, got the text {_shown(names)!r}; write [{_shown(names)!r}]"
+                f"alerts must be a list, got the text {_display_name(names)!r}; write [{_display_name(names)!r}]"
             )
-        self._senders = [(_shown(name), _sender(name)) for name in names]
+        self._senders = [(_display_name(name), _sender(name)) for name in names]
 
     def send(self, title: str, text: str, *, is_grave: bool) -> dict[str, str]:
-        """Send an alert everywhere, and return what failed, by the name of the way.
+        """Send an alert by all channels, and return the failures: for each failed channel the reason.
 
         Args:
             title: A few words.
-            text: What is wrong, and what to do.
-            is_grave: Whether the run should be stopped.
+            text: The fault and the advice.
+            is_grave: True if the run should be stopped.
         """
         failures: dict[str, str] = {}
         for name, send in self._senders:
@@ -65,29 +66,29 @@ class Alerts:
         return failures
 
 
-def _shown(name: str) -> str:
-    """Return a way without the part of an address that is secret."""
+def _display_name(name: str) -> str:
+    """Return the name of a channel for display: of an address, which may contain a secret, only scheme and host."""
     address = urlsplit(name)
     return f"{address.scheme}://{address.hostname}" if "://" in name else name
 
 
 def _sender(name: str) -> Callable[[str, str, bool], None]:
-    """Return the function that sends by a way."""
+    """Return the function that sends alerts by a channel."""
     if name in TRACKERS:
         if importlib.util.find_spec(name) is None:
             raise MissingPackage(f"alerts={[name]} needs {name}: pip install {name}")
         return _send_by_wandb if name == "wandb" else _send_by_trackio
     if "://" not in name:
         raise InvalidValue(
-            f"{name!r} is no way to send an alert{did_you_mean(name, TRACKERS)}; there are 'wandb', 'trackio' and an "
-            "address such as 'https://hooks.slack.com/services/…'"
+            f"alerts cannot be sent by {name!r}{did_you_mean(name, TRACKERS)}; pass 'wandb', 'trackio' or an address "
+            "such as 'https://hooks.slack.com/services/…'"
         )
     address = urlsplit(name)
     is_local = address.scheme == "http" and address.hostname in LOCAL_HOSTS
     if not address.hostname or not (address.scheme == "https" or is_local):
         raise InvalidValue(
-            f"the address {_shown(name)} for alerts must begin with https://, so that nobody else reads them; http:// "
-            "is for localhost alone"
+            f"the address {_display_name(name)} for alerts must begin with https://, so that nobody else reads them; "
+            "http:// is allowed for localhost only"
         )
 
     def send(title: str, text: str, is_grave: bool) -> None:
@@ -99,7 +100,7 @@ def _sender(name: str) -> Callable[[str, str, bool], None]:
 def _send_by_wandb(title: str, text: str, is_grave: bool) -> None:
     wandb: Any = importlib.import_module("wandb")
     if wandb.run is None:
-        raise InvalidValue("there is no run of wandb: set report_to='wandb', or call wandb.init()")
+        raise InvalidValue("no wandb run is active: set report_to='wandb', or call wandb.init()")
     level = wandb.AlertLevel.ERROR if is_grave else wandb.AlertLevel.WARN
     wandb.alert(title=title, text=text, level=level)
 
@@ -111,17 +112,15 @@ def _send_by_trackio(title: str, text: str, is_grave: bool) -> None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses to go on to another address, which may be unencrypted or of someone else."""
+    """A handler that follows no redirect, which may lead to an unencrypted address or to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def _post(address: str, text: str) -> None:
-    """Send a text as JSON.
-
-    Names of the run's log stand in the text. Slack reads ``<…>`` as a link or a call to everyone.
-    """
+    """Send a text as JSON."""
+    # The text may contain names from the run's log. Slack reads ``<…>`` as a link or as a mention of everyone.
     for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         text = text.replace(character, entity)
     body = json.dumps({"text": text}).encode()
@@ -134,9 +133,10 @@ def _post(address: str, text: str) -> None:
 
 
 def _within_time(send: Callable[[str, str, bool], None], title: str, text: str, is_grave: bool) -> str:
-    """Send an alert, and return why it failed; empty if it did not.
+    """Send an alert, and return the reason of a failure; an empty text if there was none.
 
-    A server that answers byte by byte never meets the time-out of a socket, so the whole is waited for in a thread.
+    The alert is sent in a thread, which limits the total time. A socket's time-out does not: it starts anew with each
+    byte that a slow server sends.
     """
     outcome = [f"no answer within {TIMEOUT:g} seconds"]
 
@@ -149,10 +149,10 @@ def _within_time(send: Callable[[str, str, bool], None], title: str, text: str, 
             outcome[0] = f"the server answered {error.code} {error.reason}"
         except urllib.error.URLError as error:
             outcome[0] = str(error.reason)
-        except Exception as error:  # whatever a tracker raises must not end the run
+        except Exception as error:  # no error of a tracker may end the run
             outcome[0] = f"{type(error).__name__}: {error}"
 
-    # trackio keeps its run in a context variable, which a new thread does not have.
+    # trackio stores its run in a context variable, which a new thread does not inherit.
     in_this_context = contextvars.copy_context().run
     thread = threading.Thread(target=in_this_context, args=(attempt,), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Single tokens in their answers: those that a rule blocked, and those on which engine and trainer disagree."""
+"""Listings of single tokens: those that a rule blocked, and those on which engine and trainer disagree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bandpo._terminal import printable
-from bandpo.audit.metrics import tried_at
+from bandpo.audit.metrics import method_at_level
 from bandpo.audit.replay import RUN, RecordedMethod, as_batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -30,33 +30,33 @@ RULES: Mapping[str, Method | ClipRule | str] = {
     "Band": "Band()",
     "Band above": "BandAbove()",
 }
-"""The rules that are tried beside the run's own."""
+"""The rules that are compared with the run's own."""
 
-SHOWN = 10
-"""Blocked tokens that are shown."""
+DEFAULT_COUNT = 10
+"""Number of tokens that are listed."""
 
 CONTEXT = 8
-"""Tokens of the answer that are shown on either side of a blocked one."""
+"""Number of tokens of the answer that are shown on either side of a listed one."""
 
 DISAGREEMENT = 0.1
-"""Distance (nats) of engine and trainer at a token from which it is shown; rounding in bfloat16 gives a fifth of it on
+"""Smallest distance (nats) between engine and trainer at a listed token. Rounding in bfloat16 gives a fifth of it on
 average."""
 
 RUN_FILES = ("metrics.jsonl", "trainer_state.json", "config.yaml")
-"""Files by which a folder is known to be a run's."""
+"""Files that identify a folder as that of a run."""
 
 
 class BlockedToken(NamedTuple):
-    """A token of which a rule dropped a part of the gradient."""
+    """A token with a gradient that a rule dropped, wholly or in part."""
 
     cost: float
-    """The gradient that was dropped: r·abs(A) times the share that the rule drops."""
+    """The size of the dropped gradient: r·abs(A) times the share that the rule drops."""
     step: int | None
     """The trainer's step."""
     answer: Sequence[int]
     """Ids of the counted tokens of its answer."""
     at: int
-    """Its index among them."""
+    """Its index in the answer."""
     p: float
     """Its old probability."""
     ratio: float
@@ -64,28 +64,29 @@ class BlockedToken(NamedTuple):
     advantage: float
     """Its advantage."""
     kept: Mapping[str, float]
-    """For the run's rule and each other, the share of its gradient that the rule keeps; 0 is blocked."""
+    """The share of its gradient that each rule keeps, the run's first; 0 for a blocked token. The report reads this
+    key."""
 
 
 class DisagreeingToken(NamedTuple):
-    """A token to which engine and trainer gave different probabilities."""
+    """A token with different probabilities in engine and trainer."""
 
     distance: float
-    """The trainer's log-probability less the engine's (nats)."""
+    """The trainer's log-probability minus the engine's (nats)."""
     step: int | None
     """The trainer's step."""
     answer: Sequence[int]
     """Ids of the counted tokens of its answer."""
     at: int
-    """Its index among them."""
+    """Its index in the answer."""
     p: float
-    """Its probability in the trainer, before updates on its batch."""
+    """Its probability in the trainer, before any update on its batch."""
     p_engine: float
     """Its probability in the engine that sampled it."""
 
 
 Decode = Callable[[Sequence[int]], str]
-"""A function from ids to text."""
+"""A function that decodes token ids to text."""
 
 
 def kept_shares(
@@ -93,42 +94,42 @@ def kept_shares(
     method: Method | None,
     rules: Mapping[str, Method | ClipRule | str] = RULES,
 ) -> tuple[Tokens, dict[str, Tensor]]:
-    """Compute the share of each token's gradient that the run's method and others keep.
+    """Compute the share of each token's gradient that the run's method and other rules keep.
 
     Args:
         batch: A recorded loss.
-        method: The run's method; ``FixedClip(0.2)`` where it is not known.
+        method: The run's method; ``FixedClip(0.2)`` if it is not known.
         rules: The other rules and methods, by name.
 
     Returns:
-        The tokens as the run's method sees them, and for each name the shares, (batch, time).
+        The tokens with the run's method, and the shares by name, each (batch, time).
     """
     run_method = method or Method(FixedClip())
     tensors = as_batch(batch)
     methods = {RUN: run_method}
     for name, rule in rules.items():
-        methods[name] = tried_at(run_method.level, rule)
-    views = {name: other.tokens(tensors) for name, other in methods.items()}
-    shares = {name: other.weight(views[name]) / views[name].ratio for name, other in methods.items()}
-    return views[RUN], shares
+        methods[name] = method_at_level(run_method.level, rule)
+    tokens = {name: tried.tokens(tensors) for name, tried in methods.items()}
+    shares = {name: tried.weight(tokens[name]) / tokens[name].ratio for name, tried in methods.items()}
+    return tokens[RUN], shares
 
 
 class BlockedTokens:
-    """Collects the tokens whose dropped gradient was largest, of those whose ids are recorded.
+    """A collector of the tokens with the largest dropped gradients, among those whose ids are recorded.
 
-    A token counts once, at the loss that dropped most of it.
+    A token counts once, at the loss that dropped most of its gradient.
 
     Args:
-        method: The run's method, where the record does not name it.
-        rules: The other rules that are tried, by name.
-        count: How many tokens are kept.
+        method: The run's method, if the record does not name it.
+        rules: The other rules, by name.
+        count: The number of tokens that are collected.
     """
 
     def __init__(
         self,
         method: Method | None = None,
         rules: Mapping[str, Method | ClipRule | str] = RULES,
-        count: int = SHOWN,
+        count: int = DEFAULT_COUNT,
     ):
         self._recorded_method = RecordedMethod(method)
         self._rules = rules
@@ -136,7 +137,7 @@ class BlockedTokens:
         self._tokens: dict[object, BlockedToken] = {}
 
     def add(self, batch: LossBatch) -> None:
-        """Take one loss batch."""
+        """Add the tokens of one loss."""
         if batch.token is None or not batch.has_logp:
             return
         tokens, shares = kept_shares(batch, self._recorded_method.of(batch), self._rules)
@@ -159,34 +160,36 @@ class BlockedTokens:
                 kept={name: float(share[row, column]) for name, share in shares.items()},
             )
             key = (*answer, column, token.p)
-            if token.cost > (self._tokens[key].cost if key in self._tokens else 0.0):
+            highest_cost = self._tokens[key].cost if key in self._tokens else 0.0
+            if token.cost > highest_cost:
                 self._tokens[key] = token
         costliest = heapq.nlargest(self._count, self._tokens.items(), key=lambda item: item[1].cost)
         self._tokens = dict(costliest)
 
     def result(self) -> list[BlockedToken]:
-        """Return the tokens, the costliest first."""
+        """Return the tokens, those with the largest dropped gradient first."""
         return [*self._tokens.values()]
 
 
 class DisagreeingTokens:
-    """Collects the tokens on which engine and trainer are farthest apart, of those whose ids are recorded.
+    """A collector of the tokens on which engine and trainer disagree most, among those whose ids are recorded.
 
     Args:
-        count: How many tokens are kept.
+        count: The number of tokens that are collected.
     """
 
-    def __init__(self, count: int = SHOWN):
+    def __init__(self, count: int = DEFAULT_COUNT):
         self._count = count
         self._tokens: dict[object, DisagreeingToken] = {}
 
     def add(self, batch: LossBatch) -> None:
-        """Take one loss batch."""
+        """Add the tokens of one loss."""
         if batch.token is None or batch.logp_rollout is None:
             return
         engine = np.where(batch.mask, batch.logp_rollout, np.nan)
         trainer = batch.logp_old
-        # Where the old log-probabilities are the engine's, those of the policy in training are compared.
+        # If the old log-probabilities are the engine's, those of the policy in training are compared, as long as no
+        # update was made on the batch.
         if np.array_equal(engine[batch.mask], trainer[batch.mask], equal_nan=True):
             if not batch.has_logp or batch.update:
                 return
@@ -212,22 +215,21 @@ class DisagreeingTokens:
         self._tokens = dict(farthest_of_all)
 
     def result(self) -> list[DisagreeingToken]:
-        """Return the tokens, the farthest apart first."""
+        """Return the tokens, those with the largest disagreement first."""
         return [*self._tokens.values()]
 
 
 def decoder(run: Path, tokenizer: str | None = None) -> Decode:
-    """Return what makes text of ids: a given tokenizer, else the run's own, else one that shows the ids.
+    """Return a function that decodes token ids: with the named tokenizer, else the run's own, else to numbers.
 
-    The run's own lies beside the record, in the run's folder, or in one of its checkpoints; see `tokenizer_file`.
-    Nothing that a run's files name is imported or called.
+    The run's own tokenizer is looked for by `tokenizer_file`. No code that a run's files name is imported or called.
 
     Args:
         run: The record, a folder or a file.
-        tokenizer: A folder, or a name of the hub.
+        tokenizer: The tokenizer to use: a folder, or a name on the Hugging Face hub.
 
     Raises:
-        ValueError: the tokenizer cannot be read.
+        ValueError: if the tokenizer cannot be read.
     """
     if tokenizer is not None and not (Path(tokenizer) / "tokenizer.json").is_file():
         return _of_transformers(tokenizer)
@@ -236,7 +238,7 @@ def decoder(run: Path, tokenizer: str | None = None) -> Decode:
         return lambda ids: " ".join(map(str, ids))
     from tokenizers import Tokenizer
 
-    # This reads the one file. AutoTokenizer would read the settings beside it too, which may name code of the run.
+    # Only tokenizer.json is read. AutoTokenizer would also read the settings next to it, which may name code to run.
     try:
         decode = Tokenizer.from_file(str(file)).decode
     except Exception as error:  # tokenizers raises no narrower class
@@ -247,10 +249,10 @@ def decoder(run: Path, tokenizer: str | None = None) -> Decode:
 
 
 def _of_transformers(name: str) -> Decode:
-    """Load the tokenizer of a hub name, or of a folder that holds it in another form than tokenizer.json."""
+    """Load a tokenizer from the hub, or from a folder without tokenizer.json, and return its decode function."""
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         raise InvalidValue(
-            f"--tokenizer {name}: there is no such folder; name one that is there, or a hub name"
+            f"--tokenizer {name}: there is no such folder; pass an existing folder, or a name on the hub"
         )
     from transformers import AutoTokenizer
 
@@ -263,73 +265,78 @@ def _of_transformers(name: str) -> Decode:
 def tokenizer_file(run: Path) -> Path | None:
     """Return the tokenizer.json of the run that wrote a record; None if it has none.
 
-    It is looked for in the record's folder, then in the run's folder around it, each followed by its checkpoints, the
-    newest first. Folders beside the run's may be of other runs, with other tokenizers, and are not looked at.
+    The record's folder is searched first, then its parent if that is the run's folder. In each, the folder itself comes
+    first, then its checkpoints, the newest first. Sibling folders are not searched, because they may belong to other
+    runs with other tokenizers.
 
     Args:
         run: The record, a folder or a file.
     """
     record = (run if run.is_dir() else run.parent).resolve()
-    around = record.parent
-    folders = [record]
-    if not _is_run(record) and not _has_others(around, record):
-        folders.append(around)
-    for folder in folders:
-        places = [folder, *sorted(folder.glob("checkpoint-*"), key=_checkpoint_step, reverse=True)]
-        # `bandpo train` saves the final model there. Of other folders of this name nothing says whose they are.
-        if _is_run(folder):
-            places.append(folder / "model")
-        for place in places:
-            file = place / "tokenizer.json"
+    parent = record.parent
+    run_folders = [record]
+    if not _is_run(record) and not _has_other_runs(parent, record):
+        run_folders.append(parent)
+    for run_folder in run_folders:
+        folders = [run_folder, *sorted(run_folder.glob("checkpoint-*"), key=_checkpoint_step, reverse=True)]
+        # `bandpo-lab train` saves the final model there. A folder of this name elsewhere may belong to another run.
+        if _is_run(run_folder):
+            folders.append(run_folder / "model")
+        for folder in folders:
+            file = folder / "tokenizer.json"
             if file.is_file():
                 return file
     return None
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder holds what a run writes at its top."""
+    """Check whether a folder is that of a run, by the files in it."""
     return any((folder / name).is_file() for name in RUN_FILES)
 
 
-def _has_others(folder: Path, record: Path) -> bool:
-    """Whether a folder holds further runs or records, so that what lies in it belongs to none of them."""
+def _has_other_runs(folder: Path, record: Path) -> bool:
+    """Check whether a folder contains runs or records other than ``record``. Its files then belong to no single run."""
     try:
-        others = [other for other in folder.iterdir() if other.is_dir() and other != record]
-        others = [other for other in others if not other.name.startswith("checkpoint-")]
-        return any(_is_run(other) or record_files(other) for other in others)
+        for subfolder in folder.iterdir():
+            if not subfolder.is_dir() or subfolder == record or subfolder.name.startswith("checkpoint-"):
+                continue
+            if _is_run(subfolder) or record_files(subfolder):
+                return True
     except OSError:  # a folder that cannot be read may be a run
         return True
+    return False
 
 
 def _checkpoint_step(folder: Path) -> int:
+    """Return the step in a checkpoint's name; −1 if it has none."""
     tail = folder.name.rpartition("-")[2]
     return int(tail) if tail.isdecimal() else -1
 
 
 def in_context(token: BlockedToken | DisagreeingToken, decode: Decode) -> tuple[str, str, str]:
-    """Return the text before a token in its answer, its own, and the text after it."""
+    """Return the text before a token in its answer, the token's text, and the text after it."""
     before = token.answer[max(0, token.at - CONTEXT) : token.at]
     after = token.answer[token.at + 1 :][:CONTEXT]
     return decode(before), decode([token.answer[token.at]]), decode(after)
 
 
 def format_tokens(tokens: Sequence[BlockedToken], decode: Decode) -> str:
-    """Return the tokens as text for a terminal, the blocked one in ⟦ ⟧; control characters in them are escaped."""
+    """Return the tokens in context as text for a terminal, each in ⟦ ⟧; control characters are escaped."""
     if not tokens:
         return "no token whose id is recorded"
     lines = []
     for number, token in enumerate(tokens, 1):
         before, word, after = map(printable, in_context(token, decode))
         lines.append(f"{number:2d}. {before} ⟦{word}⟧ {after}")
-        kept = ", ".join(f"{name} {share:.0%}" for name, share in token.kept.items())
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in token.kept.items())
         step = "" if token.step is None else f"step {token.step}: "
         figures = f"p {token.p:.2g}, ratio {token.ratio:.3g}, A {token.advantage:+.3g}"
-        lines.append(printable(f"    {step}{figures}; gradient kept by {kept}"))
+        lines.append(printable(f"    {step}{figures}; gradient kept by {shares}"))
     return "\n".join(lines)
 
 
 def format_disagreeing_tokens(tokens: Sequence[DisagreeingToken], decode: Decode) -> str:
-    """Return the tokens as text for a terminal, each in ⟦ ⟧; control characters in them are escaped."""
+    """Return the tokens in context as text for a terminal, each in ⟦ ⟧; control characters are escaped."""
     if not tokens:
         return f"no token whose id and engine are recorded is {DISAGREEMENT} nats apart"
     lines = []

@@ -1,4 +1,4 @@
-"""The checks of `bandpo diagnose` while a run trains: each finding is announced once, with its remedy."""
+"""The checks of `bandpo diagnose` during training. Each finding is announced once, with advice."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EVERY = 10
-"""Batches from one check to the next. A check costs about as much as a loss of the same tokens without its gradient."""
+"""Number of batches between checks. A check costs about as much as a loss on the same tokens without its gradient."""
 
 FAULTS = SEVERITIES[:2]
-"""Severities of faults, as opposed to remarks."""
+"""The severities of faults, as opposed to remarks."""
 
 CHECKED_TOGETHER = 32
-"""Batches that are judged together, the newest: their tokens bound the memory."""
+"""Number of the newest batches that are checked together. It limits the memory that their tokens take."""
 
 
 class BandWarning(UserWarning):
-    """A run that trains, but not as its settings say."""
+    """A warning about a run that continues to train, with a fault."""
 
 
 TOKEN_CHECKS_OF_REWARDS = ("reward-flat", "no-signal", "truncated")
-"""Codes of findings about tokens that a healthy run may give at its start, when no answer is right yet."""
+"""Codes of findings that a healthy run may have at its start, before any answer is right."""
 
 FEWEST_BATCHES = 20
-"""Batches that must be judged together before one of these is believed."""
+"""Number of batches from which these findings are reported."""
 
 _logger = logging.getLogger("bandpo")
 
 
 class RunWatch:
-    """Checks batches and the log of a run that trains, and announces each finding once.
+    """A watch that checks the batches and the log of a run during training, and announces each finding once.
 
-    Faults (``stop`` and ``fix``) are announced as a `BandWarning` and by the alerts. What is worth a look is written to
-    the logger ``bandpo`` as a warning, and notes as information.
+    Faults (``stop`` and ``fix``) are announced as a `BandWarning` and by the alerts. Findings of severity ``look`` are
+    logged by the logger ``bandpo`` as warnings, and notes as information.
 
     >>> watch, logp = RunWatch(), -torch.ones(4, 6)
     >>> watch.look(logp=logp, logp_old=logp, advantages=torch.tensor([1.0, -1.0, 1.0, -1.0]))
     >>> watch({"entropy": 1.2, "reward": 0.3})
 
     Args:
-        setup: What the run is trained with; advice names the settings of its framework, see `bandpo.runs.setup`.
-        every: Log steps from one check of the log to the next, see `bandpo.doctor.watch.LogWatch`, and generated
-            batches from one check of tokens to the next.
-        stop_on: The severity from which a finding ends the run: ``stop``, ``fix`` (which includes ``stop``), or None.
-        alerts: Ways to tell people of faults, see `bandpo.audit.alerts.Alerts`.
+        setup: The training setup of the run, see `bandpo.runs.setup`. Advice names the settings of its framework.
+        every: Number of log steps between checks of the log, see `bandpo.doctor.watch.LogWatch`, and of generated
+            batches between checks of tokens.
+        stop_on: The severity from which a finding stops the run: ``stop``, ``fix`` (which includes ``stop``), or None.
+        alerts: Channels for alerts of faults, see `bandpo.audit.alerts.Alerts`.
         anchor: As for `bandpo.Recorder`.
         flat_steps: As for `bandpo.doctor.watch.LogWatch`.
 
     Raises:
-        ValueError: if a setting is none of these.
+        ValueError: if ``every``, ``stop_on`` or ``alerts`` is invalid.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RunWatch:
         flat_steps: float = 0.0,
     ):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise InvalidValue(f"every must be a whole number of log steps from 1, got {every!r}")
+            raise InvalidValue(f"every must be an integer of at least 1, got {every!r}")
         if stop_on is not None and stop_on not in FAULTS:
             raise InvalidValue(f"stop_on must be 'stop', 'fix' or None, got {stop_on!r}")
         self._setup = setup or Setup()
@@ -98,10 +98,15 @@ class RunWatch:
         self._failed_alerts: set[str] = set()
         self._last_codes: set[str] = set()
         self.announced: dict[str, str] = {}
-        """The codes that were announced, with their gravest severity."""
+        """The announced codes, each with its highest severity so far."""
 
     def is_due(self, generation: int, update: int) -> bool:
-        """Return whether `look` checks a loss, by the numbers of its batch and of its update on that batch."""
+        """Return True if `look` checks a loss.
+
+        Args:
+            generation: The number of the generated batch.
+            update: The number of optimiser steps on that batch so far.
+        """
         return update == 0 and generation % self._every == 0
 
     def look(
@@ -122,14 +127,14 @@ class RunWatch:
         segments: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> None:
-        """Check what a run assumes on sequences of a generated batch, if no update was made on it yet.
+        """Check the sequences of a generated batch for faults, if no update was made on it yet.
 
         Args:
-            logp_old: This, and what is not named here, as for `bandpo.Recorder.add`.
-            generation: Batches whose number is no multiple of ``every`` are not checked.
+            logp_old: As for `bandpo.Recorder.add`, like all arguments that are not listed here.
+            generation: Number of the generated batch. Only multiples of ``every`` are checked.
 
         Raises:
-            RuntimeError: if a finding is as grave as ``stop_on``; no update was made on the batch.
+            RuntimeError: if a finding has the severity ``stop_on`` or a higher one. The update has not been made then.
         """
         if not self.is_due(generation, update):
             return
@@ -146,12 +151,14 @@ class RunWatch:
             segments,
             cu_seqlens,
         )
-        logp_old, logp, advantages = tensors["logp_old"], tensors["logp"], tensors["advantages"]
-        logp_rollout, entropy, tokens = tensors["logp_rollout"], tensors["entropy"], tensors["tokens"]
-        counted = normalize_mask(logp_old, tensors["mask"]).cpu() != 0
-        old = _at_counted(counted, logp_old)
-        new = None if logp is None else _at_counted(counted, logp)
-        per_token = advantages.detach().float().cpu()
+        counted = normalize_mask(tensors["logp_old"], tensors["mask"]).cpu() != 0
+
+        def counted_values(name: str) -> Array | None:
+            return None if tensors[name] is None else _at_counted(counted, tensors[name])
+
+        old = _at_counted(counted, tensors["logp_old"])
+        new = counted_values("logp")
+        per_token = tensors["advantages"].detach().float().cpu()
         if per_token.dim() != 2:
             per_token = per_token[:, None]
         batch = LossBatch(
@@ -164,9 +171,9 @@ class RunWatch:
             logp_old=old,
             advantages=per_token.expand_as(counted).contiguous().numpy(),
             mask=counted.numpy(),
-            logp_rollout=None if logp_rollout is None else _at_counted(counted, logp_rollout),
-            entropy=None if entropy is None else _at_counted(counted, entropy),
-            token=_as_array(tokens),
+            logp_rollout=counted_values("logp_rollout"),
+            entropy=counted_values("entropy"),
+            token=_as_array(tensors["tokens"]),
             generation=generation,
             update=update,
             group=_as_array(group),
@@ -175,7 +182,8 @@ class RunWatch:
             has_logp=new is not None,
         )
         self._batches.append(batch.without_bad_sequences()[0])
-        # Trainers shuffle answers over the micro-batches, so that a group may lie in several of them.
+
+        # Trainers shuffle answers over the micro-batches, so a group may be spread over several of them.
         checks = record_findings(
             FirstPass.of(self._batches), RecordedAdvantages.of(self._batches), whole_groups=False
         )
@@ -188,13 +196,13 @@ class RunWatch:
         self._raise_first(reasons)
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        """Take one log step, and check the log if it is time.
+        """Add one row to the log, and check the log if a check is due.
 
         Args:
-            row: What is logged, under the framework's own names.
+            row: The logged metrics, under the framework's own names.
 
         Raises:
-            RuntimeError: if a finding is as grave as ``stop_on``.
+            RuntimeError: if a finding has the severity ``stop_on`` or a higher one.
         """
         self._rows.append({"step": len(self._rows), **row})
         self._raise_first(self.check_log(self._rows))
@@ -202,14 +210,14 @@ class RunWatch:
     def check_log(
         self, raw: Sequence[Mapping[str, Any]], *, at_the_end: bool = False, announces: bool = True
     ) -> list[Finding]:
-        """Check a log if it is time, and return the findings for which the run should be stopped.
+        """Check a log if a check is due, and return the findings for which the run should be stopped.
 
-        A course must show a fault in two checks, one after the other, to be stopped; NaN in one.
+        A run is stopped for a fault that two consecutive checks find, or for NaN in one check.
 
         Args:
-            raw: The log so far, as it was logged.
-            at_the_end: Whether the run has ended, so that it is time in any case.
-            announces: Whether new findings are announced.
+            raw: The log so far, under the framework's own names.
+            at_the_end: True if the run has ended, so that the check is due in any case.
+            announces: True to announce new findings.
         """
         if not at_the_end and not self._log.is_due(raw):
             return []
@@ -225,8 +233,8 @@ class RunWatch:
         """Announce that the run is stopped.
 
         Args:
-            reasons: The findings for which it is.
-            consequence: What happens, in a sentence.
+            reasons: The findings for which it is stopped.
+            consequence: The consequence, as the beginning of a sentence.
         """
         codes = ", ".join(dict.fromkeys(reason.code for reason in reasons))
         text = f"{consequence}, as stop_on={self._stop_on!r} asks for, because of {codes}"
@@ -234,41 +242,44 @@ class RunWatch:
         self._send(f"bandpo: stopped by {codes}", text, is_grave=True)
 
     def resume(self, rows: int, announced: Mapping[str, str]) -> None:
-        """Go on with a run that was watched before.
+        """Continue the watch of a resumed run.
 
         Args:
-            rows: Log steps of which the log consists already.
-            announced: What was announced of them, as `announced` had it.
+            rows: Number of rows that the log has already.
+            announced: The value of `announced` when the run was interrupted.
         """
         self._log.start_after(rows)
         self.announced |= announced
 
     def _reasons_to_stop(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Return the findings with the severity ``stop_on`` or a higher one."""
         if self._stop_on is None:
             return []
         return [finding for finding in findings if is_at_least(finding.severity, self._stop_on)]
 
     def _raise_first(self, reasons: Sequence[Finding]) -> None:
+        """Raise the first finding as an error, if there is one."""
         if reasons:
             raise RunProblem(_line(reasons[0]))
 
     def _announce(self, findings: Sequence[Finding], raised: Sequence[Finding] = ()) -> None:
-        """Announce the findings that are new, or graver than before.
+        """Announce the findings that are new, or more severe than before.
 
         Args:
-            findings: What was found.
-            raised: Those of them that are raised as an error afterwards, which needs no warning beside it.
+            findings: The findings of a check.
+            raised: The findings that are raised as an error afterwards, and so need no warning.
         """
         new: list[Finding] = []
         for finding in findings:
-            before = self.announced.get(finding.code, SEVERITIES[-1])
-            is_known = finding.code in self.announced
-            if is_known and SEVERITIES.index(finding.severity) >= SEVERITIES.index(before):
+            previous = self.announced.get(finding.code)
+            # A lower index in SEVERITIES is more severe.
+            if previous is not None and SEVERITIES.index(finding.severity) >= SEVERITIES.index(previous):
                 continue
             self.announced[finding.code] = finding.severity
             new.append(finding)
+
+        # Alerts are sent before warnings, because a filter may turn warnings into errors.
         faults = [finding for finding in new if finding.severity in FAULTS]
-        # People are told first: a user may have made errors of warnings.
         if faults:
             title = f"bandpo: {', '.join(fault.code for fault in faults)}"
             is_grave = any(fault.severity == "stop" for fault in faults)
@@ -283,13 +294,13 @@ class RunWatch:
                 _logger.log(level, "bandpo: %s", _line(finding))
 
     def _send(self, title: str, text: str, *, is_grave: bool) -> None:
-        """Send an alert, and name the first failure of each way."""
+        """Send an alert, and log the first failure of each channel."""
         failures = self._alerts.send(title, text, is_grave=is_grave)
         for name, problem in failures.items():
             if name not in self._failed_alerts:
                 self._failed_alerts.add(name)
                 _logger.warning(
-                    "bandpo: an alert by %s failed (%s); training goes on, and later failures are not named",
+                    "bandpo: an alert by %s failed (%s); training continues, and later failures are not logged",
                     name,
                     printable(problem),
                 )
@@ -299,15 +310,15 @@ def _line(finding: Finding) -> str:
     """Return a finding in one line."""
     codes = " or ".join((finding.code, *finding.or_else))
     since = "" if finding.onset is None else f", since step {finding.onset:g}"
-    # Names of a run's log stand in the cause.
+    # The cause may contain names from the run's log, which are untrusted.
     return printable(f"{codes}: {finding.cause} ({finding.severity}{since}). Do: {finding.advice}")
 
 
 def _at_counted(counted: Tensor, values: Tensor) -> Array:
-    """Return values on the CPU in float32, 0 where a token does not count."""
+    """Return values as an array in float32, 0 in the padding."""
     return values.detach().float().cpu().masked_fill(~counted, 0.0).numpy()
 
 
 def _as_array(values: Any) -> Array | None:
-    """Return values on the CPU as an array; None if there are none."""
+    """Return values as an array; None if there are none."""
     return None if values is None else torch.as_tensor(values).detach().cpu().numpy()

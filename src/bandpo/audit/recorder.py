@@ -1,9 +1,9 @@
-"""Tokens written to disk while any loop trains, to be audited afterwards under any rule: ``bandpo audit FOLDER``.
+"""The recorder, which writes the tokens of each loss to disk, to be audited later with ``bandpo audit FOLDER``.
 
-Each process writes one Arrow stream of its own (``tokens-PROCESS-OPENING.arrow``), and each `Recorder.add` one record
-batch in it, a row a sequence. A file of digests lies beside it, by which a reader notices damage. What was added is in
-the file when `add` returns, so a kill loses at most the batch that was being written. docs/record-format.md describes
-the files.
+Each process writes an Arrow stream of its own, ``tokens-PROCESS-OPENING.arrow``. Each call of `Recorder.add` appends a
+record batch with one row per sequence. A second file has digests, by which a reader detects damage. The data is in the
+file when `add` returns, so a killed process loses at most the batch that was being written. docs/record-format.md
+describes the files.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Writes the tokens of every loss to ``folder``; `add` is called where the loss is computed.
+    """A writer of the tokens of each loss. Call `add` where the loss is computed.
 
-    Several processes may write to one folder: each has a file of its own. A run that is resumed gets a further one, and
-    the steps that it repeats count once. Nothing here draws from torch's random numbers.
+    Several processes may write to one folder: each has a file of its own. A resumed run starts another file, and steps
+    that it repeats count once. The recorder does not use torch's random numbers.
 
     Args:
-        folder: Where the files go; made if it is not there.
-        method: The run's method, which a replay shows first; as for `bandpo.policy_loss`. It may be left out.
-        anchor: Whose log-probabilities the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
-        every: Steps that are no multiple of it are left out. (Calls of `add` are counted where no step is given.)
-        dtype: ``float32`` replays the same figures; ``float16`` takes half the space, see docs/record.md.
+        folder: The folder of the files; created if it does not exist.
+        method: The run's method, as for `bandpo.policy_loss`; it is the first in a replay. Optional.
+        anchor: The policy that the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
+        every: Only steps that are a multiple of it are recorded. Without a step, calls of `add` are counted instead.
+        dtype: ``float32`` gives exact metrics in a replay; ``float16`` takes half the space, see docs/record.md.
         process: Number of this process; by default its rank in torch.distributed, else 0.
-        framework: What trains, for the reader: ``trl 1.16``.
-        sampling: The engine's settings: ``{"temperature": 0.7, "top_p": 1.0}``.
+        framework: Name and version of the training framework, such as ``trl 1.16``.
+        sampling: The engine's settings, such as ``{"temperature": 0.7, "top_p": 1.0}``.
 
     Raises:
-        ImportError: pyarrow is not installed.
-        ValueError: a setting is out of range, or the method cannot be written as text.
-        OSError: the folder cannot be written to.
+        ImportError: if pyarrow is not installed.
+        ValueError: if a setting is out of range, or the method has no text form.
+        OSError: if the folder cannot be written to.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -82,10 +82,11 @@ class Recorder:
             raise InvalidValue(f"dtype must be 'float32' or 'float16', got {dtype!r}")
         if anchor not in ("trainer", "rollout"):
             raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
-        self.every, self.dtype = every, dtype
+        self.every = every
+        self.dtype = dtype
         process = _rank() if process is None else process
         self._method = None if method is None else as_text(as_method(method))
-        said = {
+        metadata = {
             "format": FORMAT,
             "method": self._method,
             "anchor": anchor,
@@ -96,13 +97,13 @@ class Recorder:
             "bandpo": bandpo.__version__,
             "torch": torch.__version__,
         }
-        self._schema = record_schema(dtype).with_metadata({META: json.dumps(said).encode()})
+        self._schema = record_schema(dtype).with_metadata({META: json.dumps(metadata).encode()})
         self._calls = 0
         self.path, self._file = _new_file(Path(folder), process)
         schema_part = _stream_of(self._schema)[: -len(STREAM_END)]
         self._schema_size = len(schema_part)
         self._file.write_part(schema_part)
-        # It runs at exit too, if nobody calls close.
+        # The finalizer also closes the file at exit, if close was not called.
         self._end = weakref.finalize(self, self._file.close)
 
     @torch.no_grad()
@@ -127,40 +128,42 @@ class Recorder:
         segments: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> None:
-        """Append the tokens of one loss; what stands where the mask is 0 is not kept.
+        """Append the tokens of one loss. Padding is not recorded.
 
-        Values are kept as they are, NaN included: a replay names the row, and training goes on. Shapes and the mask
-        are checked as for `bandpo.policy_loss`.
+        Values are not checked: NaN is recorded, and a replay names its row. Shapes and the mask are checked as for
+        `bandpo.policy_loss`.
 
         Args:
-            logp: Log-probabilities (nats) of the sampled tokens under the policy in training; None where a batch is
-                recorded before a loss is made of it, of which no rule can be replayed.
-            logp_old: The same under the policy that the ratio refers to.
+            logp: Log-probabilities (nats) of the sampled tokens under the policy in training, (batch, time). None for
+                a batch that is recorded before its loss is computed; no rule can be replayed on it.
+            logp_old: The same under the old policy, the denominator of the ratio.
             advantages: One per token or per sequence.
-            mask: 1 (or True) for tokens that count; all if omitted.
-            logp_rollout: The same as the engine that sampled gave them; NaN where it gave none.
+            mask: 1 (or True) for tokens that count, 0 for padding. All tokens count if not given.
+            logp_rollout: The log-probabilities (nats) that the rollout engine reported; NaN where there are none.
             entropy: Entropy (nats) of the policy at each token.
             step: The trainer's step.
-            version: The step whose weights sampled, in the same count as ``step``: one, one per sequence, or one per
-                token. ``step − version`` is the lag of an asynchronous trainer.
-            tokens: Ids of the sampled tokens, of the shape of ``logp_old``.
-            generation: Number of the generated batch that these sequences are of.
-            update: Optimiser steps made on that batch before this loss: 0 for the first look at it.
-            group: For each sequence the number of its prompt.
-            reward: For each sequence its whole reward, before any baseline.
-            truncated: For each sequence whether its answer was cut off at the length limit.
-            method: The run's method in this loss, if it is not the one told at construction (a radius that changes).
-            segments: In a packed batch the number of each token's sequence, as for `bandpo.policy_loss`. Each sequence
+            version: The step of the weights that sampled, counted like ``step``: one number, one per sequence, or one
+                per token. ``step − version`` is the lag of an asynchronous trainer.
+            tokens: Ids of the sampled tokens, in the shape of ``logp_old``.
+            generation: Number of the generated batch that the sequences belong to.
+            update: Number of optimiser steps on that batch before this loss, from 0.
+            group: Index of each sequence's prompt.
+            reward: Total reward of each sequence, before any baseline.
+            truncated: True for each sequence that was cut off at the length limit.
+            method: The run's method in this loss, if it differs from that of the constructor, as with a radius that
+                changes.
+            segments: Index of each token's sequence in a packed batch, as for `bandpo.policy_loss`. Each sequence
                 becomes a row of the record.
-            cu_seqlens: In a packed batch where each sequence begins, as for `bandpo.policy_loss`.
+            cu_seqlens: Start of each sequence in a packed batch, as for `bandpo.policy_loss`.
 
         Raises:
-            ValueError: shapes differ, the mask holds another value than 0 and 1, or the recorder is closed.
+            ValueError: if shapes differ, the mask holds another value than 0 and 1, or the recorder is closed.
         """
         if not self._end.alive:
-            raise InvalidValue(f"{self.path} is closed; make a new Recorder for more")
-        call, self._calls = self._calls, self._calls + 1
-        if (call if step is None else step) % self.every:
+            raise InvalidValue(f"{self.path} is closed; create another Recorder to record more")
+        number = self._calls if step is None else step
+        self._calls += 1
+        if number % self.every:
             return
         tensors = unpack(
             {
@@ -176,53 +179,39 @@ class Recorder:
             segments,
             cu_seqlens,
         )
-        logp_old, logp, advantages = tensors["logp_old"], tensors["logp"], tensors["advantages"]
-        mask, logp_rollout, entropy = tensors["mask"], tensors["logp_rollout"], tensors["entropy"]
-        tokens, version = tensors["tokens"], tensors["version"]
+        logp_old = tensors["logp_old"]
         if logp_old.dim() != 2:
             raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
-        counted = normalize_mask(logp_old, mask).cpu() != 0
+        counted = normalize_mask(logp_old, tensors["mask"]).cpu() != 0
         rows = len(counted)
 
-        def each_token(name: str, x: Tensor) -> Tensor:
-            if x.shape != logp_old.shape:
-                raise InvalidValue(
-                    f"{name} has shape {tuple(x.shape)}, logp_old {tuple(logp_old.shape)}; they must be equal"
-                )
-            return x.detach().cpu()
-
-        old = each_token("logp_old", logp_old).float()
-        each = {"logp_old": old}
-        if logp is not None:
-            each["log_ratio"] = each_token("logp", logp).float() - old
-        if logp_rollout is not None:
-            each["log_weight"] = old - each_token("logp_rollout", logp_rollout).float()
-        if entropy is not None:
-            each["entropy"] = each_token("entropy", entropy)
-        if tokens is not None:
-            each["token"] = each_token("tokens", tokens).int()
-        each["position"] = torch.arange(logp_old.shape[1], dtype=torch.int32).expand(rows, -1)
-        of_sequences = {"group": group, "reward": reward, "truncated": truncated}
-        columns = {
+        token_columns = _token_columns(tensors)
+        columns: dict[str, Any] = {
             "step": [step] * rows,
             "generation": [generation] * rows,
             "update": [update] * rows,
-            **{name: _one_each(name, x, rows) for name, x in of_sequences.items()},
-            "version": _by_sequence("version", version, counted, torch.int64),
-            "advantages": _by_sequence("advantages", advantages, counted, torch.float32),
-            **{name: (x, counted) for name, x in each.items()},
         }
+        for name, x in {"group": group, "reward": reward, "truncated": truncated}.items():
+            columns[name] = _values_of_sequences(name, x, rows)
+        for name, dtype in {"version": torch.int64, "advantages": torch.float32}.items():
+            columns[name] = _by_sequence(name, tensors[name], counted, dtype)
+        for name, x in token_columns.items():
+            columns[name] = (x, counted)
         batch = _record_batch(columns, self._schema, rows)
+
         text = None if method is None else as_text(as_method(method))
-        said = {META: json.dumps({"method": text}).encode()} if text != self._method and text else None
-        self._file.write_part(_stream_of(self._schema, batch, said)[self._schema_size : -len(STREAM_END)])
+        metadata = None
+        if text and text != self._method:
+            metadata = {META: json.dumps({"method": text}).encode()}
+        stream = _stream_of(self._schema, batch, metadata)
+        self._file.write_part(stream[self._schema_size : -len(STREAM_END)])
 
     def flush(self) -> None:
-        """Put what was added on the disk, so that a machine that goes down does not lose it either."""
+        """Write what was added through to the disk, so that it survives a crash of the machine."""
         self._file.sync()
 
     def close(self) -> None:
-        """End the file; nothing can be added after it."""
+        """Close the file. Nothing can be added afterwards."""
         self._end()
 
     def __enter__(self) -> Recorder:
@@ -232,15 +221,48 @@ class Recorder:
         self.close()
 
 
+def _token_columns(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the columns with one value per token, each (batch, time) on the CPU.
+
+    Args:
+        tensors: The arguments of `Recorder.add` by name; None for those that were not given.
+
+    Raises:
+        ValueError: if a tensor has another shape than ``logp_old``.
+    """
+    logp_old = tensors["logp_old"]
+
+    def on_cpu(name: str) -> Tensor:
+        x = tensors[name]
+        if x.shape != logp_old.shape:
+            raise InvalidValue(
+                f"{name} has shape {tuple(x.shape)}, logp_old {tuple(logp_old.shape)}; they must be equal"
+            )
+        return x.detach().cpu()
+
+    old = on_cpu("logp_old").float()
+    columns = {"logp_old": old}
+    if tensors["logp"] is not None:
+        columns["log_ratio"] = on_cpu("logp").float() - old
+    if tensors["logp_rollout"] is not None:
+        columns["log_weight"] = old - on_cpu("logp_rollout").float()
+    if tensors["entropy"] is not None:
+        columns["entropy"] = on_cpu("entropy")
+    if tensors["tokens"] is not None:
+        columns["token"] = on_cpu("tokens").int()
+    columns["position"] = torch.arange(logp_old.shape[1], dtype=torch.int32).expand(len(logp_old), -1)
+    return columns
+
+
 def _rank() -> int:
-    """Of this process among those that train together."""
+    """Return the number of this process among those that train together."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0"))
 
 
 def _new_file(folder: Path, process: int) -> tuple[Path, SealedFile]:
-    """Make a file of this process that was not there before."""
+    """Create another file of this process, and return its path and the file."""
     folder.mkdir(parents=True, exist_ok=True)
     for opening in itertools.count():
         path = folder / f"tokens-{process:05d}-{opening:04d}.arrow"
@@ -251,8 +273,8 @@ def _new_file(folder: Path, process: int) -> tuple[Path, SealedFile]:
     raise AssertionError("unreachable")
 
 
-def _one_each(name: str, x: Any, rows: int) -> list[Any] | None:
-    """A value for each sequence."""
+def _values_of_sequences(name: str, x: Any, rows: int) -> list[Any] | None:
+    """Return a tensor or list with one value per sequence as a list; None if there is none."""
     if x is None:
         return None
     values = torch.as_tensor(x).detach().cpu()
@@ -262,10 +284,20 @@ def _one_each(name: str, x: Any, rows: int) -> list[Any] | None:
 
 
 def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Values and where they count: one per sequence where its tokens share it, else one per token."""
+    """Return the values of a column and the mask of those that are stored.
+
+    There is one value per sequence if all its counted tokens share it in each sequence, else one per token.
+
+    Args:
+        name: The column, for errors.
+        x: A number, or a tensor with one value per sequence or per token.
+        counted: True for the counted tokens, (batch, time).
+        dtype: The dtype of the column.
+    """
     if x is None:
         return None
-    x, shape = torch.as_tensor(x).detach().cpu().to(dtype), counted.shape
+    x = torch.as_tensor(x).detach().cpu().to(dtype)
+    shape = counted.shape
     if x.shape == (shape[0], 1):
         x = x.squeeze(-1)
     if x.shape not in ((), shape[:1], shape):
@@ -276,11 +308,13 @@ def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tupl
     x = x if x.shape == shape else x.expand(shape[:1]).unsqueeze(-1).expand(shape)
     first = x.gather(1, counted.int().argmax(1, keepdim=True))
     shared = bool(((x == first) | ~counted).all())
-    return (first, torch.ones_like(first, dtype=torch.bool)) if shared else (x, counted)
+    if shared:
+        return first, torch.ones_like(first, dtype=torch.bool)
+    return x, counted
 
 
 def _stream_of(schema: Any, batch: Any = None, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
-    """Return the Arrow stream of a schema, and of a batch with metadata of its own."""
+    """Return the bytes of an Arrow stream with a schema and, if given, one batch with its metadata."""
     pa = import_pyarrow()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
@@ -290,7 +324,14 @@ def _stream_of(schema: Any, batch: Any = None, metadata: Mapping[bytes, bytes] |
 
 
 def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
-    """One Arrow record batch; of a column of lists the values are ``x[where]``, row by row."""
+    """Build an Arrow record batch.
+
+    Args:
+        columns: A list of one value per row, or for a column of lists a pair (values, stored): the list of row i has
+            the entries of ``values[i]`` for which ``stored[i]`` is True. Missing columns are null.
+        schema: The schema.
+        rows: The number of rows.
+    """
     pa = import_pyarrow()
 
     def array(field: Any) -> Any:
@@ -299,13 +340,13 @@ def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
             return pa.nulls(rows, field.type)
         if isinstance(column, list):
             return pa.array(column, field.type)
-        values, where = column
+        values, stored = column
         if pa.types.is_float16(field.type.value_type):
             values = values.half()
-        ends = torch.zeros(rows + 1, dtype=torch.int32)
-        ends[1:] = where.sum(1).cumsum(0)
+        offsets = torch.zeros(rows + 1, dtype=torch.int32)
+        offsets[1:] = stored.sum(1).cumsum(0)
         return pa.ListArray.from_arrays(
-            pa.array(ends.numpy()), pa.array(values[where].numpy()), type=field.type
+            pa.array(offsets.numpy()), pa.array(values[stored].numpy()), type=field.type
         )
 
     return pa.record_batch([array(field) for field in schema], schema=schema)

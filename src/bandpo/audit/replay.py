@@ -1,4 +1,4 @@
-"""What any rule or method would have done to the tokens of a record, without training again."""
+"""The audit of any rule or method on the tokens of a record, without training again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo.audit.metrics import COUNTERFACTUALS, Audit, tried_at
+from bandpo.audit.metrics import COUNTERFACTUALS, Audit, method_at_level
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
 from bandpo.methods import Method
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RUN = "the run"
-"""The name of the run's own method beside the others."""
+"""The name of the run's own method among the others."""
 
 UNKNOWN_METHOD = "FixedClip(0.2)"
-"""The method under which tokens are audited where the run's own is not known and no other is tried."""
+"""The method of the audit if the run's own is not known and no other is named."""
 
 
 def method_of(setup: Setup, method: Method | None = None, *, location: object = "the run") -> Method | None:
-    """Return the method that a run's files name; if they name none, or one that cannot be read, ``method``.
+    """Return the method that a run's files name; ``method`` if they name none, or one that cannot be parsed.
 
-    The text is a stranger's, so it may only name classes of bandpo. A warning says what cannot be read, unless a method
-    is given.
+    The text is untrusted, so it may only name classes of bandpo. If it cannot be parsed and ``method`` is None, a
+    warning names the reason.
 
     Args:
-        setup: What the run was trained with, as its files say.
+        setup: The training setup that the run's files name.
         method: The method that the user names.
-        location: Where the text stands, for the warning.
+        location: The source of the text, for the warning.
     """
     if setup.method is None:
         return method
     try:
-        named = parse(setup.method, imports=False)
+        run_method = parse(setup.method, imports=False)
     except (AttributeError, TypeError, ValueError) as error:
         if method is None:
             warnings.warn(
@@ -57,15 +57,15 @@ def method_of(setup: Setup, method: Method | None = None, *, location: object = 
                 stacklevel=2,
             )
         return method
-    # A rule alone leaves the level to the trainer's own setting.
-    return replace(named, level=setup.level) if named.only_rule and setup.level else named
+    # With a clip rule alone, the level is the trainer's own setting.
+    return replace(run_method, level=setup.level) if run_method.only_rule and setup.level else run_method
 
 
 def as_batch(loss_batch: LossBatch) -> Batch:
-    """Return a recorded loss as the tensors that methods see, with what the run's bounds surround as the anchor.
+    """Return a recorded loss as a batch, with the anchor of the run's bounds.
 
     Raises:
-        ValueError: if the bounds surround the engine's log-probabilities, which the record does not have.
+        ValueError: if the bounds surround the engine's log-probabilities, and the record lacks these.
     """
 
     def tensor(array: Any) -> Tensor | None:
@@ -86,91 +86,92 @@ def as_batch(loss_batch: LossBatch) -> Batch:
 
 
 class RecordedMethod:
-    """The run's method in each loss of a record, which may change from loss to loss; each text is read once.
+    """The run's method in each loss of a record, which may change from loss to loss. Each text is parsed once.
 
     Args:
-        method: The method that the user names, where the record names none that can be read.
+        method: The method that the user names, for losses whose record names none that can be parsed.
     """
 
     def __init__(self, method: Method | None = None):
-        self._given = method
-        self._known: dict[str | None, Method | None] = {}
+        self._default = method
+        self._by_text: dict[str | None, Method | None] = {}
 
     def of(self, batch: LossBatch) -> Method | None:
         """Return the method of a loss; None if it is not known."""
-        if batch.method not in self._known:
-            setup = Setup(method=batch.method)
-            self._known[batch.method] = method_of(setup, self._given, location=Path(batch.location).parent)
-        return self._known[batch.method]
+        text = batch.method
+        if text not in self._by_text:
+            location = Path(batch.location).parent
+            self._by_text[text] = method_of(Setup(method=text), self._default, location=location)
+        return self._by_text[text]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The audits of a record."""
+    """The audits of a record under several methods."""
 
     by_step: Mapping[str, Mapping[int, Audit]]
-    """For each method, the run's own first where it is known, the audit of each step."""
+    """The audit of each step by the name of the method, the run's own first if it is known."""
     anchor: str
-    """Whose log-probabilities the bounds surrounded."""
+    """The policy that the bounds surround: ``trainer`` or ``rollout``."""
     setup: Setup
-    """What the run was trained with."""
+    """The training setup of the run."""
 
     @property
-    def judged(self) -> str:
-        """The method that the verdicts are on: the run's own where it is known."""
+    def main_method(self) -> str:
+        """The name of the method that the verdicts refer to: the run's own if it is known, else the first."""
         return next(iter(self.by_step))
 
     @property
     def audits(self) -> dict[str, Audit]:
-        """For each method its audit over the whole record."""
+        """The audit of each method over the whole record."""
         return {name: functools.reduce(operator.add, steps.values()) for name, steps in self.by_step.items()}
 
     @property
     def rows(self) -> Sequence[Row]:
-        """One row for each step, as the run's log has it."""
-        rows: dict[int, dict[str, float]] = {step: {"step": step} for step in self.by_step[self.judged]}
+        """One row of metrics for each step, with the names of a run's log."""
+        rows: dict[int, dict[str, float]] = {step: {"step": step} for step in self.by_step[self.main_method]}
         for name, steps in self.by_step.items():
-            prefix = "audit/" if name == self.judged else f"audit/if/{name}/"
-            # Some files may not name the run's method.
+            prefix = "audit/" if name == self.main_method else f"audit/if/{name}/"
+            # A file without the run's method has no audit of it.
             for step in rows.keys() & steps.keys():
                 rows[step] |= {f"{prefix}{key}": value for key, value in steps[step].metrics().items()}
         return named_rows(rows.values())
 
 
 class _AuditsByStep:
-    """Audits of one method, added up by step.
+    """The audits of one method, summed by step.
 
-    The sums of all steps lie in one tensor. Tensors of their own would stay between the large temporary ones of later
-    losses, and keep the memory of these from being used again: 2 GB for a record of 60 million tokens.
+    The sums of all steps are stored in one tensor. Separate small tensors would fragment the memory between the large
+    temporary tensors of later losses, which cost 2 GB with a record of 60 million tokens.
 
     Args:
-        first: An audit of the method, of which the sums are not added.
+        template: An audit of the method, which defines the names and shapes of the sums. Its values are not added.
     """
 
-    def __init__(self, first: Audit):
-        self._first = first
+    def __init__(self, template: Audit):
+        self._template = template
         self._rows: dict[int, int] = {}
-        self._sums = torch.zeros(16, len(first.flat_sums), dtype=torch.float64)
+        self._sums = torch.zeros(16, len(template.flat_sums), dtype=torch.float64)
 
     def add(self, step: int, audit: Audit) -> None:
         """Add the audit of a loss to those of its step."""
         row = self._rows.setdefault(step, len(self._rows))
-        if row == len(self._sums):
+        if row == len(self._sums):  # double the capacity
             self._sums = torch.cat([self._sums, torch.zeros_like(self._sums)])
         self._sums[row] += audit.flat_sums
 
     def by_step(self) -> dict[int, Audit]:
         """Return the audit of each step, in the order in which steps were first added."""
-        return {step: self._first.with_sums(self._sums[row].clone()) for step, row in self._rows.items()}
+        return {step: self._template.with_sums(self._sums[row].clone()) for step, row in self._rows.items()}
 
 
 class ReplayCollector:
-    """Audits loss batches under the run's own method, where it is known, and under others.
+    """A collector that audits recorded losses under the run's own method, if it is known, and under others.
 
     Args:
-        methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
-            level, a method as it is.
-        method: The run's own, where the record does not name it.
+        methods: Rules and methods to audit, by name, as objects or text. A rule is used with PPO's surrogate at the
+            run's level, a method as it is.
+        method: The run's own method, if the record does not name it.
     """
 
     def __init__(
@@ -178,17 +179,17 @@ class ReplayCollector:
         methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
         method: Method | None = None,
     ):
-        self._tried = {name: as_method(other) for name, other in methods.items()}
+        self._counterfactuals = {name: as_method(rule) for name, rule in methods.items()}
         self._recorded_method = RecordedMethod(method)
         self._audits: dict[str, _AuditsByStep] = {}
-        self._number = 0
+        self._losses = 0
         self._anchor = "trainer"
         self._setup: Setup | None = None
 
     def add(self, batch: LossBatch) -> None:
-        """Audit one loss batch. A batch without the log-probabilities of the policy in training is left out."""
-        step = self._number if batch.step is None else batch.step
-        self._number += 1
+        """Audit one loss. A batch without the log-probabilities of the policy in training is left out."""
+        step = self._losses if batch.step is None else batch.step
+        self._losses += 1
         if not batch.has_logp:
             return
         method = self._recorded_method.of(batch)
@@ -199,12 +200,12 @@ class ReplayCollector:
 
         level = "token" if method is None else method.level
         methods = {} if method is None else {RUN: method}
-        methods |= {name: tried_at(level, other) for name, other in self._tried.items()}
+        methods |= {name: method_at_level(level, rule) for name, rule in self._counterfactuals.items()}
         if not methods:
             methods = {UNKNOWN_METHOD: Method(FixedClip(0.2))}
         tensors = as_batch(batch)
-        for name, other in methods.items():
-            audit = Audit.of(tensors, other, other.tokens(tensors), {})
+        for name, audited_method in methods.items():
+            audit = Audit.of(tensors, audited_method, audited_method.tokens(tensors), {})
             if name not in self._audits:
                 self._audits[name] = _AuditsByStep(audit)
             self._audits[name].add(step, audit)
@@ -225,17 +226,17 @@ def replay_record(
 ) -> Replay:
     """Audit the tokens of a record under the run's own method, if it is known, and under others.
 
-    The run's own figures are those of `bandpo.Audit` during the run.
+    The metrics of the run's own method equal those of `bandpo.Audit` during the run.
 
     Args:
         run: The folder that `bandpo.Recorder` wrote, one file of it, or an open run.
-        methods: Rules and methods to try, by name, objects or text. A rule is tried with PPO's surrogate at the run's
-            level, a method as it is.
-        method: The run's own, where the record does not name it. Nothing that a record names is imported.
+        methods: Rules and methods to audit, by name, as objects or text. A rule is used with PPO's surrogate at the
+            run's level, a method as it is.
+        method: The run's own method, if the record does not name it. Nothing that a record names is imported.
 
     Raises:
-        ValueError: if the record cannot be read, is empty, or has no log-probabilities to anchor at; a text cannot be
-            read, or a radius depends on what a record does not hold.
+        ValueError: if the record cannot be read, is empty, or lacks the log-probabilities of the anchor; a text cannot
+            be parsed; or a radius depends on something that records do not contain.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -256,8 +257,8 @@ def replay_record(
 
 
 def no_losses(path: Path) -> InvalidValue:
-    """Return the error of a record that holds no loss."""
+    """Return the error for a record without a loss."""
     return InvalidValue(
-        f"{path} holds no tokens of a loss: nothing was added before it was closed or killed, or batches before "
-        "their first loss alone"
+        f"{path} holds no tokens of a loss: either nothing was recorded before the run ended, or only batches "
+        "before their first loss"
     )

@@ -73,7 +73,7 @@ def audit_command(
 
     console = Console()
     for path, replay in replays.items():
-        tokens = replay.audits[replay.judged].metrics()["tokens"]
+        tokens = replay.audits[replay.main_method].metrics()["tokens"]
         title = f"{path}, {len(replay.rows)} steps, {tokens:,.0f} tokens"
         console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
         console.print(methods_table(replay))

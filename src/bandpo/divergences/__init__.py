@@ -1,4 +1,4 @@
-"""f-divergences: the trust regions that bounds are derived from. One class each; `base` says what a new one needs."""
+"""The f-divergences that define trust regions, one class each. `base` documents the methods that a new one needs."""
 
 from bandpo.divergences import base, closed, custom, family, kl
 from bandpo.divergences._exact import expm1 as expm1

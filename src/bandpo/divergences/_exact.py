@@ -1,4 +1,4 @@
-"""Elementary functions to full relative precision where the plain formula cancels."""
+"""Elementary functions at full relative precision, for arguments at which the plain formula has cancellation."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ LOG2 = math.log(2)
 
 
 def expm1(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``e^x − 1``.
+    """Compute ``e^x − 1``.
 
-    For the CPU torch.compile makes ``exp(x) − 1`` of torch.expm1 (mended after torch 2.13, pytorch/pytorch#190533),
-    which has no digit left at x = 1e−8.
+    On the CPU torch.compile replaces torch.expm1 by ``exp(x) − 1``, which has no correct digit at x = 1e−8 (fixed after
+    torch 2.13, pytorch/pytorch#190533).
     """
     if torch.compiler.is_compiling() and x.device.type == "cpu":
-        # From 1/8 on the difference loses three binary digits; a wider series would cost more than the rest.
-        return torch.where(x.abs() < 0.125, x + _minus_near_0(x, 0.125), torch.exp(x) - 1)
+        # For |x| ≥ 1/8 the difference loses at most three bits. A series for more of the range would cost more.
+        return torch.where(x.abs() < 0.125, x + _expm1_minus_series(x, 0.125), torch.exp(x) - 1)
     return torch.expm1(x)
 
 
 def log1mexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``log(1 − exp(x))`` for ``x ≤ 0``."""
-    # Each form counts on its side of −log 2 alone, where it is exact. Without a compiler a branch would cost more.
-    return torch.log1p(-torch.exp(x)).clamp(min=-LOG2) + (torch.log(-expm1(x)) + LOG2).clamp(max=0.0)
+    """Compute ``log(1 − exp(x))`` for ``x ≤ 0``."""
+    # Two forms are exact on one side of −log 2 each. The clamps make a form constant on its other side, which is faster
+    # than torch.where in eager mode.
+    below = torch.log1p(-torch.exp(x)).clamp(min=-LOG2)
+    above = (torch.log(-expm1(x)) + LOG2).clamp(max=0.0)
+    return below + above
 
 
 def expm1_minus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``e^x − 1 − x``."""
-    return torch.where(x.abs() < 0.5, _minus_near_0(x.clamp(-0.5, 0.5), 0.5), torch.expm1(x) - x)
+    """Compute ``e^x − 1 − x``."""
+    return torch.where(x.abs() < 0.5, _expm1_minus_series(x.clamp(-0.5, 0.5), 0.5), torch.expm1(x) - x)
 
 
-def _minus_near_0(x: Tensor, limit: float) -> Tensor:
-    """``e^x − 1 − x`` for ``|x| ≤ limit``, by as many terms of its series as the dtype has digits."""
+def _expm1_minus_series(x: Tensor, limit: float) -> Tensor:
+    """Compute ``e^x − 1 − x`` for ``|x| ≤ limit`` by its series, with as many terms as the dtype has digits."""
     last = 2
     while 2 * limit ** (last - 1) > math.factorial(last + 1) * torch.finfo(x.dtype).eps:
         last += 1
@@ -49,5 +52,5 @@ def _minus_near_0(x: Tensor, limit: float) -> Tensor:
 
 
 def one_minus_exp(logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """``1 − p``, kept above 0 so that ``p = 1`` divides to finite numbers."""
+    """Compute ``1 − p``, at least the smallest normal number, so that quotients by it are finite for ``p = 1``."""
     return (-expm1(logp)).clamp(min=torch.finfo(logp.dtype).tiny)

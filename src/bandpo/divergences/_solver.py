@@ -1,14 +1,14 @@
-"""The bounds of any f-divergence, from its ``f`` alone.
+"""The generic solver for the bounds of any f-divergence, from its ``f`` and ``df``.
 
-Both bounds are found on one scale, the *tilt*. Of the two events "this token" and "any other", let the rarer have
-probability ``m ≤ ½``. Tilting it by ``y`` multiplies its odds by ``e^y``:
+The bounds are computed as values of one variable, the *tilt* ``y``. Consider the events "this token" and "any other
+token", and let the rarer one have the probability ``m ≤ ½``. Tilting it by ``y`` multiplies its odds by ``e^y``:
 
     log-ratio of the rarer event  = y − log(1 + m·(e^y − 1)),
-    log-ratio of the other        =   − log(1 + m·(e^y − 1)).
+    log-ratio of the other event  =   − log(1 + m·(e^y − 1)).
 
-Every simplex-feasible pair of ratios is one ``y``, nothing cancels however small ``m`` is, and the divergence spent
-is convex-shaped in ``y`` with its minimum 0 at ``y = 0``: one root on each side. A common token sees the same two
-roots from the other end, so one solver serves all tokens and both bounds.
+Each pair of ratios within the simplex corresponds to one ``y``, and neither formula has cancellation for small ``m``.
+As a function of ``y`` the divergence decreases up to its minimum of 0 at ``y = 0`` and increases from there, so there
+is one root on each side. If the token is the more common event, its bounds follow from the same two roots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Generator(Protocol):
-    """What is needed of an f-divergence."""
+    """The methods of an f-divergence that the solver uses."""
 
     @property
     def curvature(self) -> float: ...
@@ -39,23 +39,27 @@ class Rarer(NamedTuple):
     """The rarer of the two events "this token" and "any other token"."""
 
     log_m: Float[Tensor, "*shape"]  # log of its probability, ≤ log ½
-    log_n: Float[Tensor, "*shape"]  # log of the other's
-    is_token: Bool[Tensor, "*shape"]  # whether it is the token itself
+    log_n: Float[Tensor, "*shape"]  # log of the other event's probability
+    is_token: Bool[Tensor, "*shape"]  # True if the rarer event is the token
 
     def log_ratio(self, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Log-ratio of the *token* when the rarer event is tilted by ``y``, which may be ``±inf``."""
+        """Compute the log-ratio of the *token* if the rarer event is tilted by ``y``, which may be ``±inf``."""
         finite = torch.where(self.is_token, y, 0.0) - torch.log1p(self.log_m.exp() * expm1(y))
         edge = torch.where(self.is_token, -self.log_m, -math.inf)
         return torch.where(y == math.inf, edge, finite)
 
 
 def floor(dtype: torch.dtype) -> float:
-    """The least log-probability solved for: rarer, m·e^y would overflow before holding all mass to rounding."""
+    """Return the smallest log-probability that is solved for.
+
+    For smaller probabilities, m·e^y would overflow before the event has all probability, up to rounding.
+    """
     info = torch.finfo(dtype)
     return math.log(info.tiny / info.eps) + 1
 
 
 def rarer_event(logp: Float[Tensor, "*shape"], log1mp: Float[Tensor, "*shape"]) -> Rarer:
+    """Return the rarer event of each token, from ``log p`` and ``log(1 − p)``."""
     log_m = torch.minimum(logp, log1mp).clamp(min=floor(logp.dtype))
     return Rarer(log_m, torch.maximum(logp, log1mp), logp < log1mp)
 
@@ -63,38 +67,47 @@ def rarer_event(logp: Float[Tensor, "*shape"], log1mp: Float[Tensor, "*shape"]) 
 def tilt_root(
     divergence: Generator, rarer: Rarer, radius: Float[Tensor, "*#shape"], sign: int
 ) -> Float[Tensor, "*shape"]:
-    """The tilt ``y`` of the given sign at which the divergence spends ``radius``; ``sign·inf`` if none does.
+    """Compute the tilt ``y`` of the given sign at which the divergence equals ``radius``; ``sign·inf`` if none does.
 
-    Newton's method on ``log spent`` against ``log |y|`` (a straight line of slope 2 for small radii), kept inside a
-    bracket, for a fixed number of steps.
+    The method is Newton's on the logarithm of the divergence as a function of ``log |y|``, which is a line of slope 2
+    for small radii. It has a fixed number of steps, and each stays within a bracket of the root.
     """
     log_m, log_n, _ = rarer
-    m, n = log_m.exp(), log_n.exp()
+    m = log_m.exp()
+    n = log_n.exp()
 
-    def spent(size: Tensor) -> tuple[Tensor, Tensor]:
-        """The divergence at ``|y| = size``, and its derivative by ``log size`` relative to it."""
+    def divergence_at(size: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the divergence at ``|y| = size``, and the derivative of its logarithm by ``log size``."""
         y = sign * size
         tilted = m * expm1(y)
-        other = -torch.log1p(tilted)
-        rare = y + other
-        share = (m + tilted) / (1 + tilted)  # the rarer event's new probability
-        value = m * divergence.f(rare) + n * divergence.f(other)
-        slope = m * divergence.df(rare) * (1 - share) - n * divergence.df(other) * share
-        return value, slope * y / value
+        log_ratio_common = -torch.log1p(tilted)
+        log_ratio_rare = y + log_ratio_common
+        new_m = (m + tilted) / (1 + tilted)  # the rarer event's new probability
+        value = m * divergence.f(log_ratio_rare) + n * divergence.f(log_ratio_common)
+        derivative = (
+            m * divergence.df(log_ratio_rare) * (1 - new_m) - n * divergence.df(log_ratio_common) * new_m
+        )
+        return value, derivative * y / value
 
-    edge = torch.full_like(m, math.inf)
-    rare_edge, other_edge = (-log_m, -edge) if sign > 0 else (-edge, -log_n)
-    saturated = m * divergence.f(rare_edge) + n * divergence.f(other_edge) <= radius
+    # If the constraint holds at the edge of the simplex, where one event has all probability, there is no root.
+    infinity = torch.full_like(m, math.inf)
+    if sign > 0:
+        edge_rare, edge_common = -log_m, -infinity
+    else:
+        edge_rare, edge_common = -infinity, -log_n
+    saturated = m * divergence.f(edge_rare) + n * divergence.f(edge_common) <= radius
 
-    # The quadratic's root, but no further than −log m: there the rarer event has about half of the mass, or keeps a
-    # share m of its own. Beyond, some divergences are flat and others overflow. For the same reasons one step may not
-    # shrink |y| by more than e³, and shrinks it by that where the divergence did overflow.
+    # Start at the root of the quadratic approximation, but at most at −log m. There the rarer event has about half of
+    # the probability, or a share m of its old one. Beyond, some divergences are flat and others overflow. For the same
+    # reasons, a step reduces |y| by at most the factor e³, and by that factor if the divergence has overflowed.
     size = torch.minimum((2 * radius / (m * n * divergence.curvature)).sqrt(), -log_m)
-    largest = -log_m - math.log(torch.finfo(m.dtype).eps) if sign > 0 else edge
-    low, high = torch.zeros_like(m), largest
+    low = torch.zeros_like(m)
+    high = -log_m - math.log(torch.finfo(m.dtype).eps) if sign > 0 else infinity
     for _ in range(32 if m.dtype == torch.float64 else 16):
-        value, slope = spent(size)
-        low, high = torch.where(value <= radius, size, low), torch.where(value <= radius, high, size)
+        value, slope = divergence_at(size)
+        is_below = value <= radius
+        low = torch.where(is_below, size, low)
+        high = torch.where(is_below, high, size)
         step = torch.where(value < math.inf, (radius.log() - value.log()) / slope, -math.inf)
         newton = size * torch.exp(step.clamp(min=-3.0))
         usable = (newton >= low) & (newton <= high) & ((slope < math.inf) | (value == math.inf))

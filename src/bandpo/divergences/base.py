@@ -1,13 +1,14 @@
-r"""How far one token may move within an f-divergence trust region around the whole distribution.
+r"""The base class of f-divergences, and the constraint that a trust region puts on the ratio of one token.
 
-A token has old probability ``p`` and new probability ``p·r``. The cheapest way to give it that is to rescale
-all other tokens by one factor ``c = (1 − p·r) / (1 − p)``. The divergence this spends is the scalar
+A token has the old probability ``p`` and the new probability ``p·r``. Of all new distributions with that property, the
+one that multiplies the probabilities of all other tokens by the same factor ``c = (1 − p·r) / (1 − p)`` has the
+smallest divergence from the old distribution:
 
-    g(p, r) = p·f(r) + (1 − p)·f(c),
+    g(p, r) = p·f(r) + (1 − p)·f(c)
 
-and the ratios with ``g(p, r) ≤ radius`` are an interval around 1.
+The ratios with ``g(p, r) ≤ radius`` are an interval around 1.
 
-Source: arXiv 2603.04918, which shows by Jensen's inequality that this rescaling is the cheapest.
+Source: arXiv 2603.04918, which proves with Jensen's inequality that this distribution has the smallest divergence.
 """
 
 from __future__ import annotations
@@ -30,57 +31,59 @@ __all__ = ["Divergence"]
 
 @dataclass(frozen=True)
 class Divergence(ABC):
-    """One f-divergence ``D_f(π ‖ π_old) = Σ π_old·f(π/π_old)``, ``f`` convex, ``f(1) = f'(1) = 0``.
+    """An f-divergence ``D_f(π ‖ π_old) = Σ π_old·f(π/π_old)`` with a convex ``f`` and ``f(1) = f'(1) = 0``.
 
-    A new divergence is one subclass with its `f` and `df` (docs/write-your-own.md shows each step);
-    `bandpo.ratio_bounds` then works through the generic solver. Where a closed form exists, override `log_bounds`;
-    where g is cheaper than from ``f``, override `divergence_of_ratio`.
+    A subclass implements `f` and `df` (docs/write-your-own.md shows each step); `bandpo.ratio_bounds` then uses the
+    generic solver. Override `log_bounds` if the bounds have a closed form, and `divergence_of_ratio` if there is a
+    cheaper formula than that with ``f``.
 
-    Everything is done on logarithms, ``log_ratio = log r`` and ``logp = log p``, so that neither rare (p = 1e−30) nor
-    near-certain tokens (1 − p = 1e−7) lose digits.
+    All methods take logarithms, ``log_ratio = log r`` and ``logp = log p``, so that neither rare tokens (p = 1e−30) nor
+    almost certain ones (1 − p = 1e−7) lose precision.
     """
 
     closed: ClassVar[bool] = False
-    """Whether `log_bounds` is a closed form, as cheap as `divergence_of_ratio`."""
+    """True if `log_bounds` is a closed form, as cheap as `divergence_of_ratio`."""
 
     @property
     def curvature(self) -> float:
-        """``f''(1)``: for small radii the bounds are ``1 ± √(2·radius·(1 − p) / (f''(1)·p))``."""
+        """The second derivative ``f''(1)``. For small radii the bounds are ``1 ± √(2·radius·(1 − p) / (f''(1)·p))``."""
         return 1.0
 
     @property
     def default_radius(self) -> float:
-        """The radius that `bandpo.Band` uses when none is given.
+        """The radius of `bandpo.Band` if none is given.
 
-        Radii of different divergences do not compare: this one is as wide as KL at the paper's 0.05 is, to first
-        order, wherever bounds are narrow.
+        Radii of different divergences are not comparable. To first order this radius gives the bounds of KL at the
+        paper's 0.05, for tokens with narrow bounds.
         """
         return 0.05 * self.curvature
 
     @abstractmethod
     def f(self, log_u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """``f(u)`` at ``u = exp(log_u)``, ≥ 0; at ``±inf`` its limit."""
+        """Compute ``f(u)`` at ``u = exp(log_u)``, which is ≥ 0; at ``±inf`` its limit."""
 
     @abstractmethod
     def df(self, log_u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Derivative of `f` with respect to ``log_u``, that is ``u·f'(u)``."""
+        """Compute the derivative of `f` with respect to ``log_u``, which is ``u·f'(u)``."""
 
     def divergence_of_ratio(
         self, log_ratio: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape"]:
-        """``g(p, r) = p·f(r) + (1 − p)·f(c)``: the divergence, in nats for KL, that moving a token to ``r`` costs.
+        """Compute ``g(p, r) = p·f(r) + (1 − p)·f(c)``, the smallest divergence with the ratio r (in nats for KL).
 
-        Ratios beyond the simplex, ``r > 1/p``, cost no less than its edge.
+        Ratios beyond the simplex, ``r > 1/p``, have a divergence that is not smaller than that at ``1/p``.
         """
-        p, rest = torch.exp(logp), one_minus_exp(logp)
-        log_c = torch.log1p((-p * expm1(log_ratio) / rest).clamp(min=-1.0))
-        return p * self.f(log_ratio) + rest * self.f(log_c)
+        p = torch.exp(logp)
+        one_minus_p = one_minus_exp(logp)
+        log_c = torch.log1p((-p * expm1(log_ratio) / one_minus_p).clamp(min=-1.0))
+        return p * self.f(log_ratio) + one_minus_p * self.f(log_c)
 
     def log_bounds(
         self, logp: Float[Tensor, "*shape"], radius: Float[Tensor, "*#shape"]
     ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """Lowest and highest log-ratio with ``g ≤ radius``."""
+        """Compute the smallest and the largest log-ratio with ``g ≤ radius``."""
         rarer = _solver.rarer_event(logp, log1mexp(logp))
-        down, up = (rarer.log_ratio(_solver.tilt_root(self, rarer, radius, sign)) for sign in (-1, 1))
-        # Tilting the rarer event up moves the token up if it is that event, down if it is the other.
+        down = rarer.log_ratio(_solver.tilt_root(self, rarer, radius, -1))
+        up = rarer.log_ratio(_solver.tilt_root(self, rarer, radius, 1))
+        # A positive tilt of the rarer event increases the token's ratio if the token is that event, else decreases it.
         return torch.minimum(down, up), torch.maximum(down, up)

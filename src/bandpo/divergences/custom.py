@@ -1,4 +1,4 @@
-"""A divergence from any convex function."""
+"""The f-divergence of a user's convex function."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["FDivergence"]
 class FDivergence(Divergence):
     """The f-divergence of a convex function of your own, with ``f(1) = 0``.
 
-    ``f`` is called with tensors of ``u = π/π_old ≥ 0`` and must be elementwise. Around ``u = 1`` a formula in ``u``
-    cancels, so it is evaluated in float64: float32 bounds are then as exact as those of the named divergences. On
-    devices without float64 they are not; there, and for a divergence to be written as text, subclass `Divergence`.
-    Where the constraint holds at an edge of the simplex (``f(0)`` or ``f(1/p)`` are small enough), the bound is that
-    edge.
+    ``f`` is called with tensors of ``u = π/π_old ≥ 0`` and must be elementwise. Around ``u = 1`` a formula in ``u`` has
+    cancellation, so it is evaluated in float64; bounds in float32 are then as exact as those of the other divergences.
+    On devices without float64 they are less exact. For these devices, or for a divergence with a text form, subclass
+    `Divergence` instead. If the constraint holds at an edge of the simplex (``f(0)`` or ``f(1/p)`` is small enough),
+    the bound is that edge.
 
     Args:
-        f: The function; any multiple of ``u − 1`` may be added to it, which changes no divergence.
-        derivative: ``f'(u)``; by autograd if not given.
+        f: The function. Adding a multiple of ``u − 1`` to it does not change the divergence.
+        derivative: The derivative ``f'(u)``; computed by autograd if not given.
 
     Raises:
-        TypeError: ``f`` or ``derivative`` does not map a tensor to one of equal shape.
-        ValueError: ``f(1)`` is not 0, or ``f`` is not convex, not finite or constant around 1.
+        TypeError: if ``f`` or ``derivative`` does not map a tensor to one of equal shape.
+        ValueError: if ``f(1)`` is not 0, or ``f`` is not convex, not finite, or linear around 1.
 
     >>> triangular = FDivergence(lambda u: (u - 1) ** 2 / (u + 1))  # Vincze and Le Cam
     >>> bounds = ratio_bounds(torch.tensor([0.08, 0.5]).log(), triangular, radius=0.05)
@@ -51,6 +51,7 @@ class FDivergence(Divergence):
         self._check()
 
     def _check(self) -> None:
+        """Check ``f`` and its derivative on a grid of ratios from 1e−9 to 1e9."""
         points = [torch.logspace(-9, 9, 721, dtype=torch.float64), torch.linspace(0.5, 2, 301).double()]
         u = cast("Tensor", torch.cat(points).unique())  # pyright: ignore[reportUnknownMemberType]
         for name, function in (("f", self.f_of_u), ("derivative", self._slope)):
@@ -59,14 +60,15 @@ class FDivergence(Divergence):
                 raise InvalidType(
                     f"{name} must map a tensor to one of equal shape, elementwise; got {values!r}"
                 )
-        one = torch.ones((), dtype=torch.float64)
-        if not abs(at_one := self.f_of_u(one).item()) <= 1e-9:
+        at_one = self.f_of_u(torch.ones((), dtype=torch.float64)).item()
+        if not abs(at_one) <= 1e-9:
             raise InvalidValue(f"f(1) must be 0, got {at_one:g}; subtract it from f")
-        # A convex f lies below its chords. Slopes are compared, within the rounding of the values.
         values = self.f_of_u(u)
         if not values.isfinite().all():
             at = u[~values.isfinite()][0]
             raise InvalidValue(f"f must be finite for u > 0, got f({at:g}) = {self.f_of_u(at):g}")
+
+        # The slopes between neighbouring points of a convex function increase, up to the rounding of the values.
         gap = u.diff()
         slopes = values.diff() / gap
         noise = 8 * torch.finfo(torch.float64).eps * (values[1:].abs() + values[:-1].abs() + u[1:]) / gap
@@ -84,7 +86,8 @@ class FDivergence(Divergence):
 
     @property
     def default_radius(self) -> float:
-        # At p = ½ as wide as KL at 0.05; unlike the curvature, also right for an f with a kink.
+        # The radius with the upper bound of KL 0.05 at p = ½. Unlike the curvature it is also defined for an f with a
+        # kink.
         up = torch.tensor(math.log(1.3085), dtype=torch.float64)
         return self.divergence_of_ratio(up, torch.tensor(math.log(0.5), dtype=torch.float64)).item()
 
@@ -97,16 +100,17 @@ class FDivergence(Divergence):
         return (u * (self._slope(u) - self._slope(torch.ones_like(u)))).to(log_u.dtype)
 
     def _normalised(self, u: Tensor) -> Tensor:
-        """``f`` with the multiple of ``u − 1`` added that makes 1 its minimum."""
+        """Compute ``f`` plus the multiple of ``u − 1`` that moves its minimum to 1."""
         return (self.f_of_u(u) - self._slope(torch.ones_like(u)) * (u - 1)).clamp(min=0.0)
 
     def _slope(self, u: Tensor) -> Tensor:
+        """Compute the derivative of ``f`` with respect to u."""
         if self.derivative is not None:
             return self.derivative(u)
         return torch.func.vjp(self.f_of_u, u)[1](torch.ones_like(u))[0]
 
 
 def _linear(log_u: Tensor) -> Tensor:
-    """``u`` in float64 where there is one, above 0, so that ``0·log 0`` and the like cannot arise."""
+    """Compute ``u`` in float64 if the device has it. It is positive, so that ``0·log 0`` in ``f`` cannot occur."""
     wide = log_u if log_u.device.type == "mps" else log_u.double()
     return wide.exp().clamp(min=torch.finfo(wide.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Divergences whose bounds come from the generic solver."""
+"""Divergences whose bounds are computed by the generic solver."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["AlphaDivergence", "JensenShannon"]
 
 @dataclass(frozen=True)
 class JensenShannon(Divergence):
-    """Jensen–Shannon, the mean KL of ``π`` and ``π_old`` to their mixture. Radius in nats, at most ``log 2``.
+    """Jensen–Shannon divergence, the mean KL of ``π`` and ``π_old`` to their mixture.
 
-    ``f(u) = ½·[u·log u − (1 + u)·log((1 + u)/2)]``. Both bounds can saturate.
+    ``f(u) = ½·[u·log u − (1 + u)·log((1 + u)/2)]``. The radius is in nats, at most ``log 2``. Both bounds can saturate.
 
     >>> bounds = ratio_bounds(torch.tensor([0.01, 0.08, 0.5]).log(), JensenShannon(), radius=0.0125)
     >>> [round(u, 3) for u in bounds.upper.tolist()]
@@ -33,20 +33,20 @@ class JensenShannon(Divergence):
         return 0.25
 
     def f(self, log_u: Tensor) -> Tensor:
-        # With h = ½·log u:  f = ½·(1 + u)·(h·tanh h − log cosh h), even in h up to the factor.
+        # With h = ½·log u:  f = ½·(1 + u)·(h·tanh h − log cosh h). The last factor is even in h. It is computed as
+        # h·tanh h − ½·log(1 + sinh² h) for h < 2, and from a = e^−2h for larger h.
         h = log_u.abs() / 2
         near = h.clamp(max=2.0)
-        # sinh² h comes from e^2h − 1: torch.sinh gives other digits in another place of a tensor.
-        a, grown = torch.exp(-2 * h), expm1(2 * near)
-        bend = torch.where(
-            h < 2,
-            near * torch.tanh(near) - torch.log1p(grown * grown / (4 * (1 + grown))) / 2,
-            math.log(2) - torch.log1p(a) - torch.where(a > 0, 2 * h * a, 0.0) / (1 + a),
-        )
-        return (1 + torch.exp(log_u)) * bend / 2
+        # sinh² h is computed from e^2h − 1, because torch.sinh depends in its last digits on the position in a tensor.
+        a = torch.exp(-2 * h)
+        expm1_2h = expm1(2 * near)
+        sinh2 = expm1_2h * expm1_2h / (4 * (1 + expm1_2h))
+        small = near * torch.tanh(near) - torch.log1p(sinh2) / 2
+        large = math.log(2) - torch.log1p(a) - torch.where(a > 0, 2 * h * a, 0.0) / (1 + a)
+        return (1 + torch.exp(log_u)) * torch.where(h < 2, small, large) / 2
 
     def df(self, log_u: Tensor) -> Tensor:
-        # −½·u·log((1 + 1/u)/2); below the clamp u itself is 0 to rounding.
+        # −½·u·log((1 + 1/u)/2). Below the clamp u is 0 up to rounding.
         return -torch.exp(log_u) * torch.log1p(expm1(-log_u.clamp(min=-80.0)) / 2) / 2
 
 
@@ -54,9 +54,8 @@ class JensenShannon(Divergence):
 class AlphaDivergence(Divergence):
     """The Cressie–Read family, ``f(u) = (u^α − α·u + α − 1) / (α·(α − 1))``.
 
-    α = 0 is KL and α = 1 reverse KL (the limits, taken exactly), α = 2 is half of Pearson's χ², α = −1 half of
-    Neyman's, α = ½ four times the squared Hellinger distance. The upper bound can saturate for α > 0, and so can the
-    lower: ``f(0) = 1/α``.
+    α = 0 is KL and α = 1 is reverse KL (the exact limits), α = 2 is half of Pearson's χ², α = −1 half of Neyman's χ²,
+    and α = ½ four times the squared Hellinger distance. Both bounds can saturate for α > 0, as ``f(0) = 1/α``.
 
     Args:
         alpha: The exponent, between −8 and 8.
@@ -74,7 +73,7 @@ class AlphaDivergence(Divergence):
 
     def f(self, log_u: Tensor) -> Tensor:
         a = self.alpha
-        # f_α(u) = u·f_{1−α}(1/u): around u = 1 the smaller exponent's form does not cancel.
+        # f_α(u) = u·f_{1−α}(1/u). Around u = 1 the form with the smaller exponent has no cancellation.
         near = log_u.clamp(-0.5, 0.5)
         if a <= 0.5:
             around = (expm1_minus(near) - _power_minus(near, a)) / (1 - a)
@@ -87,21 +86,22 @@ class AlphaDivergence(Divergence):
         return torch.where(log_u == math.inf, math.inf, value)
 
     def df(self, log_u: Tensor) -> Tensor:
-        # u·(u^(α−1) − 1)/(α − 1), the larger of the two powers taken out so that neither overflows before f.
+        # u·(u^(α−1) − 1)/(α − 1), with the larger of the two powers factored out, so that neither overflows before f.
         x = (self.alpha - 1) * log_u
         size = -expm1(-x.abs()) / abs(self.alpha - 1) if self.alpha != 1 else log_u.abs()
         return torch.sign(log_u) * torch.exp(log_u + x.clamp(min=0.0)) * size
 
 
 ZERO = 1e-30
-"""An α up to here changes nothing in float64's digits; smaller, α·log u would lose its own, first in float32."""
+"""Largest |α| that is treated as 0. The difference is below the rounding of float64, and for a smaller α, α·log u would
+underflow, first in float32."""
 
 
 def _power(x: Tensor, a: float) -> Tensor:
-    """``(e^(a·x) − 1)/a``, which is ``x`` for a = 0."""
+    """Compute ``(e^(a·x) − 1)/a``, which is ``x`` for a = 0."""
     return expm1(a * x) / a if abs(a) > ZERO else x
 
 
 def _power_minus(x: Tensor, a: float) -> Tensor:
-    """``(e^(a·x) − 1)/a − x``."""
+    """Compute ``(e^(a·x) − 1)/a − x``."""
     return expm1_minus(a * x) / a if abs(a) > ZERO else torch.zeros_like(x)

@@ -1,6 +1,6 @@
-"""Findings about a run, as functions of it: what is wrong, causes first, with one thing to do for each.
+"""Diagnose a run: find its faults, causes before their effects, with one remedy for each.
 
-Checks of a log need the standard library alone, those of recorded tokens need numpy.
+The checks of a log need only the standard library; those of recorded tokens also need numpy.
 """
 
 from bandpo.doctor.diagnosis import Diagnosis, diagnose

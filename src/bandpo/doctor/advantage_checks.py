@@ -1,14 +1,15 @@
-"""Checks of advantages, rewards and masks: are the advantages those that reward and group give?
+"""Checks of advantages, rewards and masks.
 
-`estimators` computes the advantages of each known estimator. `check_advantages` looks for the one that fits. If none
-does, it looks for the way in which the recorded ones depart from it, and since which batch. A departure is named only
-where the data show it; advantages of an unknown formula that follow the reward are no fault.
+`estimators` computes the advantages of each known estimator from rewards and groups. `check_advantages` compares these
+with the recorded advantages. If no estimator fits, it tests one fault after the other, such as a changed sign or
+permuted answers, and finds the step from which the fault shows. Advantages of an unknown formula that follow the reward
+are no fault.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -19,87 +20,91 @@ from bandpo.doctor.findings import Finding
 from bandpo.doctor.recorded_advantages import NO_TOKEN, Flags, Floats, Integers, RecordedAdvantages
 
 ENDS = "the end token counts (share of finished answers that end with one)"
-"""What `check_ends` tests."""
+"""The property that `check_ends` checks."""
 
-PROMPTS = "the first token that counts is of the answer"
-"""What `check_prompts` tests."""
+PROMPTS = "the first counted token belongs to the answer"
+"""The property that `check_prompts` checks."""
 
 RELATIVE_TOLERANCE = 6e-3
-"""Relative difference up to which two advantages are equal: bfloat16 rounds by 4e-3 at most."""
+"""Relative difference up to which two advantages count as equal. Rounding to bfloat16 gives at most 4e-3."""
 
 ABSOLUTE_TOLERANCE = 1e-3
-"""The same as a share of the root mean square of all advantages."""
+"""Difference up to which two advantages count as equal, as a share of the root mean square of all advantages."""
 
 ROUNDED_TIE = 0.02
-"""Advantage up to which that of a group of equal rewards is what rounding leaves: 1e-7 of the reward over an epsilon of
-1e-4 or 1e-5."""
+"""Largest advantage that rounding gives in a group of equal rewards: 1e-7 of the reward, divided by an epsilon of 1e-4
+or 1e-5."""
 
 NEARLY_ALL = 0.98
-"""Share of sequences from which a statement holds for all of them."""
+"""Share of sequences from which a property counts as that of all sequences."""
 
 NEARLY_EVERY = 0.8
-"""Share of the batches above which something happens in each of them."""
+"""Share of batches above which something counts as regular."""
 
 FEWEST_BATCHES = 3
-"""Batches from which something is said of what happens in each of them, and groups that each of these has."""
+"""Number of batches, and of groups per batch, from which incomplete groups are judged."""
 
 MANY = 0.3
-"""Share of the sequences of a batch or process from which these depart as a whole."""
+"""Share of wrong advantages in a batch, process or group from which all of it counts as wrong."""
 
 REORDERED_SHARE = 0.1
-"""Share of sequences with an advantage of another, up to which these are not called permuted."""
+"""Share of sequences with the advantage of another sequence above which advantages count as permuted."""
 
 FEWEST_SEQUENCES = 8
-"""Sequences whose advantage is not 0, below which no formula is looked for."""
+"""Number of sequences with an advantage other than 0 below which advantages are not compared with an estimator."""
 
 MAJORITY = 0.5
-"""Share of truncated answers, or of groups without signal, above which these are a fault."""
+"""Share above which a property counts as that of most sequences, answers or batches."""
 
 NO_SIGNAL_SHARE = 0.98
 """Share of sequences with an advantage of 0 from which a batch has no signal."""
 
 ADVANTAGE_LIMIT = 100.0
-"""Advantage that no normalised group reaches: a group of G sequences gives √G at most."""
+"""Advantage above which its scale is wrong. A normalised group of G sequences gives √G at most."""
 
 UNCENTRED_SHARE = 0.05
-"""Share of the advantages' mean square that is due to the means of groups: 0 in the right groups, 1/G in wrong ones."""
+"""Share of the advantages' mean square in the means of groups above which groups are not centred. It is 0 in the right
+groups, and about 1/G in wrong ones."""
 
 UNRELATED = 0.1
-"""Correlation of reward and advantage below which they have nothing to do with each other."""
+"""Absolute correlation of reward and advantage below which they are unrelated."""
 
 FEWEST_CORRELATED = 60
-"""Sequences from which such a correlation is judged."""
+"""Number of sequences from which such a correlation, or the ends of answers, are judged."""
 
 OPPOSITE = 0.9
-"""Negative correlation that is judged of fewer: that of an estimator's advantages times −1."""
+"""Negative correlation that is also judged with fewer sequences: that of an estimator's advantages times −1."""
 
 MIN_PAIRS = 20
-"""Number of pairs of equal answers from which their rewards are compared."""
+"""Number of pairs of equal answers from which their rewards, or their advantages, are compared."""
 
 NOISE_SHARE = 0.5
-"""Share of the rewards' variance among the answers to one prompt that equal answers show as well: all of it if the
-reward does not depend on the answer."""
+"""Variance of the rewards of equal answers, as a share of that of all answers to a prompt, from which the reward is
+noise. The share is 1 if the reward does not depend on the answer."""
 
 NOISE_OF_RANGE = 0.1
-"""Standard deviation of the rewards of one answer, as a share of the range of rewards, up to which a judge is well."""
+"""Standard deviation of the rewards of equal answers, as a share of the range of all rewards, below which their noise
+is small."""
 
 COMMON_ENDS = 3
-"""Ids that most answers end with, where they end at an end token or a stop string."""
+"""Number of the most frequent last tokens of answers. If most answers end with these, they are end tokens, or the ends
+of stop strings."""
 
 FORCED_EVIDENCE = 30.0
-"""Nats by which the first tokens of groups are less probable, drawn anew for each answer, than a common prompt."""
+"""Log-likelihood ratio (nats) above which equal first tokens in groups were not sampled for each answer."""
 
 FORCED_PROBABILITY = 0.5
-"""Geometric mean of the probabilities of such first tokens, at most; answers begin alike where the policy is surer."""
+"""Geometric mean of the probabilities of equal first tokens above which they are no fault. Answers begin alike if the
+policy is sure of their first token."""
 
 GROUP_ESTIMATORS = ("GRPO", "GRPO (standard deviation with n)", "Dr. GRPO", "RLOO")
-"""The estimators that compare an answer with the answers to the same prompt alone."""
+"""The estimators that compare an answer only with the answers to the same prompt."""
 
 BATCH_ESTIMATORS = ("batch normalisation", "batch normalisation over tokens", "the batch's mean as baseline")
 """The estimators that compare an answer with all answers of the batch."""
 
 EPSILONS = (1e-4, 1e-6)
-"""What is added to a standard deviation: by TRL, and by verl and others."""
+"""The constants that are added to a standard deviation: that of TRL, and that of verl and others."""
 
 
 def advantage_findings(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> list[Finding]:
@@ -107,22 +112,23 @@ def advantage_findings(recorded: RecordedAdvantages, *, whole_groups: bool = Tru
 
     Args:
         recorded: Rewards, advantages and masks of the sequences.
-        whole_groups: Whether it has all answers to each prompt.
+        whole_groups: True if `recorded` has all answers to each prompt.
 
     Returns:
         One finding per check.
     """
-    return findings_and_notes(recorded, whole_groups=whole_groups)[0]
+    findings, _ = findings_and_notes(recorded, whole_groups=whole_groups)
+    return findings
 
 
 def findings_and_notes(
     recorded: RecordedAdvantages, *, whole_groups: bool = True
 ) -> tuple[list[Finding], list[str]]:
-    """Return what `advantage_findings` and `advantage_notes` do, which rest on one comparison.
+    """Return the results of `advantage_findings` and of `advantage_notes`, computed together.
 
     Args:
         recorded: Rewards, advantages and masks of the sequences.
-        whole_groups: Whether it has all answers to each prompt.
+        whole_groups: True if `recorded` has all answers to each prompt.
     """
     comparison = _Comparison(recorded, whole_groups)
     findings = [
@@ -138,7 +144,7 @@ def findings_and_notes(
 
 
 def advantage_notes(recorded: RecordedAdvantages) -> list[str]:
-    """Return which estimator the advantages are of, or why that cannot be told, as sentences."""
+    """Return sentences that name the estimator of the advantages, or the reason why it cannot be determined."""
     note = _Comparison(recorded).note
     return [note] if note else []
 
@@ -147,43 +153,46 @@ def advantage_notes(recorded: RecordedAdvantages) -> list[str]:
 
 
 def check_groups(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> Finding:
-    """Check that no part of a batch is left out of its updates, as the rest of a division into micro-batches is.
+    """Check that no micro-batch is left out of the updates on a batch, such as a last one that is smaller.
 
     Args:
         recorded: Rewards, advantages and masks of the sequences.
-        whole_groups: Whether it has all answers to each prompt. Otherwise nothing can be said to be left out.
+        whole_groups: True if `recorded` has all answers to each prompt. If not, the check cannot run.
     """
     tested = "every group has all of its answers (share that has)"
-    known = ~np.isnan(recorded.group)
-    if not known.any() or not whole_groups:
+    has_group = ~np.isnan(recorded.group)
+    if not has_group.any() or not whole_groups:
         return Finding("ok", None, tested, advice="record group=")
-    data = recorded.select(known)
+    data = recorded.select(has_group)
     batch = _index(data.batch, data.process)
     group = _index(batch, data.group)
     sizes = np.bincount(group)
     batch_of_group = np.zeros(len(sizes), np.int64)
     batch_of_group[group] = batch
+    # The most frequent size is that of a complete group.
     group_size = int(np.bincount(sizes).argmax())
-    smaller = sizes[sizes < group_size]
+    smaller_sizes = sizes[sizes < group_size]
     passed = Finding("ok", True, tested, float((sizes >= group_size).mean()), None, len(sizes))
-    incomplete = np.bincount(batch_of_group, weights=sizes < group_size)
-    groups_of_batch = float(np.bincount(batch_of_group).mean())
-    if len(incomplete) < FEWEST_BATCHES or not len(smaller) or groups_of_batch < FEWEST_BATCHES:
+    incomplete_groups = np.bincount(batch_of_group, weights=sizes < group_size)
+    groups_per_batch = float(np.bincount(batch_of_group).mean())
+    if len(incomplete_groups) < FEWEST_BATCHES or not len(smaller_sizes) or groups_per_batch < FEWEST_BATCHES:
         return passed
-    remaining = int(np.median(smaller))
-    is_regular = float((smaller == remaining).mean()) > NEARLY_EVERY
-    is_one_each = float((incomplete == 1).mean()) > NEARLY_EVERY
-    if not (is_regular and is_one_each):
+
+    # A lost micro-batch makes one group of each batch smaller, by the same number of answers.
+    smaller_size = int(np.median(smaller_sizes))
+    is_same_size = float((smaller_sizes == smaller_size).mean()) > NEARLY_EVERY
+    is_one_per_batch = float((incomplete_groups == 1).mean()) > NEARLY_EVERY
+    if not (is_same_size and is_one_per_batch):
         return passed
     cause = (
-        f"in nearly every batch one group has {group_size - remaining} of {group_size} answers fewer than the others: "
-        "the last micro-batch, or the rest of a division, is lost"
+        f"in nearly every batch one group has {group_size - smaller_size} of {group_size} answers fewer than the "
+        "others: the last, smaller micro-batch is lost"
     )
     return passed.failed("micro-batch-lost", cause)
 
 
 def check_losses(recorded: RecordedAdvantages) -> Finding:
-    """Check that every loss counts a token."""
+    """Check that the mask of every loss counts at least one token."""
     tested = "every loss counts a token (share that does not)"
     share = recorded.empty_losses / max(1, recorded.losses)
     passed = Finding("ok", True, tested, share, None, recorded.losses)
@@ -197,65 +206,69 @@ def check_losses(recorded: RecordedAdvantages) -> Finding:
 
 
 def check_ends(recorded: RecordedAdvantages) -> Finding:
-    """Check that answers which were not cut off end with an end token that counts.
+    """Check that the mask counts the end token of answers that were not cut off.
 
-    An end token hardly stands anywhere else. Other last tokens are as common within answers.
+    An end token occurs almost only at the end of answers. If the mask leaves it out, the last counted token is one that
+    also occurs within answers.
     """
     tested = ENDS
     finished = (recorded.truncated == 0) & (recorded.last_token != NO_TOKEN) & (recorded.length > 1)
-    last = recorded.last_token[finished]
-    # Where no answer at all is said to be cut off, that may be what a writer says of every answer.
+    last_ids = recorded.last_token[finished]
+    # If no answer at all is marked as cut off, the program that wrote the record may not know which are.
     if not (recorded.truncated == 1).any():
         return Finding("ok", None, tested, advice="needs truncated=, and an answer that was cut off")
-    if len(last) < FEWEST_CORRELATED or not len(recorded.token_counts):
+    if len(last_ids) < FEWEST_CORRELATED or not len(recorded.token_counts):
         return Finding("ok", None, tested, advice="record tokens= and truncated=")
 
-    # The answer itself does not show that its last token is one.
-    counts = recorded.token_counts[last] - 1
-    ends = recorded.end_counts[last] - 1
-    is_end = 2 * ends >= np.maximum(counts, 1)
-    share = float(is_end.mean())
-    passed = Finding("ok", True, tested, share, None, len(last))
-    common = np.sort(np.unique(last, return_counts=True)[1])[::-1][:COMMON_ENDS].sum() / len(last)
-    if share > MAJORITY or common > 0.8:
+    # An id is an end token if at least half of its other occurrences are at an end. The occurrence in the answer itself
+    # is left out.
+    counts = recorded.token_counts[last_ids] - 1
+    end_counts = recorded.end_counts[last_ids] - 1
+    is_end_token = 2 * end_counts >= np.maximum(counts, 1)
+    share = float(is_end_token.mean())
+    passed = Finding("ok", True, tested, share, None, len(last_ids))
+    _, frequencies = np.unique(last_ids, return_counts=True)
+    share_of_common = np.sort(frequencies)[::-1][:COMMON_ENDS].sum() / len(last_ids)
+    if share > MAJORITY or share_of_common > 0.8:
         return passed
     cause = (
-        f"{1 - share:.0%} of finished answers end with a token that stands within answers as well: "
-        "the end token is outside the loss, so answers are not trained to end"
+        f"{1 - share:.0%} of finished answers end with a token that also occurs within answers: the mask leaves the "
+        "end token out of the loss, so the policy does not learn to end its answers"
     )
     return passed.failed("mask", cause)
 
 
 def check_prompts(recorded: RecordedAdvantages) -> Finding:
-    """Check that answers to one prompt do not all begin with the same improbable token, as prompts do."""
+    """Check that the mask does not count prompts: all answers of a group would begin with one improbable token."""
     tested = PROMPTS
-    known = ~np.isnan(recorded.group) & (recorded.first_token != NO_TOKEN)
-    if not known.any():
+    has_data = ~np.isnan(recorded.group) & (recorded.first_token != NO_TOKEN)
+    if not has_data.any():
         return Finding("ok", None, tested, advice="record tokens= and group=")
-    some = recorded.select(known)
-    index = _index(some.batch, some.process, some.group)
+    data = recorded.select(has_data)
+    index = _index(data.batch, data.process, data.group)
     sizes = np.bincount(index)
-    smallest = np.full(len(sizes), np.iinfo(np.int64).max)
-    largest = np.full(len(sizes), NO_TOKEN)
-    np.minimum.at(smallest, index, some.first_token)
-    np.maximum.at(largest, index, some.first_token)
-    judged = sizes > 1
-    equal = judged & (smallest == largest)
-    if not judged.any():
+    smallest_id = np.full(len(sizes), np.iinfo(np.int64).max)
+    largest_id = np.full(len(sizes), NO_TOKEN)
+    np.minimum.at(smallest_id, index, data.first_token)
+    np.maximum.at(largest_id, index, data.first_token)
+    has_several = sizes > 1
+    equal = has_several & (smallest_id == largest_id)
+    if not has_several.any():
         return Finding("ok", None, tested, advice="record tokens= and group=")
 
-    share = float(equal[judged].mean())
-    surprisals = -np.bincount(index, weights=some.first_logp) / sizes
+    # The evidence is the log-likelihood of a common first token, less that of one sampled for each answer.
+    share = float(equal[has_several].mean())
+    surprisals = -np.bincount(index, weights=data.first_logp) / sizes
     evidence = float((surprisals * (sizes - 1))[equal].sum())
-    passed = Finding("ok", True, tested, 1 - share, None, int(judged.sum()))
+    passed = Finding("ok", True, tested, 1 - share, None, int(has_several.sum()))
     if share < NEARLY_ALL or evidence < FORCED_EVIDENCE:
         return passed
     probability = float(np.exp(-surprisals[equal].mean()))
     if probability > FORCED_PROBABILITY:
         return passed
     cause = (
-        f"the first token that counts is the same in all answers to a prompt, though they would be drawn with "
-        f"{probability:.2g} each: the prompt is counted, or a beginning that was not drawn"
+        f"the first counted token is the same in all answers to a prompt, though its probability is "
+        f"{probability:.2g} in each: the mask counts the prompt, or a fixed beginning that was not sampled"
     )
     return passed.failed("mask", cause)
 
@@ -264,24 +277,24 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
 
 
 def check_signal(recorded: RecordedAdvantages) -> Finding:
-    """Check that advantages distinguish sequences."""
+    """Check that advantages differ between sequences, and that they are of a usual size."""
     tested = "advantages carry signal (share that is 0)"
-    known = ~np.isnan(recorded.advantage)
-    if not known.any():
+    has_advantage = ~np.isnan(recorded.advantage)
+    if not has_advantage.any():
         return Finding("ok", None, tested)
 
-    some = recorded.select(known)
-    zero_shares = _means(some.advantage == 0, _index(some.batch))
-    passed = Finding.of(tested, zero_shares, int(known.sum()))
+    data = recorded.select(has_advantage)
+    zero_shares = _means(data.advantage == 0, _index(data.batch))
+    passed = Finding.of(tested, zero_shares, int(has_advantage.sum()))
 
-    rewards = some.reward[~np.isnan(some.reward)]
+    rewards = data.reward[~np.isnan(data.reward)]
     rewards_are_equal = len(rewards) > 1 and bool((rewards == rewards[0]).all())
-    advantages_are_equal = bool((some.advantage == some.advantage[0]).all())
-    # Where answers below the mean were left out, the rest have one reward, and advantages above 0 that differ.
-    only_positive = bool((some.advantage > 0).all()) and not advantages_are_equal
+    advantages_are_equal = bool((data.advantage == data.advantage[0]).all())
+    # If answers below the mean were left out, the others may have equal rewards, with different advantages above 0.
+    only_positive = bool((data.advantage > 0).all()) and not advantages_are_equal
     if rewards_are_equal and not only_positive:
         cause = f"every reward is {float(rewards[0]):g}"
-        truncated_share = float((some.truncated == 1).mean())
+        truncated_share = float((data.truncated == 1).mean())
         if truncated_share > MAJORITY:
             return passed.failed("truncated", f"{truncated_share:.0%} of answers are cut off, and {cause}")
         return passed.failed("reward-flat", f"{cause}, so nothing can be learned")
@@ -290,13 +303,13 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
         cause = f"{float(zero_shares.mean()):.0%} of advantages are 0"
         alternatives = () if len(rewards) else ("reward-flat",)
         return passed.failed("no-signal", cause, *alternatives)
-    if advantages_are_equal and known.sum() >= FEWEST_SEQUENCES:
+    if advantages_are_equal and has_advantage.sum() >= FEWEST_SEQUENCES:
         cause = (
-            f"every advantage is {float(some.advantage[0]):g}, whatever the reward: no answer is preferred"
+            f"every advantage is {float(data.advantage[0]):g}, whatever the reward: no answer is preferred"
         )
         return passed.failed("no-signal", cause)
 
-    largest = float(np.abs(some.advantage).max())
+    largest = float(np.abs(data.advantage).max())
     if largest > ADVANTAGE_LIMIT:
         cause = f"the largest advantage is {largest:.3g}; a normalised group gives √(its size) at most"
         return passed.failed("advantage-scale", cause)
@@ -307,69 +320,82 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
 
 
 def _index(*columns: Floats | Integers) -> Integers:
-    """Return a number for each row that is the same for rows with equal values, counted from 0."""
+    """Return the index of each row's distinct combination of values, counted from 0, (rows,)."""
     index = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        _, of_column = np.unique(column, return_inverse=True)
-        _, index = np.unique(index * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True)
+        _, column_index = np.unique(column, return_inverse=True)
+        distinct = int(column_index.max(initial=0)) + 1
+        _, index = np.unique(index * distinct + column_index, return_inverse=True)
     return index
 
 
 def _means(values: Floats | Flags, index: Integers, weights: Floats | None = None) -> Floats:
-    """Return the mean of the values with each index, NaN left out; NaN if there are none."""
-    known = ~np.isnan(values)
-    weights = np.ones(len(values)) if weights is None else weights
+    """Compute the mean of the values with each index, NaN left out; NaN if there are none.
+
+    Args:
+        values: The values, (n,).
+        index: Index of each value's group, (n,).
+        weights: Weight of each value, (n,); 1 if not given.
+    """
+    recorded = ~np.isnan(values)
+    if weights is None:
+        weights = np.ones(len(values))
     count = int(index.max(initial=-1)) + 1
-    sums = np.bincount(index[known], weights=(values * weights)[known], minlength=count)
-    totals = np.bincount(index[known], weights=weights[known], minlength=count)
+    sums = np.bincount(index[recorded], weights=(values * weights)[recorded], minlength=count)
+    totals = np.bincount(index[recorded], weights=weights[recorded], minlength=count)
     return np.divide(sums, totals, out=np.full(count, math.nan), where=totals > 0)
 
 
 def estimators(reward: Floats, group: Integers, batch: Integers, length: Integers) -> dict[str, Floats]:
-    """Compute the advantages of each known estimator, (sequences,).
+    """Compute the advantages of each known estimator.
 
     Args:
-        reward: Reward of each sequence.
-        group: Index of its group.
-        batch: Index of its batch.
-        length: Its number of tokens.
+        reward: Reward of each sequence, (sequences,).
+        group: Index of each sequence's group, (sequences,).
+        batch: Index of each sequence's batch, (sequences,).
+        length: Number of tokens of each sequence, (sequences,).
+
+    Returns:
+        For each estimator, by its name, the advantages, (sequences,).
     """
+    # Rewards less the mean of their group, with 0 in place of rounding errors.
     sizes = np.bincount(group)[group].astype(np.float64)
     baseline = _means(reward, group)[group]
-    centred = reward - baseline
-    # What rounding leaves of equal rewards is 0.
-    centred = np.where(np.abs(centred) <= 1e-6 * np.abs(baseline), 0.0, centred)
-    variance = _means(centred**2, group)[group]
-    of_sample = variance * sizes / np.maximum(sizes - 1, 1)
+    group_centred = reward - baseline
+    group_centred = np.where(np.abs(group_centred) <= 1e-6 * np.abs(baseline), 0.0, group_centred)
+    variance = _means(group_centred**2, group)[group]
+    sample_variance = variance * sizes / np.maximum(sizes - 1, 1)
 
+    # Rewards less the mean of their batch, over sequences and over tokens.
     batch_sizes = np.bincount(batch)[batch].astype(np.float64)
-    of_batch = reward - _means(reward, batch)[batch]
-    batch_variance = _means(of_batch**2, batch)[batch] * batch_sizes / np.maximum(batch_sizes - 1, 1)
+    batch_centred = reward - _means(reward, batch)[batch]
+    batch_variance = _means(batch_centred**2, batch)[batch] * batch_sizes / np.maximum(batch_sizes - 1, 1)
     tokens = length.astype(np.float64)
-    of_tokens = reward - _means(reward, batch, tokens)[batch]
-    token_variance = _means(of_tokens**2, batch, tokens)[batch]
-    mean_length = _means(reward * tokens, group)[group] / np.maximum(_means(tokens, group)[group], 1e-9)
+    token_centred = reward - _means(reward, batch, tokens)[batch]
+    token_variance = _means(token_centred**2, batch, tokens)[batch]
+
+    # The baseline of OPO: the mean reward of the group, weighted by length.
+    opo_baseline = _means(reward * tokens, group)[group] / np.maximum(_means(tokens, group)[group], 1e-9)
 
     values: dict[str, Floats] = {}
     for epsilon in EPSILONS:
         text = "" if epsilon == EPSILONS[0] else f" (epsilon {epsilon:g})"
-        values[f"GRPO{text}"] = centred / (np.sqrt(of_sample) + epsilon)
-        values[f"GRPO (standard deviation with n){text}"] = centred / (np.sqrt(variance) + epsilon)
-    values["Dr. GRPO"] = centred
-    values["RLOO"] = centred * sizes / np.maximum(sizes - 1, 1)
-    values["the group's mean over the batch's standard deviation"] = centred / (
-        np.sqrt(batch_variance) + 1e-6
-    )
-    values["batch normalisation"] = of_batch / (np.sqrt(batch_variance) + 1e-6)
-    values["batch normalisation over tokens"] = of_tokens / (np.sqrt(token_variance) + 1e-6)
-    values["the batch's mean as baseline"] = of_batch
-    values["OPO"] = reward - mean_length
+        values[f"GRPO{text}"] = group_centred / (np.sqrt(sample_variance) + epsilon)
+        values[f"GRPO (standard deviation with n){text}"] = group_centred / (np.sqrt(variance) + epsilon)
+    values["Dr. GRPO"] = group_centred
+    values["RLOO"] = group_centred * sizes / np.maximum(sizes - 1, 1)
+    batch_deviation = np.sqrt(batch_variance) + 1e-6
+    values["the group's mean over the batch's standard deviation"] = group_centred / batch_deviation
+    values["batch normalisation"] = batch_centred / batch_deviation
+    values["batch normalisation over tokens"] = token_centred / (np.sqrt(token_variance) + 1e-6)
+    values["the batch's mean as baseline"] = batch_centred
+    values["OPO"] = reward - opo_baseline
     values["the reward without a baseline"] = reward
     return values
 
 
 def _family(name: str) -> str:
-    """Return the name of an estimator without its epsilon, its factor and the processes that it is computed over."""
+    """Return the name of an estimator without its epsilon, its factor and its scope of processes."""
     for addition in (" (epsilon", " times ", " over all processes", " within each process"):
         name = name.partition(addition)[0]
     return name
@@ -377,7 +403,7 @@ def _family(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Departure:
-    """A way in which advantages are not those of an estimator."""
+    """A fault by which the recorded advantages differ from those of an estimator."""
 
     code: Literal["advantages", "grouping", "no-signal", "reward-sign"]
     cause: str
@@ -386,76 +412,85 @@ class _Departure:
 
 
 class _Comparison:
-    """Comparison of the recorded advantages with those that reward and group give.
+    """A comparison of the recorded advantages with those that each estimator computes from rewards and groups.
 
     Args:
-        recorded: What a record says.
-        whole_groups: Whether it has all answers to each prompt. Otherwise advantages are compared with the reward alone
-            where no estimator fits.
+        recorded: Rewards, advantages and masks of the sequences.
+        whole_groups: True if `recorded` has all answers to each prompt. If not, and if no estimator fits, advantages
+            are only compared with the reward.
     """
 
     def __init__(self, recorded: RecordedAdvantages, whole_groups: bool = True):
         self.recorded = recorded
         self.whole_groups = whole_groups
-        known = ~np.isnan(recorded.reward) & ~np.isnan(recorded.group)
-        # Answers without a counted token have no advantage, yet their rewards may be in the mean of their group.
-        self.data = recorded.select(known)
+        has_reward_and_group = ~np.isnan(recorded.reward) & ~np.isnan(recorded.group)
+        # Answers without a counted token have no advantage, but their rewards may count in the mean of their group.
+        self.data = recorded.select(has_reward_and_group)
         self.has_advantage = ~np.isnan(self.data.advantage)
 
     @cached_property
     def missing(self) -> str:
-        """What to record so that advantages can be judged; empty if nothing is missing."""
+        """The data to record so that advantages can be checked, as advice; empty if nothing is missing."""
         if np.isnan(self.recorded.advantage).all():
             return "record advantages of counted tokens"
-        wanted = []
+        arguments = []
         if np.isnan(self.recorded.reward).all():
-            wanted.append("reward=")
+            arguments.append("reward=")
         if np.isnan(self.recorded.group).all():
-            wanted.append("group=")
-        return f"record {' and '.join(wanted)}" if wanted else ""
+            arguments.append("group=")
+        return f"record {' and '.join(arguments)}" if arguments else ""
 
     @cached_property
-    def of_tokens(self) -> bool:
-        """Whether the tokens of most sequences have different advantages, as a critic's do."""
-        # An answer of one token has one advantage, whoever gave it.
-        some = self.data.uniform[self.has_advantage & (self.data.length > 1)]
-        return len(some) > 0 and float(some.mean()) < MAJORITY
+    def is_per_token(self) -> bool:
+        """True if the tokens of most sequences have different advantages, as those of a critic."""
+        # An answer of one token has one advantage under any estimator.
+        uniform = self.data.uniform[self.has_advantage & (self.data.length > 1)]
+        return len(uniform) > 0 and float(uniform.mean()) < MAJORITY
 
     @cached_property
     def batch(self) -> Integers:
-        """Index of each sequence's batch, in the order of their steps."""
+        """Index of each sequence's batch, in the order of the steps, (sequences,)."""
         return _index(self.data.step, self.data.batch)
 
     @cached_property
     def candidates(self) -> dict[str, tuple[Floats, Integers]]:
-        """The advantages of each estimator with the index of each group, by the estimator's name.
+        """The advantages of each estimator, with the group index of each sequence, by the estimator's name.
 
-        Processes may number prompts alike, so groups are read as those of one process, then as those of all.
+        Different processes may use the same numbers for different prompts. Groups are therefore formed within each
+        process and, if there are several processes, also across all of them.
         """
         data = self.data
-        scopes = [_index(self.batch, data.process, data.group)]
-        if len(np.unique(data.process)) > 1:
-            scopes.append(_index(self.batch, data.group))
+        group = _index(self.batch, data.process, data.group)
         values: dict[str, tuple[Floats, Integers]] = {}
-        for number, group in enumerate(scopes):
-            for name, advantages in estimators(data.reward, group, self.batch, data.length).items():
-                values[name if not number else f"{name} over all processes"] = (advantages, group)
-        local = _index(self.batch, data.process)
-        if len(scopes) > 1:
-            for name, advantages in estimators(data.reward, scopes[0], local, data.length).items():
-                if _family(name) in BATCH_ESTIMATORS:
-                    values[f"{name} within each process"] = (advantages, scopes[0])
+        for name, advantages in estimators(data.reward, group, self.batch, data.length).items():
+            values[name] = (advantages, group)
+        if len(np.unique(data.process)) <= 1:
+            return values
+
+        group_of_all = _index(self.batch, data.group)
+        for name, advantages in estimators(data.reward, group_of_all, self.batch, data.length).items():
+            values[f"{name} over all processes"] = (advantages, group_of_all)
+        local_batch = _index(self.batch, data.process)
+        for name, advantages in estimators(data.reward, group, local_batch, data.length).items():
+            if _family(name) in BATCH_ESTIMATORS:
+                values[f"{name} within each process"] = (advantages, group)
         return values
 
+    @cached_property
+    def group(self) -> Integers:
+        """Index of each sequence's group, formed within each process, (sequences,)."""
+        _, group = next(iter(self.candidates.values()))
+        return group
+
     def fits(self, expected: Floats) -> Flags:
-        """Return for each sequence whether its advantage is the expected one, (sequences,)."""
+        """Return True for sequences whose advantage equals the expected one, (sequences,)."""
         advantage = np.where(self.has_advantage, self.data.advantage, 0.0)
         scale = math.sqrt(float(np.square(expected).mean())) if len(expected) else 0.0
         tolerance = RELATIVE_TOLERANCE * np.abs(expected) + ABSOLUTE_TOLERANCE * scale
         return np.abs(advantage - expected) <= tolerance
 
     def informative(self, expected: Floats) -> Flags:
-        """Return the sequences that tell advantages apart: those in which one of both is not 0."""
+        """Return True for sequences whose recorded or expected advantage is not 0, (sequences,)."""
         advantage = np.where(self.has_advantage, self.data.advantage, 0.0)
         small = 1e-6 + 1e-3 * math.sqrt(float(np.square(expected).mean()))
         recorded_small = np.where(self.tied, np.maximum(small, ROUNDED_TIE), small)
@@ -463,26 +498,28 @@ class _Comparison:
 
     @cached_property
     def tied(self) -> Flags:
-        """Which sequences are of a group of equal rewards, of which rounding leaves an advantage near 0."""
-        group = next(iter(self.candidates.values()))[1]
-        spread = _spread(self.data.reward, group)
-        return (spread <= 1e-6 * np.abs(self.data.reward).max(initial=1.0))[group]
+        """True for sequences of a group with equal rewards, (sequences,). Rounding may give them small advantages."""
+        spread = _spread(self.data.reward, self.group)
+        return (spread <= 1e-6 * np.abs(self.data.reward).max(initial=1.0))[self.group]
 
     def share(self, expected: Floats) -> float:
-        """Return the share of informative sequences whose advantage is the expected one; 0 if there are few."""
-        where = self.informative(expected)
-        if int(where.sum()) < FEWEST_SEQUENCES:
+        """Return the share of informative sequences whose advantage equals the expected one; 0 if there are few."""
+        informative = self.informative(expected)
+        if int(informative.sum()) < FEWEST_SEQUENCES:
             return 0.0
-        return float(self.fits(expected)[where].mean())
+        return float(self.fits(expected)[informative].mean())
 
     @cached_property
     def best(self) -> tuple[str, Floats, Integers, float]:
-        """The estimator that fits most sequences, its advantages, the groups, and the share that it fits."""
-        scored = [(name, *values, self.share(values[0])) for name, values in self.candidates.items()]
+        """The name of the estimator that fits most sequences, its advantages, the groups, and the share that fits."""
+        scored = []
+        for name, (expected, group) in self.candidates.items():
+            scored.append((name, expected, group, self.share(expected)))
         best = max(scored, key=lambda item: item[3])
         if best[3] > NEARLY_ALL:
             return best
-        # A constant factor is no fault.
+
+        # A constant factor is no fault, so the estimators are also compared with the best factor.
         scaled = []
         for name, expected, group, _ in scored:
             large = self.has_advantage & (np.abs(expected) > 0.1 * np.abs(expected).max(initial=0.0))
@@ -497,78 +534,79 @@ class _Comparison:
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether an estimator gives the advantages of nearly all sequences, in every batch."""
+        """True if the best estimator fits nearly all sequences, and not fewer in any batch."""
         _, expected, _, share = self.best
         if share <= NEARLY_ALL:
             return False
-        where = self.informative(expected)
-        misfit = ~self.fits(expected)[where]
-        batch = self.batch[where]
+        informative = self.informative(expected)
+        misfit = ~self.fits(expected)[informative]
+        batch = self.batch[informative]
         counts = np.bincount(batch)
         misfits = np.bincount(batch, weights=misfit)
         return not bool(((misfits > 0.1 * counts) & (misfits > 1)).any())
 
     @property
     def note(self) -> str:
-        """Which estimator the advantages are of, or why that cannot be told."""
+        """A sentence that names the estimator, or the reason why it cannot be determined; empty for a fault."""
         if self.missing:
             return f"advantages are not recomputed: {self.missing}"
-        if self.of_tokens:
+        if self.is_per_token:
             return (
-                "advantages differ from token to token, as a critic's do; reward and group do not give them"
+                "advantages differ from token to token, as a critic's do; they cannot be recomputed from reward and "
+                "group"
             )
         if not self.is_exact:
+            if self.departure:
+                return ""
+            r_squared = max(0.0, self.correlation) ** 2
             return (
-                ""
-                if self.departure
-                else f"advantages follow the reward {self.explained}, by no formula that is known"
+                f"advantages follow the reward (R² {r_squared:.2f} within groups), but match no known formula"
             )
-        name = self.best[0]
-        equal = [other for other, (x, _) in self.candidates.items() if self.share(x) > NEARLY_ALL]
-        others = [other for other in dict.fromkeys(map(_family, equal)) if other != _family(name)]
-        alike = f", which are here those of {' and '.join(others[:2])} too" if others else ""
-        return f"advantages are those of {name}, in all {len(np.unique(self.batch))} batches{alike}"
 
-    @property
-    def explained(self) -> str:
-        """How much of the advantages' variance within groups the reward explains, in brackets."""
-        return f"(R² {max(0.0, self.correlation) ** 2:.2f} within groups)"
+        name = self.best[0]
+        families: list[str] = []
+        for candidate, (expected, _) in self.candidates.items():
+            family = _family(candidate)
+            if self.share(expected) > NEARLY_ALL and family not in (_family(name), *families):
+                families.append(family)
+        equal = f"; {' and '.join(families[:2])} would give the same here" if families else ""
+        return f"advantages are those of {name}, in all {len(np.unique(self.batch))} batches{equal}"
 
     @cached_property
     def correlation(self) -> float:
-        """Correlation of reward and advantage; within groups, or within batches where a critic gave them."""
-        index = self.batch if self.of_tokens else next(iter(self.candidates.values()))[1]
-        where = self.has_advantage
-        reward = np.where(where, self.data.reward, math.nan)
+        """The correlation of reward and advantage within groups, or within batches for advantages of a critic."""
+        index = self.batch if self.is_per_token else self.group
+        reward = np.where(self.has_advantage, self.data.reward, math.nan)
         reward = reward - _means(reward, index)[index]
         advantage = self.data.advantage - _means(self.data.advantage, index)[index]
-        x, y = reward[where], advantage[where]
+        x = reward[self.has_advantage]
+        y = advantage[self.has_advantage]
         spread = math.sqrt(float(x @ x) * float(y @ y))
         return float(x @ y) / spread if spread > 0 else 0.0
 
     @cached_property
     def departure(self) -> _Departure | None:
-        """How the advantages depart from those that reward and group give; None if they do not.
+        """The fault by which the advantages differ from those of an estimator; None if there is none.
 
-        Every search is for one fault. It names it only if that explains nearly all sequences that do not fit.
+        Each search tests one fault, and returns it only if it explains nearly all sequences that do not fit.
         """
         if self.missing or not self.has_advantage.any():
             return None
-        if self.of_tokens:
-            return self._unlike_reward()
+        if self.is_per_token:
+            return self._find_wrong_correlation()
         if self.is_exact:
-            return self._compared_with_the_batch()
+            return self._find_batch_baseline()
         if not self.whole_groups:
-            return self._unlike_reward()
+            return self._find_wrong_correlation()
         searches: tuple[Callable[[], _Departure | None], ...] = (
-            self._of_ties,
-            self._of_all_sequences,
-            self._of_a_process,
-            self._since_a_batch,
-            self._in_another_order,
-            self._of_missing_answers,
-            self._between_prompts,
-            self._unlike_reward,
+            self._find_nonzero_ties,
+            self._find_wrong_signs,
+            self._find_wrong_process,
+            self._find_wrong_batches,
+            self._find_permutation,
+            self._find_missing_answers,
+            self._find_wrong_groups,
+            self._find_wrong_correlation,
         )
         for search in searches:
             departure = search()
@@ -576,195 +614,228 @@ class _Comparison:
                 return departure
         return None
 
-    def _compared_with_the_batch(self) -> _Departure | None:
-        """Return a remark if prompts have several answers, which are compared with those to other prompts."""
+    def _find_batch_baseline(self) -> _Departure | None:
+        """Find answers that are compared with the whole batch although each prompt has several answers."""
         name, _, group, _ = self.best
         several_groups = len(np.unique(group)) > len(np.unique(self.batch))
         if _family(name) not in BATCH_ESTIMATORS or not several_groups or int(np.bincount(group).max()) < 2:
             return None
-        between = _means(self.data.advantage, group)[group]
-        where = self.has_advantage
-        share = float(np.square(between[where]).sum() / np.square(self.data.advantage[where]).sum())
+        group_means = _means(self.data.advantage, group)[group]
+        has_advantage = self.has_advantage
+        share = float(
+            np.square(group_means[has_advantage]).sum() / np.square(self.data.advantage[has_advantage]).sum()
+        )
         cause = (
-            f"advantages are those of {name}: answers are compared with all of the batch and not with those to the "
-            f"same prompt, {share:.0%} of advantages tell how easy a prompt is. REINFORCE++ does, GRPO does not"
+            f"advantages are those of {name}: answers are compared with the whole batch, not with the answers to the "
+            f"same prompt, so {share:.0%} of the advantages' mean square depends only on how easy the prompt is. "
+            "REINFORCE++ does this on purpose, GRPO does not"
         )
         return _Departure("grouping", cause, severity="look")
 
-    def _plain(self) -> Iterator[tuple[str, Floats, Integers]]:
+    def _find_nonzero_ties(self) -> _Departure | None:
+        """Find groups of equal rewards whose advantages are not 0, while all other groups fit."""
         for name, (expected, group) in self.candidates.items():
-            yield name, expected, group
-
-    def _of_ties(self) -> _Departure | None:
-        """Find groups of equal rewards whose advantages are not 0, while all others fit."""
-        for name, expected, group in self._plain():
             if not _family(name).startswith("GRPO"):
                 continue
-            tied = self.tied
             sizes = np.bincount(group)[group]
-            where = self.informative(expected)
-            rest = where & ~tied
-            # Other groups must show that the advantages are of this estimator.
-            if not rest.any() or float(self.fits(expected)[rest].mean()) < NEARLY_ALL:
+            informative = self.informative(expected)
+            # The other groups must show that the advantages are those of this estimator.
+            not_tied = informative & ~self.tied
+            if not not_tied.any() or float(self.fits(expected)[not_tied].mean()) < NEARLY_ALL:
                 continue
-            wrong = where & tied & (sizes > 1)
-            groups = np.unique(group[wrong])
-            # Where answers below the mean were left out, the rest of a group has equal rewards too.
-            has_both_signs = bool((self.data.advantage[wrong] < 0).any())
-            if len(groups) < 2 or not has_both_signs:
+            wrong = informative & self.tied & (sizes > 1)
+            wrong_groups = np.unique(group[wrong])
+            # If answers below the mean were left out, the others of a group may have equal rewards, but their
+            # advantages are all above 0.
+            has_negative = bool((self.data.advantage[wrong] < 0).any())
+            if len(wrong_groups) < 2 or not has_negative:
                 continue
             largest = float(np.abs(self.data.advantage[wrong]).max())
-            all_tied = len(np.unique(group[tied & (sizes > 1)]))
+            tied_groups = np.unique(group[self.tied & (sizes > 1)])
             cause = (
-                f"in {len(groups)} of {all_tied} groups with equal rewards, advantages reach ±{largest:.2g}, not "
-                "0: rounding is divided by a standard deviation of nearly 0"
+                f"in {len(wrong_groups)} of {len(tied_groups)} groups with equal rewards, advantages reach "
+                f"±{largest:.2g}, not 0: rounding errors are divided by a standard deviation near 0"
             )
             return _Departure("advantages", cause, onset=float(self.data.step[wrong].min()))
         return None
 
-    def _of_all_sequences(self) -> _Departure | None:
+    def _find_wrong_signs(self) -> _Departure | None:
         """Find a change of sign, or negative advantages that were set to 0, in nearly all sequences."""
-        for name, expected, _ in self._plain():
+        for name, (expected, _) in self.candidates.items():
             if self.share(-expected) > NEARLY_ALL:
                 return _Departure(
                     "reward-sign", f"better answers have lower advantages: those of {name} times −1"
                 )
-        for name, expected, _ in self._plain():
-            below = self.has_advantage & (expected < -ABSOLUTE_TOLERANCE * np.abs(expected).max(initial=0.0))
-            if below.sum() < FEWEST_SEQUENCES or self.share(np.maximum(expected, 0.0)) <= NEARLY_ALL:
+        for name, (expected, _) in self.candidates.items():
+            negative = self.has_advantage & (
+                expected < -ABSOLUTE_TOLERANCE * np.abs(expected).max(initial=0.0)
+            )
+            if negative.sum() < FEWEST_SEQUENCES or self.share(np.maximum(expected, 0.0)) <= NEARLY_ALL:
                 continue
-            zeros = int((self.data.advantage[below] == 0).sum())
-            if zeros > NEARLY_ALL * int(below.sum()):
-                cause = f"{zeros:,} advantages that {name} gives below 0 are 0: only positive ones are left"
+            zeros = int((self.data.advantage[negative] == 0).sum())
+            if zeros > NEARLY_ALL * int(negative.sum()):
+                cause = (
+                    f"{zeros:,} advantages that are negative under {name} are 0: only positive ones are left"
+                )
                 return _Departure("advantages", cause)
         return None
 
-    def _of_a_process(self) -> _Departure | None:
-        """Find one process, or one part of the rows of each batch, whose advantages depart while the others fit."""
+    def _find_wrong_process(self) -> _Departure | None:
+        """Find one process, or one part of the rows of each batch, whose advantages are wrong while the others fit."""
         data = self.data
-        labels: list[tuple[str, Integers]] = []
         if len(np.unique(data.process)) > 1:
-            labels.append(("process", data.process))
-        local = _index(self.batch, data.process)
-        order = np.lexsort((data.row, local))
-        starts = np.concatenate([[0], np.cumsum(np.bincount(local))])[:-1]
-        place = np.empty(len(local), np.int64)
-        place[order] = np.arange(len(local)) - starts[local[order]]
-        sizes = np.bincount(local)[local]
-        labels += [(f"part of {parts}", place * parts // sizes) for parts in (2, 4, 8)]
+            departure = self._find_wrong_part(data.process, 0)
+            if departure is not None:
+                return departure
 
-        for kind, label in labels:
-            for name, expected, group in self._plain():
-                # A group that is cut through has no part of its own.
-                if kind != "process" and float(_spread(label.astype(float), group).max(initial=0.0)) > 0:
-                    continue
-                where = self.informative(expected)
-                if where.sum() < FEWEST_SEQUENCES:
-                    continue
-                fit = self.fits(expected)
-                shares = {int(k): float(fit[where & (label == k)].mean()) for k in np.unique(label[where])}
-                bad = [k for k, share in shares.items() if share < 1 - MANY]
-                good = [k for k, share in shares.items() if share > NEARLY_ALL]
-                if not bad or not good or len(bad) + len(good) < len(shares) or len(bad) > len(good):
-                    continue
-                wrong = where & np.isin(label, bad)
-                how = self._how(wrong, expected, group)
-                # The process must depart in most of its batches, not from one batch on.
-                batches = _means((~fit[wrong]).astype(float), _index(self.batch[wrong]))
-                if float((batches > 0).mean()) < MAJORITY:
-                    continue
-                text = ", ".join(map(str, bad))
-                which = f"on process {text}" if kind == "process" else self._rows_text(kind, bad)
-                cause = f"{which} advantages {how}, while on the others they are those of {name}"
-                code = "reward-sign" if how.startswith("are negated") else "advantages"
-                return _Departure(code, cause, onset=float(data.step[wrong & ~fit].min()))
+        # The file of one process may hold the rows of several, one after the other. Index of each sequence among the
+        # rows of its batch and process:
+        local_batch = _index(self.batch, data.process)
+        order = np.lexsort((data.row, local_batch))
+        starts = np.concatenate([[0], np.cumsum(np.bincount(local_batch))])[:-1]
+        row = np.empty(len(local_batch), np.int64)
+        row[order] = np.arange(len(local_batch)) - starts[local_batch[order]]
+        sizes = np.bincount(local_batch)[local_batch]
+        for parts in (2, 4, 8):
+            departure = self._find_wrong_part(row * parts // sizes, parts)
+            if departure is not None:
+                return departure
         return None
 
-    @staticmethod
-    def _rows_text(kind: str, bad: list[int]) -> str:
-        parts = int(kind.rpartition(" ")[2])
-        numbers = " and ".join(str(k + 1) for k in bad)
-        return f"in the rows of {kind.partition(' of')[0]} {numbers} of {parts} of each batch, as of one process,"
+    def _find_wrong_part(self, label: Integers, part_count: int) -> _Departure | None:
+        """Find a part of the sequences whose advantages are wrong in most batches, while those of the others fit.
 
-    def _how(self, where: Flags, expected: Floats, group: Integers) -> str:
-        """Return in words what the advantages of some sequences are, of which an estimator expects others."""
-        advantage = self.data.advantage[where]
+        Args:
+            label: The number of the part that each sequence belongs to, (sequences,).
+            part_count: The number of parts that the rows of a batch are divided into; 0 if the parts are processes.
+        """
+        for name, (expected, group) in self.candidates.items():
+            # A part of the rows must consist of whole groups.
+            if part_count and float(_spread(label.astype(float), group).max(initial=0.0)) > 0:
+                continue
+            informative = self.informative(expected)
+            if informative.sum() < FEWEST_SEQUENCES:
+                continue
+            fit = self.fits(expected)
+            shares: dict[int, float] = {}
+            for k in np.unique(label[informative]):
+                shares[int(k)] = float(fit[informative & (label == k)].mean())
+            wrong_labels = [k for k, share in shares.items() if share < 1 - MANY]
+            right_labels = [k for k, share in shares.items() if share > NEARLY_ALL]
+            # Every part must be clearly wrong or right, and no more parts wrong than right.
+            is_clear = len(wrong_labels) + len(right_labels) == len(shares)
+            if not wrong_labels or not is_clear or len(wrong_labels) > len(right_labels):
+                continue
+            wrong = informative & np.isin(label, wrong_labels)
+            description = self._describe(wrong, expected, group)
+            # The part must be wrong in most of its batches. If not, the fault may begin at some batch.
+            batch_shares = _means((~fit[wrong]).astype(float), _index(self.batch[wrong]))
+            if float((batch_shares > 0).mean()) < MAJORITY:
+                continue
+            if part_count:
+                numbers = " and ".join(str(k + 1) for k in wrong_labels)
+                scope = f"in part {numbers} of {part_count} of the rows of each batch, as for one process,"
+            else:
+                scope = f"on process {', '.join(map(str, wrong_labels))}"
+            cause = f"{scope} advantages {description}, while on the others they are those of {name}"
+            code = "reward-sign" if description.startswith("are negated") else "advantages"
+            return _Departure(code, cause, onset=float(self.data.step[wrong & ~fit].min()))
+        return None
+
+    def _describe(self, sequences: Flags, expected: Floats, group: Integers) -> str:
+        """Describe advantages that are not the expected ones, as a predicate.
+
+        Args:
+            sequences: True for the sequences with these advantages, (sequences,).
+            expected: The advantages of an estimator, (sequences,).
+            group: Index of each sequence's group, (sequences,).
+        """
+        advantage = self.data.advantage[sequences]
         if np.abs(advantage).max(initial=0.0) < 1e-9:
             return "are 0"
-        if float(self.fits(-expected)[where].mean()) > NEARLY_ALL:
+        if float(self.fits(-expected)[sequences].mean()) > NEARLY_ALL:
             return "are negated: better answers have lower ones"
         if (advantage == advantage[0]).all():
             return f"are all {float(advantage[0]):g}"
-        if self._same_values(where, expected, group) > 0.9:
+        if self._reordered_share(sequences, expected, group) > 0.9:
             return "are in another order: they belong to other answers to the same prompt"
-        if self._same_values(where, expected, _index(self.batch, self.data.process)) > 0.9:
+        local_batch = _index(self.batch, self.data.process)
+        if self._reordered_share(sequences, expected, local_batch) > 0.9:
             return "are in another order: they belong to other answers"
-        if self._same_values(where, expected, self.batch) > 0.9:
+        if self._reordered_share(sequences, expected, self.batch) > 0.9:
             return "are in another order: they belong to other answers"
-        return "are others"
+        return "are different"
 
-    def _same_values(self, where: Flags, expected: Floats, unit: Integers) -> float:
-        """Return the share of units in which recorded and expected advantages are the same but for their order."""
-        index = unit[where]
-        ours = self.data.advantage[where]
-        theirs = expected[where]
-        if np.isnan(ours).any() or not len(ours):
+    def _reordered_share(self, sequences: Flags, expected: Floats, unit: Integers) -> float:
+        """Return the share of units in which recorded and expected advantages are equal after sorting.
+
+        Args:
+            sequences: True for the sequences to compare, (sequences,).
+            expected: The advantages of an estimator, (sequences,).
+            unit: Index of the unit of each sequence, such as its group or batch, (sequences,).
+        """
+        index = unit[sequences]
+        recorded = self.data.advantage[sequences]
+        expected = expected[sequences]
+        if np.isnan(recorded).any() or not len(recorded):
             return 0.0
-        sorted_ours = ours[np.lexsort((ours, index))]
-        sorted_theirs = theirs[np.lexsort((theirs, index))]
+        sorted_recorded = recorded[np.lexsort((recorded, index))]
+        sorted_expected = expected[np.lexsort((expected, index))]
         sorted_index = np.sort(index)
-        scale = math.sqrt(float(np.square(theirs).mean()))
-        close = (
-            np.abs(sorted_ours - sorted_theirs) <= RELATIVE_TOLERANCE * np.abs(sorted_theirs) + 2e-3 * scale
-        )
-        shares = np.bincount(sorted_index, weights=close) / np.maximum(np.bincount(sorted_index), 1)
-        present = np.bincount(sorted_index) > 0
-        telling = present & (np.bincount(sorted_index, weights=np.abs(sorted_theirs)) > 1e-9)
-        return float((shares[telling] > NEARLY_ALL).mean()) if telling.any() else 0.0
+        scale = math.sqrt(float(np.square(expected).mean()))
+        tolerance = RELATIVE_TOLERANCE * np.abs(sorted_expected) + 2e-3 * scale
+        close = np.abs(sorted_recorded - sorted_expected) <= tolerance
 
-    def _since_a_batch(self) -> _Departure | None:
-        """Find a batch up to which advantages fit, and from which they do not."""
-        for name, expected, group in self._plain():
-            where = self.informative(expected)
-            if where.sum() < FEWEST_SEQUENCES:
+        # Units whose expected advantages are all 0 are left out.
+        counts = np.bincount(sorted_index)
+        shares = np.bincount(sorted_index, weights=close) / np.maximum(counts, 1)
+        sizes = np.bincount(sorted_index, weights=np.abs(sorted_expected))
+        informative = (counts > 0) & (sizes > 1e-9)
+        return float((shares[informative] > NEARLY_ALL).mean()) if informative.any() else 0.0
+
+    def _find_wrong_batches(self) -> _Departure | None:
+        """Find a batch before which advantages fit, and from which on they do not."""
+        for name, (expected, group) in self.candidates.items():
+            informative = self.informative(expected)
+            if informative.sum() < FEWEST_SEQUENCES:
                 continue
-            shares = _means(self.fits(expected)[where], self.batch[where])
+            shares = _means(self.fits(expected)[informative], self.batch[informative])
             numbers = np.flatnonzero(~np.isnan(shares))
             fit = shares[numbers] > NEARLY_ALL
             if not fit[0] or fit.all():
                 continue
             first = int(np.argmin(fit))
-            # After the onset advantages do not return to the formula, but for batches of few groups by chance.
+            # Most of the later batches must be wrong. Some with few groups may fit by chance.
             if float((shares[numbers[first:]] < 1 - MANY / 2).mean()) < 0.7 or not fit[:first].all():
                 continue
-            later = where & (self.batch >= numbers[first])
-            onset = float(self.data.step[later].min())
-            how = self._how(self.has_advantage & (self.batch >= numbers[first]), expected, group)
-            code = "reward-sign" if how.startswith("are negated") else "advantages"
-            if how == "are 0":
+            later = self.batch >= numbers[first]
+            onset = float(self.data.step[informative & later].min())
+            description = self._describe(self.has_advantage & later, expected, group)
+            code = "advantages"
+            if description.startswith("are negated"):
+                code = "reward-sign"
+            elif description == "are 0":
                 code = "no-signal"
-            cause = f"from step {onset:g} on advantages {how}; before it they are those of {name}"
+            cause = f"from step {onset:g} on advantages {description}; before it they are those of {name}"
             return _Departure(code, cause, onset=onset)
         return None
 
-    def _in_another_order(self) -> _Departure | None:
+    def _find_permutation(self) -> _Departure | None:
         """Find advantages that belong to other sequences of the group, of the process or of the batch."""
-        where = self.has_advantage
         units = (
             ("answers to the same prompt", None),
             ("answers in the batch of the process", _index(self.batch, self.data.process)),
             ("answers in the batch", self.batch),
         )
         for text, unit in units:
-            for name, expected, group in self._plain():
+            for name, (expected, group) in self.candidates.items():
                 if self.informative(expected).sum() < FEWEST_SEQUENCES:
                     continue
                 index = group if unit is None else unit
-                if self._same_values(where, expected, index) < 0.9:
+                if self._reordered_share(self.has_advantage, expected, index) < 0.9:
                     continue
                 share = self.share(expected)
-                # A column in another order differs for most sequences. A few are what an answer that was left out
-                # does to its group.
+                # A permutation changes most advantages. If only a few differ, an answer of a group may be missing.
                 if share > 1 - REORDERED_SHARE:
                     continue
                 cause = (
@@ -773,48 +844,61 @@ class _Comparison:
                 return _Departure("advantages", cause)
         return None
 
-    def _of_missing_answers(self) -> _Departure | None:
+    def _find_missing_answers(self) -> _Departure | None:
         """Find groups from which answers were left out after the advantages had been computed."""
-        data, where = self.data, self.has_advantage
-        _, group = next(iter(self.candidates.values()))
+        data = self.data
+        group = self.group
         sizes = np.bincount(group)
-        if len(np.unique(sizes)) < 2 or not where.all():
+        if len(np.unique(sizes)) < 2 or not self.has_advantage.all():
             return None
         positive_only = bool((data.advantage > 0).all())
         if positive_only and len(np.unique(data.advantage)) > 1:
             cause = "every advantage is above 0, and groups are of different sizes: answers below the mean are left out"
             return _Departure("advantages", cause)
 
-        complete = (sizes == sizes.max())[group]
-        for name, expected, _ in self._plain():
+        # An estimator fits the largest groups, and does not fit the others.
+        is_complete = (sizes == sizes.max())[group]
+        for name, (expected, _) in self.candidates.items():
             if _family(name) not in GROUP_ESTIMATORS or name.endswith("all processes"):
                 continue
             informative = self.informative(expected)
             fit = self.fits(expected)
-            whole, rest = informative & complete, informative & ~complete
-            # One group may lack an answer that the record holds as a repetition of an equal one.
-            if whole.sum() < FEWEST_SEQUENCES or len(np.unique(group[rest])) < 2:
+            complete = informative & is_complete
+            incomplete = informative & ~is_complete
+            # A single incomplete group is no evidence: the record drops an answer that repeats an equal one.
+            if complete.sum() < FEWEST_SEQUENCES or len(np.unique(group[incomplete])) < 2:
                 continue
-            if float(fit[whole].mean()) > NEARLY_ALL and float(fit[rest].mean()) < 1 - MANY:
-                return self._left_out(f"those of {name} in groups of {sizes.max()}", group, sizes)
-        # No group may be complete. A group's advantages are then still a linear function of its rewards, of a rising
-        # one, yet their mean is not 0.
+            if float(fit[complete].mean()) > NEARLY_ALL and float(fit[incomplete].mean()) < 1 - MANY:
+                return self._missing_answers(f"those of {name} in groups of {sizes.max()}", sizes)
+
+        # Even if no group is complete, the advantages of a group are a rising linear function of its rewards. Their
+        # mean is not 0.
         residual, means = _line_residuals(data.reward, data.advantage, group)
         total = float(np.square(data.advantage).sum())
         if residual < 1e-4 * total and means > UNCENTRED_SHARE * total and self._slopes_differ(group):
-            return self._left_out("a function of the reward in each group", group, sizes)
+            return self._missing_answers("a function of the reward in each group", sizes)
         return None
 
-    def _left_out(self, name: str, group: Integers, sizes: Integers) -> _Departure:
+    def _missing_answers(self, description: str, sizes: Integers) -> _Departure:
+        """Return the fault of missing answers.
+
+        Args:
+            description: A description of the recorded advantages.
+            sizes: The number of answers of each group, (groups,).
+        """
         smaller = int((sizes < sizes.max()).sum())
         cause = (
-            f"answers are missing from {smaller} of {len(sizes)} groups: advantages are {name}, and elsewhere their "
-            "mean is not 0. Answers were left out after the advantages had been computed"
+            f"answers are missing from {smaller} of {len(sizes)} groups: advantages are {description}, and elsewhere "
+            "their mean is not 0. Answers were left out after the advantages had been computed"
         )
         return _Departure("advantages", cause)
 
     def _slopes_differ(self, group: Integers) -> bool:
-        """Return whether groups are divided by different numbers; with one slope, a baseline explains their means."""
+        """Return whether advantages rise with the reward at different slopes in different groups.
+
+        They do if each group is divided by its own standard deviation. With a common slope, group means other than 0
+        may be due to another baseline.
+        """
         reward = self.data.reward - _means(self.data.reward, group)[group]
         advantage = self.data.advantage - _means(self.data.advantage, group)[group]
         xx = np.bincount(group, weights=reward**2)
@@ -822,36 +906,39 @@ class _Comparison:
         slopes = xy[xx > 1e-9] / xx[xx > 1e-9]
         return len(slopes) > 2 and float(slopes.std()) > 0.01 * abs(float(slopes.mean()))
 
-    def _between_prompts(self) -> _Departure | None:
-        """Find groups that are not centred, though something is: advantages of other groups than the recorded ones.
+    def _find_wrong_groups(self) -> _Departure | None:
+        """Find advantages that were computed in other groups than the recorded ones, so that groups are not centred.
 
-        Either answers to one prompt with one reward have different advantages, or each batch is centred and no line
-        leads from the rewards of a group to its advantages, as one would from any baseline of a prompt.
+        There are two signs: answers to one prompt with equal rewards have different advantages; or each batch is
+        centred, and the advantages of a group are no linear function of its rewards.
         """
-        data, where = self.data, self.has_advantage
-        _, group = next(iter(self.candidates.values()))
-        total = float(np.square(data.advantage[where]).sum())
+        data = self.data
+        has_advantage = self.has_advantage
+        group = self.group
+        total = float(np.square(data.advantage[has_advantage]).sum())
         means = _means(data.advantage, group)[group]
-        if float(np.square(means[where]).sum()) < UNCENTRED_SHARE * total:
+        if float(np.square(means[has_advantage]).sum()) < UNCENTRED_SHARE * total:
             return None
 
-        same = _index(group, np.round(data.reward, 6))
-        paired = where & (np.bincount(same)[same] > 1)
-        inner = data.advantage - _means(data.advantage, same)[same]
-        scale = float(np.abs(data.advantage[where]).max())
-        if paired.sum() >= MIN_PAIRS:
-            differ = float((np.abs(inner[paired]) > 1e-3 * scale).mean())
-            if differ > MAJORITY:
+        # Answers of a group with equal rewards.
+        tie = _index(group, np.round(data.reward, 6))
+        has_equal = has_advantage & (np.bincount(tie)[tie] > 1)
+        difference = data.advantage - _means(data.advantage, tie)[tie]
+        scale = float(np.abs(data.advantage[has_advantage]).max())
+        if has_equal.sum() >= MIN_PAIRS:
+            share = float((np.abs(difference[has_equal]) > 1e-3 * scale).mean())
+            if share > MAJORITY:
                 cause = (
-                    f"{differ:.0%} of answers to one prompt with one reward differ in advantage, and groups are not "
+                    f"{share:.0%} of answers to one prompt with one reward differ in advantage, and groups are not "
                     "centred: answers are compared with those to other prompts"
                 )
                 return _Departure("grouping", cause)
-        if not where.all():
+
+        if not has_advantage.all():
             return None
         residual, _ = _line_residuals(data.reward, data.advantage, group)
-        of_batches = np.abs(_means(data.advantage, self.batch))
-        if residual > UNCENTRED_SHARE * total and float(of_batches.max()) < 1e-3 * scale:
+        batch_means = np.abs(_means(data.advantage, self.batch))
+        if residual > UNCENTRED_SHARE * total and float(batch_means.max()) < 1e-3 * scale:
             cause = (
                 "each batch is centred and groups are not, and answers to one prompt have different baselines: answers "
                 "are compared with those to other prompts"
@@ -859,30 +946,29 @@ class _Comparison:
             return _Departure("grouping", cause)
         return None
 
-    def _unlike_reward(self) -> _Departure | None:
-        """Find advantages that fall as the reward rises, or have nothing to do with it."""
+    def _find_wrong_correlation(self) -> _Departure | None:
+        """Find advantages that fall as the reward rises, or that do not depend on it."""
         count = int(self.has_advantage.sum())
         are_few = count < FEWEST_CORRELATED
-        # A critic's advantages of few sequences may fall as the reward rises by chance.
-        if count < FEWEST_SEQUENCES or (are_few and self.of_tokens):
+        # In few sequences, the advantages of a critic may fall as the reward rises by chance.
+        if count < FEWEST_SEQUENCES or (are_few and self.is_per_token):
             return None
         error = 1 / math.sqrt(count)
         correlation = self.correlation
-        if correlation < -(OPPOSITE if are_few else max(0.3, 4 * error)):
+        limit = OPPOSITE if are_few else max(0.3, 4 * error)
+        if correlation < -limit:
             cause = f"better answers have lower advantages (correlation {correlation:.2f})"
             return _Departure("reward-sign", cause)
         if are_few:
             return None
-        if not self.of_tokens and abs(correlation) < UNRELATED and 4 * error < MANY:
-            cause = (
-                f"advantages have nothing to do with the reward (correlation {correlation:.2f} within groups)"
-            )
+        if not self.is_per_token and abs(correlation) < UNRELATED and 4 * error < MANY:
+            cause = f"advantages do not depend on the reward (correlation {correlation:.2f} within groups)"
             return _Departure("advantages", cause)
         return None
 
 
 def _spread(values: Floats, index: Integers) -> Floats:
-    """Return the difference of the largest and the smallest value with each index."""
+    """Compute the difference between the largest and the smallest value with each index."""
     count = int(index.max(initial=-1)) + 1
     smallest = np.full(count, math.inf)
     largest = np.full(count, -math.inf)
@@ -892,38 +978,47 @@ def _spread(values: Floats, index: Integers) -> Floats:
 
 
 def _line_residuals(x: Floats, y: Floats, group: Integers) -> tuple[float, float]:
-    """Return what a rising line per group leaves of y, and what is due to the means of groups; both sums of squares."""
-    x_mean, y_mean = _means(x, group), _means(y, group)
-    dx, dy = x - x_mean[group], y - y_mean[group]
+    """Fit a rising line to each group, and return two sums of squares: of the residuals, and of the group means of y.
+
+    Args:
+        x: The variable, (n,).
+        y: The values to fit, (n,).
+        group: Index of each value's group, (n,).
+    """
+    y_mean = _means(y, group)
+    dx = x - _means(x, group)[group]
+    dy = y - y_mean[group]
     xx = np.bincount(group, weights=dx * dx)
     xy = np.bincount(group, weights=dx * dy)
     slope = np.maximum(0.0, np.divide(xy, xx, out=np.zeros(len(xx)), where=xx > 0))
-    return float(np.square(dy - slope[group] * dx).sum()), float(np.square(y_mean[group]).sum())
+    residual = float(np.square(dy - slope[group] * dx).sum())
+    means = float(np.square(y_mean[group]).sum())
+    return residual, means
 
 
 def check_advantages(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> Finding:
-    """Check that advantages are those that reward and group give under a known estimator, or at least follow reward.
+    """Check that advantages are those of a known estimator, or at least follow the reward.
 
     Args:
         recorded: Rewards, advantages and masks of the sequences.
-        whole_groups: Whether it has all answers to each prompt. A micro-batch of a shuffled batch has some of them, and
-            its advantages are then compared with the reward alone where no estimator fits.
+        whole_groups: True if `recorded` has all answers to each prompt. A micro-batch of a shuffled batch has not. If
+            no estimator fits, its advantages are only compared with the reward.
     """
     return _advantage_finding(_Comparison(recorded, whole_groups))
 
 
 def _advantage_finding(comparison: _Comparison) -> Finding:
     """Return the finding of `check_advantages`."""
-    tested = "advantages are those that reward and group give"
+    tested = "advantages follow from reward and group"
     if comparison.missing:
         return Finding("ok", None, tested, advice=comparison.missing)
     count = int(comparison.has_advantage.sum())
-    figure = comparison.correlation if comparison.of_tokens else comparison.best[3]
+    figure = comparison.correlation if comparison.is_per_token else comparison.best[3]
     passed = Finding("ok", True, tested, figure, None, count)
     departure = comparison.departure
     if departure is None:
         return passed
-    # Codes are written out, so that the tests see which findings there are.
+    # The codes are literals, since a test collects them from the source.
     options: dict[str, Any] = {"severity": departure.severity, "onset": departure.onset}
     if departure.code == "reward-sign":
         return passed.failed("reward-sign", departure.cause, **options)
@@ -938,25 +1033,27 @@ def _advantage_finding(comparison: _Comparison) -> Finding:
 
 
 def check_rewards(recorded: RecordedAdvantages) -> Finding:
-    """Check that the answer explains its reward: that equal answers to one prompt differ less than other answers."""
+    """Check that rewards of equal answers to one prompt differ less than those of different answers."""
     tested = "rewards depend on the answer (share of their variance that equal answers have)"
-    known = (
+    has_data = (
         ~np.isnan(recorded.reward + recorded.group) & (recorded.answer != NO_TOKEN) & (recorded.length > 0)
     )
-    data = recorded.select(known)
+    data = recorded.select(has_data)
     prompt = _index(data.batch, data.process, data.group)
-    same = _index(prompt, data.answer)
-    sizes = np.bincount(same) if len(same) else np.zeros(0, np.int64)
+    answer = _index(prompt, data.answer)
+    sizes = np.bincount(answer) if len(answer) else np.zeros(0, np.int64)
     pairs = int((sizes * (sizes - 1) // 2).sum())
     if pairs < MIN_PAIRS:
         return Finding("ok", None, tested, advice="needs reward=, group=, tokens= and answers that are equal")
 
-    several = sizes[same] > 1
-    freedom = float((sizes[sizes > 1] - 1).sum())
-    noise = float(np.square(data.reward - _means(data.reward, same)[same])[several].sum()) / freedom
-    of_prompts = np.bincount(prompt)
-    rest = float((of_prompts - 1).sum())
-    variance = float(np.square(data.reward - _means(data.reward, prompt)[prompt]).sum()) / max(1.0, rest)
+    # Variance of the rewards of equal answers, and of all answers to a prompt.
+    is_repeated = sizes[answer] > 1
+    answer_freedom = float((sizes[sizes > 1] - 1).sum())
+    answer_squares = np.square(data.reward - _means(data.reward, answer)[answer])
+    noise = float(answer_squares[is_repeated].sum()) / answer_freedom
+    prompt_freedom = float((np.bincount(prompt) - 1).sum())
+    prompt_squares = np.square(data.reward - _means(data.reward, prompt)[prompt])
+    variance = float(prompt_squares.sum()) / max(1.0, prompt_freedom)
     share = noise / variance if variance > 0 else 0.0
     value_range = float(data.reward.max() - data.reward.min())
     passed = Finding("ok", True, tested, share, None, pairs)

@@ -1,4 +1,4 @@
-"""Diagnose a run: first what its tokens show, then the course of its log, causes before their effects."""
+"""Diagnose a run: check its tokens, then the course of its metrics, and return causes before their effects."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 FEW_TOKENS = 1000
-"""Tokens of a record below which it is said that they are few."""
+"""Number of tokens of a record below which a note says that they are few."""
 
 FEWEST_REWARDS = 10
-"""Log steps with a reward below which a log in which nothing was found is not called right."""
+"""Number of log steps with a reward below which a log without findings gets no verdict."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Findings of a run, causes first, and the checks that passed.
+    """The findings of a run, causes first, and the checks that passed.
 
     >>> finding = Finding("ok", True, "values are numbers").failed("nan", "3 of 64 sequences hold NaN")
     >>> Diagnosis([finding]).headline
@@ -45,24 +45,26 @@ class Diagnosis:
     """
 
     tested: Sequence[Finding]
+    """The results of all checks, those that passed and those that could not run included."""
     setup: Setup = field(default_factory=Setup)
     """Framework and method of the run. Advice names the settings of the framework."""
     rows: Sequence[Row] = ()
-    """The course that was looked at: the log's rows, or a record's by batch."""
+    """The metrics that were checked: the rows of the log, or one row per batch of a record."""
     coverage: Coverage | None = None
-    """Part of a record that was looked at; None for a log, which is read as a whole and holds no tokens."""
+    """The part of a record that was checked; None for a log, which is read completely and has no tokens."""
     log: Log | None = None
-    """The log that was looked at; None for a record."""
+    """The log that was checked; None for a record."""
     configuration: LintReport | None = None
-    """What `bandpo lint` says of the configuration in the run's folder, or beside its log. None without one of a known
-    framework, and for a record. It changes neither `healthy` nor an exit code: a risk that did no harm is no fault."""
+    """The report of `bandpo lint` on the configuration in the run's folder, or beside its log. None for a record, and
+    without a configuration of a known framework. It changes neither `healthy` nor an exit code: a risk that did no harm
+    is no fault."""
     notes: Sequence[str] = ()
-    """Sentences on the run that are no findings: which estimator a record's advantages are of, and files that could not
-    be read."""
+    """Sentences about the run that are not findings, such as the estimator of a record's advantages, and the files that
+    could not be read."""
 
     @property
     def findings(self) -> list[Finding]:
-        """Faults, causes first; then what is worth a look, a plateau after the rest; then notes."""
+        """Faults (``stop`` and ``fix``), causes first; then ``look``, with a plateau as the last; then notes."""
         findings = [finding for finding in self.tested if finding.cause]
         findings.sort(
             key=lambda finding: (max(SEVERITIES.index(finding.severity), 1), finding.code == "plateau")
@@ -76,16 +78,16 @@ class Diagnosis:
 
     @property
     def untested(self) -> dict[str, str]:
-        """The checks that the run does not allow, and what would allow them."""
+        """The names of the checks that could not run, with the data to record for each."""
         return {f.tested: f.advice for f in self.tested if f.ok is None and not f.cause}
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if no check failed."""
         return all(finding.ok is not False for finding in self.tested)
 
     def is_at_least(self, severity: str) -> bool:
-        """Check whether a finding is of a severity or a graver one.
+        """Check whether any finding has this severity or a graver one.
 
         Args:
             severity: One of `bandpo._severities.SEVERITIES`.
@@ -94,9 +96,9 @@ class Diagnosis:
 
     @property
     def no_verdict(self) -> str:
-        """Why a log in which nothing was found allows no verdict; empty if it does, or if something was found.
+        """The reason why a log without findings gets no verdict; empty if it gets one, or if there are findings.
 
-        Few log steps show no course, and without a reward nothing is known of what the run is for.
+        A verdict needs a reward, and enough log steps to show a trend.
         """
         if self.log is None or any(finding.severity != "note" for finding in self.findings):
             return ""
@@ -109,13 +111,15 @@ class Diagnosis:
 
     @property
     def basis(self) -> str:
-        """What part of a log the verdict rests on, in a sentence; empty for a record."""
+        """The keys and log steps of a log that were read, in a sentence; empty for a record."""
         if self.log is None or not self.rows:
             return ""
-        first, last = self.rows[0]["step"], self.rows[-1]["step"]
-        n = self.log.keys_of_learning
+        first = self.rows[0]["step"]
+        last = self.rows[-1]["step"]
+        keys = self.log.keys_of_learning
+        read_keys = keys - len(self.log.unread)
         return (
-            f"read {n - len(self.log.unread)} of {n} logged keys in {len(self.rows)} log steps, {first:g} to {last:g}"
+            f"read {read_keys} of {keys} logged keys in {len(self.rows)} log steps, {first:g} to {last:g}"
             f" ({self.log.source})"
         )
 
@@ -125,16 +129,20 @@ class Diagnosis:
         if self.no_verdict:
             return f"no verdict: {self.no_verdict}"
         if not self.findings:
-            part = "" if self.coverage is None else self.coverage.part
-            where = f" of {part}" if part else ""
-            return f"ok: nothing is wrong in what could be tested{where} ({len(self.passed)} tests)"
+            part = f" of {self._part}" if self._part else ""
+            return f"ok: nothing is wrong in what could be tested{part} ({len(self.passed)} tests)"
         first = self.findings[0]
         return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
 
-    def __str__(self) -> str:
-        """Return what is wrong, how much of the run was looked at, what passed in that, and what could not be tested.
+    @property
+    def _part(self) -> str:
+        """The part of a record that was checked, as a phrase; empty for a log, or if all tokens were checked."""
+        return "" if self.coverage is None else self.coverage.part
 
-        Control characters of a run's names are escaped, so that the text is safe to print.
+    def __str__(self) -> str:
+        """Return the findings, the part of the run that was read, and the checks that passed or could not run.
+
+        Control characters in the run's texts are escaped, so that the result is safe to print.
         """
         lines = [self.headline]
         if self.coverage is not None:
@@ -144,28 +152,25 @@ class Diagnosis:
         if self.log is not None:
             lines += self.log.notes
         lines += self.notes
+
         for number, finding in enumerate(self.findings, 1):
-            lines += ["", f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
-            if finding.onset is not None:
-                cost = f"; cost: {finding.cost}" if finding.cost else ""
-                lines.append(f"   since step {finding.onset:g}{cost}")
-            lines.append(f"   tested: {finding.tested}{finding.format_figure()}")
-            if finding.settings:
-                lines.append(f"   configuration: {'; '.join(finding.settings)}")
-            lines.append(f"   do: {finding.advice}")
-        lines += ["", f"the run: {self.setup}"] if str(self.setup) else [""]
-        part = "" if self.coverage is None else self.coverage.part
-        where = f" in {part}" if part else ""
+            lines += ["", *_finding_lines(number, finding)]
+
+        lines.append("")
+        if str(self.setup):
+            lines.append(f"the run: {self.setup}")
+        part = f" in {self._part}" if self._part else ""
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
-        lines.append(f"passed{where}: {passed}")
+        lines.append(f"passed{part}: {passed}")
         if self.untested:
-            checks = [f"{name} ({how})" if how else name for name, how in self.untested.items()]
+            checks = [f"{name} ({advice})" if advice else name for name, advice in self.untested.items()]
             lines.append(f"cannot be tested: {'; '.join(checks)}")
         if self.log is not None and self.log.unread:
             lines.append(f"not read: {shorten(self.log.unread)}")
         if self.configuration is not None:
             lines += ["", "the configuration:", *str(self.configuration).split("\n")]
-        # Names of a run's log and folders stand in these lines.
+
+        # Some of these lines contain names from the run's log and folders.
         return "\n".join(map(printable, lines))
 
     def _repr_html_(self) -> str:
@@ -173,7 +178,7 @@ class Diagnosis:
         return as_html(title, ["", "do"], ((f.cause, f.advice) for f in self.findings))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the diagnosis as JSON has it, with the codes that docs/diagnose.md lists."""
+        """Return the diagnosis as a dictionary for JSON, with the codes that docs/diagnose.md lists."""
         return {
             "headline": self.headline,
             "coverage": None if self.coverage is None else self.coverage.as_json(),
@@ -187,22 +192,28 @@ class Diagnosis:
     def as_markdown(self) -> str:
         """Return the diagnosis in Markdown, for the summary of a job of continuous integration.
 
-        Texts of the run stand in it as code, so that none is taken for a link, an image or HTML.
+        Texts of the run are formatted as code, so that none is taken for a link, an image or HTML.
         """
         lines = [f"**bandpo diagnose:** {_as_code(self.headline)}", ""]
-        lines += [_as_code(text) for text in (str(self.coverage or ""), self.basis) if text]
+        if self.coverage is not None:
+            lines.append(_as_code(str(self.coverage)))
+        if self.basis:
+            lines.append(_as_code(self.basis))
+
         if self.findings:
             lines += ["", "| severity | finding | since step | what to do | cost |", "|---|---|---|---|---|"]
         for finding in self.findings:
             cause = "; ".join((f"{finding.code}: {finding.cause}", *finding.settings))
             since = "" if finding.onset is None else f"{finding.onset:g}"
-            texts = (
+            cells = (
                 finding.severity,
                 _as_code(cause),
                 since,
                 _as_code(finding.advice),
+                finding.cost,
             )
-            lines.append(f"| {' | '.join(texts)} | {finding.cost} |")
+            lines.append(f"| {' | '.join(cells)} |")
+
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", f"Passed: {passed}."]
         if self.log is not None and self.log.unread:
@@ -222,8 +233,21 @@ class Diagnosis:
         }
 
 
+def _finding_lines(number: int, finding: Finding) -> list[str]:
+    """Return the lines of a numbered finding: its cause, its onset, the check, related settings and the remedy."""
+    lines = [f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
+    if finding.onset is not None:
+        cost = f"; cost: {finding.cost}" if finding.cost else ""
+        lines.append(f"   since step {finding.onset:g}{cost}")
+    lines.append(f"   tested: {finding.tested}{finding.format_figure()}")
+    if finding.settings:
+        lines.append(f"   configuration: {'; '.join(finding.settings)}")
+    lines.append(f"   do: {finding.advice}")
+    return lines
+
+
 def _as_code(text: str) -> str:
-    """Return a text as inline code of Markdown that ends neither the code nor a cell of a table."""
+    """Return a text as inline code of Markdown. Its characters end neither the code nor a cell of a table."""
     text = printable(text).replace("`", "'").replace("|", "\\|").replace("\n", " ")
     return f"`{text}`"
 
@@ -236,13 +260,16 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose a run from its log, its record of tokens, or the batches that its framework wrote.
 
-    Reading a log takes the standard library alone. Of a record, what the clip did is judged only where torch is
+    A log needs only the standard library. The effect of the clip on a record's tokens is checked only if torch is
     installed.
 
     Args:
-        run: What `bandpo.runs.open_run` opens, or an open run.
-        method: The run's own method, used where nothing on the disk names one.
-        collectors: Further collectors that the pass over a record feeds, so that it is read once.
+        run: An open run, or a path that `bandpo.runs.open_run` accepts.
+        method: The method that the run was trained with, if no file of the run names one.
+        collectors: Further collectors to feed during the pass over a record, so that it is read only once.
+
+    Returns:
+        The findings, with the part of the run that they are based on.
 
     Raises:
         ValueError: if the run cannot be read.
@@ -250,7 +277,7 @@ def diagnose(
     run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
     if not run.is_record:
         findings = with_settings(log_findings(run.rows, run.setup), run.setup)
-        # A configuration of another framework than the log's is of another run.
+        # A configuration of a framework that did not write the log belongs to another run.
         same_run = run.setup.framework == run.configuration.framework
         return Diagnosis(
             findings,
@@ -267,13 +294,13 @@ def diagnose(
     first_pass = FirstPass.collector()
     advantages = AdvantageCollector()
     replay = _replay_collector(method)
-    fed: list[Collector] = [first_pass, advantages, *collectors]
+    all_collectors: list[Collector] = [first_pass, advantages, *collectors]
     if replay is not None:
-        fed.append(TolerantCollector([replay]))
+        all_collectors.append(TolerantCollector([replay]))
     with warnings.catch_warnings():
-        # Values that cannot be right are a finding here.
+        # The findings report impossible values.
         warnings.filterwarnings("ignore", "(?s).*values that cannot be right")
-        run.scan(fed)
+        run.scan(all_collectors)
     replayed = None if replay is None else replay.result()
     rows = [] if replayed is None else replayed.rows
     return diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
@@ -285,29 +312,31 @@ def diagnose_record(
     setup: Setup,
     replayed_rows: Sequence[Row] = (),
 ) -> Diagnosis:
-    """Diagnose a record from its first pass, and from the audit of its tokens where there is one.
+    """Diagnose a record from its first pass, and from a replay of its tokens if there is one.
 
     Args:
         first_pass: The tokens of every sequence when it was first recorded.
         advantages: Rewards, advantages and masks of the sequences.
-        setup: What the run was trained with.
+        setup: The framework, method and settings of the run.
         replayed_rows: The rows of a replay, see `bandpo.audit.replay.Replay`.
     """
     from bandpo.doctor.advantage_checks import findings_and_notes
 
-    of_advantages, notes = findings_and_notes(advantages)
+    advantage_findings, notes = findings_and_notes(advantages)
     tokens = first_pass.coverage.total_tokens
     if 0 < tokens < FEW_TOKENS:
         notes = [
             *notes,
-            f"{tokens:,} tokens are few: a fault that changes little, or few of them, would not show",
+            f"{tokens:,} tokens are few: a small fault, or a fault of few tokens, would not show",
         ]
-    findings = _in_order(first_pass, of_advantages)
+    findings = _findings_in_order(first_pass, advantage_findings)
     batch_rows = first_pass.batch_rows()
-    # While the tokens are not what every method assumes, nothing is said of the clip and the learning rate.
+
+    # The clip and the learning rate are not judged if the tokens violate an assumption that every method makes.
     if any(finding.ok is False for finding in findings):
         return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
-    # The entropy of a replay is estimated; the batch rows have the recorded one.
+
+    # A replay only estimates the entropy; the batch rows have the recorded one.
     clip_rows = [{name: x for name, x in row.items() if name != "entropy"} for row in replayed_rows]
     findings += log_findings([*clip_rows, *batch_rows])
     return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
@@ -321,38 +350,39 @@ def record_findings(
     Args:
         first_pass: The tokens of every sequence when it was first recorded.
         advantages: Rewards, advantages and masks of the sequences.
-        whole_groups: Whether they have all answers to each prompt, as a micro-batch that is watched does not.
+        whole_groups: True if `advantages` has all answers to each prompt. It has not in a micro-batch.
     """
     from bandpo.doctor.advantage_checks import advantage_findings
 
-    of_advantages = advantage_findings(advantages, whole_groups=whole_groups)
-    return _in_order(first_pass, of_advantages)
+    findings = advantage_findings(advantages, whole_groups=whole_groups)
+    return _findings_in_order(first_pass, findings)
 
 
-def _in_order(first_pass: FirstPass, of_advantages: Sequence[Finding]) -> list[Finding]:
+def _findings_in_order(first_pass: FirstPass, advantage_findings: Sequence[Finding]) -> list[Finding]:
     """Run the checks of tokens, and return all findings of a record, causes before their effects.
 
     Args:
         first_pass: The tokens of every sequence when it was first recorded.
-        of_advantages: The findings on advantages, rewards and masks.
+        advantage_findings: The findings on advantages, rewards and masks.
     """
     from bandpo.doctor.advantage_checks import ENDS, PROMPTS
     from bandpo.doctor.token_checks import token_findings
 
-    counts_drawn_tokens = all(
-        finding.ok is not False for finding in of_advantages if finding.tested in (ENDS, PROMPTS)
-    )
+    mask_findings = [finding for finding in advantage_findings if finding.tested in (ENDS, PROMPTS)]
+    counts_drawn_tokens = all(finding.ok is not False for finding in mask_findings)
     findings = token_findings(first_pass, counts_drawn_tokens=counts_drawn_tokens)
-    numbers, *of_probabilities, updates = findings
-    # Advantages are not those of their groups where a part of each batch is missing.
+    numbers, *probability_findings, updates = findings
+
+    # If a micro-batch of each batch is lost, the advantages of incomplete groups look wrong.
     if updates.code == "micro-batch-lost":
-        return [numbers, updates, *of_advantages, *of_probabilities]
-    # Masks and answers that were left out change the figures of the tokens, not the other way round.
-    return [numbers, *of_advantages, *of_probabilities, updates]
+        return [numbers, updates, *advantage_findings, *probability_findings]
+
+    # A wrong mask, or missing answers, change the statistics of the tokens, so they come first.
+    return [numbers, *advantage_findings, *probability_findings, updates]
 
 
 def _replay_collector(method: Method | ClipRule | str | None) -> Any:
-    """Return a collector that audits the record under the run's own method and others; None without torch."""
+    """Return a collector that replays the record under the run's method and others; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     from bandpo.audit.replay import ReplayCollector

@@ -1,6 +1,6 @@
 """Results of the doctor's checks, and the part of a record that they cover.
 
-This module needs the standard library alone, so that it also runs where numpy is missing, as in a browser.
+This module needs only the standard library, so it also runs without numpy, as in a browser.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Finding(NamedTuple):
     """
 
     code: str
-    """``ok``, or the code of the fault, as docs/diagnose.md lists them."""
+    """``ok``, or the code of the fault. docs/diagnose.md lists the codes."""
     ok: bool | None
-    """True if the check passed, False if it failed; None for a remark, and if the run does not record enough."""
+    """True if the check passed, False if it failed; None for a remark, or if the run does not record enough."""
     tested: str
-    """The property that a correct run has."""
+    """The property of a correct run that was checked."""
     figure: float | None = None
-    """The quantity that was measured."""
+    """The measured quantity."""
     error: float | None = None
     """Standard error of ``figure``, from its values per batch."""
     n: int = 0
@@ -36,45 +36,45 @@ class Finding(NamedTuple):
     cause: str = ""
     """The fault, in a sentence; empty if the check passed."""
     or_else: tuple[str, ...] = ()
-    """Codes of other faults that look the same in this check."""
+    """Codes of other faults that this check cannot tell from it."""
     advice: str = ""
-    """A remedy; of a check that could not run, what to record for it."""
+    """The remedy; for a check that could not run, the data to record for it."""
     severity: str = ""
     """One of `bandpo._severities.SEVERITIES`; empty if the check passed or could not run."""
     onset: float | None = None
-    """The step from which the run shows it; None if it has no beginning."""
+    """The first step at which the run shows the fault; None if no such step is known."""
     steps: tuple[float, float] | None = None
     """The first and the last step of the rows that ``figure`` was computed from."""
     cost: str = ""
-    """What the run has cost since the onset."""
+    """The time, or the number of log steps, since the onset."""
     settings: tuple[str, ...] = ()
-    """Settings of the run's configuration that bear on it, with their values and their file."""
+    """Settings of the run's configuration that are related to the fault, with their values and their file."""
     quantities: tuple[str, ...] = ()
-    """The quantities of the log that show it, as `bandpo.runs.quantities.QUANTITIES` names them, the one that shows it
-    best first. A component of the reward is named ``rewards/NAME``."""
+    """The quantities of the log that show the fault, the clearest first, under their names in
+    `bandpo.runs.quantities.QUANTITIES`. A component of the reward is named ``rewards/NAME``."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int) -> Finding:
-        """Return a passed check of a quantity that was measured per batch.
+        """Return a passed check of a quantity that was measured in each batch.
 
         Args:
-            tested: The property that a correct run has.
-            by_batch: The quantity in each batch, at least one value; a one-dimensional array will do.
-            n: Number of tokens or sequences in all batches.
+            tested: The property of a correct run that was checked.
+            by_batch: The quantity in each batch, at least one value; may be a one-dimensional array.
+            n: Total number of tokens or sequences in the batches.
         """
         figures = [float(figure) for figure in by_batch]
         mean = sum(figures) / len(figures)
         if len(figures) < 2:
             return cls("ok", True, tested, mean, None, n)
 
-        # Unlike `statistics.stdev`, plain sums let NaN and infinity through.
+        # Plain sums, since `statistics.stdev` raises an error for NaN and infinity.
         squares = [(figure - mean) * (figure - mean) for figure in figures]
         variance = sum(squares) / (len(figures) - 1)
         error = math.sqrt(variance / len(figures))
         return cls("ok", True, tested, mean, error, n)
 
     def format_figure(self) -> str:
-        """Return the figure with its error and what it was taken over, in brackets; empty without a figure."""
+        """Return the figure with its standard error and sample size, in brackets; empty without a figure."""
         if self.figure is None or not self.n:
             return ""
         spread = "" if self.error is None else f" ± {self.error:.2g}"
@@ -90,22 +90,25 @@ class Finding(NamedTuple):
         onset: float | None = None,
         quantities: Sequence[str] = (),
     ) -> Finding:
-        """Return the finding for the case that the check failed, with the advice for its code.
+        """Return this check as failed, with the advice for the code.
 
         Args:
             code: A code of docs/diagnose.md.
             cause: The fault, in a sentence.
-            *alternatives: Codes of other faults that look the same in this check.
+            *alternatives: Codes of other faults that this check cannot tell from it.
             ok: None for a remark that is no fault.
-            severity: One of `bandpo._severities.SEVERITIES`; otherwise that of the code, and ``note`` for a remark.
-            onset: The step from which the run shows it.
-            quantities: The quantities of the log that show it, the one that shows it best first.
+            severity: One of `bandpo._severities.SEVERITIES`. If not given, the severity of the code, or ``note`` for a
+                remark.
+            onset: The first step at which the run shows the fault.
+            quantities: The quantities of the log that show the fault, the clearest first.
 
         Raises:
             ValueError: if there is no advice for ``code``.
         """
         if severity is None:
-            severity = load_table("severities").get(code, "fix") if ok is False else "note"
+            severity = "note"
+            if ok is False:
+                severity = load_table("severities").get(code, "fix")
         return self._replace(
             code=code,
             ok=False if severity in ("stop", "fix") else None,
@@ -130,9 +133,9 @@ def _advice_for(code: str) -> str:
 
 
 class Coverage(NamedTuple):
-    """Part of a record that the checks read.
+    """The part of a record that the checks read.
 
-    A token counts once, however many losses hold it; the tokens of sequences that hold NaN do not count.
+    A token counts once, even if several losses contain it. Tokens of sequences that contain NaN do not count.
 
     >>> str(Coverage(12288, 12288, 8, 8))
     'looked at all 12,288 tokens of 8 batches'
@@ -143,22 +146,22 @@ class Coverage(NamedTuple):
     """
 
     tokens: int = 0
-    """Tokens that were checked."""
+    """Number of tokens that were checked."""
     total_tokens: int = 0
-    """Tokens in the record."""
+    """Number of tokens in the record."""
     batches: int = 0
-    """Generated batches of which tokens were checked; the first and the last always are."""
+    """Number of generated batches with checked tokens. The first and the last batch always have some."""
     total_batches: int = 0
-    """Generated batches in the record."""
+    """Number of generated batches in the record."""
 
     @property
     def complete(self) -> bool:
-        """Whether every token was checked."""
+        """True if every token was checked."""
         return self.tokens == self.total_tokens
 
     @property
     def part(self) -> str:
-        """The part of the record that was checked, as a phrase; empty if that is all of it."""
+        """The checked part of the record, as a phrase; empty if every token was checked."""
         if self.complete:
             return ""
         return f"{100 * self.tokens / self.total_tokens:.2g}% of the tokens"
@@ -170,12 +173,12 @@ class Coverage(NamedTuple):
             return f"looked at all {self.tokens:,} tokens of {batches}"
         share = f"{100 * self.tokens / self.total_tokens:.2g}%"
         if self.batches < self.total_batches:
-            where = f"in {self.batches:,} of {self.total_batches:,} batches from first to last"
+            batches = f"in {self.batches:,} of {self.total_batches:,} batches from first to last"
         elif self.total_batches == 1:
-            where = "in its one batch"
+            batches = "in its one batch"
         else:
-            where = f"in all {self.total_batches:,} batches"
-        return f"looked at {self.tokens:,} of {self.total_tokens:,} tokens ({share}), {where}"
+            batches = f"in all {self.total_batches:,} batches"
+        return f"looked at {self.tokens:,} of {self.total_tokens:,} tokens ({share}), {batches}"
 
     def as_json(self) -> dict[str, int]:
         """Return the four counts by name."""

@@ -1,7 +1,7 @@
-"""Checks of a log: what the course of a run's metrics says, with the standard library alone.
+"""Checks of the metrics in a run's log. Only the standard library is needed.
 
-They stand in the order of causes before their effects. The figures above each check were chosen on the scenarios and
-logs of ``benchmarks/doctor``, and tested on others.
+The checks are ordered: causes come before their effects. The thresholds above each group of checks were chosen on the
+scenarios and logs of ``benchmarks/doctor``, and tested on others.
 """
 
 from __future__ import annotations
@@ -34,34 +34,40 @@ from bandpo.runs.setup import Setup
 from bandpo.runs.summary import summarize
 
 FEW_STEPS = 8
-"""Log steps below which a course is not judged."""
+"""Number of log steps below which trends of a metric are not checked."""
 
 
 def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Finding]:
-    """Return what the metrics of a run show, causes before their effects, and a plateau after them.
+    """Check the metrics of a run, and return the results: causes before their effects, then a plateau, then the clip.
 
     Args:
         rows: The log, one row per log step, as `bandpo.runs.logs.read_log` returns it.
-        setup: What the run was trained with, as far as it is known.
+        setup: The framework, method and settings of the run, as far as they are known.
+
+    Returns:
+        The result of each check, passed and failed ones.
     """
     setup = setup or Setup()
     course = Course(rows)
     fall = _check_fall(course)
-    flat = _flat_part(course)
-    flat_since = -math.inf if flat is None else flat[0].steps[flat[1]]
+    fell = fall.ok is False
+    flat = _find_flat_part(course)
+    flat_since = -math.inf
+    if flat is not None:
+        reward, turn = flat
+        flat_since = reward.steps[turn]
     solved = _is_solved(course)
-    constant_reward = _check_constant_reward(course)
     findings = [
         _check_numbers(course),
         _check_movement(course),
         _check_reference(course, setup),
         _check_engine(course),
         _check_step_size(course),
-        _check_gradient_spikes(course, fell=fall.ok is False),
+        _check_gradient_spikes(course, fell=fell),
         _check_clip_share(course, setup),
         _check_divergence(course),
         _check_truncation(course, setup),
-        constant_reward,
+        _check_constant_reward(course),
         _check_signal(course, setup, solved=solved),
         _check_data(course),
         *_check_components(course),
@@ -71,60 +77,63 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
         _check_small_steps(course),
         fall,
     ]
-    found = {finding.code for finding in findings if finding.cause}
-    findings.append(_check_last_tenth(course, found))
-    plateau = _check_plateau(course, flat, fell=fall.ok is False, solved=solved)
-    findings.append(plateau)
+    codes = {finding.code for finding in findings if finding.cause}
+    findings.append(_check_last_tenth(course, codes))
+    findings.append(_check_plateau(course, flat, fell=fell, solved=solved))
+    # The clip is judged only if there is no fault.
     if all(finding.ok is not False for finding in findings):
         findings.append(_check_clip(course, setup.updates))
     return [_with_cost(finding, rows) for finding in findings]
 
 
 def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
-    """Return a finding with what the run has cost since its onset."""
+    """Return a finding with its cost: the time, or the number of log steps, since its onset."""
     if not finding.cause or finding.onset is None:
         return finding
-    since = [row for row in rows if row["step"] >= finding.onset]
-    seconds = sum(row.get("step_time", 0.0) for row in since)
-    total = sum(row.get("step_time", 0.0) for row in rows)
-    if total:
-        gaps = (rows[-1]["step"] - rows[0]["step"]) / max(1, len(rows) - 1)
-        # A row may be of several steps, each of which took that time.
-        hours, all_hours = (time * max(1.0, gaps) / 3600 for time in (seconds, total))
-        return finding._replace(cost=f"{hours:.2g} of {all_hours:.2g} hours, times the GPUs")
-    return finding._replace(cost=f"{len(since)} of {len(rows)} log steps")
+    rows_since_onset = [row for row in rows if row["step"] >= finding.onset]
+    seconds = sum(row.get("step_time", 0.0) for row in rows_since_onset)
+    total_seconds = sum(row.get("step_time", 0.0) for row in rows)
+    if total_seconds:
+        # A row may stand for several training steps, each of which took that time.
+        steps_per_row = max(1.0, (rows[-1]["step"] - rows[0]["step"]) / max(1, len(rows) - 1))
+        hours = seconds * steps_per_row / 3600
+        total_hours = total_seconds * steps_per_row / 3600
+        return finding._replace(cost=f"{hours:.2g} of {total_hours:.2g} hours, times the GPUs")
+    return finding._replace(cost=f"{len(rows_since_onset)} of {len(rows)} log steps")
 
 
 def _passed(tested: str, metric: Series, figure: float | None = None) -> Finding:
-    """Return a check of a metric that passed, with the steps that it rests on."""
+    """Return a check of a metric that passed, with the number of log steps and their range."""
     steps = (metric.steps[0], metric.steps[-1])
     return Finding("ok", True, tested, figure, None, len(metric.values), steps=steps)
 
 
 # --- Numbers and movement ---
 
-LEAST_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
-"""For each quantity the value up to which weights stand still: Adam moves them by the rate, and float32 rounds
-0.02 + 1e-9."""
+NO_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
+"""For each quantity, the value up to which weights do not change. Adam changes them by about the learning rate, and in
+float32 0.02 + 1e-9 is rounded to 0.02."""
 
 
 def _check_numbers(course: Course) -> Finding:
-    steps = [row["step"] for row in course.rows if row.get("not_finite")]
-    finding = Finding(
-        "ok", True, "the log holds numbers", len(steps) / len(course.rows), None, len(course.rows)
-    )
-    if not steps:
+    """Check that the log has no NaN and no infinite values."""
+    bad_rows = [row for row in course.rows if row.get("not_finite")]
+    share = len(bad_rows) / len(course.rows)
+    finding = Finding("ok", True, "the log holds numbers", share, None, len(course.rows))
+    if not bad_rows:
         return finding
-    cause = f"{len(steps)} of {len(course.rows)} log steps hold NaN or infinite values, first step {min(steps):.0f}"
-    broken = [row for row in course.rows if row.get("not_finite")]
-    lost = [
-        name for name in QUANTITIES if course.series(name).values and any(name not in row for row in broken)
-    ]
-    return finding.failed("nan", cause, onset=min(steps), quantities=lost)
+    first_step = min(row["step"] for row in bad_rows)
+    cause = f"{len(bad_rows)} of {len(course.rows)} log steps hold NaN or infinite values, first step {first_step:.0f}"
+    # The reader leaves values out that are not finite.
+    missing = []
+    for name in QUANTITIES:
+        if course.series(name).values and any(name not in row for row in bad_rows):
+            missing.append(name)
+    return finding.failed("nan", cause, onset=first_step, quantities=missing)
 
 
 def _rewards_differ(course: Course) -> bool:
-    """Check whether some group's rewards differ, so that there must be a gradient; True where nothing is known."""
+    """Check whether the rewards of some group differ, so that there must be a gradient; True if this is not known."""
     dead = course.series("dead").values
     if dead:
         return min(dead) < 1
@@ -133,21 +142,24 @@ def _rewards_differ(course: Course) -> bool:
 
 
 def _has_signal_without_gradient(course: Course) -> bool:
-    """Check whether every gradient is 0 though it is known that rewards of a group differ."""
+    """Check whether every gradient is 0 although the rewards of some group are known to differ."""
     dead = course.series("dead").values
     spreads = course.series("reward_std").values
-    known = min(dead) < 1 if dead else bool(spreads) and min(spreads) > 0
+    if dead:
+        has_signal = min(dead) < 1
+    else:
+        has_signal = bool(spreads) and min(spreads) > 0
     norms = course.series("grad_norm").values
-    return known and bool(norms) and not any(norms)
+    return has_signal and bool(norms) and not any(norms)
 
 
 def _check_movement(course: Course) -> Finding:
-    """Check that the learning rate is above 0, and the gradient too unless no reward could make one."""
+    """Check that the learning rate is above 0, and the gradient too if rewards differ."""
     tested = "weights move"
     finding = Finding("ok", None, tested)
-    for name, least in LEAST_MOVEMENT.items():
+    for name, limit in NO_MOVEMENT.items():
         metric = course.series(name)
-        # A warm-up begins at 0, so a few steps say nothing.
+        # A few steps are no evidence, since a warm-up begins at 0.
         if len(metric.values) < FEW_STEPS:
             if name == "grad_norm" and _has_signal_without_gradient(course):
                 cause = (
@@ -158,94 +170,116 @@ def _check_movement(course: Course) -> Finding:
             continue
         largest = max(metric.values)
         finding = _passed(tested, metric, largest)
-        is_warm_up = name == "learning_rate" and metric.values[-1] == largest > metric.values[0]
-        if largest <= least and not is_warm_up and (name == "learning_rate" or _rewards_differ(course)):
-            return finding.failed(
-                "no-step", f"{name} never exceeds {largest:g}", onset=metric.steps[0], quantities=[name]
-            )
+        if largest > limit:
+            continue
+        if name == "learning_rate":
+            is_warm_up = metric.values[-1] == largest and largest > metric.values[0]
+            is_fault = not is_warm_up
+        else:
+            is_fault = _rewards_differ(course)
+        if is_fault:
+            cause = f"{name} never exceeds {largest:g}"
+            return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
     return finding
 
 
-# --- The policy's distance from others ---
+# --- Distance of the policy from the reference and from the sampling policy ---
 
 REFERENCE_KL = 0.1
-"""KL to the reference at the first step, before any update, from which it is not the model that training began with."""
+"""KL to the reference (nats per token) at the first step, before any update, above which the reference is another model
+than the one that training began with."""
 
 EARLY_ROWS = 10
-"""Rows in which a KL to the reference of `EARLY_KL` shows steps that are too large."""
+"""Number of rows at the start in which the KL to the reference must stay below `EARLY_KL`."""
 
 EARLY_KL = 1.0
+"""KL to the reference (nats per token) that shows updates that are too large if it is reached in the first rows."""
 
 GROWTH = 4.0
-"""Times by which the KL of the first rows must grow for its cause to be steps, and not another model."""
+"""Factor by which the KL of the first rows grows if updates are its cause. A KL to another model is large at once."""
 
 LARGE_KL = 1.0
-"""KL to the reference (nats per token) at the end of a run from which the policy has left it."""
+"""KL to the reference (nats per token) at the end of a run above which the policy has drifted away from it."""
 
 UNBOUNDED_KL = 100.0
-"""KL from which nothing is left of the reference."""
+"""KL to the reference (nats per token) above which the drift has severity ``stop``."""
 
 TOO_FAR = 2.5
-"""Mean abs log-ratio (nats) at the last update on a batch: tokens twelve times as likely or unlikely as when they were
-sampled, so that the effective sample is next to nothing."""
+"""Mean abs log-ratio (nats) at the last update on a batch above which steps are too large. Tokens are then twelve times
+as likely or unlikely as when they were sampled, so that the effective sample size is close to 0."""
 
 LATE_EPOCH = 0.1
-"""Epoch from which a few rows are of the middle of a run, whose first row has a number that is not its step."""
+"""Epoch of the first row from which a log of a few rows is an excerpt from the middle of a run, whatever its steps."""
 
 LARGE_RATE = 1e-4
-"""Learning rate from which it is named beside steps that are too large."""
+"""Learning rate from which the finding on too large steps mentions it."""
 
 
 def _check_reference(course: Course, setup: Setup) -> Finding:
+    """Check that the KL to the reference begins near 0."""
     tested = "the reference is the model that training began with"
     kl = course.series("kl")
     if not kl.values:
         return Finding("ok", None, tested)
     finding = _passed(tested, kl, kl.values[0])
-    begins = kl.steps[0] <= 1 or (len(kl.steps) > 1 and kl.steps[0] <= kl.steps[1] - kl.steps[0] == 1)
-    epochs = course.series("epoch").values
-    if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
-        begins = False
-    if setup.framework == "verl" and (setup.updates or 1) > 1:
-        # verl logs the mean over the updates of a step, and all but the first come after one.
-        begins = False
+
     early = kl.values[:EARLY_ROWS]
-    # A mean over several steps at the start is above 0 by itself, unless it is as large as ever after.
-    level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
-    # What grows from step to step is the policy, that moves away fast.
+    # The first row may be a mean over several steps, and then its KL is above 0 in any run. It is evidence if it is as
+    # large as that of later rows.
+    is_level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
+    # If the KL grows from step to step, its cause is a policy that moves away fast.
     grows = max(early) > GROWTH * kl.values[0]
-    if kl.values[0] <= REFERENCE_KL or grows or not (begins or level):
+    is_evidence = is_level or _begins_before_updates(course, setup)
+    if kl.values[0] <= REFERENCE_KL or grows or not is_evidence:
         return finding
+
     cause = (
         f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the "
         "policy"
     )
     if setup.number("LoRA rank"):
-        # A new adapter changes nothing, and so has a KL of 0 to its base model.
-        cause = f"{cause}: with LoRA the reference is its base model, without the adapter that training began with"
+        # A new adapter has no effect, so its KL to the base model would be 0.
+        cause = f"{cause}: with LoRA the reference is the base model, without the adapter that training began with"
     else:
         model = "another model, such as the base model of a LoRA run that began with an adapter"
         cause = f"{cause}: the reference is {model}"
     return finding.failed("reference-kl", cause, onset=kl.steps[0], quantities=["kl"])
 
 
-def _check_step_size(course: Course) -> Finding:
-    tested = "steps stay near the policy that sampled"
-    moved = course.series("moved")
+def _begins_before_updates(course: Course, setup: Setup) -> bool:
+    """Check whether the first KL of the log was measured before the first update of the run."""
     kl = course.series("kl")
-    if moved.values:
-        largest = max(moved.values)
-        finding = _passed(tested, moved, largest)
+    epochs = course.series("epoch").values
+    if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
+        return False
+    # verl logs the mean over all updates of a step, and only the first of these comes before any update.
+    if setup.framework == "verl" and (setup.updates or 1) > 1:
+        return False
+    return kl.steps[0] <= 1
+
+
+def _check_step_size(course: Course) -> Finding:
+    """Check that one batch does not move the policy too far, nor the first steps of the run."""
+    tested = "updates stay near the sampling policy"
+    movement = course.series("moved")
+    kl = course.series("kl")
+    if movement.values:
+        largest = max(movement.values)
+        finding = _passed(tested, movement, largest)
         if largest > TOO_FAR:
-            cause = f"by the last update on a batch its tokens had moved by {largest:.2g} nats on average"
-            step = moved.steps[moved.values.index(largest)]
+            cause = (
+                "by the last update on a batch, log-probabilities of its tokens had moved by "
+                f"{largest:.2g} nats on average"
+            )
+            step = movement.steps[movement.values.index(largest)]
             return finding.failed("step-too-large", cause, onset=step, quantities=["moved"])
         return finding
     if not kl.values:
         return Finding("ok", None, tested, advice="record the tokens")
-    finding = _passed(tested, kl, max(kl.values[:EARLY_ROWS]))
+
     early = kl.values[:EARLY_ROWS]
-    # Few log steps may be all of a run, of which the first ten are not its beginning.
+    finding = _passed(tested, kl, max(early))
+    # In a log of few rows, the first ten may be most of the run.
     if len(kl.values) < 3 * EARLY_ROWS or max(early) < EARLY_KL or max(early) <= GROWTH * early[0]:
         return finding
     row = next(row for row, value in enumerate(early) if value >= EARLY_KL)
@@ -256,7 +290,8 @@ def _check_step_size(course: Course) -> Finding:
 
 
 def _check_divergence(course: Course) -> Finding:
-    tested = "the policy stays within reach of the reference"
+    """Check that the KL to the reference is not large at the end."""
+    tested = "the policy stays near the reference"
     kl = course.series("kl")
     if len(kl.values) < FEW_STEPS:
         return Finding("ok", None, tested)
@@ -277,41 +312,50 @@ MISMATCHES = {
     "mismatch": (0.1, "mean distance of the engine's log-probabilities from the trainer's"),
     "mismatch_probs": (0.05, "mean distance of the engine's probabilities from the trainer's"),
 }
-"""For each quantity the value at the end from which engine and trainer differ by more than rounding."""
+"""For each quantity, the value at the end above which engine and trainer differ by more than rounding, and its
+description."""
 
 FAR_WEIGHT = 2.0
-"""Times that the mean importance weight between engine and trainer may be away from 1."""
+"""Factor by which the mean importance weight between engine and trainer may differ from 1."""
 
 STALE = 4.0
-"""Updates by which data may be old on average before it is named."""
+"""Mean age of the data, in updates, above which it is reported."""
 
 
 def _check_engine(course: Course) -> Finding:
+    """Check that engine and trainer have about the same probabilities, and that data is not too old."""
     tested = "engine and trainer agree, as logged"
     finding = Finding("ok", None, tested)
     ages = course.series("staleness").values
-    old = fmean(ages) if ages else 0.0
-    age = f"; data is {old:.2g} updates old on average" if old >= 1 else ""
+    mean_age = fmean(ages) if ages else 0.0
+    age_text = ""
+    age_quantities = []
+    if mean_age >= 1:
+        age_text = f"; data is {mean_age:.2g} updates old on average"
+        age_quantities = ["staleness"]
+
     for name, (limit, description) in MISMATCHES.items():
         metric = course.series(name)
         if not metric.values:
             continue
         finding = _passed(tested, metric, metric.last)
         if metric.last > limit and fmean(metric.later_half) > limit / 2:
-            cause = f"{description}: {metric.first:.3g} → {metric.last:.3g}{age}"
+            cause = f"{description}: {metric.first:.3g} → {metric.last:.3g}{age_text}"
             start = onset(metric, lambda mean, limit=limit: mean > limit)
-            shown = [name, "staleness"] if age else [name]
-            return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=shown)
+            quantities = [name, *age_quantities]
+            return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
+
     weight = course.series("importance_weight")
     if weight.values and finding.ok is None:
         finding = _passed(tested, weight, weight.last)
     if len(weight.values) >= FEW_STEPS and not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
-        cause = f"the mean importance weight between engine and trainer is {weight.last:.3g}{age}"
+        cause = f"the mean importance weight between engine and trainer is {weight.last:.3g}{age_text}"
         start = onset(weight, lambda mean: not 1 / FAR_WEIGHT <= mean <= FAR_WEIGHT)
-        shown = ["importance_weight", "staleness"] if age else ["importance_weight"]
-        return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=shown)
-    if old > STALE:
-        cause = f"data is {old:.2g} updates old on average"
+        quantities = ["importance_weight", *age_quantities]
+        return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
+
+    if mean_age > STALE:
+        cause = f"data is {mean_age:.2g} updates old on average"
         return finding.failed("stale", cause, severity="look", quantities=["staleness"])
     return finding
 
@@ -319,76 +363,90 @@ def _check_engine(course: Course) -> Finding:
 # --- Gradient and clip ---
 
 SPIKE = 15.0
-"""Times the gradient norm around it from which one is a spike."""
+"""A gradient norm is a spike if it is more than this many times the norms around it."""
 
 FEWEST_SPIKES = 3
+"""Number of spikes below which they are not reported."""
 
 MUCH_CLIPPED = 0.3
-"""Share of tokens clipped at the end from which most updates are thrown away."""
+"""Share of clipped tokens at the end above which a fault is reported, since much of the gradient is lost."""
 
 SOME_CLIPPED = 0.2
+"""Share of clipped tokens at the end above which the clip is worth a look."""
 
 MUCH_CLIPPED_SEQUENCES = 0.6
-"""The same for ratios of sequences, of which methods such as GSPO clip many by design."""
+"""The same for sequence-level ratios. Methods such as GSPO clip many sequences by design."""
 
 
 def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
-    tested = "gradients are of one size"
+    """Check that no gradient norm is many times larger than those around it.
+
+    Args:
+        course: The metrics of the run.
+        fell: True if the reward fell at the end, which makes spikes a fault.
+    """
+    tested = "gradient norms have no spikes"
     norm = course.series("grad_norm")
     if len(norm.values) < 4 * FEW_STEPS:
         return Finding("ok", None, tested)
     spikes = find_spikes(norm.values, SPIKE)
     finding = _passed(tested, norm, len(spikes))
-    # Many rows are no spikes, but a wide spread.
+    # If many rows are far from their neighbours, the norm has a wide spread and no spikes.
     if not FEWEST_SPIKES <= len(spikes) <= len(norm.values) / 10:
         return finding
     largest = max(norm.values[row] for row in spikes)
     usual = sorted(norm.values)[len(norm.values) // 2]
     steps = ", ".join(f"{norm.steps[row]:.0f}" for row in spikes[:5])
+    if len(spikes) > 5:
+        steps = f"{steps}, …"
     cause = (
-        f"the gradient norm is {SPIKE:.0f} times that of its neighbours and more in {len(spikes)} log steps "
-        f"(step {steps}{', …' if len(spikes) > 5 else ''}), up to {largest:.3g} where {usual:.3g} is usual"
+        f"in {len(spikes)} log steps (step {steps}) the gradient norm is more than {SPIKE:.0f} times the norms around "
+        f"it, up to {largest:.3g} where {usual:.3g} is usual"
     )
     severity = "fix" if fell else "look"
-    first = norm.steps[spikes[0]]
-    return finding.failed("gradient-spikes", cause, severity=severity, onset=first, quantities=["grad_norm"])
+    start = norm.steps[spikes[0]]
+    return finding.failed("gradient-spikes", cause, severity=severity, onset=start, quantities=["grad_norm"])
 
 
 def _clip_shares(course: Course) -> Series:
-    """Return the share of tokens that was clipped on either side."""
+    """Return the share of clipped tokens over the steps, the sum of both sides where these are logged apart."""
     if "clip" in course.names:
         return course.series("clip")
     names = [name for name in ("clip_high", "clip_low") if name in course.names]
-    if not names:
-        return Series([], [])
-    both = [
-        (row["step"], sum(row.get(name, 0.0) for name in names))
-        for row in course.rows
-        if any(n in row for n in names)
-    ]
-    return Series([step for step, _ in both], [share for _, share in both])
+    steps = []
+    shares = []
+    for row in course.rows:
+        values = [row[name] for name in names if name in row]
+        if values:
+            steps.append(row["step"])
+            shares.append(sum(values))
+    return Series(steps, shares)
 
 
 def _check_clip_share(course: Course, setup: Setup) -> Finding:
-    tested = "the clip leaves most of the gradient"
+    """Check that most tokens, or sequences, are not clipped."""
+    tested = "the clip keeps most of the gradient"
     shares = _clip_shares(course)
     if len(shares.values) < FEW_STEPS:
         return Finding("ok", None, tested)
     finding = _passed(tested, shares, shares.last)
-    of_sequences = setup.level == "sequence" or (setup.method or "").startswith("GSPO")
-    if of_sequences:
-        much = some = MUCH_CLIPPED_SEQUENCES
-    else:
-        much, some = MUCH_CLIPPED, SOME_CLIPPED
+    look_limit = SOME_CLIPPED
+    fix_limit = MUCH_CLIPPED
+    if setup.level == "sequence" or (setup.method or "").startswith("GSPO"):
+        look_limit = MUCH_CLIPPED_SEQUENCES
+        fix_limit = MUCH_CLIPPED_SEQUENCES
     share = max(shares.last, fmean(shares.later_half))
-    if share <= some:
+    if share <= look_limit:
         return finding
     change = f"{shares.first:.1%} → {shares.last:.1%}"
-    cause = f"{share:.0%} of tokens are clipped ({change}): their gradient is lost, and steps are far from the policy"
-    severity = "fix" if share > much else "look"
-    start = onset(shares, lambda mean: mean > some)
-    shown = [name for name in ("clip", "clip_high", "clip_low") if name in course.names]
-    return finding.failed("clip-heavy", cause, severity=severity, onset=start, quantities=shown)
+    cause = (
+        f"{share:.0%} of tokens are clipped ({change}): their gradient is lost, and updates go far from the sampling "
+        "policy"
+    )
+    severity = "fix" if share > fix_limit else "look"
+    start = onset(shares, lambda mean: mean > look_limit)
+    quantities = [name for name in ("clip", "clip_high", "clip_low") if name in course.names]
+    return finding.failed("clip-heavy", cause, severity=severity, onset=start, quantities=quantities)
 
 
 # --- Rewards ---
@@ -397,214 +455,248 @@ SOLVED = 0.95
 """Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
 
 CONSTANT_ROWS = 20
-"""Rows with one and the same reward that are no accident."""
+"""Number of rows with equal rewards from which this is a fault, if they are also `CONSTANT_SHARE` of all rows."""
 
 CONSTANT_SHARE = 0.25
+"""Share of a log's rows with equal rewards from which this is a fault."""
 
 LEVEL_PART = 0.03
-"""Relative spread of a component's tenths up to which it is level."""
+"""Relative spread of the means of a component's tenths up to which the component is constant."""
 
 FULL = 0.9
-"""Mean of a component between 0 and 1 from which nearly every answer has it."""
+"""Mean of a component between 0 and 1 from which nearly every answer reaches its maximum."""
 
 MOST_OF_REWARD = 0.6
-"""Share of a reward from which one component is most of it."""
+"""Share of the reward above which one component dominates it."""
 
 EXPLAINED = 0.8
-"""Share of a reward's variance that its components must explain before their weights are believed."""
+"""Share of the reward's variance that its components must explain for their fitted weights to be used."""
 
 MOST_COMPONENTS = 8
+"""Largest number of components whose weights are fitted."""
 
 JUMP_ERRORS = 6.0
-"""Standard errors from which a change of level is no accident."""
+"""Standard errors above which a change of level is significant."""
 
 NEAR_ROWS = 3
-"""Rows within which jumps of several metrics are one event."""
+"""Largest distance, in rows, of jumps of two metrics that count as one event."""
 
 
 def _is_solved(course: Course) -> bool:
-    """Check whether groups have no spread since nearly every answer has the best reward."""
+    """Check whether nearly every answer has the best reward, so that groups have no spread."""
     reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
         return False
     late = fmean(reward.later_half)
     if min(reward.values) >= 0 and max(reward.values) <= 1.0 and late >= SOLVED:
         return True
+
+    # The largest reward is not known. The prompts are solved if the reward has risen to its best, and more and more
+    # groups have equal rewards.
     dead = course.series("dead")
     if len(dead.values) < 2 * FEW_STEPS or len(reward.values) < 2 * FEW_STEPS:
         return False
     noise = noise_of_differences(reward.values)
     rose = reward.last - reward.first > max(2 * noise, 0.2 * abs(reward.last))
-    at_its_best = reward.last > max(reward.values) - 0.1 * (max(reward.values) - min(reward.values)) - noise
-    return rose and at_its_best and dead.last > 0.5 and dead.last > dead.first
+    value_range = max(reward.values) - min(reward.values)
+    is_at_best = reward.last > max(reward.values) - 0.1 * value_range - noise
+    return rose and is_at_best and dead.last > 0.5 and dead.last > dead.first
 
 
 def _check_constant_reward(course: Course) -> Finding:
+    """Check that the mean reward is not the same in many log steps up to the end."""
     tested = "rewards differ"
     reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
         return Finding("ok", None, tested)
-    value = reward.values[-1]
-    equal = 0
-    for other in reversed(reward.values):
-        if other != value:
+    last = reward.values[-1]
+    equal_rows = 0
+    for value in reversed(reward.values):
+        if value != last:
             break
-        equal += 1
-    finding = _passed(tested, reward, equal)
-    spread = course.series("reward_std").values[-equal:]
-    is_best = value >= SOLVED and max(reward.values) <= 1
-    if equal < CONSTANT_ROWS or equal < CONSTANT_SHARE * len(reward.values) or is_best or any(spread):
+        equal_rows += 1
+    finding = _passed(tested, reward, equal_rows)
+    spreads = course.series("reward_std").values[-equal_rows:]
+    is_best = last >= SOLVED and max(reward.values) <= 1
+    is_short = equal_rows < CONSTANT_ROWS or equal_rows < CONSTANT_SHARE * len(reward.values)
+    if is_short or is_best or any(spreads):
         return finding
-    since = reward.steps[-equal]
-    cause = f"the reward is {value:.3g} in every one of the last {equal} log steps, from step {since:.0f} on"
-    return finding.failed("reward-flat", cause, onset=since, quantities=["reward"])
+    start = reward.steps[-equal_rows]
+    cause = (
+        f"the reward is {last:.3g} in every one of the last {equal_rows} log steps, from step {start:.0f} on"
+    )
+    return finding.failed("reward-flat", cause, onset=start, quantities=["reward"])
 
 
 def _components(course: Course) -> dict[str, Series]:
-    """Return the components of the reward by their names, of rows that have a reward."""
-    logged = [row for row in course.rows if "reward" in row]
-    keys = {}
-    for key in dict.fromkeys(key for row in logged[:100] for key in row):
-        name = component_name(key)
-        if name is not None:
-            keys.setdefault(name, key)
-    rewarded = Course(logged)
-    components = {name: rewarded.series(key) for name, key in keys.items()}
-    return {name: metric for name, metric in components.items() if len(metric.values) >= CONSTANT_ROWS}
+    """Return the components of the reward by name, over the rows that have a reward."""
+    rows = [row for row in course.rows if "reward" in row]
+    keys: dict[str, str] = {}
+    for row in rows[:100]:
+        for key in row:
+            name = component_name(key)
+            if name is not None:
+                keys.setdefault(name, key)
+    course_with_reward = Course(rows)
+    components = {}
+    for name, key in keys.items():
+        metric = course_with_reward.series(key)
+        if len(metric.values) >= CONSTANT_ROWS:
+            components[name] = metric
+    return components
 
 
 def _check_components(course: Course) -> list[Finding]:
-    tested = "every component of the reward says something"
+    """Check that every component of the reward varies, and that no constant one dominates."""
+    tested = "every component of the reward varies"
     components = _components(course)
     if len(components) < 2:
         return [Finding("ok", None, tested)]
-    any_component = next(iter(components.values()))
+    first_component = next(iter(components.values()))
     findings = []
     constant = {name: metric for name, metric in components.items() if len(set(metric.values)) == 1}
-    if constant and len(constant) < len(components):
-        names = ", ".join(f"{name} is {metric.values[0]:.3g}" for name, metric in constant.items())
-        others = ", ".join(
-            f"{name} {fmean(metric.values):.3g}"
-            for name, metric in components.items()
-            if name not in constant
+    varying = {name: metric for name, metric in components.items() if name not in constant}
+    if constant and varying:
+        constants = ", ".join(f"{name} is {metric.values[0]:.3g}" for name, metric in constant.items())
+        means = ", ".join(f"{name} {fmean(metric.values):.3g}" for name, metric in varying.items())
+        cause = (
+            f"{constants} in every one of {len(first_component.values)} log steps; means of the other components: "
+            f"{means}"
         )
-        cause = f"{names} in every one of {len(any_component.values)} log steps, beside {others}"
-        finding = _passed(tested, any_component)
-        shown = [f"rewards/{name}" for name in constant]
-        start = any_component.steps[0]
-        findings.append(finding.failed("component-constant", cause, onset=start, quantities=shown))
+        finding = _passed(tested, first_component)
+        quantities = [f"rewards/{name}" for name in constant]
+        start = first_component.steps[0]
+        findings.append(finding.failed("component-constant", cause, onset=start, quantities=quantities))
     findings.append(_check_largest_component(course, components))
     return findings
 
 
 def _check_largest_component(course: Course, components: dict[str, Series]) -> Finding:
-    """Check that the reward is not mostly of a component that is level."""
-    tested = "the reward is of what still changes"
+    """Check that no component that has stopped changing makes up most of the reward."""
+    tested = "most of the reward comes from components that still change"
     reward = course.series("reward")
-    parts = {name: metric for name, metric in components.items() if len(metric.values) == len(reward.values)}
-    parts = {name: metric for name, metric in parts.items() if len(set(metric.values)) > 1}
-    if not 2 <= len(parts) <= MOST_COMPONENTS:
+    varying = {}
+    for name, metric in components.items():
+        if len(metric.values) == len(reward.values) and len(set(metric.values)) > 1:
+            varying[name] = metric
+    if not 2 <= len(varying) <= MOST_COMPONENTS:
         return Finding("ok", None, tested)
     finding = _passed(tested, reward)
-    fit = fit_weights(reward.values, [metric.values for metric in parts.values()])
-    if fit is None or fit[1] < EXPLAINED:
+
+    # A log does not contain the weights of the components, so they are fitted.
+    fit = fit_weights(reward.values, [metric.values for metric in varying.values()])
+    if fit is None:
         return finding
-    paid = {}
-    for weight, (name, metric) in zip(fit[0], parts.items(), strict=True):
-        paid[name] = weight * fmean(metric.later_half)
-    total = sum(abs(value) for value in paid.values())
-    largest = max(paid, key=lambda name: paid[name])
-    means = tenths(parts[largest].values)[5:]
-    level = max(means) - min(means) <= LEVEL_PART * abs(fmean(means))
-    # A component that is level below its maximum may be what the run is for: that is a plateau.
+    weights, explained = fit
+    if explained < EXPLAINED:
+        return finding
+    contributions = {}
+    for weight, (name, metric) in zip(weights, varying.items(), strict=True):
+        contributions[name] = weight * fmean(metric.later_half)
+    total = sum(abs(value) for value in contributions.values())
+    if not total:
+        return finding
+    shares = {name: value / total for name, value in contributions.items()}
+    largest = max(contributions, key=lambda name: contributions[name])
+
+    means = tenths(varying[largest].values)[5:]
+    is_level = max(means) - min(means) <= LEVEL_PART * abs(fmean(means))
+    # A component that is constant below its maximum may be the goal of the run. That would be a plateau.
     is_full = max(means) <= 1.0 and fmean(means) >= FULL
-    if not total or paid[largest] / total < MOST_OF_REWARD or not level or not is_full:
+    if shares[largest] < MOST_OF_REWARD or not is_level or not is_full:
         return finding
-    others = ", ".join(f"{name} {paid[name] / total:.0%}" for name in paid if name != largest)
+    other_shares = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if name != largest)
     cause = (
-        f"{paid[largest] / total:.0%} of the reward is {largest}, which is level at {fmean(means):.3g} in the later "
-        f"half, so that its curve says little of the rest ({others})"
+        f"{shares[largest]:.0%} of the reward is {largest}, which stays at {fmean(means):.3g} in the later half, so "
+        f"that the reward hardly shows the other components ({other_shares})"
     )
     return finding.failed("component-dominates", cause, quantities=[f"rewards/{largest}", "reward"])
 
 
 def _check_data(course: Course) -> Finding:
-    """Check whether reward, its spread and length change at one step, as when prompts change."""
+    """Check that reward and length do not jump at the same step, as they do when the prompts change."""
     tested = "reward and length change gradually"
     jumps = {}
     for name in ("reward", "length", "reward_std"):
         metric = course.series(name)
         jump = find_jump(metric.values) if len(metric.values) >= 40 else None
         if jump is not None and jump.errors > JUMP_ERRORS:
-            jumps[name] = (jump, metric)
+            jumps[name] = jump
     finding = Finding("ok", True, tested, len(jumps), None, len(course.rows))
     if "reward" not in jumps or "length" not in jumps:
         return finding
-    row = jumps["length"][0].row
-    together = {name: jump for name, (jump, _) in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
-    if "reward" not in together:
+    row = jumps["length"].row
+    simultaneous = {name: jump for name, jump in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
+    if "reward" not in simultaneous:
         return finding
-    step = jumps["length"][1].steps[row]
-    change = ", ".join(f"{name} {jump.before:.3g} → {jump.after:.3g}" for name, jump in together.items())
-    cause = f"at step {step:.0f} {change}, all at once: other prompts, another reward or another setting from there on"
-    return finding.failed("data-change", cause, onset=step, quantities=[*together])
+    step = course.series("length").steps[row]
+    changes = ", ".join(f"{name} {jump.before:.3g} → {jump.after:.3g}" for name, jump in simultaneous.items())
+    cause = f"at step {step:.0f}, {changes}, all at once: the prompts, the reward or a setting changed there"
+    return finding.failed("data-change", cause, onset=step, quantities=[*simultaneous])
 
 
 # --- Answers ---
 
 MOST = 0.5
-"""Share of answers cut off, or of groups without signal, that is a cause."""
+"""Share of answers cut off, or of groups without signal, above which this is a fault."""
 
 MANY_CUT = 0.3
-"""Share of answers cut off in the last tenth that is a cause where it was a third of that before."""
+"""Share of answers cut off in the last tenth above which this is a fault, if it has tripled since the first half."""
 
 SOME_CUT = 0.25
-"""Share of answers cut off all along that is worth a look."""
+"""Share of answers cut off in the later half above which it is worth a look."""
 
 AT_THE_CAP = 0.9
-"""Share of the longest mean length from which most answers are as long as they may be."""
+"""Mean length, as a share of the cap, from which most answers are cut off."""
 
 LONGER = 1.8
-"""Times the length at the start from which it is named if a score on other prompts does not follow."""
+"""Growth of the length from which it is reported, if the score on other prompts does not rise with the reward."""
 
 MUCH_BETTER = 0.15
-"""Relative rise of the score on other prompts from which longer answers are better answers."""
+"""Relative rise of the score on other prompts above which the growth of the length is not reported."""
 
 MUCH_LONGER = 3.0
-"""The same where there is no such score, and the reward does not rise."""
+"""Growth of the length from which it is reported without a score on other prompts, if the reward does not rise."""
 
 
 def _check_truncation(course: Course, setup: Setup) -> Finding:
+    """Check that few answers are cut off at the cap on length."""
     tested = "answers are finished"
     cap = setup.number("length cap")
     at_cap = f" at the cap of {cap:g} tokens" if cap else ""
+    quantities = ["cut", "length"]
     shares = course.series("cut")
     if not shares.values:
         return _check_length_at_cap(course, tested, cap)
+
+    # Most answers are cut off in the later half.
     late = shares.later_half
     mean = fmean(late)
     finding = _passed(tested, shares, mean)._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
         cause = f"{mean:.0%} of answers are cut off{at_cap}"
         start = onset(shares, lambda share: share > MOST)
-        return finding.failed("truncated", cause, onset=start, quantities=["cut", "length"])
+        return finding.failed("truncated", cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
         return finding
-    count = max(3, len(shares.values) // 10)
-    end = shares.values[-count:]
+
+    # The share has grown towards the end.
+    end = shares.values[-max(3, len(shares.values) // 10) :]
     last = fmean(end)
     before = fmean(shares.values[: len(shares.values) // 2])
     if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
         cause = f"{last:.0%} of answers are cut off{at_cap} in the last tenth, {before:.0%} in the first half"
         start = onset(shares, lambda share: share > MANY_CUT / 2)
-        return finding.failed("truncated", cause, onset=start, quantities=["cut", "length"])
+        return finding.failed("truncated", cause, onset=start, quantities=quantities)
+
+    # Many answers are cut off in the later half.
     if mean > SOME_CUT:
         cause = f"{mean:.0%} of answers are cut off{at_cap} in the later half"
         severity = "fix" if mean > 3 * before else "look"
         start = shares.steps[len(shares.steps) // 2]
-        return finding.failed(
-            "truncated", cause, severity=severity, onset=start, quantities=["cut", "length"]
-        )
+        return finding.failed("truncated", cause, severity=severity, onset=start, quantities=quantities)
+
+    # Most answers were cut off in some tenth of the run.
     blocks = tenths(shares.values)
     if max(blocks) > MOST:
         worst = blocks.index(max(blocks))
@@ -612,18 +704,16 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
         cause = (
             f"{max(blocks):.0%} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         )
-        return finding.failed(
-            "truncated", cause, severity="look", onset=steps[0], quantities=["cut", "length"]
-        )
+        return finding.failed("truncated", cause, severity="look", onset=steps[0], quantities=quantities)
     return finding
 
 
 def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -> Finding:
-    """Check from their length whether answers are cut off, where their share is not logged.
+    """Check the mean length for truncation, for a log without the share of answers that are cut off.
 
     Args:
-        course: The metrics.
-        tested: The property that a correct run has.
+        course: The metrics of the run.
+        tested: The property of a correct run that is checked.
         known_cap: The cap in the run's configuration; None if it is not known.
     """
     length = course.series("length")
@@ -640,27 +730,30 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
         )
         start = onset(length, lambda mean: mean >= AT_THE_CAP * known_cap)
         return finding.failed("truncated", cause, onset=start, quantities=["length"])
+
+    # The cap is not known. If the largest mean length is a whole number and occurs in several steps, it is the length
+    # of every answer in these steps: the cap.
     cap = max(length.values)
-    # A mean over a batch that is a whole number again and again is the length of every answer in it.
-    at_cap = sum(value == cap for value in length.values)
+    rows_at_cap = sum(value == cap for value in length.values)
     mean = fmean(length.values)
     finding = _passed(tested, length, mean / cap if cap else 0.0)
-    if at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
-        share = at_cap / len(length.values)
+    if rows_at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
+        share = rows_at_cap / len(length.values)
         if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
             return finding
     cause = (
-        f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {at_cap} of {len(length.values)} log steps: "
-        "that is the cap, at which most answers are cut off"
+        f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {rows_at_cap} of {len(length.values)} log "
+        "steps: that is the cap, at which most answers are cut off"
     )
     return finding.failed("truncated", cause, onset=length.steps[0], quantities=["length"])
 
 
 def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
+    """Check that the rewards of most groups differ, so that their advantages are not all 0."""
     tested = "groups carry signal"
     shares = course.series("dead")
     if len(shares.values) < FEW_STEPS:
-        advice = f"{FEW_STEPS} log steps and more" if shares.values else ""
+        advice = f"needs at least {FEW_STEPS} log steps" if shares.values else ""
         return Finding("ok", None, tested, advice=advice)
     late = shares.later_half
     mean = fmean(late)
@@ -670,22 +763,24 @@ def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     end = fmean(late[-max(FEW_STEPS, len(late) // 5) :])
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         return finding
-    cause = f"{max(mean, end):.0%} of groups carry no signal"
-    group = setup.number("group size")
-    if group:
-        cause = f"{max(mean, end):.0%} of groups of {group:g} {'answers' if group > 1 else 'answer'} carry no signal"
+    groups = "groups"
+    group_size = setup.number("group size")
+    if group_size:
+        unit = "answers" if group_size > 1 else "answer"
+        groups = f"groups of {group_size:g} {unit}"
+    cause = f"{max(mean, end):.0%} of {groups} carry no signal"
     reward = course.series("reward")
     if solved:
         cause = f"{cause}, as these prompts are solved (reward {reward.last:.3g})"
         return finding.failed("no-signal", cause, severity="look", onset=start, quantities=["dead"])
-    later = reward.values[len(reward.values) // 3 :]
-    still_learns = len(later) >= 20 and rises(later)
+    later_rewards = reward.values[len(reward.values) // 3 :]
+    still_learns = len(later_rewards) >= 20 and rises(later_rewards)
     severity = "look" if still_learns else "fix"
     return finding.failed("no-signal", cause, severity=severity, onset=start, quantities=["dead"])
 
 
 def _rise(metric: Series) -> float:
-    """Compute by how many standard errors the later third of a metric is above the first."""
+    """Compute by how many standard errors the mean of the last third of a metric is above that of the first third."""
     third = max(1, len(metric.values) // 3)
     noise = noise_of_differences(metric.values) / math.sqrt(third)
     before, after = end_means(metric.values, 3)
@@ -693,27 +788,30 @@ def _rise(metric: Series) -> float:
 
 
 def _check_length(course: Course) -> Finding:
+    """Check that answers become much longer only if the score on other prompts, or else the reward, rises."""
     tested = "longer answers are better answers"
     length = course.series("length")
     if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
         return Finding("ok", None, tested)
-    times = length.last / length.first
-    finding = _passed(tested, length, times)
+    growth = length.last / length.first
+    finding = _passed(tested, length, growth)
     reward = course.series("reward")
     score = course.series(EVALUATION)
     change = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
     middle = (length.first + length.last) / 2
     start = onset(length, lambda mean: mean > middle)
+
     if len(score.values) >= 6 and len(reward.values) >= 6:
-        if times < LONGER or _rise(reward) < 3 or _follows(reward, score):
+        if growth < LONGER or _rise(reward) < 3 or _score_follows_reward(reward, score):
             return finding
         before, after = end_means(score.values, 3)
         cause = f"{change}, while the score on other prompts went {before:.3g} → {after:.3g}"
-        # A reward that may be negative has no unit in which its rise could be compared.
+        # The relative rise of a reward that may be negative is not comparable.
         severity = "look" if min(reward.values) < 0 else "fix"
-        shown = ["length", EVALUATION]
-        return finding.failed("length-growth", cause, severity=severity, onset=start, quantities=shown)
-    if times < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
+        quantities = ["length", EVALUATION]
+        return finding.failed("length-growth", cause, severity=severity, onset=start, quantities=quantities)
+
+    if growth < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
         return finding
     cause = f"{change}, and the reward does not rise"
     return finding.failed(
@@ -721,8 +819,8 @@ def _check_length(course: Course) -> Finding:
     )
 
 
-def _follows(reward: Series, score: Series) -> bool:
-    """Check whether the score on other prompts rises by a good part of itself, or a good part of the reward's rise."""
+def _score_follows_reward(reward: Series, score: Series) -> bool:
+    """Check whether the score on other prompts rises by 15 %, or by a third of the relative rise of the reward."""
     reward_before, reward_after = end_means(reward.values, 3)
     score_before, score_after = end_means(score.values, 3)
     score_rise = (score_after - score_before) / max(abs(score_after), abs(score_before), 1e-12)
@@ -733,82 +831,88 @@ def _follows(reward: Series, score: Series) -> bool:
 # --- Entropy ---
 
 ENTROPY_LEFT = 0.25
-"""Share of its start below which entropy has collapsed, unless the reward rose."""
+"""Share of the entropy at the start below which it has collapsed, unless the reward rose."""
 
 NEARLY_NO_ENTROPY = 0.1
-"""Share of its start up to which a loss of entropy is a fault even after the reward has risen."""
+"""Share of the entropy at the start up to which its collapse is a fault even if the reward has risen before."""
 
 LEAST_ENTROPY = 0.04
-"""Share of its start below which next to nothing of the entropy is left."""
+"""Share of the entropy at the start below which next to nothing is left of it."""
 
 NO_ENTROPY = 0.15
-"""Nats per token above which entropy has not collapsed, whatever it was."""
+"""Entropy (nats per token) above which it has not collapsed, whatever it was at the start."""
 
 LOW_ENTROPY = 0.1
-"""Nats per token below which a policy hardly explores from the start."""
+"""Entropy (nats per token) below which a policy hardly explores from the start."""
 
 ENTROPY_RISE = 2.0
-"""Times its start, and at least a nat more, from which entropy drifts away."""
+"""Growth of the entropy above which this is a fault, if it is also more than one nat per token."""
 
 ENTROPY_KEPT = "entropy is kept, or falls as the reward rises"
+"""The property that `_check_entropy` checks."""
+
+
+def _reward_rose(rewards: Sequence[float]) -> bool:
+    """Check whether the last third of the rewards is above the first by 10 % and by two standard errors."""
+    # The noise of one step is estimated from neighbouring steps; a third of the steps is averaged at either end.
+    error = noise_of_differences(rewards) / math.sqrt(max(1, len(rewards) // 3))
+    before, after = end_means(rewards, 3)
+    return after - before > max(0.1 * abs(before), 2 * error)
 
 
 def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding:
-    """Check whether entropy is lost, or drifts away.
+    """Check that entropy does not collapse, or rise without bound.
 
-    A policy that becomes sure of what is rewarded rightly loses entropy. So the reward must not have risen, and only
-    the reward after it has turned flat counts.
+    A policy rightly loses entropy as it learns which answers are rewarded. A collapse is therefore a fault only if the
+    reward does not rise. If the reward becomes flat, only the steps from there on count.
 
     Args:
-        course: The metrics.
+        course: The metrics of the run.
         flat_since: The step from which the reward is flat; minus infinity if it is not.
-        solved: Whether the prompts are solved, so that a sure policy is right.
+        solved: True if the prompts are solved, so that a policy of low entropy is right.
     """
     entropy = course.series("entropy")
     if len(entropy.values) < 2:
         return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
-    first, last = entropy.first, entropy.last
+    first = entropy.first
+    last = entropy.last
     change = f"entropy {first:.3g} → {last:.3g} nats per token"
 
     reward = course.series("reward")
-    late_reward = [value for step, value in zip(*reward, strict=True) if step >= flat_since]
+    late_rewards = [value for step, value in zip(*reward, strict=True) if step >= flat_since]
     reason = "no reward is known"
     rose = False
-    if len(late_reward) > 1:
-        # Neighbouring steps differ by the noise of two; a third of the steps is averaged at either end.
-        error = noise_of_differences(late_reward) / math.sqrt(max(1, len(late_reward) // 3))
-        before, after = end_means(late_reward, 3)
+    if len(late_rewards) > 1:
+        before, after = end_means(late_rewards, 3)
         change += f", while the reward went {before:.3g} → {after:.3g}"
         reason = "the reward did not rise"
-        rose = after - before > max(0.1 * abs(before), 2 * error)
+        rose = _reward_rose(late_rewards)
 
     finding = _passed(ENTROPY_KEPT, entropy, last / first if first else 1.0)
     if last > max(ENTROPY_RISE * first, first + 1):
         start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
-        cause = f"{change}: it drifts towards noise"
+        cause = f"{change}: the policy becomes random"
         return finding.failed("entropy-rise", cause, onset=start, quantities=["entropy"])
-    lost = last < min(ENTROPY_LEFT * first, NO_ENTROPY)
-    if lost and rose and last < LEAST_ENTROPY * first:
-        # Next to nothing is left: what counts is whether the reward rises without it.
-        gone = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
-        after = [value for step, value in zip(*reward, strict=True) if step >= gone]
-        if len(after) >= 3 * FEW_STEPS:
-            before, end = end_means(after, 3)
-            error = noise_of_differences(after) / math.sqrt(len(after) // 3)
-            rose = end - before > max(0.1 * abs(before), 2 * error)
-    if lost and not rose and not solved:
+
+    collapsed = last < min(ENTROPY_LEFT * first, NO_ENTROPY)
+    if collapsed and rose and last < LEAST_ENTROPY * first:
+        # Next to nothing is left of the entropy, so the reward must have risen after it was lost.
+        collapse_step = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
+        rewards_after = [value for step, value in zip(*reward, strict=True) if step >= collapse_step]
+        if len(rewards_after) >= 3 * FEW_STEPS:
+            rose = _reward_rose(rewards_after)
+    if collapsed and not rose and not solved:
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
         cause = f"{change}: the policy has stopped exploring, and {reason}"
-        # What a run has learned before may have been worth that entropy, as long as some is left.
+        # If the reward rose earlier, and some entropy is left, the collapse may be the price of learning.
         learned = len(reward.values) >= 30 and _rise(reward) > 3 and last > NEARLY_NO_ENTROPY * first
         severity = "look" if learned else "fix"
         return finding.failed(
             "entropy-collapse", cause, severity=severity, onset=start, quantities=["entropy"]
         )
-    is_low = (
-        len(entropy.values) >= 4 * FEW_STEPS and first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
-    )
-    if is_low and not solved:
+
+    is_low = first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
+    if len(entropy.values) >= 4 * FEW_STEPS and is_low and not solved:
         cause = f"entropy is {first:.2g} nats per token at the start, so that the answers of a group are nearly alike"
         return finding.failed("low-entropy", cause, onset=entropy.steps[0], quantities=["entropy"])
     return finding
@@ -818,47 +922,51 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
 
 
 def _check_evaluation(course: Course) -> Finding:
-    """Check whether the score on other prompts falls, or stays, while the reward rises."""
-    tested = "other prompts are solved better as well"
+    """Check that the score on other prompts does not fall while the reward rises."""
+    tested = "the score on other prompts does not fall while the reward rises"
     score = course.series(EVALUATION)
     reward = course.series("reward")
     if len(score.values) < 5 or len(reward.values) < 5:
         return Finding("ok", None, tested)
+    # Running means of the score: the best, and the last.
     window = max(2, len(score.values) // 6)
     sums = [0.0, *accumulate(score.values)]
     means = [(after - before) / window for before, after in zip(sums, sums[window:], strict=False)]
     best = means.index(max(means))
     last = means[-1]
     noise = noise_of_differences(score.values) / math.sqrt(window)
-    lost = means[best] - last
-    finding = _passed(tested, score, lost)
-    since = score.steps[min(best + window - 1, len(score.steps) - 1)]
-    after = Series(*zip(*[pair for pair in zip(*reward, strict=True) if pair[0] >= since], strict=True))
-    fell = lost > max(3 * noise, 0.1 * abs(means[best]))
-    if not fell or len(after.values) < 6 or _rise(after) < 3:
+    loss = means[best] - last
+    finding = _passed(tested, score, loss)
+    fell = loss > max(3 * noise, 0.1 * abs(means[best]))
+
+    # The reward since the best score.
+    start = score.steps[min(best + window - 1, len(score.steps) - 1)]
+    points = [(step, value) for step, value in zip(*reward, strict=True) if step >= start]
+    later_reward = Series([step for step, _ in points], [value for _, value in points])
+    if not fell or len(later_reward.values) < 6 or _rise(later_reward) < 3:
         return finding
-    before_reward, after_reward = end_means(after.values, 3)
+    reward_before, reward_after = end_means(later_reward.values, 3)
     cause = (
-        f"the score on other prompts fell {means[best]:.3g} → {last:.3g} since step {since:.0f}, while the reward rose "
-        f"{before_reward:.3g} → {after_reward:.3g}: what is rewarded is not what is wanted"
+        f"the score on other prompts fell {means[best]:.3g} → {last:.3g} since step {start:.0f}, while the reward rose "
+        f"{reward_before:.3g} → {reward_after:.3g}: the policy exploits the reward"
     )
-    return finding.failed("reward-hacked", cause, onset=since, quantities=[EVALUATION, "reward"])
+    return finding.failed("reward-hacked", cause, onset=start, quantities=[EVALUATION, "reward"])
 
 
-# --- Too little ---
+# --- Updates that are too small ---
 
 LITTLE_KL = 0.01
-"""KL to the reference at the end of a run up to which the policy has hardly moved."""
+"""KL to the reference (nats per token) below which the policy has hardly moved."""
 
 LITTLE_RATE = 5e-7
-"""Learning rate up to which steps are small."""
+"""Learning rate up to which updates are small."""
 
 MANY_STEPS = 100
-"""Steps after which a policy should have moved."""
+"""Number of training steps from which a policy should have moved."""
 
 
 def _check_small_steps(course: Course) -> Finding:
-    """Check whether the policy has hardly moved after many steps without a higher reward."""
+    """Check that after many steps the policy has moved, unless the reward has risen."""
     tested = "the policy moves"
     kl = course.series("kl")
     reward = course.series("reward")
@@ -868,25 +976,28 @@ def _check_small_steps(course: Course) -> Finding:
         return Finding("ok", None, tested)
     if kl.values and max(kl.values) > 0:
         finding = _passed(tested, kl, kl.last)
-        shown = "kl"
-        # Some loops log it with the other sign.
-        means = [kl.last, *tenths(kl.values)] if len(kl.values) >= 30 else [math.inf]
-        little = max(abs(mean) for mean in means) < LITTLE_KL
+        quantity = "kl"
+        is_small = False
+        if len(kl.values) >= 30:
+            # Absolute values, since some loops log the KL with the opposite sign.
+            means = [kl.last, *tenths(kl.values)]
+            is_small = max(abs(mean) for mean in means) < LITTLE_KL
         evidence = f"KL to the reference is {kl.last:.2g} after {steps:.0f} steps"
     elif rates:
         finding = Finding("ok", True, tested, max(rates), None, len(rates))
-        shown = "learning_rate"
-        little = 0 < max(rates) <= LITTLE_RATE
+        quantity = "learning_rate"
+        is_small = 0 < max(rates) <= LITTLE_RATE
         evidence = f"the learning rate is at most {max(rates):.2g}, over {steps:.0f} steps"
     else:
         return Finding("ok", None, tested)
+
     entropy = course.series("entropy")
     same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
-    if not little or rises(reward.values) or _rise(reward) > 3 or not same_entropy:
+    if not is_small or rises(reward.values) or _rise(reward) > 3 or not same_entropy:
         return finding
     before, after = end_means(reward.values, 3)
     cause = f"{evidence}, and the reward went {before:.3g} → {after:.3g}: the policy has hardly moved"
-    return finding.failed("hardly-moves", cause, quantities=[shown, "reward"])
+    return finding.failed("hardly-moves", cause, quantities=[quantity, "reward"])
 
 
 # --- The end of a run ---
@@ -900,104 +1011,117 @@ LATE_QUANTITIES = {
     "mismatch_kl": "engine-mismatch",
     "grad_norm": "gradient-spikes",
 }
-"""For each quantity that is compared at the end, the codes that say it already."""
+"""The quantities whose last tenth is compared with the others. For each, the codes of findings that already report a
+change of it."""
 
-UNLIKE = 4.0
-"""Standard deviations of the other tenths by which the last is unlike them."""
+OUTLIER_ERRORS = 4.0
+"""Standard errors of a tenth's mean by which the last tenth must lie outside the range of the others."""
 
-TIMES_UNLIKE = 1.5
-"""Times by which it must differ from all of them as well."""
+OUTLIER_FACTOR = 1.5
+"""Factor by which the last tenth must lie outside the range of the others."""
 
 STANDARD_ERRORS = 4.0
-"""Standard errors beyond which a mean is no accident."""
+"""Standard errors above which a change of a mean is significant."""
 
 WANDERING = 3.0
-"""Times the usual change from tenth to tenth that a fall must be."""
+"""A fall of the reward must be this many times its median change from tenth to tenth."""
 
 COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
-"""Ends of names of the metrics that are compared before and after a fall of the reward."""
+"""A pattern for the names of the metrics that are compared before and after a fall of the reward."""
 
 
 def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
-    """Check whether the last tenth of a run is unlike the nine before it."""
+    """Check that the last tenth of a run is like the nine before it.
+
+    Args:
+        course: The metrics of the run.
+        codes: The codes of the findings so far.
+    """
     tested = "the last tenth of the run is like the rest"
     changes = {}
     finding = Finding("ok", None, tested)
-    for name, known in LATE_QUANTITIES.items():
+    for name, explained_by in LATE_QUANTITIES.items():
         metric = course.series(name)
-        if len(metric.values) < 40 or codes & set(known.split()):
+        if len(metric.values) < 40 or codes & set(explained_by.split()):
             continue
-        blocks = tenths(metric.values)
-        others, last = blocks[:-1], blocks[-1]
         finding = _passed(tested, metric)
-        # A curve that drifts ends beyond all of its past; only more than its usual change from tenth to tenth counts.
-        usual = max(abs(after - before) for before, after in pairwise(others[1:]))
+        *earlier, last = tenths(metric.values)
+        low = min(earlier)
+        high = max(earlier)
+        distance = max(low - last, last - high)
+        is_outside = last * OUTLIER_FACTOR < low or last > OUTLIER_FACTOR * high
+        # The last tenth of a curve with a trend is always outside the range of the others, so it must also differ by
+        # more than the curve usually changes from tenth to tenth.
+        usual_change = max(abs(after - before) for before, after in pairwise(earlier[1:]))
         noise = noise_of_differences(metric.values) / math.sqrt(len(metric.values) / 10)
-        low, high = min(others), max(others)
-        beyond = max(low - last, last - high)
-        is_other = last * TIMES_UNLIKE < low or last > TIMES_UNLIKE * high
-        if beyond > max(2 * usual, UNLIKE * noise) and is_other and (name != "cut" or last > 0.1):
-            changes[name] = f"{name} {others[-1]:.3g} → {last:.3g}"
+        is_sudden = distance > max(2 * usual_change, OUTLIER_ERRORS * noise)
+        if is_sudden and is_outside and (name != "cut" or last > 0.1):
+            changes[name] = f"{name} {earlier[-1]:.3g} → {last:.3g}"
     if not changes:
         return finding
     step = tenth_blocks([row["step"] for row in course.rows])[-1][0]
-    cause = f"from step {step:.0f} on the run is unlike its other nine tenths: {', '.join(changes.values())}"
+    cause = (
+        f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}"
+    )
     return finding.failed("late-change", cause, onset=step, quantities=[*changes])
 
 
 def _check_fall(course: Course) -> Finding:
-    """Check whether the last tenth of a run has lost half of its best tenth's reward.
+    """Check that the last tenth of a run keeps at least half of the reward of the best tenth.
 
-    Metrics that have doubled or halved by then are named. A log does not tell whether they are the cause.
+    The finding names the metrics that have doubled or halved by then. A log does not show whether they are the cause.
     """
-    tested = "the reward is kept"
+    tested = "the reward does not collapse"
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
-        return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more")
+        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
     means = tenths(reward.values)
     best = max(range(10), key=lambda tenth: means[tenth])
     noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
     finding = _passed(tested, reward, means[-1])
-    # Rewards may be below 0, or far from it: the height is over the least tenth or 0.
-    lowest = min(0.0, *means) if min(means) < 0 else 0.0
+    # The height of the best tenth is measured from 0, or from the lowest tenth if rewards are negative.
+    lowest = min(0.0, *means)
     height = means[best] - lowest
-    # Where the reward wanders, neighbouring tenths differ by more than the noise of single steps explains.
+    # If the reward wanders, neighbouring tenths differ by more than the noise of single steps explains.
     wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
     if means[best] - means[-1] <= max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering):
         return finding
 
-    changes = {}
+    # Values in the best and in the last tenth of the metrics that may explain the fall.
     ends = {}
+    ratios = {}
     for name in course.names:
         if not re.search(COMPARED_AT_A_FALL, name):
             continue
         values = course.series(name).values
         if len(values) == len(reward.values):
             blocks = tenths(values)
-            before, after = blocks[best], blocks[-1]
-            ends[name] = before, after
-            larger, smaller = max(abs(before), abs(after)), min(abs(before), abs(after))
-            changes[name] = (larger + 0.01) / (smaller + 0.01)
-    largest_changes = sorted(changes, key=lambda name: changes[name], reverse=True)
-    largest_changes = [name for name in largest_changes if changes[name] > 2][:3]
+            before = blocks[best]
+            after = blocks[-1]
+            ends[name] = (before, after)
+            larger = max(abs(before), abs(after))
+            smaller = min(abs(before), abs(after))
+            ratios[name] = (larger + 0.01) / (smaller + 0.01)
+    names = sorted(ratios, key=lambda name: ratios[name], reverse=True)
+    changed_names = [name for name in names if ratios[name] > 2][:3]
 
-    courses = [f"reward {means[best]:.3g} → {means[-1]:.3g}"]
-    for name in largest_changes:
+    changes = [f"reward {means[best]:.3g} → {means[-1]:.3g}"]
+    for name in changed_names:
         before, after = ends[name]
-        courses.append(f"{name} {before:.3g} → {after:.3g}")
+        changes.append(f"{name} {before:.3g} → {after:.3g}")
     step = tenth_blocks(reward.steps)[best][-1]
-    cause = f"from step {step:.0f} on {', '.join(courses)}"
-    shown = ["reward", *(name for name in largest_changes if name in QUANTITIES)]
-    return finding.failed("collapse", cause, onset=step, quantities=shown)
+    cause = f"from step {step:.0f} on {', '.join(changes)}"
+    quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
+    return finding.failed("collapse", cause, onset=step, quantities=quantities)
 
 
 # --- A plateau ---
 
 PLATEAU_STEPS = 30
-"""Log steps below which no plateau is looked for."""
+"""Number of log steps below which a plateau is not looked for."""
 
 FLAT_SHARE = 0.5
-"""Share of a run that is flat from which it is a plateau."""
+"""Share of a run that must be flat to be a plateau."""
 
 UNLOGGED = {
     EVALUATION: "a score on other prompts",
@@ -1006,56 +1130,59 @@ UNLOGGED = {
     "entropy": "entropy",
     "kl": "KL to the reference",
 }
-"""Quantities without which a plateau's causes cannot be excluded, in words."""
+"""Quantities that are needed to exclude causes of a plateau, with a description of each."""
 
 
-def _flat_part(course: Course) -> tuple[Series, int] | None:
-    """Return the reward and the row from which it is flat; None if it is not, or there are too few log steps."""
+def _find_flat_part(course: Course) -> tuple[Series, int] | None:
+    """Return the reward, and the row from which it is flat; None if it is not flat, or if there are few log steps."""
     reward = course.series("reward")
     n = len(reward.values)
     if n < PLATEAU_STEPS:
         return None
     turn, rise, noise = find_change_point(reward.values)
     if rise < STANDARD_ERRORS * noise / math.sqrt(max(turn, 1)):
-        turn = 0  # no rise that is more than noise
-    late = reward.values[turn:]
-    if len(late) < FLAT_SHARE * n or rises(late):
+        turn = 0  # the rise is not significant, so all of the run is flat
+    late_rewards = reward.values[turn:]
+    if len(late_rewards) < FLAT_SHARE * n or rises(late_rewards):
         return None
     return reward, turn
 
 
 def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: bool, solved: bool) -> Finding:
-    """Describe where the reward is flat, which is no fault by itself.
+    """Report the steps in which the reward is flat. This is no fault by itself.
 
     Args:
-        course: The metrics.
-        flat: What `_flat_part` returns of them.
-        fell: Whether the reward fell at the end.
-        solved: Whether the prompts are solved.
+        course: The metrics of the run.
+        flat: The reward, and the row from which it is flat, see `_find_flat_part`.
+        fell: True if the reward fell at the end.
+        solved: True if the prompts are solved.
     """
     tested = "the reward still rises"
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
-        return Finding("ok", None, tested, advice=f"{PLATEAU_STEPS} log steps and more")
+        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
     if fell:
-        # The check of the fall has said so.
+        # `_check_fall` has reported it.
         return Finding("ok", None, tested)
     finding = _passed(tested, reward, fmean(reward.later_half))
     if flat is None:
         return finding
+
     _, turn = flat
-    late = reward.values[turn:]
-    slope = fit_slope(late)
-    missed = max(0.0, slope.rise) + 2 * slope.error
-    start, end = reward.steps[turn], reward.steps[-1]
+    late_rewards = reward.values[turn:]
+    slope = fit_slope(late_rewards)
+    largest_unseen_rise = max(0.0, slope.rise) + 2 * slope.error
+    start = reward.steps[turn]
+    end = reward.steps[-1]
+    share = len(late_rewards) / len(reward.values)
     cause = (
-        f"reward {fmean(late):.3g} from step {start:.0f} to {end:.0f}, {len(late) / len(reward.values):.0%} of the "
-        f"run; a rise below {missed:.2g} could not be seen"
+        f"reward {fmean(late_rewards):.3g} from step {start:.0f} to {end:.0f}, {share:.0%} of the run; a rise below "
+        f"{largest_unseen_rise:.2g} could not be seen"
     )
     if solved:
         cause = f"{cause}; these prompts are solved"
     else:
-        unlogged = [words for name, words in UNLOGGED.items() if name not in course.names]
+        unlogged = [description for name, description in UNLOGGED.items() if name not in course.names]
         if unlogged:
             cause = f"{cause}; not logged, so not excluded: {', '.join(unlogged)}"
     return finding.failed("plateau", cause, onset=start, quantities=["reward"])
@@ -1064,11 +1191,16 @@ def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: boo
 # --- Remarks on the clip ---
 
 HARMLESS_BLOCKED_SHARE = 0.11
-"""Share of the gradient on rare winners up to which blocking it changed nothing in networks at the same rate."""
+"""Share of the gradient on rare winners up to which blocking it had no effect in our study of small networks."""
 
 
 def _check_clip(course: Course, updates: float | None) -> Finding:
-    """Describe what the clip does where it is no fault."""
+    """Describe the effect of the clip, for a run without a fault.
+
+    Args:
+        course: The metrics of the run.
+        updates: Number of optimizer steps on each batch; None if it is not known.
+    """
     summary = summarize(course.rows)
     on_policy = summary.metrics.get("on_policy")
     one_update = on_policy == 1 or (updates is not None and updates <= 1 and not summary.clipped)
@@ -1076,6 +1208,7 @@ def _check_clip(course: Course, updates: float | None) -> Finding:
         return Finding("ok", None, "the clip")
     tokens = int(summary.metrics.get("tokens", 0))
     finding = Finding("ok", True, "the clip", summary.clipped, None, tokens)
+
     if one_update:
         return finding.failed("on-policy", "each batch gets one update, so every ratio is 1", ok=None)
     if summary.clipped == 0 and updates is None and on_policy is None:
@@ -1089,8 +1222,8 @@ def _check_clip(course: Course, updates: float | None) -> Finding:
     if interval is not None and interval[0] > HARMLESS_BLOCKED_SHARE:
         share = summary.metrics["blocked_mass_below_0.1"]
         cause = (
-            f"it blocks {share:.0%} [{interval[0]:.0%}, {interval[1]:.0%}] of the gradient that would raise tokens "
-            "below p = 0.1"
+            f"the clip blocks {share:.0%} [{interval[0]:.0%}, {interval[1]:.0%}] of the gradient that would raise "
+            "tokens below p = 0.1"
         )
         return finding.failed("rare-tokens-blocked", cause, ok=None)
     return finding

@@ -1,4 +1,4 @@
-"""What the configuration of a run adds to the findings of its log."""
+"""Add the settings of a run's configuration to the findings of its log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bandpo.doctor.findings import Finding
 from bandpo.lint.rules import billions, largest_rate, rate_is_high
 from bandpo.runs.setup import Setup
 
-EVIDENCE: Mapping[str, tuple[str, ...]] = {
+RELATED_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "reference-kl": ("LoRA rank", "KL term"),
     "no-signal": ("group size",),
     "truncated": ("length cap",),
@@ -16,9 +16,9 @@ EVIDENCE: Mapping[str, tuple[str, ...]] = {
     "hardly-moves": ("learning rate",),
     "no-step": ("learning rate",),
 }
-"""For each code the settings, as `bandpo.runs.Setup.values` has them, whose values are shown with it."""
+"""For each code, the settings whose values are shown with it: keys of `bandpo.runs.Setup.values`."""
 
-OF_LARGE_STEPS = (
+EFFECTS_OF_LARGE_STEPS = (
     "step-too-large",
     "kl-drift",
     "entropy-collapse",
@@ -28,34 +28,37 @@ OF_LARGE_STEPS = (
     "collapse",
     "nan",
 )
-"""Codes of what a learning rate that is too large does."""
+"""Codes of faults that a learning rate that is too large may cause."""
 
 
 def with_settings(findings: Sequence[Finding], setup: Setup) -> list[Finding]:
-    """Return findings, each with the settings of the run that bear on it.
+    """Return the findings, each with the related settings of the run.
 
     Args:
-        findings: What a log shows.
-        setup: What the run was trained with.
+        findings: The findings of a log.
+        setup: The framework, method and settings of the run.
     """
-    return [finding._replace(settings=_evidence(finding.code, setup)) for finding in findings]
+    return [finding._replace(settings=_related_settings(finding.code, setup)) for finding in findings]
 
 
-def _evidence(code: str, setup: Setup) -> tuple[str, ...]:
+def _related_settings(code: str, setup: Setup) -> tuple[str, ...]:
+    """Return the settings that are related to a code, as texts with their values."""
     texts = []
-    for name in EVIDENCE.get(code, ()):
-        # A rank of 0 is no adapter.
-        if setup.number(name) is not None and (name != "LoRA rank" or setup.number(name)):
+    for name in RELATED_SETTINGS.get(code, ()):
+        value = setup.number(name)
+        # A LoRA rank of 0 means that there is no adapter.
+        has_no_adapter = name == "LoRA rank" and value == 0
+        if value is not None and not has_no_adapter:
             texts.append(str(setup.values[name]))
-    if code in OF_LARGE_STEPS:
-        rate = _high_rate(setup)
+    if code in EFFECTS_OF_LARGE_STEPS:
+        rate = _describe_high_rate(setup)
         if rate:
             texts.append(rate)
     return tuple(texts)
 
 
-def _high_rate(setup: Setup) -> str:
-    """Return the learning rate if it is above those of published runs, with the largest of them; else nothing."""
+def _describe_high_rate(setup: Setup) -> str:
+    """Describe a learning rate that is above those of published runs; return an empty text if it is not."""
     rate = setup.number("learning rate")
     if rate is None:
         return ""
@@ -64,9 +67,11 @@ def _high_rate(setup: Setup) -> str:
     if not rate_is_high(rate, lora, model):
         return ""
     size = billions(model)
-    trained = "LoRA adapters" if lora else "all weights"
-    of = "" if size is None or lora else f" of a model of {size:g} billion parameters"
-    most = largest_rate(lora, model)
-    return (
-        f"{setup.values['learning rate']}, above the {most:g} up to which published runs train {trained}{of}"
-    )
+    weights = "all weights"
+    if lora:
+        weights = "LoRA adapters"
+    elif size is not None:
+        weights = f"all weights of a model of {size:g} billion parameters"
+    limit = largest_rate(lora, model)
+    rate_text = str(setup.values["learning rate"])
+    return f"{rate_text}, above {limit:g}, the most that published runs use to train {weights}"

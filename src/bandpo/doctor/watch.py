@@ -1,4 +1,4 @@
-"""The doctor's judgement of a log that still grows, with the standard library alone."""
+"""Check the log of a run that is still training. Only the standard library is needed."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from bandpo.runs.quantities import named_rows
 from bandpo.runs.setup import Setup
 
 GROWTH_BETWEEN_CHECKS = 0.05
-"""Share by which a log must have grown since the last check. All checks of a run together then read each row about
-twenty times, however long the run is."""
+"""Relative growth of a log between two checks. All checks of a run together then read each row about twenty times,
+whatever the length of the run."""
 
 FEWEST_ROWS = 10
-"""Log steps before which nothing but NaN is judged."""
+"""Number of log steps below which only NaN is reported."""
 
 ONLY_AT_THE_END = ("plateau",)
-"""Codes that say nothing while a run trains: every run is flat at first."""
+"""Codes that are not reported while a run trains. A plateau is one of them, since every run is flat at first."""
 
 
-MAY_PASS = {"collapse": 2.0, "no-signal": math.inf}
-"""For each fault that a healthy run may show and leave behind, by how much its log must have grown while every check
-found it. Until then it is worth a look: a reward may dip, and a hard task may begin with few groups that differ."""
+TEMPORARY_FAULTS = {"collapse": 2.0, "no-signal": math.inf}
+"""Faults that a healthy run may also show for some time: a reward may dip, and on a hard task the rewards of few groups
+differ at first. For each code, the factor by which the log must have grown while every check found the fault. Until
+then its severity is ``look``."""
 
 
 class LogWatch:
-    """Judges a log while it grows, as `bandpo.doctor.diagnose` judges one that has ended.
+    """Checks of a log while it grows, with the findings that `bandpo.doctor.diagnose` returns for a finished run.
 
     >>> watch = LogWatch(every=2)
     >>> [watch.is_due([{"reward": 0.5, "step": step} for step in range(n)]) for n in (1, 2)]
     [False, True]
 
     Args:
-        every: Log steps from one check to the next. In a log of more than 20 times as many, one check follows the other
-            when the log has grown by a twentieth.
-        flat_steps: Training steps over which rewards must be equal before that is called a fault, beside the number of
-            log steps that `bandpo.doctor.log_checks.CONSTANT_ROWS` asks for.
+        every: Log steps from one check to the next. If the log has more than 20 times as many log steps, the next check
+            is due when it has grown by a twentieth.
+        flat_steps: Training steps over which rewards must be equal before this is a fault, in addition to the
+            `bandpo.doctor.log_checks.CONSTANT_ROWS` log steps.
     """
 
     def __init__(self, every: int, flat_steps: float = 0.0):
@@ -48,36 +49,41 @@ class LogWatch:
         self._flat_steps = flat_steps
         self._checked_rows = 0
         self._has_bad_number = False
-        self._found_since: dict[str, int] = {}
+        # For each code of the last check, the number of rows at the first check that found it.
+        self._rows_at_first_finding: dict[str, int] = {}
 
     def start_after(self, rows: int) -> None:
-        """Count log steps from here on, as after a run was resumed.
+        """Treat the first rows as checked, as after a run was resumed.
 
         Args:
-            rows: Log steps that there are already.
+            rows: Number of log steps so far.
         """
         self._checked_rows = rows
 
     def is_due(self, raw: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether it is time for a check; at once when the newest row is the first that holds NaN.
+        """Return True if a check is due.
+
+        A check is due after a number of new rows, or as soon as the newest row is the first with a value that is not
+        finite.
 
         Args:
-            raw: The log so far, as it was logged.
+            raw: The rows so far, under the names of the framework.
         """
         if not self._has_bad_number and any("not_finite" in row for row in named_rows(raw[-1:])):
             self._has_bad_number = True
             return True
-        return len(raw) - self._checked_rows >= max(self._every, GROWTH_BETWEEN_CHECKS * len(raw))
+        new_rows = len(raw) - self._checked_rows
+        return new_rows >= max(self._every, GROWTH_BETWEEN_CHECKS * len(raw))
 
     def check(
         self, raw: Sequence[Mapping[str, Any]], setup: Setup, *, at_the_end: bool = False
     ) -> list[Finding]:
-        """Return what the log shows so far, causes first, with advice in the framework's names.
+        """Check the log so far, and return the findings, causes first, with advice that names the framework's settings.
 
         Args:
-            raw: The log so far, as it was logged.
-            setup: What the run is trained with.
-            at_the_end: Whether the run has ended.
+            raw: The rows so far, under the names of the framework.
+            setup: The framework, method and settings of the run.
+            at_the_end: True if the run has ended.
         """
         self._checked_rows = len(raw)
         rows = Log.of(raw).rows
@@ -88,22 +94,24 @@ class LogWatch:
             findings = [finding for finding in findings if finding.code == "nan"]
         if not at_the_end:
             findings = [finding for finding in findings if finding.code not in ONLY_AT_THE_END]
-            findings = self._softened(findings, len(rows))
+            findings = self._lower_severities(findings, len(rows))
         return [finding for finding in findings if not self._is_too_early(finding, rows[-1]["step"])]
 
-    def _softened(self, findings: Sequence[Finding], rows: int) -> list[Finding]:
-        """Return the findings, those of `MAY_PASS` as worth a look until they have lasted."""
-        self._found_since = {finding.code: self._found_since.get(finding.code, rows) for finding in findings}
-        softened: list[Finding] = []
+    def _lower_severities(self, findings: Sequence[Finding], rows: int) -> list[Finding]:
+        """Return the findings, with severity ``look`` for those of `TEMPORARY_FAULTS` that have not lasted yet."""
+        earlier = self._rows_at_first_finding
+        self._rows_at_first_finding = {finding.code: earlier.get(finding.code, rows) for finding in findings}
+        lowered: list[Finding] = []
         for finding in findings:
-            growth = rows / self._found_since[finding.code]
-            if finding.ok is False and growth < MAY_PASS.get(finding.code, 1.0):
+            growth = rows / self._rows_at_first_finding[finding.code]
+            if finding.ok is False and growth < TEMPORARY_FAULTS.get(finding.code, 1.0):
                 finding = finding._replace(severity="look", ok=None)
-            softened.append(finding)
-        return softened
+            lowered.append(finding)
+        return lowered
 
     def _is_too_early(self, finding: Finding, last_step: float) -> bool:
-        """Return whether a finding of equal rewards rests on too few answers: hard tasks begin with none right."""
+        """Return True if equal rewards have not lasted for `flat_steps`: on hard tasks, no answer is right at first."""
         if finding.code != "reward-flat" or finding.onset is None:
             return False
-        return last_step - finding.onset + 1 < self._flat_steps
+        flat_steps = last_step - finding.onset + 1
+        return flat_steps < self._flat_steps

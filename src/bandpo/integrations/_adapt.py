@@ -14,7 +14,7 @@ import torch
 from bandpo.audit.recorder import Recorder
 from bandpo.batch import Batch
 from bandpo.errors import InvalidValue
-from bandpo.loss import known_aggregation
+from bandpo.loss import canonical_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rule_check import check
@@ -141,7 +141,7 @@ def _validate(method: Any, has_state: bool, whole_batch: bool, aggregation: str 
         )
     check(result)
 
-    if aggregation and result.aggregation and known_aggregation(result.aggregation) != aggregation:
+    if aggregation and result.aggregation and canonical_aggregation(result.aggregation) != aggregation:
         _logger.warning(
             "%r aggregates its loss by %s; this framework replaces that with its own %s",
             result,

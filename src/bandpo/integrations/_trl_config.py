@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.integrations._adapt import read_method
-from bandpo.loss import TRL_LOSS_TYPES, known_aggregation
+from bandpo.loss import TRL_LOSS_TYPES, canonical_aggregation
 from bandpo.methods import Method
 from bandpo.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
 from bandpo.rules import ClipRule, FixedClip, TwoSided, Unclipped
@@ -285,7 +285,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         """Set ``loss_type`` to the method's loss aggregation, unless the user has set it."""
         if self.loss_type is not None:
             return
-        aggregation = known_aggregation(method.aggregation or "token-mean")
+        aggregation = canonical_aggregation(method.aggregation or "token-mean")
         if aggregation not in LOSS_TYPES:
             raise InvalidValue(
                 f"TRL does not support the loss aggregation {aggregation!r} of {self.method}; set loss_type"
@@ -353,4 +353,4 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         """True if ``loss_type`` replaces the method's own loss aggregation by another one."""
         of_method = as_method(self.method).aggregation
         loss_type = AGGREGATIONS.get(str(self.loss_type), str(self.loss_type))
-        return of_method is not None and known_aggregation(of_method) != TRL_LOSS_TYPES.get(loss_type)
+        return of_method is not None and canonical_aggregation(of_method) != TRL_LOSS_TYPES.get(loss_type)

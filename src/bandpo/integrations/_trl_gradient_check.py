@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 
 from bandpo.batch import Batch, reduce_to_level
 from bandpo.errors import RunProblem
-from bandpo.gradient_check import TOLERANCE, GradientCheck, compare, slope, unsure
+from bandpo.gradient_check import TOLERANCE, GradientCheck, compare, near_discontinuity, slope
 from bandpo.integrations._trl_parameter_check import ExpectedGradient, ForwardCall, ParameterCheck, loss_scale
 from bandpo.methods import Method
 
@@ -149,7 +149,7 @@ class WatchedLoss:
 
         For tokens at a bound, where rounding decides the gradient, it is the gradient that the loss did send.
         """
-        at_a_bound = unsure(method, self.batch)
+        at_a_bound = near_discontinuity(method, self.batch)
         actual = self.unscaled_gradient(trainer)
         gradient = torch.where(at_a_bound, actual, self.expected_gradient(trainer, method))
         return ExpectedGradient(self.forward, self.logp, self.batch.mask, gradient, self.entropy_bonus)

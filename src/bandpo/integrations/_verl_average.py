@@ -13,7 +13,7 @@ import torch
 
 from bandpo.errors import InvalidValue
 from bandpo.integrations._verl_settings import ACTOR, POLICY_LOSS, overrides, refuse_if
-from bandpo.loss import average_share, known_aggregation
+from bandpo.loss import aggregation_weights, canonical_aggregation
 from bandpo.methods import Method
 from bandpo.sequences import Sequences
 
@@ -63,7 +63,7 @@ def _mode_of(method: Method) -> str | None:
     """Return verl's name of the method's own aggregation mode; None if it has none."""
     if method.aggregation is None:
         return None
-    name = known_aggregation(method.aggregation)
+    name = canonical_aggregation(method.aggregation)
     return "token-sum" if name == "sum" else name
 
 
@@ -146,7 +146,7 @@ def token_shares(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
             raise InvalidValue(f"{NORM} needs {ACTOR}loss_scale_factor, one length for the whole run")
         name = "seq-mean-token-sum"
         factor = factor / length
-    return factor * average_share(Sequences(mask.float()), name, normalizer)
+    return factor * aggregation_weights(Sequences(mask.float()), name, normalizer)
 
 
 def measure_average(loss: Callable[..., Any], actor: ActorConfig) -> str:

@@ -1,6 +1,6 @@
-"""Checks of a training configuration before the run: what is wrong or risky in it, and the setting that mends it.
+"""Check a training configuration before the run: report settings that are wrong or risky, with the settings to change.
 
-Nothing of a configuration is imported or executed. The standard library and PyYAML are enough.
+Nothing in a configuration is imported or executed. Only the standard library and PyYAML are needed.
 """
 
 from bandpo.lint.checks import LintFinding, LintReport, Unchecked, lint_file, lint_findings, lint_run

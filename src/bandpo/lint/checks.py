@@ -1,7 +1,8 @@
-"""Check configurations by the rules, and show the findings as text, JSON, Markdown or GitHub's annotations."""
+"""Check configurations by the rules, and format the findings as text, JSON, Markdown or annotations for GitHub."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -16,14 +17,14 @@ from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.openrlhf_rules import OPENRLHF_RULES
 from bandpo.lint.prime_rl_rules import PRIME_RL_RULES
 from bandpo.lint.readers import THE_COMMAND, read_configurations
-from bandpo.lint.rules import NotRead, Rule, Values
+from bandpo.lint.rules import Rule, UnknownValue, Values
 from bandpo.lint.skyrl_rules import SKYRL_RULES
 from bandpo.lint.trl_rules import TRL_RULES
 from bandpo.lint.verl_rules import VERL_RULES
 from bandpo.runs.configs import RunConfiguration, newest_configuration
 
 RULES: tuple[Rule, ...] = (*TRL_RULES, *VERL_RULES, *SKYRL_RULES, *PRIME_RL_RULES, *OPENRLHF_RULES)
-"""All rules."""
+"""The rules of all frameworks."""
 
 
 @dataclass(frozen=True)
@@ -31,28 +32,29 @@ class LintFinding:
     """A fault or risk in a configuration."""
 
     id: str
-    """The rule, as docs/lint.md lists them."""
+    """The id of the rule, see docs/lint.md."""
     severity: str
-    """``fix``, ``look`` or ``note``, as of a finding of `bandpo diagnose`."""
+    """``fix``, ``look`` or ``note``, as for findings of `bandpo diagnose`."""
     framework: str
     path: str
     line: int | None
-    """The line of a setting that it is about; None where the format has no lines."""
+    """The line of one of the settings; None if the format has no lines."""
     settings: Mapping[str, Any]
-    """Those that the rule reads and the configuration names, with their values; an unread value is None."""
+    """The settings that the rule reads and the configuration sets, with their values; None for a value that is not
+    known."""
     title: str
-    """What is wrong, in a few words."""
+    """The fault, in a few words."""
     happens: str
-    """What happens, in a sentence or two."""
+    """The effect of the fault, in a sentence or two."""
     fix: str
-    """What to change, in the framework's own names."""
+    """The settings to change, under the framework's own names."""
     source: str
-    """Where it is shown: a paper, the framework's source or documentation, or a thread."""
+    """The evidence: a paper, the framework's source or documentation, or a thread."""
 
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A rule that needs a value which the configuration does not tell."""
+    """A rule that could not be checked, since a value that it needs is not known."""
 
     id: str
     framework: str
@@ -60,36 +62,40 @@ class Unchecked:
     line: int | None
     """The line where the configuration begins."""
     reason: str
-    """Which value, and why it is not known."""
+    """The value, and the reason why it is not known."""
 
 
 @dataclass(frozen=True)
 class LintReport:
-    """Result of checking the configurations in one file."""
+    """The result of checking the configurations in one file."""
 
     path: str
     configurations: Sequence[Configuration]
-    """Those that the file holds; empty if it holds none of a known framework."""
+    """The configurations in the file; empty if there is none of a known framework."""
     findings: Sequence[LintFinding] = ()
-    """The gravest first, then in the order of their lines."""
+    """The findings, the gravest first, then in the order of their lines."""
     unchecked: Sequence[Unchecked] = ()
+    """The rules that could not be checked."""
     passed: int = 0
-    """Number of checks that were made and found nothing."""
+    """Number of checks without a finding."""
 
     def fails(self, severity: str) -> bool:
-        """Return whether there is a finding of this severity or a worse one."""
+        """Return whether there is a finding of this severity or a graver one."""
         return any(is_at_least(finding.severity, severity) for finding in self.findings)
 
     def __str__(self) -> str:
-        """Return the findings with their lines, and what was not checked. Control characters are escaped."""
+        """Return the findings with their lines, and the rules that could not be checked, as safe text.
+
+        Control characters are escaped.
+        """
         if not self.configurations:
             return printable(f"{self.path}: {NO_CONFIGURATION}")
         lines = []
         for finding in self.findings:
-            lines.append(f"{_place(finding)}: {finding.severity}: {finding.title} [{finding.id}]")
+            lines.append(f"{_location(finding)}: {finding.severity}: {finding.title} [{finding.id}]")
             lines.append(f"    {finding.happens}")
             if finding.settings:
-                lines.append(f"    set: {_shown_settings(finding.settings)}")
+                lines.append(f"    set: {_format_settings(finding.settings)}")
             lines.append(f"    fix: {finding.fix}")
             lines.append(f"    see: {finding.source}")
         for reason, ids in self._unchecked_by_reason():
@@ -100,86 +106,94 @@ class LintReport:
     @property
     def summary(self) -> str:
         """The frameworks and the number of findings, in one line."""
-        titles = [FRAMEWORKS[one.framework].title for one in self.configurations]
-        counts = {title: titles.count(title) for title in titles}
-        read = ", ".join(
-            title if count == 1 else f"{title} ({count} runs)" for title, count in counts.items()
-        )
-        findings = [
-            f"{count} {severity}"
-            for severity in SEVERITIES
-            if (count := sum(finding.severity == severity for finding in self.findings))
-        ]
+        titles = [FRAMEWORKS[configuration.framework].title for configuration in self.configurations]
+        frameworks = []
+        for title, count in Counter(titles).items():
+            frameworks.append(title if count == 1 else f"{title} ({count} runs)")
+
+        counts = Counter(finding.severity for finding in self.findings)
+        findings = [f"{counts[severity]} {severity}" for severity in SEVERITIES if counts[severity]]
         checks = f"{self.passed} checks passed, {len(self.unchecked)} not made"
-        return f"{read}: {', '.join(findings) or 'nothing found'}; {checks}"
+        return f"{', '.join(frameworks)}: {', '.join(findings) or 'nothing found'}; {checks}"
 
     def _unchecked_by_reason(self) -> list[tuple[str, list[str]]]:
+        """Return each reason with the ids of the rules that could not be checked because of it."""
         ids: dict[str, list[str]] = {}
-        for one in self.unchecked:
-            ids.setdefault(one.reason, []).append(one.id)
-        return [(reason, list(dict.fromkeys(names))) for reason, names in ids.items()]
+        for rule in self.unchecked:
+            ids_of_reason = ids.setdefault(rule.reason, [])
+            if rule.id not in ids_of_reason:
+                ids_of_reason.append(rule.id)
+        return list(ids.items())
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
+        """Return the report as a dictionary for JSON."""
         return {
             "path": self.path,
-            "frameworks": [one.framework for one in self.configurations],
+            "frameworks": [configuration.framework for configuration in self.configurations],
             "findings": [asdict(finding) for finding in self.findings],
-            "unchecked": [asdict(one) for one in self.unchecked],
+            "unchecked": [asdict(rule) for rule in self.unchecked],
             "passed": self.passed,
         }
 
     def as_markdown(self) -> str:
-        """Return a table of the findings, as a summary of continuous integration shows it."""
+        """Return a table of the findings in Markdown, for the summary of a job of continuous integration."""
         if not self.configurations:
             return f"**{_cell(self.path)}**: {NO_CONFIGURATION}\n"
         lines = [f"**{_cell(self.path)}**: {_cell(self.summary)}"]
         if self.findings:
             lines += ["", "| line | | what | fix |", "|---|---|---|---|"]
         for finding in self.findings:
-            happens, fix, source = map(_cell, (finding.happens, finding.fix, finding.source))
-            what = f"**{finding.title}** (`{finding.id}`). {happens} *{source}*"
-            lines.append(f"| {finding.line or ''} | {finding.severity} | {what} | {fix} |")
+            description = (
+                f"**{finding.title}** (`{finding.id}`). {_cell(finding.happens)} *{_cell(finding.source)}*"
+            )
+            lines.append(
+                f"| {finding.line or ''} | {finding.severity} | {description} | {_cell(finding.fix)} |"
+            )
         reasons = self._unchecked_by_reason()
         if reasons:
-            lines += [
-                "",
-                *(f"- not checked, because {_cell(reason)}: {', '.join(ids)}" for reason, ids in reasons),
-            ]
+            lines.append("")
+        for reason, ids in reasons:
+            lines.append(f"- not checked, because {_cell(reason)}: {', '.join(ids)}")
         return "\n".join(lines) + "\n"
 
     def as_annotations(self) -> str:
-        """Return a workflow command of GitHub for each finding, which marks its line in a pull request."""
+        """Return a GitHub workflow command for each finding, which annotates its line in a pull request."""
         commands = {"stop": "error", "fix": "error", "look": "warning", "note": "notice"}
         lines = []
         for finding in self.findings:
-            place = f"file={_property(finding.path)}"
+            location = f"file={_property(finding.path)}"
             if finding.line:
-                place += f",line={finding.line}"
+                location += f",line={finding.line}"
             message = f"{finding.happens} Fix: {finding.fix} ({finding.source})"
             title = _property(f"{finding.title} ({finding.id})")
-            lines.append(f"::{commands[finding.severity]} {place},title={title}::{_message(message)}")
+            lines.append(f"::{commands[finding.severity]} {location},title={title}::{_message(message)}")
         return "\n".join(lines)
 
 
 NO_CONFIGURATION = "no configuration of " + ", ".join(framework.title for framework in FRAMEWORKS.values())
+"""The message for a file without a configuration of a known framework."""
 
 
-def _place(finding: LintFinding) -> str:
+def _location(finding: LintFinding) -> str:
+    """Return the path of a finding, with its line if there is one."""
     return finding.path if finding.line is None else f"{finding.path}:{finding.line}"
 
 
-def _shown_settings(settings: Mapping[str, Any]) -> str:
-    """Return settings with their values in a line."""
-    shown = []
+def _format_settings(settings: Mapping[str, Any]) -> str:
+    """Format settings with their values in one line."""
+    texts = []
     for name, value in settings.items():
-        text = f"{value:g}" if isinstance(value, float) else str(value)[:80]
-        shown.append(name if value is None else f"{name}={text}")
-    return ", ".join(shown)
+        if value is None:
+            texts.append(name)
+        elif isinstance(value, float):
+            texts.append(f"{name}={value:g}")
+        else:
+            texts.append(f"{name}={str(value)[:80]}")
+    return ", ".join(texts)
 
 
 def _cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table: in one line, without what would end the cell or be markup."""
+    """Escape a text for a cell of a Markdown table: one line, without characters that end the cell or are markup."""
     escaped = printable(text)
     for character in "\\`*_[]|":
         escaped = escaped.replace(character, f"\\{character}")
@@ -187,12 +201,12 @@ def _cell(text: str) -> str:
 
 
 def _message(text: str) -> str:
-    """Return a text for the message of a workflow command."""
+    """Escape a text for the message of a workflow command."""
     return printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:
-    """Return a text for a property of a workflow command."""
+    """Escape a text for a property of a workflow command."""
     return _message(text).replace(":", "%3A").replace(",", "%2C")
 
 
@@ -200,7 +214,7 @@ def lint_file(path: str | Path) -> LintReport:
     """Check the configurations in a file.
 
     Args:
-        path: A Python script (TRL), a YAML or TOML file, or a shell script with the command that trains.
+        path: A Python script (TRL), a YAML or TOML file, or a shell script with the training command.
 
     Raises:
         ValueError: if the file cannot be read.
@@ -220,9 +234,9 @@ def lint_configurations(
     """Check configurations that were read from a file.
 
     Args:
-        configurations: All that the file holds.
-        path: The file, as it was named.
-        started: Whether a run that has begun saved them.
+        configurations: The configurations.
+        path: The path of the file, for messages.
+        started: True if a run saved them after its start. Rules with `Rule.only_before_start` are then left out.
     """
     findings: list[LintFinding] = []
     unchecked: list[Unchecked] = []
@@ -243,7 +257,7 @@ def lint_configurations(
 
 
 def lint_findings(configuration: Configuration) -> list[LintFinding]:
-    """Return what is wrong or risky in one configuration, the gravest first.
+    """Check one configuration, and return the findings, the gravest first.
 
     >>> configuration = Configuration.from_mapping("trl", {"num_generations": 2})
     >>> [finding.id for finding in lint_findings(configuration)]
@@ -253,10 +267,10 @@ def lint_findings(configuration: Configuration) -> list[LintFinding]:
 
 
 def lint_run(path: str | Path) -> list[LintFinding]:
-    """Return what is wrong or risky in the newest configuration of a run, the gravest first.
+    """Check the newest configuration of a run, and return the findings, the gravest first.
 
     Args:
-        path: The run's folder, or its log. Without a configuration of a known framework the list is empty.
+        path: The run's folder, or its log. If there is no configuration of a known framework, the result is empty.
 
     >>> import json, tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -270,17 +284,17 @@ def lint_run(path: str | Path) -> list[LintFinding]:
 
 
 def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
-    """Check the configuration that was found with a run; None if it is of no framework that has rules.
+    """Check the configuration of a run; return None if there are no rules for its framework.
 
     Args:
-        newest: The configuration.
+        newest: The newest configuration of the run.
     """
     if newest.framework is None or newest.framework not in FRAMEWORKS:
         return None
     path = str(newest.file)
     nested = newest.settings
     if newest.framework == "prime-rl":
-        # The trainer writes its settings alone.
+        # The file has only the settings of the trainer, without a prefix.
         nested = {"trainer": nested}
     configuration = Configuration.from_mapping(newest.framework, nested, path)
     if newest.framework == "prime-rl":
@@ -288,57 +302,61 @@ def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
         configuration = replace(configuration, incomplete="the file of the orchestrator")
     configuration = _with_lines(configuration, newest.file)
     if newest.framework == "trl" and (newest.adapter is not None or "LoRA rank" in newest.values):
-        # TRL is given the adapter beside its own settings.
+        # The adapter is no setting of TRL's configuration.
         adapter = {"use_peft": Setting("use_peft", True)}
         configuration = replace(configuration, settings={**adapter, **configuration.settings})
     return lint_configurations([configuration], path, started=True)
 
 
 def _with_lines(configuration: Configuration, file: Path) -> Configuration:
-    """Return a configuration with the lines of its settings, where the file has lines."""
+    """Return a configuration with the lines of its settings, if the format of the file has lines."""
     if file.suffix not in (".yaml", ".toml"):
         return configuration
-    lines: dict[str, Setting] = {}
+    settings_with_lines: dict[str, Setting] = {}
     with suppress(InvalidValue):
-        for one in read_configurations(file):
-            lines.update(one.settings)
-    settings = {
-        name: replace(setting, line=lines[name].line) if name in lines else setting
-        for name, setting in configuration.settings.items()
-    }
+        for file_configuration in read_configurations(file):
+            settings_with_lines.update(file_configuration.settings)
+    settings = dict(configuration.settings)
+    for name, setting in settings.items():
+        if name in settings_with_lines:
+            settings[name] = replace(setting, line=settings_with_lines[name].line)
     return replace(configuration, settings=settings)
 
 
 def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:
-    """Apply a rule; None if the configuration does not have the fault."""
+    """Apply a rule to a configuration; return None if the configuration does not have the fault."""
     values = Values(configuration, rule.reads)
     try:
         if not rule.condition(values):
             return None
-    except NotRead as error:
+    except UnknownValue as error:
         return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, str(error))
     except (TypeError, ValueError, AttributeError, ArithmeticError):
-        reason = f"one of {', '.join(rule.reads.values())} has a value of another kind than {rule.framework} expects"
+        reason = f"one of {', '.join(rule.reads.values())} has a value of another type than {rule.framework} expects"
         return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, reason)
 
-    shown = {short_name: values.shown(short_name) for short_name in rule.reads}
-    settings = [setting for short_name in rule.reads if (setting := values.setting(short_name)) is not None]
-    # The command itself comes last, as any of its settings tells more.
+    message_settings = {short_name: values.for_message(short_name) for short_name in rule.reads}
+    settings: list[Setting] = []
+    for short_name in rule.reads:
+        setting = values.setting(short_name)
+        if setting is not None:
+            settings.append(setting)
+    # The line is that of the first setting. The command itself comes last, since its settings are more specific.
     settings.sort(key=lambda setting: setting.name == THE_COMMAND)
     line = next((setting.line for setting in settings if setting.line is not None), configuration.line)
+    setting_values = {}
+    for setting in settings:
+        if setting.name != THE_COMMAND:
+            setting_values[setting.name] = None if isinstance(setting.value, Unread) else setting.value
     return LintFinding(
         id=rule.id,
         severity=rule.severity,
         framework=rule.framework,
         path=configuration.path,
         line=line,
-        settings={
-            setting.name: None if isinstance(setting.value, Unread) else setting.value
-            for setting in settings
-            if setting.name != THE_COMMAND
-        },
+        settings=setting_values,
         title=rule.title,
-        happens=rule.happens.format(**shown),
-        fix=rule.fix.format(**shown),
+        happens=rule.happens.format(**message_settings),
+        fix=rule.fix.format(**message_settings),
         source=rule.source,
     )

@@ -1,4 +1,4 @@
-"""Settings of one training run as its configuration has them, each with its line."""
+"""The settings of one training run, each with its line in the configuration file."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from bandpo.lint.scalars import read_scalar
 
 @dataclass(frozen=True)
 class Unread:
-    """A value that is known only when the program runs, such as an expression or an environment variable."""
+    """A value that is only known when the program runs, such as an expression or an environment variable."""
 
     reason: str
-    """What the value is, as a phrase."""
+    """A description of the value, such as ``the environment variable LR``."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that a configuration names."""
+    """A setting that a configuration sets."""
 
     name: str
-    """Its name as it is written there."""
+    """The name as it is written in the file."""
     value: Any
     """A number, text, list, boolean or None; or `Unread`."""
     line: int | None = None
-    """The line of the file, from 1; None where the format has none."""
+    """The line in the file, counted from 1; None if the format has no lines."""
 
 
 @dataclass(frozen=True)
@@ -42,34 +42,42 @@ class Configuration:
     framework: str
     """A key of `bandpo.lint.frameworks.FRAMEWORKS`."""
     path: str
-    """The file, as it was named."""
+    """The path of the file, as it was given."""
     settings: Mapping[str, Setting]
-    """By the dotted name that the framework's newest version has."""
+    """The settings that the configuration sets, by their dotted names in the newest version of the framework."""
     line: int | None = None
     """The line where the configuration begins."""
     incomplete: str = ""
-    """Why a setting that is not here need not have its default, as a phrase; empty if it has."""
+    """Another source of settings, as a phrase. A setting that is not in `settings` may come from there. If this is
+    empty, such a setting has its default."""
 
     @classmethod
     def from_mapping(cls, framework: str, nested: Mapping[Any, Any], path: str = "") -> Configuration:
-        """Return the configuration that a nested mapping without lines holds, such as that of a finished run.
+        """Return the configuration of a nested mapping without lines, such as that of a finished run.
 
-        Such a mapping names every setting. One that has the framework's default counts as not named.
+        Such a mapping contains every setting, so settings with the framework's default count as not set.
+
+        Args:
+            framework: A key of `bandpo.lint.frameworks.FRAMEWORKS`.
+            nested: The settings, in nested mappings.
+            path: The path of the file.
         """
         defaults = FRAMEWORKS[framework].defaults
         settings: dict[str, Setting] = {}
         for name, value in _flattened(nested):
-            if isinstance(value, str):
-                value = Unread(f"the interpolation {value[:60]}") if "${" in value else read_scalar(value)
+            if isinstance(value, str) and "${" in value:
+                value = Unread(f"the interpolation {value[:60]}")
+            elif isinstance(value, str):
+                value = read_scalar(value)
             if name not in defaults or value != defaults[name]:
                 settings[name] = Setting(name, value)
         return cls(framework, path, settings)
 
     def with_defaults(self, prefix: str) -> Configuration:
-        """Return the configuration with the default of each setting under a prefix that it does not name.
+        """Return the configuration with the defaults of the settings under a prefix that it does not set.
 
         Args:
-            prefix: The part that is complete, where the configuration as a whole is not.
+            prefix: The beginning of the names of a part of the configuration that is complete.
         """
         defaults = FRAMEWORKS[self.framework].defaults
         settings = {name: Setting(name, value) for name, value in defaults.items() if name.startswith(prefix)}
@@ -77,6 +85,7 @@ class Configuration:
 
 
 def _flattened(nested: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings with their dotted names."""
     pending: list[tuple[str, Mapping[Any, Any]]] = [("", nested)]
     while pending:
         prefix, mapping = pending.pop()

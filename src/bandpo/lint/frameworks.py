@@ -1,4 +1,4 @@
-"""The frameworks whose configurations are checked: how one is recognised, and the defaults that rules depend on."""
+"""The frameworks whose configurations are checked, with the settings that identify each, and the defaults."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Framework:
-    """What the rules need to know of a framework."""
+    """The names and defaults of a framework's settings, as far as rules depend on them."""
 
     title: str
+    """The name of the framework, as it is printed."""
     version: str
-    """The version whose defaults these are."""
+    """The version that the defaults are from."""
     defaults: Mapping[str, Any]
-    """For each setting that a rule reads, the value that it has where a configuration does not name it."""
+    """The default of each setting that a rule reads."""
     prefixes: tuple[str, ...]
-    """Beginnings of names of settings that no other framework has."""
+    """Prefixes of setting names that no other framework has."""
     older_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of earlier versions, each with the newest name."""
+    """The newest name of each setting that had another name in earlier versions."""
 
     def recognises(self, names: Collection[str]) -> bool:
-        """Return whether these names of settings are the framework's."""
+        """Return whether any of these setting names identifies the framework."""
         return any(name.startswith(self.prefixes) for name in names)
 
 
@@ -51,7 +52,7 @@ TRL = Framework(
         "use_peft": False,
         "use_vllm": False,
         "vllm_importance_sampling_correction": True,
-        # Not a setting of GRPOConfig: whether the script makes the model of a trained adapter.
+        # Not a setting of GRPOConfig: True if the script loads the model from a trained adapter.
         "model.adapter": False,
     },
     prefixes=("num_generations", "importance_sampling_level", "vllm_importance_sampling_"),
@@ -94,7 +95,7 @@ VERL = Framework(
         "async_training.use_rollout_log_probs": None,
         "data.train_batch_size": 1024,
         "distillation.enabled": False,
-        # Not a setting: what a command runs.
+        # Not a setting: the module or script that a command runs.
         "program": "",
         "trainer.n_gpus_per_node": 8,
         "trainer.nnodes": 1,
@@ -148,7 +149,7 @@ PRIME_RL = Framework(
         "orchestrator.batch_size": None,
         "orchestrator.group_size": 1,
         "orchestrator.token_batch_size": None,
-        # Not a setting of its own: the smallest group of the sources.
+        # Not a setting: the smallest group size of the sources.
         "orchestrator.train.source.group_size": None,
         "orchestrator.train.sampling.extra_body.min_p": None,
         "orchestrator.train.sampling.extra_body.top_k": None,
@@ -192,7 +193,7 @@ OPENRLHF = Framework(
         "algo.kl.",
         "rollout.n_samples_per_prompt",
         "actor.adam.",
-        # Before 0.10.2.
+        # Names before 0.10.2.
         "actor_learning_rate",
         "enable_vllm_is_correction",
         "init_kl_coef",
@@ -229,4 +230,4 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "prime-rl": PRIME_RL,
     "openrlhf": OPENRLHF,
 }
-"""The frameworks, by the names that `bandpo.runs.Setup` has for them."""
+"""The frameworks, by their names in `bandpo.runs.Setup`."""

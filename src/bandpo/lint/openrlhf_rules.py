@@ -1,4 +1,4 @@
-"""What is checked in configurations of OpenRLHF: one entry for each rule."""
+"""Rules for configurations of OpenRLHF."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ OPENRLHF_CORRECTION = {
 }
 
 
-def _openrlhf_micro_batches_are_broken(v: Values) -> bool:
+def _openrlhf_batch_is_not_divisible(v: Values) -> bool:
+    """Return whether the batch is no multiple of the micro-batches of all processes."""
     processes = v.gpus * v.nodes // (v.ring * v.tensor)
     return v.train % (v.micro * processes) != 0
 
@@ -37,7 +38,7 @@ OPENRLHF_RULES = (
         id="clip-cannot-act",
         framework="openrlhf",
         severity="look",
-        title="the clip cannot act",
+        title="the clip has no effect",
         reads={
             **OPENRLHF_CLIP,
             "prompts": "rollout.batch_size",
@@ -52,9 +53,8 @@ OPENRLHF_RULES = (
             and v.epochs == 1
             and not (v.loss == "gspo" and v.weight)
         ),
-        happens=ONE_UPDATE
-        + " {prompts} prompts with {group} answers make one batch of {train}: the clip changes nothing.",
-        fix="{train.name} below the number of answers, or {epochs.name} above 1; or leave the clip out",
+        happens=ONE_UPDATE + " {prompts} prompts with {group} answers make one batch of {train}.",
+        fix="set {train.name} below the number of answers, or {epochs.name} above 1; or remove the clip settings",
         source="BytedTsinghua-SIA/DAPO issue 23; OpenRLHF 0.11.0, openrlhf/trainer/ray/ppo_actor.py, "
         "ppo_train",
     ),
@@ -62,7 +62,7 @@ OPENRLHF_RULES = (
         id="asynchronous-anchor",
         framework="openrlhf",
         severity="look",
-        title="the ratio is not measured from what sampled",
+        title="the ratio is not relative to the sampling policy",
         reads={"asynchronous": "train.async_enable", "weight": "algo.advantage.is_correction_enable"},
         condition=lambda v: bool(v.asynchronous and not v.weight),
         happens=ASYNCHRONOUS + " No importance weight corrects it.",
@@ -73,14 +73,13 @@ OPENRLHF_RULES = (
         id="truncated-sampling",
         framework="openrlhf",
         severity="look",
-        title="sampling is truncated, and importance weights are taken",
+        title="sampling is truncated, and importance weights are used",
         reads={"top_p": "rollout.top_p", "weight": "algo.advantage.is_correction_enable"},
         condition=lambda v: v.top_p < 1 and bool(v.weight),
         happens=TRUNCATED_SAMPLING + " {top_p.name} is {top_p}.",
         fix="--{top_p.name} 1.0",
         source="huggingface/trl issue 6789, of the same arithmetic; OpenRLHF 0.11.0, "
-        "openrlhf/cli/train_ppo_ray.py "
-        "(processed_logprobs)",
+        "openrlhf/cli/train_ppo_ray.py (processed_logprobs)",
     ),
     Rule(
         id="gspo-clip",
@@ -97,7 +96,7 @@ OPENRLHF_RULES = (
         id="batch-does-not-divide",
         framework="openrlhf",
         severity="fix",
-        title="a batch does not hold whole micro-batches",
+        title="a batch is no multiple of the micro-batches of all processes",
         reads={
             "train": "train.batch_size",
             "micro": "train.micro_batch_size",
@@ -107,10 +106,9 @@ OPENRLHF_RULES = (
             "tensor": "ds.tensor_parallel_size",
             "dynamic": "train.dynamic_batch_enable",
         },
-        condition=lambda v: not v.dynamic and _openrlhf_micro_batches_are_broken(v),
+        condition=lambda v: not v.dynamic and _openrlhf_batch_is_not_divisible(v),
         happens="{train.name} {train} is no multiple of {micro.name} {micro} times the actor's processes "
-        "({gpus} times "
-        "{nodes} GPUs): DeepSpeed refuses it.",
+        "({gpus} times {nodes} GPUs): DeepSpeed refuses it.",
         fix="a {train.name} that is a multiple of the product",
         source="OpenRLHF 0.11.0, openrlhf/utils/deepspeed/deepspeed.py (accumulated_gradient)",
     ),
@@ -126,8 +124,7 @@ OPENRLHF_RULES = (
         },
         condition=lambda v: v.train > v.prompts * v.group,
         happens="{train.name} {train} is more than {prompts} prompts times {group} answers: a step ends "
-        "before one update is "
-        "complete, and with dynamic batches it makes none.",
+        "before one update is complete, and with dynamic batches it makes none.",
         fix="a {train.name} of at most {prompts.name} times {group.name}",
         source="OpenRLHF 0.11.0, openrlhf/trainer/ppo_utils/replay_buffer.py, setup_dynamic_batch",
     ),
@@ -170,7 +167,7 @@ OPENRLHF_RULES = (
         condition=lambda v: (
             v.rate > LARGEST_RATES[-1][1]
             and v.optimizer == "adam"
-            and rate_is_high(v.rate, v.lora, v.known("model"))
+            and rate_is_high(v.rate, v.lora, v.get("model"))
         ),
         happens=RATE_HAPPENS,
         fix="--{rate.name} 1e-6, or 1e-5 with LoRA",

@@ -1,4 +1,4 @@
-"""What is checked in configurations of prime-rl: one entry for each rule."""
+"""Rules for configurations of prime-rl."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ PRIME_RL_RULES = (
         id="truncated-sampling",
         framework="prime-rl",
         severity="look",
-        title="sampling is truncated, and importance weights are taken",
+        title="sampling is truncated, and importance weights are used",
         reads={
             "top_p": f"{PRIME_RL_SAMPLING}top_p",
             "top_k": f"{PRIME_RL_SAMPLING}top_k",
             "min_p": f"{PRIME_RL_SAMPLING}min_p",
         },
         condition=lambda v: (v.top_p is not None and v.top_p < 1) or (v.top_k or 0) > 0 or (v.min_p or 0) > 0,
-        happens="prime-rl's losses weight every token by the ratio of the trainer's and the engine's "
-        "probabilities, and "
-        "0.8.0 takes the trainer's over all tokens. top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
-        fix="leave top_p, top_k and min_p out of orchestrator.train.sampling.extra_body",
-        source="prime-rl 0.8.0, src/prime_rl/trainer/rl/loss.py, default_loss_fn; "
-        "PrimeIntellect-ai/prime-rl pull request "
-        "3431; huggingface/trl issue 6789",
+        happens="prime-rl's losses weight every token by the ratio of the trainer's to the engine's "
+        "probability, and version 0.8.0 computes the trainer's over all tokens. top_p is {top_p}, top_k "
+        "{top_k}, min_p {min_p}.",
+        fix="remove top_p, top_k and min_p from orchestrator.train.sampling.extra_body",
+        source="prime-rl 0.8.0, src/prime_rl/trainer/rl/loss.py, default_loss_fn; PrimeIntellect-ai/prime-rl "
+        "pull request 3431; huggingface/trl issue 6789",
     ),
     Rule(
         id="batch-does-not-divide",
         framework="prime-rl",
         severity="fix",
-        title="a batch does not hold whole groups",
+        title="a batch is no multiple of the group size",
         reads={
             "batch": "orchestrator.batch_size",
             "group": "orchestrator.group_size",
@@ -73,7 +72,7 @@ PRIME_RL_RULES = (
         condition=lambda v: (
             v.rate > LARGEST_RATES[-1][1]
             and v.optimizer == "adamw"
-            and rate_is_high(v.rate, v.lora, v.known("model"))
+            and rate_is_high(v.rate, v.lora, v.get("model"))
         ),
         happens=RATE_HAPPENS,
         fix="lr = 1e-6 under [trainer.optim], or 1e-5 with LoRA",

@@ -1,28 +1,34 @@
-"""Read the arguments of TRL's ``GRPOConfig`` from a Python script, which is parsed and never executed."""
+"""Read the arguments of TRL's ``GRPOConfig`` from a Python script. The script is parsed and never executed."""
 
 from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from bandpo.errors import InvalidValue
 from bandpo.lint.configuration import Configuration, Setting, Unread
 
 CONFIGS = ("GRPOConfig", "BandGRPOConfig")
-"""Classes whose arguments are read: TRL's, and that of bandpo's adapter, which has the same settings."""
+"""Classes whose arguments are read: that of TRL, and that of bandpo's integration, which has the same settings."""
 DEEPEST = 20
-"""Levels of an expression that is read."""
+"""Largest depth of an expression that is evaluated."""
 
 
 def read_script(text: str, path: str) -> list[Configuration]:
-    """Return a configuration for each ``GRPOConfig`` of a script, and for each parser that reads one.
+    """Return a configuration for each call of ``GRPOConfig`` in a script, and for each argument parser of one.
 
-    A value is read where it is a literal, a sum or product of numbers, or a name that is assigned once.
+    A value is known if it is a literal, an arithmetic expression of numbers, or a name that is assigned once.
+
+    Args:
+        text: The source of the script.
+        path: Its path, for messages.
 
     Raises:
-        ValueError: if the script is no Python.
+        ValueError: if the script cannot be parsed as Python.
 
     >>> (configuration,) = read_script("from trl import GRPOConfig\\nargs = GRPOConfig(beta=2 * 0.02)", "train.py")
     >>> configuration.settings["beta"]
@@ -32,22 +38,30 @@ def read_script(text: str, path: str) -> list[Configuration]:
         return []
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the script's own strings
+            # Python warns of invalid escapes in the script's strings.
+            warnings.simplefilter("ignore")
             tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise InvalidValue(f"{path}{where}: not Python, {getattr(error, 'msg', error)}") from error
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise InvalidValue(f"{path}{line}: not Python, {getattr(error, 'msg', error)}") from error
     return _Script(tree, path).configurations()
 
 
 class _Script:
+    """The syntax tree of a script, from which configurations are read.
+
+    Args:
+        tree: The syntax tree.
+        path: The path of the script, for messages.
+    """
+
     def __init__(self, tree: ast.Module, path: str):
         self.path = path
         self.nodes = list(ast.walk(tree))
-        self.assigned = self._names_assigned_once()
-        self.blocks = self._blocks()
-        self.changed = self._names_that_change()
-        self.makers = self._statements_by_value()
+        self.constants = self._names_assigned_once()
+        self.blocks = self._block_of_statements()
+        self.mutable_names = self._names_with_access()
+        self.assignments = self._assignments_by_value()
         self.attributes = self._assigned_attributes()
         self.config_names = {*CONFIGS}
         for node in self.nodes:
@@ -55,27 +69,33 @@ class _Script:
                 self.config_names |= {a.asname for a in node.names if a.name in CONFIGS and a.asname}
 
     def configurations(self) -> list[Configuration]:
-        calls = [node for node in self.nodes if isinstance(node, ast.Call) and self._is_config(node.func)]
-        configurations = [self._of_call(call) for call in calls]
-        for node in self.nodes:
+        """Return the configurations in the script, in the order of their lines."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        configurations = [self._read_call(call) for call in calls if self._is_config(call.func)]
+        for call in calls:
             # TrlParser((ScriptArguments, GRPOConfig, ModelConfig)) reads the command line.
-            if isinstance(node, ast.Call) and "Parser" in _name(node.func):
-                classes = [item for argument in node.args for item in ast.walk(argument)]
-                if any(self._is_config(item) for item in classes):
-                    settings = self._of_trainer()
-                    reason = f"the command line, which {_name(node.func)} reads"
-                    configurations.append(Configuration("trl", self.path, settings, node.lineno, reason))
+            if "Parser" in _last_name(call.func) and self._has_config_argument(call):
+                settings = self._read_trainer()
+                source = f"the command line, which {_last_name(call.func)} reads"
+                configurations.append(Configuration("trl", self.path, settings, call.lineno, source))
+        # If there are several, the one that the trainer uses is not known.
         if len(configurations) == 1:
-            (one,) = configurations
-            settings = {**self._of_trainer(), **one.settings}
-            configurations = [Configuration("trl", self.path, settings, one.line, one.incomplete)]
+            (configuration,) = configurations
+            settings = {**self._read_trainer(), **configuration.settings}
+            configurations = [replace(configuration, settings=settings)]
         return sorted(configurations, key=lambda configuration: configuration.line or 0)
 
     def _is_config(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Name | ast.Attribute) and _name(node) in self.config_names
+        """Return whether an expression is the name of a configuration class."""
+        return isinstance(node, ast.Name | ast.Attribute) and _last_name(node) in self.config_names
+
+    def _has_config_argument(self, call: ast.Call) -> bool:
+        """Return whether the positional arguments of a call contain the name of a configuration class."""
+        nodes = chain.from_iterable(ast.walk(argument) for argument in call.args)
+        return any(self._is_config(node) for node in nodes)
 
     def _names_assigned_once(self) -> Mapping[str, ast.expr]:
-        """Return the values of names that have one assignment in the whole script, and are no argument."""
+        """Return the value of each name that has a single assignment in the script, and no other definition."""
         values: dict[str, ast.expr] = {}
         counts: dict[str, int] = {}
         for node in self.nodes:
@@ -89,21 +109,21 @@ class _Script:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 names = [node.name]
             elif isinstance(node, ast.Global | ast.Nonlocal):
+                # Counted twice, since other functions may assign the name.
                 names = [*node.names, *node.names]
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
-            if (
-                isinstance(node, ast.Assign)
-                and len(node.targets) == 1
-                and isinstance(node.targets[0], ast.Name)
-            ):
-                values[node.targets[0].id] = node.value
+
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                target = node.targets[0]
+                if isinstance(target, ast.Name):
+                    values[target.id] = node.value
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
                 values[node.target.id] = node.value
         return {name: value for name, value in values.items() if counts[name] == 1}
 
-    def _blocks(self) -> Mapping[int, int]:
-        """Return for each statement, by its identity, the list of statements in which it stands."""
+    def _block_of_statements(self) -> Mapping[int, int]:
+        """Return the identity of the list of statements that contains each statement, by the statement's identity."""
         blocks: dict[int, int] = {}
         for node in self.nodes:
             for name in ("body", "orelse", "finalbody"):
@@ -113,49 +133,49 @@ class _Script:
         return blocks
 
     def _value(self, node: ast.expr, depth: int = 0) -> Any:
-        """Return the value of an expression; `Unread` where it takes more than literals and names assigned once."""
+        """Evaluate an expression of literals, arithmetic and names that are assigned once; `Unread` for any other."""
         if depth > DEEPEST:
             return Unread("a long expression")
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
             return node.value
-        if isinstance(node, ast.Name) and node.id in self.assigned:
-            return self._value(self.assigned[node.id], depth + 1)
+        if isinstance(node, ast.Name) and node.id in self.constants:
+            return self._value(self.constants[node.id], depth + 1)
         if isinstance(node, ast.List | ast.Tuple):
             values = [self._value(item, depth + 1) for item in node.elts[:100]]
             return next((value for value in values if isinstance(value, Unread)), values)
-        numbers: list[Any] = []
+        operands: list[Any] = []
         if isinstance(node, ast.UnaryOp):
-            numbers = [self._value(node.operand, depth + 1)]
+            operands = [self._value(node.operand, depth + 1)]
         elif isinstance(node, ast.BinOp):
-            numbers = [self._value(node.left, depth + 1), self._value(node.right, depth + 1)]
-        result = _computed(node, numbers)
+            operands = [self._value(node.left, depth + 1), self._value(node.right, depth + 1)]
+        result = _compute(node, operands)
         return Unread(f"the expression {_source(node)}") if result is None else result
 
-    def _of_call(self, call: ast.Call) -> Configuration:
+    def _read_call(self, call: ast.Call) -> Configuration:
+        """Read the configuration of a call such as ``GRPOConfig(beta=0.1, **defaults)``."""
         settings: dict[str, Setting] = {}
         incomplete = ""
         for keyword in call.keywords:
             if keyword.arg is not None:
                 settings[keyword.arg] = Setting(keyword.arg, self._value(keyword.value), keyword.lineno)
                 continue
-            expanded = self._of_dictionary(keyword.value)
+            expanded = self._read_dictionary(keyword.value)
             if expanded is None:
                 incomplete = f"the arguments **{_source(keyword.value)}"
             else:
                 settings |= expanded
-        for name, setting in self._of_attributes(call):
-            settings[name] = setting
+        settings |= self._read_attributes(call)
         return Configuration("trl", self.path, settings, call.lineno, incomplete)
 
-    def _of_dictionary(self, node: ast.expr) -> dict[str, Setting] | None:
-        """Return the settings of a dictionary whose items are all known; None if they are not."""
+    def _read_dictionary(self, node: ast.expr) -> dict[str, Setting] | None:
+        """Read the settings of a dictionary; return None if not all of its items are known."""
         if isinstance(node, ast.Name):
             name = node.id
-            if name not in self.assigned or name in self.changed:
+            if name not in self.constants or name in self.mutable_names:
                 return None
-            node = self.assigned[name]
+            node = self.constants[name]
         settings: dict[str, Setting] = {}
-        if isinstance(node, ast.Call) and _name(node.func) == "dict" and not node.args:
+        if isinstance(node, ast.Call) and _last_name(node.func) == "dict" and not node.args:
             for keyword in node.keywords:
                 if keyword.arg is None:
                     return None
@@ -169,26 +189,23 @@ class _Script:
             settings[key.value] = Setting(key.value, self._value(value), value.lineno)
         return settings
 
-    def _names_that_change(self) -> set[str]:
-        """Return the names whose items or methods are used, by which a dictionary may change."""
-        objects: list[ast.expr] = []
-        for node in self.nodes:
-            is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
-            if isinstance(node, ast.Subscript | ast.Attribute) and (
-                is_item or isinstance(node, ast.Attribute)
-            ):
-                objects.append(node.value)
-        return {node.id for node in objects if isinstance(node, ast.Name)}
+    def _names_with_access(self) -> set[str]:
+        """Return the names of which an item is assigned or an attribute is used. A dictionary may change by either."""
+        attributes = [node for node in self.nodes if isinstance(node, ast.Attribute)]
+        subscripts = [node for node in self.nodes if isinstance(node, ast.Subscript)]
+        items = [node for node in subscripts if isinstance(node.ctx, ast.Store | ast.Del)]
+        return {node.value.id for node in (*attributes, *items) if isinstance(node.value, ast.Name)}
 
-    def _statements_by_value(self) -> Mapping[int, ast.Assign]:
+    def _assignments_by_value(self) -> Mapping[int, ast.Assign]:
         """Return the assignments to names that are assigned once, by the identity of the value."""
-        return {
-            id(node.value): node
-            for node in self.nodes
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and self.assigned.get(node.targets[0].id) is node.value
-        }
+        assignments: dict[int, ast.Assign] = {}
+        for node in self.nodes:
+            if not isinstance(node, ast.Assign):
+                continue
+            target = node.targets[0]
+            if isinstance(target, ast.Name) and self.constants.get(target.id) is node.value:
+                assignments[id(node.value)] = node
+        return assignments
 
     def _assigned_attributes(self) -> Mapping[str, list[tuple[str, ast.Assign | ast.AugAssign]]]:
         """Return for each name the attributes that are assigned to it, such as ``beta`` of ``args.beta = 0.1``."""
@@ -196,51 +213,63 @@ class _Script:
         for node in self.nodes:
             if not isinstance(node, ast.Assign | ast.AugAssign):
                 continue
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
                 if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
                     attributes.setdefault(target.value.id, []).append((target.attr, node))
         return attributes
 
-    def _of_attributes(self, call: ast.Call) -> Iterator[tuple[str, Setting]]:
-        """Read assignments such as ``args.beta = 0.1`` to the name of a configuration."""
-        made = self.makers.get(id(call))
-        if made is None:
-            return
-        for attribute, statement in self.attributes.get(_name(made.targets[0]), []):
-            value: Any = Unread(f"what line {statement.lineno} makes of it")
-            same_block = self.blocks.get(id(statement)) == self.blocks.get(id(made))
+    def _read_attributes(self, call: ast.Call) -> dict[str, Setting]:
+        """Read assignments to attributes of a configuration, such as ``args.beta = 0.1``.
+
+        Args:
+            call: The call that creates the configuration.
+        """
+        settings: dict[str, Setting] = {}
+        assignment = self.assignments.get(id(call))
+        if assignment is None:
+            return settings
+        for attribute, statement in self.attributes.get(_last_name(assignment.targets[0]), []):
+            value: Any = Unread(f"set in line {statement.lineno} to a value that is not known")
+            # A statement in another block, such as a branch, may not run.
+            same_block = self.blocks.get(id(statement)) == self.blocks.get(id(assignment))
             if isinstance(statement, ast.Assign) and same_block:
                 value = self._value(statement.value)
-            yield attribute, Setting(attribute, value, statement.lineno)
+            settings[attribute] = Setting(attribute, value, statement.lineno)
+        return settings
 
-    def _of_trainer(self) -> dict[str, Setting]:
-        """Return what the call of ``GRPOTrainer`` says of the model: its name, and whether an adapter is trained."""
-        trainers = [
-            n for n in self.nodes if isinstance(n, ast.Call) and _name(n.func).endswith("GRPOTrainer")
-        ]
+    def _read_trainer(self) -> dict[str, Setting]:
+        """Read the model's name, and the use of an adapter, from the call of ``GRPOTrainer``, if there is just one."""
+        trainers = []
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and _last_name(node.func).endswith("GRPOTrainer"):
+                trainers.append(node)
         if len(trainers) != 1:
             return {}
         settings: dict[str, Setting] = {}
         for keyword in trainers[0].keywords:
             if keyword.arg == "peft_config":
-                value = self._value(keyword.value)
-                if isinstance(value, Unread):
-                    made = (
-                        self.assigned.get(keyword.value.id) if isinstance(keyword.value, ast.Name) else None
-                    )
-                    config = keyword.value if made is None else made
-                    if isinstance(config, ast.Call) and _name(config.func) == "LoraConfig":
-                        value = True
-                else:
-                    value = value is not None
+                value = self._uses_adapter(keyword.value)
                 settings["use_peft"] = Setting("peft_config", value, keyword.lineno)
             elif keyword.arg == "model":
-                settings |= self._of_model(keyword.value)
+                settings |= self._read_model(keyword.value)
         return settings
 
-    def _of_model(self, node: ast.expr) -> dict[str, Setting]:
-        if isinstance(node, ast.Name) and node.id in self.assigned:
-            node = self.assigned[node.id]
+    def _uses_adapter(self, node: ast.expr) -> bool | Unread:
+        """Return whether the value of ``peft_config`` is one other than None; `Unread` if this is not known."""
+        value = self._value(node)
+        if not isinstance(value, Unread):
+            return value is not None
+        if isinstance(node, ast.Name) and node.id in self.constants:
+            node = self.constants[node.id]
+        if isinstance(node, ast.Call) and _last_name(node.func) == "LoraConfig":
+            return True
+        return value
+
+    def _read_model(self, node: ast.expr) -> dict[str, Setting]:
+        """Read the settings of the argument ``model``: the model's name, and the adapter that it has."""
+        if isinstance(node, ast.Name) and node.id in self.constants:
+            node = self.constants[node.id]
         line = node.lineno
         if isinstance(node, ast.Call):
             source = _source(node.func)
@@ -260,42 +289,50 @@ class _Script:
         return settings
 
 
-def _name(node: ast.AST) -> str:
-    """Return the last name of a dotted one."""
+def _last_name(node: ast.AST) -> str:
+    """Return the last part of a dotted name; an empty text for other expressions."""
     if isinstance(node, ast.Attribute):
         return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Name):
+        return node.id
+    return ""
 
 
 def _source(node: ast.AST) -> str:
+    """Return the source of an expression, cut after 60 characters."""
     try:
         return ast.unparse(node)[:60]
     except (RecursionError, ValueError):
         return "of many parts"
 
 
-def _computed(node: ast.expr, numbers: list[Any]) -> Any:
-    """Compute an operation on numbers; None if it is none, or its result is too large."""
-    if not numbers or not all(isinstance(n, int | float) and abs(n) < 1e18 for n in numbers):
+def _compute(node: ast.expr, operands: list[Any]) -> Any:
+    """Compute an arithmetic operation; return None for other operations, and if a number is too large.
+
+    Args:
+        node: The expression with the operator.
+        operands: The values of its one or two operands.
+    """
+    if not operands or not all(isinstance(n, int | float) and abs(n) < 1e18 for n in operands):
         return None
     operator = getattr(node, "op", None)
     try:
         if isinstance(operator, ast.USub):
-            return -numbers[0]
+            return -operands[0]
         if isinstance(operator, ast.Not):
-            return not numbers[0]
+            return not operands[0]
         if isinstance(operator, ast.Add):
-            return numbers[0] + numbers[1]
+            return operands[0] + operands[1]
         if isinstance(operator, ast.Sub):
-            return numbers[0] - numbers[1]
+            return operands[0] - operands[1]
         if isinstance(operator, ast.Mult):
-            return numbers[0] * numbers[1]
+            return operands[0] * operands[1]
         if isinstance(operator, ast.Div):
-            return numbers[0] / numbers[1]
+            return operands[0] / operands[1]
         if isinstance(operator, ast.FloorDiv):
-            return numbers[0] // numbers[1]
-        if isinstance(operator, ast.Pow) and abs(numbers[0]) <= 1000 and abs(numbers[1]) <= 20:
-            return numbers[0] ** numbers[1]
+            return operands[0] // operands[1]
+        if isinstance(operator, ast.Pow) and abs(operands[0]) <= 1000 and abs(operands[1]) <= 20:
+            return operands[0] ** operands[1]
     except (ArithmeticError, ValueError):
         return None
     return None

@@ -1,6 +1,6 @@
-"""Read the configurations in a file: a Python script, YAML, TOML, or the commands of a shell script.
+"""Read the configurations in a file: a Python script, YAML, TOML, or a shell script with commands.
 
-Nothing that a file names is imported, and nothing in it is executed.
+Nothing in a file is imported or executed.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from bandpo.lint.scalars import read_scalar
 from bandpo.lint.shell import UNKNOWN, Command, Word, read_commands
 
 LARGEST = 2**19
-"""Bytes above which a file is no configuration."""
+"""Largest size of a file, in bytes."""
 MOST_SETTINGS = 20_000
-"""Settings that a file may have, once its aliases are followed."""
+"""Largest number of settings in a file, with YAML aliases expanded."""
 DEEPEST = 50
-"""Levels of a nested YAML or TOML file."""
+"""Largest depth of a nested YAML or TOML file."""
 
-PYTHON, YAML, TOML = (".py",), (".yaml", ".yml"), (".toml",)
-"""Endings of names of files. A file with another name is read as a shell script."""
+PYTHON = (".py",)
+YAML = (".yaml", ".yml")
+TOML = (".toml",)
+# Files with other suffixes are read as shell scripts.
 
 VERL_DEFAULTS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer")
-"""Configurations of verl whose values the table of defaults has."""
+"""Configurations of verl that have the defaults of `bandpo.lint.frameworks.VERL`."""
 
 THE_COMMAND = "the command"
-"""The name of the setting ``program``, which is no setting."""
+"""The name, in messages, of the entry ``program``, which is not a setting."""
 
 Settings = dict[str, Setting]
 
 
 def read_configurations(path: Path) -> list[Configuration]:
-    """Read the configurations of known frameworks in a file, in the order in which they stand there.
+    """Read the configurations of known frameworks in a file, in the order of the file.
 
     Args:
-        path: The file. Its ending tells its format.
+        path: The file. Its suffix determines the format.
 
     Raises:
         ValueError: if it cannot be read.
@@ -66,32 +68,32 @@ def parse_configurations(data: bytes, path: str) -> list[Configuration]:
     """Read the configurations in the bytes of a file.
 
     Args:
-        data: What is in the file.
-        path: Its name, by whose ending its format is known.
+        data: The contents of the file.
+        path: The path of the file. Its suffix determines the format.
 
     Raises:
         ValueError: if the bytes cannot be read.
     """
     if len(data) > LARGEST:
         raise InvalidValue(f"{path} has more than {LARGEST:,} bytes, and is no configuration")
-    text = _decoded(data, path)
-    ending = Path(path).suffix.lower()
+    text = _decode(data, path)
+    suffix = Path(path).suffix.lower()
     try:
-        if ending in PYTHON:
+        if suffix in PYTHON:
             configurations = read_script(text, path)
-        elif ending in YAML:
+        elif suffix in YAML:
             configurations = _read_yaml(text, path)
-        elif ending in TOML:
+        elif suffix in TOML:
             configurations = _read_toml(text, path)
         else:
-            commands = [command for command in read_commands(text) if _framework_of_command(command)]
-            configurations = [_of_command(command, path) for command in commands]
+            configurations = _read_shell(text, path)
     except (RecursionError, MemoryError) as error:
         raise InvalidValue(f"{path} is nested too deeply to be read") from error
     return [_with_newest_names(configuration) for configuration in configurations]
 
 
-def _decoded(data: bytes, path: str) -> str:
+def _decode(data: bytes, path: str) -> str:
+    """Decode the bytes of a file, with line feeds as the only line ends."""
     encoding = "utf-8-sig"
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
@@ -105,18 +107,25 @@ def _decoded(data: bytes, path: str) -> str:
 
 
 def framework_of(names: Sequence[str] | Mapping[str, Any]) -> str | None:
-    """Return the framework whose settings these names are; None if it is none of the known ones."""
+    """Identify the framework of setting names; return None if it is not known.
+
+    Args:
+        names: The dotted names of settings.
+    """
+    # ms-swift has TRL's names with other defaults.
     if "rlhf_type" in names:
-        return None  # ms-swift's, which has TRL's names and other defaults
+        return None
     return next((key for key, framework in FRAMEWORKS.items() if framework.recognises(names)), None)
 
 
 def _with_newest_names(configuration: Configuration) -> Configuration:
-    return replace(configuration, settings=_renamed(configuration.framework, configuration.settings))
+    """Return a configuration with its settings also under the framework's newest names."""
+    settings = _add_newest_names(configuration.framework, configuration.settings)
+    return replace(configuration, settings=settings)
 
 
-def _renamed(framework: str, settings: Mapping[str, Setting]) -> Settings:
-    """Return settings under the framework's newest names, beside those under which they stand."""
+def _add_newest_names(framework: str, settings: Mapping[str, Setting]) -> Settings:
+    """Return the settings, those with older names also under the newest names."""
     older_names = FRAMEWORKS[framework].older_names
     renamed = {older_names[name]: setting for name, setting in settings.items() if name in older_names}
     return {**renamed, **settings}
@@ -129,48 +138,70 @@ _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+|model_engine)=(.*)
 _FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 
 
-def _settings_of_command(command: Command) -> tuple[Settings, str]:
-    """Return the overrides ``name=value`` and the flags ``--name value`` of a command.
+def _read_shell(text: str, path: str) -> list[Configuration]:
+    """Read the configurations of the commands in a shell script."""
+    configurations = []
+    for command in read_commands(text):
+        if _framework_of_command(command) is not None:
+            configurations.append(_read_command(command, path))
+    return configurations
 
-    Beside them, return why there may be others, as a phrase; empty if all words are known.
+
+def _settings_of_command(command: Command) -> tuple[Settings, str]:
+    """Read the overrides ``name=value`` and the flags ``--name value`` of a command.
+
+    Returns:
+        The settings; and a description of the words that may be further settings, empty if all words are known.
     """
     settings: Settings = {}
-    others = ""
+    incomplete = ""
     index = 0
     while index < len(command):
         word = command[index]
         index += 1
-        if (override := _OVERRIDE.fullmatch(word.text)) is not None:
+        override = _OVERRIDE.fullmatch(word.text)
+        flag = _FLAG.fullmatch(word.text)
+        if override is not None:
             name = override[1]
             settings[name] = Setting(name, _value_of_word(word, override[2]), word.line)
-        elif (flag := _FLAG.fullmatch(word.text)) is not None:
-            values = [_value_of_word(word, flag[2])] if flag[2] is not None else []
-            while flag[2] is None and index < len(command) and not _begins_a_setting(command[index].text):
-                values.append(_value_of_word(command[index], command[index].text))
-                index += 1
+        elif flag is not None:
+            values = []
+            if flag[2] is not None:
+                # --name=value
+                values.append(_value_of_word(word, flag[2]))
+            else:
+                # --name value value …
+                while index < len(command) and not _begins_a_setting(command[index].text):
+                    values.append(_value_of_word(command[index], command[index].text))
+                    index += 1
             name = flag[1].replace("-", "_")
             settings[name] = Setting(name, _value_of_flag(values), word.line)
         elif word.unread and settings:
-            others = word.unread
-    return settings, others
+            incomplete = word.unread
+    return settings, incomplete
 
 
 def _value_of_word(word: Word, text: str) -> Any:
+    """Return the value of a text that is a part of a word; `Unread` if it has an unknown part."""
     return Unread(word.unread) if UNKNOWN in text else read_scalar(text)
 
 
 def _begins_a_setting(text: str) -> bool:
+    """Return whether a word begins a flag or an override, or ends the flags."""
     return bool(_FLAG.fullmatch(text) or _OVERRIDE.fullmatch(text)) or text == "--"
 
 
 def _value_of_flag(values: Sequence[Any]) -> Any:
-    if len(values) <= 1:
-        return values[0] if values else True
+    """Return the value of a flag: True without a value, a single value, or a list; `Unread` if one is not known."""
+    if not values:
+        return True
+    if len(values) == 1:
+        return values[0]
     return next((value for value in values if isinstance(value, Unread)), values)
 
 
 def _program(command: Command) -> str:
-    """Return the module or file that a command runs with Python, or its first word."""
+    """Return the module or file that a command runs with Python, or else its first word."""
     program = command[0].text
     for index, word in enumerate(command):
         if word.text == "-m" and index + 1 < len(command):
@@ -181,13 +212,16 @@ def _program(command: Command) -> str:
 
 
 def _framework_of_command(command: Command) -> str | None:
+    """Identify the framework that a command runs; return None if it runs none."""
     words = [word.text for word in command]
     if "swift" in words or words[0] in ("echo", "printf", "cat", "sed", "grep"):
         return None
-    return framework_of(_settings_of_command(command)[0])
+    settings, _ = _settings_of_command(command)
+    return framework_of(settings)
 
 
-def _of_command(command: Command, path: str) -> Configuration:
+def _read_command(command: Command, path: str) -> Configuration:
+    """Read the configuration of a command of a known framework."""
     settings, incomplete = _settings_of_command(command)
     framework = framework_of(settings)
     assert framework is not None
@@ -197,32 +231,33 @@ def _of_command(command: Command, path: str) -> Configuration:
     if framework == "trl" and "config" in settings:
         incomplete = "the file that --config names"
     elif framework == "verl":
-        _add_engine_of_verl(command, settings)
-        incomplete = incomplete or _other_defaults_of_verl(command)
+        _add_verl_strategy(command, settings)
+        incomplete = incomplete or _custom_verl_configuration(command)
     return Configuration(framework, path, settings, line, incomplete)
 
 
 def _configuration_name(command: Command) -> str | None:
-    """Return the name that ``--config-name`` gives to hydra, without its ending."""
+    """Return the value of hydra's ``--config-name`` without the suffix ``.yaml``; None if it is not set."""
     words = [word.text for word in command]
     for index, text in enumerate(words):
         name, separator, value = text.partition("=")
         if name in ("--config-name", "-cn", "--config_name"):
-            value = value if separator else "".join(words[index + 1 : index + 2])
+            if not separator:
+                value = "".join(words[index + 1 : index + 2])
             return value.strip("'\"").removesuffix(".yaml")
     return None
 
 
-def _other_defaults_of_verl(command: Command) -> str:
-    """Return the configuration that a command names in place of verl's own defaults; empty if it names none."""
+def _custom_verl_configuration(command: Command) -> str:
+    """Describe the configuration that a command uses in place of verl's defaults; empty if it uses verl's."""
     name = _configuration_name(command)
     if name is None or name in VERL_DEFAULTS:
         return ""
     return f"the configuration {name.replace(UNKNOWN, '?')} that --config-name names"
 
 
-def _add_engine_of_verl(command: Command, settings: Settings) -> None:
-    """Set the actor's strategy, whose default the engine decides."""
+def _add_verl_strategy(command: Command, settings: Settings) -> None:
+    """Set the actor's strategy to the engine that the command chooses, unless the command sets it."""
     name = _configuration_name(command) or ""
     engine = settings.get("model_engine")
     if engine is None and "megatron" in name:
@@ -235,18 +270,19 @@ def _add_engine_of_verl(command: Command, settings: Settings) -> None:
 
 
 def _read_yaml(text: str, path: str) -> list[Configuration]:
+    """Read the configuration in a YAML file, if it is one of a known framework."""
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise InvalidValue(f"{path} is YAML; install what reads it: pip install PyYAML") from error
+        raise InvalidValue(f"{path} is YAML, which needs PyYAML: pip install PyYAML") from error
 
     try:
-        _refuse_deep_yaml(text, path)
+        _check_yaml_depth(text, path)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f", line {mark.line + 1}"
-        raise InvalidValue(f"{path}{where}: not YAML, {getattr(error, 'problem', None) or error}") from error
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise InvalidValue(f"{path}{line}: not YAML, {getattr(error, 'problem', None) or error}") from error
     except ValueError as error:
         raise InvalidValue(f"{path}: not YAML, {error}") from error
     if not isinstance(root, yaml.MappingNode):
@@ -255,19 +291,19 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     settings: Settings = {}
     for name, node in _yaml_scalars(root, path):
         settings[name] = Setting(name, _yaml_value(node), node.start_mark.line + 1)
-    settings = _without_wrappers(settings)
+    settings = _without_wandb_wrappers(settings)
     framework = framework_of(settings)
     if framework is None:
         return []
     _interpolate(settings)
     incomplete = ""
-    if framework == "verl" and any(name == "defaults" for name in settings):
+    if framework == "verl" and "defaults" in settings:
         incomplete = "its list of defaults, or the command that names this file"
     return [Configuration(framework, path, settings, 1, incomplete)]
 
 
-def _refuse_deep_yaml(text: str, path: str) -> None:
-    """Refuse a text whose brackets or indentation are nested too deeply, before a parser that recurses sees it."""
+def _check_yaml_depth(text: str, path: str) -> None:
+    """Raise an error if a YAML text is nested too deeply for the parser, which is recursive."""
     import yaml
 
     level = 0
@@ -282,9 +318,9 @@ def _refuse_deep_yaml(text: str, path: str) -> None:
 
 
 def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Read the scalars and lists of a YAML node with their dotted names.
+    """Yield the scalars and lists of a YAML node with their dotted names.
 
-    Merged mappings come before what replaces them.
+    Values of merged mappings (``<<``) come before the values that override them.
     """
     import yaml
 
@@ -299,22 +335,23 @@ def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield prefix, node
             continue
         merged: list[tuple[str, Any]] = []
-        named: list[tuple[str, Any]] = []
+        children: list[tuple[str, Any]] = []
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.tag == "tag:yaml.org,2002:merge":
                 sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
-                merged += [
-                    (prefix, source) for source in reversed(sources) if isinstance(source, yaml.MappingNode)
-                ]
+                for source in reversed(sources):
+                    if isinstance(source, yaml.MappingNode):
+                        merged.append((prefix, source))
             else:
-                named.append((f"{prefix}.{key.value}" if prefix else key.value, value))
-        # The last of the list is read first, and what is read later replaces it.
-        pending += [*reversed(named), *reversed(merged)]
+                children.append((f"{prefix}.{key.value}" if prefix else key.value, value))
+        # The list is a stack: its last entry is read first, and may be overridden by later ones.
+        pending += [*reversed(children), *reversed(merged)]
 
 
 def _yaml_value(node: Any) -> Any:
+    """Return the value of a YAML scalar or list. Quoted scalars are texts."""
     import yaml
 
     if isinstance(node, yaml.SequenceNode):
@@ -325,11 +362,13 @@ def _yaml_value(node: Any) -> Any:
     return read_scalar(node.value)
 
 
-def _without_wrappers(settings: Settings) -> Settings:
-    """Return the settings of wandb's ``config.yaml`` without the ``value`` under each of its top names."""
-    if not settings or not all(
-        re.search(r"^[^.]+\.(value|desc)(\.|$)", name) for name in settings if "wandb" not in name
-    ):
+_WANDB_WRAPPER = re.compile(r"^[^.]+\.(value|desc)(\.|$)")
+
+
+def _without_wandb_wrappers(settings: Settings) -> Settings:
+    """Return the settings without the key ``value`` that wandb's ``config.yaml`` has under each top-level name."""
+    names = [name for name in settings if "wandb" not in name]
+    if not settings or not all(_WANDB_WRAPPER.search(name) for name in names):
         return settings
     return {re.sub(r"^([^.]+)\.value", r"\1", name): setting for name, setting in settings.items()}
 
@@ -338,9 +377,13 @@ _INTERPOLATION = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^{}]*))
 
 
 def _interpolate(settings: Settings) -> None:
-    """Fill in hydra's ``${name}`` where it stands alone and names a setting of the file; others are unread."""
+    """Replace hydra's interpolations ``${name}`` of settings of the same file; mark all others as `Unread`.
+
+    An interpolation is replaced only if it is the whole value.
+    """
     for name, setting in list(settings.items()):
         value = setting.value
+        # An interpolation may refer to another one.
         for _ in range(10):
             match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
             if match is None:
@@ -360,6 +403,7 @@ def _interpolate(settings: Settings) -> None:
 
 
 def _read_toml(text: str, path: str) -> list[Configuration]:
+    """Read the configuration in a TOML file, if it is one of a known framework."""
     try:
         content = tomllib.loads(text)
     except ValueError as error:
@@ -368,7 +412,7 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
     settings: Settings = {}
     for name, value in _toml_values(content, path):
         settings[name] = Setting(name, value, _toml_line(lines, name))
-    # A file of the orchestrator or of the trainer alone has no name before its settings.
+    # In prime-rl's files for only the orchestrator or the trainer, settings have no prefix.
     if "group_size" in settings or "rollouts_per_example" in settings:
         settings |= {f"orchestrator.{name}": setting for name, setting in settings.items()}
     elif "optim.lr" in settings and any(name.startswith("loss.") for name in settings):
@@ -378,14 +422,14 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
     framework = framework_of(settings)
     if framework is None:
         return []
-    settings = _renamed(framework, settings)
+    settings = _add_newest_names(framework, settings)
     if framework == "prime-rl":
-        _use_smallest_group(content, settings)
+        _add_smallest_group(content, settings)
     return [Configuration(framework, path, settings, 1)]
 
 
 def _toml_values(content: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """Read the values of nested tables with their dotted names; tables of a list have their number as a name."""
+    """Yield the values of nested tables with their dotted names. A table in a list has its index as its name."""
     pending: list[tuple[str, Any]] = [("", content)]
     count = 0
     while pending:
@@ -396,15 +440,16 @@ def _toml_values(content: Mapping[str, Any], path: str) -> Iterator[tuple[str, A
         if isinstance(value, Mapping):
             pending += [(f"{prefix}.{key}" if prefix else key, item) for key, item in value.items()]
             if not value:
-                yield prefix, True  # an empty table turns a part on
+                # An empty table enables a part of the configuration.
+                yield prefix, True
         elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            pending += [(f"{prefix}.{number}", item) for number, item in enumerate(value)]
+            pending += [(f"{prefix}.{index}", item) for index, item in enumerate(value)]
         else:
             yield prefix, value
 
 
 def _toml_lines(text: str) -> dict[str, int]:
-    """Return the line of each table and each setting, as far as they stand at the beginning of a line."""
+    """Return the line number of each table header and each key at the beginning of a line."""
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
     table = ""
@@ -414,7 +459,7 @@ def _toml_lines(text: str) -> dict[str, int]:
             table = re.sub(r"[\"' ]", "", header[2])
             if header[1] == "[[":
                 counts[table] = counts.get(table, -1) + 1
-            table = _numbered(table, counts)
+            table = _add_indices(table, counts)
             lines.setdefault(table, number)
             continue
         key = re.match(r"\s*([\w.-]+)\s*=", line)
@@ -423,20 +468,25 @@ def _toml_lines(text: str) -> dict[str, int]:
     return lines
 
 
-def _numbered(table: str, counts: Mapping[str, int]) -> str:
-    """Return the name of a table with the number of each list of tables that it stands in."""
-    numbered = ""
+def _add_indices(table: str, counts: Mapping[str, int]) -> str:
+    """Return the name of a table with the index of each list of tables that contains it.
+
+    Args:
+        table: The name in the table's header.
+        counts: The index of the last table of each list so far, by the name of the list.
+    """
+    indexed_name = ""
     name = ""
     for part in table.split("."):
         name = f"{name}.{part}" if name else part
-        numbered = f"{numbered}.{part}" if numbered else part
+        indexed_name = f"{indexed_name}.{part}" if indexed_name else part
         if name in counts:
-            numbered += f".{counts[name]}"
-    return numbered
+            indexed_name += f".{counts[name]}"
+    return indexed_name
 
 
 def _toml_line(lines: Mapping[str, int], name: str) -> int | None:
-    """Return the line of a setting, or that of the table in which it stands."""
+    """Return the line of a setting, or of the innermost table with a known line that contains it."""
     while name:
         if name in lines:
             return lines[name]
@@ -444,25 +494,31 @@ def _toml_line(lines: Mapping[str, int], name: str) -> int | None:
     return None
 
 
-def _use_smallest_group(content: Mapping[str, Any], settings: Settings) -> None:
-    """Add the smallest group of prime-rl's sources, each of which may have a size of its own."""
+def _add_smallest_group(content: Mapping[str, Any], settings: Settings) -> None:
+    """Add the smallest group size of prime-rl's sources. Each source may set its own.
+
+    Args:
+        content: The tables of the file.
+        settings: The settings, to which ``orchestrator.train.source.group_size`` is added.
+    """
     orchestrator = content.get("orchestrator", content)
-    smallest = "orchestrator.train.source.group_size"
+    smallest_group = "orchestrator.train.source.group_size"
     if "orchestrator.group_size" in settings:
-        settings[smallest] = settings["orchestrator.group_size"]
+        settings[smallest_group] = settings["orchestrator.group_size"]
     train = orchestrator.get("train") if isinstance(orchestrator, Mapping) else None
     sources = train.get("source") if isinstance(train, Mapping) else None
     if not isinstance(sources, list) or not all(isinstance(source, Mapping) for source in sources):
         return
-    whole = settings.get("orchestrator.group_size", Setting("orchestrator.group_size", 1))
-    groups: list[Setting] = []
-    for number in range(len(sources)):
-        name = f"orchestrator.train.source.{number}"
+
+    default = settings.get("orchestrator.group_size", Setting("orchestrator.group_size", 1))
+    sizes: list[Setting] = []
+    for index in range(len(sources)):
+        name = f"orchestrator.train.source.{index}"
         algorithm = settings.get(f"{name}.algo.type", settings.get("orchestrator.algo.type"))
         if algorithm is None or algorithm.value in ("grpo", "max_rl", "echo"):
-            groups.append(settings.get(f"{name}.group_size", whole))
-    if groups and all(isinstance(group.value, int) for group in groups):
-        settings[smallest] = min(groups, key=lambda group: group.value)
-    elif sources and not groups:
-        # Every source has an algorithm that compares no answers of a group.
-        settings[smallest] = Setting("orchestrator.algo.type", None)
+            sizes.append(settings.get(f"{name}.group_size", default))
+    if sizes and all(isinstance(size.value, int) for size in sizes):
+        settings[smallest_group] = min(sizes, key=lambda size: size.value)
+    elif sources and not sizes:
+        # No source has an algorithm that compares the answers of a group, so the size does not matter.
+        settings[smallest_group] = Setting("orchestrator.algo.type", None)

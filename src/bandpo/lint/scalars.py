@@ -1,4 +1,4 @@
-"""Read a value from the text that stands for it in a YAML file or on a command line."""
+"""Parse a scalar value of a YAML file or a command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 LONGEST_NUMBER = 40
-"""Characters of the longest text that is read as a number."""
+"""Number of characters of the longest text that is parsed as a number."""
 
 _WORDS = {
     "": None,
@@ -25,9 +25,9 @@ _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*)?\.?[0-9]*([eE][-+]?[0-9]+)?")
 
 
 def read_scalar(text: str) -> Any:
-    """Return the value that a plain text stands for: a number, a truth value, None, a list, or the text itself.
+    """Parse a text as a number, a boolean, None or a list; return the text itself if it is none of these.
 
-    Numbers such as ``1e-6`` are floats, as hydra and argparse read them; YAML 1.1 would take this one for a text.
+    Numbers such as ``1e-6`` are floats, as for hydra and argparse. YAML 1.1 would parse it as text.
 
     >>> read_scalar("1e-6"), read_scalar("256"), read_scalar("True"), read_scalar("null"), read_scalar("grpo")
     (1e-06, 256, True, None, 'grpo')

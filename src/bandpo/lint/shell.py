@@ -1,7 +1,8 @@
-"""Read the commands of a shell script with their variables filled in. Nothing is run.
+"""Read the commands of a shell script, and substitute their variables. Nothing is executed.
 
-A variable has the last value that the script gives it before a command. One that is set in a branch, a loop or a
-function, by the output of a command, or outside of the script is unread. ``${NAME:-default}`` has its default.
+A variable has the last value that is assigned to it before a command. A value is unknown if it is assigned in a branch,
+a loop or a function, if it is the output of a command, or if it comes from outside the script. ``${NAME:-default}`` has
+its default.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 DEEPEST = 20
-"""Levels of substitutions within substitutions that are read."""
+"""Largest depth of nested substitutions."""
 MOST_WORDS = 100_000
-"""Words of a script, and characters of a variable, that are read."""
+"""Largest number of words of a script, and of characters of a variable."""
 
 UNKNOWN = "\0"
-"""What stands in a text for a part that is not known. No script holds this character."""
+"""Placeholder for an unknown part of a text. No script contains this character."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)")
@@ -25,6 +26,10 @@ _CLOSING_WORDS = ("fi", "done", "esac", "}")
 _BEFORE_A_COMMAND = ("then", "else", "elif", "do", "!", "time")
 _DECLARATIONS = ("export", "local", "declare", "readonly", "typeset")
 _ENDS = "\n;&|()"
+_ARRAY_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)\(")
+_BRACES = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(\[[@*]\])?(:?[-=]|\})")
+_FUNCTION_BRACKETS = re.compile(r"\(\s*\)")
+_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 
 
 @dataclass(frozen=True)
@@ -32,18 +37,21 @@ class Word:
     """A word of a command."""
 
     text: str
+    """The text, with `UNKNOWN` in place of a part that is not known."""
     line: int
+    """The line in the script, counted from 1."""
     unread: str = ""
-    """Why part of the text is not known, as a phrase; empty if all of it is. `UNKNOWN` stands for that part."""
+    """A description of the unknown part; empty if all of the text is known."""
 
 
 Command = Sequence[Word]
+"""The words of a command."""
 Variable = Word | Sequence[Word]
-"""The value of a variable: one word, or those of an array."""
+"""The value of a variable: one word, or the words of an array."""
 
 
 def read_commands(text: str) -> Iterator[Command]:
-    """Read the commands of a script, each as its words.
+    """Yield the commands of a script, each as a sequence of words.
 
     >>> script = "lr=1e-6\\npython -m verl.trainer.main_ppo actor.lr=$lr data.n=$((2 * 4)) key=$UNKNOWN"
     >>> (command,) = read_commands(script)
@@ -54,36 +62,44 @@ def read_commands(text: str) -> Iterator[Command]:
 
 
 @dataclass
-class _Piece:
-    """A word that is being read."""
+class _WordBuilder:
+    """A word that is being read, part by part."""
 
     line: int
     texts: list[str] = field(default_factory=list)
+    """The parts of the text so far."""
     unread: str = ""
+    """A description of the first unknown part."""
     quoted: bool = False
+    """True if some part is quoted, so that an empty text is a word too."""
     spliced: list[Word] | None = None
-    """The words of an array, or of a text with spaces, that stand in place of this one."""
+    """The words of an array, or of an unquoted text with spaces, that replace this word."""
     size: int = 0
-    """Number of characters and of words."""
+    """Number of characters, plus the number of spliced words."""
 
     def add(self, text: str) -> None:
+        """Add a known part."""
         self.texts.append(text)
         self.size += len(text)
 
     def splice(self, words: Iterable[Word]) -> None:
-        self.spliced = self.spliced or []
-        count = len(self.spliced)
-        self.spliced.extend(words)
-        self.size += len(self.spliced) - count
+        """Add words that replace this one."""
+        if self.spliced is None:
+            self.spliced = []
+        new_words = list(words)
+        self.spliced += new_words
+        self.size += len(new_words)
 
     def add_unknown(self, reason: str) -> None:
+        """Add a part that is not known."""
         self.texts.append(UNKNOWN)
         self.unread = self.unread or reason
 
     def words(self) -> list[Word]:
-        if self.spliced is not None and not "".join(self.texts):
-            return self.spliced
+        """Return the finished words: none for an empty text without quotes."""
         text = "".join(self.texts)
+        if self.spliced is not None and not text:
+            return self.spliced
         if self.spliced is not None:
             text += " ".join(word.text for word in self.spliced)
         if not text and not self.quoted:
@@ -92,20 +108,27 @@ class _Piece:
 
 
 class _Script:
+    """A parser of a shell script, which keeps the values of its variables.
+
+    Args:
+        text: The script.
+    """
+
     def __init__(self, text: str):
         self.text = text.replace("\r\n", "\n")
         self.position = 0
         self.line = 1
         self.variables: dict[str, Variable] = {}
+        # Number of branches, loops and functions around the current command.
         self.depth = 0
-        """Number of branches, loops and functions around the current command."""
         self.word_count = 0
+        # True if the current command follows && or ||, and may not run.
         self.conditional = False
-        """Whether the current command follows ``&&`` or ``||``."""
 
     def commands(self) -> Iterator[Command]:
+        """Yield the commands in order, and assign variables on the way."""
         while self.position < len(self.text):
-            command = self._next_command()
+            command = self._read_command()
             command = self._without_keywords(command)
             if not command:
                 continue
@@ -117,7 +140,7 @@ class _Script:
                 yield command
 
     def _without_keywords(self, command: Command) -> Command:
-        """Return a command without the words of control structures before it, and keep their depth."""
+        """Remove the keywords of control structures at the start of a command, and update their depth."""
         while command:
             first = command[0].text
             if first in _OPENING_WORDS:
@@ -135,34 +158,46 @@ class _Script:
         return command
 
     def _assign(self, words: Command) -> None:
+        """Assign the values of words such as ``name=value`` and ``name+=value``."""
         for word in words:
             match = _ASSIGNMENT.match(word.text)
             assert match is not None
-            name, operator = match[1], match[2]
+            name = match[1]
+            operator = match[2]
             value = Word(word.text[match.end() :], word.line, word.unread)
-            before = self.variables.get(name)
-            if operator == "+=" and isinstance(before, Word):
-                value = Word(before.text + value.text, word.line, before.unread or value.unread)
-            if self._may_not_run() and before != value:
+            old_value = self.variables.get(name)
+            if operator == "+=" and isinstance(old_value, Word):
+                value = Word(old_value.text + value.text, word.line, old_value.unread or value.unread)
+            if self._may_not_run() and old_value != value:
                 value = Word(UNKNOWN, word.line, _set_in_a_branch(name))
             self.variables[name] = value
 
     def _may_not_run(self) -> bool:
+        """Return whether the current command may not run, or run several times."""
         return self.depth > 0 or self.conditional
 
     def _assign_array(self, name: str, words: Sequence[Word], *, append: bool) -> None:
-        before = self.variables.get(name, [])
-        words_before = [before] if isinstance(before, Word) else before
-        if self._may_not_run():
-            words = [_marked(word, name) for word in words]
-            if not append:
-                words_before = [_marked(word, name) for word in words_before]
-            append = True
-        self.variables[name] = [*words_before, *words] if append else words
+        """Assign an array.
 
-    def _next_command(self) -> Command:
+        Args:
+            name: The name of the variable.
+            words: The words of the array.
+            append: True for ``name+=(…)``.
+        """
+        old_value = self.variables.get(name, [])
+        old_words = [old_value] if isinstance(old_value, Word) else old_value
+        if self._may_not_run():
+            # The array has the old words, the new ones or both, so all of these are marked as uncertain.
+            words = [_mark_uncertain(word, name) for word in words]
+            if not append:
+                old_words = [_mark_uncertain(word, name) for word in old_words]
+            append = True
+        self.variables[name] = [*old_words, *words] if append else words
+
+    def _read_command(self) -> Command:
         """Read up to the end of a command."""
         words: list[Word] = []
+        # True until the first word that is no assignment and no keyword.
         at_start = True
         self.conditional = self.text.startswith(("&&", "||"), max(0, self.position - 1))
         while self.position < len(self.text):
@@ -176,42 +211,47 @@ class _Script:
             elif character in "<>":
                 self._skip_redirection()
             elif character in _ENDS:
-                if character == "(" and len(words) == 1 and self._at_function(words[0]):
+                if character == "(" and len(words) == 1 and self._skip_function_brackets(words[0]):
                     words = []
                     at_start = True
                     continue
-                if words:
-                    # `&&` and `||` are left at their second character, by which the next command knows them.
-                    self._advance(1)
-                    return words
+                # Of && and || only the first character is consumed. The next command is conditional if it follows one.
                 self._advance(1)
+                if words:
+                    return words
             else:
-                more = self._word_or_array(at_start=at_start)
-                at_start = at_start and all(_may_precede_an_assignment(word.text) for word in more)
-                words += more
+                new_words = self._read_word_or_array(at_start=at_start)
+                at_start = at_start and all(_may_precede_an_assignment(word.text) for word in new_words)
+                words += new_words
                 self.word_count += 1
                 if self.word_count > MOST_WORDS or len(words) > MOST_WORDS:
+                    # The rest of the script is not read.
                     self.position = len(self.text)
         return words
 
-    def _at_function(self, word: Word) -> bool:
-        """Skip ``()`` after the name of a function that is defined."""
-        match = re.compile(r"\(\s*\)").match(self.text, self.position)
+    def _skip_function_brackets(self, word: Word) -> bool:
+        """Skip ``()`` after the name of a function that is defined; return False if it is none."""
+        match = _FUNCTION_BRACKETS.match(self.text, self.position)
         if match is None or not _NAME.fullmatch(word.text.replace("-", "_")):
             return False
         self._advance(match.end() - match.start())
         return True
 
-    def _word_or_array(self, *, at_start: bool) -> list[Word]:
-        match = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)\(").match(self.text, self.position)
+    def _read_word_or_array(self, *, at_start: bool) -> list[Word]:
+        """Read the next words of a command, or assign an array, which gives none.
+
+        Args:
+            at_start: True if an array may be assigned here.
+        """
+        match = _ARRAY_ASSIGNMENT.match(self.text, self.position)
         if match is None or not at_start:
-            return self._word(_ENDS + " \t<>")
+            return self._read_words(_ENDS + " \t<>")
         self._advance(match.end() - match.start())
-        words = self._array_words()
+        words = self._read_array()
         self._assign_array(match[1], words[:MOST_WORDS], append=match[2] == "+=")
         return []
 
-    def _array_words(self) -> list[Word]:
+    def _read_array(self) -> list[Word]:
         """Read the words between the brackets of an array."""
         words: list[Word] = []
         while self.position < len(self.text):
@@ -229,92 +269,117 @@ class _Script:
                 break
             else:
                 position = self.position
-                words += self._word(") \t\n")
+                words += self._read_words(") \t\n")
+                # Skip a character that is neither a word nor an end.
                 if self.position == position:
                     self._advance(1)
         return words
 
-    def _word(self, ends: str) -> list[Word]:
-        piece = _Piece(self.line)
-        while self.position < len(self.text) and self.text[self.position] not in ends:
-            self._read_part(piece, 0)
-        return piece.words()
+    def _read_words(self, ends: str) -> list[Word]:
+        """Read one word, which a substitution may split into several.
 
-    def _read_part(self, piece: _Piece, depth: int) -> None:
-        """Read one character, or what a quote or a substitution stands for."""
+        Args:
+            ends: The characters that end it.
+        """
+        word = _WordBuilder(self.line)
+        while self.position < len(self.text) and self.text[self.position] not in ends:
+            self._read_part(word, 0)
+        return word.words()
+
+    def _find_end(self, character: str) -> int:
+        """Return the position of the next occurrence of a character, or the end of the script."""
+        end = self.text.find(character, self.position + 1)
+        return len(self.text) if end < 0 else end
+
+    def _read_part(self, word: _WordBuilder, depth: int) -> None:
+        """Read one character, a quoted part or a substitution.
+
+        Args:
+            word: The word to add the part to.
+            depth: The number of substitutions around this one.
+        """
         character = self.text[self.position]
         if character == "\\":
             if self.text.startswith("\\\n", self.position):
                 self._advance(2)
                 return
-            piece.add(self.text[self.position + 1 : self.position + 2])
+            word.add(self.text[self.position + 1 : self.position + 2])
             self._advance(2)
         elif character == "'":
-            end = self.text.find("'", self.position + 1)
-            end = len(self.text) if end < 0 else end
-            piece.quoted = True
-            piece.add(self.text[self.position + 1 : end])
+            end = self._find_end("'")
+            word.quoted = True
+            word.add(self.text[self.position + 1 : end])
             self._advance(end + 1 - self.position)
         elif character == '"':
-            self._read_double_quotes(piece, depth)
+            self._read_double_quotes(word, depth)
         elif character == "`":
-            end = self.text.find("`", self.position + 1)
-            end = len(self.text) if end < 0 else end
-            piece.add_unknown("the output of a command")
+            end = self._find_end("`")
+            word.add_unknown("the output of a command")
             self._advance(end + 1 - self.position)
         elif character == "$":
-            self._read_substitution(piece, depth)
+            self._read_substitution(word, depth)
         else:
-            piece.add(character)
+            word.add(character)
             self._advance(1)
 
-    def _read_double_quotes(self, piece: _Piece, depth: int) -> None:
-        piece.quoted = True
+    def _read_double_quotes(self, word: _WordBuilder, depth: int) -> None:
+        """Read a part in double quotes, with substitutions."""
+        word.quoted = True
         self._advance(1)
         while self.position < len(self.text) and self.text[self.position] != '"':
             character = self.text[self.position]
             if character in "$`" or (character == "\\" and self._escapes_in_quotes()):
-                self._read_part(piece, depth)
+                self._read_part(word, depth)
             else:
-                piece.add(character)
+                word.add(character)
                 self._advance(1)
         self._advance(1)
 
     def _escapes_in_quotes(self) -> bool:
-        """Return whether a backslash within double quotes changes the character after it."""
+        """Return whether a backslash within double quotes escapes the character after it."""
         return self.text[self.position + 1 : self.position + 2] in ("", '"', "\\", "$", "`", "\n")
 
-    def _read_substitution(self, piece: _Piece, depth: int) -> None:
-        text, start = self.text, self.position
+    def _read_substitution(self, word: _WordBuilder, depth: int) -> None:
+        """Read a part that begins with ``$``."""
+        text = self.text
+        start = self.position
         if text.startswith("$((", start):
             end = text.find("))", start)
             end = len(text) if end < 0 else end
-            self._substitute_arithmetic(piece, text[start + 3 : end])
+            self._substitute_arithmetic(word, text[start + 3 : end])
             self._advance(end + 2 - start)
-        elif text.startswith("$(", start):
+            return
+        if text.startswith("$(", start):
             self._advance(self._length_of_command(start))
-            piece.add_unknown("the output of a command")
-        elif text.startswith("${", start):
-            self._read_braces(piece, depth)
-        elif text.startswith("$'", start):
+            word.add_unknown("the output of a command")
+            return
+        if text.startswith("${", start):
+            self._read_braces(word, depth)
+            return
+        if text.startswith("$'", start):
+            # The quoted part is read next.
             self._advance(1)
-        elif (match := _NAME.match(text, start + 1)) is not None:
+            return
+        match = _NAME.match(text, start + 1)
+        if match is not None:
             self._advance(match.end() - start)
-            self._substitute(piece, match[0])
-        else:
-            arguments = text[start + 1 : start + 2]
-            if arguments in ("@", "*"):
-                piece.splice([])
-            elif arguments and arguments in "0123456789?#$!-":
-                piece.add_unknown("an argument of the script")
-            else:
-                piece.add("$")
-                self._advance(1)
-                return
+            self._substitute(word, match[0])
+            return
+
+        parameter = text[start + 1 : start + 2]
+        if parameter in ("@", "*"):
+            # The arguments of the script are taken to be none.
+            word.splice([])
             self._advance(2)
+        elif parameter and parameter in "0123456789?#$!-":
+            word.add_unknown("an argument of the script")
+            self._advance(2)
+        else:
+            word.add("$")
+            self._advance(1)
 
     def _length_of_command(self, start: int) -> int:
-        """Return the length of ``$(…)`` by its brackets."""
+        """Return the length of a command substitution ``$(…)``, from its brackets."""
         level = 0
         for position in range(start + 1, len(self.text)):
             if self.text[position] == "(":
@@ -325,101 +390,107 @@ class _Script:
                     return position + 1 - start
         return len(self.text) - start
 
-    def _read_braces(self, piece: _Piece, depth: int) -> None:
+    def _read_braces(self, word: _WordBuilder, depth: int) -> None:
         """Read ``${NAME}``, ``${NAME[@]}``, ``${NAME:-default}`` or ``${NAME:=default}``."""
-        match = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(\[[@*]\])?(:?[-=]|\})").match(
-            self.text, self.position
-        )
+        match = _BRACES.match(self.text, self.position)
         if match is None or depth >= DEEPEST:
-            end = self.text.find("}", self.position)
-            end = len(self.text) if end < 0 else end
-            piece.add_unknown(f"the substitution {self.text[self.position : end + 1][:40]}")
+            end = self._find_end("}")
+            word.add_unknown(f"the substitution {self.text[self.position : end + 1][:40]}")
             self._advance(end + 1 - self.position)
             return
-        name, operator = match[1], match[3]
+        name = match[1]
+        operator = match[3]
         self._advance(match.end() - match.start())
         if operator == "}":
-            self._substitute(piece, name)
+            self._substitute(word, name)
             return
-        default = _Piece(self.line, quoted=True)
+
+        # The default is read even if it is not used.
+        default_builder = _WordBuilder(self.line, quoted=True)
         while self.position < len(self.text) and self.text[self.position] != "}":
-            self._read_part(default, depth + 1)
+            self._read_part(default_builder, depth + 1)
         self._advance(1)
         value = self.variables.get(name)
         is_empty = operator.startswith(":") and isinstance(value, Word) and not value.text
         if value is not None and not is_empty:
-            self._substitute(piece, name)
+            self._substitute(word, name)
             return
-        (word,) = default.words() or [Word("", self.line)]
-        piece.add(word.text)
-        piece.unread = piece.unread or word.unread
+        (default,) = default_builder.words() or [Word("", self.line)]
+        word.add(default.text)
+        word.unread = word.unread or default.unread
         if operator.endswith("="):
-            self.variables[name] = word
+            self.variables[name] = default
 
-    def _substitute(self, piece: _Piece, name: str) -> None:
+    def _substitute(self, word: _WordBuilder, name: str) -> None:
+        """Add the value of a variable to a word."""
         value = self.variables.get(name)
         if value is None:
-            piece.add_unknown(f"the environment variable {name}")
-        elif piece.size + _size(value) > MOST_WORDS:
-            piece.add_unknown(f"the variable {name}, which is too long")
+            word.add_unknown(f"the environment variable {name}")
+        elif word.size + _size(value) > MOST_WORDS:
+            word.add_unknown(f"the variable {name}, which is too long")
         elif not isinstance(value, Word):
-            piece.splice(value)
-        elif piece.quoted or piece.texts or " " not in value.text.strip():
-            piece.add(value.text)
-            piece.unread = piece.unread or value.unread
+            word.splice(value)
+        elif word.quoted or word.texts or " " not in value.text.strip():
+            word.add(value.text)
+            word.unread = word.unread or value.unread
         else:
             # Without quotes, a text with spaces is several words.
-            words = [
-                Word(part, value.line, value.unread if UNKNOWN in part else "") for part in value.text.split()
-            ]
-            piece.splice(words)
+            words = []
+            for part in value.text.split():
+                unread = value.unread if UNKNOWN in part else ""
+                words.append(Word(part, value.line, unread))
+            word.splice(words)
 
-    def _substitute_arithmetic(self, piece: _Piece, expression: str) -> None:
-        """Compute sums, differences, products and quotients of whole numbers and variables."""
+    def _substitute_arithmetic(self, word: _WordBuilder, expression: str) -> None:
+        """Add the result of an arithmetic expression of whole numbers and variables to a word."""
         tokens: list[str] = re.findall(r"\d+|[A-Za-z_]\w*|[-+*/%()]|\S", expression.replace("$", " "))
         values: list[str] = []
         for token in tokens:
             if _NAME.fullmatch(token):
                 variable = self.variables.get(token)
                 if not isinstance(variable, Word) or variable.unread or not variable.text.strip().isdigit():
-                    piece.add_unknown(f"the expression {expression.strip()[:40]}")
+                    word.add_unknown(f"the expression {expression.strip()[:40]}")
                     return
                 token = variable.text.strip()
             values.append(token)
-        result = _computed(values)
+        result = _compute(values)
         if result is None:
-            piece.add_unknown(f"the expression {expression.strip()[:40]}")
+            word.add_unknown(f"the expression {expression.strip()[:40]}")
         else:
-            piece.add(str(result))
+            word.add(str(result))
 
     def _skip_comment(self) -> None:
-        end = self.text.find("\n", self.position)
-        self._advance((len(self.text) if end < 0 else end) - self.position)
+        """Skip a comment up to the end of the line."""
+        self._advance(self._find_end("\n") - self.position)
 
     def _skip_redirection(self) -> None:
-        match = re.compile(r"<<-?\s*(['\"]?)(\w+)\1").match(self.text, self.position)
+        """Skip ``<`` or ``>``, or a here-document."""
+        match = _HERE_DOCUMENT.match(self.text, self.position)
         if match is None:
             self._advance(1)
             return
-        # A text follows, up to a line that repeats the word.
+        # A here-document ends at a line that contains only its delimiter.
         end = re.compile(rf"\n\s*{re.escape(match[2])}[ \t]*(?=\n|\Z)").search(self.text, match.end())
         stop = len(self.text) if end is None else end.end()
         self._advance(stop - self.position)
 
     def _advance(self, count: int) -> None:
+        """Move by a number of characters, and count the lines."""
         self.line += self.text.count("\n", self.position, self.position + count)
         self.position += count
 
 
-def _computed(tokens: Sequence[str]) -> int | None:
-    """Compute an expression of whole numbers without brackets, ``*`` and ``/`` before ``+`` and ``-``."""
+def _compute(tokens: Sequence[str]) -> int | None:
+    """Compute an expression of whole numbers with ``+``, ``-``, ``*`` and ``/``; return None for any other."""
     if len(tokens) % 2 == 0 or len(tokens) > 99:
         return None
-    numbers, operators = tokens[::2], tokens[1::2]
+    numbers = tokens[::2]
+    operators = tokens[1::2]
     if not all(number.isdigit() and len(number) <= 12 for number in numbers):
         return None
     if not all(operator in ("+", "-", "*", "/") for operator in operators):
         return None
+    # Products and quotients are computed at once, and the terms are added at the end.
     terms = [int(numbers[0])]
     for operator, number in zip(operators, numbers[1:], strict=True):
         if operator == "*":
@@ -434,18 +505,21 @@ def _computed(tokens: Sequence[str]) -> int | None:
 
 
 def _may_precede_an_assignment(text: str) -> bool:
+    """Return whether an array may be assigned after a word, such as a keyword or another assignment."""
     keywords = (*_OPENING_WORDS, *_BEFORE_A_COMMAND, *_DECLARATIONS)
     return text in keywords or text.startswith("-") or _ASSIGNMENT.match(text) is not None
 
 
 def _set_in_a_branch(name: str) -> str:
+    """Describe a variable whose value is not certain."""
     return f"{name}, which is set in a branch, a loop or a function"
 
 
-def _marked(word: Word, name: str) -> Word:
-    """Return a word that a command may have or not, as the script runs."""
+def _mark_uncertain(word: Word, name: str) -> Word:
+    """Return a word that an array may or may not contain, with an unknown part."""
     return Word(word.text + UNKNOWN, word.line, word.unread or _set_in_a_branch(name))
 
 
 def _size(value: Variable) -> int:
+    """Return the number of characters of a word, or of words of an array."""
     return len(value.text) if isinstance(value, Word) else len(value)

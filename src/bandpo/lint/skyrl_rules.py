@@ -1,4 +1,4 @@
-"""What is checked in configurations of SkyRL: one entry for each rule."""
+"""Rules for configurations of SkyRL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SKYRL_LOSS = {
 SKYRL_CORRECTION = {
     "weight": f"{SKYRL_ALGORITHM}off_policy_correction.tis_ratio_type",
     "mask": f"{SKYRL_ALGORITHM}off_policy_correction.sequence_mask_metric",
-    "older": f"{SKYRL_ALGORITHM}use_tis",
+    "old_weight": f"{SKYRL_ALGORITHM}use_tis",
 }
 SKYRL_BATCHES = {
     "train": "trainer.train_batch_size",
@@ -46,14 +46,17 @@ SKYRL_BATCHES = {
 
 
 def _skyrl_uses_old_probabilities(v: Values) -> bool:
+    """Return whether the ratio of the loss is relative to old probabilities that the trainer computes."""
     return v.loss in SKYRL_OLD_PROBABILITIES and not (v.loss == "cispo" and v.anchor == "rollout")
 
 
-def _skyrl_corrects(v: Values) -> bool:
-    return bool(v.weight is not None or v.mask is not None or v.older)
+def _skyrl_uses_correction(v: Values) -> bool:
+    """Return whether an importance weight or a mask corrects the difference between engine and trainer."""
+    return bool(v.weight is not None or v.mask is not None or v.old_weight)
 
 
-def _skyrl_micro_batches_are_broken(v: Values) -> bool:
+def _skyrl_mini_batch_is_not_divisible(v: Values) -> bool:
+    """Return whether the answers of a mini-batch on each GPU are no multiple of the micro-batch."""
     gpus = v.gpus * v.nodes // v.parallel
     answers = v.mini * v.group // gpus
     return answers == 0 or answers % v.micro != 0
@@ -64,7 +67,7 @@ SKYRL_RULES = (
         id="clip-cannot-act",
         framework="skyrl",
         severity="look",
-        title="the clip cannot act",
+        title="the clip has no effect",
         reads={
             "high": f"{SKYRL_ALGORITHM}eps_clip_high",
             "low": f"{SKYRL_ALGORITHM}eps_clip_low",
@@ -81,18 +84,17 @@ SKYRL_RULES = (
             and v.epochs == 1
         ),
         happens=ONE_UPDATE
-        + " trainer.train_batch_size and trainer.policy_mini_batch_size are both {train}: eps_clip_low "
-        "{low} and eps_clip_high {high} change nothing.",
-        fix="trainer.policy_mini_batch_size below trainer.train_batch_size, or "
-        "trainer.update_epochs_per_batch above 1; "
-        "or leave the clip out",
+        + " trainer.train_batch_size and trainer.policy_mini_batch_size are both {train}: eps_clip_low {low} "
+        "and eps_clip_high {high} have no effect.",
+        fix="set trainer.policy_mini_batch_size below trainer.train_batch_size, or "
+        "trainer.update_epochs_per_batch above 1; or remove the clip settings",
         source="NovaSky-AI/SkyRL issue 1692; BytedTsinghua-SIA/DAPO issue 23",
     ),
     Rule(
         id="asynchronous-anchor",
         framework="skyrl",
         severity="fix",
-        title="the ratio is not measured from what sampled",
+        title="the ratio is not relative to the sampling policy",
         reads={"fully_async": "trainer.fully_async.enabled", "program": "program", **SKYRL_LOSS},
         condition=lambda v: (
             bool(v.fully_async or "fully_async" in v.program) and _skyrl_uses_old_probabilities(v)
@@ -107,7 +109,7 @@ SKYRL_RULES = (
         id="asynchronous-anchor-one-step",
         framework="skyrl",
         severity="look",
-        title="the ratio is not measured from what sampled",
+        title="the ratio is not relative to the sampling policy",
         reads={
             "program": "program",
             "fully_async": "trainer.fully_async.enabled",
@@ -118,7 +120,7 @@ SKYRL_RULES = (
             ".async." in v.program
             and not v.fully_async
             and _skyrl_uses_old_probabilities(v)
-            and not _skyrl_corrects(v)
+            and not _skyrl_uses_correction(v)
         ),
         happens=ASYNCHRONOUS + " The sampler is one batch behind, and no importance weight corrects it.",
         fix="trainer.algorithm.policy_loss_type=rollout_is, or "
@@ -130,7 +132,7 @@ SKYRL_RULES = (
         id="truncated-sampling",
         framework="skyrl",
         severity="look",
-        title="sampling is truncated, and importance weights are taken",
+        title="sampling is truncated, and importance weights are used",
         reads={
             "top_p": "generator.sampling_params.top_p",
             "top_k": "generator.sampling_params.top_k",
@@ -140,18 +142,15 @@ SKYRL_RULES = (
         },
         condition=lambda v: (
             (v.top_p < 1 or v.top_k > 0 or v.min_p > 0)
-            and (_skyrl_corrects(v) or v.loss in ("rollout_is", "dppo"))
+            and (_skyrl_uses_correction(v) or v.loss in ("rollout_is", "dppo"))
         ),
-        happens="SkyRL leaves vLLM to report probabilities as they are before truncation. The importance "
-        "weights then "
-        "compare two distributions of which neither sampled the answers, and the truncation is not "
-        "corrected. top_p is "
-        "{top_p}, top_k {top_k}, min_p {min_p}.",
+        happens="SkyRL lets vLLM report probabilities before truncation. The importance weights then compare "
+        "two distributions, neither of which sampled the answers, so the truncation is not corrected. top_p "
+        "is {top_p}, top_k {top_k}, min_p {min_p}.",
         fix="generator.sampling_params.top_p=1.0, generator.sampling_params.top_k=-1, "
         "generator.sampling_params.min_p=0.0",
         source="NovaSky-AI/SkyRL, skyrl/backends/skyrl_train/inference_servers (no logprobs_mode is set; "
-        "vLLM's default is "
-        "raw_logprobs); compare huggingface/trl issue 6789",
+        "vLLM's default is raw_logprobs); compare huggingface/trl issue 6789",
     ),
     Rule(
         id="gspo-clip",
@@ -172,12 +171,11 @@ SKYRL_RULES = (
         id="batch-does-not-divide",
         framework="skyrl",
         severity="fix",
-        title="a batch does not hold whole mini-batches",
+        title="a batch is no multiple of the mini-batch",
         reads=SKYRL_BATCHES,
         condition=lambda v: v.train % v.mini != 0,
         happens="trainer.train_batch_size {train} is no multiple of trainer.policy_mini_batch_size {mini}: "
-        "SkyRL stops "
-        "before it trains.",
+        "SkyRL stops before it trains.",
         fix="a trainer.train_batch_size that is a multiple of trainer.policy_mini_batch_size",
         source="NovaSky-AI/SkyRL, skyrl/train/utils/utils.py, validate_batch_sizes",
     ),
@@ -185,7 +183,7 @@ SKYRL_RULES = (
         id="micro-batch-does-not-divide",
         framework="skyrl",
         severity="fix",
-        title="a mini-batch does not hold whole micro-batches",
+        title="a mini-batch is no multiple of the micro-batches of all GPUs",
         reads={
             "micro": "trainer.micro_train_batch_size_per_gpu",
             "mini": "trainer.policy_mini_batch_size",
@@ -195,10 +193,10 @@ SKYRL_RULES = (
             "parallel": "trainer.policy.sequence_parallel_size",
             "strategy": "trainer.strategy",
         },
-        condition=lambda v: v.strategy in ("fsdp", "fsdp2") and _skyrl_micro_batches_are_broken(v),
+        condition=lambda v: v.strategy in ("fsdp", "fsdp2") and _skyrl_mini_batch_is_not_divisible(v),
         happens="policy_mini_batch_size {mini} times n_samples_per_prompt {group}, on {gpus} times {nodes} "
-        "GPUs, is no "
-        "multiple of micro_train_batch_size_per_gpu {micro} on each: SkyRL stops before it trains.",
+        "GPUs, is no multiple of micro_train_batch_size_per_gpu {micro} on each: SkyRL stops before it "
+        "trains.",
         fix="a trainer.micro_train_batch_size_per_gpu that divides the answers of a mini-batch on each GPU",
         source="NovaSky-AI/SkyRL, skyrl/train/utils/utils.py, validate_batch_sizes",
     ),
@@ -237,11 +235,11 @@ SKYRL_RULES = (
         framework="skyrl",
         severity="look",
         title="the loss depends on how a batch is split",
-        reads={"mean": f"{SKYRL_ALGORITHM}loss_reduction"},
-        condition=lambda v: v.mean == "token_mean_legacy",
+        reads={"reduction": f"{SKYRL_ALGORITHM}loss_reduction"},
+        condition=lambda v: v.reduction == "token_mean_legacy",
         happens="loss_reduction token_mean_legacy divides by the tokens of each micro-batch: a token weighs "
-        "more in a "
-        "micro-batch of short answers, and another micro_train_batch_size_per_gpu gives another loss.",
+        "more in a micro-batch of short answers, and another micro_train_batch_size_per_gpu gives another "
+        "loss.",
         fix="trainer.algorithm.loss_reduction=token_mean",
         source="NovaSky-AI/SkyRL, skyrl/backends/skyrl_train/utils/ppo_utils.py, "
         "apply_loss_reduction_to_advantages_minibatch",
@@ -256,7 +254,7 @@ SKYRL_RULES = (
             "model": "trainer.policy.model.path",
             "lora": "trainer.policy.model.lora.rank",
         },
-        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.known("model")),
+        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.get("model")),
         happens=RATE_HAPPENS,
         fix="trainer.policy.optimizer_config.lr=1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,

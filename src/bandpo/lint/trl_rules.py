@@ -1,4 +1,4 @@
-"""What is checked in configurations of TRL's GRPOTrainer: one entry for each rule."""
+"""Rules for configurations of TRL's GRPOTrainer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bandpo.lint.rules import (
     RATE_SOURCE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
-    NotRead,
     Rule,
+    UnknownValue,
     Values,
     largest,
     rate_is_high,
@@ -30,20 +30,27 @@ TRL_UPDATES = {
 }
 
 
-def _trl_updates_once(v: Values) -> bool:
+def _trl_makes_one_update(v: Values) -> bool:
+    """Return whether each generated batch gets one optimizer step."""
     if v.steps is None and v.batch is not None:
-        # The batch is divided by the number of processes, which no configuration tells.
-        raise NotRead("steps_per_generation follows from generation_batch_size and the number of processes")
+        # The number of processes is set by the launcher, not by the configuration.
+        raise UnknownValue(
+            "steps_per_generation follows from generation_batch_size and the number of processes"
+        )
     steps = v.accumulation if v.steps is None else v.steps
     return v.accumulation % (steps * v.iterations) == 0
 
 
-def _trl_truncates(v: Values) -> bool:
+def _trl_truncates_sampling(v: Values) -> bool:
+    """Return whether answers are sampled from a part of the vocabulary."""
     return v.top_p < 1 or (v.top_k or 0) > 0 or (v.min_p or 0) > 0
 
 
-def _processes_of_trl(v: Values) -> int:
-    """Return the number that must divide the number of processes."""
+def _trl_process_divisor(v: Values) -> int:
+    """Return the smallest number of processes with which a generation batch has whole groups.
+
+    Every valid number of processes is a multiple of it.
+    """
     if v.batch is not None:
         return 1
     steps = v.accumulation if v.steps is None else v.steps
@@ -57,7 +64,7 @@ TRL_RULES = (
         id="clip-cannot-act",
         framework="trl",
         severity="look",
-        title="the clip cannot act",
+        title="the clip has no effect",
         reads={
             "high": "epsilon_high",
             "low": "epsilon",
@@ -65,18 +72,19 @@ TRL_RULES = (
             "loss": "loss_type",
             **TRL_UPDATES,
         },
-        condition=lambda v: v.is_set("high", "low", "delta") and v.loss in TRL_CLIPS and _trl_updates_once(v),
-        happens=ONE_UPDATE + " epsilon {low}, epsilon_high {high} and delta {delta} change nothing.",
-        fix="num_iterations above 1, or steps_per_generation above gradient_accumulation_steps; or leave "
-        "epsilon, "
-        "epsilon_high and delta out",
+        condition=lambda v: (
+            v.is_set("high", "low", "delta") and v.loss in TRL_CLIPS and _trl_makes_one_update(v)
+        ),
+        happens=ONE_UPDATE + " epsilon is {low}, epsilon_high {high} and delta {delta}.",
+        fix="set num_iterations above 1, or steps_per_generation above gradient_accumulation_steps; or "
+        "remove epsilon, epsilon_high and delta",
         source="huggingface/trl issue 3120; " + TRL_SOURCE,
     ),
     Rule(
         id="truncated-sampling",
         framework="trl",
         severity="look",
-        title="sampling is truncated, and importance weights are taken",
+        title="sampling is truncated, and importance weights are used",
         reads={
             "top_p": "top_p",
             "top_k": "top_k",
@@ -84,7 +92,7 @@ TRL_RULES = (
             "vllm": "use_vllm",
             "weight": "vllm_importance_sampling_correction",
         },
-        condition=lambda v: _trl_truncates(v) and v.vllm and v.weight,
+        condition=lambda v: _trl_truncates_sampling(v) and v.vllm and v.weight,
         happens=TRUNCATED_SAMPLING + " top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
         fix="top_p=1.0, top_k=0 and min_p=None; or vllm_importance_sampling_correction=False",
         source="huggingface/trl issue 6789; " + TRL_SOURCE,
@@ -100,10 +108,9 @@ TRL_RULES = (
             "weight": "vllm_importance_sampling_correction",
         },
         condition=lambda v: bool(v.liger and v.vllm and v.weight),
-        happens="TRL before 0.29 does not hand the weight of vLLM's answers to Liger's loss, and a gradient "
-        "norm 100 "
-        "times larger was reported. TRL 1.14 and later do not use Liger's loss.",
-        fix="trl>=0.29 with a liger-kernel that takes vllm_is_ratio, or {liger.name}=False",
+        happens="TRL before 0.29 does not pass the importance weight of vLLM's answers to Liger's loss; a "
+        "gradient norm 100 times larger was reported. TRL 1.14 and later do not use Liger's loss.",
+        fix="trl>=0.29 with a liger-kernel that accepts vllm_is_ratio, or {liger.name}=False",
         source="linkedin/Liger-Kernel issue 1082 and pull request 1088; huggingface/trl pull request 5031",
     ),
     Rule(
@@ -128,11 +135,11 @@ TRL_RULES = (
         id="batch-does-not-divide",
         framework="trl",
         severity="fix",
-        title="a generation batch does not hold whole groups",
+        title="a generation batch is no multiple of the group size",
         reads={"batch": "generation_batch_size", "group": "num_generations"},
         condition=lambda v: v.batch is not None and v.batch % v.group != 0,
-        happens="generation_batch_size {batch} is no multiple of num_generations {group}: GRPOConfig "
-        "refuses it.",
+        happens="generation_batch_size {batch} is no multiple of num_generations {group}: GRPOConfig refuses "
+        "it.",
         fix="a generation_batch_size that is a multiple of num_generations",
         source="trl 1.16.0, trl/trainer/grpo_config.py, __post_init__",
     ),
@@ -152,7 +159,7 @@ TRL_RULES = (
         id="processes-must-divide",
         framework="trl",
         severity="note",
-        title="only some numbers of processes make whole groups",
+        title="a batch has whole groups only with some numbers of processes",
         reads={
             "group": "num_generations",
             "device_batch": "per_device_train_batch_size",
@@ -161,13 +168,12 @@ TRL_RULES = (
             "batch": "generation_batch_size",
         },
         condition=lambda v: (
-            v.is_set("group", "device_batch", "steps", "accumulation") and _processes_of_trl(v) > 1
+            v.is_set("group", "device_batch", "steps", "accumulation") and _trl_process_divisor(v) > 1
         ),
-        happens="A generation batch is per_device_train_batch_size {device_batch} times "
-        "steps_per_generation (by default "
-        "gradient_accumulation_steps, {accumulation}) for each process. It holds whole groups of "
-        "num_generations {group} "
-        "with some numbers of processes alone; GRPOConfig refuses the others, one process among them.",
+        happens="A generation batch is per_device_train_batch_size {device_batch} times steps_per_generation "
+        "(by default gradient_accumulation_steps, {accumulation}) for each process. It is a multiple of "
+        "num_generations {group} only for some numbers of processes; GRPOConfig refuses the others, "
+        "including a single process.",
         fix="a number of processes for which the product is a multiple of num_generations",
         source="trl 1.16.0, trl/trainer/grpo_config.py, __post_init__",
     ),
@@ -197,13 +203,12 @@ TRL_RULES = (
         id="lora-reference",
         framework="trl",
         severity="note",
-        title="the KL term is taken to the base model, not to the adapter, in TRL before 0.27",
+        title="the KL term is relative to the base model, not to the adapter, in TRL before 0.27",
         reads={"adapter": "model.adapter", "beta": "beta"},
         condition=lambda v: bool(v.adapter and v.beta),
         happens="The model has an adapter that is already trained, and beta is {beta}. TRL before 0.27 "
-        "takes the "
-        "reference by turning the adapter off, so the KL is large at the first step and pulls back to the "
-        "base model.",
+        "computes the reference with the adapter turned off, so the KL is large at the first step and pulls "
+        "the policy back to the base model.",
         fix="trl>=0.27, which keeps a copy of the adapter; or merge the adapter first; or beta=0.0",
         source="huggingface/trl issue 3194 and pull request 4723",
     ),
@@ -219,8 +224,7 @@ TRL_RULES = (
         },
         condition=lambda v: v.loss == "bnpo" and v.accumulation > 1,
         happens="loss_type 'bnpo' divides by the tokens of each micro-batch: a token weighs more in a "
-        "micro-batch of "
-        "short answers, and another per_device_train_batch_size gives another loss.",
+        "micro-batch of short answers, and another per_device_train_batch_size gives another loss.",
         fix="loss_type='dapo', which divides by the tokens of the whole batch",
         source=TRL_SOURCE,
     ),
@@ -230,7 +234,7 @@ TRL_RULES = (
         severity="look",
         title="the learning rate is far above published ones",
         reads={"rate": "learning_rate", "model": "model_name_or_path", "lora": "use_peft"},
-        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.known("model")),
+        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.get("model")),
         happens=RATE_HAPPENS,
         fix="learning_rate=1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,

@@ -1,4 +1,4 @@
-"""What is checked in configurations of verl: one entry for each rule."""
+"""Rules for configurations of verl."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bandpo.lint.rules import (
     RATE_SOURCE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
-    NotRead,
     Rule,
+    UnknownValue,
     Values,
     largest,
     rate_is_high,
@@ -41,49 +41,54 @@ VERL_ASYNC_PROGRAMS = ("fully_async", "one_step_off")
 
 
 VERL_PROGRAMS = ("verl.", "recipe.dapo.")
-"""Beginnings of the modules whose batches and groups are those of the settings."""
+"""Prefixes of the modules whose batches and groups follow the settings."""
 
 
 def _verl_is_async(v: Values) -> bool:
-    other_program = any(part in v.program for part in VERL_ASYNC_PROGRAMS)
-    return other_program or bool(v.v1 and v.mode in ("colocate_async", "separate_async"))
+    """Return whether answers may be sampled from older weights than those in training."""
+    is_async_program = any(part in v.program for part in VERL_ASYNC_PROGRAMS)
+    return is_async_program or bool(v.v1 and v.mode in ("colocate_async", "separate_async"))
 
 
-def _verl_program(v: Values) -> None:
-    """Refuse to judge a program that is not verl's, and may make its batches and groups otherwise.
+def _check_verl_program(v: Values) -> None:
+    """Check that the command runs a program of verl, since others may form batches and groups differently.
 
     Raises:
-        NotRead: if the program is another.
+        UnknownValue: if the command runs another program.
     """
     if v.program and not v.program.startswith(VERL_PROGRAMS):
-        raise NotRead(f"{v.program} is no program of verl, and may make its batches and groups otherwise")
+        raise UnknownValue(f"{v.program} is no program of verl, and may form batches and groups differently")
 
 
-def _verl_clip_is_idle(v: Values) -> bool:
+def _verl_clip_has_no_effect(v: Values) -> bool:
+    """Return whether a clip is set although each batch gets one update."""
     if not v.is_set("high", "low", "clip") or v.loss not in VERL_CLIPS:
         return False
     if v.train != v.mini or v.epochs != 1 or v.bypass or _verl_is_async(v):
         return False
-    _verl_program(v)
+    _check_verl_program(v)
     return True
 
 
-def _verl_is_single(v: Values) -> bool:
+def _verl_has_single_answers(v: Values) -> bool:
+    """Return whether a prompt has one answer although the estimator compares the answers of a group."""
     if v.estimator not in VERL_GROUPS or v.group != 1:
         return False
-    _verl_program(v)
-    # A teacher's signal needs no group.
+    _check_verl_program(v)
+    # Distillation learns from a teacher, without groups.
     return not v.distillation
 
 
-def _verl_batch_is_broken(v: Values) -> bool:
+def _verl_batch_is_not_divisible(v: Values) -> bool:
+    """Return whether the batch is no multiple of the mini-batch."""
     if v.train % v.mini == 0:
         return False
-    _verl_program(v)
+    _check_verl_program(v)
     return True
 
 
-def _verl_lora(v: Values) -> bool:
+def _verl_uses_lora(v: Values) -> bool:
+    """Return whether only an adapter is trained."""
     return bool(v.lora_rank or v.lora or v.adapter)
 
 
@@ -92,7 +97,7 @@ VERL_RULES = (
         id="clip-cannot-act",
         framework="verl",
         severity="look",
-        title="the clip cannot act",
+        title="the clip has no effect",
         reads={
             "high": f"{VERL_ACTOR}clip_ratio_high",
             "low": f"{VERL_ACTOR}clip_ratio_low",
@@ -101,11 +106,11 @@ VERL_RULES = (
             **VERL_UPDATES,
             **VERL_ASYNC,
         },
-        condition=_verl_clip_is_idle,
+        condition=_verl_clip_has_no_effect,
         happens=ONE_UPDATE + " {train.name} and {mini.name} are both {train}, and {epochs.name} is {epochs}: "
-        "clip_ratio_low {low} and clip_ratio_high {high} change nothing.",
-        fix="actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size, or "
-        "actor_rollout_ref.actor.ppo_epochs above 1; or leave the clip out",
+        "clip_ratio_low {low} and clip_ratio_high {high} have no effect.",
+        fix="set actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size, or "
+        "actor_rollout_ref.actor.ppo_epochs above 1; or remove the clip settings",
         source="verl-project/verl issue 791; BytedTsinghua-SIA/DAPO issues 11 and 23; verl 0.9.1, "
         "verl/trainer/ppo/v1/trainer_base.py, _update_actor",
     ),
@@ -113,26 +118,25 @@ VERL_RULES = (
         id="asynchronous-anchor",
         framework="verl",
         severity="look",
-        title="the ratio is not measured from what sampled",
+        title="the ratio is not relative to the sampling policy",
         reads={
             **VERL_ASYNC,
-            "older": "async_training.use_rollout_log_probs",
+            "use_rollout": "async_training.use_rollout_log_probs",
         },
         condition=lambda v: (
-            _verl_is_async(v) and not v.bypass and v.weight is None and v.reject is None and not v.older
+            _verl_is_async(v) and not v.bypass and v.weight is None and v.reject is None and not v.use_rollout
         ),
         happens=ASYNCHRONOUS + " No importance weight corrects it.",
-        fix="algorithm.rollout_correction.bypass_mode=True, which measures from the sampler, or "
-        "algorithm.rollout_correction.rollout_is=token",
+        fix="algorithm.rollout_correction.bypass_mode=True, which uses the engine's probabilities as the old "
+        "ones, or algorithm.rollout_correction.rollout_is=token",
         source="verl 0.9.1, verl/trainer/ppo/v1/trainer_separate_async.py, _compute_old_log_prob; "
-        "radixark/miles pull "
-        "request 1829",
+        "radixark/miles pull request 1829",
     ),
     Rule(
         id="truncated-sampling",
         framework="verl",
         severity="look",
-        title="sampling is truncated, and importance weights are taken",
+        title="sampling is truncated, and importance weights are used",
         reads={
             "top_p": "actor_rollout_ref.rollout.top_p",
             "top_k": "actor_rollout_ref.rollout.top_k",
@@ -146,8 +150,7 @@ VERL_RULES = (
         happens=TRUNCATED_SAMPLING + " top_p is {top_p}, top_k {top_k}.",
         fix="actor_rollout_ref.rollout.top_p=1.0 and actor_rollout_ref.rollout.top_k=-1",
         source="huggingface/trl issue 6789, of the same arithmetic; verl 0.9.1, "
-        "verl/workers/config/rollout.py "
-        "(logprobs_mode: processed_logprobs)",
+        "verl/workers/config/rollout.py (logprobs_mode: processed_logprobs)",
     ),
     Rule(
         id="gspo-clip",
@@ -168,16 +171,15 @@ VERL_RULES = (
         id="batch-does-not-divide",
         framework="verl",
         severity="fix",
-        title="a batch does not hold whole mini-batches",
+        title="a batch is no multiple of the mini-batch",
         reads={
             "train": "data.train_batch_size",
             "mini": f"{VERL_ACTOR}ppo_mini_batch_size",
             "program": "program",
         },
-        condition=_verl_batch_is_broken,
+        condition=_verl_batch_is_not_divisible,
         happens="data.train_batch_size {train} is no multiple of ppo_mini_batch_size {mini}: the actor's "
-        "update stops "
-        "with an assertion.",
+        "update stops with an assertion.",
         fix="a data.train_batch_size that is a multiple of actor_rollout_ref.actor.ppo_mini_batch_size",
         source="verl 0.9.1, verl/utils/tensordict_utils.py, make_iterator; verl/workers/config/actor.py, "
         "validate",
@@ -203,8 +205,7 @@ VERL_RULES = (
             and v.train * v.group % (v.gpus * v.nodes) != 0
         ),
         happens="data.train_batch_size {train} times rollout.n {group} is no multiple of {gpus} times "
-        "{nodes} GPUs: verl "
-        "stops before it trains.",
+        "{nodes} GPUs: verl stops before it trains.",
         fix="a data.train_batch_size for which the product is a multiple of trainer.n_gpus_per_node × "
         "trainer.nnodes",
         source="verl 0.9.1, verl/utils/config.py, validate_config",
@@ -220,7 +221,7 @@ VERL_RULES = (
             "program": "program",
             "distillation": "distillation.enabled",
         },
-        condition=_verl_is_single,
+        condition=_verl_has_single_answers,
         happens=ONE_ANSWER + "{estimator} then takes the reward itself as the advantage, without a baseline.",
         fix="actor_rollout_ref.rollout.n=8",
         source="verl 0.9.1, verl/trainer/ppo/core_algos.py, compute_grpo_outcome_advantage",
@@ -244,19 +245,17 @@ VERL_RULES = (
         id="lora-reference",
         framework="verl",
         severity="look",
-        title="the KL term is taken to the base model, not to the adapter",
+        title="the KL term is relative to the base model, not to the adapter",
         reads={
             "adapter": "actor_rollout_ref.model.lora_adapter_path",
             "loss": f"{VERL_ACTOR}use_kl_loss",
             "reward": "algorithm.use_kl_in_reward",
         },
-        condition=lambda v: v.is_given("adapter") and bool(v.loss or v.reward),
-        happens="The run begins with the adapter {adapter}, and the reference is computed with every "
-        "adapter turned "
-        "off: the KL is large at the first step, and pulls back to the base model.",
+        condition=lambda v: v.has_value("adapter") and bool(v.loss or v.reward),
+        happens="The run begins with the adapter {adapter}, and the reference is computed with every adapter "
+        "turned off: the KL is large at the first step, and pulls the policy back to the base model.",
         fix="merge the adapter into actor_rollout_ref.model.path first, or "
-        "actor_rollout_ref.actor.use_kl_loss=False and "
-        "algorithm.use_kl_in_reward=False",
+        "actor_rollout_ref.actor.use_kl_loss=False and algorithm.use_kl_in_reward=False",
         source="verl 0.9.1, verl/trainer/ppo/v1/trainer_base.py, _compute_ref_log_prob (no_lora_adapter); "
         "huggingface/trl issue 3194 describes the effect",
     ),
@@ -264,29 +263,27 @@ VERL_RULES = (
         id="correction-without-probabilities",
         framework="verl",
         severity="fix",
-        title="nothing applies the correction",
+        title="the correction has no effect",
         reads={
-            "kept": "actor_rollout_ref.rollout.calculate_log_probs",
+            "log_probs": "actor_rollout_ref.rollout.calculate_log_probs",
             "reject": f"{VERL_CORRECTION}rollout_rs",
             "weight": f"{VERL_CORRECTION}rollout_is",
             "bypass": f"{VERL_CORRECTION}bypass_mode",
         },
         condition=lambda v: bool(
-            not v.kept and (v.reject is not None or v.weight is not None) and not v.bypass
+            not v.log_probs and (v.reject is not None or v.weight is not None) and not v.bypass
         ),
-        happens="calculate_log_probs is {kept}, so the engine's probabilities are not in the batch, and "
-        "rollout_rs {reject} "
-        "and rollout_is {weight} are passed over without a warning.",
+        happens="calculate_log_probs is {log_probs}, so the engine's probabilities are not in the batch, and "
+        "rollout_rs {reject} and rollout_is {weight} are ignored without a warning.",
         fix="actor_rollout_ref.rollout.calculate_log_probs=True",
-        source="verl 0.9.1, verl/trainer/ppo/v1/trainer_base.py: the correction runs where "
-        "rollout_log_probs is in the "
-        "batch",
+        source="verl 0.9.1, verl/trainer/ppo/v1/trainer_base.py: the correction runs where rollout_log_probs "
+        "is in the batch",
     ),
     Rule(
         id="correction-in-bypass",
         framework="verl",
         severity="fix",
-        title="nothing applies the correction",
+        title="the correction has no effect",
         reads={
             "bypass": f"{VERL_CORRECTION}bypass_mode",
             "reject": f"{VERL_CORRECTION}rollout_rs",
@@ -304,10 +301,8 @@ VERL_RULES = (
             and not any(part in v.program for part in VERL_ASYNC_PROGRAMS)
         ),
         happens="With bypass_mode, the correction is left to the loss bypass_mode. The trainer that verl "
-        "0.9.1 uses by "
-        "default (trainer.use_v1) does not choose that loss: rollout_rs {reject}, rollout_is {weight} and "
-        "loss_type {kind} "
-        "have no effect.",
+        "0.9.1 uses by default (trainer.use_v1) does not choose that loss: rollout_rs {reject}, rollout_is "
+        "{weight} and loss_type {kind} have no effect.",
         fix="algorithm.rollout_correction.bypass_mode=False, or trainer.use_v1=False",
         source="verl 0.9.1: apply_bypass_mode of verl/trainer/ppo/rollout_corr_helper.py is called by "
         "verl/trainer/ppo/ray_trainer.py alone",
@@ -334,13 +329,13 @@ VERL_RULES = (
         severity="look",
         title="the loss depends on how a batch is split",
         reads={
-            "mean": f"{VERL_ACTOR}loss_agg_mode",
+            "reduction": f"{VERL_ACTOR}loss_agg_mode",
             "scale": f"{VERL_ACTOR}loss_scale_factor",
         },
-        condition=lambda v: v.mean == "seq-mean-token-sum-norm" and v.scale is None,
+        condition=lambda v: v.reduction == "seq-mean-token-sum-norm" and v.scale is None,
         happens="loss_agg_mode seq-mean-token-sum-norm without loss_scale_factor divides by the longest "
-        "answer of each "
-        "micro-batch, so the weight of an answer depends on those beside it. Dr. GRPO divides by a constant.",
+        "answer of each micro-batch, so the weight of an answer depends on the other answers in its "
+        "micro-batch. Dr. GRPO divides by a constant.",
         fix="actor_rollout_ref.actor.loss_scale_factor=N with N the value of data.max_response_length",
         source="verl 0.9.1, verl/trainer/ppo/core_algos.py, agg_loss; verl-project/verl issue 3741",
     ),
@@ -360,7 +355,7 @@ VERL_RULES = (
         condition=lambda v: (
             v.rate > LARGEST_RATES[-1][1]
             and str(v.optimizer).lower().startswith("adam")
-            and rate_is_high(v.rate, _verl_lora(v), v.known("model"))
+            and rate_is_high(v.rate, _verl_uses_lora(v), v.get("model"))
         ),
         happens=RATE_HAPPENS,
         fix="actor_rollout_ref.actor.optim.lr=1e-6, or 1e-5 with LoRA",

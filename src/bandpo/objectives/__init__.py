@@ -1,11 +1,10 @@
-"""Objectives: what a policy-gradient loss makes of a clip rule.
+"""Objectives, which compute each token's weight in the policy gradient from its ratio, its advantage and a clip rule.
 
-A token's gradient is ``−(w·A + b)·∇logp``. An objective is the function that gives the *weight* ``w`` (and the bias
-``b``, where there is one) from one view of the tokens (`bandpo.Tokens`). The view has the ratio ``r = π/π_old``, the
-side on which it lies outside of the rule's interval, the advantage ``A``, and means over a token's sequence. It has the
-interval itself for those that ask.
+The gradient of a token's loss is ``−(w·A + b)·∇logp``. An objective computes the weight ``w``, and the bias ``b`` if it
+has one, from the tokens of a batch (`bandpo.Tokens`): their ratios ``r = π/π_old``, their advantages ``A``, the rule's
+clip masks and bounds, and means over a token's sequence.
 
-An objective of your own is a frozen dataclass with one method:
+To define an objective of your own, write a frozen dataclass with one method:
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -19,7 +18,7 @@ An objective of your own is a frozen dataclass with one method:
 >>> logp.grad
 tensor([[-2.]])
 
-`bandpo.methods` has the names that papers give to combinations of a rule and an objective.
+`bandpo.methods` has the combinations of a rule and an objective that papers have published.
 """
 
 from bandpo.objectives import base, caps, clipped, covariance, drift, future, penalties, smooth, unweighted

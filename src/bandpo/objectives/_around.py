@@ -1,4 +1,4 @@
-"""Bases of objectives that change another objective."""
+"""Base classes of objectives that change another objective."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from abc import abstractmethod
 from torch import Tensor
 
 from bandpo.batch import Tokens
-from bandpo.objectives.base import Objective, is_objective
+from bandpo.objectives.base import Objective, check_objective
 
 
-class Around(Objective):
-    """Another objective, changed."""
+class Wrapper(Objective):
+    """Base of objectives that change an inner objective. By default everything is the inner objective's."""
 
     objective: Objective
 
     def __post_init__(self) -> None:
-        is_objective(self.objective)
+        check_objective(self.objective)
 
     def weight(self, tokens: Tokens) -> Tensor:
         return self.objective.weight(tokens)
@@ -47,17 +47,17 @@ class Around(Objective):
         return self.objective.whole_batch
 
 
-class Apart(Around):
-    """Another objective, but for some tokens, which get one weight and one reported ratio."""
+class TokenOverride(Wrapper):
+    """Base of objectives that give some tokens a constant weight, and leave the others to an inner objective."""
 
     @abstractmethod
-    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
-        """Which tokens, their weight, and what stands for their ratio in the reported loss."""
+    def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        """Return the mask of these tokens, their weight, and the value that replaces r in their reported loss."""
 
     def weight(self, tokens: Tokens) -> Tensor:
-        these, weight, _ = self._apart(tokens)
-        return self.objective.weight(tokens).masked_fill(these, weight)
+        overridden, weight, _ = self._override(tokens)
+        return self.objective.weight(tokens).masked_fill(overridden, weight)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        these, _, value = self._apart(tokens)
-        return self.objective.surrogate(tokens).masked_fill(these, value)
+        overridden, _, value = self._override(tokens)
+        return self.objective.surrogate(tokens).masked_fill(overridden, value)

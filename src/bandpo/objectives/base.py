@@ -1,4 +1,4 @@
-"""The base of all objectives."""
+"""The base class of objectives."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ __all__ = ["Objective"]
 
 @dataclass(frozen=True)
 class Objective(Varies, ABC):
-    """The form of a policy-gradient loss; immutable, and written like a clip rule: ``DropOutside(20.0)``.
+    """The base class of objectives. The gradient of a token's loss is ``−(w·A + b)·∇logp``.
 
-    A token's gradient is ``−(w·A + b)·∇logp``.
+    A subclass computes the weight ``w`` in `weight`, and the bias ``b`` in `bias` if it has one. Objectives are
+    immutable, and their text form is like that of clip rules: ``DropOutside(20.0)``.
     """
 
     @abstractmethod
     def weight(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
-        """The weight ``w`` of each token."""
+        """Compute the weight ``w`` of each token, (batch, time)."""
 
     def surrogate(self, tokens: Tokens) -> Float[Tensor, "batch time"]:
         """Return the value that replaces ``r`` in the reported loss ``−r·A``, by default the weight.
@@ -47,35 +48,35 @@ class Objective(Varies, ABC):
 
     @property
     def weights_inside(self) -> bool:
-        """Whether `weight` holds the importance weights itself. If not they are a factor of the token's loss."""
+        """True if `weight` includes the importance weights. Otherwise they multiply the token's loss."""
         return False
 
     @property
     def whole_sequence(self) -> bool:
-        """Whether a token's weight depends on other tokens of its sequence: a row must then hold one sequence."""
+        """True if a token's weight depends on other tokens of its sequence. A row must then hold one sequence."""
         return False
 
     @property
     def one_pass(self) -> bool:
-        """Whether a compiler may compute its expressions again in place of storing them, see `bandpo.compile_loss`.
+        """True if a compiler may recompute intermediate tensors instead of storing them, see `bandpo.compile_loss`.
 
-        False for sums whose every term would be computed anew from all terms before it.
+        False for nested sums, in which each term would be recomputed from all terms before it.
         """
         return True
 
     @property
     def whole_batch(self) -> bool:
-        """Whether a token's weight depends on other sequences: the loss then needs all of an update at once."""
+        """True if a token's weight depends on other sequences. The loss then needs all of an update at once."""
         return False
 
 
-def above_0(**settings: float) -> None:
-    """Refuse a setting that is not a number above 0."""
+def check_positive(**settings: float) -> None:
+    """Raise ValueError if an argument, passed by its name, is not a number above 0."""
     for name, value in settings.items():
         _checks.number(name, value, "above 0", lambda x: x > 0)
 
 
-def is_objective(objective: Objective) -> None:
-    """Refuse what is no objective."""
+def check_objective(objective: Objective) -> None:
+    """Raise TypeError if the argument is not an objective."""
     if not isinstance(objective, Objective):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidType(f"objective must be an Objective such as Surrogate(), got {objective!r}")

@@ -1,4 +1,4 @@
-"""Objectives with a largest ratio beside a clip rule's bounds."""
+"""Objectives that limit the ratio in addition to a clip rule's bounds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from torch import Tensor
 
 from bandpo import _checks
 from bandpo.batch import Tokens
-from bandpo.objectives._around import Apart
-from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives._around import TokenOverride
+from bandpo.objectives.base import Objective, check_positive
 from bandpo.objectives.clipped import Surrogate
 
 __all__ = ["DualClip", "RatioCap"]
 
 
 @dataclass(frozen=True)
-class DualClip(Apart):
-    """Another objective without the gradient of tokens with A < 0 and ``r > max_ratio``; they report ``−max_ratio·A``.
+class DualClip(TokenOverride):
+    """A dual clip around another objective: tokens with A < 0 and ``r > max_ratio`` have the weight 0.
+
+    Their reported loss is ``−max_ratio·A``.
 
     Args:
-        max_ratio: c > 1; ``inf`` for none. The paper of Band uses 10, verl 3.
-        objective: What holds for the other tokens.
+        max_ratio: Largest ratio, > 1; ``inf`` for none. The paper of Band uses 10, verl 3.
+        objective: The objective of the other tokens.
 
     Source: arXiv 1912.09729.
 
@@ -39,18 +41,18 @@ class DualClip(Apart):
         _checks.number("DualClip's max_ratio", self.max_ratio, "above 1", lambda x: x > 1)
         super().__post_init__()
 
-    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+    def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio), 0.0, self.max_ratio
 
 
 @dataclass(frozen=True)
 class RatioCap(Objective):
-    """TRL's ``delta``: PPO's surrogate, whose unclipped ratio is at most ``max_ratio``, for both signs of A.
+    """PPO's surrogate with a limit on the unclipped ratio, for both signs of A: TRL's ``delta``.
 
-    A token beyond it loses its gradient with A > 0, and with A < 0 where the rule's upper bound is below ``r`` too.
+    A token with ``r > max_ratio`` has the weight 0 if A > 0, or if A < 0 and r is above the rule's upper bound.
 
     Args:
-        max_ratio: TRL's ``delta``, > 0.
+        max_ratio: Largest unclipped ratio, > 0; TRL's ``delta``.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
@@ -61,12 +63,15 @@ class RatioCap(Objective):
     max_ratio: float
 
     def __post_init__(self) -> None:
-        above_0(max_ratio=self.max_ratio)
+        check_positive(max_ratio=self.max_ratio)
 
     def weight(self, tokens: Tokens) -> Tensor:
         beyond = (tokens.ratio > self.max_ratio) & ((tokens.advantages > 0) | tokens.clip_mask.clipped_high)
         return tokens.ratio.masked_fill(tokens.blocked | beyond, 0.0)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        cut, clipped = tokens.ratio.clamp(max=self.max_ratio), tokens.reported_ratio
-        return torch.where(tokens.advantages > 0, torch.minimum(cut, clipped), torch.maximum(cut, clipped))
+        capped = tokens.ratio.clamp(max=self.max_ratio)
+        clipped = tokens.reported_ratio
+        smaller = torch.minimum(capped, clipped)
+        larger = torch.maximum(capped, clipped)
+        return torch.where(tokens.advantages > 0, smaller, larger)

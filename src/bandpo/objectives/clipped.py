@@ -1,4 +1,4 @@
-"""Objectives that act at the bounds of a clip rule."""
+"""Objectives that change the weight of tokens outside of a clip rule's bounds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from torch import Tensor
 
 from bandpo import _checks
 from bandpo.batch import Tokens
-from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives.base import Objective, check_positive
 
 __all__ = ["ClippedWeight", "DropOutside", "GeometricMean", "InverseRatio", "KeepBound", "Surrogate"]
 
 
 @dataclass(frozen=True)
 class Surrogate(Objective):
-    """PPO's ``min(r·A, clip(r)·A)``; beyond the bound its slope is ``beyond`` instead of 0.
+    """PPO's surrogate ``min(r·A, clip(r)·A)``, with an optional slope beyond the bounds.
 
-    ``w = r``, and ``beyond·r`` where the ratio is outside on the side that the advantage pushes to.
+    ``w = r``, and ``beyond·r`` for a blocked token: one whose ratio is outside of the bounds on the side that its
+    advantage pushes to.
 
     Args:
-        beyond: 0 is the hard clip. In (0, 1) a soft clip: blocked tokens keep that share of their gradient. Below 0
-            the rollback of PPO-RB (arXiv 1903.07940): they are pulled back towards the bound.
+        beyond: Share of the gradient that blocked tokens keep, < 1. 0 is PPO's hard clip, and a value in (0, 1) a soft
+            clip. With a value below 0, the rollback of PPO-RB (arXiv 1903.07940), they are pulled back towards the
+            bound.
 
     Source: arXiv 1707.06347.
 
@@ -49,14 +51,14 @@ class Surrogate(Objective):
 
 @dataclass(frozen=True)
 class DropOutside(Objective):
-    """An objective without the tokens outside of the rule's interval: ``w = min(r, max_weight)`` inside, 0 outside.
+    """An objective that drops tokens outside of the bounds: ``w = min(r, max_weight)`` inside, 0 outside.
 
-    With `Band` as the rule and no truncation this is DPPO's binary mask, and its gradient is `Surrogate`'s.
+    With `Band` and ``max_weight=inf`` this is DPPO's binary mask, and the gradient equals that of `Surrogate`.
 
     Args:
-        max_weight: Truncation of the ratio, > 0; ``inf`` for none. verl's loss asks for 20.
-        both_sides: Whether a token is dropped wherever it is outside (IcePop, GLM-5). If not, only where the advantage
-            pushes it further out (DPPO).
+        max_weight: Largest weight, > 0; ``inf`` for none. 20 is the argument of verl's loss.
+        both_sides: True to drop all tokens outside of the bounds, as in IcePop and GLM-5. False to drop only those that
+            the advantage pushes further out, as in DPPO.
 
     Source: arXiv 2602.04879; both sides: arXiv 2510.18855.
 
@@ -70,7 +72,7 @@ class DropOutside(Objective):
     both_sides: bool = False
 
     def __post_init__(self) -> None:
-        above_0(max_weight=self.max_weight)
+        check_positive(max_weight=self.max_weight)
 
     def weight(self, tokens: Tokens) -> Tensor:
         outside = tokens.clip_mask.clipped_low | tokens.clip_mask.clipped_high
@@ -80,12 +82,12 @@ class DropOutside(Objective):
 
 @dataclass(frozen=True)
 class ClippedWeight(Objective):
-    """CISPO's form: the weight is the clipped ratio, whatever the advantage's sign, so no token loses its gradient.
+    """CISPO's objective: the weight is the clipped ratio for both signs of A, so no token loses its gradient.
 
     ``w = min(clip(r), max_weight)``.
 
     Args:
-        max_weight: Truncation of the weight, > 0; it may be below 1, where no clip rule's upper bound can be.
+        max_weight: Largest weight, > 0. Unlike a clip rule's upper bound it may be below 1.
 
     Source: arXiv 2506.13585.
 
@@ -98,7 +100,7 @@ class ClippedWeight(Objective):
     max_weight: float = math.inf
 
     def __post_init__(self) -> None:
-        above_0(max_weight=self.max_weight)
+        check_positive(max_weight=self.max_weight)
 
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.clipped.clamp(max=self.max_weight)
@@ -106,7 +108,9 @@ class ClippedWeight(Objective):
 
 @dataclass(frozen=True)
 class KeepBound(Objective):
-    """Blocked tokens keep a share of the bound: ``w = keep_low·lower`` or ``keep_high·upper`` there, ``r`` elsewhere.
+    """GPPO's objective: blocked tokens have a share of the bound as weight.
+
+    ``w = keep_low·lower`` for tokens blocked below, ``keep_high·upper`` for those blocked above, and ``r`` otherwise.
 
     Args:
         keep_low: Share of the lower bound that tokens with A < 0 keep, ≥ 0. CE-GPPO uses 0.75.
@@ -130,20 +134,20 @@ class KeepBound(Objective):
             )
 
     def weight(self, tokens: Tokens) -> Tensor:
-        kept = torch.where(
-            tokens.advantages > 0, self.keep_high * tokens.clipped, self.keep_low * tokens.clipped
-        )
-        return torch.where(tokens.blocked, kept, tokens.ratio)
+        at_upper = self.keep_high * tokens.clipped
+        at_lower = self.keep_low * tokens.clipped
+        blocked_weight = torch.where(tokens.advantages > 0, at_upper, at_lower)
+        return torch.where(tokens.blocked, blocked_weight, tokens.ratio)
 
 
 @dataclass(frozen=True)
 class InverseRatio(Objective):
-    """ASPO's form: tokens with A > 0 are weighted with ``1/r`` in place of ``r``; blocked tokens are dropped.
+    """ASPO's objective: tokens with A > 0 have the weight ``1/r`` instead of ``r``; blocked tokens are dropped.
 
-    ``w = min(1/r, max_weight)`` where A > 0 and ``min(r, max_weight)`` where A < 0.
+    ``w = min(1/r, max_weight)`` if A > 0, ``min(r, max_weight)`` otherwise, and 0 for blocked tokens.
 
     Args:
-        max_weight: Truncation of the weight, > 0.
+        max_weight: Largest weight, > 0.
 
     Source: arXiv 2510.06062.
 
@@ -156,20 +160,20 @@ class InverseRatio(Objective):
     max_weight: float = 3.0
 
     def __post_init__(self) -> None:
-        above_0(max_weight=self.max_weight)
+        check_positive(max_weight=self.max_weight)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        ratio = torch.where(tokens.advantages > 0, 1 / tokens.ratio, tokens.ratio)
-        return ratio.clamp(max=self.max_weight).masked_fill(tokens.blocked, 0.0)
+        weight = torch.where(tokens.advantages > 0, 1 / tokens.ratio, tokens.ratio)
+        return weight.clamp(max=self.max_weight).masked_fill(tokens.blocked, 0.0)
 
 
 @dataclass(frozen=True)
 class GeometricMean(Objective):
-    """GMPO's form: the sequence's geometric mean of clipped ratios, whose gradient the unclipped tokens share.
+    """GMPO's objective: the weight is the geometric mean of the sequence's clipped token ratios.
 
-    ``w = exp(mean of log clip(r))`` over the sequence, and 0 for a blocked token. Ratios are those of tokens; only
-    the side that the advantage pushes to is clipped. Averaged as ``seq-mean-token-mean`` this is the gradient of the
-    mean over sequences.
+    ``w = exp(mean of log clip(r))`` over the sequence, and 0 for a blocked token. A ratio is clipped only on the side
+    that its advantage pushes to. With the aggregation ``seq-mean-token-mean``, this is the gradient of the mean of
+    these geometric means over sequences.
 
     Source: arXiv 2507.20673.
 
@@ -187,5 +191,5 @@ class GeometricMean(Objective):
         return self.surrogate(tokens).masked_fill(tokens.blocked, 0.0)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        kept = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
-        return tokens.sequence_mean(kept.log()).exp()
+        ratio = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
+        return tokens.sequence_mean(ratio.log()).exp()

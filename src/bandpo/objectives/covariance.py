@@ -1,4 +1,4 @@
-"""Objectives that look at the covariance of advantage and log-probability."""
+"""Objectives that select tokens by the covariance of advantage and log-probability."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from bandpo import _checks
 from bandpo.batch import Tokens
 from bandpo.errors import InvalidValue
-from bandpo.objectives._around import Apart
-from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives._around import TokenOverride
+from bandpo.objectives.base import Objective, check_positive
 from bandpo.objectives.clipped import Surrogate
 
 __all__ = ["CovarianceMask", "CovariancePenalty"]
@@ -20,12 +20,17 @@ __all__ = ["CovarianceMask", "CovariancePenalty"]
 
 @dataclass(frozen=True)
 class CovariancePenalty(Objective):
-    """KL-Cov's form: no clip, ``w = r``, and a loss of ``coefficient·abs(log r)`` on the tokens that cost most entropy.
+    """KL-Cov's objective: no clip, and a penalty of ``coefficient·abs(log r)`` on the tokens that lower entropy most.
 
-    They are the ``share`` (in (0, 1]) with the largest ``(A − mean A)·(log π − mean log π)``, one token at least.
+    ``w = r``, and ``b = −coefficient·sign(log r)`` for the tokens with the largest
+    ``(A − mean A)·(log π − mean log π)``. The means run over all counted tokens.
 
-    Source: arXiv 2505.22617, and its authors' script for 7B. For 32B it has a share of 0.0002; verl's defaults are
-    0.0002 and a coefficient of 0.1.
+    Args:
+        share: Share of the counted tokens that have the penalty, in (0, 1]; one token at least.
+        coefficient: Factor of the penalty, > 0.
+
+    Source: arXiv 2505.22617. The defaults are those of its authors' script for 7B. For 32B the share is 0.0002; verl's
+    defaults are a share of 0.0002 and a coefficient of 0.1.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.eye(2)[:1]
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=Unclipped())
@@ -38,7 +43,7 @@ class CovariancePenalty(Objective):
 
     def __post_init__(self) -> None:
         _checks.number("share", self.share, "in (0, 1]", lambda x: 0 < x <= 1)
-        above_0(coefficient=self.coefficient)
+        check_positive(coefficient=self.coefficient)
 
     @property
     def whole_batch(self) -> bool:
@@ -48,34 +53,34 @@ class CovariancePenalty(Objective):
         return tokens.ratio
 
     def bias(self, tokens: Tokens) -> Tensor:
-        return -self._chosen(tokens) * tokens.log_ratio.sign()
+        return -self._coefficients(tokens) * tokens.log_ratio.sign()
 
     def regularizer(self, tokens: Tokens) -> Tensor:
-        return self._chosen(tokens) * tokens.log_ratio.abs()
+        return self._coefficients(tokens) * tokens.log_ratio.abs()
 
-    def _chosen(self, tokens: Tokens) -> Tensor:
-        """Return the coefficient at the tokens that are pulled back, else 0."""
+    def _coefficients(self, tokens: Tokens) -> Tensor:
+        """Return the coefficient at the tokens that have the penalty, else 0."""
         covariance = _covariance(tokens)
         order = covariance.masked_fill(tokens.mask == 0, -math.inf).flatten().argsort(descending=True)
         return _first(order, self.share, tokens).to(covariance.dtype) * self.coefficient
 
 
 @dataclass(frozen=True)
-class CovarianceMask(Apart):
-    """Clip-Cov's form: another objective without the gradient of a few tokens that cost much entropy.
+class CovarianceMask(TokenOverride):
+    """Clip-Cov's objective: another objective that drops a few of the tokens that lower entropy much.
 
-    They are drawn from the tokens whose ``(A − mean A)·(log π − mean log π)`` lies between ``min_covariance`` and
-    ``max_covariance``, and which the clip rule does not block: the ``share`` of all counted tokens, one at least, or
-    all of them where they are fewer. They report 0.
+    The dropped tokens are drawn from those whose ``(A − mean A)·(log π − mean log π)`` lies between ``min_covariance``
+    and ``max_covariance`` and which the clip rule does not block. Their weight and their reported loss are 0.
 
     Args:
-        share: Share of the counted tokens that lose their gradient, in (0, 1].
-        min_covariance: What the product must be above.
-        max_covariance: What it must be below.
-        objective: What holds for the other tokens.
+        share: Number of dropped tokens as a share of the counted tokens, in (0, 1]. One token at least is dropped, and
+            at most all tokens between the limits.
+        min_covariance: Lower limit of the product, exclusive.
+        max_covariance: Upper limit of the product, exclusive.
+        objective: The objective of the other tokens.
 
-    Source: arXiv 2505.22617. Its authors, and verl, draw the tokens from a random number generator. Here they are drawn
-    by a hash of their log-probabilities, so the loss, the audit and the gradient check have the same ones.
+    Source: arXiv 2505.22617. Its authors, and verl, draw the tokens with a random number generator. Here a hash of
+    their log-probabilities selects them, so the loss, the audit and the gradient check drop the same tokens.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[3.0, -3.0]])
     >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.08]]).log(), old, advantages, rule=Unclipped())
@@ -100,7 +105,7 @@ class CovarianceMask(Apart):
     def whole_batch(self) -> bool:
         return True
 
-    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+    def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         covariance = _covariance(tokens)
         between = (covariance > self.min_covariance) & (covariance < self.max_covariance)
         candidates = between & (tokens.mask > 0) & ~tokens.blocked
@@ -110,17 +115,26 @@ class CovarianceMask(Apart):
 
 
 def _covariance(tokens: Tokens) -> Tensor:
-    """Compute the product of advantage and log-probability, each without its mean over the counted tokens."""
+    """Compute the product of advantage and log-probability, each minus its mean over the counted tokens."""
     count = tokens.mask.sum()
-    advantage, logp = (
-        x - (x * tokens.mask).sum() / count for x in (tokens.advantages, tokens.logp_old + tokens.log_ratio)
-    )
+
+    def centred(x: Tensor) -> Tensor:
+        return x - (x * tokens.mask).sum() / count
+
+    advantage = centred(tokens.advantages)
+    logp = centred(tokens.logp_old + tokens.log_ratio)
     return advantage * logp
 
 
 def _first(order: Tensor, share: float, tokens: Tokens) -> Tensor:
-    """Return which tokens come first in an order: a share of those that count, rounded down, and one at least."""
-    # In float32 a share of 0.0002 of 5,000 tokens is less than 1.
+    """Return the mask of the first tokens of an order: a share of the counted tokens, rounded down, at least one.
+
+    Args:
+        order: Indices of the flattened tokens.
+        share: The share, in (0, 1].
+        tokens: The tokens.
+    """
+    # In float64, because in float32 a share of 0.0002 of 5,000 tokens is less than 1.
     count = tokens.mask.sum().to(_checks.widest_float(tokens.mask.device))
     number = (share * count).floor().clamp(min=1)
     first = torch.arange(len(order), device=order.device) < number
@@ -128,13 +142,14 @@ def _first(order: Tensor, share: float, tokens: Tokens) -> Tensor:
 
 
 def _hash(tokens: Tokens) -> Tensor:
-    """Return a number for each token, of which no pattern remains; the same wherever the token stands."""
-    # Of their float32 values, so that a loss that is computed again in float64 draws the same tokens.
-    old, moved = (
-        x.float().contiguous().view(torch.int32).long() for x in (tokens.logp_old, tokens.log_ratio)
-    )
-    # Odd factors of 64 bits, and shifts that bring the upper bits down. Products overflow, as they should.
-    mixed = old * 6364136223846793005 + moved * 1442695040888963407
+    """Compute a 64-bit hash of each token's log-probabilities, which does not depend on its position."""
+
+    # The bits of the float32 values, so that a loss that is recomputed in float64 selects the same tokens.
+    def bits(x: Tensor) -> Tensor:
+        return x.float().contiguous().view(torch.int32).long()
+
+    # Multiplications by odd 64-bit factors, which overflow by design, and shifts that mix upper bits into lower ones.
+    mixed = bits(tokens.logp_old) * 6364136223846793005 + bits(tokens.log_ratio) * 1442695040888963407
     for factor in (7046029254386353131, 2685821657736338717):
         mixed = (mixed ^ (mixed >> 32)) * factor
     return mixed ^ (mixed >> 32)

@@ -1,4 +1,4 @@
-"""Objectives without the sequences that have drifted too far."""
+"""Objectives that drop whole sequences whose policy has drifted too far."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from torch import Tensor
 
 from bandpo.batch import Tokens
 from bandpo.errors import InvalidValue
-from bandpo.objectives._around import Apart
-from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives._around import TokenOverride
+from bandpo.objectives.base import Objective, check_positive
 from bandpo.objectives.clipped import Surrogate
 
 __all__ = ["SequenceMask"]
 
 
 @dataclass(frozen=True)
-class SequenceMask(Apart):
-    """Another objective without the sequences that have A < 0 and have drifted too far from the anchor.
+class SequenceMask(TokenOverride):
+    """Another objective that drops the sequences with A < 0 whose drift from the anchor policy is above a limit.
 
-    The anchor is the policy that sampled, where `bandpo.policy_loss` is told of it, else the old one. A mean over
-    tokens still counts those of a masked sequence, as in TRL; verl takes them out of the number.
+    The anchor is the policy of ``logp_anchor`` in `bandpo.policy_loss`, else the old policy. A mean over tokens still
+    counts the tokens of a dropped sequence, as in TRL; verl does not count them.
 
     Args:
         max_kl: Largest drift (nats), > 0.
-        objective: What holds for the sequences that are kept.
-        drift: Of a sequence, with ``l = log π − log π_anchor``: ``mean_k1``, the mean of ``−l`` over its tokens;
-            ``mean_k3``, that of ``e^l − 1 − l``; ``max_k2``, the largest ``l²/2``. The names are verl's.
-        both_signs: Whether sequences with A ≥ 0 are masked as well.
+        objective: The objective of the other sequences.
+        drift: The measure of drift, with ``l = log π − log π_anchor``: ``mean_k1`` is the mean of ``−l`` over the
+            sequence, ``mean_k3`` the mean of ``e^l − 1 − l``, and ``max_k2`` the maximum of ``l²/2``. The names are
+            verl's.
+        both_signs: True to drop sequences with A ≥ 0 as well.
 
     Source: off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556; the other drifts, arXiv 2512.23075.
 
@@ -44,7 +45,7 @@ class SequenceMask(Apart):
     both_signs: bool = False
 
     def __post_init__(self) -> None:
-        above_0(max_kl=self.max_kl)
+        check_positive(max_kl=self.max_kl)
         super().__post_init__()
         if self.drift not in ("mean_k1", "mean_k3", "max_k2"):
             raise InvalidValue(f"drift must be 'mean_k1', 'mean_k3' or 'max_k2', got {self.drift!r}")
@@ -53,12 +54,17 @@ class SequenceMask(Apart):
     def whole_sequence(self) -> bool:
         return True
 
-    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
-        moved = tokens.log_ratio_anchor
+    def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+        log_ratio = tokens.log_ratio_anchor
         if self.drift == "max_k2":
-            largest = tokens.sequences.max(tokens.mask * moved.square() / 2)
+            largest = tokens.sequences.max(tokens.mask * log_ratio.square() / 2)
             drift = tokens.sequences.at_tokens(largest)
+        elif self.drift == "mean_k3":
+            drift = tokens.sequence_mean(torch.expm1(log_ratio) - log_ratio)
         else:
-            drift = tokens.sequence_mean(-moved if self.drift == "mean_k1" else torch.expm1(moved) - moved)
-        masked = drift > self.max_kl
-        return masked if self.both_signs else masked & (tokens.advantages < 0), 0.0, 0.0
+            drift = tokens.sequence_mean(-log_ratio)
+
+        dropped = drift > self.max_kl
+        if not self.both_signs:
+            dropped = dropped & (tokens.advantages < 0)
+        return dropped, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Objectives that look at what follows a token."""
+"""Objectives that depend on the later tokens of the sequence."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bandpo.batch import Tokens
-from bandpo.objectives._around import Around
-from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives._around import Wrapper
+from bandpo.objectives.base import Objective, check_positive
 from bandpo.objectives.clipped import Surrogate
 
 __all__ = ["FutureKL"]
 
 
 @dataclass(frozen=True)
-class FutureKL(Around):
-    """FIPO's form: another objective, its weights multiplied by what the rest of the response has gained.
+class FutureKL(Wrapper):
+    """FIPO's objective: another objective whose weights are raised if the later tokens have gained probability.
 
-    The factor is ``e^F`` within [1, 1 + boost], where F is the sum of ``2^(−d/decay)·log r`` over the token and those
-    after it, d the distance in positions. Tokens with ``r > max_ratio`` and those that do not count add nothing.
+    The weight is multiplied by ``e^F`` within [1, 1 + boost]. F is the sum of ``2^(−d/decay)·log r`` over the token and
+    those after it in the sequence, and d is the distance in positions. Tokens with ``r > max_ratio`` and padding add
+    nothing.
 
     Args:
-        decay: Distance at which a later token counts half, in tokens, > 0.
-        boost: Largest gain of a weight, > 0.
-        max_ratio: Ratio above which a token adds nothing, > 0.
-        objective: The other objective.
-        safety_ratio: Ratio above which a token with A < 0 is not raised, > 0; ``inf`` for none. ms-swift's
-            ``fipo_safety_threshold``, 4 there by default. The authors' script for 32B has 10, the ratio from which its
+        decay: Distance, in tokens, at which a later token counts half, > 0.
+        boost: Largest relative increase of a weight, > 0.
+        max_ratio: Ratio above which a token adds nothing to F, > 0.
+        objective: The objective whose weights are raised.
+        safety_ratio: Ratio above which the weight of a token with A < 0 is not raised, > 0; ``inf`` for none.
+            ms-swift's ``fipo_safety_threshold``, 4 there by default. The authors' script for 32B has 10, from which its
             dual clip drops these tokens anyway.
 
     Source: arXiv 2603.19835. The authors' code also drops sequences with several tokens above ``max_ratio``.
@@ -46,7 +47,9 @@ class FutureKL(Around):
     safety_ratio: float = math.inf
 
     def __post_init__(self) -> None:
-        above_0(decay=self.decay, boost=self.boost, max_ratio=self.max_ratio, safety_ratio=self.safety_ratio)
+        check_positive(
+            decay=self.decay, boost=self.boost, max_ratio=self.max_ratio, safety_ratio=self.safety_ratio
+        )
         super().__post_init__()
 
     @property
@@ -58,13 +61,15 @@ class FutureKL(Around):
         return False
 
     def _factor(self, tokens: Tokens) -> Tensor:
-        left_out = (tokens.ratio > self.max_ratio) | (tokens.mask == 0)
-        gained = tokens.log_ratio.masked_fill(left_out, 0.0)
-        # Each round doubles how far the sums reach: until a token counts 2^−64, below the rounding of float64.
+        """Compute the factor ``e^F``, within [1, 1 + boost], of each token's weight."""
+        excluded = (tokens.ratio > self.max_ratio) | (tokens.mask == 0)
+        gain = tokens.log_ratio.masked_fill(excluded, 0.0)
+        # Each round doubles the number of tokens in the sums. They end at the distance of 64 half-lives, at which a
+        # token counts 2^−64, below the rounding of float64.
         for doubling in range(math.ceil(math.log2(64 * self.decay))):
             distance = 2**doubling
-            gained = gained + 2 ** (-distance / self.decay) * tokens.sequences.ahead(gained, distance)
-        factor = gained.clamp(0.0, math.log1p(self.boost)).exp()
+            gain = gain + 2 ** (-distance / self.decay) * tokens.sequences.ahead(gain, distance)
+        factor = gain.clamp(0.0, math.log1p(self.boost)).exp()
         unsafe = (tokens.ratio > self.safety_ratio) & (tokens.advantages < 0)
         return factor.masked_fill(unsafe, 1.0)
 

@@ -1,4 +1,4 @@
-"""Objectives with a penalty on how far each token's probability has moved."""
+"""Objectives with a penalty on the change of each token's probability."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bandpo.batch import Tokens
-from bandpo.objectives._around import Around
-from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives._around import Wrapper
+from bandpo.objectives.base import Objective, check_positive
 from bandpo.objectives.clipped import Surrogate
 
 __all__ = ["LogRatioPenalty"]
 
 
 @dataclass(frozen=True)
-class LogRatioPenalty(Around):
-    """Another objective, and a loss of ``coefficient·(log r)²`` on every token: ``b = −2·coefficient·log r``.
+class LogRatioPenalty(Wrapper):
+    """Another objective with a penalty of ``coefficient·(log r)²`` on every token: ``b = −2·coefficient·log r``.
+
+    Args:
+        coefficient: Factor of the penalty, > 0.
+        objective: The objective, which gives the weights.
 
     Source: Kimi-K2.5, arXiv 2602.02276.
 
@@ -30,13 +34,15 @@ class LogRatioPenalty(Around):
     objective: Objective = Surrogate()
 
     def __post_init__(self) -> None:
-        above_0(coefficient=self.coefficient)
+        check_positive(coefficient=self.coefficient)
         super().__post_init__()
 
     def bias(self, tokens: Tokens) -> Tensor:
-        mine, other = -2 * self.coefficient * tokens.log_ratio, self.objective.bias(tokens)
-        return mine if other is None else mine + other
+        bias = -2 * self.coefficient * tokens.log_ratio
+        inner_bias = self.objective.bias(tokens)
+        return bias if inner_bias is None else bias + inner_bias
 
     def regularizer(self, tokens: Tokens) -> Tensor:
-        mine, other = self.coefficient * tokens.log_ratio.square(), self.objective.regularizer(tokens)
-        return mine if other is None else mine + other
+        penalty = self.coefficient * tokens.log_ratio.square()
+        inner_penalty = self.objective.regularizer(tokens)
+        return penalty if inner_penalty is None else penalty + inner_penalty

@@ -1,4 +1,4 @@
-"""Objectives whose weight falls smoothly in place of a clip."""
+"""Objectives whose weight falls smoothly with the ratio, in place of a clip."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from bandpo import _checks
 from bandpo.batch import Tokens
-from bandpo.objectives.base import Objective, above_0
+from bandpo.objectives.base import Objective, check_positive
 
 __all__ = [
     "DecoupledDecay", "GammaWeight", "HazardGate", "MassAdaptiveGate", "ProbabilityPenalty", "Quadratic", "SigmoidGate",
@@ -21,23 +21,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Quadratic(Objective):
-    """A quadratic penalty in place of a clip: the gradient falls in a straight line and is 0 at the rule's bound.
+    """SPO's objective: a quadratic penalty in place of a clip, with a gradient of 0 at the rule's bound.
 
-    ``w = r·(1 − s·u)``. ``s`` is the sign of A and ``u`` the share of the rule's interval that the ratio uses: 0 at
+    ``w = r·(1 − s·u)``, where ``s`` is the sign of A and ``u`` the position of the ratio in the rule's interval: 0 at
     r = 1, 1 at the upper bound, −1 at the lower one. A token beyond the bound is pulled back.
 
-    Derivation: take from the surrogate ``r·A`` the penalty ``abs(A)·(r − 1)²/(2·h)``, where ``h`` is the interval's
-    width on that side, ``upper − 1`` or ``1 − lower``. The slope in r is ``A·(1 − s·(r − 1)/h)``; it is 0 where ``r``
-    reaches the bound on the side that A pushes to. The loss is then maximal on the edge of the trust region, instead of
-    flat beyond it. Multiplied by ``dr/dlogp = r`` this is the weight above.
+    Derivation: subtract from the surrogate ``r·A`` the penalty ``abs(A)·(r − 1)²/(2·h)``, where ``h`` is the width of
+    the interval on that side, ``upper − 1`` or ``1 − lower``. The derivative with respect to r is
+    ``A·(1 − s·(r − 1)/h)``, which is 0 at the bound that A pushes r to. So the surrogate is maximal at the edge of the
+    trust region, instead of flat beyond it. Multiplied by ``dr/dlogp = r`` and divided by A, it is the weight above.
 
-    With `FixedClip` it is SPO (arXiv 2401.16025; token by token CFPO, 2601.22801). With ``Band(TotalVariation(), δ)``,
-    where ``u = (π − π_old)/δ``, it is DRPO's penalty, see `ProbabilityPenalty`. With ``Band(KL(), δ)`` the gradient
-    falls to 0 at the edge of the KL trust region. That form is ours; we know of no paper that has it.
+    With `FixedClip` it is SPO (arXiv 2401.16025; token by token CFPO, 2601.22801). With ``Band(TotalVariation(), δ)``
+    u is ``(π − π_old)/δ``, and it is DRPO's penalty, see `ProbabilityPenalty`. With ``Band(KL(), δ)`` the gradient
+    falls to 0 at the edge of the KL trust region; this form is our own, and we know of no paper that has it.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
     >>> tokens = Tokens.from_batch(torch.tensor([[0.10, 0.16]]).log(), old, advantages, rule=FixedClip(0.5, 0.5))
-    >>> Quadratic().weight(tokens)  # half of the interval used; twice as much as there is
+    >>> Quadratic().weight(tokens)  # the ratios 1.25 and 2 are at u = 0.5 and 2
     tensor([[ 0.6250, -2.0000]])
     """
 
@@ -45,20 +45,20 @@ class Quadratic(Objective):
         return tokens.ratio * (1 - tokens.advantages.sign() * tokens.interval_used)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        moved = torch.expm1(tokens.log_ratio_anchor)
-        return tokens.ratio - tokens.advantages.sign() * moved * tokens.interval_used / 2
+        change = torch.expm1(tokens.log_ratio_anchor)  # r − 1
+        return tokens.ratio - tokens.advantages.sign() * change * tokens.interval_used / 2
 
 
 @dataclass(frozen=True)
 class ProbabilityPenalty(Objective):
-    """DRPO's form: a quadratic penalty on the move of the probability, ``w = r·(1 − s·(π − π_old)/delta)``.
+    """DRPO's objective: a quadratic penalty on the change of the token's probability.
 
-    ``s`` is the sign of A. It looks at no clip rule. `Quadratic` with ``Band(TotalVariation(), delta)`` is the same
-    wherever the simplex does not cut that band: for delta below p and below 1 − p.
+    ``w = r·(1 − s·(π − π_old)/delta)``, where ``s`` is the sign of A. No clip rule is used. It equals `Quadratic` with
+    ``Band(TotalVariation(), delta)`` if delta is below p and below 1 − p.
 
     Args:
-        delta: Move of probability at which the gradient is 0, > 0. The paper uses 12.5: more than any probability can
-            move, so the gradient only shrinks, by 8 % at most.
+        delta: Change of probability at which the gradient is 0, > 0. The paper uses 12.5. No probability changes by
+            more than 1, so this lowers the gradient by at most 8 %.
 
     Source: arXiv 2606.09821.
 
@@ -71,25 +71,26 @@ class ProbabilityPenalty(Objective):
     delta: float = 12.5
 
     def __post_init__(self) -> None:
-        above_0(delta=self.delta)
+        check_positive(delta=self.delta)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return tokens.ratio * (1 - tokens.advantages.sign() * self._moved(tokens) / self.delta)
+        return tokens.ratio * (1 - tokens.advantages.sign() * self._change(tokens) / self.delta)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        penalty = torch.expm1(tokens.log_ratio_anchor) * self._moved(tokens) / (2 * self.delta)
+        penalty = torch.expm1(tokens.log_ratio_anchor) * self._change(tokens) / (2 * self.delta)
         return tokens.ratio - tokens.advantages.sign() * penalty
 
     @staticmethod
-    def _moved(tokens: Tokens) -> Tensor:
+    def _change(tokens: Tokens) -> Tensor:
+        """Compute π − π_anchor of each token."""
         return tokens.logp_anchor.exp() * torch.expm1(tokens.log_ratio_anchor)
 
 
 @dataclass(frozen=True)
 class SigmoidGate(Objective):
-    """SAPO's soft gate in place of a clip: ``w = r·4·σ(1 − σ)`` with ``σ = sigmoid(τ·(r − 1))``.
+    """SAPO's objective: a smooth gate in place of a clip, ``w = r·4·σ·(1 − σ)`` with ``σ = sigmoid(τ·(r − 1))``.
 
-    The gate is 1 at r = 1 and falls smoothly to both sides. It looks at no clip rule.
+    The gate is 1 at r = 1 and falls smoothly on both sides. No clip rule is used.
 
     Args:
         positive: Temperature τ > 0 of tokens with A > 0.
@@ -107,26 +108,31 @@ class SigmoidGate(Objective):
     negative: float = 1.05
 
     def __post_init__(self) -> None:
-        above_0(positive=self.positive, negative=self.negative)
+        check_positive(positive=self.positive, negative=self.negative)
 
     def weight(self, tokens: Tokens) -> Tensor:
         x = self._temperature(tokens) * (tokens.ratio - 1)
-        return (
-            tokens.ratio * 4 * torch.sigmoid(x) * torch.sigmoid(-x)
-        )  # 1 − σ would lose its digits where σ is near 1
+        # sigmoid(−x) is 1 − σ without the cancellation near σ = 1.
+        return tokens.ratio * 4 * torch.sigmoid(x) * torch.sigmoid(-x)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
         temperature = self._temperature(tokens)
         return torch.sigmoid(temperature * (tokens.ratio - 1)) * 4 / temperature
 
     def _temperature(self, tokens: Tokens) -> Tensor:
-        low = torch.full_like(tokens.ratio, self.negative)
-        return low.masked_fill(tokens.advantages > 0, self.positive)
+        """Return the temperature of each token by the sign of its advantage."""
+        temperature = torch.full_like(tokens.ratio, self.negative)
+        return temperature.masked_fill(tokens.advantages > 0, self.positive)
 
 
 @dataclass(frozen=True)
 class Smoothed(Objective):
-    """PSPO's form: no clip, and the share ``alpha`` in [0, 1) of the old policy mixed in: ``w = (1 − alpha)·r``.
+    """PSPO's objective: the ratio of a mixture with the old policy, ``(1 − alpha)·r + alpha``, without a clip.
+
+    ``w = (1 − alpha)·r``.
+
+    Args:
+        alpha: Share of the old policy in the mixture, in [0, 1).
 
     Source: arXiv 2509.21282.
     """
@@ -145,10 +151,14 @@ class Smoothed(Objective):
 
 @dataclass(frozen=True)
 class DecoupledDecay(Objective):
-    """DGPO's form: beyond a bound c of the rule the weight goes on as a power of the ratio, without a jump.
+    """DGPO's objective: the weight of blocked tokens is a power of the ratio, continuous at the bound.
 
-    ``w = r·(r/c)^power`` for tokens blocked below, ``r·(c/r)^(1/root)`` for those blocked above, ``r`` elsewhere; both
-    settings > 0. A root of 1 keeps the bound's weight; with a larger one it grows with the ratio.
+    With the bound c, ``w = r·(r/c)^power`` for tokens blocked below, ``r·(c/r)^(1/root)`` for those blocked above, and
+    ``r`` otherwise.
+
+    Args:
+        power: Exponent below the lower bound, > 0.
+        root: Root above the upper bound, > 0. With 1 the weight stays c; with a larger root it grows with the ratio.
 
     Source: arXiv 2603.14389.
     """
@@ -157,24 +167,32 @@ class DecoupledDecay(Objective):
     root: float = 2.0
 
     def __post_init__(self) -> None:
-        above_0(power=self.power, root=self.root)
+        check_positive(power=self.power, root=self.root)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        moved = tokens.log_ratio_anchor
-        beyond = moved - moved.clamp(tokens.bounds.log_lower, tokens.bounds.log_upper)
-        powers = torch.full_like(moved, self.power).masked_fill(tokens.blocked_high, -1 / self.root)
-        return torch.where(tokens.blocked, tokens.ratio * (powers * beyond).exp(), tokens.ratio)
+        log_ratio = tokens.log_ratio_anchor
+        excess = log_ratio - log_ratio.clamp(tokens.bounds.log_lower, tokens.bounds.log_upper)
+        powers = torch.full_like(log_ratio, self.power).masked_fill(tokens.blocked_high, -1 / self.root)
+        return torch.where(tokens.blocked, tokens.ratio * (powers * excess).exp(), tokens.ratio)
 
 
 @dataclass(frozen=True)
 class MassAdaptiveGate(Objective):
-    """MASPO's form: ``w = r·exp(−(r − 1)²/(2·σ²))`` on the side that A pushes to, ``r`` on the other.
+    """MASPO's objective: a Gaussian of the ratio in place of a clip, wider for rare tokens and large advantages.
 
-    The width is ``σ = min(sigma·p^(−rarity), max_sigma)``, p the old probability, times ``1 + gain·A`` where A > 0 and
-    ``1/(1 + loss·abs(A))`` where A < 0. It looks at no clip rule.
+    ``w = r·exp(−(r − 1)²/(2·σ²))`` if the ratio has moved the way A pushes, else ``r``. With the old probability p, the
+    width is ``σ = min(sigma·p^(−rarity), max_sigma)``, multiplied by ``1 + gain·A`` if A > 0 and divided by
+    ``1 + loss·abs(A)`` if A < 0. No clip rule is used. All numbers are > 0.
 
-    Source: arXiv 2602.17550. The limit on σ is that of its authors' code, which also keeps the factor of A within
-    [0.1, 10]: where ``gain`` and ``loss`` are 0.03 it is, up to an advantage of 300.
+    Args:
+        sigma: Width for a token with p = 1.
+        rarity: Exponent with which the width grows for rare tokens.
+        gain: Increase of the width with A > 0.
+        loss: Decrease of the width with A < 0.
+        max_sigma: Largest width before the factor of A.
+
+    Source: arXiv 2602.17550. ``max_sigma`` is that of its authors' code. The code also keeps the factor of A within
+    [0.1, 10]; with the default ``gain`` and ``loss`` this has no effect up to an advantage of 300.
     """
 
     sigma: float = 1.0
@@ -184,24 +202,33 @@ class MassAdaptiveGate(Objective):
     max_sigma: float = 10.0
 
     def __post_init__(self) -> None:
-        above_0(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+        check_positive(**{name: getattr(self, name) for name in self.__dataclass_fields__})
 
     def weight(self, tokens: Tokens) -> Tensor:
         sigma = (self.sigma * (-self.rarity * tokens.logp_old).exp()).clamp(max=self.max_sigma)
-        up, down = tokens.advantages.clamp(min=0.0), tokens.advantages.clamp(max=0.0)
-        sigma = sigma * (1 + self.gain * up) / (1 - self.loss * down)
-        moved = torch.expm1(tokens.log_ratio)
-        gate = (-(moved / sigma).square() / 2).exp()
-        return torch.where(moved * tokens.advantages > 0, tokens.ratio * gate, tokens.ratio)
+        positive = tokens.advantages.clamp(min=0.0)
+        negative = tokens.advantages.clamp(max=0.0)
+        sigma = sigma * (1 + self.gain * positive) / (1 - self.loss * negative)
+        change = torch.expm1(tokens.log_ratio)  # r − 1
+        gate = (-(change / sigma).square() / 2).exp()
+        return torch.where(change * tokens.advantages > 0, tokens.ratio * gate, tokens.ratio)
 
 
 @dataclass(frozen=True)
 class HazardGate(Objective):
-    """MHPO's form: ``w = exp(ψ − ζ)/cosh²(log r/reach)``, the log-ratio bent to ``ψ = reach·tanh(log r/reach)``.
+    """MHPO's objective: a bounded log-ratio ψ and a penalty ζ, the hazard, in place of a clip.
 
-    The hazard ``ζ = (softplus(ψ)/rise_scale)^rise_shape + (softplus(−ψ)/fall_scale)^fall_shape`` grows to both sides.
-    All settings are > 0. At r = 1 the weight is 0.265, not 1. It looks at no clip rule. The hazard multiplies the
-    gradient and has none of its own: a loss that differentiates ζ too has another gradient at 97 % of the tokens.
+    ``w = exp(ψ − ζ)/cosh²(log r/reach)`` with ``ψ = reach·tanh(log r/reach)``. The hazard
+    ``ζ = (softplus(ψ)/rise_scale)^rise_shape + (softplus(−ψ)/fall_scale)^fall_shape`` grows on both sides. It is not
+    differentiated: a loss that differentiates ζ has another gradient at 97 % of the tokens. At r = 1 the weight is
+    0.265, not 1. No clip rule is used. All numbers are > 0.
+
+    Args:
+        reach: Limit of ``abs(ψ)``.
+        rise_shape: Exponent of the hazard for r > 1.
+        rise_scale: Scale of the hazard for r > 1.
+        fall_shape: Exponent of the hazard for r < 1.
+        fall_scale: Scale of the hazard for r < 1.
 
     Source: arXiv 2603.16929.
     """
@@ -213,24 +240,24 @@ class HazardGate(Objective):
     fall_scale: float = 0.8
 
     def __post_init__(self) -> None:
-        above_0(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+        check_positive(**{name: getattr(self, name) for name in self.__dataclass_fields__})
 
     def weight(self, tokens: Tokens) -> Tensor:
         return self.surrogate(tokens) / torch.cosh(tokens.log_ratio / self.reach).square()
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        bent = self.reach * torch.tanh(tokens.log_ratio / self.reach)
-        rise = (softplus(bent) / self.rise_scale) ** self.rise_shape
-        fall = (softplus(-bent) / self.fall_scale) ** self.fall_shape
-        return (bent - rise - fall).exp()
+        psi = self.reach * torch.tanh(tokens.log_ratio / self.reach)
+        rise = (softplus(psi) / self.rise_scale) ** self.rise_shape
+        fall = (softplus(-psi) / self.fall_scale) ** self.fall_shape
+        return (psi - rise - fall).exp()
 
 
 @dataclass(frozen=True)
 class GammaWeight(Objective):
-    """VESPO's form: every token of a sequence has the weight ``φ(W) = e^λ·W^k·e^(−λ·W)``, W the sequence's ratio.
+    """VESPO's objective: every token of a sequence has the weight ``φ(W) = e^λ·W^k·e^(−λ·W)``.
 
-    ``W = exp(sum of log(r·c))`` over the sequence's tokens, a product and no mean, with ``c`` the token's importance
-    weight if there are any. φ is 1 at W = 1 and falls to 0 on both sides of its peak at k/λ. It looks at no clip rule.
+    ``W = exp(sum of log(r·c))`` is the product over the sequence's tokens, where ``c`` is the token's importance weight
+    if there are any. φ is 1 at W = 1 and falls to 0 on both sides of its maximum at k/λ. No clip rule is used.
 
     Args:
         k_positive: k of sequences with A ≥ 0, > 0.
@@ -252,7 +279,7 @@ class GammaWeight(Objective):
     lambda_negative: float = 2.0
 
     def __post_init__(self) -> None:
-        above_0(**{name: getattr(self, name) for name in self.__dataclass_fields__})
+        check_positive(**{name: getattr(self, name) for name in self.__dataclass_fields__})
 
     @property
     def weights_inside(self) -> bool:
@@ -263,13 +290,17 @@ class GammaWeight(Objective):
         return True
 
     def weight(self, tokens: Tokens) -> Tensor:
-        # TRL's limits: beyond them φ is 0 to float32 precision, but W itself would overflow.
+        # The clamps are TRL's. Beyond them φ is 0 in float32, but W would overflow.
         log_w = tokens.sequence_sum(tokens.log_ratio.clamp(-20.0, 20.0))
         if tokens.weights is not None:
             log_c = tokens.weights.log().clamp(math.log(1e-8), 20.0)
-            per_token = log_c.shape == log_w.shape
-            log_w = log_w + (tokens.sequence_sum(log_c) if per_token else tokens.sequences.at_tokens(log_c))
+            if log_c.shape == log_w.shape:
+                log_w = log_w + tokens.sequence_sum(log_c)
+            else:  # one weight per sequence
+                log_w = log_w + tokens.sequences.at_tokens(log_c)
         log_w = log_w.clamp(math.log(1e-8), 20.0)
+
+        # k and λ by the sign of the advantage
         negative = tokens.advantages < 0
         k = torch.full_like(log_w, self.k_positive).masked_fill(negative, self.k_negative)
         rate = torch.full_like(log_w, self.lambda_positive).masked_fill(negative, self.lambda_negative)

@@ -1,4 +1,4 @@
-"""Objectives whose weight is 1, for some tokens or for all: REINFORCE."""
+"""Objectives with a weight of 1, as in REINFORCE, for some tokens or for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bandpo.batch import Tokens
-from bandpo.objectives._around import Apart
+from bandpo.objectives._around import TokenOverride
 from bandpo.objectives.base import Objective
 from bandpo.objectives.clipped import Surrogate
 
@@ -16,11 +16,11 @@ __all__ = ["SelfAnchored", "Unweighted"]
 
 
 @dataclass(frozen=True)
-class SelfAnchored(Apart):
-    """UP's form: tokens with A > 0 have weight 1, as if the old policy were the current one.
+class SelfAnchored(TokenOverride):
+    """UP's objective: tokens with A > 0 have the weight 1, as if the old policy were the current one.
 
     Args:
-        objective: What holds for tokens with A ≤ 0.
+        objective: The objective of tokens with A ≤ 0.
 
     Source: arXiv 2607.06987.
 
@@ -32,13 +32,13 @@ class SelfAnchored(Apart):
 
     objective: Objective = Surrogate()
 
-    def _apart(self, tokens: Tokens) -> tuple[Tensor, float, float]:
+    def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         return tokens.advantages > 0, 1.0, 1.0
 
 
 @dataclass(frozen=True)
 class Unweighted(Objective):
-    """REINFORCE: ``w = 1`` for every token, whatever the ratio.
+    """The objective of REINFORCE: ``w = 1`` for every token.
 
     Source: GPG, arXiv 2504.02546.
 

@@ -1,8 +1,8 @@
-"""Tests for other projects: `assert_is` of a policy loss, `check_record` of a writer of records.
+"""Checks for the tests of other projects: `assert_is` for a policy loss, `check_record` for a writer of records.
 
-`assert_is` compares the gradient that a loss gives each token's log-probability with that of the method that it is
-named after. Values are not compared: two losses that train alike may report different numbers. `check_record` compares
-what is read of a record with the losses that its writer was given.
+`assert_is` compares a loss with a method of bandpo by the gradient with respect to each token's log-probability. Values
+are not compared, because losses with equal gradients may report different numbers. `check_record` reads a record and
+compares it with the losses that were passed to its writer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from bandpo import _checks
 from bandpo.errors import InvalidType, InvalidValue
 from bandpo.gradient_check import TOLERANCE
-from bandpo.loss import known_aggregation
+from bandpo.loss import canonical_aggregation
 from bandpo.methods import Method
 from bandpo.rules import ClipRule
 from bandpo.testing._batches import LossBatch, loss_batches
@@ -45,35 +45,35 @@ def assert_is(
 ) -> None:
     """Check that a loss has a method's gradient at every token.
 
-    Three batches are tried: a policy that hardly moved, one that moved as in training, and two policies that have
-    nothing in common. Advantages have both signs, lengths are from 1 up, and one sequence has no counted token. The
-    batches are the same in every run.
+    The loss is evaluated on three batches: one with a policy close to the old one, one with changes as in training, and
+    one with two unrelated policies. Advantages have both signs, lengths start at 1, and one sequence has no counted
+    token. The batches are the same in every run.
 
     Args:
-        loss: Called as ``loss(logp, logp_old, advantages, mask)``, once per batch. ``logp`` carries the gradient. All
-            tensors have the shape (batch, time) and the same dtype, but ``advantages``: (batch,). The mask is 1 for
-            tokens that count, else 0. Returns a tensor with one number.
-        method: What the loss should be, as for `bandpo.policy_loss`: ``"DAPO()"``.
-        weights: Whether the loss takes importance weights, (batch, time), as the keyword ``weights``.
-        rollout: Whether the loss takes the log-probabilities under the rollout engine's policy as the keyword
-            ``logp_rollout``. Methods whose paper refers the ratio to that policy, as `bandpo.DPPO`, are then compared
-            with the ratio to it; all others, and all without this keyword, with the ratio to ``logp_old``.
-        token_advantages: Whether to give one advantage per token, (batch, time), different within a sequence.
+        loss: A function that is called as ``loss(logp, logp_old, advantages, mask)``, once per batch, and returns a
+            tensor with one number. ``logp`` carries the gradient. All tensors have the same dtype and the shape
+            (batch, time), except for ``advantages``, (batch,). The mask is 1 for tokens that count, 0 for padding.
+        method: The method that the loss should equal, as for `bandpo.policy_loss`: ``"DAPO()"``.
+        weights: True if the loss takes importance weights, (batch, time), as the keyword ``weights``.
+        rollout: True if the loss takes the log-probabilities under the rollout engine's policy as the keyword
+            ``logp_rollout``. The ratio of methods that refer to that policy by their paper, as `bandpo.DPPO`, is then
+            the ratio to it. Otherwise the ratio is that to ``logp_old``.
+        token_advantages: True to pass one advantage per token, (batch, time), which vary within a sequence.
         aggregation: See `bandpo.aggregate`; by default the method's. ``"grpo"`` is the mean over sequences that counts
-            those without a counted token, as TRL's does.
+            sequences without a counted token, as TRL's does.
         normalizer: See `bandpo.aggregate`. For ``seq-mean-token-sum-norm`` the default is the width of the batch.
-        max_log_ratio: The largest \\|log r\\|. Some losses clamp it at ±20, which shows beyond 20 only.
-        tolerance: The largest difference that counts as rounding, relative to the gradient or to what a token with a
-            weight of 1 counts for.
-        dtype: Of the tensors. A loss that takes bfloat16 has to compute in float32, as a method here does; a
+        max_log_ratio: The largest \\|log r\\|. Some losses clamp it at ±20, which only larger values reveal.
+        tolerance: The largest difference that counts as rounding, relative to the gradient or to that of a token with
+            A = w = 1, whichever is larger.
+        dtype: The dtype of the tensors. A loss that takes bfloat16 must compute in float32, as bandpo does; a
             ``tolerance`` of 0.01 allows for the rounding of its gradient.
-        device: Of the tensors, for losses that need an accelerator.
+        device: The device of the tensors, for losses that need an accelerator.
 
     Raises:
-        AssertionError: the gradient is another; the message names the first tokens that differ, both numbers, and the
+        AssertionError: if the gradients differ. The message names the first tokens that differ, both numbers, and the
             likely difference.
-        TypeError: the loss does not return a tensor with one number, or ``method`` is none.
-        ValueError: an option is refused, or the method needs what the batches lack.
+        TypeError: if the loss does not return a tensor with one number, or ``method`` is not a method.
+        ValueError: if an option is invalid, or the method depends on something that the batches lack.
 
     >>> def dapo(logp, logp_old, advantages, mask):
     ...     ratio, advantages = (logp - logp_old).exp(), advantages[:, None]
@@ -88,13 +88,13 @@ def assert_is(
     """
     chosen = as_method(method)
     if aggregation is not None:
-        known_aggregation(aggregation)
+        canonical_aggregation(aggregation)
     _checks.positive("tolerance", tolerance)
     _checks.positive("max_log_ratio", max_log_ratio)
     if not dtype.is_floating_point:
         raise InvalidValue(f"dtype must be floating-point, got {dtype}")
 
-    def called(batch: LossBatch) -> Tensor:
+    def loss_of_batch(batch: LossBatch) -> Tensor:
         advantages = batch.advantages if token_advantages else batch.advantages[:, 0]
         extra: dict[str, Any] = {}
         if weights:
@@ -116,6 +116,6 @@ def assert_is(
         dtype=dtype,
         device=device,
     )
-    comparison = compare_loss(called, expected, list(batches), tolerance=tolerance)
+    comparison = compare_loss(loss_of_batch, expected, list(batches), tolerance=tolerance)
     if not comparison.equal:
         raise AssertionError(str(comparison))

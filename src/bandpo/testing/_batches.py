@@ -14,20 +14,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHAPE = (128, 40)
-"""Sequences and tokens: so many that some ratio lies between 1.2 and 1.21."""
+"""Number of sequences and of tokens, large enough that some ratio lies between 1.2 and 1.21."""
 EMPTY_ROW = 3
 """The sequence without a counted token."""
 DISTANCES = {"near": 0.01, "usual": 0.5, "far": math.inf}
-"""How far the policy has moved in each batch: the standard deviation of log r; infinite where both policies are drawn
-independently of each other."""
+"""The standard deviation of log r in each batch; infinite if both policies are drawn independently."""
 
 
 @dataclass(frozen=True, eq=False)
 class LossBatch:
-    """What a policy loss is computed from."""
+    """The arguments of a policy loss."""
 
     name: str
-    """Of `DISTANCES`."""
+    """The name of the batch in `DISTANCES`."""
     logp: Float[Tensor, "batch time"]
     """Log-probabilities (nats) under the policy in training."""
     logp_old: Float[Tensor, "batch time"]
@@ -38,7 +37,7 @@ class LossBatch:
     mask: Float[Tensor, "batch time"]
     """1 for tokens that count, else 0."""
     weights: Float[Tensor, "batch time"] | None = None
-    """Importance weights, where there are any."""
+    """Importance weights, if there are any."""
 
 
 def loss_batches(
@@ -54,28 +53,29 @@ def loss_batches(
     Advantages have both signs. Lengths are from 1 up, and one sequence has no counted token.
 
     Args:
-        weighted: Whether there are importance weights.
-        token_advantages: Whether the tokens of a sequence have different advantages.
+        weighted: True for batches with importance weights.
+        token_advantages: True for advantages that vary within a sequence.
         max_log_ratio: The largest |log r|, in the batch ``far``.
-        dtype: Of every tensor.
-        device: Of every tensor.
+        dtype: The dtype of the tensors.
+        device: The device of the tensors.
     """
     for seed, (name, distance) in enumerate(DISTANCES.items()):
         random = torch.Generator().manual_seed(seed)
         uniform = torch.rand((3, *SHAPE), generator=random)
         normal = torch.randn((3, *SHAPE), generator=random)
         rarest = max_log_ratio if distance == math.inf else 8.0
-        # The square makes likely tokens frequent, as they are in text.
+        # With the square, most tokens are likely ones, as in text.
         old, independent = -rarest * uniform[:2] ** 2 - 1e-3
-        moved = (old + distance * normal[0]).clamp(max=-1e-3)
-        logp = independent if distance == math.inf else moved
+        perturbed = (old + distance * normal[0]).clamp(max=-1e-3)
+        logp = independent if distance == math.inf else perturbed
+
         lengths = (1 + uniform[2, :, :1] * SHAPE[1]).int()
         lengths[EMPTY_ROW] = 0
         mask = (torch.arange(SHAPE[1]) < lengths).float()
-        # The two policies are equal in the padding, as frameworks have importance weights of 1 there.
+        # Both policies are equal in the padding, because frameworks have importance weights of 1 there.
         rollout = (old + 0.2 * mask * normal[1]).clamp(max=-1e-3)
         weights = (old - rollout).exp().clamp(max=2.0) if weighted else None
         advantages = normal[2] if token_advantages else normal[2, :, :1].expand(SHAPE)
         tensors = (logp, old, rollout, advantages, mask, weights)
-        converted = [None if one is None else one.to(device, dtype) for one in tensors]
+        converted = [None if tensor is None else tensor.to(device, dtype) for tensor in tensors]
         yield LossBatch(name, *converted)  # pyright: ignore[reportArgumentType]  (only weights may be None)

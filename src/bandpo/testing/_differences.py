@@ -1,7 +1,7 @@
-"""The comparison of a loss with a method on several batches, and the search for what makes the difference.
+"""The comparison of a loss with a method on several batches, and the search for the cause of a difference.
 
-`compare_loss` differentiates the loss once per batch. Where it differs from the method, known differences are tried on
-the method's side, one and then several at a time, until the two agree.
+`compare_loss` differentiates the loss once per batch. If it differs from the method, known changes are applied to the
+method, one and then several at a time, until both gradients agree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo.batch import Batch
-from bandpo.gradient_check import TOLERANCE, unsure
+from bandpo.gradient_check import TOLERANCE, near_discontinuity
 from bandpo.gradient_check import compare as compare_gradient
 from bandpo.loss import aggregate, policy_loss
 from bandpo.methods import Method
@@ -31,19 +31,19 @@ COUNTING_EMPTY = {
     "seq-mean-token-sum": "luspo",
     "seq-mean-token-sum-norm": "dr_grpo",
 }
-"""Averages that count sequences without a counted token, by those that leave them out; see `bandpo.aggregate`."""
+"""For each aggregation that leaves out sequences without a counted token, the one that counts them."""
 COUNTS_EMPTY = "empty sequences count in the mean"
 MOST_CHANGES = 3
-"""Differences that are tried at a time."""
-NO_VARIANT = ("it is not finite", "no gradient reached")
-"""How the causes begin that no known difference has; see `bandpo.gradient_check`."""
+"""Largest number of changes that are applied together."""
+UNEXPLAINABLE = ("it is not finite", "no gradient reached")
+"""Beginnings of the causes of `bandpo.gradient_check` that no known change explains."""
 EXAMPLES = 3
-"""Tokens that a message names."""
+"""Number of tokens that a message names."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method's loss, with what frameworks do besides."""
+    """A method's loss with changes that frameworks make to it."""
 
     method: Method
     aggregation: str | None = None
@@ -51,38 +51,39 @@ class Variant:
     normalizer: float | None = None
     """See `bandpo.aggregate`; under ``seq-mean-token-sum-norm`` the width of the batch if None."""
     of_rollout: bool = False
-    """Whether the ratio refers to the rollout engine's policy."""
+    """True if the ratio refers to the rollout engine's policy."""
     weighted: bool = True
-    """Whether importance weights are used, where the batch has any."""
+    """True if importance weights are used, for batches that have them."""
     counts_empty: bool | None = None
-    """Whether sequences without a counted token count in a mean over sequences; as ``aggregation`` says if None."""
+    """True if sequences without a counted token count in a mean over sequences; None for that of ``aggregation``."""
     sums_padding: bool = False
-    """Whether all tokens are summed, those that do not count too, each times its sequence's length over the width."""
+    """True if padding is summed too, with each token times its sequence's length over the width."""
     sums_penalties: bool = False
-    """Whether the penalty is summed over tokens, while the rest is averaged."""
+    """True if the penalty is summed over tokens, while the rest of the loss is averaged."""
     clamp: float = math.inf
-    """Largest \\|log r\\|. What a clamp holds has no gradient."""
+    """Largest \\|log r\\|. A clamped token has no gradient."""
     sequence_clamp: float = math.inf
     """Largest mean of log r over a sequence."""
     factor: float = 1.0
-    """On the loss."""
+    """Factor of the loss."""
 
     @property
     def average(self) -> str:
-        """The name of its average, for `bandpo.aggregate`."""
+        """The name of its aggregation, for `bandpo.aggregate`."""
         average = self.aggregation or self.method.aggregation or "token-mean"
         if self.counts_empty is None:
             return average
         if self.counts_empty:
             return COUNTING_EMPTY.get(average, average)
-        return {counting: plain for plain, counting in COUNTING_EMPTY.items()}.get(average, average)
+        not_counting_empty = {counting: plain for plain, counting in COUNTING_EMPTY.items()}
+        return not_counting_empty.get(average, average)
 
     def averaged(self, values: Tensor, batch: LossBatch) -> Tensor:
-        """Reduce values of tokens to one number."""
+        """Reduce values per token to a scalar."""
         if self.sums_padding:
             return (values * batch.mask.sum(1, keepdim=True)).sum() / values.numel()
         if self.sums_penalties:
-            # The mean over tokens is in the advantages.
+            # The advantages are already divided by the number of tokens, see `loss`.
             return aggregate(values, batch.mask, "sum")
         normalizer = self.normalizer
         if normalizer is None and self.average in ("seq-mean-token-sum-norm", "dr_grpo"):
@@ -90,7 +91,7 @@ class Variant:
         return aggregate(values, batch.mask, self.average, normalizer=normalizer)
 
     def summed(self) -> Variant:
-        """Itself without average and factor. The variants that differ in these only have one sum in common."""
+        """Return the variant without aggregation and factor, which is common to variants that only differ in these."""
         if self.sums_padding:
             return self.changed(factor=1.0)
         average = self.aggregation if self.sums_penalties else "sum"
@@ -99,11 +100,14 @@ class Variant:
     def loss(self, batch: LossBatch) -> Tensor:
         """Compute the loss of a batch."""
         logp_old = batch.logp_rollout if self.of_rollout else batch.logp_old
-        moved = (batch.logp - logp_old).detach()
-        count = batch.mask.sum(1, keepdim=True).clamp(min=1)
-        mean = (moved * batch.mask).sum(1, keepdim=True) / count
-        logp = batch.logp.where(moved.abs() <= self.clamp, logp_old + moved.clamp(-self.clamp, self.clamp))
+        log_ratio = (batch.logp - logp_old).detach()
+
+        # Clamped tokens and sequences get a logp without a gradient.
+        clamped = log_ratio.clamp(-self.clamp, self.clamp)
+        logp = batch.logp.where(log_ratio.abs() <= self.clamp, logp_old + clamped)
         if self.sequence_clamp < math.inf:
+            count = batch.mask.sum(1, keepdim=True).clamp(min=1)
+            mean = (log_ratio * batch.mask).sum(1, keepdim=True) / count
             logp = logp.where(mean <= self.sequence_clamp, logp.detach() - (mean - self.sequence_clamp))
         outputs = policy_loss(
             logp,
@@ -118,7 +122,7 @@ class Variant:
         return self.factor * outputs.loss
 
     def tokens(self, batch: LossBatch) -> Batch:
-        """The batch as rules and objectives see it."""
+        """Return the validated batch, from which rules and objectives compute."""
         return Batch.read(
             batch.logp,
             batch.logp_rollout if self.of_rollout else batch.logp_old,
@@ -128,39 +132,44 @@ class Variant:
         )
 
     def changed(self, **changes: Any) -> Variant:
-        """Itself with other fields."""
+        """Return the variant with other fields."""
         return replace(self, **changes)
 
     def with_method(self, **changes: Any) -> Variant:
-        """Itself with a method that has other fields."""
+        """Return the variant with other fields of its method."""
         return replace(self, method=replace(self.method, **changes))
 
     def dual_clipped(self, max_ratio: float) -> Variant:
-        """Itself with a dual clip, or another one."""
+        """Return the variant with a dual clip of ``max_ratio`` in place of its own; without one for ``inf``."""
         objective = self.method.objective
-        single = objective.objective if isinstance(objective, DualClip) else objective
-        return self.with_method(objective=DualClip(max_ratio, single) if max_ratio < math.inf else single)
+        if isinstance(objective, DualClip):
+            objective = objective.objective
+        if max_ratio < math.inf:
+            objective = DualClip(max_ratio, objective)
+        return self.with_method(objective=objective)
 
     def limited(self, max_weight: float) -> Variant:
-        """Itself with another limit of the weight, where the objective has one."""
+        """Return the variant with another limit of the weight; unchanged if its objective has none."""
         objective = self.method.objective
         if not isinstance(objective, DropOutside):
             return self
         return self.with_method(objective=replace(objective, max_weight=max_weight))
 
     def clipped(self, low: float, high: float) -> Variant:
-        """Itself with another fixed clip, where the method has one."""
-        return (
-            self.with_method(clip=FixedClip(low, high)) if isinstance(self.method.clip, FixedClip) else self
-        )
+        """Return the variant with another fixed clip; unchanged if its method has none."""
+        if not isinstance(self.method.clip, FixedClip):
+            return self
+        return self.with_method(clip=FixedClip(low, high))
 
     def unclipped(self) -> Variant:
-        """Itself without its fixed clip, where the method has one."""
-        return self.with_method(clip=Unclipped()) if isinstance(self.method.clip, FixedClip) else self
+        """Return the variant without its fixed clip; unchanged if its method has none."""
+        if not isinstance(self.method.clip, FixedClip):
+            return self
+        return self.with_method(clip=Unclipped())
 
 
 Change = Callable[[Variant], Variant]
-KNOWN: tuple[dict[str, Change], ...] = (
+KNOWN_CHANGES: tuple[dict[str, Change], ...] = (
     {
         "averages over tokens": lambda variant: variant.changed(aggregation="token-mean"),
         "averages per sequence": lambda variant: variant.changed(aggregation="seq-mean-token-mean"),
@@ -203,25 +212,25 @@ KNOWN: tuple[dict[str, Change], ...] = (
     },
     {"no clip": lambda variant: variant.unclipped()},
 )
-"""Known differences, in groups of which at most one acts. The last group has the clips; see `fitted_clip`."""
+"""Known changes by name, in groups of alternatives. The last group has the clips; see `fitted_clip`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A batch and what the loss gives on it."""
+    """A batch with the value and the gradient of the loss on it."""
 
     batch: LossBatch
     gradient: Tensor
-    """Of the loss by each token's log-probability."""
+    """The gradient of the loss with respect to each token's log-probability, (batch, time)."""
     value: Tensor
-    """The loss."""
+    """The loss, a scalar."""
     compared: Tensor
-    """Tokens to compare: all but those so near to a bound that rounding decides."""
+    """Mask of the tokens to compare: all but those so close to a bound that rounding decides."""
     sums: dict[Variant, Tensor] = field(default_factory=dict)
-    """The gradients of sums over tokens that were computed."""
+    """The computed gradients of sums over tokens, by `Variant.summed`."""
 
     def expected(self, variant: Variant) -> Tensor:
-        """Compute the gradient of a variant's loss by each token's log-probability."""
+        """Compute the gradient of a variant's loss with respect to each token's log-probability."""
         summed = variant.summed()
         if summed not in self.sums:
             self.sums[summed] = differentiated(summed.loss, self.batch)[0]
@@ -230,14 +239,14 @@ class Case:
         return variant.factor * self.share(variant) * self.sums[summed]
 
     def share(self, variant: Variant) -> Tensor:
-        """Compute what each token's loss counts for in a variant's average."""
+        """Compute the weight of each token's loss in a variant's aggregation."""
         values = torch.zeros_like(self.batch.logp, requires_grad=True)
         return torch.autograd.grad(variant.averaged(values, self.batch), values)[0]
 
     def different(self, variant: Variant, tolerance: float) -> Tensor:
-        """Whether each token's gradient is not the variant's, to rounding. A token that does not count has none."""
+        """Compute which tokens have another gradient than the variant, beyond rounding. That of padding must be 0."""
         expected = self.expected(variant)
-        # In float32 a ratio of e^40 is known to 5e-6.
+        # In float32 a ratio of e^40 has a relative error of 5e-6.
         unit = torch.maximum(self.gradient.abs(), expected.abs()) + 1 / self.batch.mask.sum()
         equal = (self.gradient - expected).abs() <= tolerance * unit
         return ~equal & self.compared
@@ -245,38 +254,33 @@ class Case:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a loss differs from a method."""
+    """The result of `compare_loss`."""
 
     method: str
     differences: tuple[str, ...] | None
-    """What would make the gradients equal: nothing if they are; None if nothing known does."""
+    """Names of the changes that make the gradients equal; empty if they are, None if no known changes do."""
     shares: dict[str, float]
-    """Of the counted tokens, the share whose gradients differ, by the name of the batch."""
+    """The share of the counted tokens whose gradients differ, by the name of the batch."""
     same_value: bool
-    """Whether the loss itself is the same too, with the differences made up for."""
+    """True if, with these changes, the values of the losses are equal too."""
     cause: str
-    """What the difference points to; empty if there is none."""
+    """The likely cause of the difference; empty if there is none."""
     examples: tuple[str, ...]
     """The first tokens that differ, each with both numbers."""
 
     @property
     def equal(self) -> bool:
-        """Whether the loss has the method's gradient."""
+        """True if the loss has the method's gradient."""
         return self.differences == ()
 
     def __str__(self) -> str:
         if self.equal:
             return f"the loss has the gradient of {self.method}"
-        shares = ", ".join(
-            f"{share:.2%} of the tokens of the batch {name!r}" for name, share in self.shares.items()
-        )
-        return "\n".join(
-            [
-                f"the loss does not have the gradient of {self.method}: {shares} differ.",
-                *(f"  {example}" for example in self.examples),
-                f"Likely difference: {self.cause}.",
-            ]
-        )
+        shares = [f"{share:.2%} of the tokens of the batch {name!r}" for name, share in self.shares.items()]
+        lines = [f"the loss does not have the gradient of {self.method}: {', '.join(shares)} differ."]
+        lines += [f"  {example}" for example in self.examples]
+        lines.append(f"Likely difference: {self.cause}.")
+        return "\n".join(lines)
 
 
 def compare_loss(
@@ -286,90 +290,105 @@ def compare_loss(
     *,
     tolerance: float = TOLERANCE,
 ) -> Comparison:
-    """Compare the gradient of a loss with a method's on every batch, and find the fewest known differences.
+    """Compare the gradient of a loss with a method's on every batch, and find the fewest changes that explain it.
 
     Args:
-        loss: The loss as a function of a batch, differentiable by the batch's ``logp``.
+        loss: The loss as a function of a batch, differentiable with respect to the batch's ``logp``.
         expected: The method.
-        batches: From `loss_batches`.
-        tolerance: The largest difference that counts as rounding, relative to the gradient or to what a token with a
-            weight of 1 counts for.
+        batches: The batches of `loss_batches`.
+        tolerance: The largest difference that counts as rounding, relative to the gradient or to that of a token with
+            A = w = 1, whichever is larger.
     """
-    cases = []
+    cases: list[Case] = []
     for batch in batches:
         gradient, value = differentiated(loss, batch)
-        cases.append(Case(batch, gradient, value, ~unsure(expected.method, expected.tokens(batch))))
+        cases.append(
+            Case(batch, gradient, value, ~near_discontinuity(expected.method, expected.tokens(batch)))
+        )
 
     different = [case.different(expected, tolerance) for case in cases]
-    shares = {
-        case.batch.name: float((one & (case.batch.mask > 0)).sum() / case.batch.mask.sum())
-        for case, one in zip(cases, different, strict=True)
-    }
-    first = next((index for index, one in enumerate(different) if one.any()), None)
+    shares: dict[str, float] = {}
+    for case, mask in zip(cases, different, strict=True):
+        counted = mask & (case.batch.mask > 0)
+        shares[case.batch.name] = float(counted.sum() / case.batch.mask.sum())
+    first = next((index for index, mask in enumerate(different) if mask.any()), None)
     if first is None:
         same_value = _same_value(expected, cases)
         return Comparison(repr(expected.method), (), shares, same_value, "", ())
 
     cause = _cause(expected, cases[first])
-    hopeless = any(cause.startswith(reason) for reason in NO_VARIANT)
-    named, variant = (None, None) if hopeless else _explanation(expected, cases, tolerance)
+    changes: tuple[str, ...] | None = None
+    variant: Variant | None = None
+    if not cause.startswith(UNEXPLAINABLE):
+        changes, variant = _explanation(expected, cases, tolerance)
     return Comparison(
-        repr(expected.method),
-        named,
-        shares,
-        variant is not None and _same_value(variant, cases),
-        "; ".join(named) if named else cause,
-        tuple(_examples(expected, cases[first], different[first])),
+        method=repr(expected.method),
+        differences=changes,
+        shares=shares,
+        same_value=variant is not None and _same_value(variant, cases),
+        cause="; ".join(changes) if changes else cause,
+        examples=tuple(_examples(expected, cases[first], different[first])),
     )
 
 
 def differentiated(loss: Callable[[LossBatch], Tensor], batch: LossBatch) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the loss by each token's log-probability, and the loss."""
+    """Return the gradient of the loss with respect to each token's log-probability, and the loss."""
     logp = batch.logp.clone().requires_grad_()
     value = loss(replace(batch, logp=logp))
     (gradient,) = torch.autograd.grad(value, logp, allow_unused=True)
-    return torch.zeros_like(logp) if gradient is None else gradient, value.detach()
+    if gradient is None:
+        gradient = torch.zeros_like(logp)
+    return gradient, value.detach()
 
 
 def _same_value(variant: Variant, cases: Sequence[Case]) -> bool:
-    values = ((variant.loss(case.batch).detach(), case.value) for case in cases)
-    return all(bool(torch.isclose(one, other.to(one.dtype), rtol=1e-3, atol=1e-5)) for one, other in values)
+    """Check whether the variant's loss has the loss's value on every batch, up to rounding."""
+    for case in cases:
+        expected = variant.loss(case.batch).detach()
+        if not torch.isclose(expected, case.value.to(expected.dtype), rtol=1e-3, atol=1e-5):
+            return False
+    return True
 
 
 def _explanation(
     expected: Variant, cases: Sequence[Case], tolerance: float
 ) -> tuple[tuple[str, ...] | None, Variant | None]:
-    """Return the fewest known differences that make all gradients equal, and the variant that has them."""
-    fitted = fitted_clip(expected, cases)
-    groups = [*KNOWN[:-1], {**KNOWN[-1], **fitted}]
-    # The batch 'usual' tells most variants apart.
+    """Return the fewest known changes that make all gradients equal, and the variant with them; None if none do."""
+    groups = [*KNOWN_CHANGES[:-1], KNOWN_CHANGES[-1] | fitted_clip(expected, cases)]
+    # The batch 'usual' comes first, because it distinguishes most variants.
     ordered = sorted(cases, key=lambda case: case.batch.name != "usual")
+    # A factor counts as a change, so variants with a factor are tried with those of one change more.
     with_factor: list[tuple[tuple[str, ...], Variant]] = []
     for changes in range(MOST_CHANGES + 1):
-        # A factor is a change too.
-        one_more: list[tuple[tuple[str, ...], Variant]] = []
+        next_with_factor: list[tuple[tuple[str, ...], Variant]] = []
         for names, variant in _variants(expected, groups, changes):
             if _equal(variant, ordered, tolerance):
                 return names, variant
             factor = _factor(variant, ordered[0], tolerance)
             if factor is not None:
                 name = f"every token is {factor:.4g} times as expected"
-                one_more.append(((*names, name), variant.changed(factor=factor)))
+                next_with_factor.append(((*names, name), variant.changed(factor=factor)))
         for names, variant in with_factor:
             if _equal(variant, ordered, tolerance):
                 return names, variant
-        with_factor = one_more
+        with_factor = next_with_factor
     return None, None
 
 
 def _variants(
     expected: Variant, groups: Sequence[dict[str, Change]], changes: int
 ) -> Iterator[tuple[tuple[str, ...], Variant]]:
-    """Generate the variants with so many changes of different groups, each of which changes something."""
-    for chosen in itertools.combinations(groups, changes):
-        for names in itertools.product(*chosen):
+    """Generate the variants with a number of changes, at most one of each group, all of which have an effect.
+
+    Args:
+        expected: The method.
+        groups: The changes by name, in groups of alternatives.
+        changes: The number of changes.
+    """
+    for combination in itertools.combinations(groups, changes):
+        for names in itertools.product(*combination):
             variant = expected
-            for group, name in zip(chosen, names, strict=True):
+            for group, name in zip(combination, names, strict=True):
                 changed = group[name](variant)
                 if changed == variant:
                     break
@@ -379,51 +398,58 @@ def _variants(
 
 
 def _equal(variant: Variant, cases: Sequence[Case], tolerance: float) -> bool:
+    """Check whether the loss has the variant's gradient on every batch."""
     return not any(case.different(variant, tolerance).any() for case in cases)
 
 
 def _factor(variant: Variant, case: Case, tolerance: float) -> float | None:
-    """Return the one factor between both gradients, if there is one."""
+    """Return the constant factor between both gradients; None if there is none."""
     expected = case.expected(variant)
-    live = case.compared & (expected != 0)
-    if not live.any():
+    nonzero = case.compared & (expected != 0)
+    if not nonzero.any():
         return None
-    factor = (case.gradient[live] / expected[live]).double().median().item()
-    if (
-        not math.isfinite(factor)
-        or factor == 0
-        or case.different(variant.changed(factor=factor), tolerance).any()
-    ):
+    factor = (case.gradient[nonzero] / expected[nonzero]).double().median().item()
+    if not math.isfinite(factor) or factor == 0:
+        return None
+    if case.different(variant.changed(factor=factor), tolerance).any():
         return None
     return factor
 
 
 def fitted_clip(expected: Variant, cases: Sequence[Case]) -> dict[str, Change]:
-    """Return the fixed clip whose bounds the blocked tokens show, as a change, if there is one.
+    """Return the fixed clip whose bounds the blocked tokens of the loss show, as a change; empty if there is none.
 
-    A bound lies between the last ratio that has a gradient and the first that has none.
+    A bound lies between the last ratio with a gradient and the first without one.
     """
     if not isinstance(expected.method.clip, FixedClip):
         return {}
-    above: list[Tensor] = []
-    below: list[Tensor] = []
-    kept_above: list[Tensor] = []
-    kept_below: list[Tensor] = []
+    ratios: list[Tensor] = []
+    positive: list[Tensor] = []
+    negative: list[Tensor] = []
+    has_gradient: list[Tensor] = []
     for case in cases:
         tokens = expected.method.tokens(expected.tokens(case.batch))
-        ratio, advantages = tokens.ratio, case.batch.advantages
-        counted, kept = case.batch.mask > 0, case.gradient != 0
-        above.append(ratio[counted & (advantages > 0) & ~kept])
-        below.append(ratio[counted & (advantages < 0) & ~kept & (ratio < 1)])
-        kept_above.append(ratio[counted & (advantages > 0) & kept])
-        kept_below.append(ratio[counted & (advantages < 0) & kept])
-    first_above, first_below = torch.cat(above), torch.cat(below)
-    last_above, last_below = torch.cat(kept_above), torch.cat(kept_below)
-    if not all(one.numel() for one in (first_above, first_below, last_above, last_below)):
+        counted = case.batch.mask > 0
+        ratios.append(tokens.ratio[counted])
+        positive.append(case.batch.advantages[counted] > 0)
+        negative.append(case.batch.advantages[counted] < 0)
+        has_gradient.append(case.gradient[counted] != 0)
+    ratio = torch.cat(ratios)
+    is_positive = torch.cat(positive)
+    is_negative = torch.cat(negative)
+    is_kept = torch.cat(has_gradient)
+
+    blocked_above = ratio[is_positive & ~is_kept]
+    blocked_below = ratio[is_negative & ~is_kept & (ratio < 1)]
+    kept_above = ratio[is_positive & is_kept]
+    kept_below = ratio[is_negative & is_kept]
+    if not all(x.numel() for x in (blocked_above, blocked_below, kept_above, kept_below)):
         return {}
-    high = _roundest(last_above.max().item() - 1, first_above.min().item() - 1)
-    low = _roundest(1 - last_below.min().item(), 1 - first_below.max().item())
-    if low is None or high is None or not 0 <= low <= 1 or high < 0:
+    high = _roundest(kept_above.max().item() - 1, blocked_above.min().item() - 1)
+    low = _roundest(1 - kept_below.min().item(), 1 - blocked_below.max().item())
+    if low is None or high is None:
+        return {}
+    if not 0 <= low <= 1 or high < 0:
         return {}
     return {f"clips at {1 - low:g} and {1 + high:g}": lambda variant: variant.clipped(low, high)}
 
@@ -440,7 +466,7 @@ def _roundest(start: float, end: float) -> float | None:
 
 
 def _cause(expected: Variant, case: Case) -> str:
-    """What `bandpo.gradient_check` makes of a difference."""
+    """Return the cause of a difference that `bandpo.gradient_check` names."""
     check = compare_gradient(
         case.gradient, expected.method, expected.tokens(case.batch), case.share(expected)
     )
@@ -448,13 +474,15 @@ def _cause(expected: Variant, case: Case) -> str:
 
 
 def _examples(expected: Variant, case: Case, different: Tensor) -> Iterator[str]:
-    """Name the first tokens that differ."""
-    wanted, tokens = case.expected(expected), expected.tokens(case.batch)
+    """Describe the first tokens that differ."""
+    expected_gradient = case.expected(expected)
+    tokens = expected.tokens(case.batch)
     for row, column in different.nonzero()[:EXAMPLES].tolist():
-        where = f"batch {case.batch.name!r}, sequence {row + 1}, token {column + 1}"
-        numbers = f"{case.gradient[row, column]:.4g}, expected {wanted[row, column]:.4g}"
+        location = f"batch {case.batch.name!r}, sequence {row + 1}, token {column + 1}"
+        numbers = f"{case.gradient[row, column]:.4g}, expected {expected_gradient[row, column]:.4g}"
         if case.batch.mask[row, column] == 0:
-            yield f"{where}: {numbers}; the token does not count"
-        else:
-            ratio, advantage = tokens.log_ratio[row, column].exp(), case.batch.advantages[row, column]
-            yield f"{where}: {numbers}, at a ratio of {ratio:.4g} and an advantage of {advantage:.3g}"
+            yield f"{location}: {numbers}; the token does not count"
+            continue
+        ratio = tokens.log_ratio[row, column].exp()
+        advantage = case.batch.advantages[row, column]
+        yield f"{location}: {numbers}, at a ratio of {ratio:.4g} and an advantage of {advantage:.3g}"

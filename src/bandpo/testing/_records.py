@@ -1,6 +1,7 @@
-"""`check_record`: a test that what a writer put on the disk is read as the losses that it was given.
+"""`check_record`, which reads a record and compares it with the losses that were passed to its writer.
 
-A writer is a framework's recorder of docs/record-format.md, or its own dump of batches that `bandpo diagnose` reads.
+A writer is a framework's recorder in the format of docs/record-format.md, or its own dump of batches that
+`bandpo diagnose` reads.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ TOKEN_COLUMNS = {
     "tokens": "token",
     "version": "version",
 }
-"""For each quantity of tokens, the column of a record that holds it; causes before their effects."""
+"""The column of each quantity per token. Quantities that others are computed from come first."""
 
 SEQUENCE_COLUMNS = ("group", "reward", "truncated")
-"""The quantities of sequences."""
+"""The quantities per sequence."""
 
 LOSS_COLUMNS = ("step", "generation", "update")
-"""The numbers of a whole loss."""
+"""The quantities per loss."""
 
-KNOWN = (*TOKEN_COLUMNS, "mask", *SEQUENCE_COLUMNS, *LOSS_COLUMNS)
+QUANTITIES = (*TOKEN_COLUMNS, "mask", *SEQUENCE_COLUMNS, *LOSS_COLUMNS)
+"""All names that a loss may have."""
 
 MEANINGS = {
     "logp": "log_ratio is log π − log π_old, in nats",
@@ -50,19 +52,19 @@ MEANINGS = {
     "version": "version is the step whose weights sampled, one per token or one per sequence",
     "group": "group is a number that the answers to one prompt share, and those to others do not",
     "reward": "reward is that of the whole sequence, before any baseline",
-    "truncated": "truncated is whether the answer was cut off at the length limit",
+    "truncated": "truncated is true if the answer was cut off at the length limit",
     "step": "step is the trainer's step",
     "generation": "generation is the number of the generated batch",
     "update": "update is the number of optimiser steps on that batch before this loss",
 }
-"""What each quantity is, for the end of an error."""
+"""The definition of each quantity, for the end of an error."""
 
 HALF_PRECISION = 2e-3
-"""Relative distance of entropies that are kept as float16."""
+"""Relative tolerance of entropies, which may be stored as float16."""
 
 
 class _Pair(NamedTuple):
-    """A quantity at the counted tokens, as it was read and as it was expected."""
+    """The read and the expected values of a quantity at the counted tokens."""
 
     read: Array
     expected: Array
@@ -77,28 +79,28 @@ def check_record(
     sampling: Mapping[str, float] | None = None,
     tolerance: float = 1e-5,
 ) -> None:
-    """Check that a record, or batches that a framework dumped, are read as the losses that its writer was given.
+    """Check that a record, or batches dumped by a framework, contain the losses that were passed to the writer.
 
-    Each loss is described by what `bandpo.Recorder.add` would be given for it, under the same names: tensors, arrays or
-    lists. What a loss does not name is not looked at, so a writer without entropies leaves out ``entropy``. Groups may
-    have other numbers than those expected; what counts is which sequences share one.
+    Each loss is described by the arguments of `bandpo.Recorder.add`, under the same names, as tensors, arrays or lists.
+    Quantities that a loss does not name are not checked, so leave out ``entropy`` for a writer without entropies.
+    Groups may be numbered differently, but the same sequences must share one.
 
     Args:
-        path: What the writer left on the disk, as for `bandpo diagnose`.
+        path: The file or folder that the writer created, as for `bandpo diagnose`.
         losses: The losses in the order in which they were written. Each has ``logp_old``, and any of ``logp``,
             ``logp_rollout``, ``advantages``, ``mask``, ``entropy``, ``tokens``, ``version``, ``group``, ``reward``,
             ``truncated``, ``step``, ``generation`` and ``update``.
-        method: The run's method that the record should name.
-        anchor: Whose log-probabilities the bounds surround: ``trainer`` or ``rollout``.
-        sampling: The engine's settings that the record should have.
+        method: The expected method of the run.
+        anchor: The expected policy that the bounds surround: ``trainer`` or ``rollout``.
+        sampling: The expected settings of the engine.
         tolerance: The largest difference that counts as rounding, relative to the larger of 1 and the value. Records
             with log-probabilities in float16 need 2e-3.
 
     Raises:
-        AssertionError: something is missing or other than expected, or the reader warns. The message names the loss,
-            the column, both values and what the column should hold.
-        ValueError: the path cannot be read at all, as where a required column is missing, which the message names; or a
-            loss names something that is not known.
+        AssertionError: if a quantity is missing or differs, or the reader warns. The message names the loss, the
+            column, both values and the definition of the column.
+        ValueError: if the path cannot be read, as without a required column, which the message names; or if a loss
+            names an unknown quantity.
 
     >>> import tempfile, torch
     >>> folder = tempfile.mkdtemp()
@@ -128,86 +130,90 @@ def check_record(
     for name, value in settings.items():
         if value is not None and batches and getattr(batches[0], name) != value:
             problems.append(
-                f"{name} is {getattr(batches[0], name)!r}, expected {value!r}; it stands in the schema's metadata, in "
-                "the JSON under the key bandpo"
+                f"{name} is {getattr(batches[0], name)!r}, expected {value!r}; it belongs into the JSON under the key "
+                "bandpo in the schema's metadata"
             )
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise AssertionError(f"{path} is not read as the losses that were expected:\n{lines}")
+        raise AssertionError(f"{path} does not contain the expected losses:\n{lines}")
 
 
 class _Expected:
-    """A loss as its writer was given it.
+    """A loss that was passed to the writer.
 
     Args:
         number: Its number, from 1.
         loss: Its quantities, as for `check_record`.
 
     Raises:
-        ValueError: a quantity is not known, or has another shape than the tokens or the sequences.
+        ValueError: if a quantity is unknown, or its shape fits neither the tokens nor the sequences.
     """
 
     def __init__(self, number: int, loss: Mapping[str, Any]):
-        self.place = f"loss {number}"
+        self.label = f"loss {number}"
         for name in loss:
-            if name not in KNOWN:
+            if name not in QUANTITIES:
                 raise InvalidValue(
-                    f"{self.place}: {name} is no quantity of a record{did_you_mean(name, KNOWN)}"
+                    f"{self.label}: {name} is not a quantity of a record{did_you_mean(name, QUANTITIES)}"
                 )
         if loss.get("logp_old") is None:
-            raise InvalidValue(f"{self.place} lacks logp_old, without which no record can be written")
+            raise InvalidValue(f"{self.label} lacks logp_old, which every record needs")
         arrays = {name: _as_array(values) for name, values in loss.items() if values is not None}
         shape = arrays["logp_old"].shape
         if len(shape) != 2:
-            raise InvalidValue(f"{self.place}: logp_old must have the shape (batch, time), got {shape}")
+            raise InvalidValue(f"{self.label}: logp_old must have the shape (batch, time), got {shape}")
         self.mask: Array = np.ones(shape, bool) if "mask" not in arrays else arrays["mask"] != 0
         self.of_tokens = {
             name: self._at_tokens(name, arrays[name]) for name in TOKEN_COLUMNS if name in arrays
         }
         self.of_sequences = {
-            name: self._checked(name, arrays[name], shape[:1]) for name in SEQUENCE_COLUMNS if name in arrays
+            name: self._check_shape(name, arrays[name], shape[:1])
+            for name in SEQUENCE_COLUMNS
+            if name in arrays
         }
         self.of_loss = {name: int(arrays[name]) for name in LOSS_COLUMNS if name in arrays}
-        self._checked("mask", self.mask, shape)
+        self._check_shape("mask", self.mask, shape)
 
-    def _checked(self, name: str, values: Array, shape: tuple[int, ...]) -> Array:
+    def _check_shape(self, name: str, values: Array, shape: tuple[int, ...]) -> Array:
+        """Return the values; raise ValueError if they have another shape."""
         if values.shape != shape:
-            raise InvalidValue(f"{self.place}: {name} has the shape {values.shape}, expected {shape}")
+            raise InvalidValue(f"{self.label}: {name} has the shape {values.shape}, expected {shape}")
         return values
 
     def _at_tokens(self, name: str, values: Array) -> Array:
-        """Return the values at the counted tokens; those of a sequence or of the loss hold for all its tokens."""
+        """Return the values at the counted tokens. One per sequence or per loss is repeated for all its tokens."""
         shape = self.mask.shape
         if values.shape == shape[:1] or (values.ndim == 2 and values.shape[1] == 1):
             values = values.reshape(-1, 1)
         if name in ("version", "advantages") and values.shape in ((), (shape[0], 1)):
             values = np.broadcast_to(values, shape)
-        return self._checked(name, values, shape)[self.mask]
+        return self._check_shape(name, values, shape)[self.mask]
 
     def differences(self, batch: LossBatch, tolerance: float) -> Iterator[str]:
-        """Yield what of a loss that was read is other than expected.
+        """Describe the differences of a loss that was read.
 
         Args:
-            batch: The loss as it was read.
+            batch: The loss that was read.
             tolerance: As for `check_record`.
         """
         if batch.bad_sequences:
             yield (
-                f"{self.place}: {batch.bad_sequences} sequences hold NaN, an infinite value or a log-probability above "
+                f"{self.label}: {batch.bad_sequences} sequences hold NaN, an infinite value or a log-probability above "
                 "0, and are left out; log-probabilities are logarithms, in nats"
             )
             return
-        lengths, expected_lengths = batch.mask.sum(1), self.mask.sum(1)
+        lengths = batch.mask.sum(1)
+        expected_lengths = self.mask.sum(1)
         if len(lengths) != len(expected_lengths):
             yield (
-                f"{self.place}: {len(lengths)} sequences were read, and {len(expected_lengths)} were expected; a row "
+                f"{self.label}: {len(lengths)} sequences were read, and {len(expected_lengths)} were expected; a row "
                 "is a sequence"
             )
             return
         if (lengths != expected_lengths).any():
             row = int((lengths != expected_lengths).argmax())
             yield (
-                f"{self.place}, sequence {row + 1}: {lengths[row]} tokens count, and {expected_lengths[row]} were "
+                f"{self.label}, sequence {row + 1}: {lengths[row]} tokens count, and {expected_lengths[row]} were "
                 f"expected{self._cause_of_lengths(lengths)}; lists hold one value per token that the mask counts"
             )
             return
@@ -219,9 +225,10 @@ class _Expected:
             value = getattr(batch, name)
             if value != expected:
                 text = "missing" if value is None else str(value)
-                yield f"{self.place}, column {name}: it is {text}, expected {expected}; {MEANINGS[name]}"
+                yield f"{self.label}, column {name}: it is {text}, expected {expected}; {MEANINGS[name]}"
 
     def _cause_of_lengths(self, lengths: Array) -> str:
+        """Return the likely cause of wrong lengths, as part of an error; "" if unknown."""
         if (lengths == self.mask.shape[1]).all():
             return ", so that the mask is not applied"
         return ""
@@ -229,75 +236,81 @@ class _Expected:
     def _token_differences(
         self, batch: LossBatch, name: str, expected: Array, tolerance: float
     ) -> Iterator[str]:
-        """Yield how a quantity of tokens differs."""
-        column = TOKEN_COLUMNS[name]
-        where = f"{self.place}, column {column}"
+        """Describe the difference of a quantity per token."""
+        location = f"{self.label}, column {TOKEN_COLUMNS[name]}"
         values = _values_of(batch, name)
         if values is None:
-            needs = ", or step is, which it is read with" if name == "version" else ""
-            yield f"{where}: it is missing or null{needs}, though {name} is expected; {MEANINGS[name]}"
+            # A version is stored as the distance from the step.
+            needs = ", or step is missing" if name == "version" else ""
+            yield f"{location}: it is missing or null{needs}, though {name} is expected; {MEANINGS[name]}"
             return
         read = values[batch.mask]
-        wrong = ~_are_equal(
-            read, expected, max(tolerance, HALF_PRECISION) if name == "entropy" else tolerance
-        )
+        rounding = max(tolerance, HALF_PRECISION) if name == "entropy" else tolerance
+        wrong = ~_are_equal(read, expected, rounding)
         if not wrong.any():
             return
         index = int(wrong.argmax())
         row, token = (int(axis[index]) for axis in np.nonzero(batch.mask))
         cause = self._cause(_Pair(read, expected), name, batch, tolerance)
         yield (
-            f"{where}: {name} is {read[index]:.7g} at counted token {token + 1} of sequence {row + 1}, expected "
+            f"{location}: {name} is {read[index]:.7g} at counted token {token + 1} of sequence {row + 1}, expected "
             f"{expected[index]:.7g}{cause}; {MEANINGS[name]}"
         )
 
     def _cause(self, pair: _Pair, name: str, batch: LossBatch, tolerance: float) -> str:
-        """Return what the values that were read are in place of those expected, as part of an error; "" if unknown.
+        """Return the likely cause of wrong values, as part of an error; "" if unknown.
 
         Args:
-            pair: The quantity.
-            name: Its name.
-            batch: The loss as it was read.
+            pair: The read and the expected values.
+            name: The quantity.
+            batch: The loss that was read.
             tolerance: As for `check_record`.
         """
         read, expected = pair
-        tolerance *= 4  # values that come of a sum are rounded once more
+        tolerance *= 4  # the candidates are sums, which are rounded once more
 
-        def are(values: Array) -> bool:
-            known = ~np.isnan(values.astype(float))
-            return bool(known.any()) and bool(_are_equal(read, values, tolerance)[known].all())
+        def read_equals(candidate: Array) -> bool:
+            is_number = ~np.isnan(candidate.astype(float))
+            return bool(is_number.any()) and bool(_are_equal(read, candidate, tolerance)[is_number].all())
 
         old = batch.logp_old[batch.mask]
-        if name == "logp" and are(2 * old - expected):
-            return ": it has the other sign"
-        if name == "logp" and are(old + expected):
+        if name == "logp" and read_equals(2 * old - expected):
+            return ": it has the opposite sign"
+        if name == "logp" and read_equals(old + expected):
             return ": it holds log π itself"
-        if name == "logp_rollout" and are(2 * old - expected):
-            return ": it has the other sign"
-        if name == "logp_rollout" and are(old - expected):
+        if name == "logp_rollout" and read_equals(2 * old - expected):
+            return ": it has the opposite sign"
+        if name == "logp_rollout" and read_equals(old - expected):
             return ": it holds log μ itself"
-        if name == "version" and "step" in self.of_loss and are(self.of_loss["step"] - expected):
+        if name == "version" and "step" in self.of_loss and read_equals(self.of_loss["step"] - expected):
             return ": it is the age of the weights"
         for base in (2, 10):
-            if name in ("logp_old", "entropy") and are(expected / np.log(base)):
+            if name in ("logp_old", "entropy") and read_equals(expected / np.log(base)):
                 return f": it is in logarithms to the base {base}"
-        others = (other for other in self.of_tokens if other != name)
-        holder = next((other for other in others if are(self.of_tokens[other])), None)
-        if holder is not None:
-            return f": these are the values of {holder}"
+        for quantity, values in self.of_tokens.items():
+            if quantity != name and read_equals(values):
+                return f": these are the values of {quantity}"
         return self._cause_of_order(pair, tolerance)
 
     def _cause_of_order(self, pair: _Pair, tolerance: float) -> str:
-        """Return where values that were read stand in what was expected, as part of an error; "" if nowhere."""
+        """Return the order in which the expected values were read, as part of an error; "" if unknown."""
         rows = np.nonzero(self.mask)[0]
         starts = np.flatnonzero(np.diff(rows)) + 1
-        read, expected = np.split(pair.read, starts), np.split(pair.expected, starts)
-        for shift, text in ((1, "before"), (-1, "after")):
-            ours = np.concatenate([row[1:] if shift > 0 else row[:-1] for row in read])
-            theirs = np.concatenate([row[:-1] if shift > 0 else row[1:] for row in expected])
-            if len(ours) and _are_equal(ours, theirs, tolerance).all():
-                return f": these are the values of the token {text}"
+        read = np.split(pair.read, starts)
+        expected = np.split(pair.expected, starts)
 
+        # Values that are shifted by one token within each sequence.
+        without_first = np.concatenate([row[1:] for row in read])
+        if len(without_first):
+            expected_before = np.concatenate([row[:-1] for row in expected])
+            if _are_equal(without_first, expected_before, tolerance).all():
+                return ": these are the values of the token before"
+            without_last = np.concatenate([row[:-1] for row in read])
+            expected_after = np.concatenate([row[1:] for row in expected])
+            if _are_equal(without_last, expected_after, tolerance).all():
+                return ": these are the values of the token after"
+
+        # The same sequences, or the same tokens within each, in another order.
         def means(rows_of_values: list[Array]) -> Array:
             return np.sort([row.astype(float).mean() for row in rows_of_values])
 
@@ -308,12 +321,12 @@ class _Expected:
     def _sequence_differences(
         self, batch: LossBatch, name: str, expected: Array, tolerance: float
     ) -> Iterator[str]:
-        """Yield how a quantity of sequences differs."""
-        where = f"{self.place}, column {name}"
+        """Describe the difference of a quantity per sequence."""
+        location = f"{self.label}, column {name}"
         values = getattr(batch, name)
         if values is None:
             yield (
-                f"{where}: it is missing, or null for a sequence, though {name} is expected; {MEANINGS[name]}"
+                f"{location}: it is missing, or null for a sequence, though {name} is expected; {MEANINGS[name]}"
             )
             return
         if name == "group":
@@ -323,24 +336,25 @@ class _Expected:
         if wrong.any():
             row = int(wrong.argmax())
             yield (
-                f"{where}: {name} is {values[row]:g} of sequence {row + 1}, expected {expected[row]:g}; "
+                f"{location}: {name} is {values[row]:g} of sequence {row + 1}, expected {expected[row]:g}; "
                 f"{MEANINGS[name]}"
             )
 
     def _group_differences(self, values: Array, expected: Array) -> Iterator[str]:
+        """Describe the first two sequences that share a group but should not, or the other way round."""
         share = values[:, None] == values[None]
         wrong = share != (expected[:, None] == expected[None])
         if wrong.any():
-            row, other = (int(axis[0]) for axis in np.nonzero(wrong))
-            text = "share a group" if share[row, other] else "are in two groups"
+            first, second = (int(axis[0]) for axis in np.nonzero(wrong))
+            text = "share a group" if share[first, second] else "are in two groups"
             yield (
-                f"{self.place}, column group: sequences {row + 1} and {other + 1} {text}, and the opposite was "
+                f"{self.label}, column group: sequences {first + 1} and {second + 1} {text}, and the opposite was "
                 f"expected; {MEANINGS['group']}"
             )
 
 
 def _values_of(batch: LossBatch, name: str) -> Array | None:
-    """Return a quantity of the tokens of a loss, (batch, time); None where it was not recorded."""
+    """Return a quantity per token of a loss, (batch, time); None if it was not recorded."""
     if name == "logp":
         return batch.logp if batch.has_logp else None
     if name == "version":
@@ -357,7 +371,7 @@ def _as_array(values: Any) -> Array:
 
 
 def _are_equal(read: Array, expected: Array, tolerance: float) -> Array:
-    """Return for each value whether it is the expected one but for rounding; NaN equals NaN."""
+    """Compare values elementwise, up to rounding; NaN equals NaN."""
     read, expected = read.astype(float), expected.astype(float)
     close = np.abs(read - expected) <= tolerance * np.maximum(1.0, np.abs(expected))
     return close | (np.isnan(read) & np.isnan(expected))

@@ -1,4 +1,4 @@
-"""The `bandpo-lab` command. Each subcommand is one file, whose body imports what it needs."""
+"""The `bandpo-lab` command. Each subcommand is one file, which imports heavy packages in its function only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from bandpo.cli import OPTIONAL_PACKAGES as LIBRARY_PACKAGES
 from bandpo.cli import run_app
 
 VERL = "-c lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
+"""The arguments of pip that install verl in a clone."""
 OPTIONAL_PACKAGES = {
     **LIBRARY_PACKAGES,
     **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
-    **dict.fromkeys(
-        ("verl", "ray", "hydra", "omegaconf"), "-c lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
-    ),
+    **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), VERL),
 }
-"""Packages that a command of `bandpo-lab` may need, and the arguments of pip that install them in a clone."""
+"""The packages that a command of `bandpo-lab` may need, with the arguments of pip that install them in a clone."""
 
 
 def main() -> None:

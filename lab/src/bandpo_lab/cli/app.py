@@ -1,4 +1,4 @@
-"""The subcommands. Their bodies import what they need, so `bandpo-lab --help` loads no framework."""
+"""The app with all subcommands. They import frameworks in their functions only, so `bandpo-lab --help` is fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bandpo_lab.cli.study import app as study_app
 from bandpo_lab.cli.train import train_command
 
 app = new_app(
-    "The workshop of bandpo: prepare data, train, evaluate and compare.",
+    "The lab of bandpo: prepare data, train, evaluate and compare.",
     bandpo_lab.__version__,
 )
 

@@ -29,12 +29,12 @@ def compare_command(
     ] = None,
     lags: Annotated[
         str,
-        typer.Option(help="Ages of the data in batches, separated by commas; each is compared by itself."),
+        typer.Option(help="Ages of the data in batches, separated by commas; each is compared separately."),
     ] = "0,4",
     optimizers: Annotated[
         str,
         typer.Option(
-            help="Optimizers, separated by commas. A gain is claimed where it holds under each of them.",
+            help="Optimizers, separated by commas. A gain is claimed only if it holds under each of them.",
         ),
     ] = "adam,head-and-trunk,shared-moment,momentum",
     seeds: Annotated[int, typer.Option(help="Seeds of each method at each learning rate, at least 4.")] = 64,
@@ -51,16 +51,15 @@ def compare_command(
         typer.Option(help="Write the figure to this .png, .svg or .pdf file.", show_default=False),
     ] = None,
 ) -> None:
-    """Train small tables with each method, and say which learns more: a screening of about a minute.
+    """Train small tables with each method and report which learns more: a screening of about a minute.
 
-    A table stands in for a model. What holds in tables need not hold in a network; `bandpo-lab study` compares methods
-    there.
+    Results on tables need not hold for networks; `bandpo-lab study` compares methods on networks.
     """
     lag_values = _parse_lags(lags)
     rate_values = None if rates is None else _parse_rates(rates)
 
-    # A misspelt method is refused before matplotlib is imported. Modules of the current folder are imported here, and
-    # are loaded already when `compare` reads the same text.
+    # Check the methods before matplotlib is imported. This also imports modules of the current folder, so that
+    # `compare` finds them when it reads the same text.
     for text in methods:
         read_method(text)
 
@@ -100,9 +99,9 @@ def compare_command(
 
 
 def _parse_lags(text: str) -> list[int]:
-    """Return the lags that commas separate."""
+    """Return the lags in a list separated by commas."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(item) for item in text.split(",")]
     except ValueError as error:
         raise InvalidValue(
             f"--lags takes whole numbers separated by commas, such as --lags 0,4; got {text!r}"
@@ -110,9 +109,9 @@ def _parse_lags(text: str) -> list[int]:
 
 
 def _parse_rates(text: str) -> list[float]:
-    """Return the learning rates that commas separate."""
+    """Return the learning rates in a list separated by commas."""
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(item) for item in text.split(",")]
     except ValueError as error:
         raise InvalidValue(
             f"--rates takes numbers separated by commas, such as --rates 0.04,0.08; got {text!r}"

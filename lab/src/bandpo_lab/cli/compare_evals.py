@@ -16,41 +16,43 @@ def compare_evals_command(
     second: Annotated[Path, typer.Argument(help="Folder of the other model, on the same data.")],
     first_seeds: Annotated[
         list[Path] | None,
-        typer.Option("--more-first", help="Further runs of the first model, by other seeds; repeatable."),
+        typer.Option("--more-first", help="Further runs of the first model, with other seeds; repeatable."),
     ] = None,
     second_seeds: Annotated[
         list[Path] | None, typer.Option("--more-second", help="Further runs of the second model; repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say whether one evaluation is better than another, by mean@n of the same problems (and seeds)."""
+    """Compare two evaluations by mean@n on the same problems."""
     from bandpo_lab.console import echo, print_table
     from bandpo_lab.evals.compare import compare_scores
     from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import SETTINGS, read_samples
     from bandpo_lab.file_models import read_sealed_json
 
-    sides = [[score(read_samples(folder)) for folder in side] for side in (
-        [first, *(first_seeds or [])],
-        [second, *(second_seeds or [])],
-    )]  # fmt: skip
-    folders = first, second, *(first_seeds or []), *(second_seeds or [])
-    if len({read_sealed_json(folder / SETTINGS).get("grader") for folder in folders}) > 1:
+    first_folders = [first, *(first_seeds or [])]
+    second_folders = [second, *(second_seeds or [])]
+    first_scores = [score(read_samples(folder)) for folder in first_folders]
+    second_scores = [score(read_samples(folder)) for folder in second_folders]
+    # Scores of different graders are not comparable.
+    settings = [read_sealed_json(folder / SETTINGS) for folder in first_folders + second_folders]
+    if len({run_settings.get("grader") for run_settings in settings}) > 1:
         raise InvalidValue(
             "the runs were graded by different graders: bandpo-lab eval --regrade --output-dir RUN"
         )
-    differences = compare_scores(*sides)
+    differences = compare_scores(first_scores, second_scores)
     if as_json:
         rows = [vars(d) | {"verdict": d.verdict} for d in differences]
         print(json.dumps({"differences": rows}, indent=1))
         return
     header = ("data", "metric", "first", "second", "second − first", "95 % interval", "p", "")
-    lines = []
+    rows = []
     for d in differences:
-        e = d.interval
-        figures = (f"{d.first:.4f}", f"{d.second:.4f}", f"{e.value:+.4f}", f"{e.low:+.4f} to {e.high:+.4f}")
-        name = f"{d.metric} *" if d.primary else d.metric
-        lines.append((d.data_source, name, *figures, f"{d.p:.3f}", d.verdict))
+        metric = f"{d.metric} *" if d.primary else d.metric
+        difference = f"{d.interval.value:+.4f}"
+        interval = f"{d.interval.low:+.4f} to {d.interval.high:+.4f}"
+        scores = (f"{d.first:.4f}", f"{d.second:.4f}")
+        rows.append((d.data_source, metric, *scores, difference, interval, f"{d.p:.3f}", d.verdict))
     echo(f"first: {first}\nsecond: {second}")
-    print_table(header, lines)
-    echo("* decides. p is corrected for the sources, and apart from that for the other metrics (Holm).")
+    print_table(header, rows)
+    echo("* decides. p is corrected for the sources, and separately for the other metrics (Holm).")

@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Problem sets for training and eval
 
 @app.callback()
 def _data() -> None:
-    # With a callback, `prepare` stays a subcommand even while it is the only one.
+    # With a callback, typer keeps `prepare` as a subcommand although it is the only one.
     pass
 
 
@@ -24,35 +24,36 @@ def prepare_command(
     sets: Annotated[
         list[str],
         typer.Argument(
-            help=f"From the hub: {', '.join(HUB)}. Made here: {', '.join(GENERATED)}. Or files, or NAME=FILE."
+            help=f"From the hub: {', '.join(HUB)}. Generated: {', '.join(GENERATED)}. Or files, or NAME=FILE."
         ),
     ],
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "--output_dir", help="Folder to write to.")
     ] = Path("data"),
     instruction: Annotated[
-        str | None, typer.Option(help="Says how to answer; added to each problem. Empty for none.")
+        str | None,
+        typer.Option(help="Instruction on the form of the answer, added to each problem; empty for none."),
     ] = None,
     role: Annotated[
         Role | None,
         typer.Option(
-            help="Use of the files. By default train if the name has the word train, such as my-train, else eval.",
+            help="Role of the files. By default train if the name has the word train, such as my-train, else eval.",
         ),
     ] = None,
     golds: Annotated[
         Golds | None,
         typer.Option(
-            help="What to do with problems whose answer cannot be graded. By default drop for training, keep for eval."
+            help="Problems whose answer cannot be graded: drop or keep. By default drop for training, keep for eval."
         ),
     ] = None,
     revision: Annotated[
         str | None,
-        typer.Option(help="Revision of the hub's repository, in place of the commit that bandpo names."),
+        typer.Option(help="Revision of the hub's repository, in place of the default commit."),
     ] = None,
-    size: Annotated[int, typer.Option(help="Problems to make, for sets made here.")] = SIZE,
-    seed: Annotated[int, typer.Option(help="Seed of sets made here.")] = 0,
+    size: Annotated[int, typer.Option(help="Number of problems of generated sets.")] = SIZE,
+    seed: Annotated[int, typer.Option(help="Seed of generated sets.")] = 0,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Write sets again that the folder already holds.")
+        bool, typer.Option("--overwrite", help="Replace sets that are in the folder already.")
     ] = False,
     authors: Annotated[
         bool,
@@ -61,7 +62,7 @@ def prepare_command(
         ),
     ] = False,
 ) -> None:
-    """Write problem sets in verl's and TRL's form, with a manifest and what was dropped, and why."""
+    """Write problem sets in verl's and TRL's formats, with a manifest and a list of dropped rows."""
     from bandpo_lab.data.prepare import INSTRUCTION, PromptForm, prepare_data
 
     form = PromptForm(INSTRUCTION if instruction is None else instruction)
@@ -80,11 +81,12 @@ def prepare_command(
     header = ("set", "role", "rows", "dropped", "unreadable golds", "licence", "revision")
     rows = []
     for name, entry in manifest.items():
-        bad = entry["unreadable golds"]
-        for id, reason in bad.items():
-            echo(f"kept {id}: {reason}", err=True)
-        counts = entry["rows"], entry["dropped"], len(bad)
+        bad_golds = entry["unreadable golds"]
+        for problem_id, reason in bad_golds.items():
+            echo(f"kept {problem_id}: {reason}", err=True)
+        counts = (entry["rows"], entry["dropped"], len(bad_golds))
         rows.append((name, entry["role"], *counts, entry["licence"], entry["origin"]["revision"][:20]))
     print_table(header, rows)
-    written = f"for TRL  {output_dir / 'trl'}\nfor verl {output_dir / 'verl'}\ndropped  {output_dir / 'dropped.jsonl'}"
-    echo(written)
+    echo(f"for TRL  {output_dir / 'trl'}")
+    echo(f"for verl {output_dir / 'verl'}")
+    echo(f"dropped  {output_dir / 'dropped.jsonl'}")

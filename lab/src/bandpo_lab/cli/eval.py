@@ -27,7 +27,7 @@ def eval_command(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Name or folder of the model, or what the server calls it. By default the embedded model."
+            help="Name or folder of the model, or its name on the server. By default the embedded model."
         ),
     ] = None,
     data: Annotated[
@@ -40,7 +40,7 @@ def eval_command(
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            "--output-dir", "--output_dir", help="Where samples and report go; by default runs/eval-MODEL."
+            "--output-dir", "--output_dir", help="Folder for samples and report; by default runs/eval-MODEL."
         ),
     ] = None,
     server: Annotated[
@@ -51,14 +51,18 @@ def eval_command(
     top_p: Annotated[float, typer.Option(help="Probability mass kept at each step.")] = 1.0,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest completion; by default 4096, or what the embedded problems need."),
+        typer.Option(help="Longest completion in tokens; by default 4096, and 40 for the embedded problems."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Completions drawn at once: 64; requests in flight: 32.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Completions per batch, by default 64; with a server simultaneous requests, by default 32.",
+        ),
     ] = None,
     golds: Annotated[
-        Golds, typer.Option(help="What to do with problems whose right answer cannot be graded.")
+        Golds, typer.Option(help="Problems whose right answer cannot be graded: drop or keep.")
     ] = "keep",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first problems of the data.")] = None,
     chat_template: Annotated[
@@ -68,38 +72,43 @@ def eval_command(
         ),
     ] = None,
     regrade: Annotated[
-        bool, typer.Option("--regrade", help="Grade the samples in --output-dir again, and draw none.")
+        bool, typer.Option("--regrade", help="Grade the samples in --output-dir again, without sampling.")
     ] = False,
 ) -> None:
-    """Sample, grade and report: mean@n, pass@k, maj@n. The same command again goes on where it stopped."""
+    """Sample, grade and report mean@n, pass@k and maj@n. If interrupted, the same command resumes."""
     from bandpo_lab.evals.generate import Sampling
-    from bandpo_lab.evals.golds import Gold, unreadable
+    from bandpo_lab.evals.golds import Gold, find_bad_golds
     from bandpo_lab.evals.problems import embedded_problems, read_problems
     from bandpo_lab.evals.report import score
-    from bandpo_lab.evals.run import evaluate as run
-    from bandpo_lab.evals.run import regrade as grade_again
+    from bandpo_lab.evals.run import evaluate
+    from bandpo_lab.evals.run import regrade as regrade_samples
     from bandpo_lab.models import model_path
     from bandpo_lab.tasks import EMBEDDED
     from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH
 
     if server is not None and model is None:
-        raise InvalidValue("--server needs the name of the model, as the server calls it")
+        raise InvalidValue("--server needs the model's name on the server as the argument MODEL")
     folder = output_dir or Path("runs") / f"eval-{Path(model).name if model else 'base-model'}"
     if regrade:
-        samples = grade_again(folder)
-        asked = {s.problem: Gold(s.problem, s.gold, s.data_source) for s in samples}
-        _report(folder, score(samples, kept=unreadable(list(asked.values()))))
+        samples = regrade_samples(folder)
+        all_golds = {s.problem: Gold(s.problem, s.gold, s.data_source) for s in samples}
+        bad_golds = find_bad_golds(list(all_golds.values()))
+        _report(folder, score(samples, kept_golds=bad_golds))
         return
     check_writable(folder)
+
+    # The problems, and those of them whose gold cannot be used.
     problems = (read_problems(data) if data else embedded_problems())[:limit]
-    bad = unreadable([Gold(p.id, p.answer, p.data_source) for p in problems])
-    for gold in bad:
-        echo(f"{gold.gold.id}: {gold.reason} ({golds})", err=True)
+    bad_golds = find_bad_golds([Gold(p.id, p.answer, p.data_source) for p in problems])
+    for bad in bad_golds:
+        echo(f"{bad.gold.id}: {bad.reason} ({golds})", err=True)
     if golds == "drop":
-        ids = {gold.gold.id for gold in bad}
-        problems = [p for p in problems if p.id not in ids]
+        bad_ids = {bad.gold.id for bad in bad_golds}
+        problems = [problem for problem in problems if problem.id not in bad_ids]
         if not problems:
             raise InvalidValue("no problem is left whose right answer can be graded: see --golds keep")
+
+    # The sampler and its settings.
     if max_new_tokens is None:
         max_new_tokens = 4096 if data else MAX_COMPLETION_LENGTH
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
@@ -112,46 +121,50 @@ def eval_command(
         "generator": "server" if server else "transformers",
         "chat_template": None if template is None else hashlib.sha256(template.encode()).hexdigest(),
     }
-    named = model if server and model else model_path(model or EMBEDDED)
+    path_or_name = model if server and model else model_path(model or EMBEDDED)
     if not server:
-        settings |= _content(Path(named))
-    generator = _generator(named, sampling, server, batch_size, template)
+        settings |= _model_hashes(Path(path_or_name))
+    sampler = _sampler(path_or_name, sampling, server, batch_size, template)
     try:
-        samples = run(generator, problems, n, folder, settings=settings)
+        samples = evaluate(sampler, problems, n, folder, settings=settings)
     except KeyboardInterrupt:
         stop(
             f"interrupted; the samples so far are kept in {folder}, and the same command goes on from there",
             INTERRUPTED,
         )
-    _report(folder, score(samples, **{"dropped" if golds == "drop" else "kept": bad}))
+    if golds == "drop":
+        scores = score(samples, dropped_golds=bad_golds)
+    else:
+        scores = score(samples, kept_golds=bad_golds)
+    _report(folder, scores)
 
 
-def _content(model: Path) -> dict[str, str]:
-    """Hashes of a folder's weights, with their configuration, and of its tokenizer; a hub's model has a name alone.
+def _model_hashes(model: Path) -> dict[str, str]:
+    """Return a hash of the weights and configuration in a model's folder, and one of its tokenizer.
+
+    The dictionary is empty if the model is a name on a hub.
 
     Raises:
         ValueError: The folder is of a training run, and a file has changed since it was saved.
     """
-    kinds: dict[str, list[str]] = {"weights": [], "tokenizer": []}
-    saved = sealed(model.parent)
+    digests: dict[str, list[str]] = {"weights": [], "tokenizer": []}
+    saved_digests = sealed(model.parent)
     for file in sorted(path for path in model.rglob("*") if path.is_file()):
-        found, name = digest(file), file.relative_to(model.parent).as_posix()
-        if saved.get(name, found) != found:
+        file_digest = digest(file)
+        name = file.relative_to(model.parent).as_posix()
+        if saved_digests.get(name, file_digest) != file_digest:
             raise InvalidValue(
                 f"{file} has changed since it was saved: train again, or remove {model.parent}/{SEAL}"
             )
-        kind = (
-            "tokenizer"
-            if re.match(r"tokenizer|vocab|merges|special|added|chat_template", file.name)
-            else "weights"
-        )
-        kinds[kind].append(found)
+        is_tokenizer = re.match(r"tokenizer|vocab|merges|special|added|chat_template", file.name)
+        digests["tokenizer" if is_tokenizer else "weights"].append(file_digest)
     return {
-        kind: hashlib.sha256("".join(found).encode()).hexdigest() for kind, found in kinds.items() if found
+        kind: hashlib.sha256("".join(files).encode()).hexdigest() for kind, files in digests.items() if files
     }
 
 
 def _report(folder: Path, scores: Mapping[str, Scores]) -> None:
+    """Write the report to the folder and print it."""
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -164,9 +177,14 @@ def _report(folder: Path, scores: Mapping[str, Scores]) -> None:
     echo(f"\nsamples  {folder / 'samples.jsonl'}\nreport   {folder / 'report.md'}")
 
 
-def _generator(
+def _sampler(
     model: str, sampling: Sampling, server: str | None, batch_size: int | None, template: str | None
 ) -> Sampler:
+    """Return the sampler for a server, or for a model that is loaded into this process.
+
+    Raises:
+        ValueError: The model cannot be loaded, or there is a chat template for a server.
+    """
     if server is not None:
         from bandpo_lab.evals.server import ServerSampler
 
@@ -175,10 +193,11 @@ def _generator(
                 "a server applies its own chat template: give --chat-template to the server instead"
             )
         return ServerSampler(server, model, sampling, concurrency=batch_size or 32)
-    inner = Path(model) / "model"
-    if (inner / "config.json").exists() and not (Path(model) / "config.json").exists():
+    model_folder = Path(model) / "model"
+    if (model_folder / "config.json").exists() and not (Path(model) / "config.json").exists():
         raise InvalidValue(
-            f"{model} is a run folder, and no model; its model is in {inner}: bandpo-lab eval {inner}"
+            f"{model} is the folder of a run, not of a model; its model is in {model_folder}: "
+            f"bandpo-lab eval {model_folder}"
         )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -188,15 +207,15 @@ def _generator(
     try:
         # Without a value for trust_remote_code, transformers asks on the terminal whether to run a model's code.
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded_model: Any = AutoModelForCausalLM.from_pretrained(
             model, dtype="auto", trust_remote_code=False, use_safetensors=True
         )
-    except Exception as error:  # of several packages
-        where = "" if Path(model).is_dir() else "there is no such folder, and the hub's answer is: "
+    except Exception as error:  # several packages raise errors of their own
+        context = "" if Path(model).is_dir() else "there is no such folder, and the hub's answer is: "
         raise InvalidValue(
-            f"{model} cannot be loaded as a model: {where}{str(error).splitlines()[0]}"
+            f"{model} cannot be loaded as a model: {context}{str(error).splitlines()[0]}"
         ) from error
     if template is not None:
         tokenizer.chat_template = template
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return TransformersSampler(loaded.to(device), tokenizer, sampling, batch_size=batch_size or 64)
+    return TransformersSampler(loaded_model.to(device), tokenizer, sampling, batch_size=batch_size or 64)

@@ -10,21 +10,21 @@ import typer
 from bandpo.errors import InvalidValue, did_you_mean
 from bandpo_lab.console import echo
 
-KEPT = 3
-"""Checkpoints that the recommended recipes keep."""
+CHECKPOINTS = 3
+"""The number of checkpoints that the recommended recipes keep."""
 
 
 def preflight_command(
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the run wants on each node.")] = 8,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that the run needs on each node.")] = 8,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the run.")] = 1,
     model: Annotated[
-        str | None, typer.Option(help="A model of the recipes, for the disk, the time and the price.")
+        str | None, typer.Option(help="A model of the recipes, to estimate disk space, time and price.")
     ] = None,
-    output_dir: Annotated[Path, typer.Option(help="For checkpoints.")] = Path("runs"),
+    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints.")] = Path("runs"),
 ) -> None:
-    """List what this node has for a run of verl, what would end it, and what the first steps meet.
+    """Check whether this node can run verl, and list problems of the first steps that cannot be checked.
 
-    The exit status is 1 if something here would end the run.
+    The exit status is 1 if a problem would end the run.
     """
     from bandpo_lab.cost import CHECKPOINT, PARAMETERS, estimate_of
     from bandpo_lab.node import examine_node, report
@@ -35,7 +35,8 @@ def preflight_command(
             raise InvalidValue(
                 f"{model!r} is none of {', '.join(PARAMETERS)}{did_you_mean(model, PARAMETERS)}"
             )
-        checkpoints = KEPT * CHECKPOINT * PARAMETERS[model][0] / 1e9
+        parameters, _ = PARAMETERS[model]
+        checkpoints = CHECKPOINTS * CHECKPOINT * parameters / 1e9
         echo(f"{model}: {estimate_of(model, gpus * nodes)}\n")
     text, ready = report(examine_node(output_dir), gpus, nodes, checkpoints)
     echo(text)

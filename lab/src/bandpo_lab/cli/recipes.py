@@ -17,15 +17,16 @@ SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
 class DefaultCommandGroup(TyperGroup):
-    """A group that runs its first command where none is named.
+    """A group of commands that runs its first command if none is named.
 
-    `bandpo-lab recipes FOLDER` is `bandpo-lab recipes copy FOLDER`.
+    For example, `bandpo-lab recipes FOLDER` runs `bandpo-lab recipes copy FOLDER`.
     """
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
-        """Put that command in front."""
-        named = args[:1] or ["--help"] * self.no_args_is_help
-        if not {*named} & {*self.commands, "-h", "--help"}:
+        """Insert the first command if the arguments name none."""
+        shows_help = not args and self.no_args_is_help
+        names_command = bool(args) and args[0] in {*self.commands, "-h", "--help"}
+        if not names_command and not shows_help:
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
 
@@ -34,10 +35,10 @@ app = typer.Typer(cls=DefaultCommandGroup, help="Recipes for verl and TRL; witho
 
 
 @app.command("copy")
-def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to make.")] = Path("recipes")) -> None:
+def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to create.")] = Path("recipes")) -> None:
     """Copy the recipes for verl and TRL, and their launchers, into a folder of yours."""
     if folder.exists():
-        raise InvalidValue(f"{folder} is there already, and nothing was copied; name another folder")
+        raise InvalidValue(f"{folder} exists already, and nothing was copied; name another folder")
     check_writable(folder.parent)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as unfinished:
@@ -48,13 +49,13 @@ def copy_command(folder: Annotated[Path, typer.Argument(help="Folder to make.")]
 @app.command("summary")
 def summary_command(
     log: Annotated[
-        typer.FileText, typer.Argument(errors="replace", help="What verl printed; - for standard input.")
+        typer.FileText, typer.Argument(errors="replace", help="Console log of verl; - for standard input.")
     ],
 ) -> None:
-    """Print time per step, by stage, and GPU memory of a run of verl; and its first steps beside the authors'."""
-    from bandpo_lab.cost import beside_authors, read_steps, summed_up
+    """Print time per step and stage and GPU memory of a run of verl, and compare its first steps with the authors'."""
+    from bandpo_lab.cost import comparison_with_authors, cost_table, read_steps
 
     steps = read_steps(log)
-    echo(summed_up(steps))
+    echo(cost_table(steps))
     if 1 in steps:
-        echo(f"\n{beside_authors(steps)}")
+        echo(f"\n{comparison_with_authors(steps)}")

@@ -14,31 +14,35 @@ from bandpo_lab.console import echo
 
 def rehearse_command(
     overrides: Annotated[
-        list[str], typer.Argument(help="What follows verl.trainer.main_ppo on the cluster.")
+        list[str], typer.Argument(help="The arguments of verl.trainer.main_ppo on the cluster.")
     ],
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each of the two runs.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Time limit of each of the two runs, in seconds.")
+    ] = 300.0,
     right_answer: Annotated[
-        str | None, typer.Option(help="An answer that your reward accepts; {0} stands for the ground truth.")
+        str | None, typer.Option(help="An answer that your reward accepts, with {0} for the ground truth.")
     ] = None,
     stand_in: Annotated[
-        bool, typer.Option("--stand-in", help="Make up data files and a model that are not here.")
+        bool, typer.Option("--stand-in", help="Make up data files and a model that are missing here.")
     ] = False,
     output_dir: Annotated[
         Path | None,
-        typer.Option("--output-dir", "--output_dir", help="For logs and metrics. Its path must be short."),
+        typer.Option(
+            "--output-dir", "--output_dir", help="Folder for logs and metrics; its path must be short."
+        ),
     ] = None,
 ) -> None:
-    """Run a recipe for verl end to end on the CPU, small, and say what would fail on the cluster.
+    """Run a recipe for verl end to end on the CPU at a small size, and report what would fail on the cluster.
 
-    Exits 0 only if every check passed.
+    The exit status is 0 only if every check passed.
     """
     from bandpo_lab.rehearsal import NOT_COVERED, rehearse
 
-    started = time.monotonic()
-    form = {} if right_answer is None else {"right_answer": right_answer}
-    found = rehearse(
+    start = time.monotonic()
+    options = {} if right_answer is None else {"right_answer": right_answer}
+    rehearsal = rehearse(
         overrides,
         config_dir=config_dir,
         steps=steps,
@@ -46,21 +50,26 @@ def rehearse_command(
         stand_in=stand_in,
         folder=output_dir,
         say=echo,
-        **form,
+        **options,
     )
-    lines = [found.verdict]
-    if found.changes:
-        lines.append("What was changed, and why")
-        for why in dict.fromkeys(change.why for change in found.changes):
-            of_why = [c for c in found.changes if c.why == why]
-            lines += [why, *(f"  {change.key}: {change.was} → {change.value}" for change in of_why)]
-        lines.append(found.prompts)
-    for check in found.checks:
-        lines.append(
-            f"{'FAIL' if not check.ok else 'warn' if check.warning else 'ok'} {check.name}: {check.detail}"
-        )
-    lines += ["Not covered", *(f"  {part}" for part in NOT_COVERED)]
-    lines.append(f"{time.monotonic() - started:.0f} s; logs and metrics are in {found.folder}")
-    echo("\n".join([*lines, found.verdict]))
-    if not found.ok:
+    lines = [rehearsal.verdict]
+    if rehearsal.changes:
+        lines.append("Settings that were changed, by reason")
+        for reason in dict.fromkeys(change.reason for change in rehearsal.changes):
+            lines.append(reason)
+            lines += [
+                f"  {change.key}: {change.original} → {change.value}"
+                for change in rehearsal.changes
+                if change.reason == reason
+            ]
+        lines.append(rehearsal.prompts)
+    for check in rehearsal.checks:
+        state = "FAIL"
+        if check.ok:
+            state = "warn" if check.warning else "ok"
+        lines.append(f"{state} {check.name}: {check.detail}")
+    lines += ["Not covered", *(f"  {text}" for text in NOT_COVERED)]
+    lines.append(f"{time.monotonic() - start:.0f} s; logs and metrics are in {rehearsal.folder}")
+    echo("\n".join([*lines, rehearsal.verdict]))
+    if not rehearsal.ok:
         raise typer.Exit(1)

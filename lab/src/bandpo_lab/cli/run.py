@@ -21,30 +21,38 @@ from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
-METHOD = "A rule of the recipes; any method, as 'GSPO(0.01)'; or vanilla, which is verl's own loss."
+METHOD = "A rule of the recipes, any method such as 'GSPO(0.01)', or vanilla for verl's own loss."
 
 
 def run_command(
-    framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL there is `bandpo-lab train`.")],
+    framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL use `bandpo-lab train`.")],
     model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
     method: Annotated[str, typer.Option(help=METHOD)],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Of verl, in addition; they win.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Further overrides for verl, which take precedence.")
+    ] = None,
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
-    settings: Annotated[str, typer.Option(help="recommended, or authors for theirs.")] = "recommended",
+    settings: Annotated[
+        str, typer.Option(help="recommended, or authors for those of the paper's authors.")
+    ] = "recommended",
     data: Annotated[str, typer.Option(help="Folder that `bandpo-lab data prepare` wrote.")] = "data",
-    output_dir: Annotated[str, typer.Option(help="For checkpoints and logs; every node sees it.")] = "runs",
+    output_dir: Annotated[
+        str, typer.Option(help="Folder for checkpoints and logs, shared by all nodes.")
+    ] = "runs",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
-    rehearse: Annotated[bool, typer.Option("--rehearse", help="On this machine's CPU, small.")] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Run the recipe at a small size on this machine's CPU.")
+    ] = False,
     one_step: Annotated[
         bool,
         typer.Option(
             "--one-step",
-            help="Make one training step on this node's GPUs, with responses as long as they may get, and print what "
-            "the whole run will cost in hours, memory and disk.",
+            help="Make one training step on this node's GPUs, with responses of maximal length, and print the "
+            "estimated cost of the whole run in hours, memory and disk space.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command alone; no file and no GPU is looked for.")
+        bool, typer.Option("--dry-run", help="Only print the command, without checking files and GPUs.")
     ] = False,
 ) -> None:
     """Train with verl, here or on the Ray cluster of RAY_ADDRESS: print verl's overrides and run them."""
@@ -53,36 +61,48 @@ def run_command(
             f"--config-dir {config_dir}: there is no such folder in {Path.cwd()}; `bandpo-lab recipes` makes one. A "
             "job that was submitted to Ray has what its folder had, without what .gitignore and runtime-env.yaml name"
         )
-    chosen, output = experiment(model, method, task, settings, config_dir), Path(output_dir).resolve()
-    chosen += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
-    chosen += [*_downloaded_model(model, Path(data).resolve(), config_dir), *(overrides or ())]
+    user_overrides = overrides or []
+    output = Path(output_dir).resolve()
+    all_overrides = experiment(model, method, task, settings, config_dir)
+    all_overrides += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
+    all_overrides += _downloaded_model(model, Path(data).resolve(), config_dir)
+    all_overrides += user_overrides
     recipes = ["--config-dir", str(config_dir.resolve())]
     if rehearse:
-        command = [sys.executable, "-m", "bandpo_lab", "rehearse", "--stand-in", *recipes, "--", *chosen]
+        command = [
+            sys.executable,
+            "-m",
+            "bandpo_lab",
+            "rehearse",
+            "--stand-in",
+            *recipes,
+            "--",
+            *all_overrides,
+        ]
         _print_command(command)
         if not dry_run:
-            os.execv(command[0], command)  # noqa: S606  # its exit status and signals are then ours
+            os.execv(command[0], command)  # noqa: S606  # replaces this process, with its exit status and signals
         return
 
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *recipes, *chosen]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *recipes, *all_overrides]
     if one_step:
         command += _single_step(output)
     if one_step or dry_run:
-        # Without a leg that is made here, verl's driver makes one where it runs.
+        # No leg is created here, so verl's driver creates one.
         command.append(_environment())
         _print_command(command)
     if dry_run:
         return
     from bandpo_lab.rehearsal.preflight import naming_unset
 
-    config = _checked(chosen, config_dir, overrides or ())
+    config = _compose_and_check(all_overrides, config_dir, user_overrides)
     if one_step:
         from bandpo_lab.rehearsal import gpu
 
-        echo(gpu.tried(command, config, output))
+        echo(gpu.run_one_step(command, config, output))
         return
 
-    with naming_unset(overrides or ()):
+    with naming_unset(user_overrides):
         _check_ready(config)
     leg = new_leg(Path(config.trainer.default_local_dir).resolve())
     command.append(_environment(leg))
@@ -97,28 +117,29 @@ def _print_command(command: list[str]) -> None:
 
 
 def _environment(leg: Path | None = None) -> str:
-    """Return the override that hands environment variables to all of Ray's processes.
+    """Return the override that sets environment variables in all of Ray's processes.
 
     Args:
-        leg: The folder of the leg that starts; None where the driver makes it.
+        leg: The folder of the leg that starts; None if the driver creates it.
     """
     variables = {"WANDB_MODE": os.environ.get("WANDB_MODE", "offline")}
-    variables |= {name: os.environ[name] for name in ("WANDB_DIR",) if os.environ.get(name)}
+    if os.environ.get("WANDB_DIR"):
+        variables["WANDB_DIR"] = os.environ["WANDB_DIR"]
     if leg is not None:
         variables["BANDPO_LEG"] = str(leg)
-    words = ",".join(f"{name}:{value}" for name, value in variables.items())
-    return f"+ray_kwargs.ray_init.runtime_env.env_vars={{{words}}}"
+    settings = ",".join(f"{name}:{value}" for name, value in variables.items())
+    return f"+ray_kwargs.ray_init.runtime_env.env_vars={{{settings}}}"
 
 
 def train_into(leg: Path, command: list[str]) -> None:
-    """Become a training, whose output goes into a leg's folder as well.
+    """Replace this process by a training, whose output is also copied to a leg's folder.
 
-    Its exit status and signals are this process's. Another process copies its output until the training closes it; it
-    ignores the signals that end the training, so that the last lines are not lost.
+    The exit status and the signals of the training are those of this process. Another process copies the output until
+    the training closes it. It ignores the signals that end the training, so that the last lines are copied as well.
 
     Args:
         leg: The folder of the leg.
-        command: The training.
+        command: The command of the training.
     """
     copy = subprocess.Popen(
         ["sh", "-c", 'trap "" INT TERM HUP USR1; exec tee -a "$0"', str(leg / CONSOLE)],
@@ -127,52 +148,71 @@ def train_into(leg: Path, command: list[str]) -> None:
     assert copy.stdin is not None
     os.dup2(copy.stdin.fileno(), 1)
     os.dup2(copy.stdin.fileno(), 2)
-    os.environ["PYTHONUNBUFFERED"] = "1"  # or a pipe would hold the lines back
+    os.environ["PYTHONUNBUFFERED"] = "1"  # otherwise, Python buffers the output to a pipe
     os.execv(command[0], command)  # noqa: S606
 
 
 def _single_step(output: Path) -> list[str]:
-    """Overrides for a single step, in which all responses get as long as they may, and a checkpoint of it."""
-    trainer = ("total_training_steps=1", "val_before_train=false", "test_freq=-1", "save_freq=1")
-    trainer += ("resume_mode=disable", "logger=[console]", f"default_local_dir={output / 'one-step'}")
-    return ["actor_rollout_ref.rollout.ignore_eos=true", *(f"trainer.{word}" for word in trainer)]
+    """Return the overrides for a single step with a checkpoint, in which all responses have the maximal length."""
+    return [
+        "actor_rollout_ref.rollout.ignore_eos=true",
+        "trainer.total_training_steps=1",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=1",
+        "trainer.resume_mode=disable",
+        "trainer.logger=[console]",
+        f"trainer.default_local_dir={output / 'one-step'}",
+    ]
 
 
-def _checked(chosen: Sequence[str], recipes: Path, typed: Sequence[str] = ()) -> Any:
-    """Return the whole config of a run.
+def _compose_and_check(
+    all_overrides: Sequence[str], recipes: Path, user_overrides: Sequence[str] = ()
+) -> Any:
+    """Return the composed config of a run.
 
     Args:
-        chosen: Every override.
+        all_overrides: All overrides.
         recipes: The folder of the recipes.
-        typed: Those of the command line.
+        user_overrides: The overrides of the command line, which error messages name.
 
     Raises:
-        ValueError: it cannot be composed, does not mean what it seems to, or lacks a setting.
+        ValueError: The config cannot be composed, hydra reads an override in another way than intended, or a required
+            setting has no value.
     """
     from omegaconf import OmegaConf
 
-    from bandpo_lab.rehearsal.preflight import empty, misread, validate
+    from bandpo_lab.rehearsal.preflight import misread_override, missing_value, validate
     from bandpo_lab.rehearsal.shrink import compose, unset
 
-    config = compose([*chosen], recipes, "ppo_trainer")
-    if why := misread(chosen, OmegaConf.to_yaml(config)) or empty(config, typed):
-        raise InvalidValue(why)
-    # What verl says over a setting without a value may not name it. The other checks are the driver's, since they take
-    # the import of verl's workers.
-    if unset(typed) and not (check := validate(config, typed)).ok:
-        raise InvalidValue(check.detail)
+    config = compose([*all_overrides], recipes, "ppo_trainer")
+    problem = misread_override(all_overrides, OmegaConf.to_yaml(config)) or missing_value(
+        config, user_overrides
+    )
+    if problem:
+        raise InvalidValue(problem)
+    # verl's errors over a setting without a value may not name it, so the settings are checked here in that case. All
+    # other checks are left to the driver, since they import verl's workers.
+    if unset(user_overrides):
+        check = validate(config, user_overrides)
+        if not check.ok:
+            raise InvalidValue(check.detail)
     return config
 
 
 def _check_ready(config: Any) -> None:
-    """Refuse a run whose files or GPUs are not here, before Ray starts and takes minutes to say so."""
-    from bandpo_lab.downloads import changed_files
-    from bandpo_lab.rehearsal.preflight import data_files, unready
+    """Check that the files and GPUs of a run are on this machine, since Ray takes minutes to report that.
 
-    lacks = unready(config)
-    lacks += changed_files([path for split in ("train", "val") for path in data_files(config, split)])
-    if lacks:
-        raise InvalidValue(f"not started: {'; '.join(lacks)}")
+    Raises:
+        ValueError: Something is missing, or a data file has changed.
+    """
+    from bandpo_lab.downloads import changed_files
+    from bandpo_lab.rehearsal.preflight import data_files, launch_problems
+
+    problems = launch_problems(config)
+    problems += changed_files(data_files(config, "train") + data_files(config, "val"))
+    if problems:
+        raise InvalidValue(f"not started: {'; '.join(problems)}")
     model = config.actor_rollout_ref.model.path
     if not Path(model).expanduser().is_dir():
         echo(
@@ -183,7 +223,17 @@ def _check_ready(config: Any) -> None:
 
 
 def experiment(model: str, method: str, task: str, settings: str, recipes: Path) -> list[str]:
-    """The overrides that name a run, refused where one of them is not known in the folder of the recipes.
+    """Return the overrides for a model, a method, a task and settings.
+
+    Args:
+        model: A model of the recipes, a folder, or a name on the hub.
+        method: A rule of the recipes, the text of a method, or ``vanilla``.
+        task: ``math``, or a task of the recipes.
+        settings: ``recommended`` or ``authors``.
+        recipes: The folder of the recipes.
+
+    Raises:
+        ValueError: A name is unknown.
 
     >>> experiment("qwen2.5-3b-instruct", "band-kl", "math", "authors", SHIPPED)
     ['+paper/model=qwen2.5-3b-instruct', '+paper/rule=band-kl', '+paper=authors']
@@ -191,68 +241,72 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
     ['+recipe.rule=GSPO-0.01', '+actor_rollout_ref.actor.policy_loss.method="GSPO(0.01)"']
     """
 
-    def known(kind: str, name: str) -> list[str]:
-        there = _names(recipes, kind)
-        if name in there:
+    def recipe_override(kind: str, name: str) -> list[str]:
+        """Return the override that selects a recipe; empty if a model or a rule is not among the recipes."""
+        names = _names(recipes, kind)
+        if name in names:
             return ["+" + f"paper/{kind}".rstrip("/") + f"={name}"]
         if kind in ("model", "rule"):
             return []
-        raise InvalidValue(f"{name!r} is none of {', '.join(there)} in {recipes}{did_you_mean(name, there)}")
+        raise InvalidValue(f"{name!r} is none of {', '.join(names)} in {recipes}{did_you_mean(name, names)}")
 
-    # A name without a slash that is close to a recipe's is a slip: few models of the hub have such names.
+    # A name without a slash that is similar to that of a recipe is a typing error: few models on the hub have no slash.
     hint = "" if "/" in model or Path(model).is_dir() else did_you_mean(model, _names(recipes, "model"))
-    if hint and not known("model", model):
+    model_override = recipe_override("model", model)
+    if hint and not model_override:
         raise InvalidValue(
             f"{model!r} is no model of the recipes in {recipes}, and no folder{hint} A model of the hub is written "
             "ORGANISATION/NAME"
         )
-    chosen = known("model", model) or [
-        f"+recipe.model={_named(model)}",
-        f"actor_rollout_ref.model.path={_expanded(model)}",
-    ]
-    chosen += [*(rule := known("rule", method)), *known("", settings)]
+    if not model_override:
+        model_override = [
+            f"+recipe.model={_as_folder_name(model)}",
+            f"actor_rollout_ref.model.path={_expanded(model)}",
+        ]
+
+    rule_override = recipe_override("rule", method)
+    overrides = [*model_override, *rule_override, *recipe_override("", settings)]
     if task != "math":
-        chosen += known("task", task)
+        overrides += recipe_override("task", task)
     if method == "vanilla":
-        own = "verl.workers.config.PolicyLossConfig"
-        # verl's own class knows no setting of bandpo's.
-        chosen += [
+        # verl's class has no setting of bandpo's, so the setting of the average is deleted.
+        overrides += [
             "+recipe.rule=vanilla",
-            f"{LOSS}_target_={own}",
+            f"{LOSS}_target_=verl.workers.config.PolicyLossConfig",
             f"{LOSS}loss_mode=vanilla",
             f"~{LOSS}average",
         ]
-    elif not rule:
+    elif not rule_override:
         _check_method(method, recipes)
-        chosen += [f"+recipe.rule={_named(method)}", f"+{LOSS}method={json.dumps(method)}"]
-    return chosen
+        overrides += [f"+recipe.rule={_as_folder_name(method)}", f"+{LOSS}method={json.dumps(method)}"]
+    return overrides
 
 
 def _downloaded_model(name: str, data: Path, recipes: Path) -> list[str]:
-    """Return the override that names the folder into which `bandpo-lab setup` downloaded a model, if it did."""
-    from bandpo_lab.downloads import downloaded, hub_model
+    """Return the override with the folder to which `bandpo-lab setup` downloaded a model; empty if it did not."""
+    from bandpo_lab.downloads import downloaded_folder, hub_model
 
     model = hub_model(name, recipes)
-    folder = downloaded(model, data) if model else None
+    folder = downloaded_folder(model, data) if model else None
     return [f"actor_rollout_ref.model.path={folder}"] if folder else []
 
 
 def _expanded(model: str) -> str:
-    """Return the model with the user's folder for a leading ``~``, which hydra cannot read."""
+    """Replace a leading ``~`` in a path by the user's folder, since hydra cannot read it."""
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
 def _names(recipes: Path, kind: str) -> list[str]:
-    """The names of the recipes of a kind, such as ``model``; those of TRL are left out."""
+    """Return the names of the recipes of a kind, such as ``model``, without those of TRL."""
     names = sorted(path.stem for path in (recipes / "paper" / kind).glob("*.yaml"))
     return [name for name in names if name not in ("accelerate", "trl")]
 
 
 def _check_method(method: str, recipes: Path) -> None:
-    """Check that a method which is no rule of the recipes can be read.
+    """Check the text of a method that is not a rule of the recipes.
 
     Raises:
-        ValueError: it cannot; the message has the nearest name where a single name was written.
+        ValueError: The text cannot be read; if it is a single name, the message suggests a similar one.
     """
     from bandpo.methods import METHODS
 
@@ -267,6 +321,6 @@ def _check_method(method: str, recipes: Path) -> None:
         raise
 
 
-def _named(text: str) -> str:
-    """As the name of a folder."""
+def _as_folder_name(text: str) -> str:
+    """Return the name of a model or a method in a form that can be the name of a folder."""
     return re.sub(r"[^\w.]+", "-", Path(text).name if "(" not in text else text).strip("-")

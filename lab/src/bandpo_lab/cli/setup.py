@@ -17,44 +17,49 @@ if TYPE_CHECKING:
     from bandpo_lab.downloads import DataSet
 
 PACKAGES = ("torch", "verl", "ray", "vllm", "flash-attn")
-"""What a node needs beside bandpo."""
+"""The packages that a node needs in addition to bandpo."""
 
 
 def setup_command(
     model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
     settings: Annotated[
         Literal["recommended", "authors"],
-        typer.Option(help="Whose data: recommended, or authors for theirs."),
+        typer.Option(help="Data sets: recommended, or authors for those of the paper's authors."),
     ] = "recommended",
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
-    data: Annotated[Path, typer.Option(help="Folder for models and data; every node sees it.")] = Path(
+    data: Annotated[Path, typer.Option(help="Folder for models and data, shared by all nodes.")] = Path(
         "data"
     ),
-    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints; every node sees it.")] = Path(
+    output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints, shared by all nodes.")] = Path(
         "runs"
     ),
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what is needed, at which revision, and what is here.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only list what is needed, with revisions, and what is downloaded already."
+        ),
     ] = False,
 ) -> None:
-    """Download a recipe's model, prepare its data and make its folders; the same command goes on where it stopped."""
+    """Download a recipe's model, prepare its data and create its folders; if interrupted, the same command resumes."""
     from bandpo_lab import downloads
     from bandpo_lab.cli.run import experiment
     from bandpo_lab.files import check_writable
 
-    experiment(model, "vanilla", task, settings, config_dir)  # refuses names that the recipes do not have
-    data, output_dir = data.resolve(), output_dir.resolve()
+    experiment(model, "vanilla", task, settings, config_dir)  # raises an error for unknown names
+    data = data.resolve()
+    output_dir = output_dir.resolve()
     sets = downloads.data_sets(settings, task, data, config_dir)
-    on_hub = downloads.hub_model(model, config_dir)
+    hub_model = downloads.hub_model(model, config_dir)
 
+    # List the model and the data sets: kind, name, revision, source of the revision, state.
     rows = []
-    if on_hub is None:
+    if hub_model is None:
         rows.append(("model", model, "", "a folder", "here"))
     else:
-        rows.append(("model", on_hub.repo, *downloads.state_of_model(on_hub, data)))
-    for one in sets:
-        rows.append(("data", one.name, *downloads.state_of_data(one)))
+        rows.append(("model", hub_model.repo, *downloads.state_of_model(hub_model, data)))
+    for data_set in sets:
+        rows.append(("data", data_set.name, *downloads.state_of_data(data_set)))
     _print_environment(data)
     for kind, name, revision, origin, state in rows:
         echo(f"{kind:5} {name}: {state}\n      revision {revision} ({origin})")
@@ -64,7 +69,7 @@ def setup_command(
     for folder in (data, output_dir):
         check_writable(folder)
         folder.mkdir(parents=True, exist_ok=True)
-    folder = downloads.download(on_hub, data) if on_hub else Path(model)
+    folder = downloads.download(hub_model, data) if hub_model else Path(model)
     echo(f"model {folder}")
     _prepare(sets)
     echo(f"export BANDPO_DATA={data} BANDPO_OUTPUT={output_dir}")
@@ -79,21 +84,27 @@ def _print_environment(data: Path) -> None:
             echo(f"{package} {version(package)}")
         except PackageNotFoundError:
             echo(f"{package} is not installed: docs/install.md has the environment of a node")
-    place = next(folder for folder in (data, *data.parents) if folder.is_dir())
-    echo(f"{shutil.disk_usage(place).free / 1e9:.0f} GB are free in {place}")
+    existing = next(folder for folder in (data, *data.parents) if folder.is_dir())
+    echo(f"{shutil.disk_usage(existing).free / 1e9:.0f} GB are free in {existing}")
 
 
 def _prepare(sets: list[DataSet]) -> None:
-    """Prepare the sets that are not here, those of a folder together: training must not repeat evaluation."""
+    """Prepare the sets that are not prepared yet.
+
+    The sets of a folder are prepared together, so that training problems that repeat evaluation problems are dropped.
+    """
     from bandpo.errors import FileProblem
     from bandpo_lab.data.prepare import prepare_data
     from bandpo_lab.downloads import changed_files, prepared_revision
 
-    missing = [one for one in sets if prepared_revision(one) is None]
-    for folder in dict.fromkeys(one.folder for one in missing):
-        of_folder = [one for one in missing if one.folder == folder]
-        prepare_data([one.name for one in of_folder], folder, authors=of_folder[0].authors)
-    if changed := changed_files([str(one.folder / "verl" / f"{one.name}.parquet") for one in sets]):
+    missing = [data_set for data_set in sets if prepared_revision(data_set) is None]
+    for folder in dict.fromkeys(data_set.folder for data_set in missing):
+        folder_sets = [data_set for data_set in missing if data_set.folder == folder]
+        names = [data_set.name for data_set in folder_sets]
+        prepare_data(names, folder, authors=folder_sets[0].authors)
+    files = [data_set.folder / "verl" / f"{data_set.name}.parquet" for data_set in sets]
+    changed = changed_files([str(file) for file in files])
+    if changed:
         raise FileProblem("; ".join(changed))
-    for one in sets:
-        echo(f"data  {one.folder / 'verl' / one.name}.parquet")
+    for file in files:
+        echo(f"data  {file}")

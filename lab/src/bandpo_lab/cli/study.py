@@ -19,7 +19,7 @@ CORES = os.cpu_count() or 1
 app = typer.Typer(
     cls=DefaultCommandGroup,
     no_args_is_help=True,
-    help="Compare clip rules: over seeds in a study of your own, or in tables over a map.",
+    help="Compare clip rules: over seeds in a study of your own, or on small tables over a grid of settings.",
 )
 
 
@@ -29,24 +29,24 @@ def run_command(
     output_dir: Annotated[
         Path | None,
         typer.Option(
-            "--output-dir", "--output_dir", help="Where runs and results go; by default runs/study-NAME."
+            "--output-dir", "--output_dir", help="Folder for runs and results; by default runs/study-NAME."
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = CORES,
+    workers: Annotated[int, typer.Option(min=1, help="Simultaneous runs on this machine.")] = CORES,
 ) -> None:
-    """Compare clip rules: arms × seeds × settings, each run a `bandpo-lab train`; the same command again resumes."""
+    """Compare clip rules: arms × seeds × settings, each run a `bandpo-lab train`; the same command resumes."""
     from bandpo_lab.study.execute import Execution
-    from bandpo_lab.study.jobs import on_cores
+    from bandpo_lab.study.jobs import run_in_processes
     from bandpo_lab.study.plan import parse_study, study_text
 
     text = study_text(file)
-    plan = parse_study(text)
+    study = parse_study(text)
     folder = output_dir or Path("runs") / f"study-{Path(file).stem}"
-    echo(f"{plan.title}\n{plan.question}")
-    echo(f"decided by {plan.primary}, against {plan.baseline}; {plan.stopping}")
+    echo(f"{study.title}\n{study.question}")
+    echo(f"decided by {study.primary}, against {study.baseline}; {study.stopping}")
     try:
-        run_jobs = partial(on_cores, workers=workers)
-        results = Execution(plan, text, folder, run_jobs, say=echo)()
+        run_jobs = partial(run_in_processes, workers=workers)
+        results = Execution(study, text, folder, run_jobs, say=echo)()
     except KeyboardInterrupt:
         stop(f"interrupted; the same command goes on with what is in {folder}", INTERRUPTED)
     for failure in results["failed"]:
@@ -58,7 +58,9 @@ def run_command(
 
 @app.command("page")
 def page_command(
-    study: Annotated[Path, typer.Argument(help="A study's folder, ended or not, or its results.json.")],
+    study: Annotated[
+        Path, typer.Argument(help="A study's folder or its results.json; the study need not have ended.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +68,7 @@ def page_command(
         ),
     ] = None,
 ) -> None:
-    """Write the page of a study: its terms, its figures, and what can be claimed."""
+    """Write the page of a study: its rules, its figures and its conclusions."""
     from bandpo_lab.study.execute import read_results
     from bandpo_lab.study.report import study_page
 
@@ -83,34 +85,34 @@ def map_command(
     ] = "quick",
     output_dir: Annotated[
         Path | None,
-        typer.Option("--output-dir", "--output_dir", help="Where the map goes; by default runs/map-SIZE."),
+        typer.Option("--output-dir", "--output_dir", help="Folder for the map; by default runs/map-SIZE."),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Cells side by side on this machine.")] = CORES,
+    workers: Annotated[int, typer.Option(min=1, help="Simultaneous cells on this machine.")] = CORES,
 ) -> None:
-    """Map where clip rules differ, in tables: starts × probabilities × batches × updates × lags; again, it resumes."""
+    """Map where clip rules differ, on small tables over a grid of settings; the same command resumes."""
     from tqdm import tqdm
 
     from bandpo_lab.files import locked, replacing
-    from bandpo_lab.study.cells import Map, Plan, run_map
-    from bandpo_lab.study.map_page import draw_map, map_text
+    from bandpo_lab.study.grid import Grid, GridPlan, run_grid
+    from bandpo_lab.study.grid_report import draw_grid, grid_text
     from bandpo_lab.style import save_figure
 
-    plan = Plan.of_size(size)
+    plan = GridPlan.of_size(size)
     folder = output_dir or Path("runs") / f"map-{size}"
     file = folder / "map.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder), tqdm(total=len(plan.todo), unit="cell") as bar:
-            for count, cell in run_map(plan, file, workers):
-                bar.update(count - bar.n)
-                bar.set_postfix_str(f"{cell.place}; {cell.optimizer}; {cell.arm}")
+        with locked(folder), tqdm(total=len(plan.keys), unit="cell") as progress_bar:
+            for count, cell in run_grid(plan, file, workers):
+                progress_bar.update(count - progress_bar.n)
+                progress_bar.set_postfix_str(f"{cell.setting}; {cell.optimizer}; {cell.arm}")
     except KeyboardInterrupt:
         sys.exit(f"interrupted; the same command goes on with what is in {file}")
-    found = Map.from_file(file)
-    save_figure(draw_map(found), folder / "map.png")
-    tables = map_text(found)
+    grid = Grid.from_file(file)
+    save_figure(draw_grid(grid), folder / "map.png")
+    report = grid_text(grid)
     with replacing(folder / "map.md") as unfinished:
-        unfinished.write_text(tables, encoding="utf-8")
-    echo(tables)
+        unfinished.write_text(report, encoding="utf-8")
+    echo(report)
     for name in ("map.png", "map.md", "map.jsonl"):
         echo(f"wrote {folder / name}")

@@ -16,15 +16,17 @@ def train_command(context: typer.Context) -> None:
     from bandpo.text import importable_current_folder, parse
     from bandpo_lab.files import PATHS, check_path
 
-    words = [word for a in context.args for word in (a.split("=", 1) if a.startswith("--") else [a])]
-    for flag, text in pairwise(words):
+    # Check the method and the paths before TRL is imported, which takes seconds.
+    words: list[str] = []
+    for argument in context.args:
+        words += argument.split("=", 1) if argument.startswith("--") else [argument]
+    for flag, value in pairwise(words):
         if flag == "--method":
-            # A misspelt rule is refused before TRL is imported, which takes seconds.
             with importable_current_folder():
-                parse(text)
+                parse(value)
         option = flag.removeprefix("--").replace("-", "_")
         if option in PATHS:
-            check_path(option, text, PATHS[option])
+            check_path(option, value, PATHS[option])
 
     from transformers.utils.logging import disable_progress_bar
 
@@ -33,7 +35,7 @@ def train_command(context: typer.Context) -> None:
 
     arguments = parse_arguments(context.args)
     if not sys.stderr.isatty():
-        disable_progress_bar()  # of loading and saving; `ProgressBar` writes lines
+        disable_progress_bar()  # of loading and saving; `ProgressBar` prints lines instead
     try:
         folder = run_training(arguments)
     except KeyboardInterrupt:
@@ -42,10 +44,15 @@ def train_command(context: typer.Context) -> None:
             INTERRUPTED,
         )
     if folder.evaluations:
-        scores = folder.evaluations.values()
-        names = next(iter(scores))
-        rows = [(name, *(f"{figures[name]:.3f}" for figures in scores)) for name in names]
+        evaluations = folder.evaluations.values()
+        names = next(iter(evaluations))
+        rows = [(name, *(f"{scores[name]:.3f}" for scores in evaluations)) for name in names]
         print_table(("", *folder.evaluations), rows)
-    said = {"method": arguments.training.method, "model": folder.model, "report": folder.report}
-    for what, value in {**said, "metrics": folder.metrics}.items():
-        echo(f"{what:8} {value}")
+    results = {
+        "method": arguments.training.method,
+        "model": folder.model,
+        "report": folder.report,
+        "metrics": folder.metrics,
+    }
+    for name, value in results.items():
+        echo(f"{name:8} {value}")

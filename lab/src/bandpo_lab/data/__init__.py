@@ -1,1 +1,1 @@
-"""Problem sets: from public hubs, local files or generators to what trainers and `bandpo-lab eval` read."""
+"""Prepare problem sets from public hubs, local files or generators for trainers and `bandpo-lab eval`."""

@@ -1,25 +1,33 @@
-"""Which training problems are also evaluation problems, word for word or nearly."""
+"""Find training problems that repeat an evaluation problem, word for word or nearly."""
 
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bandpo_lab.data.sources import Problem
 
 GRAM = 3
-"""Words, numbers and signs per fragment: with one word in six replaced, (5/6)³ = 58 % of the fragments stay."""
+"""The words, numbers and signs of a fragment. If one word in six is replaced, (5/6)³ = 58 % of the fragments remain."""
 COMMON = 100
-"""Problems of another wording that share a fragment, from which it tells nothing: it is of a wrapper."""
-SHORT, SHORT_SHARE = 12, 0.75
-"""Below so many words, a changed one makes another problem, so more must be shared."""
+"""A fragment in more problems than this is ignored, as it belongs to an instruction and not to a problem."""
 SHARE = 0.4
-"""Of the lighter problem, from which two are the same; `scripts/evaluation_tables.py leaks` measures it."""
-LONGER = 3
-"""Times, to which the heavier problem may be a longer text around the lighter one."""
+"""The share of common fragments from which two problems are the same (see `scripts/evaluation_tables.py leaks`).
 
-# A hyphen between two words is no minus.
+Fragments are weighted, and the share is that of the problem with the smaller weight.
+"""
+SHORT = 12
+"""A problem with fewer words is short: a single changed word makes another problem."""
+SHORT_SHARE = 0.75
+"""The share from which two problems are the same if one of them is short."""
+LONGER = 3
+"""The factor by which the weights of two problems may differ without reducing the share.
+
+A problem may be embedded in a longer text.
+"""
+
+# A hyphen between two words is not a minus.
 _WORDS = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|(?<![^\W\d_]{2})[-]|[-](?![^\W\d_]{2})|[+*/=<>!^|%]")
 _LAYOUT = re.compile(r"\\(left|right|displaystyle|text|mathrm|quad|qquad|[,;:! ])")
 _SPELLINGS = (
@@ -34,15 +42,21 @@ _SPELLINGS = (
 
 @dataclass(frozen=True)
 class Overlap:
-    """A problem and the one it repeats; `share` is 1 where the words are the same."""
+    """A training problem that repeats another problem.
+
+    Attributes:
+        problem: The training problem.
+        original: The id of the problem that it repeats.
+        share: The share of common fragments; 1 if the words are the same.
+    """
 
     problem: Problem
-    other: str
+    original: str
     share: float
 
 
 def words(text: str) -> list[str]:
-    r"""A problem's words, numbers and signs, without case, punctuation and layout.
+    r"""Return the words, numbers and signs of a problem, without case, punctuation and layout.
 
     >>> words(r"Find \left(x + 1\right) for $x=\dfrac{1}{2}$.")
     ['find', 'x', '+', '1', 'for', 'x', '=', 'frac', '1', '2']
@@ -52,54 +66,89 @@ def words(text: str) -> list[str]:
     return _WORDS.findall(_LAYOUT.sub(" ", unicodedata.normalize("NFKC", text)).lower())
 
 
-def fragments(text: tuple[str, ...]) -> set[tuple[str, ...]]:
-    """The runs of `GRAM` words of a problem, or all its words where they are fewer."""
+Words = tuple[str, ...]
+
+
+def fragments(text: Words) -> set[Words]:
+    """Return the sequences of `GRAM` consecutive words of a problem, or all its words if there are fewer."""
     return {text[i : i + GRAM] for i in range(max(len(text) - GRAM, 0) + 1)}
 
 
 def overlaps(train: Iterable[Problem], evaluation: Iterable[Problem]) -> list[Overlap]:
-    """Training problems, in order, that repeat an evaluation problem, or an earlier training problem word for word.
+    """Find training problems that repeat an evaluation problem, or an earlier training problem word for word.
 
-    Two are the same if they share fragments enough, each weighed by how few other problems have it.
+    A training problem repeats an evaluation problem if enough of their fragments are the same. Rare fragments have a
+    larger weight.
 
     >>> a, b = Problem("a", "What is 1 + 1?", "2"), Problem("b", "what is $1+1$", "2")
-    >>> [(o.problem.id, o.other, o.share) for o in overlaps([a], [b])]
+    >>> [(o.problem.id, o.original, o.share) for o in overlaps([a], [b])]
     [('a', 'b', 1.0)]
     """
-    problems, others = list(train), list(evaluation)
-    texts = [tuple(words(problem.problem)) for problem in (*problems, *others)]
-    fragments_of = {text: fragments(text) for text in texts}
-    rows = Counter(fragment for found in fragments_of.values() for fragment in found)
+    train_problems = list(train)
+    eval_problems = list(evaluation)
+    train_texts = [tuple(words(problem.problem)) for problem in train_problems]
+    eval_texts = [tuple(words(problem.problem)) for problem in eval_problems]
+    index = _FragmentIndex(train_texts, eval_texts)
 
-    def weight(found: Iterable[tuple[str, ...]]) -> float:
-        # What stands in two problems only is as telling as what stands in one.
-        return sum(1 / max(rows[fragment] - 1, 1) for fragment in found if rows[fragment] <= COMMON)
-
-    weights = {text: weight(found) for text, found in fragments_of.items()}
-    holders: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for i, text in enumerate(texts[len(problems) :]):
-        for fragment in fragments_of[text]:
-            holders[fragment].append(i)
-    exact = {text: other.id for text, other in zip(texts[len(problems) :], others, strict=True)}
-    seen: dict[tuple[str, ...], str] = {}
-    dropped: list[Overlap] = []
-    for text, problem in zip(texts, problems, strict=False):
-        shared: defaultdict[int, float] = defaultdict(float)
-        for fragment in fragments_of[text]:
-            if rows[fragment] <= COMMON:
-                for i in holders.get(fragment, ()):
-                    shared[i] += 1 / max(rows[fragment] - 1, 1)
-        shares: dict[int, float] = {}
-        for i, found in shared.items():
-            other = texts[len(problems) + i]
-            light, heavy = sorted((weights[text], weights[other]))
-            share = found / max(light, heavy / LONGER)
-            if share >= (SHORT_SHARE if min(len(text), len(other)) < SHORT else SHARE):
-                shares[i] = share
-        first = exact.get(text) or seen.setdefault(text, problem.id)
-        if first != problem.id:
-            dropped.append(Overlap(problem, first, 1.0))
-        elif shares:
+    eval_ids = {text: problem.id for text, problem in zip(eval_texts, eval_problems, strict=True)}
+    train_ids: dict[Words, str] = {}
+    repeats: list[Overlap] = []
+    for text, problem in zip(train_texts, train_problems, strict=True):
+        # The first problem with the same words, which may be the problem itself.
+        first_id = eval_ids.get(text) or train_ids.setdefault(text, problem.id)
+        if first_id != problem.id:
+            repeats.append(Overlap(problem, first_id, 1.0))
+            continue
+        shares = index.similar(text)
+        if shares:
             nearest = max(shares, key=lambda i: shares[i])
-            dropped.append(Overlap(problem, others[nearest].id, shares[nearest]))
-    return dropped
+            repeats.append(Overlap(problem, eval_problems[nearest].id, shares[nearest]))
+    return repeats
+
+
+class _FragmentIndex:
+    """An index of the fragments of evaluation problems, with the weights of all fragments.
+
+    Args:
+        train_texts: The words of each training problem.
+        eval_texts: The words of each evaluation problem.
+    """
+
+    def __init__(self, train_texts: Sequence[Words], eval_texts: Sequence[Words]) -> None:
+        self._eval_texts = eval_texts
+        self._fragments = {text: fragments(text) for text in (*train_texts, *eval_texts)}
+        # The number of problems with each fragment.
+        self._counts: Counter[Words] = Counter()
+        for text_fragments in self._fragments.values():
+            self._counts.update(text_fragments)
+        self._weights = {
+            text: sum(map(self._weight, text_fragments)) for text, text_fragments in self._fragments.items()
+        }
+        # The indices of the evaluation problems with each fragment.
+        self._eval_indices: defaultdict[Words, list[int]] = defaultdict(list)
+        for i, text in enumerate(eval_texts):
+            for fragment in self._fragments[text]:
+                self._eval_indices[fragment].append(i)
+
+    def _weight(self, fragment: Words) -> float:
+        """Return the weight of a fragment: 1 if it is in one or two problems, less if in more, 0 if it is common."""
+        count = self._counts[fragment]
+        return 1 / max(count - 1, 1) if count <= COMMON else 0.0
+
+    def similar(self, text: Words) -> dict[int, float]:
+        """Return the evaluation problems that a text repeats, as the share of common fragments by index."""
+        common_weights: defaultdict[int, float] = defaultdict(float)
+        for fragment in self._fragments[text]:
+            weight = self._weight(fragment)
+            if weight:
+                for i in self._eval_indices.get(fragment, ()):
+                    common_weights[i] += weight
+        shares: dict[int, float] = {}
+        for i, common_weight in common_weights.items():
+            eval_text = self._eval_texts[i]
+            light, heavy = sorted((self._weights[text], self._weights[eval_text]))
+            share = common_weight / max(light, heavy / LONGER)
+            is_short = min(len(text), len(eval_text)) < SHORT
+            if share >= (SHORT_SHARE if is_short else SHARE):
+                shares[i] = share
+        return shares

@@ -1,5 +1,4 @@
-"""Writes problem sets as trainers read them: verl's parquet schema, TRL's prompt and answer, and a
-manifest."""
+"""Write problem sets for trainers: files in verl's parquet schema, files with TRL's columns, and a manifest."""
 
 from __future__ import annotations
 
@@ -18,22 +17,22 @@ from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
-from bandpo_lab.evals.golds import Gold, unreadable
-from bandpo_lab.evals.rows import read_rows
-from bandpo_lab.file_models import checked, read_json
+from bandpo_lab.evals.dataset_io import read_rows
+from bandpo_lab.evals.golds import Gold, find_bad_golds
+from bandpo_lab.file_models import read_json, validate_as
 from bandpo_lab.files import check_writable, replacing
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
-"""How to answer, so that grading finds the answer; the sentence that Qwen's models were trained with."""
+"""The instruction on the form of the answer, which grading expects; Qwen's models were trained with this sentence."""
 
 
 @dataclass(frozen=True)
 class PromptForm:
-    """How a problem becomes a prompt.
+    """The form of a prompt.
 
     Attributes:
-        instruction: Added after the problem on a line of its own; empty adds nothing.
-        template: Text around ``{problem}``, in place of the instruction.
+        instruction: A text that is added on a line after the problem; empty adds nothing.
+        template: A text with ``{problem}`` for the problem, in place of the instruction.
 
     >>> PromptForm(instruction="In a box.").messages("1+1?")
     [{'role': 'user', 'content': '1+1?\\nIn a box.'}]
@@ -43,16 +42,16 @@ class PromptForm:
     template: str = ""
 
     def messages(self, problem: str) -> list[dict[str, str]]:
-        """The prompt as messages for a chat template."""
-        asked = f"{problem}\n{self.instruction}".removesuffix("\n")
+        """Return the prompt of a problem as messages for a chat template."""
+        content = f"{problem}\n{self.instruction}".removesuffix("\n")
         if self.template:
-            asked = self.template.replace("{problem}", problem)
-        return [{"role": "user", "content": asked}]
+            content = self.template.replace("{problem}", problem)
+        return [{"role": "user", "content": content}]
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """A row that was left out, and why."""
+class DroppedRow:
+    """A row that was left out, and the reason."""
 
     set: str
     id: str
@@ -73,7 +72,7 @@ Entry = TypedDict(
         "sha256": dict[str, str],
     },
 )
-"""What the manifest says of a set."""
+"""The entry of a set in the manifest."""
 
 
 def prepare_data(
@@ -89,29 +88,37 @@ def prepare_data(
     overwrite: bool = False,
     authors: bool = False,
 ) -> dict[str, Entry]:
-    """Loads sets, drops what must not be trained on, and writes them.
+    """Load problem sets, drop problems that must not be trained on, and write the sets.
 
-    ``out/verl/NAME.parquet`` has verl's schema and ``out/trl/NAME.parquet`` the columns `prompt`, `answer`,
-    `data_source` and `id`, which `bandpo_lab.evals.grading.reward` and `bandpo-lab eval` read. ``out/manifest.json``
-    says what each file holds and ``out/dropped.jsonl`` which rows were left out: training problems that
-    repeat an evaluation problem of this call or of an earlier one into the same folder, or an earlier
-    training problem; rows without problem or answer; and problems whose answer cannot be used (see
-    `bandpo_lab.evals.golds.unreadable`). Where the last are kept, the manifest names them.
+    The files are ``out/verl/NAME.parquet`` with verl's schema, and ``out/trl/NAME.parquet`` with the columns `prompt`,
+    `answer`, `data_source` and `id`, which `bandpo_lab.evals.grading.reward` and `bandpo-lab eval` read.
+    ``out/manifest.json`` describes each file, and ``out/dropped.jsonl`` lists the rows that were left out:
+
+    - training problems that repeat an evaluation problem of this call or of an earlier call with the same folder, or an
+      earlier training problem;
+    - rows without a problem or an answer;
+    - problems whose answer cannot be used (see `bandpo_lab.evals.golds.find_bad_golds`). If they are kept, the manifest
+      lists them.
 
     Args:
-        specs: Names and files, as `bandpo_lab.data.sources.load` takes them, which `role`, `revision`, `size` and
-            `seed` are for.
-        out: Sets that are there already and not named stay.
-        golds: Left out, problems whose answer cannot be used are dropped from training sets and kept in evaluation
-            sets, which stay comparable with others' figures.
-        authors: Whether prompts and data sources are those of the paper's authors (see `bandpo_lab.authors`).
+        specs: The names and files of the sets (see `bandpo_lab.data.sources.load`).
+        out: The folder. Other sets in it are kept.
+        form: The form of the prompts.
+        role: The role of files, as for `load`.
+        golds: The treatment of problems whose answer cannot be used. By default, they are dropped from training sets
+            and kept in evaluation sets, so that scores remain comparable with published ones.
+        revision: The revision of the hub's repository, as for `load`.
+        size: The number of problems of a generated set, as for `load`.
+        seed: The seed of a generated set, as for `load`.
+        overwrite: If True, sets that are in the folder already are written again.
+        authors: If True, use the prompts and data sources of the paper's authors (see `bandpo_lab.authors`).
 
     Returns:
         The manifest.
 
     Raises:
-        ValueError: No set, the same set twice, a set that is there already, or what `load` refuses. A set of which
-            nothing is left. An evaluation set whose problems stand in a training set prepared earlier.
+        ValueError: There is no set, a set is named twice or is in the folder already, `load` refuses a set, no problem
+            of a set is left, or a training set that was prepared earlier repeats evaluation problems.
         FileProblem: A file does not exist.
         ConnectionError: The hub cannot be reached.
     """
@@ -124,113 +131,166 @@ def prepare_data(
         raise InvalidValue(f"the same set twice among {', '.join(names)}: give each another name, NAME=FILE")
     check_writable(out)
     manifest = _read_manifest(out)
-    there = ", ".join(name for name in names if name in manifest)
-    if there and not overwrite:
+    existing = ", ".join(name for name in names if name in manifest)
+    if existing and not overwrite:
         raise InvalidValue(
-            f"{out} already holds {there}: write again with --overwrite (overwrite=True), or choose another folder"
+            f"{out} already holds {existing}: write again with --overwrite (overwrite=True), or choose another folder"
         )
-    if authors and (unknown := [name for name in names if name not in STYLES]):
+    unknown = [name for name in names if name not in STYLES]
+    if authors and unknown:
         raise InvalidValue(
             f"the authors have no prompt for {', '.join(unknown)}, only for {', '.join(STYLES)}"
         )
     sets = [load(spec, role=role, revision=revision, size=size, seed=seed) for spec in specs]
-    evaluation = [p for s in sets if s.role == "eval" for p in s.problems]
+
+    # All evaluation problems, of this call and of earlier ones.
+    evaluation: list[Problem] = []
+    for problem_set in sets:
+        if problem_set.role == "eval":
+            evaluation += problem_set.problems
     _refuse_leaks(out, manifest, names, evaluation)
-    evaluation += [p for problems in _earlier(out, manifest, names, "eval").values() for p in problems]
-    dropped = [d for d in _read_dropped(out) if d.set not in names]
-    sifted = [_sift(problems, evaluation, golds) for problems in sets]
-    for problems, (kept, gone, unusable) in zip(sets, sifted, strict=True):
-        dropped += gone
-        written, asked = problems, replace(form, instruction="") if problems.complete else form
+    for problems in _earlier_sets(out, manifest, names, "eval").values():
+        evaluation += problems
+
+    # Select the rows of all sets before the first is written.
+    dropped = [row for row in _read_dropped(out) if row.set not in names]
+    selections = [_select(problem_set, evaluation, golds) for problem_set in sets]
+    for problem_set, selection in zip(sets, selections, strict=True):
+        dropped += selection.dropped
+        prompt_form = replace(form, instruction="") if problem_set.complete else form
+        data_source = problem_set.data_source
         if authors:
-            style = STYLES[problems.name]
-            written = replace(problems, data_source=style.data_source)
-            asked = replace(form, template=style.template)
-        files = {
-            "verl": _write(out / "verl" / f"{problems.name}.parquet", _verl_rows(written, kept, asked)),
-            "trl": _write(out / "trl" / f"{problems.name}.parquet", _trl_rows(written, kept, asked)),
+            style = STYLES[problem_set.name]
+            data_source = style.data_source
+            prompt_form = replace(form, template=style.template)
+        written_set = replace(problem_set, data_source=data_source, problems=tuple(selection.problems))
+        file_name = f"{problem_set.name}.parquet"
+        digests = {
+            "verl": _write(out / "verl" / file_name, _verl_rows(written_set, prompt_form)),
+            "trl": _write(out / "trl" / file_name, _trl_rows(written_set, prompt_form)),
         }
-        manifest[problems.name] = {
-            "role": problems.role,
-            "rows": len(kept),
-            "dropped": len(gone),
-            "unreadable golds": unusable,
-            "licence": problems.licence,
-            "origin": dict(problems.origin),
-            "prompt": asdict(asked),
-            "sha256": files,
+        manifest[problem_set.name] = {
+            "role": problem_set.role,
+            "rows": len(selection.problems),
+            "dropped": len(selection.dropped),
+            "unreadable golds": selection.bad_golds,
+            "licence": problem_set.licence,
+            "origin": dict(problem_set.origin),
+            "prompt": asdict(prompt_form),
+            "sha256": digests,
         }
-    _replace(out / "dropped.jsonl", "".join(json.dumps(asdict(d)) + "\n" for d in dropped).encode())
+    dropped_lines = [json.dumps(asdict(row)) + "\n" for row in dropped]
+    _replace(out / "dropped.jsonl", "".join(dropped_lines).encode())
     _replace(out / "manifest.json", (json.dumps(manifest, indent=2) + "\n").encode())
     return manifest
 
 
-def _sift(
-    problems: ProblemSet, evaluation: Sequence[Problem], golds: Golds | None
-) -> tuple[list[Problem], list[Dropped], dict[str, str]]:
-    """What is kept of a set, what is dropped, and which of the kept golds cannot be used."""
-    name = problems.name
-    dropped = [Dropped(name, id, reason, "") for id, reason in problems.unreadable.items()]
-    kept, unusable = list(problems.problems), {}
-    # The generated sets have answers by construction, and splits that share nothing.
-    if "generator" not in problems.origin:
-        if problems.role == "train":
-            repeats = overlaps(kept, evaluation)
+@dataclass(frozen=True)
+class _Selection:
+    """The rows of a set that are written, and those that are dropped.
+
+    Attributes:
+        problems: The problems that are written.
+        dropped: The rows that are dropped.
+        bad_golds: The golds among ``problems`` that cannot be used, as reasons by id.
+    """
+
+    problems: list[Problem]
+    dropped: list[DroppedRow]
+    bad_golds: dict[str, str]
+
+
+def _select(problem_set: ProblemSet, evaluation: Sequence[Problem], golds: Golds | None) -> _Selection:
+    """Select the problems of a set that are written.
+
+    Raises:
+        ValueError: None is left.
+    """
+    name = problem_set.name
+    dropped = [DroppedRow(name, row_id, reason, "") for row_id, reason in problem_set.unreadable.items()]
+    problems = list(problem_set.problems)
+    bad_golds: dict[str, str] = {}
+    # The answers of generated sets are right by construction, and their splits have no common problems.
+    if "generator" not in problem_set.origin:
+        if problem_set.role == "train":
+            repeats = overlaps(problems, evaluation)
             dropped += [
-                Dropped(name, o.problem.id, f"repeats {o.other} ({o.share:.0%})", o.problem.problem)
+                DroppedRow(name, o.problem.id, f"repeats {o.original} ({o.share:.0%})", o.problem.problem)
                 for o in repeats
             ]
-            kept = [p for p in kept if p.id not in {o.problem.id for o in repeats}]
-        golds_of = [Gold(p.id, p.answer, problems.data_source) for p in kept if problems.ability == "math"]
-        unusable = {bad.gold.id: bad.reason for bad in unreadable(golds_of)}
-        if golds == "drop" or (golds is None and problems.role == "train"):
+            repeated_ids = {o.problem.id for o in repeats}
+            problems = [problem for problem in problems if problem.id not in repeated_ids]
+        if problem_set.ability == "math":
+            all_golds = [Gold(problem.id, problem.answer, problem_set.data_source) for problem in problems]
+            bad_golds = {bad.gold.id: bad.reason for bad in find_bad_golds(all_golds)}
+        if golds == "drop" or (golds is None and problem_set.role == "train"):
             dropped += [
-                Dropped(name, p.id, f"answer: {unusable[p.id]}", p.problem) for p in kept if p.id in unusable
+                DroppedRow(name, problem.id, f"answer: {bad_golds[problem.id]}", problem.problem)
+                for problem in problems
+                if problem.id in bad_golds
             ]
-            kept, unusable = [p for p in kept if p.id not in unusable], {}
-    if not kept:
+            problems = [problem for problem in problems if problem.id not in bad_golds]
+            bad_golds = {}
+    if not problems:
         raise InvalidValue(f"{name}: nothing left, all rows are dropped; the first: {dropped[0].reason}")
-    return kept, dropped, unusable
+    return _Selection(problems, dropped, bad_golds)
 
 
 def _refuse_leaks(
-    out: Path, manifest: Mapping[str, Entry], named: Sequence[str], evaluation: Sequence[Problem]
+    out: Path, manifest: Mapping[str, Entry], names: Sequence[str], evaluation: Sequence[Problem]
 ) -> None:
-    ids = {p.id for p in evaluation}
-    for name, problems in _earlier(out, manifest, named, "train").items():
+    """Check that no training set of an earlier call repeats an evaluation problem of this call.
+
+    Raises:
+        ValueError: A training set does; the message names it and the first problem.
+    """
+    eval_ids = {problem.id for problem in evaluation}
+    for name, problems in _earlier_sets(out, manifest, names, "train").items():
         if "generator" in manifest[name]["origin"]:
             continue
-        leaks = [o for o in overlaps(problems, evaluation) if o.other in ids]
+        leaks = [o for o in overlaps(problems, evaluation) if o.original in eval_ids]
         if leaks:
             raise InvalidValue(
                 f"{name}, prepared earlier into {out}, repeats {len(leaks)} of these evaluation problems (the "
-                f"first: {leaks[0].problem.id} repeats {leaks[0].other}): name {name} in the same call, with "
+                f"first: {leaks[0].problem.id} repeats {leaks[0].original}): name {name} in the same call, with "
                 "--overwrite (overwrite=True), to drop them from it, or choose another folder"
             )
 
 
-def _verl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) -> list[dict[str, Any]]:
+def _verl_rows(problem_set: ProblemSet, form: PromptForm) -> list[dict[str, Any]]:
+    """Return the rows of a set in verl's schema."""
     return [
         {
-            "data_source": problems.data_source,
-            "prompt": form.messages(p.problem),
-            "ability": problems.ability,
-            "reward_model": {"style": "rule", "ground_truth": p.answer},
-            "extra_info": {"split": problems.role, "index": i, "id": p.id, "problem": p.problem},
+            "data_source": problem_set.data_source,
+            "prompt": form.messages(problem.problem),
+            "ability": problem_set.ability,
+            "reward_model": {"style": "rule", "ground_truth": problem.answer},
+            "extra_info": {
+                "split": problem_set.role,
+                "index": i,
+                "id": problem.id,
+                "problem": problem.problem,
+            },
         }
-        for i, p in enumerate(kept)
+        for i, problem in enumerate(problem_set.problems)
     ]
 
 
-def _trl_rows(problems: ProblemSet, kept: Sequence[Problem], form: PromptForm) -> list[dict[str, Any]]:
-    prompts = [p.problem if problems.complete else form.messages(p.problem) for p in kept]
+def _trl_rows(problem_set: ProblemSet, form: PromptForm) -> list[dict[str, Any]]:
+    """Return the rows of a set with the columns of a reward function for TRL."""
     return [
-        {"prompt": prompt, "answer": p.answer, "data_source": problems.data_source, "id": p.id}
-        for prompt, p in zip(prompts, kept, strict=True)
+        {
+            "prompt": problem.problem if problem_set.complete else form.messages(problem.problem),
+            "answer": problem.answer,
+            "data_source": problem_set.data_source,
+            "id": problem.id,
+        }
+        for problem in problem_set.problems
     ]
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> str:
+    """Write rows to a parquet file and return its SHA-256."""
     import pyarrow
     import pyarrow.parquet
 
@@ -249,27 +309,29 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _read_manifest(out: Path) -> dict[str, Entry]:
     path = out / "manifest.json"
-    return checked(dict[str, Entry], read_json(path), str(path)) if path.exists() else {}
+    return validate_as(dict[str, Entry], read_json(path), str(path)) if path.exists() else {}
 
 
-def _read_dropped(out: Path) -> list[Dropped]:
+def _read_dropped(out: Path) -> list[DroppedRow]:
     path = out / "dropped.jsonl"
     if not path.exists():
         return []
-    return [checked(Dropped, row, f"{path}, line {n}") for n, row in read_jsonl(path, growing=False)]
+    return [validate_as(DroppedRow, row, f"{path}, line {n}") for n, row in read_jsonl(path, growing=False)]
 
 
-def _earlier(
-    out: Path, manifest: Mapping[str, Entry], named: Sequence[str], role: Role
+def _earlier_sets(
+    out: Path, manifest: Mapping[str, Entry], names: Sequence[str], role: Role
 ) -> dict[str, list[Problem]]:
-    """The sets of a role that earlier calls wrote and this one does not write again."""
-    earlier = [name for name, entry in manifest.items() if entry["role"] == role and name not in named]
-    return {
-        name: [
+    """Return the sets of a role that earlier calls wrote, except those of ``names``, which are written again."""
+    sets: dict[str, list[Problem]] = {}
+    for name, entry in manifest.items():
+        if entry["role"] != role or name in names:
+            continue
+        rows = read_rows(out / "verl" / f"{name}.parquet")
+        sets[name] = [
             Problem(
                 row["extra_info"]["id"], row["extra_info"]["problem"], row["reward_model"]["ground_truth"]
             )
-            for row in read_rows(out / "verl" / f"{name}.parquet")
+            for row in rows
         ]
-        for name in earlier
-    }
+    return sets

@@ -1,4 +1,7 @@
-"""The sets that have a name; the standard library is enough to import them, so that `bandpo --help` can list them."""
+"""The problem sets that have a name.
+
+This module imports the standard library only, so that the command's help can list the names.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,46 @@ from typing import Literal
 
 Role = Literal["train", "eval"]
 Golds = Literal["drop", "keep"]
-"""What becomes of problems whose right answer cannot be graded."""
+"""The treatment of problems whose right answer cannot be graded."""
 
 
 @dataclass(frozen=True)
-class Hub:
+class HubDataset:
     """A set on the Hugging Face hub."""
 
     repo: str
     split: str
     role: Role
     licence: str
-    """Where the hub's card states none, and for local copies."""
+    """The licence for local copies, and if the hub's card states none."""
     revision: str
-    """The commit that is loaded unless another is asked for. Public repositories name these; the hub was not asked."""
+    """The commit that is loaded by default, taken from public repositories that name it."""
     config: str | None = None
     levels: tuple[str | int, ...] = ()
-    """Values of the column `level` to keep; empty keeps every row."""
+    """The values of the column `level` to keep; empty keeps every row."""
     ability: str = "math"
     draw: Callable[[int], Sequence[int]] | None = None
-    """Which rows of how many to keep; all by default."""
+    """A function from the number of rows to the indices of the rows to keep; by default all are kept."""
     file: str | None = None
-    """The file of the split, where the repository describes its files by a program, which `datasets` does not run."""
+    """The file of the split, if the repository has a loading script, which `datasets` does not run."""
 
 
-def _drawn_by_datasets(rows: int) -> Sequence[int]:
-    """As ``dataset.shuffle(seed=0).select(range(4096))``."""
+def _draw_as_datasets(rows: int) -> Sequence[int]:
+    """Return the indices that ``dataset.shuffle(seed=0).select(range(4096))`` selects."""
     import numpy as np
 
     return np.random.default_rng(0).permutation(rows)[:4096].tolist()
 
 
-def _drawn_by_python(rows: int) -> Sequence[int]:
-    """As ``random.seed(0); random.shuffle(rows)``, and the first 1,024."""
+def _draw_as_python(rows: int) -> Sequence[int]:
+    """Return the indices of the first 1,024 rows after ``random.seed(0); random.shuffle(rows)``."""
     indices = list(range(rows))
     random.Random(0).shuffle(indices)
     return indices[:1024]
 
 
-HUB: Mapping[str, Hub] = {
-    "dapo-math-17k": Hub(
+HUB: Mapping[str, HubDataset] = {
+    "dapo-math-17k": HubDataset(
         "open-r1/DAPO-Math-17k-Processed",
         "train",
         "train",
@@ -56,7 +59,7 @@ HUB: Mapping[str, Hub] = {
         "31dd309567e3da778038cc87d868b6097a3ccf68",
         config="en",
     ),
-    "math-3-5": Hub(
+    "math-3-5": HubDataset(
         "DigitalLearningGmbH/MATH-lighteval",
         "train",
         "train",
@@ -64,7 +67,7 @@ HUB: Mapping[str, Hub] = {
         "0530c78699ea5e8eb5530600900e1f328b48acad",
         levels=("Level 3", "Level 4", "Level 5"),
     ),
-    "math-12k-3-5": Hub(
+    "math-12k-3-5": HubDataset(
         "nlile/hendrycks-MATH-benchmark",
         "train",
         "train",
@@ -72,36 +75,36 @@ HUB: Mapping[str, Hub] = {
         "465bcdb36f5962aa3512891498966df785fc3c18",
         levels=(3, 4, 5),
     ),
-    "gsm8k-train": Hub(
+    "gsm8k-train": HubDataset(
         "openai/gsm8k", "train", "train", "mit", "740312add88f781978c0658806c59bc2815b9866", config="main"
     ),
-    "gsm8k": Hub(
+    "gsm8k": HubDataset(
         "openai/gsm8k", "test", "eval", "mit", "740312add88f781978c0658806c59bc2815b9866", config="main"
     ),
-    "amc23": Hub(
+    "amc23": HubDataset(
         "math-ai/amc23", "test", "eval", "not stated (texts: MAA)", "80815d37005feb82cd7f8fbc6901d5d3eff43057"
     ),
-    "aime24": Hub(
+    "aime24": HubDataset(
         "HuggingFaceH4/aime_2024",
         "train",
         "eval",
         "not stated (texts: MAA)",
         "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
     ),
-    "aime25": Hub(
+    "aime25": HubDataset(
         "math-ai/aime25",
         "test",
         "eval",
         "apache-2.0 (texts: MAA)",
         "563bb8404243c5f09de6ec262f2db674fe5bce9b",
     ),
-    "math500": Hub(
+    "math500": HubDataset(
         "HuggingFaceH4/MATH-500", "test", "eval", "mit (of MATH)", "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
     ),
-    "minerva": Hub(
+    "minerva": HubDataset(
         "math-ai/minervamath", "test", "eval", "not stated", "ee46ddc498933b1977577953250ca5c66be64f96"
     ),
-    "olympiadbench": Hub(
+    "olympiadbench": HubDataset(
         "Hothan/OlympiadBench",
         "train",
         "eval",
@@ -109,16 +112,16 @@ HUB: Mapping[str, Hub] = {
         "91184b52131e7fc9455fef848035173aea8cc01a",
         config="OE_TO_maths_en_COMP",
     ),
-    "commonsenseqa-train": Hub(
+    "commonsenseqa-train": HubDataset(
         "tau/commonsense_qa",
         "train",
         "train",
         "mit",
         "94630fe30dad47192a8546eb75f094926d47e155",
         ability="commonsense",
-        draw=_drawn_by_datasets,
+        draw=_draw_as_datasets,
     ),
-    "arc-challenge": Hub(
+    "arc-challenge": HubDataset(
         "allenai/ai2_arc",
         "validation",
         "eval",
@@ -127,7 +130,7 @@ HUB: Mapping[str, Hub] = {
         config="ARC-Challenge",
         ability="commonsense",
     ),
-    "apps-train": Hub(
+    "apps-train": HubDataset(
         "codeparrot/apps",
         "train",
         "train",
@@ -136,25 +139,26 @@ HUB: Mapping[str, Hub] = {
         ability="code",
         file="train.jsonl",
     ),
-    "apps-val": Hub(
+    "apps-val": HubDataset(
         "codeparrot/apps",
         "test",
         "eval",
         "mit",
         "21e74ddf8de1a21436da12e3e653065c5213e9d1",
         ability="code",
-        draw=_drawn_by_python,
+        draw=_draw_as_python,
         file="test.jsonl",
     ),
 }
-"""The sets of the paper, of its authors' repository, and their usual company.
+"""The sets of the paper and of its authors' repository, and other common ones, by name.
 
-`math-3-5` is the training split of MATH, levels 3 to 5; `math-12k-3-5` has these levels of the 12,000 problems beside
-MATH-500, as the authors take them. `commonsenseqa-train` and `apps-val` are the rows that the authors draw.
+`math-3-5` is the training split of MATH, levels 3 to 5. `math-12k-3-5` has these levels of the 12,000 problems of MATH
+that are not in MATH-500, as the authors use them. `commonsenseqa-train` and `apps-val` are the rows that the authors
+select.
 """
 
 GENERATED = ("multiplication", "multiplication-train")
-"""Sets that the package makes itself, to any size."""
+"""The sets that the package generates, of any size."""
 
 SIZE = 500
-"""Problems that are made of a generated set unless told otherwise: as many as MATH-500 has, and each task has more."""
+"""The default number of problems of a generated set, as many as MATH-500 has."""

@@ -1,5 +1,4 @@
-"""Where problems come from: the paper's sets on their public hubs, local files, and the package's
-generators."""
+"""Load problem sets from public hubs, local files and the package's generators."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Hub, Role
-from bandpo_lab.evals.rows import read_answer, read_prompt, read_rows
+from bandpo_lab.data.sets import GENERATED, HUB, SIZE, HubDataset, Role
+from bandpo_lab.evals.dataset_io import read_answer, read_prompt, read_rows
 from bandpo_lab.files import digest
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem and its answer, as text; the id is unique in its set and the same in every run."""
+    """A problem and its answer as texts, with an id that is unique in its set and stable between runs."""
 
     id: str
     problem: str
@@ -27,18 +26,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """Problems and where they are from.
+    """A set of problems with its origin.
 
     Attributes:
-        name: Of the set, and of its files.
-        data_source: What decides how it is graded (see `bandpo_lab.evals.grading.grade`).
-        role: Training or evaluation.
-        problems: In the order of the source.
-        origin: Source, revision and the like, for the manifest.
-        licence: As the source states it.
-        complete: The problem is the whole prompt, without an instruction on how to answer.
-        ability: What it asks for: ``math``, ``commonsense`` (a letter) or ``code`` (tests as the answer).
-        unreadable: Ids of the source's rows without a problem or an answer, each with the reason.
+        name: The name of the set and of its files.
+        data_source: The data source, which selects the rule of grading (see `bandpo_lab.evals.grading.grade`).
+        role: ``train`` for training, ``eval`` for evaluation.
+        problems: The problems, in the order of the source.
+        origin: The source, its revision and the like, for the manifest.
+        licence: The licence that the source states.
+        complete: True if the problem is the whole prompt, to which no instruction is added.
+        ability: The kind of answer: ``math``, ``commonsense`` (a letter) or ``code`` (tests).
+        unreadable: The rows of the source without a problem or an answer, as reasons by id.
     """
 
     name: str
@@ -53,8 +52,9 @@ class ProblemSet:
 
 
 PROBLEM_COLUMNS = ("problem", "question", "prompt")
+"""The columns that may hold the problem; the first that is not empty is used."""
 ANSWER_COLUMNS = ("answer", "answerKey", "final_answer", "ground_truth", "reward_model", "solution")
-"""Columns searched, in this order; the first that holds one has the problem or the answer."""
+"""The columns that may hold the answer; the first that is not empty is used."""
 
 
 _FILE = re.compile(r"(?:([\w.-]+)=)?(.+\.(?:jsonl|parquet))")
@@ -62,7 +62,7 @@ _TRAIN = re.compile(r"(?:^|[-_.])train(?=$|[-_.])", re.IGNORECASE)
 
 
 def set_name(spec: str) -> str:
-    """The name of the set that `load` loads, without loading it.
+    """Return the name of a set without loading it.
 
     >>> set_name("aime24"), set_name("runs/my.jsonl"), set_name("mine=runs/my.jsonl")
     ('aime24', 'my', 'mine')
@@ -74,20 +74,21 @@ def set_name(spec: str) -> str:
 def load(
     spec: str, *, role: Role | None = None, revision: str | None = None, size: int = SIZE, seed: int = 0
 ) -> ProblemSet:
-    """Loads one set.
+    """Load one set.
 
     Args:
-        spec: A name of `HUB` or `GENERATED`, a JSONL or parquet file, or ``NAME=FILE``. A file
-            takes its name from its stem; where the name is one of the hub's, also role and licence.
-        role: Of a file. Left out, a file is for training if its name has the word ``train`` (``train``,
+        spec: A name in `HUB` or `GENERATED`, a JSONL or parquet file, or ``NAME=FILE``. The default name of a file is
+            its stem. If the name is in `HUB`, the set has the role and licence given there.
+        role: The role of a file. By default, a file is for training if its name has the word ``train`` (``train``,
             ``my-train``, ``my_train``), and for evaluation if not.
-        revision: Of the hub's repository; by default the commit that `HUB` names. The manifest records which it was.
-        size: Problems to make, for generated sets, with this seed.
+        revision: The revision of the hub's repository; by default the commit in `HUB`. The manifest records it.
+        size: The number of problems of a generated set.
+        seed: The seed of a generated set.
 
     Raises:
-        ValueError: Unknown name, a role that is not the set's own, a size that the set cannot have, or a file that
-            does not hold problems.
-        FileProblem: No such file.
+        ValueError: The name is unknown, the set has another role, it cannot have this size, or the file has no
+            problems.
+        FileProblem: The file does not exist.
         ConnectionError: The hub cannot be reached.
     """
     file = _FILE.fullmatch(spec)
@@ -102,141 +103,182 @@ def load(
     )
 
 
-def _own_role(name: str, own: Role, asked: Role | None) -> Role:
-    if asked not in (None, own):
+def _check_role(name: str, role: Role, requested: Role | None) -> None:
+    """Check that the requested role, if any, is the one of the set.
+
+    Raises:
+        ValueError: It is another.
+    """
+    if requested not in (None, role):
         raise InvalidValue(
-            f"{name} has the role {own}, not {asked}: give a file of it another name, NAME=FILE, to use it so"
+            f"{name} has the role {role}, not {requested}: to use a file of it in that role, give the file another "
+            "name, NAME=FILE"
         )
-    return own
 
 
-def _load_hub(name: str, hub: Hub, role: Role | None, revision: str | None) -> ProblemSet:
-    _own_role(name, hub.role, role)
+def _load_hub(name: str, hub: HubDataset, role: Role | None, revision: str | None) -> ProblemSet:
+    """Load a set from the hub, or from its cache if the hub's libraries are offline."""
+    _check_role(name, hub.role, role)
     import huggingface_hub
     from datasets import load_dataset
 
-    asked = revision or hub.revision
+    revision = revision or hub.revision
     try:
         if huggingface_hub.is_offline_mode():
-            # What an earlier call has downloaded is found by its commit; the card is not among it.
-            commit, licence = asked, None
+            # The cache finds an earlier download by its commit; it does not hold the card with the licence.
+            commit = revision
+            licence = None
         else:
-            info = huggingface_hub.HfApi().dataset_info(hub.repo, revision=asked)
-            commit, licence = info.sha, (info.card_data or {}).get("license")
+            info = huggingface_hub.HfApi().dataset_info(hub.repo, revision=revision)
+            commit = info.sha
+            licence = (info.card_data or {}).get("license")
         if hub.file is None:
             rows = load_dataset(hub.repo, hub.config, split=hub.split, revision=commit).to_list()
         else:
             file = huggingface_hub.hf_hub_download(hub.repo, hub.file, repo_type="dataset", revision=commit)
             rows = read_rows(Path(file))
-    # Without a network the hub's libraries raise errors of several packages.
+    # Without a network, the hub's libraries raise errors of several packages.
     except Exception as error:
         raise ConnectionError(
-            f"{name} could not be loaded from the hub's {hub.repo}, revision {asked}: {error}. "
-            f"Where the hub is out of reach, give a file: {name}=FILE.jsonl"
+            f"{name} could not be loaded from the hub's {hub.repo}, revision {revision}: {error}. "
+            f"Without access to the hub, give a file: {name}=FILE.jsonl"
         ) from error
     origin = {"hub": hub.repo, "config": hub.config, "split": hub.split, "revision": commit}
-    return _read(name, rows, origin, role, str(licence) if licence else None)
+    return _problem_set(name, rows, origin, role, str(licence) if licence else None)
 
 
 def _load_file(name: str, path: Path, role: Role | None) -> ProblemSet:
+    """Load a set from a local file."""
     rows = read_rows(path)
     revision = f"sha256:{digest(path)}"
-    return _read(name, rows, {"file": path.name, "revision": revision}, role)
+    return _problem_set(name, rows, {"file": path.name, "revision": revision}, role)
 
 
-def _read(
+def _problem_set(
     name: str,
     rows: Sequence[Mapping[str, Any]],
     origin: Mapping[str, Any],
-    role: Role | None,
+    requested_role: Role | None,
     licence: str | None = None,
 ) -> ProblemSet:
+    """Convert the rows of a source to a set of problems."""
     hub = HUB.get(name)
-    own: Role = hub.role if hub else role or ("train" if _TRAIN.search(name) else "eval")
-    read = _READERS[hub.ability if hub else "math"]
+    role: Role = requested_role or ("train" if _TRAIN.search(name) else "eval")
+    ability = "math"
+    indices: Sequence[int] = range(len(rows))
+    if hub is not None:
+        role = hub.role
+        ability = hub.ability
+        licence = licence or hub.licence
+        if hub.draw is not None:
+            indices = hub.draw(len(rows))
+
+    # Read the rows, and collect those without a problem or an answer.
+    read_row = _ROW_READERS[ability]
     problems: list[Problem] = []
     unreadable: dict[str, str] = {}
-    for i in hub.draw(len(rows)) if hub and hub.draw else range(len(rows)):
+    for i in indices:
         row = rows[i]
         if hub is not None and hub.levels and row.get("level", hub.levels[0]) not in hub.levels:
             continue
-        id = f"{name}-{i}"
+        problem_id = f"{name}-{i}"
         try:
-            problems.append(Problem(id, *read(row)))
+            problems.append(Problem(problem_id, *read_row(row)))
         except ValueError as error:
-            unreadable[id] = str(error)
+            unreadable[problem_id] = str(error)
     if not problems:
-        why = [f"; row {id.removeprefix(f'{name}-')}: {reason}" for id, reason in unreadable.items()]
-        raise InvalidValue(f"{name}: no row with a problem and an answer{''.join(why[:1])}")
+        message = f"{name}: no row with a problem and an answer"
+        for problem_id, reason in list(unreadable.items())[:1]:
+            message += f"; row {problem_id.removeprefix(f'{name}-')}: {reason}"
+        raise InvalidValue(message)
+    _check_role(name, role, requested_role)
     return ProblemSet(
         name,
         _TRAIN.sub("", name) or name,
-        _own_role(name, own, role),
+        role,
         tuple(problems),
         origin,
-        licence or (hub.licence if hub else "not stated"),
-        ability=hub.ability if hub else "math",
+        licence or "not stated",
+        ability=ability,
         unreadable=unreadable,
     )
 
 
 def _read_math(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the problem and the answer of a row."""
     return _first(row, PROBLEM_COLUMNS, read_problem), _first(row, ANSWER_COLUMNS, read_answer)
 
 
 def _read_choice(row: Mapping[str, Any]) -> tuple[str, str]:
-    """A question with its choices, and the letter of the right one; some sets number them."""
-    question, key = _first(row, PROBLEM_COLUMNS, read_problem), _first(row, ANSWER_COLUMNS, read_answer)
+    """Return a question with its choices, and the letter of the right choice; some sets number the choices."""
+    question = _first(row, PROBLEM_COLUMNS, read_problem)
+    right_label = _first(row, ANSWER_COLUMNS, read_answer)
     choices = row.get("choices")
     if not isinstance(choices, Mapping):
         raise InvalidValue("the row has no choices with label and text")
     letters = {label: chr(ord("A") + i) for i, label in enumerate(choices["label"])}
-    if key not in letters:
-        raise InvalidValue(f"the answer {key!r} is none of the choices {', '.join(letters)}")
-    listed = [f"({letter}) {text}" for letter, text in zip(letters.values(), choices["text"], strict=True)]
-    return "\n".join([f"Question: {question}", "", "Choices:", *listed]), letters[key]
+    if right_label not in letters:
+        raise InvalidValue(f"the answer {right_label!r} is none of the choices {', '.join(letters)}")
+    lines = [f"({letter}) {text}" for letter, text in zip(letters.values(), choices["text"], strict=True)]
+    return "\n".join([f"Question: {question}", "", "Choices:", *lines]), letters[right_label]
 
 
 def _read_code(row: Mapping[str, Any]) -> tuple[str, str]:
-    """A task for a program, and its tests as JSON: ``inputs`` and ``outputs``, as many of one as of the other."""
-    tests = row.get("input_output") or "{}"
+    """Return a programming task, and its tests as JSON with the keys ``inputs`` and ``outputs``."""
+    value = row.get("input_output") or "{}"
     try:
-        read = json.loads(tests) if isinstance(tests, str) else tests
+        tests = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise InvalidValue(f"input_output is no JSON: {error}") from error
-    inputs, outputs = (
-        ([], []) if not isinstance(read, dict) else (read.get(k) or [] for k in ("inputs", "outputs"))
-    )
+        raise InvalidValue(f"input_output is not valid JSON: {error}") from error
+    inputs: Sequence[Any] = []
+    outputs: Sequence[Any] = []
+    if isinstance(tests, dict):
+        inputs = tests.get("inputs") or []
+        outputs = tests.get("outputs") or []
     if not inputs or len(inputs) != len(outputs):
         raise InvalidValue(f"{len(inputs)} inputs and {len(outputs)} outputs are no tests")
-    starter = f"\n\nStart from:\n```python\n{row['starter_code']}\n```" if row.get("starter_code") else ""
-    return _first(row, PROBLEM_COLUMNS, read_problem) + starter, json.dumps(read)
+    task = _first(row, PROBLEM_COLUMNS, read_problem)
+    if row.get("starter_code"):
+        task += f"\n\nStart from:\n```python\n{row['starter_code']}\n```"
+    return task, json.dumps(tests)
 
 
-_READERS = {"math": _read_math, "commonsense": _read_choice, "code": _read_code}
+_ROW_READERS = {"math": _read_math, "commonsense": _read_choice, "code": _read_code}
 
 
 def _first(row: Mapping[str, Any], columns: tuple[str, ...], read: Callable[[Any], str]) -> str:
-    """The first of the columns that holds something."""
-    there = [column for column in columns if column in row]
-    if not there:
+    """Return the text of the first column that is not empty.
+
+    Args:
+        row: The row.
+        columns: The names of the columns, in order.
+        read: A function from a value to its text.
+
+    Raises:
+        ValueError: All of these columns are missing, empty or malformed.
+    """
+    present = [column for column in columns if column in row]
+    if not present:
         raise InvalidValue(f"the row has the columns {', '.join(row)}, and needs one of {', '.join(columns)}")
     reasons = []
-    for column in there:
+    for column in present:
+        value = row[column]
         try:
-            if text := read(row[column]):
-                return text
-            reasons.append(f"{column} is {'null' if row[column] is None else f'{row[column]!r:.40}'}")
+            text = read(value)
         except ValueError as error:
             reasons.append(f"{column}: {error}")
+            continue
+        if text:
+            return text
+        reasons.append(f"{column} is null" if value is None else f"{column} is {value!r:.40}")
     raise InvalidValue("; ".join(reasons))
 
 
 def read_problem(value: Any) -> str:
-    """The text of a problem: a string, or messages, of which the last one of the user holds it.
+    """Return the text of a problem: a string, or the last message of the user.
 
     Raises:
-        ValueError: Neither of the two.
+        ValueError: The value is neither a text nor messages of text.
 
     >>> read_problem([{"role": "user", "content": "1+1?"}])
     '1+1?'
@@ -249,13 +291,15 @@ def read_problem(value: Any) -> str:
     return next((m["content"].strip() for m in reversed(prompt) if m["role"] == "user"), "")
 
 
-def _generate(name: str, asked: Role | None, size: int, seed: int) -> ProblemSet:
-    from bandpo_lab.tasks.multiplication import problems
+def _generate(name: str, requested_role: Role | None, size: int, seed: int) -> ProblemSet:
+    """Generate a set of the embedded task."""
+    from bandpo_lab.tasks import multiplication
 
     if size < 1:
         raise InvalidValue(f"{name}: size = {size} must be at least 1")
-    role = _own_role(name, "train" if name.endswith("-train") else "eval", asked)
-    rows = problems(role, size, seed)
-    made = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))
+    role: Role = "train" if name.endswith("-train") else "eval"
+    _check_role(name, role, requested_role)
+    rows = multiplication.problems(role, size, seed)
+    problems = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))
     origin = {"generator": "bandpo_lab.tasks.multiplication", "revision": f"size {size}, seed {seed}"}
-    return ProblemSet(name, "multiplication", role, made, origin, "apache-2.0", complete=True)
+    return ProblemSet(name, "multiplication", role, problems, origin, "apache-2.0", complete=True)

@@ -1,1 +1,1 @@
-"""Evaluation: grading, sampling, metrics and comparing. Each file loads its libraries when it is used."""
+"""Evaluation: sampling, grading, metrics and comparison. Optional libraries are imported when they are first used."""

@@ -1,4 +1,4 @@
-"""Whether one model is better than another, by one metric that is named beforehand; said in plain words."""
+"""Compare two models by one metric that is fixed beforehand."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ PRIMARY = "mean@"
 
 @dataclass(frozen=True)
 class ScoreDifference:
-    """Second minus first, for one metric of one data source.
+    """The difference of two models, second minus first, in one metric of one data source.
 
     Attributes:
-        interval: Of this metric alone, at 95 %.
-        p: The interval's, corrected for the metrics beside it (Holm).
+        first: The mean of the first model.
+        second: The mean of the second model.
+        interval: The difference with its interval at 95 %, not corrected for other metrics.
+        p: The p-value of the difference, corrected for the other metrics (Holm).
     """
 
     data_source: str
@@ -32,12 +34,12 @@ class ScoreDifference:
 
     @property
     def primary(self) -> bool:
-        """Whether this is the metric that decides: ``mean@n``, whatever was found."""
+        """True if this is the metric that decides, ``mean@n``, which is fixed before the results are known."""
         return self.metric.startswith(PRIMARY)
 
     @property
     def verdict(self) -> str:
-        """In plain words, what can be claimed."""
+        """The conclusion in words."""
         if self.p >= 0.05:
             return "no difference can be claimed"
         return "the second is better" if self.interval.value > 0 else "the first is better"
@@ -46,13 +48,17 @@ class ScoreDifference:
 def compare_scores(
     first: Sequence[Mapping[str, Scores]], second: Sequence[Mapping[str, Scores]]
 ) -> list[ScoreDifference]:
-    """Compares two models, each with scores by seed, on every data source and metric that both have.
+    """Compare two models on every data source and metric that all of their runs have.
 
-    The first metric of a source, ``mean@n``, is the primary one. The p-values of the primary ones of all sources are
-    corrected for each other, and those of the others too.
+    ``mean@n`` is the primary metric of a source. The p-values of the primary metrics of all sources are corrected for
+    each other, and so are those of all other metrics.
+
+    Args:
+        first: The scores of the first model by data source, one mapping per seed.
+        second: The scores of the second model by data source, one mapping per seed.
 
     Raises:
-        ValueError: Nothing in common, or a data source with other problems on one side.
+        ValueError: The runs have nothing in common, or different problems in a data source.
     """
     if not first or not second:
         raise InvalidValue("give at least one run for each side")
@@ -64,17 +70,29 @@ def compare_scores(
         if len({run[source].problems for run in runs}) > 1:
             raise InvalidValue(f"{source}: the runs have different problems: evaluate both on the same file")
         for metric in first[0][source].values:
-            if all(metric in run[source].values for run in runs):
-                a, b = ([run[source].values[metric] for run in side] for side in (first, second))
-                means = float(np.mean(a)), float(np.mean(b))
-                found = estimate(b, minus=a, smooth=metric.startswith(PRIMARY))
-                differences.append(ScoreDifference(source, metric, *means, found, found.p))
+            if not all(metric in run[source].values for run in runs):
+                continue
+            # Each of shape (seeds, problems).
+            first_values = [run[source].values[metric] for run in first]
+            second_values = [run[source].values[metric] for run in second]
+            interval = estimate(second_values, minus=first_values, smooth=metric.startswith(PRIMARY))
+            difference = ScoreDifference(
+                data_source=source,
+                metric=metric,
+                first=float(np.mean(first_values)),
+                second=float(np.mean(second_values)),
+                interval=interval,
+                p=interval.p,
+            )
+            differences.append(difference)
     if not differences:
         raise InvalidValue(
             "the runs have no data source and metric in common: evaluate both on the same data with one n"
         )
+    # Correct the primary metrics for each other, then all other metrics.
     for primary in (True, False):
         family = [i for i, difference in enumerate(differences) if difference.primary is primary]
-        for i, p in zip(family, holm([differences[i].p for i in family]), strict=True):
+        corrected = holm([differences[i].p for i in family])
+        for i, p in zip(family, corrected, strict=True):
             differences[i] = replace(differences[i], p=p)
     return differences

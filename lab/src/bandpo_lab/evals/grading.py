@@ -1,8 +1,9 @@
-"""Whether a completion's answer is right: math-verify in separate processes, and the reward functions on it.
+"""Grade completions with math-verify, and the reward functions that use these grades.
 
-The answer is one piece of the completion (see `extract`). Only that piece is compared, so that a completion
-cannot win by listing everything. A process of its own compares it, and is ended when it takes too long or too much
-memory. Signals, the usual way, fail outside the main thread and do not interrupt arithmetic on huge numbers.
+The answer is one piece of the completion (see `extract`). Only that piece is compared, so that a completion cannot get
+a score by listing many answers. math-verify runs in separate processes, which are killed if they take too long or too
+much memory. Timeouts by signals, the usual way, do not work outside the main thread and do not interrupt arithmetic on
+huge numbers.
 """
 
 import hashlib
@@ -30,22 +31,23 @@ from typing import Any
 from bandpo.errors import InvalidValue, MissingPackage, RunProblem
 from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
 from bandpo_lab.evals.normalize import normal_form, normal_prose
-from bandpo_lab.evals.question import fault
+from bandpo_lab.evals.trivial_answers import check_triviality
 
-_BASE = re.compile(r"(?=[A-F]*\d)[\dA-F]+_\{?\s*(\d{1,2})\s*\}?")
-_OPEN = re.compile(r"\\[pb]?mod(?![a-z])|\\[lcv]?dots|\.\.\.|…")
-"""Of which math-verify reads only what stands before."""
+_NUMBER_IN_BASE = re.compile(r"(?=[A-F]*\d)[\dA-F]+_\{?\s*(\d{1,2})\s*\}?")
+_TRUNCATING = re.compile(r"\\[pb]?mod(?![a-z])|\\[lcv]?dots|\.\.\.|…")
+"""Operators at which math-verify stops reading: it ignores them and all that follows."""
 
 
 @dataclass(frozen=True)
 class Grade:
-    """A verdict on one completion.
+    """The grade of one completion.
 
     Attributes:
-        score: 1.0 right, 0.0 wrong.
-        answer: The answer read, in a form in which equal answers are equal texts; None where there is none.
-        reason: ``right``, ``wrong``, ``no answer``, ``too long``, ``timeout``, or ``failed`` (out of memory); where the
-            problem is known, also ``restated`` and ``unsimplified`` (see `bandpo_lab.evals.question.fault`).
+        score: 1.0 for a right answer, 0.0 for a wrong one.
+        answer: The extracted answer, in a form in which equal answers are equal texts; None if there is none.
+        reason: ``right``, ``wrong``, ``no answer``, ``too long``, ``timeout``, or ``failed`` (out of memory); if the
+            problem is known, also ``restated`` and ``unsimplified`` (see
+            `bandpo_lab.evals.trivial_answers.check_triviality`).
     """
 
     score: float
@@ -56,27 +58,27 @@ class Grade:
 CORES = os.cpu_count() or 1
 
 SLOW_ANSWERS = 24
-"""Answers of a batch that may meet the grader's limit of time. The others then have `SHORT_LIMIT` each."""
+"""The number of answers of a batch that may reach the time limit. After that, the limit is `SHORT_LIMIT`."""
 SHORT_LIMIT = 1.0
-"""Seconds of processor time. Ordinary answers take hundredths of a second, and the slowest of them some tenths."""
+"""The shorter limit, in seconds of processor time. Most answers take hundredths of a second, the slowest tenths."""
 SLOW_ANSWERS_AT_SHORT_LIMIT = 96
-"""Answers of a batch that may meet `SHORT_LIMIT` too. The others are then compared as texts."""
+"""The number of answers of a batch that may reach `SHORT_LIMIT`. After that, answers are compared as texts."""
 
 
 ANSWERS_IN_A_ROW = 512
-"""Answers that are one batch where nothing else tells batches apart: verl asks for one answer at a time, and
-`bandpo-lab eval` for those of a whole run."""
+"""The size of a batch if the caller has no batches: verl asks for one answer at a time, and `bandpo-lab eval` for all
+answers of a run."""
 
 
 class BatchTime:
-    """What the answers of a batch may still take of the grader, from any thread.
+    """The time limit for the answers of a batch, which gets shorter after many slow answers; usable from any thread.
 
-    Once `SLOW_ANSWERS` of a batch have met the grader's limit of time, the others have `SHORT_LIMIT` each, and once
-    `SLOW_ANSWERS_AT_SHORT_LIMIT` have met that, the others are compared as texts.
+    Once `SLOW_ANSWERS` of a batch have reached the grader's time limit, the limit of the others is `SHORT_LIMIT`. Once
+    `SLOW_ANSWERS_AT_SHORT_LIMIT` have reached that, the others are compared as texts.
 
     Args:
-        size: Answers of a batch, after which another begins; None where all belong to one.
-        warns: Whether to warn where the answers of a batch begin to have less time, for a caller that never ends.
+        size: The number of answers of a batch, after which the next batch begins; None if there is one batch.
+        warns: If True, warn as soon as the limit of a batch gets shorter, for callers that do not call `warn_of`.
     """
 
     def __init__(self, size: int | None = None, *, warns: bool = False) -> None:
@@ -85,39 +87,44 @@ class BatchTime:
         self._lock = threading.Lock()
         self._slow = 0
         self._slow_at_short_limit = 0
-        self._asked = 0
-        self._is_hurried = False
-        self.hurried = 0
-        """Answers that had less time than the first of their batch."""
+        self._requests = 0
+        self._batch_is_limited = False
+        self.limited = 0
+        """The number of answers whose limit was shorter than the grader's."""
 
     def limit_of_next(self, usual: float) -> float:
-        """Return the seconds that the next answer has; 0 if it is compared as a text."""
+        """Return the time limit of the next answer in seconds; 0 if it is to be compared as a text.
+
+        Args:
+            usual: The grader's time limit, in seconds.
+        """
         with self._lock:
-            if self._size is not None and self._asked and self._asked % self._size == 0:
+            # Begin the next batch.
+            if self._size is not None and self._requests and self._requests % self._size == 0:
                 self._slow = 0
                 self._slow_at_short_limit = 0
-                self._is_hurried = False
-            self._asked += 1
+                self._batch_is_limited = False
+            self._requests += 1
             if self._slow < SLOW_ANSWERS:
                 return usual
-            self.hurried += 1
-            begins_to_hurry = not self._is_hurried
-            self._is_hurried = True
-            limit = (
-                min(usual, SHORT_LIMIT) if self._slow_at_short_limit < SLOW_ANSWERS_AT_SHORT_LIMIT else 0.0
-            )
-            asked = self._asked
-        if self._warns and begins_to_hurry and self._size is not None:
-            last = -(-asked // self._size) * self._size
+            self.limited += 1
+            is_first_limited = not self._batch_is_limited
+            self._batch_is_limited = True
+            limit = 0.0
+            if self._slow_at_short_limit < SLOW_ANSWERS_AT_SHORT_LIMIT:
+                limit = min(usual, SHORT_LIMIT)
+            number = self._requests
+        if self._warns and is_first_limited and self._size is not None:
+            last = -(-number // self._size) * self._size
             warnings.warn(
-                f"answers {asked:,} to {last:,} of this process have less time in the grader, as {SLOW_ANSWERS} of "
+                f"answers {number:,} to {last:,} of this process have less time in the grader, as {SLOW_ANSWERS} of "
                 f"those from {last - self._size + 1:,} on met its limit: right answers among them may score 0",
                 stacklevel=2,
             )
         return limit
 
     def count_slow(self, limit: float, usual: float) -> None:
-        """Count an answer that ended a process of the grader."""
+        """Count an answer that reached its time limit."""
         with self._lock:
             if limit < usual:
                 self._slow_at_short_limit += 1
@@ -125,34 +132,35 @@ class BatchTime:
                 self._slow += 1
 
     def warn_of(self, answers: int, batch: str) -> None:
-        """Warn if answers had less time.
+        """Warn if the limit of some answers was shorter than the grader's.
 
         Args:
-            answers: How many there were.
-            batch: What the answers that met the limit belong to, in words.
+            answers: The number of answers.
+            batch: The words for the batch in the message, such as "their batch".
         """
-        if self.hurried:
+        if self.limited:
             warnings.warn(
-                f"{self.hurried} of {answers} answers had less time in the grader, as {SLOW_ANSWERS} others of "
+                f"{self.limited} of {answers} answers had less time in the grader, as {SLOW_ANSWERS} others of "
                 f"{batch} met its limit: right answers among them may have scored 0",
                 stacklevel=3,
             )
 
 
-DECIDING = ("extraction", "grading", "math_worker", "normalize", "question")
+GRADING_MODULES = ("extraction", "grading", "math_worker", "normalize", "trivial_answers")
+"""The modules whose code decides grades."""
 
 
 class MathGrader:
-    """Compares answers with math-verify in a few processes, from any thread.
+    """A grader that compares answers with math-verify in a few processes; usable from any thread.
 
     Args:
-        time_limit: Seconds of processor time one answer may take (of the clock, on Windows).
-        memory: Bytes a process may address, where the system has such a limit (Linux, macOS).
-        workers: Processes, each started when first needed.
+        time_limit: The time limit of one answer, in seconds of processor time (of the clock, on Windows).
+        memory: The memory limit of a process in bytes, on systems that have such a limit (Linux, macOS).
+        workers: The number of processes; each is started when it is first needed.
 
     Raises:
         ImportError: math-verify is not installed.
-        ValueError: A setting out of range.
+        ValueError: A setting is out of range.
 
     >>> with MathGrader() as grader:
     ...     grader.grade("It is $\\\\boxed{0.5}$.", "\\\\frac{1}{2}").reason
@@ -168,54 +176,63 @@ class MathGrader:
             raise InvalidValue(
                 f"time_limit = {time_limit} must be above 0 and workers = {workers} at least 1"
             )
-        self._settings = time_limit, memory
+        self._time_limit = time_limit
+        self._memory = memory
         self.workers = workers
+        # One entry per process: None if the process is not running.
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(workers):
             self._slots.put(None)
-        # A model repeats its answers, the costly ones too.
-        self._compare = lru_cache(maxsize=100_000)(self._verdict)
+        # A model repeats its answers, and so those that are slow to compare.
+        self._compare_cached = lru_cache(maxsize=100_000)(self._compare)
 
     def grade(
         self, completion: str, gold: str, problem: str | None = None, batch_time: BatchTime | None = None
     ) -> Grade:
-        """Grades one completion, within about the time limit whatever it holds.
+        """Grade one completion, in not much more than the time limit.
 
-        The gold, the right answer, is LaTeX or a plain number, without a box. With the problem, as in training, an
-        answer must say more than it. The time that its batch may take is that of the answer too.
+        Args:
+            completion: The text of the completion.
+            gold: The right answer: LaTeX or a plain number, without a box.
+            problem: The text of the problem. If given, as in training, an answer that only restates it is wrong.
+            batch_time: The time limit for the batch of the completion.
         """
         extracted = extract(completion)
         if extracted is None:
             return Grade(0.0, None, "no answer")
         if len(extracted.text) > LONGEST_ANSWER:
             return Grade(0.0, None, "too long")
-        normal = normal_form if extracted.boxed else normal_prose
-        answer, gold_form = normal(extracted.text), normal_form(gold)
-        usual = self._settings[0]
+        normalize = normal_form if extracted.boxed else normal_prose
+        answer = normalize(extracted.text)
+        gold_form = normal_form(gold)
+        usual = self._time_limit
         limit = usual if batch_time is None else batch_time.limit_of_next(usual)
         if limit:
-            started = time.monotonic()
-            verdict = self._compare(answer, extracted.boxed, gold_form, limit)
-            # An answer that was given before takes no time.
-            if batch_time and verdict.reason and time.monotonic() - started >= limit / 2:
+            start = time.monotonic()
+            verdict = self._compare_cached(answer, extracted.boxed, gold_form, limit)
+            # A cached comparison takes no time, so it is not counted again.
+            if batch_time and verdict.reason and time.monotonic() - start >= limit / 2:
                 batch_time.count_slow(limit, usual)
         else:
             is_equal = answer == gold_form
             verdict = _Verdict(right=is_equal, answer=answer, reason=None if is_equal else "timeout")
+
         if verdict.reason is not None:
             return Grade(0.0, None, verdict.reason)
         if verdict.right:
-            reason = fault(extracted.text, gold, problem) if problem and extracted.boxed else None
+            reason = None
+            if problem and extracted.boxed:
+                reason = check_triviality(extracted.text, gold, problem)
             return Grade(float(reason is None), gold, reason or "right")
         return Grade(0.0, verdict.answer, "no answer" if verdict.answer is None else "wrong")
 
     def reads(self, gold: str) -> bool:
-        """Whether math-verify reads a gold as mathematics, and not as a text that only itself can match."""
+        """Return True if math-verify parses a gold as mathematics, False if only the same text can match it."""
         normal = normal_form(gold)
-        return self._compare(normal, True, normal, self._settings[0]).read
+        return self._compare_cached(normal, True, normal, self._time_limit).is_mathematics
 
     def close(self) -> None:
-        """Ends the processes; the grader can be used again and starts new ones."""
+        """End the processes; if the grader is used again, it starts new ones."""
         for _ in range(self.workers):
             worker = self._slots.get()
             if worker is not None:
@@ -228,42 +245,56 @@ class MathGrader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _verdict(self, answer: str, boxed: bool, gold: str, limit: float) -> "_Verdict":
-        bases = _BASE.fullmatch(answer), _BASE.fullmatch(gold)
-        if bases[0] and bases[1] and bases[0][1] != bases[1][1]:  # math-verify ignores bases
+    def _compare(self, answer: str, boxed: bool, gold: str, limit: float) -> "_Verdict":
+        """Compare normalized texts, with rules for what math-verify ignores."""
+        # math-verify ignores the base of a number.
+        answer_base = _NUMBER_IN_BASE.fullmatch(answer)
+        gold_base = _NUMBER_IN_BASE.fullmatch(gold)
+        if answer_base and gold_base and answer_base[1] != gold_base[1]:
             return _Verdict(answer=answer)
-        if boxed and _OPEN.search(answer) and not _OPEN.search(gold):
+        if boxed and _TRUNCATING.search(answer) and not _TRUNCATING.search(gold):
             return _Verdict(answer=answer)
+        # If the gold is a whole number, a per cent sign is a unit and not a division by 100.
         if re.fullmatch(r"-?\d+", gold) and gold not in ("0", "1"):
-            answer = answer.removesuffix("\\%")  # a unit, and no share
+            answer = answer.removesuffix("\\%")
         verdict = self._ask(answer, boxed, gold, limit)
-        # Something else than this answer may have ended the process.
-        return self._ask(answer, boxed, gold, limit) if verdict.reason == "failed" else verdict
+        if verdict.reason == "failed":
+            # The process may have ended for another reason than this answer, so try once more.
+            verdict = self._ask(answer, boxed, gold, limit)
+        return verdict
 
     def _ask(self, answer: str, boxed: bool, gold: str, limit: float) -> "_Verdict":
+        """Compare normalized texts in a process, which is stopped if it fails."""
         worker = self._slots.get()
-        survivor = None
+        reusable_worker = None
         try:
             if worker is None or worker.process.poll() is not None:
-                worker = _Worker(*self._settings)
+                worker = _Worker(self._time_limit, self._memory)
             verdict = worker.ask({"answer": answer, "boxed": boxed, "gold": gold}, limit)
-            survivor = None if verdict.reason else worker
+            if not verdict.reason:
+                reusable_worker = worker
             return verdict
         finally:
-            self._slots.put(survivor)
-            if survivor is None and worker is not None:
+            self._slots.put(reusable_worker)
+            if reusable_worker is None and worker is not None:
                 worker.stop()
 
 
 @dataclass(frozen=True)
 class _Verdict:
+    """The reply of a process."""
+
     right: bool = False
     answer: str | None = None
-    read: bool = False
-    reason: str | None = None  # why the process died
+    is_mathematics: bool = False
+    """True if math-verify parses the gold as mathematics."""
+    reason: str | None = None
+    """The reason why the process ended without a reply: `timeout` or `failed`; None if it replied."""
 
 
 class _Worker:
+    """A process that runs `math_worker.py`."""
+
     def __init__(self, time_limit: float, memory: int) -> None:
         script = Path(__file__).with_name("math_worker.py")
         self.process = subprocess.Popen(
@@ -274,25 +305,26 @@ class _Worker:
             encoding="utf-8",
         )
         self.stop = weakref.finalize(self, _stop, self.process)
-        if self._line() != "ready\n":
+        if self._read_line() != "ready\n":
             raise RunProblem(
                 f"the grading process does not start; try: {sys.executable} {script} 5 4000000000"
             )
 
     def ask(self, question: dict[str, Any], limit: float) -> _Verdict:
-        started = time.monotonic()
+        """Send one comparison to the process and return its reply."""
+        start = time.monotonic()
         try:
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(question | {"seconds": limit}) + "\n")
             self.process.stdin.flush()
-            line = self._line()
+            line = self._read_line()
         except BrokenPipeError:
             line = ""
         if not line.endswith("\n"):
-            return _Verdict(reason="timeout" if time.monotonic() - started >= limit else "failed")
+            return _Verdict(reason="timeout" if time.monotonic() - start >= limit else "failed")
         return _Verdict(**json.loads(line))
 
-    def _line(self) -> str:
+    def _read_line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
@@ -302,27 +334,27 @@ def _stop(process: "subprocess.Popen[str]") -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with suppress(BrokenPipeError):  # the buffer may hold text for a process that has died
+            with suppress(BrokenPipeError):  # the buffer may hold text for a process that has ended
                 pipe.close()
 
 
 @cache
 def version() -> str:
-    """A hash of what decides a verdict: the modules here, and the packages that they ask."""
-    sources = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in DECIDING]
+    """Return a hash of the code that decides grades: the modules here, and the versions of the packages they use."""
+    sources = [Path(__file__).with_name(f"{name}.py").read_bytes() for name in GRADING_MODULES]
     packages = " ".join(f"{name} {metadata.version(name)}" for name in ("math-verify", "sympy"))
     return hashlib.sha256(b"".join(sources) + packages.encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def shared_grader(pid: int) -> MathGrader:
-    """One for each process: pipes shared with a forked parent would mix up their answers."""
+    """Return the grader of a process; a forked process that used its parent's pipes would mix up the replies."""
     return MathGrader()
 
 
 @lru_cache(maxsize=1)
 def shared_time(pid: int) -> BatchTime:
-    """The time of the answers that verl asks for one at a time; one for each process."""
+    """Return the time limit for the answers of a process that verl asks for one at a time."""
     return BatchTime(ANSWERS_IN_A_ROW, warns=True)
 
 
@@ -331,11 +363,15 @@ def _grade_multiplication(completion: str, gold: str) -> Grade:
 
     score = reward([completion], [gold])[0]
     answer = completion.replace(">", "|").rpartition("|")[2] or None
-    return Grade(score, answer, "right" if score else "no answer" if answer is None else "wrong")
+    if score:
+        reason = "right"
+    else:
+        reason = "no answer" if answer is None else "wrong"
+    return Grade(score, answer, reason)
 
 
 RULES: Mapping[str, Callable[[str, str], Grade]] = {"multiplication": _grade_multiplication}
-"""How completions of the package's own tasks are graded, by `data_source`; everything else is mathematics."""
+"""The grading rules of the package's own tasks, by `data_source`; all other data sources are mathematics."""
 
 
 def grade(
@@ -345,9 +381,15 @@ def grade(
     problem: str | None = None,
     batch_time: BatchTime | None = None,
 ) -> Grade:
-    """Grade one completion against a gold of `bandpo-lab data prepare`, by the rule of its data source (`RULES`).
+    """Grade one completion by the rule of its data source (`RULES`).
 
-    With the problem, an answer that only restates it is wrong, and so is one that it asks to simplify.
+    Args:
+        completion: The text of the completion.
+        gold: The right answer, as `bandpo-lab data prepare` writes it.
+        data_source: The name of the data source.
+        problem: The text of the problem. If given, an answer that only restates it is wrong, and so is one that is not
+            simplified if the problem asks for that.
+        batch_time: The time limit for the batch of the completion.
 
     >>> grade("|3222", "3222", "multiplication").score
     1.0
@@ -365,14 +407,22 @@ def reward(
     prompts: Sequence[str | Sequence[Mapping[str, str]]] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """Reward function for TRL, on the columns that `bandpo-lab data prepare` writes: ``reward_funcs=reward``.
+    """Compute the rewards of a batch, as a reward function for TRL: ``reward_funcs=reward``.
 
-    Prompts and completions are texts, or messages of which the last counts. Without data sources all are mathematics,
-    and without prompts a restated problem may be right.
+    Once `SLOW_ANSWERS` of a batch have reached the grader's time limit, the limit of the others is `SHORT_LIMIT`. Once
+    `SLOW_ANSWERS_AT_SHORT_LIMIT` have reached that, the others are right only if they are the same text as the gold. A
+    warning is given then.
 
-    Once `SLOW_ANSWERS` of a batch have met the grader's limit of time, the others have `SHORT_LIMIT` each, and once
-    `SLOW_ANSWERS_AT_SHORT_LIMIT` have met that, the others are right only if their text is the answer's. A warning says
-    so.
+    Args:
+        completions: Texts, or lists of messages of which the last is used.
+        answer: The gold answers; this and the next are columns that `bandpo-lab data prepare` writes.
+        data_source: The data sources; by default, all are mathematics.
+        prompts: Texts, or lists of messages of which the last is used. Without prompts, an answer that only restates
+            its problem may be right.
+        **columns: Further columns, which are ignored.
+
+    Returns:
+        1.0 for each right completion and 0.0 for each wrong one.
 
     Raises:
         ValueError: The sequences differ in length.
@@ -385,10 +435,8 @@ def reward(
         raise InvalidValue(
             f"{len(completions)} completions for {len(answer)} answers: give one answer for each"
         )
-    texts, problems = (
-        [text if isinstance(text, str) else text[-1]["content"] for text in column]
-        for column in (completions, prompts or [""] * len(completions))
-    )
+    texts = [_last_text(completion) for completion in completions]
+    problems = [_last_text(prompt) for prompt in prompts or [""] * len(completions)]
     batch_time = BatchTime()
     with ThreadPoolExecutor(CORES) as executor:
         verdicts = list(executor.map(grade, texts, answer, sources, problems, repeat(batch_time)))
@@ -396,17 +444,29 @@ def reward(
     return [verdict.score for verdict in verdicts]
 
 
+def _last_text(conversation: str | Sequence[Mapping[str, str]]) -> str:
+    """Return a text as it is, and of messages the content of the last one."""
+    return conversation if isinstance(conversation, str) else conversation[-1]["content"]
+
+
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None
 ) -> dict[str, float | str]:
-    """Reward function for verl: ``reward.custom_reward_function.path=pkg://bandpo_lab.evals.grading``.
+    """Compute the reward of one completion for verl.
 
-    verl asks each of its processes for one answer at a time. `ANSWERS_IN_A_ROW` of them are a batch, whose answers have
-    less time once many met the grader's limit, as in `reward`; a warning says so.
+    Set ``reward.custom_reward_function.path=pkg://bandpo_lab.evals.grading``. verl asks each of its processes for one
+    answer at a time. `ANSWERS_IN_A_ROW` of them are a batch, in which the time limit gets shorter after many slow
+    answers, with a warning, as in `reward`.
+
+    Args:
+        data_source: The name of the data source, which selects the rule of grading.
+        solution_str: The text of the completion.
+        ground_truth: The gold answer.
+        extra_info: Further columns of the row; its ``problem`` is the text of the problem.
 
     Returns:
-        ``score`` and ``acc`` (1.0 or 0.0), ``pred`` (the answer read, empty where there is none; verl's
-        majority vote counts it) and ``reason`` (see `Grade`).
+        ``score`` and ``acc`` (1.0 or 0.0), ``pred`` (the extracted answer, empty if there is none, which verl's
+        majority vote counts) and ``reason`` (see `Grade`).
 
     >>> compute_score("gsm8k", "#### 4", "5")["reason"]
     'wrong'

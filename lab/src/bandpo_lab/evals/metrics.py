@@ -1,8 +1,8 @@
-"""What a table of scores is worth: mean@k, pass@k, maj@k and their intervals.
+"""The metrics mean@k, pass@k and maj@k, and their intervals.
 
 Every metric maps scores in [0, 1] of shape ``(problems, n)``, 0 for wrong and 1 for right, to one value per problem,
-``(problems,)``. Its mean is the metric, and `estimate` puts an interval around it, or around the difference of two
-evaluations. Scores of another shape or range are refused with a ValueError, and so is a k that is not from 1 to n.
+``(problems,)``. The mean of these values is the metric, and `estimate` computes its interval, or that of the difference
+of two evaluations. Scores of another shape or range raise a ValueError, and so does a k that is not from 1 to n.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ Values = NDArray[np.float64]
 
 
 def _scores(correct: ArrayLike) -> Values:
+    """Return scores as an array of shape (problems, n), after checking their shape and range."""
     scores = np.asarray(correct, dtype=np.float64)
     if scores.ndim != 2 or scores.size == 0:
         raise InvalidValue(f"scores must have shape (problems, n) and not be empty, got shape {scores.shape}")
@@ -38,7 +39,7 @@ def _check_k(k: int, n: int) -> None:
 
 
 def mean_at_k(correct: ArrayLike) -> Values:
-    """Average score over the samples of each problem (mean@k with k = n; also called avg@k).
+    """Compute the average score over the samples of each problem (mean@k with k = n; also called avg@k).
 
     >>> mean_at_k([[1, 0, 0, 0], [1, 1, 0, 0]]).tolist()
     [0.25, 0.5]
@@ -47,11 +48,11 @@ def mean_at_k(correct: ArrayLike) -> Values:
 
 
 def pass_at_k(correct: ArrayLike, k: int) -> Values:
-    """Chance that k of the n samples, drawn without replacement, hold a right one: the unbiased estimator.
+    """Compute the probability that at least one of k samples is right, by the unbiased estimator.
 
-    For c right ones of n this is 1 - C(n-c, k) / C(n, k). It is written here as the expected *best* score of
-    the k drawn, the sum over ranks i, ascending, of score_(i) C(i-1, k-1) / C(n, k), which also covers scores
-    between 0 and 1.
+    The k samples are drawn without replacement from the n samples of a problem. For c right ones of n, the estimator is
+    1 - C(n-c, k) / C(n, k). It is computed here as the expected *best* score of the k drawn, the sum over ranks i,
+    ascending, of score_(i) C(i-1, k-1) / C(n, k), which also covers scores between 0 and 1.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, 2.1.
 
@@ -61,18 +62,22 @@ def pass_at_k(correct: ArrayLike, k: int) -> Values:
     scores = np.sort(_scores(correct), axis=1)
     n = scores.shape[1]
     _check_k(k, n)
-    # The top rank weighs k/n, the rank below rank i (i-k)/(i-1) of rank i's weight. Binomials could overflow.
+    # The top rank has weight k/n, and the rank below rank i has (i-k)/(i-1) of rank i's weight. Binomials could
+    # overflow.
     ranks = np.arange(n, 1, -1)
     weights = k / n * np.cumprod(np.concatenate([[1.0], (ranks - k) / (ranks - 1)]))
     return np.clip(scores @ weights[::-1], 0.0, 1.0)
 
 
 def maj_at_k(correct: ArrayLike, answers: Sequence[Sequence[Hashable]]) -> Values:
-    """Score of the most frequent answer among the k = n samples (majority voting, self-consistency).
+    """Compute the score of the most frequent answer among the k = n samples (majority voting, self-consistency).
 
-    A sample without an answer (``None``) abstains. Tied answers share the vote, so order is irrelevant.
+    A sample without an answer (``None``) does not vote. If answers are tied, their scores are averaged, so the order of
+    samples is irrelevant.
 
-    There is one answer per score, and answers that mean the same must compare equal.
+    Args:
+        correct: Scores of shape (problems, n).
+        answers: One answer per score. Answers that mean the same must compare equal.
 
     Source: Wang et al. 2022, "Self-Consistency Improves Chain of Thought Reasoning", arXiv 2203.11171.
 
@@ -86,17 +91,20 @@ def maj_at_k(correct: ArrayLike, answers: Sequence[Sequence[Hashable]]) -> Value
 
 
 def _vote(scores: Values, votes: Sequence[Hashable]) -> float:
+    """Return the mean score of the most frequent vote, averaged over tied votes; 0 without votes."""
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
         return 0.0
     winners = {vote for vote, count in counts.items() if count == max(counts.values())}
-    return float(
-        np.mean([np.mean([s for s, v in zip(scores, votes, strict=True) if v == w]) for w in winners])
-    )
+    winner_scores = [
+        np.mean([score for score, vote in zip(scores, votes, strict=True) if vote == winner])
+        for winner in winners
+    ]
+    return float(np.mean(winner_scores))
 
 
 class Estimate(NamedTuple):
-    """A figure with its interval of 95 %, and the chance of one as far from 0 if the truth is 0."""
+    """A value with its interval at 95 % and the p-value of the hypothesis that the true value is 0."""
 
     value: float
     low: float
@@ -105,77 +113,105 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: ArrayLike, minus: ArrayLike | None = None, *, smooth: bool = False) -> Estimate:
-    """Mean, or difference of two means, with Student's interval at 95 % over problems and seeds.
+    """Compute a mean, or a difference of two means, with Student's interval at 95 % over problems and seeds.
 
-    A difference is taken problem by problem, which takes out how hard they are. Seeds answer the same problems; what
-    they add is estimated for each side, with few degrees of freedom where they are few (Satterthwaite).
+    Differences are computed per problem, so that the difficulty of problems cancels. All seeds have the same problems.
+    The variance between seeds is estimated for each side, and the degrees of freedom follow Satterthwaite.
 
-    Thirty problems that all score alike do not say that all problems do. So the interval counts one problem more of
-    score 0 and one of score 1 (Agresti and Coull 1998, for shares), and of a difference half a problem of -1 and half
-    of 1, times the square of the share of problems without a difference; of a smooth one, of the largest difference in
-    place of 1. `scripts/evaluation_tables.py coverage`
-    simulates how often it holds the truth.
+    Without variation, as if all of thirty problems have the same score, the interval would have no width. So the
+    interval is computed with added problems. For a mean, these are one problem of score 0 and one of score 1 (Agresti
+    and Coull 1998, for shares). For a difference, they are half a problem of -1 and half a problem of 1, times the
+    square of the share of problems without a difference; if ``smooth``, of the largest difference in place of 1.
+    `scripts/evaluation_tables.py coverage` simulates the coverage of the interval.
 
     Args:
         values: One value in [0, 1] per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
-        minus: What is subtracted, of the same problems in the same order; the number of seeds may differ.
-        smooth: Whether each sample moves a problem's value a little, as it does mean@n, so that a problem that shows no
-            difference hides no large one.
+        minus: The values to subtract, of the same problems in the same order; the number of seeds may differ.
+        smooth: True if each sample changes a problem's value a little, as for mean@n, so that a problem without an
+            observed difference cannot have a large one.
 
     Raises:
-        ValueError: Malformed values, or two sides that do not have the same problems.
+        ValueError: The values are malformed, or the two sides do not have the same problems.
 
     >>> e = estimate(mean_at_k([[1, 0], [1, 1], [0, 0]]))
     >>> e.value, round(e.low, 2), round(e.high, 2)
     (0.5, 0.0, 1.0)
     """
-    tables = [_by_seed(values), *([] if minus is None else [_by_seed(minus)])]
-    if len({table.shape[1] for table in tables}) > 1:
-        sizes = " and ".join(str(table.shape[1]) for table in tables)
-        raise InvalidValue(f"the two sides have {sizes} problems: compare runs on the same data")
-    each = tables[0].mean(axis=0) - (0 if minus is None else tables[1].mean(axis=0))
-    far = float(np.abs(each).max()) if smooth and minus is not None and each.any() else 1.0
-    added = 1.0 if minus is None else float(np.mean(each == 0)) ** 2 / 2
-    points, weights = (
-        np.append(each, [0.0 if minus is None else -far, far]),
-        np.append(np.ones(len(each)), [added, added]),
-    )
+    tables = [_by_seed(values)]
+    if minus is not None:
+        tables.append(_by_seed(minus))
+        if tables[0].shape[1] != tables[1].shape[1]:
+            sizes = " and ".join(str(table.shape[1]) for table in tables)
+            raise InvalidValue(f"the two sides have {sizes} problems: compare runs on the same data")
+
+    # One value per problem, and the two added problems: shape (problems + 2,).
+    if minus is None:
+        problem_values = tables[0].mean(axis=0)
+        added_values = [0.0, 1.0]
+        added_weight = 1.0
+        lowest = 0.0
+    else:
+        problem_values = tables[0].mean(axis=0) - tables[1].mean(axis=0)
+        largest = float(np.abs(problem_values).max()) if smooth and problem_values.any() else 1.0
+        added_values = [-largest, largest]
+        added_weight = float(np.mean(problem_values == 0)) ** 2 / 2
+        lowest = -1.0
+    value = float(problem_values.mean())
+    points = np.append(problem_values, added_values)
+    weights = np.append(np.ones(len(problem_values)), [added_weight, added_weight])
+
+    # The variance over problems, and over the seeds of each side that has several.
     total = weights.sum()
     center = float(weights @ points / total)
     variances = [float(weights @ (points - center) ** 2) / max(total - 1, 1) / total]
-    freedom = [max(total - 1, 1)]
-    for table in (table for table in tables if len(table) > 1):
-        means = table.mean(axis=1)
-        apart = table - means[:, None] - table.mean(axis=0) + means.mean()
-        noise = (apart**2).sum() / max((len(table) - 1) * (len(each) - 1), 1) / table.size
-        variances.append(max(float(means.var(ddof=1)) / len(table) - noise, 0.0))
-        freedom.append(len(table) - 1)
+    degrees_of_freedom = [max(total - 1, 1)]
+    for table in tables:
+        if len(table) > 1:
+            variances.append(_variance_of_seeds(table))
+            degrees_of_freedom.append(len(table) - 1)
     variance = sum(variances)
-    value, lowest = float(each.mean()), 0.0 if minus is None else -1.0
     if not variance:
         return Estimate(value, value, value, float(value == 0))
-    student = stats.t(variance**2 / sum(v**2 / df for v, df in zip(variances, freedom, strict=True)))
-    half = float(student.ppf(0.975)) * variance**0.5
+
+    # Satterthwaite's degrees of freedom of the sum.
+    terms = [v**2 / df for v, df in zip(variances, degrees_of_freedom, strict=True)]
+    student = stats.t(variance**2 / sum(terms))
+    half_width = float(student.ppf(0.975)) * variance**0.5
     p = 2 * float(student.sf(abs(center) / variance**0.5))
-    return Estimate(value, min(max(center - half, lowest), value), max(min(center + half, 1.0), value), p)
+    low = max(center - half_width, lowest)
+    high = min(center + half_width, 1.0)
+    return Estimate(value, min(low, value), max(high, value), p)
 
 
-def holm(chances: Sequence[float]) -> list[float]:
-    """The p-values of several tests, corrected so that one of them misleads in at most 5 % of cases (Holm 1979).
+def _variance_of_seeds(table: Values) -> float:
+    """Estimate the variance of the mean over seeds that is due to the seeds, of values of shape (seeds, problems)."""
+    seeds, problems = table.shape
+    means = table.mean(axis=1)
+    # The variance of the interaction of seeds and problems is subtracted.
+    residuals = table - means[:, None] - table.mean(axis=0) + means.mean()
+    noise = (residuals**2).sum() / max((seeds - 1) * (problems - 1), 1) / table.size
+    return max(float(means.var(ddof=1)) / seeds - noise, 0.0)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct the p-values of several tests for each other (Holm 1979).
+
+    With corrected p-values below 0.05, the chance of a false claim among all tests is at most 5 %.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     >>> holm([0.04, 0.01, 0.02])
     [0.04, 0.03, 0.04]
     """
-    order = np.argsort(chances)
-    scaled = np.asarray(chances)[order] * np.arange(len(chances), 0, -1)
-    corrected = np.empty(len(chances))
+    order = np.argsort(p_values)
+    scaled = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
+    corrected = np.empty(len(p_values))
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected.tolist()
 
 
 def _by_seed(values: ArrayLike) -> Values:
+    """Return values as an array of shape (seeds, problems)."""
     table = np.atleast_2d(np.asarray(values, dtype=np.float64))
     if table.ndim != 2 or table.size == 0:
         raise InvalidValue(f"values must have shape (problems,) or (seeds, problems), got {np.shape(values)}")
@@ -183,17 +219,24 @@ def _by_seed(values: ArrayLike) -> Values:
 
 
 def per_problem(correct: ArrayLike, answers: Sequence[Sequence[Hashable]] | None = None) -> dict[str, Values]:
-    """Every metric of one evaluation, one value per problem.
+    """Compute every metric of one evaluation, one value per problem.
 
-    These are ``mean@n`` (pass@1 too), ``pass@2, 4 … n``, and ``maj@n`` where answers are given.
+    The metrics are ``mean@n`` (which equals pass@1), ``pass@2, 4 … n``, and ``maj@n`` if there are answers.
+
+    Args:
+        correct: Scores of shape (problems, n).
+        answers: One answer per score.
+
+    Returns:
+        The values of each metric, of shape (problems,), by its name.
 
     >>> list(per_problem([[1, 0, 0]]))
     ['mean@3', 'pass@2', 'pass@3']
     """
     n = _scores(correct).shape[1]
     metrics = {f"mean@{n}": mean_at_k(correct)}
-    powers = sorted({2**i for i in range(1, n.bit_length())} | {n} - {1})
-    metrics |= {f"pass@{k}": pass_at_k(correct, k) for k in powers}
+    powers_of_two = {2**i for i in range(1, n.bit_length())}
+    metrics |= {f"pass@{k}": pass_at_k(correct, k) for k in sorted(powers_of_two | {n} - {1})}
     if answers is not None:
         metrics[f"maj@{n}"] = maj_at_k(correct, answers)
     return metrics

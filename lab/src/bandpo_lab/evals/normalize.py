@@ -1,7 +1,7 @@
-r"""One spelling for what has one meaning, before math-verify reads it.
+r"""Normalize the spelling of answers, so that math-verify parses them as they are meant.
 
-math-verify reads ``27.`` as no number, ``4.5e33`` as 4.5·e·33 and ``1\,234`` as the sum 1 + 234. Each rule here
-replaces a spelling by another one of the same meaning. What has two meanings stays as it is written.
+math-verify does not parse ``27.`` as a number, and reads ``4.5e33`` as 4.5·e·33 and ``1\,234`` as the sum 1 + 234. Each
+rule here replaces a spelling by another one of the same meaning. Ambiguous spellings are not changed.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from decimal import Context, Decimal
 
 LARGEST_EXPONENT = 300
-"""Of a power of ten that is written out, close to the largest one of a float."""
+"""The largest exponent of a power of ten that is written out, close to that of a float."""
 
 _CHARACTERS = str.maketrans(
     dict.fromkeys("\u00a0\u2009\u202f\u3000", " ")  # no-break, thin, narrow and wide space
@@ -20,7 +20,7 @@ _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 # A number times a power of ten is written out, but not after a letter, a point, a power, a quotient or a group.
 _ALONE = r"(?<![\w.\\^/}])"
 _MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
-# Words that a unit has not: they join answers, deny one, or change its value.
+# Words that are not part of a unit: they join answers, negate one, or change its value.
 _NO_UNIT = (
     r"(?i:and|or|if|for|when|where|is|are|was|not|no|wrong|plus|minus|times|over|than|to|base|mod|of|from|by"
     r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|half|pi|sqrt|sin|cos|tan|log|ln|[ap]m)"
@@ -32,22 +32,23 @@ _UNIT = (
 )
 
 
-def _written_out(mantissa: str, exponent: str) -> str | None:
+def _without_exponent(mantissa: str, exponent: str) -> str | None:
+    """Return a number in scientific notation as a plain decimal; None if the exponent is too large."""
     if abs(int(exponent)) > LARGEST_EXPONENT:
         return None
     return format(Decimal(mantissa).scaleb(int(exponent), Context(prec=len(mantissa))), "f")
 
 
 def _power_of_ten(match: re.Match[str]) -> str:
-    return _written_out(match[1], match[2] or match[3]) or match[0]
+    return _without_exponent(match[1], match[2] or match[3]) or match[0]
 
 
 def _e_notation(match: re.Match[str]) -> str:
     mantissa, sign, digits = match.groups()
-    # 3e-2 may be 3·e - 2 as well. Nobody writes 1·e, 2.5·e or e - 02.
+    # 3e-2 may mean 3·e - 2 as well, so it is not changed. Nobody writes 1·e, 2.5·e or e - 02.
     if sign == "-" and len(digits) == 1 and mantissa.isdecimal() and mantissa != "1":
         return match[0]
-    return _written_out(mantissa, sign + digits) or match[0]
+    return _without_exponent(mantissa, sign + digits) or match[0]
 
 
 def _without_grouping(match: re.Match[str]) -> str:
@@ -82,7 +83,7 @@ _RULES: tuple[_Rule, ...] = tuple(
         # 1\,234 and 1{,}234: groups of three digits.
         (r"(?<![\d.])[1-9]\d{0,2}(?:(?:(?<!\\)\\[,;:! ]|~|\{,\})\d{3})+(?!\d)", _without_grouping),
         (r"^\s*[1-9]\d{0,2}(?: \d{3})+\s*$", _without_grouping),
-        # Dollars around it, and no space after a sign.
+        # Dollars around the answer, and spaces after a sign.
         (r"^\s*\$([^$]+)\$\s*$", r"\1"),
         (r"^\s*-\s+(?=[\d.])", "-"),
         # -2 = m
@@ -131,7 +132,7 @@ _RULES: tuple[_Rule, ...] = tuple(
 
 
 def normal_form(text: str) -> str:
-    r"""The normal spelling of one answer, LaTeX or a plain number, as LaTeX of the same meaning.
+    r"""Return an answer, LaTeX or a plain number, in its normal spelling, as LaTeX of the same meaning.
 
     >>> normal_form("4.5e33") == normal_form(r"4.5 \times 10^{33}")
     True
@@ -149,13 +150,15 @@ _INLINE = re.compile(r"(?<!\\)(\$|\\\(|\\\[)(?=\S)([^$\n]*?\S)(\$|\\\)|\\\])")
 
 
 def normal_prose(text: str) -> str:
-    r"""Prose in which the last expression is searched: formulas in their normal form, and no full stop after a
-    number, which would be read as a decimal point.
+    r"""Normalize prose before its last expression is searched.
+
+    Formulas get their normal form, and a full stop after a number becomes a comma, since math-verify would read it as a
+    decimal point.
 
     >>> normal_prose("The answer is 14/3."), normal_prose("It is $4.5e3$.")
     ('The answer is 14/3,', 'It is $4500$.')
     """
     text = _INLINE.sub(lambda match: match[1] + normal_form(match[2]) + match[3], text.translate(_CHARACTERS))
-    for pattern, written_out in _EXPONENTS:
-        text = pattern.sub(written_out, text)
+    for pattern, replacement in _EXPONENTS:
+        text = pattern.sub(replacement, text)
     return _SENTENCE_END.sub(",", text)

@@ -1,5 +1,4 @@
-"""What is evaluated: prompts, answers and the rule that grades them, from prepared files or the embedded
-task."""
+"""The problems of an evaluation, from files of `bandpo-lab data prepare` or from the embedded task."""
 
 from __future__ import annotations
 
@@ -11,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+from bandpo_lab.evals.dataset_io import read_answer, read_prompt, read_rows
 from bandpo_lab.evals.generate import Prompt
-from bandpo_lab.evals.rows import read_answer, read_prompt, read_rows
 
 
 @dataclass(frozen=True)
 class EvalProblem:
-    """One prompt to be completed n times.
+    """A prompt that is completed n times.
 
     Attributes:
-        id: Unique among the problems of an evaluation.
-        data_source: Decides how it is graded (see `bandpo_lab.evals.grading.grade`). Scores go by it.
+        id: The id, which is unique among the problems of an evaluation.
+        prompt: The prompt, a text or messages.
+        answer: The gold answer.
+        data_source: The data source, which selects the rule of grading (see `bandpo_lab.evals.grading.grade`). Scores
+            are reported per data source.
     """
 
     id: str
@@ -31,7 +33,7 @@ class EvalProblem:
 
 
 def embedded_problems(count: int = 64, seed: int = 0) -> list[EvalProblem]:
-    """Problems of the embedded task that no training set contains.
+    """Return problems of the embedded task that no training set contains.
 
     >>> len(embedded_problems(3))
     3
@@ -43,45 +45,49 @@ def embedded_problems(count: int = 64, seed: int = 0) -> list[EvalProblem]:
 
 
 def read_problems(paths: Sequence[Path]) -> list[EvalProblem]:
-    """Return the problems of files of `bandpo-lab data prepare`, in TRL's form or verl's, in order.
-
-    The files are parquet or JSONL.
+    """Return the problems of parquet or JSONL files of `bandpo-lab data prepare`, in TRL's form or verl's, in order.
 
     Raises:
-        ValueError: A file does not hold prompts and answers, or an id stands there twice.
+        ValueError: A row has no prompt or no answer, or two problems have the same id.
         FileProblem: A file does not exist.
     """
-    problems = [_read_row(path, i, row) for path in paths for i, row in enumerate(read_rows(path))]
-    seen: set[str] = set()
+    problems: list[EvalProblem] = []
+    for path in paths:
+        problems += [_read_row(path, number, row) for number, row in enumerate(read_rows(path))]
+    ids: set[str] = set()
     for problem in problems:
-        if problem.id in seen:
+        if problem.id in ids:
             raise InvalidValue(
                 f"two problems have the id {problem.id!r}: give each file's problems ids of their own"
             )
-        seen.add(problem.id)
+        ids.add(problem.id)
     if not problems:
         raise InvalidValue(f"no problems in {', '.join(map(str, paths)) or 'no file'}")
     return problems
 
 
-def _read_row(path: Path, i: int, row: Mapping[str, Any]) -> EvalProblem:
-    extra, model = row.get("extra_info"), row.get("reward_model")
-    gold = model.get("ground_truth") if isinstance(model, Mapping) else row.get("answer")
+def _read_row(path: Path, number: int, row: Mapping[str, Any]) -> EvalProblem:
+    """Return the problem in a row of a file, in TRL's form or verl's."""
+    extra_info = row.get("extra_info")
+    reward_model = row.get("reward_model")
+    gold = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else row.get("answer")
     try:
-        prompt, answer = read_prompt(row.get("prompt")), read_answer(gold)
+        prompt = read_prompt(row.get("prompt"))
+        answer = read_answer(gold)
         if not prompt or not answer:
             raise InvalidValue(f"{'the prompt' if not prompt else 'the answer'} is empty")
     except ValueError as error:
         raise InvalidValue(
-            f"{path}, row {i} with the columns {', '.join(row)} needs a prompt and an answer ({error}): "
+            f"{path}, row {number} with the columns {', '.join(row)} needs a prompt and an answer ({error}): "
             f"make the file ready with `bandpo-lab data prepare {path}`"
         ) from error
-    id = row.get("id") or (extra.get("id") if isinstance(extra, Mapping) else None) or f"{path.stem}-{i}"
-    return EvalProblem(str(id), prompt, answer, str(row.get("data_source") or path.stem))
+    id_in_extra = extra_info.get("id") if isinstance(extra_info, Mapping) else None
+    problem_id = row.get("id") or id_in_extra or f"{path.stem}-{number}"
+    return EvalProblem(str(problem_id), prompt, answer, str(row.get("data_source") or path.stem))
 
 
 def fingerprint(problems: Sequence[EvalProblem]) -> str:
-    """A hash of everything that is evaluated, by which a resumed run knows its data.
+    """Return a hash of all problems, by which a resumed run recognizes its data.
 
     >>> len(fingerprint([EvalProblem("a", "1+1=", "2", "sums")]))
     64

@@ -1,4 +1,4 @@
-"""What an evaluation found: metrics with intervals for each data source, and how its completions ended."""
+"""The report of an evaluation: metrics with intervals for each data source, and the endings of completions."""
 
 from __future__ import annotations
 
@@ -19,94 +19,116 @@ from bandpo_lab.tables import Table
 
 @dataclass(frozen=True)
 class Scores:
-    """One data source's results, one value per problem and metric.
+    """The results of one data source, one value per problem and metric.
 
     Attributes:
-        problems: Ids, in the order of the values.
-        values: Metrics by name (see `bandpo_lab.evals.metrics.per_problem`), each of shape (problems,).
-        endings: Shares of all samples: ``no answer``, ``cut`` at the limit, ``timeout`` of grading, ``refused`` by a
-            server; and ``tokens``, their mean length.
-        kept: Reasons by id of the golds that cannot be used and were kept: right answers may score 0 there.
-        dropped: Those of the golds that were left out.
+        problems: The ids of the problems, in the order of the values.
+        values: The metrics by name (see `bandpo_lab.evals.metrics.per_problem`), each of shape (problems,).
+        endings: The shares of all samples with ``no answer``, ``cut`` at the token limit, with a ``timeout`` of
+            grading, and ``refused`` by a server; and ``tokens``, the mean length.
+        kept_golds: The golds that cannot be used but were kept, as reasons by id. Right answers may score 0 there.
+        dropped_golds: The golds that cannot be used and were left out, as reasons by id.
     """
 
     problems: tuple[str, ...]
     values: Mapping[str, Values]
     endings: Mapping[str, float]
-    kept: Mapping[str, str] = field(default_factory=dict)
-    dropped: Mapping[str, str] = field(default_factory=dict)
+    kept_golds: Mapping[str, str] = field(default_factory=dict)
+    dropped_golds: Mapping[str, str] = field(default_factory=dict)
 
     def estimates(self) -> dict[str, Estimate]:
-        """Each metric with its interval over problems, at 95 %."""
+        """Compute each metric with its interval at 95 % over problems."""
         return {name: estimate(values) for name, values in self.values.items()}
 
 
 def score(
-    samples: Sequence[Sample], kept: Sequence[BadGold] = (), dropped: Sequence[BadGold] = ()
+    samples: Sequence[Sample], kept_golds: Sequence[BadGold] = (), dropped_golds: Sequence[BadGold] = ()
 ) -> dict[str, Scores]:
-    """Scores by data source of what `bandpo_lab.evals.run.evaluate` returns, and which golds cannot be used.
+    """Compute the scores of an evaluation by data source.
+
+    Args:
+        samples: The samples, as `bandpo_lab.evals.run.evaluate` returns them.
+        kept_golds: The golds that cannot be used but were kept.
+        dropped_golds: The golds that cannot be used and were left out.
 
     Raises:
         ValueError: Problems differ in their number of samples.
     """
-    ordered = sorted(samples, key=lambda s: (s.data_source, s.problem, s.sample))
+    ordered = sorted(samples, key=lambda sample: (sample.data_source, sample.problem, sample.sample))
     scores = {}
-    for source, group in groupby(ordered, key=lambda s: s.data_source):
-        rows = [list(row) for _, row in groupby(group, key=lambda s: s.problem)]
+    for source, group in groupby(ordered, key=lambda sample: sample.data_source):
+        source_samples = list(group)
+        # One row of n samples per problem.
+        rows = [list(row) for _, row in groupby(source_samples, key=lambda sample: sample.problem)]
         if len({len(row) for row in rows}) > 1:
             raise InvalidValue(f"{source}: problems differ in their number of samples: finish the run first")
-        flat = [sample for row in rows for sample in row]
+        correct = [[sample.score for sample in row] for row in rows]
+        answers = [[sample.answer for sample in row] for row in rows]
         scores[source] = Scores(
             problems=tuple(row[0].problem for row in rows),
-            values=per_problem(
-                [[s.score for s in row] for row in rows], [[s.answer for s in row] for row in rows]
-            ),
-            endings={
-                "no answer": float(np.mean([s.answer is None for s in flat])),
-                "cut": float(np.mean([s.finish == "length" for s in flat])),
-                "timeout": float(np.mean([s.reason == "timeout" for s in flat])),
-                "refused": float(np.mean([s.finish.startswith(REFUSED) for s in flat])),
-                "tokens": float(np.mean([s.tokens for s in flat if s.tokens is not None] or [0])),
+            values=per_problem(correct, answers),
+            endings=_endings(source_samples),
+            kept_golds={bad.gold.id: bad.reason for bad in kept_golds if bad.gold.data_source == source},
+            dropped_golds={
+                bad.gold.id: bad.reason for bad in dropped_golds if bad.gold.data_source == source
             },
-            kept={bad.gold.id: bad.reason for bad in kept if bad.gold.data_source == source},
-            dropped={bad.gold.id: bad.reason for bad in dropped if bad.gold.data_source == source},
         )
     return scores
 
 
-def as_json(scores: Mapping[str, Scores]) -> dict[str, Any]:
-    """The report as plain dictionaries."""
+def _endings(samples: Sequence[Sample]) -> dict[str, float]:
+    """Compute the shares of samples by their ending, and the mean length in tokens."""
+    lengths = [sample.tokens for sample in samples if sample.tokens is not None]
     return {
-        source: {
-            "problems": len(s.problems),
-            "metrics": {
-                name: {"mean": e.value, "low": e.low, "high": e.high} for name, e in s.estimates().items()
-            },
-            "samples": dict(s.endings),
-            "unreadable golds": {"kept": dict(s.kept), "dropped": dict(s.dropped)},
-        }
-        for source, s in scores.items()
+        "no answer": float(np.mean([sample.answer is None for sample in samples])),
+        "cut": float(np.mean([sample.finish == "length" for sample in samples])),
+        "timeout": float(np.mean([sample.reason == "timeout" for sample in samples])),
+        "refused": float(np.mean([sample.finish.startswith(REFUSED) for sample in samples])),
+        "tokens": float(np.mean(lengths or [0])),
     }
 
 
+def as_json(scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """Return the report as plain dictionaries."""
+    report = {}
+    for source, source_scores in scores.items():
+        metrics = {
+            name: {"mean": e.value, "low": e.low, "high": e.high}
+            for name, e in source_scores.estimates().items()
+        }
+        report[source] = {
+            "problems": len(source_scores.problems),
+            "metrics": metrics,
+            "samples": dict(source_scores.endings),
+            "unreadable golds": {
+                "kept": dict(source_scores.kept_golds),
+                "dropped": dict(source_scores.dropped_golds),
+            },
+        }
+    return report
+
+
 def as_markdown(scores: Mapping[str, Scores]) -> str:
-    """The report as a table in Markdown, intervals at 95 % over problems."""
-    rows, notes = [], []
-    for source, s in scores.items():
-        for name, e in s.estimates().items():
-            rows.append(
-                [source, str(len(s.problems)), name, f"{e.value:.4f}", f"{e.low:.4f} to {e.high:.4f}"]
-            )
+    """Return the report as a Markdown table, with intervals at 95 % over problems, and notes below it."""
+    rows = []
+    notes = []
+    for source, source_scores in scores.items():
+        problems = str(len(source_scores.problems))
+        for name, e in source_scores.estimates().items():
+            rows.append([source, problems, name, f"{e.value:.4f}", f"{e.low:.4f} to {e.high:.4f}"])
+        endings = source_scores.endings
         notes.append(
-            f"{source}: {s.endings['no answer']:.1%} of samples without an answer, "
-            f"{s.endings['cut']:.1%} cut at the token limit, {s.endings['timeout']:.1%} not graded in time, "
-            f"{s.endings['refused']:.1%} refused by the server; "
-            f"{s.endings['tokens']:.0f} tokens on average."
+            f"{source}: {endings['no answer']:.1%} of samples without an answer, "
+            f"{endings['cut']:.1%} cut at the token limit, {endings['timeout']:.1%} not graded in time, "
+            f"{endings['refused']:.1%} refused by the server; "
+            f"{endings['tokens']:.0f} tokens on average."
         )
-        if s.kept or s.dropped:
+        kept = source_scores.kept_golds
+        dropped = source_scores.dropped_golds
+        if kept or dropped:
             notes.append(
-                f"{source}: {len(s.kept) + len(s.dropped)} golds cannot be used, {len(s.kept)} kept (right answers "
-                f"may score 0 there) and {len(s.dropped)} left out: {', '.join([*s.kept, *s.dropped])}."
+                f"{source}: {len(kept) + len(dropped)} golds cannot be used, {len(kept)} kept (right answers "
+                f"may score 0 there) and {len(dropped)} left out: {', '.join([*kept, *dropped])}."
             )
     table = Table(["data", "problems", "metric", "value", "95 % interval"], rows, prose=True)
     return "\n\n".join([table.markdown(), *notes]) + "\n"

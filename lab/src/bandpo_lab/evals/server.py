@@ -1,4 +1,4 @@
-"""Completions from an OpenAI-compatible server."""
+"""Generate completions with an OpenAI-compatible server."""
 
 import os
 import re
@@ -15,39 +15,47 @@ if TYPE_CHECKING:
     import httpx
 
 TIMEOUT = 1800.0
-"""Seconds one request may take."""
-UNKNOWN = (401, 403, 404, 405)
-"""Statuses that say that the server does not know the key, the model or the address: no request would do better."""
+"""The time limit of one request, in seconds."""
+FATAL_STATUSES = (401, 403, 404, 405)
+"""Statuses for an unknown key, model or address, with which every other request would fail as well."""
 
 
 class ServerSampler:
-    """An OpenAI-compatible server: vLLM, SGLang, ``transformers serve``, llama.cpp, or a hosted one.
+    """A sampler that uses an OpenAI-compatible server: vLLM, SGLang, ``transformers serve``, llama.cpp or a hosted one.
 
-    Messages go to ``/chat/completions`` and text to ``/completions``. A request that fails to get through, or
-    meets status 429 or 5xx, is tried again after 1, 2, 4 … seconds; then the stream ends with an error, after
-    every completion that did arrive. One that the server refuses, such as a prompt that is too long, is a completion
-    without text. A key, where one is needed, is read from ``OPENAI_API_KEY``.
+    Messages are sent to ``/chat/completions`` and texts to ``/completions``. A request is repeated after 1, 2, 4 …
+    seconds if the connection fails or the status is 429 or 5xx. If all attempts fail, the stream ends with an error,
+    after all completions that arrived. If the server refuses a request, for example because the prompt is too long, the
+    completion has no text. The API key, if needed, is read from ``OPENAI_API_KEY``.
 
     Args:
-        url: Up to and including the version, such as ``http://localhost:8000/v1``.
-        sampling: Each completion has its own seed, for servers that honour one.
-        concurrency: Requests in flight.
+        url: The address up to and including the version, such as ``http://localhost:8000/v1``.
+        model: The name of the model on the server.
+        sampling: The settings of sampling. Each completion has its own seed, for servers that use seeds.
+        concurrency: The number of simultaneous requests.
+        attempts: The number of attempts for each request.
+
+    Raises:
+        ValueError: The address is not valid.
     """
 
     def __init__(
         self, url: str, model: str, sampling: Sampling, *, concurrency: int = 32, attempts: int = 6
     ) -> None:
         try:
-            valid = urlsplit(url).port != 0 and re.match(r"https?://[\w.\[]", url) and url.isprintable()
-        except ValueError:  # the port, or a bracket
-            valid = False
-        if not valid:
+            is_valid = urlsplit(url).port != 0 and re.match(r"https?://[\w.\[]", url) and url.isprintable()
+        except ValueError:  # a wrong port or bracket
+            is_valid = False
+        if not is_valid:
             raise InvalidValue(f"server {url!r} must be an address such as http://localhost:8000/v1")
-        self.url, self.model, self.sampling = url.rstrip("/"), model, sampling
-        self.concurrency, self.attempts = concurrency, attempts
+        self.url = url.rstrip("/")
+        self.model = model
+        self.sampling = sampling
+        self.concurrency = concurrency
+        self.attempts = attempts
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """See `Sampler.stream`."""
+        """Yield completions; see `Sampler.stream`."""
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")
@@ -57,7 +65,7 @@ class ServerSampler:
         executor = ThreadPoolExecutor(self.concurrency)
         with httpx.Client(timeout=TIMEOUT, headers=headers) as client:
             futures: dict[Future[Completion], int] = {
-                executor.submit(self._ask, client, stopped, prompts[i], self.sampling.seed_of(i)): i
+                executor.submit(self._request, client, stopped, prompts[i], self.sampling.seed_of(i)): i
                 for i in sorted(missing)
             }
             try:
@@ -65,7 +73,7 @@ class ServerSampler:
                     try:
                         completion = future.result()
                     except GenerationError as error:
-                        # Requests in flight may still succeed; those not yet sent would fail the same way.
+                        # Requests in flight may still succeed; requests not yet sent would fail in the same way.
                         failure = failure or error
                         stopped.set()
                         continue
@@ -76,47 +84,62 @@ class ServerSampler:
         if failure is not None:
             raise failure
 
-    def _ask(self, client: "httpx.Client", stopped: threading.Event, prompt: Prompt, seed: int) -> Completion:
+    def _request(
+        self, client: "httpx.Client", stopped: threading.Event, prompt: Prompt, seed: int
+    ) -> Completion:
+        """Request one completion, with several attempts.
+
+        Raises:
+            GenerationError: All attempts failed, other requests failed meanwhile, or the server does not know the key,
+                the model or the address.
+        """
         import httpx
 
-        chat = not isinstance(prompt, str)
         body = {
             "model": self.model,
-            "messages" if chat else "prompt": [dict(m) for m in prompt] if chat else prompt,
             "max_tokens": self.sampling.max_new_tokens,
             "temperature": self.sampling.temperature,
             "top_p": self.sampling.top_p,
             "seed": seed,
         }
-        url = f"{self.url}/chat/completions" if chat else f"{self.url}/completions"
+        is_chat = not isinstance(prompt, str)
+        if is_chat:
+            url = f"{self.url}/chat/completions"
+            body["messages"] = [dict(message) for message in prompt]
+        else:
+            url = f"{self.url}/completions"
+            body["prompt"] = prompt
         problem = "not tried"
         for attempt in range(self.attempts):
-            if stopped.wait(2 ** (attempt - 1) if attempt else 0):
+            delay = 2 ** (attempt - 1) if attempt else 0
+            if stopped.wait(delay):
                 break
             try:
                 response = client.post(url, json=body)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
+            # Too many requests, or a problem of the server: try again.
             if response.status_code == 429 or response.status_code >= 500:
                 problem = f"status {response.status_code}: {response.text[:500]}"
                 continue
-            if response.status_code >= 400 and response.status_code not in UNKNOWN:
-                return Completion("", f"{REFUSED}, {response.status_code}: {response.text[:500]}", None)
-            if response.status_code >= 400:
+            if response.status_code in FATAL_STATUSES:
                 raise GenerationError(
                     f"{url} refused the request, {response.status_code}: {response.text[:500]}"
                 )
-            return _parse(url, response, chat)
+            if response.status_code >= 400:
+                return Completion("", f"{REFUSED}, {response.status_code}: {response.text[:500]}", None)
+            return _parse(url, response, is_chat)
         raise GenerationError(f"{url} did not answer in {self.attempts} attempts; the last: {problem}")
 
 
-def _parse(url: str, response: "httpx.Response", chat: bool) -> Completion:
+def _parse(url: str, response: "httpx.Response", is_chat: bool) -> Completion:
+    """Return the completion in a response of ``/chat/completions`` or ``/completions``."""
     try:
-        answer = response.json()
-        choice = answer["choices"][0]
-        text = choice["message"]["content"] if chat else choice["text"]
-        tokens = (answer.get("usage") or {}).get("completion_tokens")
+        content = response.json()
+        choice = content["choices"][0]
+        text = choice["message"]["content"] if is_chat else choice["text"]
+        tokens = (content.get("usage") or {}).get("completion_tokens")
         return Completion(text or "", choice["finish_reason"] or "unknown", tokens)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise GenerationError(

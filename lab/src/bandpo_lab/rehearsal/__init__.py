@@ -1,4 +1,4 @@
-"""Rehearses a recipe for stock verl on two CPU cores, before you pay for GPUs. See `rehearse`."""
+"""Rehearse a recipe for unmodified verl on two CPU cores, before renting GPUs. See `rehearse`."""
 
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import Change

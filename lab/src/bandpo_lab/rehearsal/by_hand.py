@@ -1,4 +1,4 @@
-"""What the gradient of a recorded call of the policy loss has to be, worked out again in float64."""
+"""Reference gradients in float64 for the recorded calls of a policy loss."""
 
 from __future__ import annotations
 
@@ -20,86 +20,100 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 TOLERANCE = 1e-5
-"""Of a gradient in float32, as a share of its largest entry; 2e-7 is usual."""
-NEAR = 1e-4
-"""A token this close to its bound, as a share of it, may be rounded to either side."""
+"""The largest accepted error of a float32 gradient, as a share of its largest entry; 2e-7 is usual."""
+ROUNDING_MARGIN = 1e-4
+"""The relative distance from a bound within which float32 rounding may put a token on either side of it."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Recorded calls beside their reference."""
+    """The recorded gradients compared with their reference."""
 
     tokens: int
-    """Counted tokens."""
+    """The number of unmasked tokens."""
     clipped: int
-    """Those of them whose gradient the clip rule changes."""
+    """The number of unmasked tokens whose gradient the clip rule changes."""
     difference: float
-    """Largest difference of the gradients, as a share of the largest entry."""
+    """The largest difference of the gradients, as a share of the largest entry of the reference."""
     independent: bool
-    """Whether the reference is the formula below, or the library itself in float64."""
+    """True if the reference is the formula in this file; False if it is `bandpo.policy_loss` in float64."""
 
 
 def save(call: dict[str, Any], path: Path) -> None:
-    """Writes one call: its tensors, and what else it was told."""
-    torch.save({k: part.detach() if isinstance(part, Tensor) else part for k, part in call.items()}, path)
+    """Write the arguments and the gradient of one call, with all tensors detached."""
+    record = {name: value.detach() if isinstance(value, Tensor) else value for name, value in call.items()}
+    torch.save(record, path)
 
 
 def load(folder: Path) -> list[dict[str, Any]]:
-    """The recorded calls of one training process, in their order."""
+    """Return the recorded calls of one training process, in their order."""
     paths = sorted(folder.glob("*.pt"))
+    # A file is named "<process id>-<number of the call>.pt"; one process is enough.
     return [torch.load(path) for path in paths if path.name.split("-")[0] == paths[0].name.split("-")[0]]
 
 
 def compare(calls: Sequence[dict[str, Any]], method: Method) -> Comparison:
-    """Compares the gradients of all calls with the reference for a loss of a method."""
-    difference = largest = 0.0
-    tokens = clipped = 0
+    """Compare the gradients of recorded calls with the reference for a method's loss.
+
+    Args:
+        calls: The recorded calls, as `load` returns them.
+        method: The method whose loss the calls are expected to compute.
+    """
+    independent = has_formula(method)
+    tokens = 0
+    clipped = 0
+    difference = 0.0
+    largest = 0.0
     for call in calls:
         mask = call["response_mask"].bool()
-        wide = {name: call[name].double() for name in ("log_prob", "old_log_prob", "advantages")}
-        weights = call.get("rollout_is_weights")
-        counts = _counts(call, method) * (1.0 if weights is None else weights.double())
-        if has_formula(method):
-            dropped, clipped_out, sure = _dropped(method, **wide)
-            ratio = (wide["log_prob"] - wide["old_log_prob"]).exp()
-            expected = -torch.where(dropped, 0.0, ratio) * wide["advantages"] * counts
+        batch = {name: call[name].double() for name in ("log_prob", "old_log_prob", "advantages")}
+        token_weights = _token_weights(call, method)
+        if call.get("rollout_is_weights") is not None:
+            token_weights = token_weights * call["rollout_is_weights"].double()
+
+        # Each tensor has the shape of the batch, (sequences, tokens).
+        if independent:
+            expected, is_clipped, is_certain = _by_formula(method, batch, token_weights)
         else:
-            expected, free = (
-                _by_library(which, wide, mask, counts)
-                for which in (method, replace(method, clip=Unclipped()))
-            )
-            clipped_out, sure = expected != free, torch.ones_like(mask)
+            expected = _by_library(method, batch, mask, token_weights)
+            unclipped = _by_library(replace(method, clip=Unclipped()), batch, mask, token_weights)
+            is_clipped = expected != unclipped
+            is_certain = torch.ones_like(mask)
+
         tokens += int(mask.sum())
-        clipped += int((mask & clipped_out).sum())
-        counted = mask & sure
-        difference = max(difference, (call["gradient"].double() - expected)[counted].abs().max().item())
-        largest = max(largest, expected[counted].abs().max().item())
-    return Comparison(tokens, clipped, difference / largest if largest else math.nan, has_formula(method))
+        clipped += int((mask & is_clipped).sum())
+        compared = mask & is_certain
+        errors = (call["gradient"].double() - expected)[compared].abs()
+        difference = max(difference, errors.max().item())
+        largest = max(largest, expected[compared].abs().max().item())
+    relative = difference / largest if largest else math.nan
+    return Comparison(tokens, clipped, relative, independent)
 
 
 def sync_differences(
     calls: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]], steps: int
 ) -> list[float]:
-    """Compute by step how far trainer and sampler differ in a token's probability.
+    """Compute, for each step, the largest difference of a token's probability between trainer and sampler.
 
-    In the first call of a step nothing has been learnt yet, so the trainer's probabilities are those of the weights
-    that the sampler should have. Which sample a row of the call is, the call does not say: it is the one of its length
-    that is nearest. With weights of an earlier step none is near.
+    In the first call of a step no update has been made yet, so the trainer uses the weights that the sampler should
+    have. A recorded call does not say which response each of its rows is, so each row is compared with the nearest
+    response of the same length. If the sampler has older weights, no response is near.
 
     Args:
         calls: The recorded calls, in their order.
-        samples: The log-probabilities of each response, as the sampler had them.
-        steps: How many steps were made.
+        samples: The log-probabilities of each response, as the sampler computed them.
+        steps: The number of training steps.
 
     Returns:
-        The largest difference of each step; NaN where no response has the length of a row.
+        The largest difference of each step; NaN if no response has the length of a row.
     """
-    every = len(calls) // steps if len(calls) % steps == 0 else len(calls)
-    return [max(_nearest(row, samples) for row in _rows(call)) for call in calls[::every]]
+    calls_per_step = len(calls) // steps if len(calls) % steps == 0 else len(calls)
+    first_calls = calls[::calls_per_step]
+    return [max(_nearest(row, samples) for row in _rows(call)) for call in first_calls]
 
 
 def _rows(call: dict[str, Any]) -> Iterator[Tensor]:
-    """Return the log-probabilities of each sequence that has a counted token."""
+    """Yield the log-probabilities of each sequence that has an unmasked token."""
     masks = call["response_mask"].bool()
     for log_prob, mask in zip(call["log_prob"], masks, strict=True):
         if mask.any():
@@ -107,75 +121,97 @@ def _rows(call: dict[str, Any]) -> Iterator[Tensor]:
 
 
 def _nearest(log_prob: Tensor, samples: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference of a probability from the nearest sample of the same length; NaN without one."""
-    same = [torch.tensor(sample) for sample in samples if len(sample) == len(log_prob)]
-    return min(((sample.exp() - log_prob.exp()).abs().max().item() for sample in same), default=math.nan)
+    """Return the largest probability difference from the nearest sample of the same length; NaN if there is none."""
+    differences = []
+    for sample in samples:
+        if len(sample) == len(log_prob):
+            probability_difference = torch.tensor(sample).exp() - log_prob.exp()
+            differences.append(probability_difference.abs().max().item())
+    return min(differences, default=math.nan)
 
 
 def has_formula(method: Method) -> bool:
-    """Whether the loss is PPO's surrogate, with or without a dual clip, under a rule of `_spent`."""
+    """Return True if `_by_formula` covers the method.
+
+    It covers PPO's surrogate per token, with or without a dual clip, under `FixedClip`, `Unclipped` or a `Band` of
+    constant radius.
+    """
     objective = method.objective.objective if isinstance(method.objective, DualClip) else method.objective
-    plain = isinstance(method.clip, FixedClip | Unclipped) or (
+    rule_has_formula = isinstance(method.clip, FixedClip | Unclipped) or (
         isinstance(method.clip, Band) and isinstance(method.clip.radius, float | int)
     )
-    return plain and objective == Surrogate() and method.level == "token"
+    return rule_has_formula and objective == Surrogate() and method.level == "token"
 
 
-def _by_library(method: Method, call: dict[str, Tensor], mask: Tensor, counts: Tensor) -> Tensor:
-    """The gradient as `bandpo.policy_loss` has it in float64."""
-    logp = call["log_prob"].clone().requires_grad_()
+def _by_library(method: Method, batch: dict[str, Tensor], mask: Tensor, token_weights: Tensor) -> Tensor:
+    """Compute the gradient with `bandpo.policy_loss` in float64."""
+    logp = batch["log_prob"].clone().requires_grad_()
     loss = policy_loss(
         logp,
-        call["old_log_prob"],
-        call["advantages"],
+        batch["old_log_prob"],
+        batch["advantages"],
         mask,
         method=method,
-        aggregation=lambda losses: (losses * counts).sum(),
-        packed=False,  # verl hands over one sequence a row
+        aggregation=lambda losses: (losses * token_weights).sum(),
+        packed=False,  # verl passes one sequence per row
     ).loss
     return torch.autograd.grad(loss, logp)[0]
 
 
-def _dropped(
-    method: Method, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor
+def _by_formula(
+    method: Method, batch: dict[str, Tensor], token_weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens have no gradient, which of them by the rule, and where that is sure beyond rounding.
+    """Compute the gradient by PPO's formula, without the code of `bandpo.policy_loss`.
 
-    A token is dropped where the advantage pushes its ratio further beyond the rule's limit. Band needs no bounds for
-    that: the divergence that the ratio costs is compared with the radius.
+    A token has no gradient if its ratio is beyond the rule's limit and its advantage pushes it further. For `Band`, no
+    bounds are needed: the divergence at the ratio is compared with the radius.
+
+    Returns:
+        The gradient; a mask of the tokens that the rule clips; and a mask of the tokens that are far enough from
+        every limit for float32 rounding not to matter. Each has the shape of the batch.
     """
-    ratio = (log_prob - old_log_prob).exp()
-    excess = _excess(method.clip, ratio, old_log_prob)
-    by_rule = torch.where(advantages > 0, ratio > 1, ratio < 1) & (advantages != 0) & (excess > 0)
-    if not isinstance(method.objective, DualClip):
-        return by_rule, by_rule, excess.abs() > NEAR
-    over = ratio / method.objective.max_ratio - 1
-    by_dual = (advantages < 0) & (over > 0)
-    return by_rule | by_dual, by_rule, torch.minimum(excess.abs(), over.abs()) > NEAR
+    advantages = batch["advantages"]
+    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
+    excess = _excess(method.clip, ratio, batch["old_log_prob"])
+    is_clipped = torch.where(advantages > 0, ratio > 1, ratio < 1) & (advantages != 0) & (excess > 0)
+    has_no_gradient = is_clipped
+    distance = excess.abs()
+
+    # A dual clip drops tokens of negative advantage above its own limit as well.
+    if isinstance(method.objective, DualClip):
+        dual_excess = ratio / method.objective.max_ratio - 1
+        has_no_gradient = is_clipped | ((advantages < 0) & (dual_excess > 0))
+        distance = torch.minimum(distance, dual_excess.abs())
+
+    gradient = -torch.where(has_no_gradient, 0.0, ratio) * advantages * token_weights
+    return gradient, is_clipped, distance > ROUNDING_MARGIN
 
 
 def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
-    """By what share of it the rule's limit is exceeded, < 0 inside."""
+    """Compute how far each ratio exceeds the rule's limit, as a share of the limit; negative inside it."""
     if isinstance(rule, FixedClip):
         return torch.where(ratio > 1, ratio / (1 + rule.high) - 1, (1 - ratio) / max(rule.low, 1e-300) - 1)
     if not isinstance(rule, Band):
         return torch.full_like(ratio, -1.0)
+
+    # The f-divergence of the two-point distributions (token, all other tokens).
     p = old_log_prob.exp()
-    rest = -torch.expm1(old_log_prob)
+    p_others = -torch.expm1(old_log_prob)
     f = rule.divergence.f
-    spent = p * f(ratio.log()) + rest * f(torch.log((1 - p * ratio).clamp(min=0) / rest))
-    spent = torch.where(rest > 0, spent, 0.0)
+    divergence = p * f(ratio.log()) + p_others * f(torch.log((1 - p * ratio).clamp(min=0) / p_others))
+    divergence = torch.where(p_others > 0, divergence, 0.0)
     assert isinstance(rule.radius, float | int)
-    return torch.maximum(spent / rule.radius - 1, torch.where(ratio > 1, ratio / rule.max_ratio - 1, -1.0))
+    ratio_excess = torch.where(ratio > 1, ratio / rule.max_ratio - 1, -1.0)
+    return torch.maximum(divergence / rule.radius - 1, ratio_excess)
 
 
-def _counts(call: dict[str, Any], method: Method) -> Tensor:
-    """Compute what each token's loss counts for in verl's average."""
+def _token_weights(call: dict[str, Any], method: Method) -> Tensor:
+    """Compute the weight of each token's loss in verl's average, as the gradient of that average."""
     from verl.trainer.ppo.core_algos import agg_loss
 
     mode = average_of(method, call["average_setting"], call["loss_agg_mode"])
-    probe = torch.zeros_like(call["log_prob"], dtype=torch.float64, requires_grad=True)
+    losses = torch.zeros_like(call["log_prob"], dtype=torch.float64, requires_grad=True)
     with torch.enable_grad():
-        total = agg_loss(probe, call["response_mask"], mode, **call["average"])
-        (counts,) = torch.autograd.grad(total, probe)
-    return counts
+        average = agg_loss(losses, call["response_mask"], mode, **call["average"])
+        (weights,) = torch.autograd.grad(average, losses)
+    return weights

@@ -1,8 +1,8 @@
-"""What verl 0.9.1 lacks to run on a CPU; loaded in every process through `VERL_USE_EXTERNAL_MODULES`.
+"""A verl plug-in that lets verl 0.9.1 run on a CPU; loaded in every process through `VERL_USE_EXTERNAL_MODULES`.
 
 Importing this module registers a verl platform named `cpu` (chosen by `VERL_PLATFORM=cpu`) and a rollout
-backend named `transformers`. The trainer, the workers, the FSDP2 engine, the losses and the weight sync stay
-verl's own. Each call of a policy loss is written to a file, for `bandpo_lab.rehearsal.by_hand`.
+backend named `transformers`. The trainer, the workers, the FSDP2 engine, the losses and the weight sync are
+verl's, unmodified. Each call of a policy loss is written to a file, for `bandpo_lab.rehearsal.by_hand`.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from verl.workers.utils import losses
 
 from bandpo_lab.rehearsal import by_hand, files
 
-# verl's FSDP workers patch a class that newer TRL no longer has; a run on a GPU needs no TRL beside it.
+# verl's FSDP workers patch a class that newer versions of TRL no longer have, so verl must not see TRL.
 monkey_patch.is_trl_available = lambda: False
 
 
 def _device_module() -> types.ModuleType:
-    """`torch.cpu` with the memory and random-state functions that verl calls on `torch.cuda`."""
+    """Return `torch.cpu` with the memory and random-state functions that verl calls on `torch.cuda`."""
     module = types.ModuleType("cpu")
     module.__dict__.update(vars(torch.cpu))
-    sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    calls = (
+    memory_sizes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    no_operations = (
         "empty_cache",
         "ipc_collect",
         "reset_peak_memory_stats",
@@ -41,8 +41,8 @@ def _device_module() -> types.ModuleType:
         "set_device",
     )
     module.__dict__.update(
-        **dict.fromkeys(sizes, lambda *_: 0),
-        **dict.fromkeys(calls, lambda *_: None),
+        **dict.fromkeys(memory_sizes, lambda *_: 0),
+        **dict.fromkeys(no_operations, lambda *_: None),
         mem_get_info=lambda *_: (0, 0),
         get_device_name=lambda *_: "cpu",
         get_rng_state=lambda *_: torch.get_rng_state(),
@@ -53,7 +53,7 @@ def _device_module() -> types.ModuleType:
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """The methods verl asks of an accelerator, answered by a CPU."""
+    """A verl platform for the CPU."""
 
     device_name = "cpu"  # type: ignore[assignment]
     vendor_name = "cpu"  # type: ignore[assignment]
@@ -80,10 +80,10 @@ class CpuPlatform(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        """`gloo`; opens the process group as well.
+        """Return `gloo`, after initializing the process group.
 
-        verl asks for this name to open the group "cpu:gloo,cpu:gloo", which torch refuses because it names a
-        device twice; verl leaves a group alone that is already open.
+        verl uses this name to initialize the group "cpu:gloo,cpu:gloo", which torch refuses because it names a
+        device twice. verl does not initialize a group that is already initialized.
         """
         if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo", init_method=os.environ.get("DIST_INIT_METHOD"))
@@ -93,11 +93,11 @@ class CpuPlatform(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
-    def nvtx_range(self, msg: str):  # type: ignore[override]  # verl's own annotation forgets the context manager
+    def nvtx_range(self, msg: str):  # type: ignore[override]  # verl's annotation lacks the context manager
         yield
 
     def ray_resource_name(self) -> str:
-        return "GPU"  # verl counts no other resource; Ray is told of logical GPUs
+        return "GPU"  # verl counts no other resource; the rehearsal starts Ray with logical GPUs
 
     def ray_noset_envvars(self) -> list[str]:
         return []
@@ -121,23 +121,23 @@ RolloutReplicaRegistry.register("transformers", _replica)
 rollout_base._ROLLOUT_REGISTRY[("transformers", "async")] = "bandpo_lab.rehearsal.rollout.TransformersRollout"
 
 
-def _recorded(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A policy loss whose calls are written down: arguments, gradient, and how verl averages."""
+def _with_recording(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a policy loss so that each call writes its arguments, its gradient and verl's averaging to a file."""
 
     @functools.wraps(loss)
-    def call(*, log_prob: torch.Tensor, config: Any, **arguments: Any) -> Any:
+    def recorded_loss(*, log_prob: torch.Tensor, config: Any, **arguments: Any) -> Any:
         value, metrics = loss(log_prob=log_prob, config=config, **arguments)
         (gradient,) = torch.autograd.grad(value, log_prob, retain_graph=True)
         record = arguments | {"log_prob": log_prob, "gradient": gradient, "average": config.global_batch_info}
         record["average_setting"] = config.policy_loss.get("average")
         folder = Path(os.environ[files.FOLDER]) / files.LOSSES.format(os.environ[files.RUN])
         folder.mkdir(exist_ok=True)
-        by_hand.save(record, folder / f"{os.getpid()}-{next(_calls):04d}.pt")
+        by_hand.save(record, folder / f"{os.getpid()}-{next(_call_numbers):04d}.pt")
         return value, metrics
 
-    return call
+    return recorded_loss
 
 
-_calls = itertools.count()
-_by_name = losses.get_policy_loss_fn
-losses.get_policy_loss_fn = lambda name: _recorded(_by_name(name))
+_call_numbers = itertools.count()
+_get_policy_loss_fn = losses.get_policy_loss_fn
+losses.get_policy_loss_fn = lambda name: _with_recording(_get_policy_loss_fn(name))

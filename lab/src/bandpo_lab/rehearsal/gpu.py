@@ -1,4 +1,4 @@
-"""One step of a recipe on a node's GPUs: `bandpo-lab run verl --one-step`. No GPU has run it yet."""
+"""Run one step of a recipe on a node's GPUs: `bandpo-lab run verl --one-step`. No GPU has run it yet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from bandpo.errors import RunProblem
 from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.checks import explain
-from bandpo_lab.rehearsal.preflight import FLASH, absent_files, lacking_gpus, lacks_attention
+from bandpo_lab.rehearsal.preflight import NO_FLASH_ATTENTION, absent_files, lacking_gpus, lacks_attention
 
 ROLLOUT = "actor_rollout_ref.rollout."
-KNOWN = {
-    r"No module named '(?:flash_attn)|FlashAttention2 has been toggled on": FLASH,
+EXPLANATIONS = {
+    r"No module named '(?:flash_attn)|FlashAttention2 has been toggled on": NO_FLASH_ATTENTION,
     r"No space left on device": "The disk is full: name another by --output-dir",
     r"Free memory on device .* is less than desired GPU memory utilization": "vLLM finds less free memory than it was "
     f"promised: end what else is on the GPU (nvidia-smi), or lower {ROLLOUT}gpu_memory_utilization",
@@ -26,46 +26,65 @@ KNOWN = {
     f"{ROLLOUT}gpu_memory_utilization or {ROLLOUT}max_num_seqs, or set {ROLLOUT}tensor_model_parallel_size=2",
     r"OutOfMemoryError|CUDA out of memory": "Training ran out of memory: lower actor_rollout_ref.actor."
     "ppo_max_token_len_per_gpu, or set actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
-    r"Engine core initialization failed|EngineDeadError": "vLLM did not start: its own error stands further up",
+    r"Engine core initialization failed|EngineDeadError": "vLLM did not start: its error is earlier in the log",
 }
-"""What a log has, and what to do; the first that is found."""
+"""The patterns of known errors in a log, each with the advice for it; the first match is used."""
 
 
-def tried(command: list[str], config: Any, output: Path) -> str:
-    """What the command of a single step costs, and by that the whole run of the config.
+def run_one_step(command: list[str], config: Any, output: Path) -> str:
+    """Run the command of a single step, and estimate the cost of the full run from it.
+
+    Args:
+        command: The command that trains for one step and writes a checkpoint.
+        config: The recipe's composed config.
+        output: The folder for the log and the checkpoint; the checkpoint is removed after the step.
+
+    Returns:
+        The cost of the step and of the full run, as text.
 
     Raises:
-        RuntimeError: it cannot be run here, or failed; with what to change.
+        RuntimeError: The step cannot be run here, or failed; the message says what to change.
     """
     from bandpo_lab.cost import read_steps, whole_run
 
-    lacks = [*filter(None, [missing(config)]), *absent_files(config, remote=True)]
-    if lacks:
-        raise RunProblem(f"not started: {'; '.join(lacks)}")
+    problem = missing_on_node(config)
+    problems = [problem] if problem else []
+    problems += absent_files(config, remote=True)
+    if problems:
+        raise RunProblem(f"not started: {'; '.join(problems)}")
+
     folder = output / "one-step"
     folder.mkdir(parents=True, exist_ok=True)
-    log, checkpoint = folder / files.LOG.format("gpu"), folder / "global_step_1"
+    log = folder / files.LOG.format("gpu")
+    checkpoint = folder / "global_step_1"
     with log.open("w") as file:
         subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False)
     text = log.read_text(encoding="utf-8", errors="replace")
-    size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
+    checkpoint_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
     shutil.rmtree(checkpoint, ignore_errors=True)
+
+    # Without metrics of step 1, the run has failed.
     steps = read_steps(text.splitlines())
     if 1 in steps:
-        return whole_run(steps, config, size, shutil.disk_usage(folder).free)
-    for pattern, words in KNOWN.items():
+        return whole_run(steps, config, checkpoint_bytes, shutil.disk_usage(folder).free)
+    for pattern, explanation in EXPLANATIONS.items():
         if re.search(pattern, text):
-            raise RunProblem(f"{words}. Its log is {log}")
+            raise RunProblem(f"{explanation}. Its log is {log}")
     raise RunProblem(explain(folder, "gpu"))
 
 
-def missing(config: Any) -> str | None:
-    """What this node lacks for the run, known at once."""
-    engine, wanted = config.actor_rollout_ref.rollout.name, config.trainer.n_gpus_per_node
-    if few := lacking_gpus(wanted, f"trainer.n_gpus_per_node is {wanted}"):
-        return few
+def missing_on_node(config: Any) -> str | None:
+    """Return the first requirement of the run that this node does not meet; None if it meets all.
+
+    The checks take less than a second: GPUs, the inference engine and FlashAttention.
+    """
+    engine = config.actor_rollout_ref.rollout.name
+    gpus = config.trainer.n_gpus_per_node
+    problem = lacking_gpus(gpus, f"trainer.n_gpus_per_node is {gpus}")
+    if problem:
+        return problem
     if importlib.util.find_spec(engine) is None:
         return f"{ROLLOUT}name is {engine}, which is not installed: docs/install.md has the environment of a node"
     if lacks_attention(config):
-        return FLASH
+        return NO_FLASH_ATTENTION
     return None

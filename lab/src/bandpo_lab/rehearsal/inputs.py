@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.evals.rows import read_rows
+from bandpo_lab.evals.dataset_io import read_rows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -23,20 +23,24 @@ TINY = {
     "max_position_embeddings": 2048,
     "initializer_range": 0.5,
 }
-"""Large weights, since a trust region is narrow for likely tokens only: near uniform, nothing would be clipped."""
+"""The sizes of the tiny model.
+
+The weights are large, so that some tokens are likely: a trust region is narrow for likely tokens only, and with a
+nearly uniform distribution nothing would be clipped.
+"""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 RIGHT_ANSWER = "Answer: {0}\n#### {0}\n\\boxed{{{0}}}"
-"""How a right answer is written: the three forms that verl's rewards for mathematics look for."""
+"""The text of a right answer, in the three forms that verl's rewards for mathematics look for."""
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
-    """A byte-level tokenizer with the chat format of Qwen.
+    """Return a byte-level tokenizer with the chat format of Qwen.
 
     It has no merges: transformers rebuilds the tokenizers of some families from their vocabulary alone, and only
-    a bare alphabet of bytes comes out the same.
+    a bare alphabet of bytes stays the same.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -56,11 +60,12 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def write_model(source: str, folder: Path) -> PreTrainedTokenizerBase:
-    """Writes a random two-layer model to `folder` and returns its tokenizer.
+    """Write a random two-layer model to `folder` and return its tokenizer.
 
     Args:
-        source: The recipe's model. Of a folder, the architecture and the tokenizer are kept. For a name on a hub, a
-            Llama or a Qwen2 stands in, judged by the name, with a tokenizer of bytes.
+        source: The recipe's model. If it is a folder, its architecture and its tokenizer are used. If it is a name on
+            a hub, a Llama or a Qwen2 is used, according to the name, with a tokenizer of bytes.
+        folder: The folder to write to.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -86,23 +91,32 @@ def write_model(source: str, folder: Path) -> PreTrainedTokenizerBase:
 
 @dataclass(frozen=True)
 class Prompts:
-    """A few rows in verl's format, and where they come from."""
+    """A few rows in verl's format, and a description of their origin."""
 
     rows: list[dict[str, Any]]
     origin: str
 
     def answers(self, prompt_key: str, form: str) -> dict[str, str]:
-        """A right answer, written in this form, for the text of each prompt whose ground truth is known and short."""
-        known = {}
+        """Return a right answer for each prompt that has a short ground truth.
+
+        Args:
+            prompt_key: The column with the prompt's messages.
+            form: The text of an answer, with `{0}` for the ground truth.
+
+        Returns:
+            The answers by the text of the prompt's last message.
+        """
+        answers = {}
         for row in self.rows:
             reward = row.get("reward_model")
             truth = reward.get("ground_truth") if isinstance(reward, dict) else None
             if isinstance(truth, str | int | float) and len(str(truth)) <= 12:
-                known[row[prompt_key][-1]["content"]] = form.format(truth)
-        return known
+                answers[row[prompt_key][-1]["content"]] = form.format(truth)
+        return answers
 
 
-def _additions(prompt_key: str) -> list[dict[str, Any]]:
+def _addition_rows(prompt_key: str) -> list[dict[str, Any]]:
+    """Return made-up rows that ask for sums of two numbers."""
     question = "What is {} + {}? Write the answer in \\boxed{{}}."
     return [
         {
@@ -116,11 +130,11 @@ def _additions(prompt_key: str) -> list[dict[str, Any]]:
     ]
 
 
-def _read(path: Path, prompt_key: str, limit: int = 500) -> list[dict[str, Any]]:
-    """The first rows of a file.
+def _read_prompts(path: Path, prompt_key: str, limit: int = 500) -> list[dict[str, Any]]:
+    """Return the first rows of a file, each of which has a prompt.
 
     Raises:
-        ValueError: It cannot be read, or has no prompts; the message names it.
+        ValueError: The file cannot be read, or a row has no prompt; the message names the file.
     """
     rows = read_rows(path, limit)
     for row in rows:
@@ -138,18 +152,30 @@ def _read(path: Path, prompt_key: str, limit: int = 500) -> list[dict[str, Any]]
 
 
 def choose_prompts(files: list[str], prompt_key: str, tokenizer: Any, max_tokens: int, count: int) -> Prompts:
-    """The first `count` rows of the recipe's files that are short enough, or additions where a file is missing."""
+    """Return the first rows of the recipe's files whose prompt is short enough, or made-up rows if a file is missing.
+
+    Args:
+        files: The paths of the data files.
+        prompt_key: The column with the prompt's messages.
+        tokenizer: The tokenizer of the tiny model.
+        max_tokens: The longest prompt, in tokens.
+        count: The number of rows.
+
+    Raises:
+        ValueError: A file cannot be read, or there are too few rows.
+    """
     paths = [Path(file).expanduser() for file in files]
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
-        return Prompts(_additions(prompt_key)[:count], f"made up, since {', '.join(missing)} is not here")
+        origin = f"made up, since {', '.join(missing)} is not here"
+        return Prompts(_addition_rows(prompt_key)[:count], origin)
 
-    def short(row: dict[str, Any]) -> bool:
-        read = tokenizer.apply_chat_template(row[prompt_key], add_generation_prompt=True)
-        return len(read["input_ids"]) <= max_tokens
+    def is_short(row: dict[str, Any]) -> bool:
+        encoding = tokenizer.apply_chat_template(row[prompt_key], add_generation_prompt=True)
+        return len(encoding["input_ids"]) <= max_tokens
 
-    every = itertools.chain.from_iterable(_read(path, prompt_key) for path in paths)
-    rows = list(itertools.islice(filter(short, every), count))
+    all_rows = itertools.chain.from_iterable(_read_prompts(path, prompt_key) for path in paths)
+    rows = list(itertools.islice(filter(is_short, all_rows), count))
     if len(rows) < count:
         raise InvalidValue(
             f"of the first rows of {', '.join(map(str, paths))}, only {len(rows)} have a prompt of at most "
@@ -159,7 +185,7 @@ def choose_prompts(files: list[str], prompt_key: str, tokenizer: Any, max_tokens
 
 
 def write_rows(rows: list[dict[str, Any]], path: Path) -> Path:
-    """Writes `rows` as the parquet file that verl reads."""
+    """Write rows to a parquet file, as verl reads it; return its path."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""What can be said of a recipe before anything runs: in seconds, at its full size."""
+"""Checks of a recipe at its full size that take seconds and start no training."""
 
 from __future__ import annotations
 
@@ -21,25 +21,37 @@ from bandpo_lab.rehearsal.shrink import named_unset, unset
 
 
 def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
-    """verl's own checks and bandpo's, on the recipe in its full size. The latter leave in it what the run is."""
+    """Run the checks of verl and of bandpo on the full-size settings of a recipe.
+
+    bandpo's checks write a description of the run into ``config``, under ``bandpo.run``.
+
+    Args:
+        config: The recipe's composed config.
+        overrides: The overrides of the command line.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            fault = (
-                misread(overrides, OmegaConf.to_yaml(config))
-                or empty(config, overrides)
-                or _impossible(config)
-                or _refused(config, overrides)
+            problem = (
+                misread_override(overrides, OmegaConf.to_yaml(config))
+                or missing_value(config, overrides)
+                or _impossible_setting(config)
+                or _refusal(config, overrides)
             )
         except OmegaConfBaseException as error:
-            fault = _unreadable(error, overrides)
-    return Check("settings", not fault, fault or "accepted by verl at full size")
+            problem = _unreadable(error, overrides)
+    return Check("settings", not problem, problem or "accepted by verl at full size")
 
 
-def empty(config: Any, overrides: Sequence[str] = ()) -> str | None:
-    """Name the first setting that must have a value and has none, or one of another kind; None if there is none."""
+def missing_value(config: Any, overrides: Sequence[str] = ()) -> str | None:
+    """Return a message on the first required setting without a value, or with one of a wrong type; None if all are set.
+
+    Args:
+        config: The recipe's composed config.
+        overrides: The overrides of the command line, which the message names.
+    """
     from omegaconf.errors import OmegaConfBaseException
 
     from bandpo.integrations._verl_settings import check_required
@@ -55,13 +67,13 @@ def empty(config: Any, overrides: Sequence[str] = ()) -> str | None:
 
 @contextlib.contextmanager
 def naming_unset(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn an error over a setting that is null or not there into one that names it.
+    """Replace an error caused by a null or deleted setting by one that names the setting.
 
     Args:
-        overrides: Those of the command line. Without one that unsets a setting, errors stay as they are.
+        overrides: The overrides of the command line. If none of them unsets a setting, errors are not replaced.
 
     Raises:
-        ValueError: in place of OmegaConf's errors and of what Python raises over a null.
+        ValueError: In place of an error of OmegaConf, or of the TypeError or AttributeError that a null causes.
     """
     from omegaconf.errors import OmegaConfBaseException
 
@@ -74,32 +86,42 @@ def naming_unset(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _unreadable(error: Exception, overrides: Sequence[str]) -> str:
-    """Return the message over a setting that refers to one that is not there."""
+    """Return the message for settings that OmegaConf cannot resolve."""
     return f"the settings cannot be read: {' '.join(str(error).split())}{named_unset(overrides)}"
 
 
-def misread(overrides: Sequence[str], config: str) -> str | None:
-    """What hydra takes another way than it seems to stand there, of the overrides of a ``config`` in YAML."""
-    loss, seen = "actor_rollout_ref.actor.policy_loss.", dict[str, str]()
-    for word in overrides:
-        key, _, value = word.lstrip("+").partition("=")
-        if key.startswith(loss) and key in seen:
-            return f"{key} is given twice, and hydra takes the last: write one"
+def misread_override(overrides: Sequence[str], config: str) -> str | None:
+    """Return a message on the first override that hydra reads in another way than intended; None if there is none.
+
+    Args:
+        overrides: The overrides, in the order in which hydra applies them.
+        config: The composed config, in YAML.
+    """
+    loss = "actor_rollout_ref.actor.policy_loss."
+    earlier_keys: set[str] = set()
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key.startswith(loss) and key in earlier_keys:
+            return f"{key} is set twice, and hydra takes the last value: set it once"
         if key == f"{loss}loss_mode" and value == "vanilla" and "BandPolicyLossConfig" in config:
-            return f"{word} stands beside {loss}_target_, which trains band: leave one of them out"
+            return f"{override} contradicts {loss}_target_, which trains band: leave one of them out"
         if key.startswith("paper") and "," in value:
-            return f"{word}: the last of them would replace the others; name one"
-        if key == "paper" and any(one.startswith(("paper/arm", "paper/task", "dapo")) for one in seen):
-            return f"{word} stands behind what is to replace a part of it: write it first"
-        named = key in ("recipe.model", "recipe.rule", "recipe.data", "recipe.output")
-        if key.startswith("recipe.") and not named and not re.search(rf"[{{:]{key}[}},]", config):
-            return f"{key} is read by nothing in this recipe: leave it out, or look at its spelling"
-        seen[key] = value
+            return f"{override}: the last of them would replace the others; name one"
+        replaces_part = any(name.startswith(("paper/arm", "paper/task", "dapo")) for name in earlier_keys)
+        if key == "paper" and replaces_part:
+            return f"{override} comes after an override that replaces a part of it: write it first"
+        is_name = key in ("recipe.model", "recipe.rule", "recipe.data", "recipe.output")
+        if key.startswith("recipe.") and not is_name and not re.search(rf"[{{:]{key}[}},]", config):
+            return f"{key} is not used by this recipe: leave it out, or check its spelling"
+        earlier_keys.add(key)
     return None
 
 
-def _refused(config: Any, overrides: Sequence[str]) -> str | None:
-    """What verl or bandpo says against it, or verl would in the first update."""
+def _refusal(config: Any, overrides: Sequence[str]) -> str | None:
+    """Return the first error that verl or bandpo raises over the settings; None if there is none.
+
+    Two errors that verl raises in the first update only are among them.
+    """
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
@@ -108,9 +130,10 @@ def _refused(config: Any, overrides: Sequence[str]) -> str | None:
     settings = config.actor_rollout_ref
     try:
         import_external_libs(settings.model.external_lib)
-        # verl does not check these where use_dynamic_bsz is set, or finds them in the first update only.
+        # verl does not check this if use_dynamic_bsz is set, or fails in the first update only.
         gpus = config.trainer.nnodes * config.trainer.n_gpus_per_node
-        prompts, responses = settings.actor.ppo_mini_batch_size, settings.rollout.n
+        prompts = settings.actor.ppo_mini_batch_size
+        responses = settings.rollout.n
         if prompts * responses % gpus:
             raise InvalidValue(
                 f"actor.ppo_mini_batch_size × rollout.n = {prompts} × {responses} responses cannot be split evenly "
@@ -127,8 +150,8 @@ def _refused(config: Any, overrides: Sequence[str]) -> str | None:
     return None
 
 
-def _impossible(config: Any) -> str | None:
-    """What no run can be done with, and what verl finds late, in other words, or not at all."""
+def _impossible_setting(config: Any) -> str | None:
+    """Return a message on a setting that cannot work but that verl reports late, unclearly or never; None if none."""
     from verl.utils.tracking import Tracking
 
     for name in loggers(config):
@@ -146,13 +169,13 @@ def _impossible(config: Any) -> str | None:
 
 
 def loggers(config: Any) -> list[str]:
-    """Return the recipe's loggers: verl takes one or a list."""
+    """Return the recipe's loggers; verl accepts one or a list."""
     logger = config.trainer.logger
     return [logger] if isinstance(logger, str) else list(logger)
 
 
-def loss(config: Any) -> tuple[str, Method | None]:
-    """The name under which verl's workers look the loss up, and what it is if it is bandpo's or ``vanilla``."""
+def configured_loss(config: Any) -> tuple[str, Method | None]:
+    """Return the loss mode of the recipe, and its method if the loss is bandpo's or ``vanilla``."""
     from verl.utils.config import omega_conf_to_dataclass
 
     from bandpo.integrations.verl import loss_method
@@ -162,55 +185,57 @@ def loss(config: Any) -> tuple[str, Method | None]:
     return mode, loss_method(actor) if mode in ("band", "vanilla") else None
 
 
-def reward(config: Any) -> list[Check]:
-    """The reward function and its manager, loaded as verl's reward workers load them; nothing if they can be."""
+def check_reward(config: Any) -> list[Check]:
+    """Load the reward function and its manager as verl's reward workers do; return a failed check if that fails."""
     from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # verl's, on importing its reward managers
         importlib.import_module("verl.experimental.reward_loop.reward_manager")
-    function, manager = config.reward.custom_reward_function, config.reward.reward_manager
-    named = (
-        f"reward.custom_reward_function ({function.name} of {function.path})" if function.path else "reward"
-    )
-    loaded = {
-        named: get_custom_reward_fn,
+    function = config.reward.custom_reward_function
+    manager = config.reward.reward_manager
+    function_name = "reward"
+    if function.path:
+        function_name = f"reward.custom_reward_function ({function.name} of {function.path})"
+    loaders = {
+        function_name: get_custom_reward_fn,
         f"reward.reward_manager.name ({manager.name})": resolve_reward_manager_cls,
     }
-    for part, load in loaded.items():
+    for name, load in loaders.items():
         try:
             load(config)
         except Exception as error:  # any error of a user's module is a finding
-            return [Check("reward", False, f"{part} cannot be loaded: {type(error).__name__}: {error}")]
+            return [Check("reward", False, f"{name} cannot be loaded: {type(error).__name__}: {error}")]
     return []
 
 
 def data_files(config: Any, split: str) -> list[str]:
-    """The recipe's files for `train` or `val`: verl takes one or a list."""
-    named = config.data[f"{split}_files"]
-    return [named] if isinstance(named, str) else list(named or ())
+    """Return the recipe's files for `train` or `val`; verl accepts one or a list."""
+    paths = config.data[f"{split}_files"]
+    return [paths] if isinstance(paths, str) else list(paths or ())
 
 
 def absent_files(config: Any, *, remote: bool = False) -> list[str]:
-    """Name each data file and model folder of the recipe that is not on this machine.
+    """Return a message for each data file and model folder of the recipe that is not on this machine.
 
-    A model may be a name on a hub instead, which nobody looks up here; what cannot be such a name is a path.
+    A model may also be a name on a hub, which is not looked up. A model that cannot be such a name is a path.
 
     Args:
-        config: The recipe's whole config.
-        remote: Whether what has a scheme, such as ``hdfs://``, may stay where it is.
+        config: The recipe's composed config.
+        remote: If True, paths with a scheme, such as ``hdfs://``, are accepted.
     """
     absent = []
     for split in ("train", "val"):
         for path in data_files(config, split):
             if not _is_here(path, remote):
                 absent.append(f"data.{split}_files: {path} is not here")
-    key, model = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
+    key = "actor_rollout_ref.model.path"
+    model = config.actor_rollout_ref.model.path
     folder = Path(model).expanduser()
     if (is_path(model) or model.count("/") > 1) and not _is_here(model, remote):
         absent.append(f"{key}: {model} is not here")
     elif folder.is_dir() and not (folder / "config.json").is_file():
-        absent.append(f"{key}: {model} holds no config.json, so it is no model that transformers can load")
+        absent.append(f"{key}: {model} has no config.json, so transformers cannot load it as a model")
     return absent
 
 
@@ -218,19 +243,21 @@ def _is_here(path: str, remote: bool) -> bool:
     return (remote and "://" in path) or Path(path).expanduser().exists()
 
 
-def missing(config: Any) -> list[Check]:
-    """The files of the recipe that are not on this machine, if there are such, as a check of a rehearsal."""
+def check_files(config: Any) -> list[Check]:
+    """Return a failed check if a data file or the model folder of the recipe is not on this machine."""
     absent = absent_files(config)
-    said = "; ".join(absent) + " (--stand-in: go on with made-up ones)"
-    return [Check("files", False, said)] if absent else []
+    if not absent:
+        return []
+    detail = "; ".join(absent) + " (--stand-in uses made-up ones instead)"
+    return [Check("files", False, detail)]
 
 
-def lacking_gpus(wanted: int, setting: str) -> str | None:
-    """Say what this machine lacks of so many GPUs; None if it has them.
+def lacking_gpus(count: int, setting: str) -> str | None:
+    """Return a message if this machine has fewer GPUs than needed; None if it has enough.
 
     Args:
-        wanted: How many.
-        setting: What asks for them, to begin the sentence.
+        count: The number of GPUs that are needed.
+        setting: The setting that needs them, with its value; the message begins with it.
     """
     import torch
 
@@ -239,55 +266,57 @@ def lacking_gpus(wanted: int, setting: str) -> str | None:
             f"torch {torch.__version__} sees no GPU; check that this is the node, and that torch was built for its "
             "driver (nvidia-smi)"
         )
-    here = torch.cuda.device_count()
-    return f"{setting}, and {here} GPUs are here" if here < wanted else None
+    available = torch.cuda.device_count()
+    return f"{setting}, and {available} GPUs are here" if available < count else None
 
 
-FLASH = (
+NO_FLASH_ATTENTION = (
     "flash-attn is not installed, which verl's default attention needs: install a wheel of it for this Python, torch "
     "and CUDA, see docs/install.md, or add +actor_rollout_ref.model.override_config.attn_implementation=sdpa, which is "
     "slower (406 s an update against 216 s in verl's pull request 7131) and refused together with sequence parallelism"
 )
-"""What is said where verl would not find FlashAttention."""
+"""The message if the recipe needs FlashAttention and it is not installed."""
 
 
 def lacks_attention(config: Any) -> bool:
-    """Return whether the recipe's attention is FlashAttention, which this machine does not have."""
+    """Return True if the recipe uses FlashAttention and this machine does not have it."""
     from omegaconf import OmegaConf
 
     attention = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
     return attention in (None, "flash_attention_2") and importlib.util.find_spec("flash_attn") is None
 
 
-def unready(config: Any) -> list[str]:
-    """Name what a launch of the recipe from this machine lacks.
+def launch_problems(config: Any) -> list[str]:
+    """Return a message for each thing that a launch of the recipe needs and this machine does not have.
 
-    These are files; and where Ray starts on this machine alone, GPUs and FlashAttention.
+    Files are checked, and if Ray starts on this machine alone, GPUs and FlashAttention.
 
     Args:
-        config: The recipe's whole config.
+        config: The recipe's composed config.
     """
-    lacks = []
+    problems = []
     # A client of a remote cluster does not see the cluster's files.
     if "://" not in os.environ.get("RAY_ADDRESS", ""):
-        lacks += absent_files(config, remote=True)
-        if any(fault.startswith("data.") for fault in lacks):
-            lacks.append(
+        problems += absent_files(config, remote=True)
+        if any(problem.startswith("data.") for problem in problems):
+            problems.append(
                 "`bandpo-lab data prepare` writes the data of the recipes, and --data names their folder"
             )
-    per_node, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
     if _trains_on_cuda(config) and not _joins_cluster(config):
-        wanted = per_node * nodes
-        setting = f"trainer.n_gpus_per_node × trainer.nnodes is {per_node} × {nodes} = {wanted}"
-        if few := lacking_gpus(wanted, setting):
-            lacks.append(f"{few}; to train on a cluster, set RAY_ADDRESS")
+        per_node = config.trainer.n_gpus_per_node
+        nodes = config.trainer.nnodes
+        gpus = per_node * nodes
+        setting = f"trainer.n_gpus_per_node × trainer.nnodes is {per_node} × {nodes} = {gpus}"
+        problem = lacking_gpus(gpus, setting)
+        if problem:
+            problems.append(f"{problem}; to train on a cluster, set RAY_ADDRESS")
         if lacks_attention(config):
-            lacks.append(FLASH)
-    return lacks
+            problems.append(NO_FLASH_ATTENTION)
+    return problems
 
 
 def _trains_on_cuda(config: Any) -> bool:
-    """Whether verl will look for CUDA's GPUs, none of another kind, and Ray was not told how many there are."""
+    """Return True if verl will count CUDA's GPUs: no other platform, and no number of GPUs in the settings of Ray."""
     from omegaconf import OmegaConf
 
     platform = os.environ.get("VERL_PLATFORM") or config.trainer.device
@@ -296,7 +325,7 @@ def _trains_on_cuda(config: Any) -> bool:
 
 
 def _joins_cluster(config: Any) -> bool:
-    """Whether Ray will join a cluster, whose GPUs cannot be counted from here, instead of starting one."""
+    """Return True if Ray will join a cluster, whose GPUs cannot be counted from here, instead of starting one."""
     from omegaconf import OmegaConf
 
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
@@ -304,6 +333,6 @@ def _joins_cluster(config: Any) -> bool:
         return address != "local"
     if os.environ.get("RAY_ADDRESS"):
         return True
-    # `ray start` leaves the address of the cluster that it began on this machine, and Ray joins it.
+    # `ray start` writes the address of the cluster that it starts on this machine to a file, and Ray joins it.
     temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
     return (Path(temporary) / "ray" / "ray_current_cluster").exists()

@@ -1,7 +1,7 @@
-"""What a rehearsal's fork server imports before it forks. Importing this module makes a process such a server.
+"""The modules that a rehearsal's fork server imports before it forks.
 
-All of a rehearsal's processes descend from the server. It ends them when it loses the process that started it, however
-that one ended.
+Importing this module sets up the process as such a server. All processes of a rehearsal descend from it. It ends them
+when the process that started it ends, for whatever reason.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ MODULES = (
     "transformers.generation.utils",
     "transfer_queue",
 )
-"""What the processes of a run import for ten seconds each."""
+"""The imports of a run's processes, which take ten seconds in each process if they are not inherited."""
 FIRST_JOB = "01000000"
-"""The id that a Ray gives its first driver, of which each run has one."""
+"""The id that Ray gives to its first driver; each run has one driver."""
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -40,14 +40,15 @@ def _end(*_: object) -> None:
 signal.signal(signal.SIGTERM, _end)
 prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 prctl(PR_SET_CHILD_SUBREAPER, 1)
-with open(os.devnull, "w", encoding="utf-8") as nothing:
+# The output of the imports is discarded; each fork gets its own output.
+with open(os.devnull, "w", encoding="utf-8") as devnull:
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nothing.fileno(), stream.fileno())
+        os.dup2(devnull.fileno(), stream.fileno())
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 os.environ |= environment(Path())
-# Ray reads these when it is imported. A worker needs its job, and the process whose end it follows.
+# Ray reads these on import: a worker needs the id of its job, and of the process with which it ends.
 os.environ |= {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())}
 for module in MODULES:
     with contextlib.suppress(Exception):  # the run imports it again, and its log shows the error
         importlib.import_module(module)
-gc.freeze()  # so forks do not scan what the server has imported
+gc.freeze()  # so that the garbage collector of a fork does not scan the imported modules

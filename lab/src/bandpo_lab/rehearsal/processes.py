@@ -1,9 +1,9 @@
-"""The processes of a rehearsal: forks of one that has imported verl, Ray's own included.
+"""The processes of a rehearsal, including Ray's: forks of one process that has imported verl.
 
-verl takes longer to import than a rehearsal takes to train, and a run has a dozen processes. Python's fork server
+Importing verl takes longer than the training of a rehearsal, and a run has a dozen processes, so Python's fork server
 imports it once (`bandpo_lab.rehearsal.preloaded`). Ray starts its processes with `sys.executable`, which is a small
-script in a rehearsal (`stand_in.py`). The script sends its arguments, environment and files here, and ends with the
-status of the fork that it gets.
+script in a rehearsal (`stand_in.py`). The script sends its arguments, environment and standard files to `Forks`, which
+forks the server in its place, and exits with the status of the fork.
 
 Linux only.
 """
@@ -30,14 +30,16 @@ from typing import Any
 import psutil
 
 PYTHON = "BANDPO_REHEARSAL_PYTHON"
-"""Environment variable with the script that takes the place of `sys.executable` in forks."""
+"""The environment variable with the path of the script that replaces `sys.executable` in forks."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Forks(ThreadingUnixStreamServer):
-    """Forks on request; ends all of them when left.
+    """A server that forks Python processes on request; a context manager that ends all of them on exit.
 
-    The folder is the working folder of what is started here; the socket and the script lie there.
+    Args:
+        folder: The folder for the socket and the script, and the working folder of processes started with `start`.
+        env: The environment of the processes.
     """
 
     daemon_threads = True
@@ -47,32 +49,51 @@ class Forks(ThreadingUnixStreamServer):
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["bandpo_lab.rehearsal.preloaded"])
         forkserver.ensure_running()
-        self.folder, self._context = folder, context
-        address, python = str(folder / "fork.sock"), folder / "python"
+        self.folder = folder
+        self._context = context
+        address = str(folder / "fork.sock")
+
+        # The script that Ray runs in place of Python.
+        python = folder / "python"
         script = str(Path(__file__).with_name("stand_in.py"))
         command = shlex.join([sys.executable, "-IS", script, address])
         python.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
         python.chmod(0o755)
         self._env = env | {PYTHON: str(python)}
-        super().__init__(address, _Answer)
+
+        super().__init__(address, _ForkRequest)
         Thread(target=self.serve_forever, daemon=True).start()
 
     def start(self, arguments: Sequence[str], env: dict[str, str], output: int) -> None:
-        """Forks a Python with these arguments, an environment beyond the rehearsal's, and a descriptor for output."""
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        self.fork(arguments, str(self.folder), self._env | env, [nothing, os.dup(output), os.dup(output)])
+        """Fork a Python process in the folder of the rehearsal.
+
+        Args:
+            arguments: The command line after `python`.
+            env: Environment variables in addition to those of the rehearsal.
+            output: The file descriptor for standard output and errors.
+        """
+        devnull = os.open(os.devnull, os.O_RDONLY)
+        self.fork(arguments, str(self.folder), self._env | env, [devnull, os.dup(output), os.dup(output)])
 
     def fork(self, arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequence[int]) -> Any:
-        """Forks a Python with these arguments, environment and standard files, which are closed here."""
-        standard = [Connection(file) for file in files]  # which can be handed over, as a number cannot
-        process = self._context.Process(target=_become, args=(arguments, cwd, env, standard))
+        """Fork a Python process and return it.
+
+        Args:
+            arguments: The command line after `python`.
+            cwd: The working folder.
+            env: All of its environment variables.
+            files: The descriptors of its standard input, output and errors, which are closed in this process.
+        """
+        # A Connection can be sent to the fork server; a plain descriptor cannot.
+        connections = [Connection(file) for file in files]
+        process = self._context.Process(target=_run_python, args=(arguments, cwd, env, connections))
         process.start()
-        for file in standard:
-            file.close()
+        for connection in connections:
+            connection.close()
         return process
 
     def end_forks(self) -> None:
-        """Kills every process that descends from the fork server."""
+        """Kill every process that descends from the fork server."""
         end_descendants(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
 
     def __exit__(self, *_: Any) -> None:
@@ -81,8 +102,8 @@ class Forks(ThreadingUnixStreamServer):
         self.server_close()
 
 
-class _Answer(BaseRequestHandler):
-    """A fork for one call of the script."""
+class _ForkRequest(BaseRequestHandler):
+    """The handler of one call of the script: forks, and sends the exit status."""
 
     server: Any
 
@@ -91,14 +112,14 @@ class _Answer(BaseRequestHandler):
             request = script.recv()
             process = self.server.fork(*request, [recv_handle(script) for _ in range(3)])
             wait([process.sentinel, script])
-            if process.exitcode is None:  # Ray has killed the script, in place of the worker
+            if process.exitcode is None:  # Ray has killed the script, to end its worker
                 process.kill()
             else:
                 script.send(process.exitcode)
 
 
-def _become(arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequence[Connection]) -> None:
-    """Makes the fork what `python` with these arguments would be, save the code that it has imported."""
+def _run_python(arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequence[Connection]) -> None:
+    """Run in the fork what `python` with these arguments would run; modules that are imported stay imported."""
     import numpy as np
 
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -110,8 +131,10 @@ def _become(arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequ
         os.dup2(file.fileno(), target)
         file.close()
     sys.stdin = open(0, encoding="utf-8")  # multiprocessing has closed it, and Ray's agents end with it  # noqa: SIM115
-    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]  # its own; we kill forks, and it complains
-    np.random.seed()  # Python's own generator is seeded by the fork, torch's is the same in any process
+    # A tracker of its own: forks are killed, and the shared tracker would report their resources as leaked.
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    # Python's own generator is seeded by the fork, and torch's is the same in any process.
+    np.random.seed()
     sys.executable = env[PYTHON]
     while arguments[0] == "-u":
         arguments = arguments[1:]
@@ -126,17 +149,24 @@ def _become(arguments: Sequence[str], cwd: str, env: dict[str, str], files: Sequ
 
 
 def prctl(option: int, value: int) -> None:
-    """Linux's system call."""
+    """Call Linux's system call prctl.
+
+    Raises:
+        OSError: The call failed.
+    """
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def end_descendants(pid: int) -> None:
-    """Kills all processes below `pid`, and those that they start meanwhile."""
+    """Kill all descendants of the process `pid`, and those that they start meanwhile."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
-        while family := [p for p in root.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]:
-            for process in family:
+        while True:
+            descendants = [p for p in root.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+            if not descendants:
+                return
+            for process in descendants:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(family, timeout=1)
+            psutil.wait_procs(descendants, timeout=1)

@@ -1,4 +1,4 @@
-"""verl's rollout on `transformers` generation, for models small enough for a CPU: the server and the trainer's side."""
+"""A rollout backend for verl that generates with `transformers`, for models small enough for a CPU."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from bandpo_lab.rehearsal.files import ANSWERS, FOLDER, RUN, SAMPLES, SYNCS
 
 
 class TransformersServer:
-    """Generates for one replica, one request at a time.
+    """The inference server of one replica, which answers one request at a time.
 
-    It starts from random weights, as vLLM does under `load_format=dummy`: only a working weight sync can make
-    its probabilities those of the trainer. Every second request for a prompt with a known answer is given that
-    answer in place of a sample, so that the reward function sees right and wrong responses in each group.
+    It starts from random weights, as vLLM does under `load_format=dummy`, so its probabilities equal the trainer's only
+    if the weight sync works. Every second request for a prompt with a known answer returns that answer in place of a
+    sample, so that each group has right and wrong responses.
     """
 
     def __init__(self, model: str, prompt_length: int, response_length: int, seed: int):
@@ -29,7 +29,8 @@ class TransformersServer:
 
         torch.set_num_threads(1)
         torch.manual_seed(seed)
-        self.prompt_length, self.response_length = prompt_length, response_length
+        self.prompt_length = prompt_length
+        self.response_length = response_length
         hf_config = AutoConfig.from_pretrained(model)
         self.model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(model)
@@ -39,7 +40,11 @@ class TransformersServer:
         self.answers: dict[str, str] = json.loads((self.folder / ANSWERS).read_text(encoding="utf-8"))
 
     def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
-        """Takes the trainer's weights; every parameter of the model must be among them."""
+        """Load the trainer's weights.
+
+        Raises:
+            KeyError: A parameter of the model is not among them.
+        """
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
         missing = set(dict(self.model.named_parameters())) - set(weights) - tied
         if missing:
@@ -47,11 +52,12 @@ class TransformersServer:
         self.model.load_state_dict(weights, strict=False)
         self.global_steps = global_steps
         with open(self.folder / SYNCS, "a", encoding="utf-8") as file:
-            checksum = sum(w.double().abs().sum().item() for w in weights.values())
+            norms = [weight.double().abs().sum().item() for weight in weights.values()]
+            checksum = sum(norms)
             print(json.dumps({"step": global_steps, "checksum": checksum}), file=file)
 
-    def _answer(self, prompt: str) -> str | None:
-        """The planted answer for every second request of a prompt, else None."""
+    def _planted_answer(self, prompt: str) -> str | None:
+        """Return the known answer for every second request of a prompt, else None."""
         question = next((q for q in self.answers if q in prompt), None)
         if question is None:
             return None
@@ -59,41 +65,26 @@ class TransformersServer:
         return self.answers[question] if self.requests[question] % 2 else None
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        """One response; of the arguments that verl's client sends, text needs these two."""
+        """Return one response. verl's client sends further arguments, which text does not need."""
         with torch.inference_mode():
             return self._generate(list(prompt_ids), sampling_params)
 
     def _generate(self, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        """Return a planted answer or a sample, with its log-probabilities."""
         prompt = torch.tensor([prompt_ids])
-        length = min(
+        max_tokens = min(
             sampling_params.get("max_tokens", self.response_length),
             self.prompt_length + self.response_length - len(prompt_ids),
         )
-        temperature = sampling_params.get("temperature", 1.0)
-        answer = self._answer(self.tokenizer.decode(prompt[0]))
-        if answer is not None:
-            response = [
-                *self.tokenizer.encode(answer, add_special_tokens=False),
-                self.tokenizer.eos_token_id,
-            ][:length]
+        answer = self._planted_answer(self.tokenizer.decode(prompt[0]))
+        if answer is None:
+            response = self._sample(prompt, max_tokens, sampling_params)
         else:
-            sampling: dict[str, Any] = {"do_sample": False}
-            if temperature:
-                sampling = {"do_sample": True, "temperature": temperature}
-                sampling |= {
-                    "top_p": sampling_params.get("top_p", 1.0),
-                    "top_k": max(sampling_params.get("top_k", 0), 0),
-                }
-            output = self.model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                max_new_tokens=length,
-                eos_token_id=self.tokenizer.eos_token_id,
-                pad_token_id=self.tokenizer.pad_token_id,
-                **sampling,
-            )
-            response = output[0, prompt.shape[1] :].tolist()
-        # One teacher-forced pass gives the log-probabilities of samples and planted answers alike.
+            tokens = self.tokenizer.encode(answer, add_special_tokens=False)
+            response = [*tokens, self.tokenizer.eos_token_id][:max_tokens]
+
+        # One forward pass over prompt and response gives the log-probabilities of samples and planted answers alike.
+        temperature = sampling_params.get("temperature", 1.0)
         sequence = torch.cat([prompt, torch.tensor([response])], dim=1)
         logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1] / (temperature or 1.0)
         logp = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
@@ -101,26 +92,47 @@ class TransformersServer:
             print(json.dumps({"step": self.global_steps, "log_probs": logp.tolist()}), file=file)
         return TokenOutput(
             token_ids=response,
-            # As vLLM: none unless verl asks for them, by calculate_log_probs.
+            # None unless verl requests them by calculate_log_probs, as with vLLM.
             log_probs=logp.tolist() if sampling_params.get("logprobs") else None,
             stop_reason="completed",
             extra_fields={"global_steps": self.global_steps},
         )
 
+    def _sample(self, prompt: torch.Tensor, max_tokens: int, sampling_params: dict[str, Any]) -> list[int]:
+        """Generate the tokens of one response to a prompt of shape (1, tokens)."""
+        temperature = sampling_params.get("temperature", 1.0)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            sampling = {
+                "do_sample": True,
+                "temperature": temperature,
+                "top_p": sampling_params.get("top_p", 1.0),
+                "top_k": max(sampling_params.get("top_k", 0), 0),
+            }
+        output = self.model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=max_tokens,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+            **sampling,
+        )
+        return output[0, prompt.shape[1] :].tolist()
+
     async def idle(self, **_: Any) -> None:
-        """There is no cache to free and no engine to wake."""
+        """Do nothing: there is no cache to free and no engine to wake."""
 
     wake_up = sleep = abort_all_requests = resume_generation = idle
     clear_kv_cache = release_kv_cache = resume_kv_cache = start_profile = stop_profile = idle
 
 
 def server_name(replica_rank: int) -> str:
-    """Name of the Ray actor that serves replica `replica_rank`."""
+    """Return the name of the Ray actor that serves replica `replica_rank`."""
     return f"transformers_server_{replica_rank}"
 
 
 class TransformersReplica(RolloutReplica):
-    """Starts the server of one replica as a named Ray actor."""
+    """A replica whose server is a named Ray actor."""
 
     async def launch_servers(self) -> None:
         server = ray.remote(num_cpus=0)(TransformersServer)
@@ -133,7 +145,7 @@ class TransformersReplica(RolloutReplica):
 
 
 class TransformersRollout(BaseRollout):
-    """The trainer's side: pushes its weights to the server."""
+    """The trainer's side of the rollout, which sends the weights to the server."""
 
     async def resume(self, tags: list[str]) -> None: ...
 
@@ -146,8 +158,11 @@ class TransformersRollout(BaseRollout):
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        """Sends all weights to the server of this rank: the rehearsal has one replica per rank."""
-        # The generator gathers sharded parameters, a collective call: every rank has to drain it.
-        full = {n: (w.full_tensor() if isinstance(w, DTensor) else w).detach().float() for n, w in weights}
+        """Send all weights to the server of this rank; the rehearsal has one replica per rank."""
+        # The generator gathers sharded parameters by collective calls, so every rank has to exhaust it.
+        full_weights = {}
+        for name, weight in weights:
+            full_weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+            full_weights[name] = full_weight.detach().float()
         server: Any = ray.get_actor(server_name(int(os.environ["RANK"])))
-        await server.load_weights.remote(full, global_steps)
+        await server.load_weights.remote(full_weights, global_steps)

@@ -1,4 +1,4 @@
-"""Runs a shrunk recipe: stock verl on a private Ray, once from the start and once from its checkpoint."""
+"""Run a shrunk recipe: unmodified verl on a private Ray, first from the start and then from its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.processes import Forks
 
 FATAL = re.compile(r"Error in _run_prompt")
-"""verl goes on without a response whose agent loop or reward raised; a rehearsal stops there."""
+"""The message of a failed response or reward. verl continues without the response; a rehearsal stops."""
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of a rehearsal; Ray hands it to every process."""
+    """Return the environment variables of a rehearsal, which Ray passes on to every process."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")}
     modules = [inherited.get("VERL_USE_EXTERNAL_MODULES", ""), "bandpo_lab.rehearsal.cpu"]
     return inherited | {
         files.FOLDER: str(folder),
         "VERL_PLATFORM": "cpu",
-        # verl registers its FSDP2 engine for GPUs only; on a CPU it runs unchanged.
+        # verl registers its FSDP2 engine for GPUs only, but it runs unchanged on a CPU.
         "VERL_ENGINE_DEVICE": "cuda",
         "VERL_USE_EXTERNAL_MODULES": ",".join(filter(None, modules)),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "HYDRA_FULL_ERROR": "1",
         "PYTHONUNBUFFERED": "1",
-        # A private token, so that nobody else gets in and none is left in the user's home.
+        # A random token, so that nobody else can connect and Ray writes no token to the user's home.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_DEDUP_LOGS": "0",
@@ -43,34 +43,44 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def train(forks: Forks, command: list[str], folder: Path, run: str, timeout: float) -> None:
-    """Runs one training to its end, or to its first fatal message, and leaves no process behind.
+    """Run one training to its end, or to its first fatal message, and end all of its processes.
 
-    Whether it succeeded is for the metrics to say: verl exits 0 after runs that went wrong.
+    The exit status is ignored, since verl exits with 0 after failed runs; the metrics show whether the run succeeded.
+
+    Args:
+        forks: The server that starts the training.
+        command: The command line after `python`.
+        folder: The folder for the log and the metrics.
+        run: The name of the run: `first` or `resumed`.
+        timeout: The time limit, in seconds.
     """
-    stopped = threading.Event()
+    timed_out = threading.Event()
 
     def stop() -> None:
-        stopped.set()
+        timed_out.set()
         forks.end_forks()
 
+    # Copy the output of the training to the log, line by line.
     readable, writable = os.pipe()
     with os.fdopen(readable, errors="replace") as output, (folder / files.LOG.format(run)).open("w") as log:
         metrics = str(folder / files.METRICS.format(run))
         forks.start(command, {files.RUN: run, "VERL_FILE_LOGGER_PATH": metrics}, writable)
         os.close(writable)
-        late = threading.Timer(timeout, stop)
-        late.start()
+        timer = threading.Timer(timeout, stop)
+        timer.start()
         try:
-            stopping = 0.0
+            fatal_time = 0.0
             for line in output:
                 log.write(line)
                 log.flush()
-                if FATAL.search(line) and not stopping:
-                    stopping = time.monotonic()
-                if stopping and time.monotonic() - stopping > 2:  # its traceback follows within this time
+                if FATAL.search(line) and not fatal_time:
+                    fatal_time = time.monotonic()
+                if (
+                    fatal_time and time.monotonic() - fatal_time > 2
+                ):  # the traceback is written within 2 seconds
                     break
-            if stopped.is_set():
+            if timed_out.is_set():
                 log.write(f"{files.FOLDER}: stopped after {timeout:.0f} s\n")
         finally:
-            late.cancel()
+            timer.cancel()
             forks.end_forks()

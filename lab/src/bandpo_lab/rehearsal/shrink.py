@@ -1,4 +1,4 @@
-"""A recipe made small enough for two CPU cores: what is changed, and what cannot be rehearsed at all."""
+"""Shrink a recipe so that it runs on two CPU cores, and refuse recipes that cannot be rehearsed."""
 
 from __future__ import annotations
 
@@ -10,32 +10,45 @@ from typing import Any
 
 from bandpo.errors import InvalidValue, MissingPackage
 
-PROMPT_TOKENS, RESPONSE_TOKENS = 512, 64
-PROMPTS, SAMPLES, MINI_BATCH = 4, 4, 2
+PROMPT_TOKENS = 512
+"""The longest prompt of a rehearsal, in tokens."""
+RESPONSE_TOKENS = 64
+"""The longest response, in tokens."""
+PROMPTS = 4
+"""The prompts of a batch."""
+SAMPLES = 4
+"""The largest number of responses to one prompt."""
+MINI_BATCH = 2
+"""The prompts of a mini-batch."""
 _FP32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One setting that the rehearsal replaces."""
+    """A setting that the rehearsal replaces, with its value in the recipe."""
 
     key: str
     value: str
-    why: str
-    was: str = "unset"
+    reason: str
+    original: str = "unset"
 
     @property
     def override(self) -> str:
-        """As hydra reads it: set the key whether or not the recipe has it."""
+        """The override for hydra, which sets the key even if the recipe does not have it."""
         return f"++{self.key}={self.value}"
 
 
 def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> Any:
-    """The recipe's whole config, as `python -m verl.trainer.main_ppo` composes it.
+    """Return the full config of a recipe, as `python -m verl.trainer.main_ppo` composes it.
+
+    Args:
+        overrides: The overrides, as on hydra's command line.
+        config_dir: A folder with further config files, such as recipes.
+        config_name: The name of verl's main config file.
 
     Raises:
         ImportError: verl is not installed.
-        ValueError: It cannot be composed; hydra's message names the key at fault.
+        ValueError: The config cannot be composed; hydra's message names the key.
     """
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
@@ -57,10 +70,10 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
         try:
             config = hydra_compose(config_name, [*overrides, *search_path], return_hydra_config=True)
-        # ValueError: hydra's for a null group of files, without its name.
+        # hydra raises ValueError, without a name, for a group of config files that is null.
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise InvalidValue(f"the config cannot be composed: {error}{named_unset(overrides)}") from error
-    # As hydra's own main does: bandpo's checks read there which settings the command line has.
+    # As in hydra's own main: bandpo's checks read the overrides of the command line from there.
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config["hydra"]
@@ -68,59 +81,89 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
 
 
 def unset(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that set something to null or delete it.
+    """Return the overrides that set a setting to null or delete it.
 
     >>> unset(["trainer.nnodes=2", "data.seed=null", "~critic"])
     ['data.seed=null', '~critic']
     """
-    return [word for word in overrides if word.endswith("=null") or word.startswith("~")]
+    return [override for override in overrides if override.endswith("=null") or override.startswith("~")]
 
 
 def named_unset(overrides: Sequence[str]) -> str:
-    """Return the end of a message that names these overrides, since verl and hydra may fail without naming them."""
-    words = unset(overrides)
-    return f" (of the command line: {', '.join(words)})" if words else ""
+    """Return the end of an error message that names the overrides of `unset`; empty if there are none.
+
+    verl and hydra may fail over such a setting without naming it.
+    """
+    names = unset(overrides)
+    return f" (of the command line: {', '.join(names)})" if names else ""
 
 
 def refuse(config: Any) -> None:
-    """Stops at a recipe whose core part would not be rehearsed.
+    """Refuse a recipe with a central part that cannot run on a CPU.
 
     Raises:
-        ValueError: with the part and the reason.
+        ValueError: The recipe has such a part; the message names it and the reason.
     """
     from omegaconf import OmegaConf
 
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    reasons = {
+    actor = config.actor_rollout_ref.actor
+    model = config.actor_rollout_ref.model
+    # A null rank is refused by the checks of the settings.
+    lora_rank = max(model.lora_rank or 0, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank") or 0)
+    conditions = {
         "algorithm.adv_estimator=gae (a critic): verl's critic runs on FlashAttention only": (
             config.algorithm.adv_estimator == "gae" or bool(config.critic.enable)
         ),
         f"actor.strategy={actor.strategy}: only FSDP (as FSDP2) runs on a CPU": actor.strategy
         not in ("fsdp", "fsdp2"),
         "reward.reward_model.enable: a reward model needs an inference engine": config.reward.reward_model.enable,
-        "LoRA: its weights reach the inference engine by a path of their own": (
-            # A null rank is refused with the settings.
-            max(model.lora_rank or 0, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank") or 0) > 0
-        ),
+        "LoRA: its weights reach the inference engine by a path of their own": lora_rank > 0,
     }
-    found = [reason for reason, applies in reasons.items() if applies]
-    if found:
-        raise InvalidValue(f"this recipe cannot be rehearsed on a CPU: {'; '.join(found)}")
+    reasons = [reason for reason, applies in conditions.items() if applies]
+    if reasons:
+        raise InvalidValue(f"this recipe cannot be rehearsed on a CPU: {'; '.join(reasons)}")
 
 
 def samples(config: Any) -> int:
-    """Responses to one prompt in the rehearsal: a right one is planted in each group, so two at least."""
-    wanted = config.actor_rollout_ref.rollout.n
-    return min(max(wanted, 2), SAMPLES) if isinstance(wanted, int) else SAMPLES
+    """Return the number of responses to one prompt; at least two, since a right one is planted in each group."""
+    count = config.actor_rollout_ref.rollout.n
+    return min(max(count, 2), SAMPLES) if isinstance(count, int) else SAMPLES
 
 
 def changes(config: Any, folder: Path, steps: int) -> list[Change]:
-    """Every setting of `config` that the rehearsal replaces, in groups with one reason each."""
+    """Return every setting of a recipe that the rehearsal replaces, grouped by reason.
+
+    Args:
+        config: The recipe's composed config.
+        folder: The folder of the rehearsal.
+        steps: The number of training steps.
+    """
     from omegaconf import OmegaConf
 
-    actor, ref, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout"))
+    changes = []
+    for reason, replacements in _replacements(config, folder, steps).items():
+        for key, value in replacements.items():
+            original = OmegaConf.select(config, key, default="unset")
+            is_null = original is None and value == "null"
+            if str(original) != str(value) and not is_null:
+                changes.append(Change(key, str(value), reason, str(original)))
+    return changes
+
+
+def _replacements(config: Any, folder: Path, steps: int) -> dict[str, dict[str, Any]]:
+    """Return the settings of a rehearsal, by the reason for replacing those of the recipe."""
+    from omegaconf import OmegaConf
+
     settings = config.actor_rollout_ref
-    groups: dict[str, dict[str, Any]] = {
+    actor = "actor_rollout_ref.actor"
+    ref = "actor_rollout_ref.ref"
+    rollout = "actor_rollout_ref.rollout"
+    micro_batch_sizes = (
+        f"{actor}.ppo_micro_batch_size_per_gpu",
+        f"{ref}.log_prob_micro_batch_size_per_gpu",
+        f"{rollout}.log_prob_micro_batch_size_per_gpu",
+    )
+    return {
         "no GPU": {
             "trainer.device": "cpu",
             "trainer.nnodes": 1,
@@ -131,16 +174,18 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
             "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
             "actor_rollout_ref.model.use_fused_kernels": False,
             "actor_rollout_ref.model.use_liger": False,
-            **{
-                f"{part}.fsdp_config.{offload}": False
-                for part in (actor, ref)
-                for offload in ("param_offload", "optimizer_offload", "offload_policy")
-            },
+            f"{actor}.fsdp_config.param_offload": False,
+            f"{actor}.fsdp_config.optimizer_offload": False,
+            f"{actor}.fsdp_config.offload_policy": False,
+            f"{ref}.fsdp_config.param_offload": False,
+            f"{ref}.fsdp_config.optimizer_offload": False,
+            f"{ref}.fsdp_config.offload_policy": False,
         },
         "one process, and no FlashAttention, which verl needs to split a sequence": {
-            f"{part}.{engine}ulysses_sequence_parallel_size": 1
-            for part in (actor, ref)
-            for engine in ("", "fsdp_config.")
+            f"{actor}.ulysses_sequence_parallel_size": 1,
+            f"{actor}.fsdp_config.ulysses_sequence_parallel_size": 1,
+            f"{ref}.ulysses_sequence_parallel_size": 1,
+            f"{ref}.fsdp_config.ulysses_sequence_parallel_size": 1,
         },
         # verl wraps a forward-only model with pinned memory, which needs a GPU.
         "no GPU to pin memory for": {
@@ -155,7 +200,9 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
             f"{rollout}.name": "transformers",
             f"{rollout}.mode": "async",
             f"{rollout}.free_cache_engine": False,
-            **{f"{rollout}.{kind}_parallel_size": 1 for kind in ("tensor_model", "data", "pipeline_model")},
+            f"{rollout}.tensor_model_parallel_size": 1,
+            f"{rollout}.data_parallel_size": 1,
+            f"{rollout}.pipeline_model_parallel_size": 1,
         },
         "stand-in": {
             "actor_rollout_ref.model.path": folder / "model",
@@ -171,16 +218,8 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
             "data.val_batch_size": "null",
             f"{rollout}.n": samples(config),
             f"{rollout}.val_kwargs.n": min(settings.rollout.val_kwargs.n, 2),
-            **_overlong(config),
-            **{
-                key: 2
-                for key in (
-                    f"{actor}.ppo_micro_batch_size_per_gpu",
-                    f"{ref}.log_prob_micro_batch_size_per_gpu",
-                    f"{rollout}.log_prob_micro_batch_size_per_gpu",
-                )
-                if OmegaConf.select(config, key) is not None
-            },
+            **_overlong_penalty(config),
+            **{key: 2 for key in micro_batch_sizes if OmegaConf.select(config, key) is not None},
         },
         "few processes": {
             f"{rollout}.agent.num_workers": 1,
@@ -217,17 +256,10 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
             "ray_kwargs.ray_init._temp_dir": folder / "ray",
         },
     }
-    made = []
-    for why, group in groups.items():
-        for key, value in group.items():
-            was = OmegaConf.select(config, key, default="unset")
-            if str(was) != str(value) and not (was is None and value == "null"):
-                made.append(Change(key, str(value), why, str(was)))
-    return made
 
 
-def _overlong(config: Any) -> dict[str, int]:
-    """DAPO's penalty for long responses, at the same share of the response's length."""
+def _overlong_penalty(config: Any) -> dict[str, int]:
+    """Return the settings of DAPO's penalty for long responses, at the same share of the longest response."""
     from omegaconf import OmegaConf
 
     key = "reward.reward_kwargs"

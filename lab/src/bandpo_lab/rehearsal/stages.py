@@ -1,6 +1,6 @@
-"""The stages of a rehearsal, one after the other.
+"""The stages of a rehearsal.
 
-A rehearsal goes through all that a run on a cluster does, with a tiny model and unmodified verl and Ray. It reads the
+A rehearsal runs all stages of a training on a cluster, with a tiny model and unmodified verl and Ray. It reads the
 config, loads the plug-ins in every process, and calls the reward function and the policy loss. It syncs weights,
 validates, writes a checkpoint and resumes from it. See `rehearse`.
 """
@@ -13,37 +13,44 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.rehearsal import files, preflight
-from bandpo_lab.rehearsal.checks import Check, Expected, demanded_metrics, first_run_checks, resumed_run_check
+from bandpo_lab.rehearsal.checks import (
+    Check,
+    Expectations,
+    demanded_metrics,
+    first_run_checks,
+    resumed_run_check,
+)
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.processes import Forks
 from bandpo_lab.rehearsal.run import environment, train
 from bandpo_lab.rehearsal.shrink import PROMPT_TOKENS, PROMPTS, Change, changes, compose, refuse
 
 NOT_COVERED = (
-    "vLLM and SGLang: transformers generates, and weights reach it by another way",
+    "vLLM and SGLang: transformers generates, and its weight sync is another one",
     "CUDA, FlashAttention, fused kernels, torch.compile, bf16",
     "FSDP1, Megatron, off-loading, sharding over processes, sequence parallelism (Ulysses)",
-    "the import of verl in each process: one imports, the others are forked from it",
-    "TRL beside verl, which is hidden from it: a node is to have none (recipes/gpu.txt has none)",
+    "the import of verl in each process: one process imports it, and the others are forks",
+    "TRL, which is hidden from verl: a node should not have it (recipes/gpu.txt does not)",
     "the tokenizer and the chat template, unless the model is a folder on this machine",
     "more than one node, memory, speed, and whether the recipe learns anything",
 )
-"""What a rehearsal says nothing about."""
+"""The parts of a real run that a rehearsal does not test."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What was changed and what was found."""
+    """The result of a rehearsal: the replaced settings and the checks."""
 
     changes: list[Change]
     checks: list[Check]
     prompts: str
-    """Where the prompts came from."""
+    """The origin of the prompts."""
     folder: Path
-    """Logs, metrics, responses and checkpoints."""
+    """The folder with logs, metrics, responses and checkpoints."""
 
     @property
     def ok(self) -> bool:
@@ -51,12 +58,15 @@ class Rehearsal:
 
     @property
     def verdict(self) -> str:
-        """One line."""
-        failed = [check.name for check in self.checks if not check.ok]
-        warned = [check.name for check in self.checks if check.warning]
-        passed = f"REHEARSAL PASSED: {len(self.checks)} checks"
-        words = f"REHEARSAL FAILED: {', '.join(failed)}" if failed else passed
-        return words + (f", with warnings: {', '.join(warned)}" if warned else "")
+        """The result in one line: the failed checks, or the number of checks, and the checks with warnings."""
+        failures = [check.name for check in self.checks if not check.ok]
+        warnings = [check.name for check in self.checks if check.warning]
+        verdict = f"REHEARSAL PASSED: {len(self.checks)} checks"
+        if failures:
+            verdict = f"REHEARSAL FAILED: {', '.join(failures)}"
+        if warnings:
+            verdict += f", with warnings: {', '.join(warnings)}"
+        return verdict
 
 
 def rehearse(
@@ -70,64 +80,60 @@ def rehearse(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Rehearsal:
-    """Runs a recipe for verl end to end on the CPU, small.
-
-    Options of `bandpo-lab rehearse` are explained there.
+    """Run a recipe for verl end to end on the CPU, at a small size.
 
     Args:
-        right_answer: How a right answer is written, `{0}` being the ground truth. Such answers are planted among
-            the samples, so that the reward function sees right ones.
-        stand_in: Go on where a data file or the model's folder is not on this machine, with prompts made up and a
-            model of the family that the path names. Without it such a path is a failure.
-        folder: Where to leave logs, metrics and checkpoints; a new one under the system's by default. It is empty or
-            an earlier rehearsal's, which is cleared. Ray puts sockets there, so its path must be short.
-        say: Called with what the run is at full size, line by line, and with each stage.
+        overrides: The recipe, as overrides for hydra.
+        config_dir: A folder with further config files for hydra.
+        steps: The number of training steps of the first run; the resumed run makes one more.
+        timeout: The time limit of each of the two runs, in seconds.
+        right_answer: The text of a right answer, with `{0}` for the ground truth. Such answers are planted among
+            the samples, so that the reward function gets right ones.
+        stand_in: If a data file or the model's folder is not on this machine, use made-up prompts and a model of the
+            family that the path names. By default, a missing file is a failed check.
+        folder: The folder for logs, metrics and checkpoints; by default a new temporary folder. It must be empty, or
+            of an earlier rehearsal, whose files are removed. Ray puts sockets there, so its path must be short.
+        say: A function that is called with each line on the run at full size, and with the name of each stage.
 
     Raises:
-        ValueError: No CPU can stand in for what the recipe needs, the config cannot be composed, or the folder holds
-            something else.
+        ValueError: The recipe needs something that cannot run on a CPU, the config cannot be composed, or the folder
+            holds other files.
     """
     config = compose(list(overrides), config_dir, "ppo_trainer")
-    if preflight.empty(config, overrides) is None:  # else the check of the settings says so
+    if preflight.missing_value(config, overrides) is None:  # otherwise the check of the settings reports it
         with preflight.naming_unset(overrides):
             refuse(config)
-    folder = _empty(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
+    folder = _clear(Path(tempfile.mkdtemp(prefix="bandpo-")) if folder is None else folder.resolve())
     # The fork server imports the same modules as this process, at the same time, on another core.
     with Forks(folder, environment(folder)) as forks:
+        # The settings at full size.
         checks = [preflight.validate(config, overrides)]
         for name, text in config.get("bandpo", {}).get("run", {}).items():
             say(f"{name:12}{text}")
         if checks[0].ok and not stand_in:
-            checks += preflight.missing(config)
+            checks += preflight.check_files(config)
         if checks[-1].ok:
             with preflight.naming_unset(overrides):
-                checks += preflight.reward(config)
+                checks += preflight.check_reward(config)
         if not checks[-1].ok:
             return Rehearsal([], checks, "", folder)
 
+        # The inputs of the small run.
         say("writing a tiny model")
-        tokenizer = write_model(config.actor_rollout_ref.model.path, folder / "model")
-        key = config.data.prompt_key
-        answers: dict[str, str] = {}
-        origins = []
-        for split, count in (("train", PROMPTS * (steps + 2)), ("val", PROMPTS)):
-            paths = preflight.data_files(config, split)
-            try:
-                prompts = choose_prompts(paths, key, tokenizer, PROMPT_TOKENS, count)
-            except ValueError as error:
-                checks.append(Check("files", False, f"data.{split}_files: {error}"))
-                return Rehearsal([], checks, "", folder)
-            write_rows(prompts.rows, folder / f"{split}.parquet")
-            answers |= prompts.answers(key, right_answer)
-            origins.append(f"{split} prompts: {prompts.origin}")
-        (folder / files.ANSWERS).write_text(json.dumps(answers), encoding="utf-8")
-
+        try:
+            answers, origin = _write_inputs(config, folder, steps, right_answer)
+        except _UnusableData as error:
+            checks.append(Check("files", False, str(error)))
+            return Rehearsal([], checks, "", folder)
         with preflight.naming_unset(overrides):
-            made = changes(config, folder, steps)
-            expected = Expected(*preflight.loss(config), answers, demanded_metrics(config))
-        search = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
-        command = ["-m", "verl.trainer.main_ppo", *search, *overrides]
-        command += [change.override for change in made]
+            replaced = changes(config, folder, steps)
+            loss_mode, method = preflight.configured_loss(config)
+            expected = Expectations(loss_mode, method, answers, demanded_metrics(config))
+
+        # The two runs.
+        search_path = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
+        command = ["-m", "verl.trainer.main_ppo", *search_path, *overrides]
+        command += [change.override for change in replaced]
         say("first run")
         train(forks, command, folder, "first", timeout)
         checks += first_run_checks(folder, steps, expected)
@@ -136,23 +142,56 @@ def rehearse(
             say("resumed run")
             train(forks, command, folder, "resumed", timeout)
             checks.append(resumed_run_check(folder, steps))
-    return Rehearsal(made, checks, "; ".join(origins), folder)
+    return Rehearsal(replaced, checks, origin, folder)
 
 
-def _empty(folder: Path) -> Path:
-    """The folder, without what an earlier rehearsal left there.
+class _UnusableData(Exception):
+    """A data file of the recipe has no prompts that a rehearsal can use."""
+
+
+def _write_inputs(config: Any, folder: Path, steps: int, right_answer: str) -> tuple[dict[str, str], str]:
+    """Write the tiny model, the prompts and their right answers to the folder.
+
+    Returns:
+        The right answers by prompt, and the origin of the prompts.
 
     Raises:
-        ValueError: It holds something else.
+        _UnusableData: A data file has no usable prompts; the message names it.
+    """
+    tokenizer = write_model(config.actor_rollout_ref.model.path, folder / "model")
+    key = config.data.prompt_key
+    answers: dict[str, str] = {}
+    origins = []
+    for split, count in (("train", PROMPTS * (steps + 2)), ("val", PROMPTS)):
+        paths = preflight.data_files(config, split)
+        try:
+            prompts = choose_prompts(paths, key, tokenizer, PROMPT_TOKENS, count)
+        except ValueError as error:
+            raise _UnusableData(f"data.{split}_files: {error}") from error
+        write_rows(prompts.rows, folder / f"{split}.parquet")
+        answers |= prompts.answers(key, right_answer)
+        origins.append(f"{split} prompts: {prompts.origin}")
+    (folder / files.ANSWERS).write_text(json.dumps(answers), encoding="utf-8")
+    return answers, "; ".join(origins)
+
+
+def _clear(folder: Path) -> Path:
+    """Remove the files of an earlier rehearsal from a folder, and mark it as one of a rehearsal.
+
+    Raises:
+        ValueError: The folder holds other files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / files.MARK
-    found = [path for path in folder.iterdir() if path != mark]
-    if found and not mark.exists():
+    paths = [path for path in folder.iterdir() if path != mark]
+    if paths and not mark.exists():
         raise InvalidValue(
-            f"{folder} is no rehearsal's and not empty ({found[0].name}): name a folder that is"
+            f"{folder} is not the folder of a rehearsal, and not empty ({paths[0].name}): name an empty folder"
         )
     mark.touch()
-    for path in found:
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     return folder

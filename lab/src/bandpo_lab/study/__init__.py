@@ -1,1 +1,1 @@
-"""`bandpo-lab study`: clip rules × seeds × settings, each run a `bandpo-lab train`, and a page with the terms."""
+"""`bandpo-lab study`: compare clip rules over seeds and settings, and report the results."""

@@ -1,4 +1,4 @@
-"""From run folders to the study's data."""
+"""Collect the results of a study from the folders of its runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bandpo.runs.metric_names import BINS, RARE
 from bandpo.runs.quantities import Row
 
 SOLVED = 0.5
-"""Training reward from which half of the prompts' completions are right."""
+"""The training reward at which half of the completions are right."""
 WINDOW = 3
-"""Batches over which that reward is averaged: one batch of few prompts is a noisy estimate."""
+"""The number of batches over which that reward is averaged: one batch of few prompts is a noisy estimate."""
 RARE_BINS = BINS[: RARE["below_0.1"]]
 
 CURVES: Mapping[str, Callable[[Row], float | None]] = {
@@ -30,49 +30,60 @@ CURVES: Mapping[str, Callable[[Row], float | None]] = {
     ),
     "rare_blocked": lambda row: row.get("audit/blocked_mass_below_0.1"),
 }
-"""What is kept of every batch: mean reward; entropy (nats per token); shares of tokens clipped; share of tokens that
-had p < 0.1 and a positive advantage; share of the gradient on them that the rule blocked; share of the radius spent."""
+"""The quantities that are kept for every batch, by name.
+
+They are the mean reward; the entropy (nats per token); the shares of tokens clipped; the share of tokens with p < 0.1
+and a positive advantage; and the share of the gradient on these tokens that the rule blocked.
+"""
 
 
-def _share(row: Row, parts: Sequence[str], whole: str) -> float | None:
-    return sum(row.get(part, 0.0) for part in parts) / row[whole] if row.get(whole) else None
+def _share(row: Row, numerators: Sequence[str], denominator: str) -> float | None:
+    """Return the sum of some metrics divided by another; None if that is 0 or missing."""
+    if not row.get(denominator):
+        return None
+    return sum(row.get(name, 0.0) for name in numerators) / row[denominator]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is kept of one run, enough to make the whole report again."""
+    """The results of one run, from which the report can be written without the run's folder."""
 
     experiment: str
     arm: str
     seed: int
     tuning: Mapping[str, Any] | None
     seconds: float
-    """Wall-clock, start of the process to its end."""
+    """The wall-clock time of the process, in seconds."""
     before: Mapping[str, float]
-    """Scores before training: mean@k, pass@k, mean reward."""
+    """The scores before training: mean@k, pass@k, mean reward."""
     after: Mapping[str, float]
+    """The scores after training."""
     curves: Mapping[str, Sequence[float | None]]
-    """For each of `CURVES` one value per batch."""
+    """One value per batch for each of `CURVES`."""
     by_bin: Mapping[str, tuple[float, float]]
-    """For each bin of old probability: positive-advantage tokens over the run, and the share of them clipped."""
+    """The number of tokens with positive advantage and the share of them clipped, by bin of old probability."""
 
     def metric(self, name: str) -> float:
-        """One figure for the run; see `METRICS`."""
+        """Return a metric of the run: one of `METRICS`, or a score after training."""
         return METRICS[name](self) if name in METRICS else self.after[name]
 
 
 def batches_to_half(run: RunResult) -> float:
-    """Batches until the reward, averaged over the last three, reached a half; one more than all if it never did."""
+    """Return the number of batches until the reward, averaged over three batches, reaches one half.
+
+    A run that never reaches it counts as one batch more than it has.
+    """
     rewards = [reward or 0.0 for reward in run.curves["reward"]]
-    for last in range(WINDOW, len(rewards) + 1):
-        if sum(rewards[last - WINDOW : last]) / WINDOW >= SOLVED:
-            return last
+    for end in range(WINDOW, len(rewards) + 1):
+        if sum(rewards[end - WINDOW : end]) / WINDOW >= SOLVED:
+            return end
     return len(rewards) + 1
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 0.0
+    """Return the mean of the values that were logged; 0 if there are none."""
+    logged = [value for value in values if value is not None]
+    return sum(logged) / len(logged) if logged else 0.0
 
 
 METRICS: Mapping[str, Callable[[RunResult], float]] = {
@@ -81,31 +92,40 @@ METRICS: Mapping[str, Callable[[RunResult], float]] = {
     "mean entropy": lambda run: _mean(run.curves["entropy"]),
     "entropy midway": lambda run: _mean(run.curves["entropy"][len(run.curves["entropy"]) // 2 :][:1]),
     "entropy at end": lambda run: _mean(run.curves["entropy"][-1:]),
-    **{
-        name.replace("_", " "): lambda run, name=name: _mean(run.curves[name])
-        for name in ("clip_high", "clip_low", "rare_wins", "rare_blocked")
-    },
+    "clip high": lambda run: _mean(run.curves["clip_high"]),
+    "clip low": lambda run: _mean(run.curves["clip_low"]),
+    "rare wins": lambda run: _mean(run.curves["rare_wins"]),
+    "rare blocked": lambda run: _mean(run.curves["rare_blocked"]),
 }
-"""Figures of one run beside the scores of its evaluation (``mean@32``, ``pass@32``)."""
+"""The metrics of one run, in addition to the scores of its evaluation (``mean@32``, ``pass@32``)."""
 
 
 def collect_run(folder: Path) -> dict[str, Any]:
-    """The log and scores of one finished run, which logged once per batch, as JSON can hold them."""
-    rows = [row for row in read_log(folder).rows if "reward" in row]  # other rows hold scores of evaluations
-    scores = (
-        json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        if (folder / "evaluation.json").exists()
-        else {}
-    )
+    """Return the curves and scores of a finished run, in a form that JSON can hold.
+
+    Args:
+        folder: The folder of a run that logged once per batch.
+    """
+    rows = [
+        row for row in read_log(folder).rows if "reward" in row
+    ]  # other rows hold the scores of evaluations
+    scores = {}
+    evaluation = folder / "evaluation.json"
+    if evaluation.exists():
+        scores = json.loads(evaluation.read_text(encoding="utf-8"))
+
+    # Sum tokens and clipped tokens over the run, for each bin of old probability.
     by_bin: dict[str, tuple[float, float]] = {}
     for name in BINS:
-        positive = sum(row.get(f"audit/tokens_positive/{name}", 0.0) for row in rows)
-        clipped = sum(
-            row.get(f"audit/tokens_positive/{name}", 0.0) * row.get(f"audit/clip_high/{name}", 0.0)
-            for row in rows
-        )
-        if positive:
-            by_bin[name] = (positive, _rounded(clipped / positive))
+        tokens = 0.0
+        clipped = 0.0
+        for row in rows:
+            row_tokens = row.get(f"audit/tokens_positive/{name}", 0.0)
+            tokens += row_tokens
+            clipped += row_tokens * row.get(f"audit/clip_high/{name}", 0.0)
+        if tokens:
+            by_bin[name] = (tokens, _rounded(clipped / tokens))
+
     return {
         "before": scores.get("before", {}),
         "after": scores.get("after", {}),
@@ -115,9 +135,10 @@ def collect_run(folder: Path) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> Any:
+    """Round a value to six significant digits."""
     return None if value is None else float(f"{value:.6g}")
 
 
 def versions(folder: Path) -> dict[str, str]:
-    """What one run was made with."""
+    """Return the versions of the packages that a run used."""
     return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["versions"]

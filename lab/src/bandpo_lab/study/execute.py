@@ -1,4 +1,4 @@
-"""Runs a study: every run a process of `bandpo-lab train`, over the cores of this machine or a Ray cluster."""
+"""Run a study: each run is a process of `bandpo-lab train`, several at a time on this machine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from bandpo.errors import InvalidValue
-from bandpo_lab.file_models import SEAL, checked, content_digest, read_sealed_json
+from bandpo_lab.file_models import SEAL, content_digest, read_sealed_json, validate_as
 from bandpo_lab.files import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
-from bandpo_lab.study.jobs import Job, Outcome
+from bandpo_lab.study.jobs import Job, JobResult
 from bandpo_lab.study.plan import PlannedRun, Study
 from bandpo_lab.study.provenance import commit
 from bandpo_lab.study.statistics import Results
@@ -25,33 +25,35 @@ Say = Callable[[str], None]
 
 @dataclass
 class Execution:
-    """A study in its folder: ``study.yaml``, ``runs/``, and ``results.json`` once a run has ended.
+    """The execution of a study in a folder, with ``study.yaml``, ``runs/`` and, once a run has ended, ``results.json``.
 
-    ``results.json`` holds every run that has ended and says ``unfinished`` until the last has. It is enough to go on
-    from: a run that stands there is not made again, even if its own folder is gone.
+    ``results.json`` holds every run that has ended, and ``unfinished`` is true in it until the last has. The study is
+    resumed from this file: a run that is in it is not repeated, even if its folder was removed.
 
     Args:
-        text: The study's file, kept beside the results.
-        folder: A folder with the same study is resumed.
-        run_jobs: `on_cores`, with its number filled in.
+        study: The study.
+        text: The text of the study file, which is copied to the folder.
+        folder: The folder; if it has the same study, that is resumed.
+        run_jobs: The function that runs jobs: `run_in_processes` with a number of workers.
+        say: A function that is called with each line of progress.
     """
 
     study: Study
     text: str
     folder: Path
-    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[int, Outcome]]]
+    run_jobs: Callable[[Sequence[Job]], Iterator[tuple[int, JobResult]]]
     say: Say = print
 
     def __call__(self) -> dict[str, Any]:
-        """Tune, run what is reported, and write ``results.json``.
+        """Run the tuning runs, then the reported runs, and write ``results.json``.
 
         Returns:
-            What that file holds.
+            The content of that file.
 
         Raises:
-            ValueError: the folder holds another study, a run's settings are refused (before any run is started), or
-                what is to be prepared fails.
-            FileProblem: another process runs the study in this folder.
+            ValueError: The folder holds another study, the settings of a run are not valid (which is checked before any
+                run is started), or every run fails.
+            FileProblem: Another process runs the study in this folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder):
@@ -59,52 +61,68 @@ class Execution:
 
     def _execute(self) -> dict[str, Any]:
         self._open()
-        searches = self.study.searches()
-        self._check([*searches, *self.study.reported(_anything(self.study))])
-        failed = self._run(searches)
-        chosen = Results(self.study, self._ended_of(searches)).chosen if searches else {}
-        runs = self.study.reported(chosen)
-        failed += self._run(runs)
-        if not self._ended:
-            raise InvalidValue("every run has failed; the last lines above and the logs say why")
+        # Check the settings of all runs first. The tuned values are not known yet, so examples are used.
+        tuning_runs = self.study.tuning_runs()
+        self._check([*tuning_runs, *self.study.reported(_example_values(self.study))])
+        failed = self._run(tuning_runs)
+        tuned_values = {}
+        if tuning_runs:
+            tuned_values = Results(self.study, self._finished_results(tuning_runs)).tuned_values
+        reported_runs = self.study.reported(tuned_values)
+        failed += self._run(reported_runs)
+        if not self._finished:
+            raise InvalidValue("every run has failed; see the last lines above and the logs")
+
+        # Order the runs as planned, and leave out runs that are not planned.
+        keys = [_key(**vars(run)) for run in [*tuning_runs, *reported_runs]]
         self._results |= {
             "chosen": [
-                {"experiment": e, "arm": arm, "values": values} for (e, arm), values in chosen.items()
+                {"experiment": experiment, "arm": arm, "values": values}
+                for (experiment, arm), values in tuned_values.items()
             ],
             "failed": [str(run) for run in failed],
             "unfinished": False,
-            "runs": [
-                self._ended[key] for run in [*searches, *runs] if (key := _key(**vars(run))) in self._ended
-            ],
+            "runs": [self._finished[key] for key in keys if key in self._finished],
         }
         self._write()
         return self._results
 
     def _open(self) -> None:
-        kept = self.folder / "study.yaml"
+        """Read the results of an interrupted execution, and copy the study file to the folder.
+
+        Raises:
+            ValueError: The folder holds another study.
+        """
+        study_file = self.folder / "study.yaml"
         self._results: dict[str, Any] = {"chosen": [], "failed": [], "runs": []}
         if (self.folder / "results.json").exists():
             self._results |= read_results(self.folder)
-        for text in (kept.read_text(encoding="utf-8") if kept.exists() else None, self._results.get("study")):
+        file_text = study_file.read_text(encoding="utf-8") if study_file.exists() else None
+        for text in (file_text, self._results.get("study")):
             if text not in (None, self.text):
                 raise InvalidValue(
-                    f"{self.folder} holds another study, or an earlier form of this one ({kept}); the terms of a "
+                    f"{self.folder} holds another study, or an earlier form of this one ({study_file}); the terms of a "
                     "study are fixed before it runs, so choose another --output_dir"
                 )
-        self._ended = {_key(**run): run for run in self._results["runs"]}
-        with replacing(kept) as unfinished:
+        # The rows of the runs that have ended without an error, by the key of the run.
+        self._finished = {_key(**run): run for run in self._results["runs"]}
+        with replacing(study_file) as unfinished:
             unfinished.write_text(self.text, encoding="utf-8")
 
     def _write(self) -> None:
-        """With one line for each run, so that a repository's history shows which changed."""
+        """Write ``results.json``, with one line for each run, so that a diff shows which runs changed."""
         runs = ",\n".join("  " + json.dumps(run) for run in self._results["runs"])
-        rest = {name: value for name, value in self._results.items() if name != "runs"}
-        head = json.dumps({SEAL: content_digest(self._results), **rest}, indent=1)
+        fields = {name: value for name, value in self._results.items() if name != "runs"}
+        head = json.dumps({SEAL: content_digest(self._results), **fields}, indent=1)
         with replacing(self.folder / "results.json") as unfinished:
             unfinished.write_text(f'{head[:-2]},\n "runs": [\n{runs}\n ]\n}}\n', encoding="utf-8")
 
     def _check(self, runs: Sequence[PlannedRun]) -> None:
-        """Let `bandpo-lab train` itself read the settings of every run, which loads TRL but trains nothing."""
+        """Check the settings of every run with the parser of `bandpo-lab train`, which imports TRL but trains nothing.
+
+        Raises:
+            ValueError: The settings of a run are not valid; the message names the run.
+        """
         self.study.check_methods()
         from bandpo_lab.training.arguments import parse_arguments
 
@@ -117,70 +135,76 @@ class Execution:
                 raise InvalidValue(f"{run}: {error}") from error
 
     def _write_config(self, run: PlannedRun) -> Path:
-        config = self._place(run).with_suffix(".yaml")
+        """Write the config file of a run, and return its path."""
+        config = self._folder_of(run).with_suffix(".yaml")
         config.parent.mkdir(parents=True, exist_ok=True)
-        options = {**run.options, "output_dir": str(self._place(run))}
+        options = {**run.options, "output_dir": str(self._folder_of(run))}
         config.write_text(yaml.safe_dump(options, sort_keys=False), encoding="utf-8")
         return config
 
     def _run(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Run what has not run yet; returns the runs that failed."""
-        todo = [run for run in runs if _key(**vars(run)) not in self._ended]
+        """Run those of `runs` that are not in the results yet, and return those that failed."""
+        missing = [run for run in runs if _key(**vars(run)) not in self._finished]
         jobs = [
             Job(
                 "bandpo_lab",
                 ["train", "--config", str(self._write_config(run)), "--resume"],
-                self._place(run).with_suffix(".log"),
+                self._folder_of(run).with_suffix(".log"),
             )
-            for run in todo
+            for run in missing
         ]
+        earlier = len(runs) - len(missing)
+        if earlier:
+            self.say(f"{earlier} of {len(runs)} runs were done before")
         failed: list[PlannedRun] = []
-        if len(runs) > len(todo):
-            self.say(f"{len(runs) - len(todo)} of {len(runs)} runs were done before")
-        start, done = time.monotonic(), len(runs) - len(todo)
-        for ended, (place, outcome) in enumerate(self.run_jobs(jobs), start=1):
-            run = todo[place]
-            if outcome.code:
+        start = time.monotonic()
+        for count, (index, job_result) in enumerate(self.run_jobs(jobs), start=1):
+            run = missing[index]
+            if job_result.code:
                 failed.append(run)
-                said = f"FAILED: {_last_line(jobs[place].log)} (see {jobs[place].log})"
+                result_text = f"FAILED: {_last_line(jobs[index].log)} (see {jobs[index].log})"
             else:
-                self._keep(run, outcome.seconds)
-                [result] = self._ended_of([run])
-                said = f"{self.study.primary} {result.metric(self.study.primary):.3f}"
-            left = (time.monotonic() - start) / ended * (len(todo) - ended) / 60
+                self._add(run, job_result.seconds)
+                [result] = self._finished_results([run])
+                result_text = f"{self.study.primary} {result.metric(self.study.primary):.3f}"
+            # Assume that the remaining runs take as long as the mean of those that have ended.
+            minutes_left = (time.monotonic() - start) / count * (len(missing) - count) / 60
             self.say(
-                f"[{done + ended}/{len(runs)}] {run}   {said}   {outcome.seconds:.0f} s, {left:.0f} min to go"
+                f"[{earlier + count}/{len(runs)}] {run}   {result_text}   {job_result.seconds:.0f} s, "
+                f"{minutes_left:.0f} min to go"
             )
         return failed
 
-    def _keep(self, run: PlannedRun, seconds: float) -> None:
-        """Add a run that has ended to the results."""
-        folder = self._place(run)
+    def _add(self, run: PlannedRun, seconds: float) -> None:
+        """Add a run that has ended to ``results.json``."""
+        folder = self._folder_of(run)
         names = {name: value for name, value in vars(run).items() if name != "options"}
-        self._ended[_key(**names)] = {**names, "seconds": round(seconds, 1), **collect_run(folder)}
+        self._finished[_key(**names)] = {**names, "seconds": round(seconds, 1), **collect_run(folder)}
+        # A resumed study may have runs of several commits.
         commits = (self._results.get("commit") or "").split(", ")
         self._results |= {
             "study": self.text,
             "versions": versions(folder),
             "commit": ", ".join(dict.fromkeys(filter(None, [*commits, commit()]))),
             "unfinished": True,
-            "runs": list(self._ended.values()),
+            "runs": list(self._finished.values()),
         }
         self._write()
 
-    def _place(self, run: PlannedRun) -> Path:
+    def _folder_of(self, run: PlannedRun) -> Path:
         return self.folder / "runs" / run.folder
 
-    def _ended_of(self, runs: Sequence[PlannedRun]) -> list[RunResult]:
-        ended = (self._ended.get(_key(**vars(run))) for run in runs)
-        return checked(list[RunResult], [run for run in ended if run], "runs")
+    def _finished_results(self, runs: Sequence[PlannedRun]) -> list[RunResult]:
+        """Return the results of those of `runs` that have ended without an error."""
+        rows = [self._finished.get(_key(**vars(run))) for run in runs]
+        return validate_as(list[RunResult], [row for row in rows if row], "runs")
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """What a study's ``results.json`` holds, of a study that has ended, is at work or was interrupted.
+    """Return the content of a study's ``results.json``; the study may have ended, be running or be interrupted.
 
     Raises:
-        ValueError: no run has ended yet, or the file is not what was written.
+        ValueError: No run has ended yet, or the file was changed after it was written.
     """
     file = folder / "results.json"
     if not file.exists():
@@ -189,24 +213,22 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def _key(experiment: str, arm: str, seed: int, tuning: Any, **_: Any) -> str:
-    """What tells one run, planned or ended, from the others."""
+    """Return the key of a run, which is unique in its study; the run may be planned or ended."""
     return json.dumps([experiment, arm, seed, tuning], sort_keys=True)
 
 
-def _anything(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
-    """Some choice of tuned values, to have the settings of all runs read before the search is made."""
-    return {
-        (e.name, arm): e.tune.choices()[0]
-        for e in study.experiments.values()
-        if e.tune
-        for arm in study.arms_of(e)
-    }
+def _example_values(study: Study) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """Return the first tuned values of each arm, to check the settings of all runs before the tuning."""
+    values = {}
+    for experiment in study.experiments.values():
+        if experiment.tune:
+            first = experiment.tune.choices()[0]
+            values |= {(experiment.name, arm): first for arm in study.arms_of(experiment)}
+    return values
 
 
 def _last_line(log: Path) -> str:
-    lines = [
-        line
-        for line in log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n").splitlines()
-        if line.strip()
-    ]
-    return lines[-1].strip() if lines else "it printed nothing"
+    """Return the last line of a log that is not blank."""
+    text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no output"

@@ -1,4 +1,4 @@
-"""Work side by side on this machine, each piece in a process of its own."""
+"""Run function calls in parallel on this machine, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,75 +16,86 @@ from typing import Any, NamedTuple
 
 
 class Job(NamedTuple):
-    """A command: ``python -m MODULE ARGUMENTS``. Called, it takes the place of what its process is."""
+    """A command ``python -m MODULE ARGUMENTS``; calling it runs the command in this process."""
 
     module: str
     arguments: Sequence[str]
     log: Path
-    """Takes what it prints."""
+    """The file for standard output and errors."""
 
     def __call__(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as log:
-            for stream in (1, 2):
-                os.dup2(log.fileno(), stream)
+            for descriptor in (1, 2):  # standard output and errors
+                os.dup2(log.fileno(), descriptor)
         sys.argv[1:] = self.arguments
         runpy.run_module(self.module, run_name="__main__", alter_sys=True)
 
 
-class Outcome(NamedTuple):
-    """How a piece of work ended."""
+class JobResult(NamedTuple):
+    """The result of a call in a process of its own."""
 
     code: int
+    """The exit status of the process; 0 if the call succeeded."""
     seconds: float
+    """The wall-clock time of the process, in seconds."""
     value: Any = None
-    """What the call returned; None where it failed."""
+    """The return value of the call; None if it failed."""
 
 
-# Importing TRL takes ten seconds, a fifth of a short run. The server imports it once, and each process is a fork of it.
-_FORKS = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-# Each start looks for processes that have ended, and would take the exit code that a join in another thread is reading.
-_ONE_AT_A_TIME = Lock()
+# Importing TRL takes ten seconds, a fifth of a short run. The fork server imports it once, and each process is a fork.
+_PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+# Starting a process collects the exit codes of ended ones, and would take the one that a join in another thread needs.
+_START_OR_JOIN = Lock()
 TRAINING = ("bandpo_lab.training.train", "bandpo.integrations.trl")
+"""The modules that a training run imports."""
 
 
-def _work(call: Callable[[], Any], answer: Any) -> None:
-    # It ends as soon as the process that started it does, even where that one was killed.
-    if owner := multiprocessing.parent_process():
-        Thread(target=lambda: (owner.join(), os._exit(1)), daemon=True).start()
-    answer.send(call())
+def _call_and_send(call: Callable[[], Any], connection: Any) -> None:
+    """Send the return value of a call to the parent; end as soon as the parent ends, even if it was killed."""
+    parent = multiprocessing.parent_process()
+    if parent:
+        Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    connection.send(call())
 
 
-def _fork(call: Callable[[], Any]) -> Outcome:
+def _run_in_process(call: Callable[[], Any]) -> JobResult:
+    """Make a call in a new process and wait for its end."""
     start = time.monotonic()
-    mine, theirs = _FORKS.Pipe(duplex=False)
-    process = _FORKS.Process(target=_work, args=(call, theirs))
-    with _ONE_AT_A_TIME:
+    receiver, sender = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_call_and_send, args=(call, sender))
+    with _START_OR_JOIN:
         process.start()
-    theirs.close()
+    sender.close()
     try:
-        value = mine.recv()
+        value = receiver.recv()
     except EOFError:
         value = None
     wait([process.sentinel])
-    with _ONE_AT_A_TIME:
+    with _START_OR_JOIN:
         process.join()
-    return Outcome(process.exitcode or 0, time.monotonic() - start, value)
+    return JobResult(process.exitcode or 0, time.monotonic() - start, value)
 
 
-def on_cores(
+def run_in_processes(
     calls: Sequence[Callable[[], Any]], workers: int, preload: Sequence[str] = TRAINING
-) -> Iterator[tuple[int, Outcome]]:
-    """Make calls side by side on this machine; yields each one's place and outcome as it ends.
+) -> Iterator[tuple[int, JobResult]]:
+    """Make calls in parallel, each in a process of its own.
 
-    Calls must survive pickling, and so must what they return. Every process finds the modules of ``preload`` imported.
+    Args:
+        calls: Functions without arguments. They and their return values must be picklable.
+        workers: The number of simultaneous processes.
+        preload: The modules that are already imported in every process.
+
+    Yields:
+        The index of each call and its result, as soon as it ends.
     """
-    _FORKS.set_forkserver_preload(list(preload))
+    _PROCESSES.set_forkserver_preload(list(preload))
     with ThreadPoolExecutor(workers) as pool:
-        places = {pool.submit(_fork, call): place for place, call in enumerate(calls)}
+        indices = {pool.submit(_run_in_process, call): index for index, call in enumerate(calls)}
         try:
-            for done in as_completed(places):
-                yield places[done], done.result()
-        except BaseException:  # an interrupt has reached the processes too; no more are started
+            for future in as_completed(indices):
+                yield indices[future], future.result()
+        except BaseException:  # an interrupt has reached the processes as well; no more are started
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,4 +1,4 @@
-"""Optimizers of tables: each turns the gradient of the logits into new logits.
+"""Optimizers of tables of logits.
 
 The tables of all learning rates and seeds are rows of one tensor. The parameters of a row are updated with the learning
 rate of that row.
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 BETA1 = 0.9
 BETA2 = 0.99
-"""Decay rates of Adam's moments, as in the studies of networks."""
+"""The decay rates of Adam's moments, as in the studies of networks."""
 MOMENTUM = 0.9
-"""Momentum of stochastic gradient descent."""
+"""The momentum of stochastic gradient descent."""
 WIDTH = 16
-"""Size of a hidden state of `HeadAndTrunk`."""
+"""The size of a hidden state of `HeadAndTrunk`."""
 _EPSILON = 1e-8
 
 
 class TableOptimizer(ABC):
-    """The parameters of tables and the state of an optimizer.
+    """An optimizer with the parameters of the tables.
 
     Attributes:
         logits: The logits of the tables, of shape ``(rows, decisions, answers)``. They require a gradient.
@@ -54,8 +54,8 @@ class _Moments:
     """Adam's moments of a parameter.
 
     Args:
-        parameter: Of shape ``(rows, ...)``, with three dimensions.
-        shared: Whether all elements of a row share one second moment, the mean of their squared gradients.
+        parameter: A parameter with three dimensions, of which the first is rows.
+        shared: If True, all elements of a row share one second moment, the mean of their squared gradients.
     """
 
     def __init__(self, parameter: Tensor, *, shared: bool = False):
@@ -65,7 +65,7 @@ class _Moments:
         self._steps = 0
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """Take a gradient in, and return Adam's step at learning rate 1."""
+        """Update the moments with a gradient, and return Adam's step at learning rate 1."""
         self._steps += 1
         squares = gradient.square()
         if self._shared:
@@ -80,10 +80,10 @@ class Adam(TableOptimizer):
     """Adam whose parameters are the logits.
 
     Args:
-        start: Logits at the start, of shape ``(rows, decisions, answers)``.
-        seeds: Unused: nothing is drawn.
-        shared: Whether a table has one second moment, in place of one for each logit. A logit that is seldom drawn
-            then moves slowly, where the standard Adam moves it as fast as any other.
+        start: The initial logits, of shape ``(rows, decisions, answers)``.
+        seeds: Not used.
+        shared: If True, a table has one second moment, in place of one for each logit. A logit that is seldom sampled
+            then moves slowly; standard Adam moves it as fast as any other.
     """
 
     def __init__(self, start: Tensor, seeds: int, *, shared: bool = False):
@@ -96,14 +96,14 @@ class Adam(TableOptimizer):
 
 
 class HeadAndTrunk(TableOptimizer):
-    """Adam whose parameters are a head, with a row for each answer, and a hidden state for each decision.
+    """Adam whose parameters are a head, with a column for each answer, and a hidden state for each decision.
 
-    The logits are the start plus the change of ``head · hidden``. Answers share the hidden state and decisions share
-    the head, as the tokens of a network do.
+    The logits are the initial logits plus the change of ``hidden @ head``. Answers share the hidden state and decisions
+    share the head, as the tokens of a network do.
 
     Args:
-        start: Logits at the start, of shape ``(rows, decisions, answers)``.
-        seeds: Rows of one learning rate. Each seed draws the same parameters at each learning rate.
+        start: The initial logits, of shape ``(rows, decisions, answers)``.
+        seeds: The number of rows of each learning rate. A seed has the same initial parameters at each learning rate.
     """
 
     def __init__(self, start: Tensor, seeds: int):
@@ -132,8 +132,8 @@ class Momentum(TableOptimizer):
     """Stochastic gradient descent with momentum, whose parameters are the logits.
 
     Args:
-        start: Logits at the start, of shape ``(rows, decisions, answers)``.
-        seeds: Unused: nothing is drawn.
+        start: The initial logits, of shape ``(rows, decisions, answers)``.
+        seeds: Not used.
     """
 
     def __init__(self, start: Tensor, seeds: int):
@@ -152,12 +152,12 @@ def _shared_adam(start: Tensor, seeds: int) -> Adam:
 
 @dataclass(frozen=True)
 class Choice:
-    """An optimizer that can be named.
+    """An optimizer that can be chosen by name.
 
     Attributes:
-        title: How a sentence names it.
-        build: Makes it from the logits at the start and the number of seeds.
-        rates: Learning rates among which the best lies, each twice the one before.
+        title: The name of the optimizer in a sentence.
+        build: The constructor, from the initial logits and the number of seeds.
+        rates: The learning rates to try, each twice the one before; the best is among them.
     """
 
     title: str
@@ -173,4 +173,4 @@ OPTIMIZERS: Mapping[str, Choice] = {
     ),
     "momentum": Choice("SGD with momentum", Momentum, [0.0625 * 2**k for k in range(8)]),
 }
-"""Optimizers by name. ``adam`` is the one of networks, with a second moment for each parameter."""
+"""The optimizers by name. ``adam`` is standard Adam, with a second moment for each parameter."""

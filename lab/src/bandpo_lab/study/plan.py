@@ -1,4 +1,4 @@
-"""What a study file says: the question and its terms, fixed before anything runs, and the runs that follow."""
+"""Study files: the question, settings and rules of a study, fixed before it runs, and the runs that they define."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bandpo.errors import InvalidValue
 from bandpo.text import as_method, importable_current_folder
-from bandpo_lab.file_models import FileModel, checked, read_yaml
+from bandpo_lab.file_models import FileModel, read_yaml, validate_as
 
 
 class Tuning(FileModel):
-    """A search on seeds of its own, by which each arm chooses its options before it is reported on others."""
+    """A grid search of options for each arm, on seeds that are not reported."""
 
     options: Mapping[str, Sequence[Any]]
     """The values to try, for each option."""
     seeds: Sequence[int]
 
     def choices(self) -> list[dict[str, Any]]:
-        """All combinations of values."""
+        """Return all combinations of values."""
         return combinations(self.options)
 
 
 def combinations(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every choice of one value for each option.
+    """Return all combinations of one value for each option.
 
     >>> combinations({"learning_rate": [1e-4, 2e-4], "max_steps": [320]})
     [{'learning_rate': 0.0001, 'max_steps': 320}, {'learning_rate': 0.0002, 'max_steps': 320}]
@@ -39,7 +39,7 @@ def combinations(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def options_text(values: Mapping[str, Any]) -> str:
-    """Values, by the names of their options.
+    """Return options and their values as a text.
 
     >>> options_text({"learning_rate": 1e-4, "max_steps": 320})
     'learning_rate 0.0001, max_steps 320'
@@ -48,10 +48,10 @@ def options_text(values: Mapping[str, Any]) -> str:
 
 
 class Experiment(FileModel):
-    """One comparison of arms: the same options and seeds for each.
+    """A comparison of arms with the same options and seeds.
 
     Raises:
-        ValueError: no seeds, or seeds that were tuned on.
+        ValueError: There are no seeds, a seed is also used for tuning, or two settings exclude each other.
     """
 
     name: str
@@ -59,28 +59,32 @@ class Experiment(FileModel):
     seeds: Annotated[Sequence[int], Field(min_length=1)]
     options: Mapping[str, Any] = {}
     arms: Sequence[str] = ()
-    """Which of the study's arms take part; all if empty."""
+    """The arms of the study that take part; all if empty."""
     tune: Tuning | None = None
     tuned_in: str | None = None
-    """The experiment whose tuned options this one takes over."""
+    """The experiment whose tuned options are used."""
     sweep: Mapping[str, Annotated[Sequence[Any], Field(min_length=1)]] = {}
-    """Options to vary, each over its values: the study runs, and reports, one experiment for each combination."""
+    """The options to vary and their values. The study runs and reports one experiment for each combination."""
 
     def points(self) -> list[Experiment]:
-        """One experiment for each combination of the swept values; itself, if none are."""
+        """Return one experiment for each combination of the swept values; without a sweep, the experiment itself."""
         if not self.sweep:
             return [self]
-        return [
-            self.model_copy(
-                update={"name": f"{self.name}, {options_text(point)}", "options": {**self.options, **point}}
-            )
-            for point in combinations(self.sweep)
-        ]
+        experiments = []
+        for point in combinations(self.sweep):
+            name = f"{self.name}, {options_text(point)}"
+            options = {**self.options, **point}
+            experiments.append(self.model_copy(update={"name": name, "options": options}))
+        return experiments
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Experiment:
-        if self.tune and (both := set(self.seeds) & set(self.tune.seeds)):
-            raise InvalidValue(f"seeds {sorted(both)} are tuned on and reported on; report on others")
+    def _check_consistency(self) -> Experiment:
+        if self.tune:
+            common_seeds = set(self.seeds) & set(self.tune.seeds)
+            if common_seeds:
+                raise InvalidValue(
+                    f"seeds {sorted(common_seeds)} are tuned on and reported on; report on others"
+                )
         if self.tune and self.tuned_in:
             raise InvalidValue("has both `tune` and `tuned_in`; leave one out")
         if self.sweep and (self.tune or self.tuned_in):
@@ -92,97 +96,112 @@ class Experiment(FileModel):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One `bandpo-lab train`."""
+    """A planned run of `bandpo-lab train`."""
 
     experiment: str
     arm: str
     seed: int
     options: Mapping[str, Any]
     tuning: Mapping[str, Any] | None = None
-    """The values on trial, where the run is one of a search."""
+    """The values of the tuned options, if the run is a tuning run."""
 
     @property
     def folder(self) -> Path:
-        """Where it lies under the study's ``runs``."""
-        tried = [f"{name}-{value}" for name, value in (self.tuning or {}).items()]
-        place = [self.experiment, *(["tuning"] if tried else []), self.arm, *tried, f"seed-{self.seed}"]
-        return Path(*(re.sub(r"[^\w.+-]+", "-", part.lower()) for part in place))
+        """The folder of the run, relative to the study's ``runs``."""
+        names = [self.experiment, self.arm]
+        if self.tuning:
+            names = [self.experiment, "tuning", self.arm]
+            names += [f"{name}-{value}" for name, value in self.tuning.items()]
+        names.append(f"seed-{self.seed}")
+        return Path(*(re.sub(r"[^\w.+-]+", "-", name.lower()) for name in names))
 
     def __str__(self) -> str:
-        tried = "".join(f", {name} {value}" for name, value in (self.tuning or {}).items())
-        return f"{self.experiment}: {self.arm}{tried}, seed {self.seed}"
+        tuning = "".join(f", {name} {value}" for name, value in (self.tuning or {}).items())
+        return f"{self.experiment}: {self.arm}{tuning}, seed {self.seed}"
 
 
 def _with_names(experiments: Any) -> Any:
+    """Add its name to each experiment of a file."""
     if not isinstance(experiments, dict):
         return experiments
-    return {k: {"name": k, **v} if isinstance(v, dict) else v for k, v in experiments.items()}
+    return {
+        name: {"name": name, **experiment} if isinstance(experiment, dict) else experiment
+        for name, experiment in experiments.items()
+    }
 
 
 def _with_points(experiments: Mapping[str, Experiment]) -> Mapping[str, Experiment]:
-    return {point.name: point for e in experiments.values() for point in e.points()}
+    """Replace each experiment that has a sweep by its points."""
+    points: dict[str, Experiment] = {}
+    for experiment in experiments.values():
+        points |= {point.name: point for point in experiment.points()}
+    return points
 
 
 class Study(FileModel):
-    """A study file, read and checked.
+    """A study file after validation.
 
     Raises:
-        ValueError: a baseline or arm that is not among the arms, or an option of the runs that the study sets itself.
+        ValueError: The baseline or an arm of an experiment is not among the arms, an arm has no method, or the options
+            contain one that the study sets.
     """
 
     title: str
     question: str
     primary: str
-    """The metric that decides, one of `bandpo_lab.study.collect.METRICS`."""
+    """The metric that decides, one of `bandpo_lab.study.collect.METRICS` or a score after training."""
     stopping: str
-    """The stopping rule, in words: it is printed, and nothing else ends a run or the study."""
+    """The stopping rule, in words. It is only printed."""
     baseline: str
-    """The arm that the others are compared with."""
+    """The arm with which the others are compared."""
     arms: Mapping[str, Mapping[str, Any]]
-    """For each arm its own options of `bandpo-lab train`: a ``method`` at least."""
+    """The options of `bandpo-lab train` of each arm, at least a ``method``."""
     options: Mapping[str, Any]
-    """Options of `bandpo-lab train` that all runs share."""
+    """The options of `bandpo-lab train` that all runs share."""
     experiments: Annotated[
         Mapping[str, Experiment],
         BeforeValidator(_with_names),
         Field(min_length=1),
         AfterValidator(_with_points),
     ]
-    """By name, each point of a sweep on its own."""
+    """The experiments by name; each point of a sweep is an experiment."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Study:
+    def _check_consistency(self) -> Study:
         if self.baseline not in self.arms:
             raise InvalidValue(f"baseline {self.baseline!r} is none of the arms {', '.join(self.arms)}")
         for name, options in self.arms.items():
             if "objective" in options:
                 raise InvalidValue(
-                    f"arm {name!r} has an objective beside its rule; write one method of both, "
+                    f"arm {name!r} has an objective in addition to its rule; write one method of both, "
                     f"`{name}: {{method: 'Method({options.get('method', 'Band()')}, {options['objective']})'}}`"
                 )
             if "method" not in options:
                 raise InvalidValue(
                     f"arm {name!r} names no method; write `{name}: {{method: 'Band(KL(), 0.05)'}}`"
                 )
-        for e in self.experiments.values():
-            if unknown := [arm for arm in e.arms if arm not in self.arms]:
-                raise InvalidValue(f"experiment {e.name!r}: unknown arms {', '.join(unknown)}")
-            if e.tuned_in and not (e.tuned_in in self.experiments and self.experiments[e.tuned_in].tune):
+        for experiment in self.experiments.values():
+            unknown = [arm for arm in experiment.arms if arm not in self.arms]
+            if unknown:
+                raise InvalidValue(f"experiment {experiment.name!r}: unknown arms {', '.join(unknown)}")
+            source = experiment.tuned_in
+            if source and not (source in self.experiments and self.experiments[source].tune):
                 raise InvalidValue(
-                    f"experiment {e.name!r}: tuned_in {e.tuned_in!r} is no experiment that tunes"
+                    f"experiment {experiment.name!r}: tuned_in {source!r} is no experiment that tunes"
                 )
-            taken = {"output_dir", "seed", "resume"} & {*self.options, *e.options}
-            if taken:
-                raise InvalidValue(f"options may not set {', '.join(sorted(taken))}: the study does")
+            reserved = {"output_dir", "seed", "resume"} & {*self.options, *experiment.options}
+            if reserved:
+                raise InvalidValue(f"options may not set {', '.join(sorted(reserved))}: the study does")
         return self
 
     def check_methods(self) -> None:
-        """Read the method of each arm, which may be a class of your own in the current folder.
+        """Check the method of each arm, which may be a class of your own in the current folder.
 
-        A study that is about to run calls this. A report does not, since the results may be a stranger's.
+        This imports that class, so it is only called before a study runs, and not for a report, whose results may come
+        from an untrusted source.
 
         Raises:
-            ValueError: if one cannot be read; the message names the arm.
+            ValueError: A method cannot be read; the message names the arm.
         """
         for name, options in self.arms.items():
             try:
@@ -192,62 +211,70 @@ class Study(FileModel):
                 raise InvalidValue(f"arm {name!r}: {error}") from error
 
     def arms_of(self, experiment: Experiment) -> list[str]:
-        """The arms that take part, in the study's order."""
+        """Return the arms of an experiment, in the study's order."""
         return [arm for arm in self.arms if not experiment.arms or arm in experiment.arms]
 
-    def searches(self) -> list[PlannedRun]:
-        """The runs by which arms choose their options."""
-        return [
-            self._run(e, arm, seed, choice, tuning=choice)
-            for e in self.experiments.values()
-            if e.tune
-            for seed in e.tune.seeds
-            for choice in e.tune.choices()
-            for arm in self.arms_of(e)
-        ]
+    def tuning_runs(self) -> list[PlannedRun]:
+        """Return the runs by which the options of arms are tuned."""
+        runs = []
+        for experiment in self.experiments.values():
+            if not experiment.tune:
+                continue
+            for seed, choice in product(experiment.tune.seeds, experiment.tune.choices()):
+                for arm in self.arms_of(experiment):
+                    runs.append(self._run(experiment, arm, seed, choice, tuning=choice))
+        return runs
 
-    def reported(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[PlannedRun]:
-        """The runs that are reported: all experiments with one seed before the next seed.
+    def reported(self, tuned_values: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[PlannedRun]:
+        """Return the runs that are reported, ordered by seed and then by experiment.
 
-        ``chosen`` has, for each experiment that tunes and each of its arms, the values chosen.
+        Args:
+            tuned_values: The values of the tuned options, by the name of the experiment that tunes and the arm.
         """
-        return [
-            self._run(e, arm, seed, chosen[e.tuned_in or e.name, arm] if e.tune or e.tuned_in else {})
-            for seed in dict.fromkeys(seed for e in self.experiments.values() for seed in e.seeds)
-            for e in self.experiments.values()
-            if seed in e.seeds
-            for arm in self.arms_of(e)
-        ]
+        seeds: dict[int, None] = {}
+        for experiment in self.experiments.values():
+            seeds |= dict.fromkeys(experiment.seeds)
+        runs = []
+        for seed, experiment in product(seeds, self.experiments.values()):
+            if seed not in experiment.seeds:
+                continue
+            for arm in self.arms_of(experiment):
+                values: Mapping[str, Any] = {}
+                if experiment.tune or experiment.tuned_in:
+                    values = tuned_values[experiment.tuned_in or experiment.name, arm]
+                runs.append(self._run(experiment, arm, seed, values))
+        return runs
 
     def _run(
         self,
-        e: Experiment,
+        experiment: Experiment,
         arm: str,
         seed: int,
         values: Mapping[str, Any],
         tuning: Mapping[str, Any] | None = None,
     ) -> PlannedRun:
-        options = {**self.options, **values, **e.options, **self.arms[arm], "seed": seed}
-        return PlannedRun(e.name, arm, seed, options, tuning)
+        options = {**self.options, **values, **experiment.options, **self.arms[arm], "seed": seed}
+        return PlannedRun(experiment.name, arm, seed, options, tuning)
 
 
 def study_text(file: str) -> str:
-    """The text of a study file, or of the study that comes with the package, ``quick``.
+    """Return the text of a study file, or of the study ``quick`` that comes with the package.
 
     Raises:
-        ValueError: there is no such file.
+        ValueError: The file does not exist.
     """
     if file == "quick":
         return (resources.files("bandpo_lab.study") / "quick.yaml").read_text(encoding="utf-8")
     if not Path(file).is_file():
-        raise InvalidValue(f"{file} is no file; the study that comes with bandpo is called quick")
+        raise InvalidValue(f"{file} does not exist; the study that comes with bandpo is called quick")
     return Path(file).read_text(encoding="utf-8", errors="replace")
 
 
 def parse_study(text: str) -> Study:
-    """Read a study.
+    """Parse the text of a study file.
 
     Raises:
-        ValueError: no valid YAML, unknown or missing keys, or values that cannot work together; named in the message.
+        ValueError: The text is not valid YAML, a key is unknown or missing, or values exclude each other; the message
+            names the key.
     """
-    return checked(Study, read_yaml(text, "the study"), "the study")
+    return validate_as(Study, read_yaml(text, "the study"), "the study")

@@ -1,4 +1,4 @@
-"""Where and when a result was made."""
+"""The provenance of a result: commit, machine and time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @cache
 def commit() -> str | None:
-    """Return the commit of bandpo's own checkout, or None where bandpo does not run from one.
+    """Return the commit of bandpo's own checkout, or None if bandpo does not run from one.
 
     A checkout with changes that are not committed has ``-dirty`` after the commit.
     """
@@ -25,7 +25,7 @@ def commit() -> str | None:
 
 @cache
 def machine() -> str:
-    """Return the processor, as the system names it.
+    """Return the name of the processor, as the system reports it.
 
     >>> bool(machine())
     True

@@ -1,4 +1,4 @@
-"""The report of a study: its terms, what was found, and everything by which a reader may judge it."""
+"""The report of a study: its settings and rules, its results, and the provenance of its runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
+from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.plan import Experiment, Study, options_text
 from bandpo_lab.study.statistics import ArmDifference, Results
 from bandpo_lab.study.tables import (
@@ -18,72 +19,78 @@ from bandpo_lab.study.tables import (
     signed,
     tuning_table,
 )
-from bandpo_lab.style import looks_of
+from bandpo_lab.style import line_styles
 from bandpo_lab.tables import Table
 
 
 def study_page(content: Mapping[str, Any]) -> Page:
-    """The whole report of a study, from its ``results.json``. If that says ``unfinished``, the report does too."""
-    found = Results.from_file(content)
-    study = found.study
-    decided, early = found.differences(study.primary), found.differences("AUC")
+    """Return the whole report of a study.
+
+    Args:
+        content: The content of the study's ``results.json``. If it is ``unfinished``, the report says so.
+    """
+    results = Results.from_file(content)
+    study = results.study
+    primary_differences = results.differences(study.primary)
+    auc_differences = results.differences("AUC")
     experiments = study.experiments.values()
+
     lead = [study.question]
     if content.get("unfinished"):
-        lead.append(f"This study has not ended: {len(found.runs)} runs have so far.")
-    return Page(
-        study.title,
-        [*lead, *(f"{e.name}: {sentence(found, e, decided)}" for e in experiments)],
-        [
-            _terms(study, len(decided)),
-            Section(
-                "At a glance",
-                [
-                    glance_table(found, metric, apart)
-                    for metric, apart in {study.primary: decided, "AUC": early}.items()
-                ],
-            ),
-            *(
-                _experiment(found, e, decided, differences_table(found, e, decided, early))
-                for e in experiments
-            ),
-            made(content, found, "`bandpo-lab study page`"),
-        ],
-    )
+        lead.append(f"This study has not ended: {len(results.runs)} runs have so far.")
+    lead += [
+        f"{experiment.name}: {sentence(results, experiment, primary_differences)}"
+        for experiment in experiments
+    ]
+    glance_tables = [glance_table(results, study.primary, primary_differences)]
+    if study.primary != "AUC":
+        glance_tables.append(glance_table(results, "AUC", auc_differences))
+    sections = [_terms(study, len(primary_differences)), Section("At a glance", glance_tables)]
+    for experiment in experiments:
+        differences = differences_table(results, experiment, primary_differences, auc_differences)
+        sections.append(_experiment(results, experiment, primary_differences, differences))
+    sections.append(provenance(content, results, "`bandpo-lab study page`"))
+    return Page(study.title, lead, sections)
 
 
-def sentence(found: Results, e: Experiment, apart: Sequence[ArmDifference]) -> str:
-    """A few sentences on an experiment: what can be claimed, and what is left open."""
-    study, apart = found.study, [d for d in apart if d.experiment == e.name]
-    if not any(r.experiment == e.name and r.tuning is None for r in found.runs):
+def sentence(results: Results, experiment: Experiment, differences: Sequence[ArmDifference]) -> str:
+    """Return a few sentences on an experiment: the differences that can be claimed, and those that cannot."""
+    study = results.study
+    differences = [d for d in differences if d.experiment == experiment.name]
+    if not any(run.experiment == experiment.name and run.tuning is None for run in results.runs):
         return "no run has ended."
-    base = found.of(e.name, study.baseline)
-    if not base:
+    baseline = results.runs_of(experiment.name, study.baseline)
+    if not baseline:
         return f"{study.baseline} has no run to compare with."
-    text = f"{study.baseline} ends at {study.primary} {mean_of(base, study.primary):.3f}."
-    if said := [f"{d.arm} {signed(d.interval)}" for d in apart if d.claimed]:
-        text += f" Different from it: {'; '.join(said)}."
-    if rest := [d for d in apart if not d.claimed]:
-        low, high = min(d.interval.low for d in rest), max(d.interval.high for d in rest)
+    text = f"{study.baseline} ends at {study.primary} {mean_of(baseline, study.primary):.3f}."
+    claimed = [f"{d.arm} {signed(d.interval)}" for d in differences if d.claimed]
+    if claimed:
+        text += f" Different from it: {'; '.join(claimed)}."
+    unclaimed = [d for d in differences if not d.claimed]
+    if unclaimed:
+        low = min(d.interval.low for d in unclaimed)
+        high = max(d.interval.high for d in unclaimed)
         text += (
-            f" Left open, shown neither to differ nor to tie: {'; '.join(d.arm for d in rest)}. Their intervals, not "
-            f"corrected for the number of comparisons, reach from {low:+.3f} to {high:+.3f}."
+            f" Left open, shown neither to differ nor to tie: {'; '.join(d.arm for d in unclaimed)}. Their intervals, "
+            f"not corrected for the number of comparisons, reach from {low:+.3f} to {high:+.3f}."
         )
     return text
 
 
 def _terms(study: Study, comparisons: int) -> Section:
+    """Return the section on the settings and the rules of a study."""
     rows = []
-    for e in study.experiments.values():
-        tuned = ""
-        if e.tune:
+    for experiment in study.experiments.values():
+        tuning = "–"
+        if experiment.tune:
             grid = "; ".join(
-                f"{name} {', '.join(map(str, values))}" for name, values in e.tune.options.items()
+                f"{name} {', '.join(map(str, values))}" for name, values in experiment.tune.options.items()
             )
-            tuned = f"{grid}, on seeds {', '.join(map(str, e.tune.seeds))}"
-        elif e.tuned_in:
-            tuned = f"as in {e.tuned_in}"
-        rows.append([e.name, ", ".join(map(str, e.seeds)), str(len(study.arms_of(e))), tuned or "–"])
+            tuning = f"{grid}, on seeds {', '.join(map(str, experiment.tune.seeds))}"
+        elif experiment.tuned_in:
+            tuning = f"as in {experiment.tuned_in}"
+        seeds = ", ".join(map(str, experiment.seeds))
+        rows.append([experiment.name, seeds, str(len(study.arms_of(experiment))), tuning])
     return Section(
         "Terms",
         [
@@ -116,77 +123,92 @@ def _terms(study: Study, comparisons: int) -> Section:
 
 
 def _experiment(
-    found: Results, e: Experiment, decided: Sequence[ArmDifference], differences: Table
+    results: Results,
+    experiment: Experiment,
+    primary_differences: Sequence[ArmDifference],
+    differences: Table,
 ) -> Section:
-    study = found.study
-    arms = {arm: mine for arm in study.arms_of(e) if (mine := found.of(e.name, arm))}
+    """Return the section on an experiment."""
+    study = results.study
+    arms: dict[str, list[RunResult]] = {}
+    for arm in study.arms_of(experiment):
+        runs = results.runs_of(experiment.name, arm)
+        if runs:
+            arms[arm] = runs
     if not arms:
-        return Section(e.name, [e.question, "No run of this experiment ended."])
-    said = sentence(found, e, decided)
-    content: list[Any] = [e.question, said[0].upper() + said[1:]]
-    if e.tune or e.tuned_in:
-        content.append(_tuned_values(found, e))
-    looks, slug = looks_of(study.arms), e.name.replace(" ", "-")
+        return Section(experiment.name, [experiment.question, "No run of this experiment ended."])
+    summary = sentence(results, experiment, primary_differences)
+    content: list[Any] = [experiment.question, summary[0].upper() + summary[1:]]
+    if experiment.tune or experiment.tuned_in:
+        content.append(_tuned_values(results, experiment))
+    styles = line_styles(study.arms)
+    slug = experiment.name.replace(" ", "-")
     metrics = list(dict.fromkeys((study.primary, "AUC", "mean entropy")))
     content += [
-        scores_table(found, e),
+        scores_table(results, experiment),
         differences,
         Picture(
             f"{slug}-seeds",
-            figures.seeds(arms, metrics, looks),
+            figures.seeds(arms, metrics, styles),
             "A dot for every seed; above the dots their mean, with its 95 % bootstrap interval.",
         ),
         Picture(
             f"{slug}-curves",
-            figures.curves(arms, looks),
+            figures.curves(arms, styles),
             "Mean over seeds of every batch, with its 95 % bootstrap interval.",
         ),
         clip_table(arms),
         Picture(
             f"{slug}-bins",
-            figures.clipped_by_probability(arms, looks),
+            figures.clipped_by_probability(arms, styles),
             "Share of positive-advantage tokens whose gradient the rule dropped, by their old probability. The "
             "95 % intervals come from drawing seeds anew, and are at least Wilson's for the number of tokens. An arm "
             "without such tokens has no mark.",
         ),
     ]
-    if e.tune:
-        content.append(tuning_table(found, e))
-    return Section(e.name, content)
+    if experiment.tune:
+        content.append(tuning_table(results, experiment))
+    return Section(experiment.name, content)
 
 
-def _tuned_values(found: Results, e: Experiment) -> str:
-    """Which arms ran at which tuned values, and whether that lets a difference be put down to the rule."""
-    source = found.study.experiments[e.tuned_in or e.name]
+def _tuned_values(results: Results, experiment: Experiment) -> str:
+    """Return sentences on the tuned values of each arm, with warnings if they differ or lie at the edge of the grid."""
+    source = results.study.experiments[experiment.tuned_in or experiment.name]
     assert source.tune is not None
-    arms: dict[str, list[str]] = {}
-    edge: list[str] = []
-    for arm in found.study.arms_of(e):
-        values = found.chosen[source.name, arm]
-        arms.setdefault(options_text(values), []).append(arm)
-        if any(values[name] in (tried[0], tried[-1]) for name, tried in source.tune.options.items()):
-            edge.append(arm)
-    text = " ".join(f"At {values}: {'; '.join(names)}." for values, names in arms.items())
-    if len(arms) > 1:
+    arms_by_values: dict[str, list[str]] = {}
+    arms_at_edge: list[str] = []
+    for arm in results.study.arms_of(experiment):
+        values = results.tuned_values[source.name, arm]
+        arms_by_values.setdefault(options_text(values), []).append(arm)
+        if any(values[name] in (grid[0], grid[-1]) for name, grid in source.tune.options.items()):
+            arms_at_edge.append(arm)
+    text = " ".join(f"At {values}: {'; '.join(arms)}." for values, arms in arms_by_values.items())
+    if len(arms_by_values) > 1:
         text += " A difference between arms at unequal values is one of rule and values together."
-    if edge:
-        text += f" Chosen at the edge of what was tried, so that the best may lie beyond: {'; '.join(edge)}."
+    if arms_at_edge:
+        text += f" Chosen at the edge of what was tried, so that the best may lie beyond: {'; '.join(arms_at_edge)}."
     return text
 
 
-def made(content: Mapping[str, Any], found: Results, page_by: str) -> Section:
-    """What the runs were made with, the study file, and the command that wrote the page."""
-    hours = sum(r.seconds for r in found.runs) / 3600
+def provenance(content: Mapping[str, Any], results: Results, command: str) -> Section:
+    """Return the section on the provenance of the runs, with the study file.
+
+    Args:
+        content: The content of the study's ``results.json``.
+        results: The results in it.
+        command: The command that writes the page.
+    """
+    hours = sum(run.seconds for run in results.runs) / 3600
     packages = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     if content.get("commit"):
         packages += f"; commit {content['commit']}"
-    parts: list[Any] = [
-        f"By `bandpo-lab study` with the file below, and {page_by}: {len(found.runs)} runs, {hours:.1f} hours in all, "
-        f"with {packages}."
+    section: list[Any] = [
+        f"By `bandpo-lab study` with the file below, and {command}: {len(results.runs)} runs, {hours:.1f} hours in "
+        f"all, with {packages}."
     ]
     if content["failed"]:
-        parts.append(f"Failed and not counted: {'; '.join(content['failed'])}.")
+        section.append(f"Failed and not counted: {'; '.join(content['failed'])}.")
     elif not content.get("unfinished"):
-        parts.append("No run failed.")
-    parts.append(Verbatim("The study file", content["study"]))
-    return Section("How it was made", parts)
+        section.append("No run failed.")
+    section.append(Verbatim("The study file", content["study"]))
+    return Section("How it was made", section)

@@ -1,4 +1,4 @@
-"""What can be said of arms from their seeds: intervals, paired differences, and the choice among tuned values."""
+"""The statistics of a study: intervals over seeds, paired differences, and the choice of tuned values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from scipy import stats
 
 from bandpo.errors import InvalidValue
 from bandpo_lab.evals.metrics import holm
-from bandpo_lab.file_models import checked
+from bandpo_lab.file_models import validate_as
 from bandpo_lab.interval import Interval
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.plan import Study, parse_study
 
-Drawn = Callable[[np.ndarray], np.ndarray]
+ResampledScores = Callable[[np.ndarray], np.ndarray]
+"""A function from the counts of seeds in bootstrap samples, of shape (draws, seeds), to mean scores, (draws,)."""
 LOWER_IS_BETTER = ("batches to half",)
+"""The metrics of which lower values are better."""
 
 
 def student(values: ArrayLike) -> Interval:
-    """Student's interval of a mean, right for few values that are roughly normal, such as paired differences.
+    """Compute Student's interval of a mean at 95 %, for few values that are roughly normal, as paired differences are.
 
     >>> interval = student([0.1, 0.2, 0.3])
     >>> round(interval.low, 3), round(interval.high, 3)
@@ -31,121 +33,129 @@ def student(values: ArrayLike) -> Interval:
     """
     array = np.asarray(values, dtype=np.float64)
     mean = float(array.mean())
-    if len(array) < 2 or not np.ptp(array):  # undefined where all are equal
+    if len(array) < 2 or not np.ptp(array):  # the interval is undefined if all values are equal
         return Interval(mean, mean, mean)
-    error = float(array.std(ddof=1)) / len(array) ** 0.5
-    reach = float(stats.t.ppf(0.975, len(array) - 1)) * error
-    return Interval(mean, mean - reach, mean + reach)
+    standard_error = float(array.std(ddof=1)) / len(array) ** 0.5
+    half_width = float(stats.t.ppf(0.975, len(array) - 1)) * standard_error
+    return Interval(mean, mean - half_width, mean + half_width)
 
 
 @dataclass(frozen=True)
 class ArmDifference:
-    """An arm minus the baseline, over the seeds that both have."""
+    """The difference of an arm and the baseline, over the seeds that both have."""
 
     experiment: str
     arm: str
     interval: Interval
-    """Student's."""
+    """The mean difference with Student's interval at 95 %, not corrected."""
     p: float
-    """Of the paired t-test, corrected after Holm for all comparisons of the study."""
+    """The p-value of the paired t-test, corrected after Holm for all comparisons of the study."""
 
     @property
     def claimed(self) -> bool:
-        """Whether a difference may be claimed: at 5 % over all comparisons of the study together."""
+        """True if the difference is significant at 5 %, over all comparisons of the study."""
         return self.p < 0.05
 
 
 @dataclass(frozen=True)
 class Results:
-    """A study and those of its runs that have ended."""
+    """A study with the runs that have ended."""
 
     study: Study
     runs: Sequence[RunResult]
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> Results:
-        """From what a ``results.json`` holds.
+        """Read the content of a ``results.json``.
 
         Raises:
-            ValueError: a run lacks something, or has it in another form.
+            ValueError: A field of a run is missing or has a wrong type.
         """
-        return cls(parse_study(content["study"]), checked(list[RunResult], content["runs"], "runs"))
+        return cls(parse_study(content["study"]), validate_as(list[RunResult], content["runs"], "runs"))
 
-    def of(self, experiment: str, arm: str) -> list[RunResult]:
-        """The reported runs of an arm, one a seed."""
-        return [r for r in self.runs if (r.experiment, r.arm, r.tuning) == (experiment, arm, None)]
+    def runs_of(self, experiment: str, arm: str) -> list[RunResult]:
+        """Return the reported runs of an arm, one per seed."""
+        return [run for run in self.runs if (run.experiment, run.arm, run.tuning) == (experiment, arm, None)]
 
     def by_seed(self, experiment: str, arm: str, metric: str) -> dict[int, float]:
-        """One figure for each reported seed."""
-        return {run.seed: run.metric(metric) for run in self.of(experiment, arm)}
+        """Return a metric of an arm for each reported seed."""
+        return {run.seed: run.metric(metric) for run in self.runs_of(experiment, arm)}
 
-    def gaps(self, experiment: str, arm: str, metric: str) -> dict[int, float]:
-        """An arm minus the baseline, for each seed that both have."""
-        ours, theirs = (self.by_seed(experiment, name, metric) for name in (arm, self.study.baseline))
-        return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+    def paired_differences(self, experiment: str, arm: str, metric: str) -> dict[int, float]:
+        """Return the metric of an arm minus that of the baseline, for each seed that both have."""
+        values = self.by_seed(experiment, arm, metric)
+        baseline = self.by_seed(experiment, self.study.baseline, metric)
+        return {seed: values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())}
 
     def differences(self, metric: str) -> list[ArmDifference]:
-        """Every arm against the baseline in every experiment, paired by seed, corrected for their number after Holm."""
-        found: list[tuple[str, str, list[float]]] = []
-        for e in self.study.experiments.values():
-            for arm in self.study.arms_of(e):
-                apart = self.gaps(e.name, arm, metric)
-                if arm != self.study.baseline and len(apart) > 1:
-                    found.append((e.name, arm, list(apart.values())))
-        corrected = holm([_p_of_no_difference(apart) for *_, apart in found])
+        """Compare every arm with the baseline in every experiment, paired by seed and corrected after Holm."""
+        comparisons: list[tuple[str, str, list[float]]] = []
+        for experiment in self.study.experiments.values():
+            for arm in self.study.arms_of(experiment):
+                by_seed = self.paired_differences(experiment.name, arm, metric)
+                if arm != self.study.baseline and len(by_seed) > 1:
+                    comparisons.append((experiment.name, arm, list(by_seed.values())))
+        corrected = holm([_p_value(differences) for *_, differences in comparisons])
         return [
-            ArmDifference(experiment, arm, student(apart), p)
-            for (experiment, arm, apart), p in zip(found, corrected, strict=True)
+            ArmDifference(experiment, arm, student(differences), p)
+            for (experiment, arm, differences), p in zip(comparisons, corrected, strict=True)
         ]
 
     def tuning_score(self, experiment: str, arm: str, choice: Mapping[str, Any]) -> float | None:
-        """Mean of the primary metric over the tuning seeds of one choice; None where no run ended."""
+        """Return the mean of the primary metric over the tuning seeds, for one choice of values.
+
+        The score is None if no run with these values ended.
+        """
         values = [
-            r.metric(self.study.primary)
-            for r in self.runs
-            if (r.experiment, r.arm) == (experiment, arm)
-            and r.tuning is not None
-            and dict(r.tuning) == dict(choice)
+            run.metric(self.study.primary)
+            for run in self.runs
+            if (run.experiment, run.arm) == (experiment, arm)
+            and run.tuning is not None
+            and dict(run.tuning) == dict(choice)
         ]
         return float(np.mean(values)) if values else None
 
     @cached_property
-    def chosen(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """For each experiment that tunes and each arm: the values with the best mean of the primary metric.
+    def tuned_values(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The values with the best mean of the primary metric, by the experiment that tunes and the arm.
 
         Raises:
-            ValueError: an arm none of whose tuning runs ended.
+            ValueError: No tuning run of an arm ended.
         """
         sign = -1 if self.study.primary in LOWER_IS_BETTER else 1
-        chosen: dict[tuple[str, str], dict[str, Any]] = {}
-        for e in self.study.experiments.values():
-            for arm in self.study.arms_of(e) if e.tune else []:
-                scores = [
-                    (sign * score, choice)
-                    for choice in (e.tune.choices() if e.tune else [])
-                    if (score := self.tuning_score(e.name, arm, choice)) is not None
-                ]
+        tuned_values: dict[tuple[str, str], dict[str, Any]] = {}
+        for experiment in self.study.experiments.values():
+            if not experiment.tune:
+                continue
+            for arm in self.study.arms_of(experiment):
+                scores: list[tuple[float, dict[str, Any]]] = []
+                for choice in experiment.tune.choices():
+                    score = self.tuning_score(experiment.name, arm, choice)
+                    if score is not None:
+                        scores.append((sign * score, choice))
                 if not scores:
-                    raise InvalidValue(f"{e.name}: all tuning runs of {arm!r} failed; see the lines above")
-                chosen[e.name, arm] = max(scores, key=lambda pair: pair[0])[1]
-        return chosen
+                    raise InvalidValue(
+                        f"{experiment.name}: all tuning runs of {arm!r} failed; see the lines above"
+                    )
+                tuned_values[experiment.name, arm] = max(scores, key=lambda pair: pair[0])[1]
+        return tuned_values
 
 
-def _p_of_no_difference(gaps: Sequence[float]) -> float:
-    """Of the t-test; 1 or 0 where all gaps are equal, and it is undefined."""
-    if not np.ptp(gaps):
-        return float(not any(gaps))
-    t = np.mean(gaps) / (np.std(gaps, ddof=1) / np.sqrt(len(gaps)))
-    return float(2 * stats.t.sf(abs(t), len(gaps) - 1))
+def _p_value(differences: Sequence[float]) -> float:
+    """Compute the p-value of the t-test; if all differences are equal, 1 if they are 0 and 0 if they are not."""
+    if not np.ptp(differences):
+        return float(not any(differences))
+    t = np.mean(differences) / (np.std(differences, ddof=1) / np.sqrt(len(differences)))
+    return float(2 * stats.t.sf(abs(t), len(differences) - 1))
 
 
 def interquartile_mean(values: np.ndarray) -> float:
-    """The mean of the middle half."""
+    """Compute the mean of the middle half of values."""
     return float(stats.trim_mean(values, 0.25))
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Spearman's rank correlation of pairs; NaN where the first or the second of all pairs are equal.
+    """Compute Spearman's rank correlation; NaN if the first or the second numbers of all pairs are equal.
 
     >>> rank_correlation([(1, 3), (2, 7), (3, 8)])
     1.0
@@ -161,100 +171,125 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class Curve:
-    """A rule in one place, over learning rates."""
+    """The scores of a method over learning rates and seeds."""
 
     rates: Sequence[float]
     scores: np.ndarray
-    """(rates, seeds)."""
+    """The scores, of shape (rates, seeds)."""
 
     @property
     def best(self) -> int:
-        """Place of the rate that is best over all seeds."""
+        """The index of the rate with the best mean over all seeds."""
         return int(self.scores.mean(1).argmax())
 
     @property
     def best_scores(self) -> np.ndarray:
-        """Each seed's, at that rate: a little too good."""
+        """The score of each seed at the best rate, which is biased upwards, as these seeds chose the rate."""
         return self.scores[self.best]
 
     @property
     def at_edge(self) -> bool:
-        """Whether no greater, or no smaller, rate was tried than the best."""
+        """True if the best rate is the smallest or the largest of all."""
         return self.best in (0, len(self.rates) - 1)
 
-    def at(self, place: int) -> Curve:
-        """The curve of one of its rates alone."""
-        return Curve(self.rates[place : place + 1], self.scores[place : place + 1])
+    def at_rate(self, index: int) -> Curve:
+        """Return the curve of a single rate."""
+        return Curve(self.rates[index : index + 1], self.scores[index : index + 1])
 
-    def drawn(self, times: np.ndarray, by: Curve | None = None) -> np.ndarray:
-        """Mean scores of seeds drawn so many times, each at the rate that is best on the other half of the seeds.
+    def resampled_scores(self, counts: np.ndarray, chosen_by: Curve | None = None) -> np.ndarray:
+        """Compute the mean score of bootstrap samples of seeds, each at the rate that is best on other seeds.
 
-        The best rate of a few seeds looks better on them than it is. (Left out alone, a seed would be scored at the
-        worse of two rates that are nearly even.)
+        A rate that is chosen on a few seeds looks better on them than it is, so each half of the seeds is scored at the
+        rate that is best on the other half. (If single seeds were left out, a seed would be scored at the worse of two
+        rates that are nearly equal.)
 
         Args:
-            times: How often each seed is drawn (draws, seeds).
-            by: The curve that chooses, if not this one: AUC chooses the rate at which entropy is read.
+            counts: The number of times that each seed is in a sample, of shape (draws, seeds).
+            chosen_by: The curve by which rates are chosen, by default this one. For example, entropy is reported at the
+                rate that is best by AUC.
+
+        Returns:
+            The mean scores, of shape (draws,).
 
         >>> curve = Curve([1, 2], np.array([[0, 1], [1, 0]]))
-        >>> curve.drawn(np.ones((1, 2)))  # each seed prefers the rate that is the worse one for the other
+        >>> curve.resampled_scores(np.ones((1, 2)))  # each seed chooses the rate that is worse for the other
         array([0.])
         """
-        gained, counted = np.zeros((2, len(times)))
-        for choosing in _halves(self.scores.shape[1]):
-            best = ((times * choosing) @ (by or self).scores.T).argmax(1)
-            scored = times * ~choosing
-            gained += (scored * self.scores[best]).sum(1)
-            counted += scored.sum(1)
-        return gained / counted
+        total_score = np.zeros(len(counts))
+        total_count = np.zeros(len(counts))
+        for chooses in _halves(self.scores.shape[1]):
+            best = ((counts * chooses) @ (chosen_by or self).scores.T).argmax(1)
+            scored_counts = counts * ~chooses
+            total_score += (scored_counts * self.scores[best]).sum(1)
+            total_count += scored_counts.sum(1)
+        return total_score / total_count
 
 
 def _halves(seeds: int, splits: int = 20) -> np.ndarray:
-    """Random halves of the seeds, always the same, and after them the other halves: (2 splits, seeds)."""
+    """Return random halves of the seeds, always the same, followed by the complementary halves.
+
+    Returns:
+        Masks of shape (2 * splits, seeds).
+    """
     rng = np.random.default_rng(0)
     first = np.array([rng.permutation(seeds) < seeds // 2 for _ in range(splits)])
     return np.concatenate([first, ~first])
 
 
 def difference(
-    ours: Drawn, theirs: Drawn, groups: Sequence[int], draws: int = 1000, level: float = 0.95
+    scores: ResampledScores,
+    baseline: ResampledScores,
+    groups: Sequence[int],
+    draws: int = 1000,
+    level: float = 0.95,
 ) -> Interval:
-    """One rule minus another, each at its own best rate: the nested bootstrap.
+    """Compute the difference of two methods, each at its best learning rate, with a nested bootstrap interval.
 
-    Seeds are drawn anew within their groups, base models say, and rates are chosen anew each time. Percentiles of a
-    bootstrap lie too close together where seeds are few; they are taken as far out as Student's t would have them.
+    In each draw, seeds are resampled within their groups (such as base models), and learning rates are chosen again.
+    With few seeds the percentiles of a bootstrap are too narrow, so they are widened by the factor by which Student's t
+    is wider.
 
     Args:
-        ours: From how often seeds are drawn (draws, seeds) to mean scores: `Curve.drawn`.
-        theirs: The same of the other rule, on the same seeds.
+        scores: The scores of a method: `Curve.resampled_scores`.
+        baseline: The same for the method to subtract, on the same seeds.
         groups: The group of each seed.
-        draws: Of the bootstrap.
-        level: How often the interval is to hold the truth.
+        draws: The number of bootstrap samples.
+        level: The nominal coverage of the interval.
     """
-    rng, labels = np.random.default_rng(0), np.array(groups)
-    times = np.zeros((draws, len(labels)))
+    rng = np.random.default_rng(0)
+    labels = np.array(groups)
+    seeds = len(labels)
+    counts = np.zeros((draws, seeds))
     for group in set(groups):
-        mine = np.flatnonzero(labels == group)
-        times[:, mine] = rng.multinomial(len(mine), np.full(len(mine), 1 / len(mine)), draws)
-    seeds, every = len(labels), np.ones((1, len(labels)))
+        members = np.flatnonzero(labels == group)
+        counts[:, members] = rng.multinomial(len(members), np.full(len(members), 1 / len(members)), draws)
     reach = np.sqrt(seeds / (seeds - 1)) * stats.t.ppf((1 + level) / 2, seeds - len(set(groups)))
-    low, high = np.quantile(ours(times) - theirs(times), stats.norm.cdf([-reach, reach]))
-    return Interval(float((ours(every) - theirs(every))[0]), float(low), float(high))
+    low, high = np.quantile(scores(counts) - baseline(counts), stats.norm.cdf([-reach, reach]))
+    all_seeds = np.ones((1, seeds))
+    value = (scores(all_seeds) - baseline(all_seeds))[0]
+    return Interval(float(value), float(low), float(high))
 
 
-def simulated_coverage(ours: Curve, theirs: Curve, groups: Sequence[int], repeats: int = 200) -> float:
-    """How often `difference` holds the truth where the truth is known.
+def simulated_coverage(curve: Curve, baseline: Curve, groups: Sequence[int], repeats: int = 200) -> float:
+    """Simulate how often the interval of `difference` contains the true value.
 
-    Seeds are made up around the mean curves of both rules, normal and with the covariance that the real ones have over
-    rules and rates, so the true difference is that of the means' maxima.
+    Seeds are simulated around the mean curves of both methods. They are normal, with the observed covariance over
+    methods and rates, so the true difference is that of the maxima of the mean curves.
     """
-    rng, seeds = np.random.default_rng(0), len(groups)
-    both = np.concatenate([ours.scores, theirs.scores])
-    means = both.mean(1, keepdims=True)
-    truth, held = ours.scores.mean(1).max() - theirs.scores.mean(1).max(), 0
+    rng = np.random.default_rng(0)
+    seeds = len(groups)
+    # Shape (rates of both methods, seeds).
+    scores = np.concatenate([curve.scores, baseline.scores])
+    means = scores.mean(1, keepdims=True)
+    truth = curve.scores.mean(1).max() - baseline.scores.mean(1).max()
+    covered = 0
     for _ in range(repeats):
-        made = means + (both - means) @ rng.normal(size=(seeds, seeds)) / np.sqrt(seeds - 1)
-        curves = (Curve(ours.rates, made[: len(ours.rates)]), Curve(theirs.rates, made[len(ours.rates) :]))
-        found = difference(curves[0].drawn, curves[1].drawn, groups, draws=300)
-        held += found.low <= truth <= found.high
-    return held / repeats
+        noise = (scores - means) @ rng.normal(size=(seeds, seeds)) / np.sqrt(seeds - 1)
+        simulated = means + noise
+        simulated_curve = Curve(curve.rates, simulated[: len(curve.rates)])
+        simulated_baseline = Curve(baseline.rates, simulated[len(curve.rates) :])
+        interval = difference(
+            simulated_curve.resampled_scores, simulated_baseline.resampled_scores, groups, draws=300
+        )
+        covered += interval.low <= truth <= interval.high
+    return covered / repeats

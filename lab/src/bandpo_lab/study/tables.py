@@ -1,4 +1,4 @@
-"""The tables of a study's report: scores, differences, what the clip did, and what was tuned."""
+"""The tables of a study's report: scores, differences, clipped tokens and tuning."""
 
 from __future__ import annotations
 
@@ -15,55 +15,67 @@ from bandpo_lab.tables import Table
 SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 
 
-def glance_table(found: Results, metric: str, differences: Sequence[ArmDifference]) -> Table:
-    """One row per arm, one column per experiment: the metric, and its difference from the baseline.
+def glance_table(results: Results, metric: str, differences: Sequence[ArmDifference]) -> Table:
+    """Return a table with a metric and its difference from the baseline, one row per arm, one column per experiment.
 
-    Only of the primary metric differences are marked with stars: no other was announced.
+    Significant differences are marked with stars for the primary metric only, since only that was announced.
     """
-    study = found.study
-    apart = {(d.experiment, d.arm): d for d in differences}
-    starred = metric == study.primary
+    study = results.study
+    differences_by_arm = {(d.experiment, d.arm): d for d in differences}
+    is_primary = metric == study.primary
 
-    def cell(e: Experiment, arm: str) -> str:
-        values = found.by_seed(e.name, arm, metric).values()
+    def cell(experiment: Experiment, arm: str) -> str:
+        values = results.by_seed(experiment.name, arm, metric).values()
         text = f"{np.mean([*values]):.3f}" if values else "–"
-        if gap := apart.get((e.name, arm)):
-            star = " *" if gap.claimed and starred else ""
-            text += f" ({gap.interval.value:+.2f} ± {gap.interval.half:.2f}{star})"
+        difference = differences_by_arm.get((experiment.name, arm))
+        if difference:
+            star = " *" if difference.claimed and is_primary else ""
+            text += f" ({difference.interval.value:+.2f} ± {difference.interval.half:.2f}{star})"
         return text
 
-    stars = (
-        f"; * marks a difference that can be claimed: p < 0.05, corrected for all {len(apart)} comparisons"
-    )
-    return Table(
-        ["", *(f"{e.name}, n = {len(e.seeds)}" for e in study.experiments.values())],
-        [[arm, *(cell(e, arm) for e in study.experiments.values())] for arm in study.arms],
+    caption = (
         f"{metric}, mean over n seeds; in parentheses the difference from {study.baseline}, paired by seed, ± half its "
-        f"95 % interval{stars if starred else ''}.",
+        "95 % interval"
     )
+    if is_primary:
+        caption += (
+            "; * marks a difference that can be claimed: p < 0.05, corrected for all "
+            f"{len(differences_by_arm)} comparisons"
+        )
+    experiments = study.experiments.values()
+    header = ["", *(f"{experiment.name}, n = {len(experiment.seeds)}" for experiment in experiments)]
+    rows = [[arm, *(cell(experiment, arm) for experiment in experiments)] for arm in study.arms]
+    return Table(header, rows, f"{caption}.")
 
 
-def scores_table(found: Results, e: Experiment) -> Table:
-    """One row per arm: final scores with intervals, speed, and entropy."""
-    metrics = [*dict.fromkeys((found.study.primary, "AUC"))]
-    metrics += [n for n in dict.fromkeys(n for r in found.runs for n in r.after) if n.startswith("pass@")][:1]
+def scores_table(results: Results, experiment: Experiment) -> Table:
+    """Return a table with final scores and their intervals, speed and entropy, one row per arm."""
+    metrics = [*dict.fromkeys((results.study.primary, "AUC"))]
+    # Add the first pass@k, if the runs have one.
+    pass_metrics: dict[str, None] = {}
+    for run in results.runs:
+        pass_metrics |= dict.fromkeys(name for name in run.after if name.startswith("pass@"))
+    metrics += list(pass_metrics)[:1]
+
+    header = ["arm", *metrics, "batches to half", "mean entropy", "entropy at end"]
     rows: list[list[str]] = []
-    for arm in found.study.arms_of(e):
-        mine = found.of(e.name, arm)
-        if not mine:
-            rows.append([arm, "no run ended", *[""] * (len(metrics) + 3 - 1)])
+    for arm in results.study.arms_of(experiment):
+        runs = results.runs_of(experiment.name, arm)
+        if not runs:
+            rows.append([arm, "no run ended", *[""] * (len(header) - 2)])
             continue
-        scores = [bootstrap([[r.metric(name) for r in mine]]) for name in metrics]
+        scores = [bootstrap([[run.metric(name) for run in runs]]) for name in metrics]
         rows.append(
             [
                 arm,
                 *("{:.3f} [{:.3f}, {:.3f}]".format(*score) for score in scores),
-                half_text(mine),
-                *(f"{mean_of(mine, name):.2f}" for name in ("mean entropy", "entropy at end")),
+                half_text(runs),
+                f"{mean_of(runs, 'mean entropy'):.2f}",
+                f"{mean_of(runs, 'entropy at end'):.2f}",
             ]
         )
     return Table(
-        ["arm", *metrics, "batches to half", "mean entropy", "entropy at end"],
+        header,
         rows,
         f"Means over seeds, with 95 % bootstrap intervals. Batches to half: until the training reward, averaged over "
         f"{WINDOW} batches, reached 0.5, and in brackets how many runs did; a run that never did counts as one batch "
@@ -73,69 +85,75 @@ def scores_table(found: Results, e: Experiment) -> Table:
 
 
 def mean_of(runs: Sequence[RunResult], metric: str) -> float:
-    """A metric's mean over runs."""
+    """Return the mean of a metric over runs."""
     return float(np.mean([run.metric(metric) for run in runs]))
 
 
 def half_text(runs: Sequence[RunResult]) -> str:
-    """Mean batches to half, greater than that where some run never reached it, and how many did."""
-    halves = [r.metric("batches to half") for r in runs]
-    reached = sum(half <= len(r.curves["reward"]) for half, r in zip(halves, runs, strict=True))
+    """Return the mean batches to half, and the number of runs that reached one half, as a text.
+
+    If some runs never reached it, the text begins with ">", since these count as one batch more than they have.
+    """
+    halves = [run.metric("batches to half") for run in runs]
+    reached = sum(half <= len(run.curves["reward"]) for half, run in zip(halves, runs, strict=True))
     mean = f"{sum(halves) / len(halves):.1f}" if reached else "never"
-    return f"{'> ' * (0 < reached < len(runs))}{mean} ({reached}/{len(runs)})"
+    is_lower_bound = 0 < reached < len(runs)
+    return f"{'> ' if is_lower_bound else ''}{mean} ({reached}/{len(runs)})"
 
 
 def differences_table(
-    found: Results, e: Experiment, decided: Sequence[ArmDifference], early: Sequence[ArmDifference]
+    results: Results,
+    experiment: Experiment,
+    primary_differences: Sequence[ArmDifference],
+    auc_differences: Sequence[ArmDifference],
 ) -> Table:
-    """One row per arm: its difference from the baseline by what the study is decided by, and ``early``, by AUC."""
-    study = found.study
-    columns = [(study.primary, decided, True)]
+    """Return a table with the differences from the baseline in the primary metric and in AUC, one row per arm."""
+    study = results.study
+    header = [f"minus {study.baseline}", study.primary, "p"]
     caption = (
         f"Differences from {study.baseline}, paired by seed, with Student's 95 % intervals; p corrected after Holm for "
-        f"all {len(decided)} comparisons of the study, and * where a difference is claimed."
+        f"all {len(primary_differences)} comparisons of the study, and * where a difference is claimed."
     )
+    rows: dict[str, list[str]] = {}
+    for d in primary_differences:
+        if d.experiment == experiment.name:
+            p = "< 0.001" if d.p < 0.001 else f"{d.p:.3f}"
+            rows[d.arm] = [d.arm, signed(d.interval), f"{p} *" if d.claimed else p]
     if study.primary != "AUC":
-        columns.append(("AUC", early, False))
+        header.append("AUC")
         caption += " AUC was not announced as a measure and carries no star."
-    header, rows = [f"minus {study.baseline}"], {d.arm: [d.arm] for d in decided if d.experiment == e.name}
-    for title, differences, tested in columns:
-        header += [title, "p"] if tested else [title]
-        for d in differences:
-            if d.experiment == e.name:
-                star = " *" if d.claimed and differences is decided else ""
-                p = "< 0.001" if d.p < 0.001 else f"{d.p:.3f}"
-                rows[d.arm] += [signed(d.interval), p + star] if tested else [signed(d.interval)]
+        for d in auc_differences:
+            if d.experiment == experiment.name:
+                rows[d.arm].append(signed(d.interval))
     return Table(header, list(rows.values()), caption)
 
 
 def clip_table(arms: Mapping[str, Sequence[RunResult]]) -> Table:
-    """One row per arm: how much was clipped, and what that blocked of rare tokens."""
+    """Return a table with the shares of tokens clipped and of rare tokens blocked, one row per arm."""
     return Table(
         ["arm", *SHARES],
-        [[arm, *(f"{mean_of(mine, name):.2%}" for name in SHARES)] for arm, mine in arms.items()],
+        [[arm, *(f"{mean_of(runs, name):.2%}" for name in SHARES)] for arm, runs in arms.items()],
         "Over the whole run: share of tokens clipped with A > 0 and with A < 0; share of tokens with p < 0.1 that won "
         "(A > 0); share of the gradient on those that the rule blocked.",
     )
 
 
-def tuning_table(found: Results, e: Experiment) -> Table:
-    """One row per arm: its score at each value tried, and the one taken."""
-    assert e.tune is not None
-    choices = e.tune.choices()
+def tuning_table(results: Results, experiment: Experiment) -> Table:
+    """Return a table with the score at each value of the tuning and a mark at the best, one row per arm."""
+    assert experiment.tune is not None
+    choices = experiment.tune.choices()
 
     def cell(arm: str, choice: Mapping[str, object]) -> str:
-        score = found.tuning_score(e.name, arm, choice)
-        taken = " ←" if choice == found.chosen[e.name, arm] else ""
-        return "–" if score is None else f"{score:.3f}{taken}"
+        score = results.tuning_score(experiment.name, arm, choice)
+        mark = " ←" if choice == results.tuned_values[experiment.name, arm] else ""
+        return "–" if score is None else f"{score:.3f}{mark}"
 
-    return Table(
-        ["arm", *map(options_text, choices)],
-        [[arm, *(cell(arm, choice) for choice in choices)] for arm in found.study.arms_of(e)],
-        f"Tuning: mean {found.study.primary} on seeds {', '.join(map(str, e.tune.seeds))}; ← marks the value taken.",
-    )
+    rows = [[arm, *(cell(arm, choice) for choice in choices)] for arm in results.study.arms_of(experiment)]
+    seeds = ", ".join(map(str, experiment.tune.seeds))
+    caption = f"Tuning: mean {results.study.primary} on seeds {seeds}; ← marks the value taken."
+    return Table(["arm", *map(options_text, choices)], rows, caption)
 
 
 def signed(interval: Interval) -> str:
-    """A difference and its interval."""
+    """Return a difference with its interval as a text."""
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)

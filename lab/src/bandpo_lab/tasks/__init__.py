@@ -1,4 +1,4 @@
-"""Tasks with a verifiable reward that come with the package, and how a run finds one."""
+"""The tasks with a verifiable reward that come with the package, and the lookup of tasks by name."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from types import ModuleType
 from bandpo.text import importable_current_folder
 
 EMBEDDED = "multiplication"
-"""The task, and the model, that a run takes when none is named."""
+"""The default task and model of a run."""
 
 
 def task_module(name: str) -> ModuleType | None:
-    """The module of a task: `EMBEDDED`, or the import path of any module with ``dataset(split, n)``.
+    """Return the module of a task: that of `EMBEDDED`, or any module with a function ``dataset(split, n)``.
 
-    None for any other ``dataset_name``, such as that of a data set on a hub.
+    Args:
+        name: The name `EMBEDDED`, or the import path of a module.
+
+    Returns:
+        The module, or None if the name is another one, such as that of a data set on a hub.
 
     >>> task_module("multiplication").dataset("train", 2).column_names
     ['prompt', 'answer']
     >>> task_module("trl-lib/DeepMath-103K")
     """
     path = f"{__name__}.{name}" if name == EMBEDDED else name
-    if "." not in path or not all(part.isidentifier() for part in path.split(".")):
+    if "." not in path or not all(name.isidentifier() for name in path.split(".")):
         return None
     with importable_current_folder():
         try:

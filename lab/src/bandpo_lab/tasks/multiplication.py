@@ -1,10 +1,10 @@
-"""Multiplication by one digit, with a common bad way to answer and a rare good one.
+"""Multiplication by one digit, a task in which the initial policy rarely uses the way of answering that succeeds.
 
 A prompt is `537*6=`. A policy may answer it *directly*, `|3222`, or after a *scratchpad* of column steps,
-`<7*6+0=42;3*6+4=22;5*6+2=32>3222`, so the first token it writes chooses the branch. The base model that ships
-with the package (`base_model_path`, made by `studies.base_model`) is nearly always right on the
-scratchpad and nearly always wrong without it. It takes the scratchpad with a probability of 2 % only.
-Reinforcement learning has to raise a rare token before a common one crowds it out.
+`<7*6+0=42;3*6+4=22;5*6+2=32>3222`, so the first token decides the way. The base model that comes with the package
+(`base_model_path`, trained by `studies.base_model`) is nearly always right with the scratchpad and nearly always wrong
+without it, but uses the scratchpad with a probability of 2 % only. Reinforcement learning has to increase the
+probability of this rare token, before the direct answer takes all of the probability.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "eval"]
 
-DIRECT, SCRATCHPAD = "|", "<"
-PAD, EOS = "<|endoftext|>", "<|im_end|>"
+DIRECT = "|"
+"""The first token of a direct answer."""
+SCRATCHPAD = "<"
+"""The first token of an answer with a scratchpad."""
+PAD = "<|endoftext|>"
+EOS = "<|im_end|>"
 MAX_COMPLETION_LENGTH = 40
-"""Tokens. The longest right completion of a three-digit problem, with its end token, takes 33."""
+"""The longest completion, in tokens. The longest right one of a three-digit problem has 33, with the end token."""
 
 _ANSWER = re.compile(r"(?:\|([0-9]+)|<[0-9*+=;]*>([0-9]+))")
-_FACTORS = range(2, 10)  # 0 and 1 would be free points
+_FACTORS = range(2, 10)  # 0 and 1 would be too easy
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product `a * b`, `a` of any number of digits and `b` of one.
+    """A product `a * b`, with `a` of any number of digits and `b` of one digit.
 
     >>> Product(537, 6).scratchpad
     '<7*6+0=42;3*6+4=22;5*6+2=32>3222'
@@ -53,7 +57,7 @@ class Product:
 
     @property
     def prompt(self) -> str:
-        """`a*b=`."""
+        """The prompt, `a*b=`."""
         return f"{self.a}*{self.b}="
 
     @property
@@ -63,8 +67,9 @@ class Product:
 
     @property
     def scratchpad(self) -> str:
-        """The right completion with a scratchpad: `digit*b+carry=sum` for each digit, last one first."""
-        steps, carry = [], 0
+        """The right completion with a scratchpad: `digit*b+carry=sum` for each digit, from the last to the first."""
+        steps = []
+        carry = 0
         for digit in reversed(str(self.a)):
             column = int(digit) * self.b + carry
             steps.append(f"{digit}*{self.b}+{carry}={column}")
@@ -73,12 +78,17 @@ class Product:
 
 
 def problems(split: Split, n: int, seed: int = 0) -> list[Product]:
-    """`n` different problems of a split, in random order: three digits, not beginning with 0, times one from 2 to 9.
+    """Return different problems of a split in random order: a number of three digits times a digit from 2 to 9.
 
-    No problem is in both splits, whatever the seeds: a tenth of all problems belongs to `"eval"`.
+    The splits have no common problems for any seeds: a tenth of all problems belongs to `"eval"`.
+
+    Args:
+        split: The split, `"train"` or `"eval"`.
+        n: The number of problems.
+        seed: The seed of the selection.
 
     Raises:
-        ValueError: unknown split, or `n` beyond the number of problems there are.
+        ValueError: The split is unknown, or has fewer than `n` problems.
 
     >>> train, held_out = problems("train", 6480), problems("eval", 720)
     >>> set(train) & set(held_out)
@@ -87,18 +97,18 @@ def problems(split: Split, n: int, seed: int = 0) -> list[Product]:
     if split not in get_args(Split):
         raise InvalidValue(f"split={split!r}: choose one of {', '.join(get_args(Split))}")
     total = 900 * len(_FACTORS)
-    # Positions in the scattered order of all problems: the two ranges share none.
-    members = range(total // 10) if split == "eval" else range(total // 10, total)
-    if not 0 <= n <= len(members):
-        raise InvalidValue(f"n={n}: choose 0 to {len(members)}, the {split} problems there are")
-    # A stride coprime to the total visits each problem once; near the golden ratio it spreads ranges evenly.
+    # Positions in a scattered order of all problems; the ranges of the two splits are disjoint.
+    positions = range(total // 10) if split == "eval" else range(total // 10, total)
+    if not 0 <= n <= len(positions):
+        raise InvalidValue(f"n={n}: choose 0 to {len(positions)}, the number of {split} problems")
+    # A stride coprime to the total visits each problem once; near the golden ratio, it spreads each range evenly.
     stride = next(k for k in count(total * 618_034 // 1_000_000) if gcd(k, total) == 1)
-    picked = (member * stride % total for member in random.Random(seed).sample(members, n))
-    return [Product(100 + i // len(_FACTORS), _FACTORS[i % len(_FACTORS)]) for i in picked]
+    indices = (position * stride % total for position in random.Random(seed).sample(positions, n))
+    return [Product(100 + i // len(_FACTORS), _FACTORS[i % len(_FACTORS)]) for i in indices]
 
 
 def dataset(split: Split, n: int, seed: int = 0) -> Dataset:
-    """`problems` as a dataset in TRL's standard prompt-only format: plain-text columns `prompt` and `answer`.
+    """Return `problems` as a dataset in TRL's prompt-only format, with the text columns `prompt` and `answer`.
 
     >>> dataset("train", 100).column_names
     ['prompt', 'answer']
@@ -109,14 +119,19 @@ def dataset(split: Split, n: int, seed: int = 0) -> Dataset:
 
 
 def reward(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """1.0 for a completion in one of the two forms that ends in the right product, else 0.0.
+    """Compute the rewards of completions: 1.0 for one of the two forms with the right product, else 0.0.
 
-    The product must be written as `answer` writes it: no sign, space, leading zero or text after it. What
-    stands on the scratchpad is not judged, but it must be one: digits, signs and semicolons. The signature
-    is that of TRL's reward functions, which pass each column of the dataset by name.
+    The product must be the same text as `answer`, without a sign, space, leading zero or text after it. The steps on
+    the scratchpad need not be right, but may only have digits, operators and semicolons. The signature is that of TRL's
+    reward functions, to which each column of the dataset is passed by name.
+
+    Args:
+        completions: The texts of the completions.
+        answer: The right products.
+        **columns: Further columns, which are ignored.
 
     Raises:
-        ValueError: the two sequences differ in length.
+        ValueError: The two sequences differ in length.
 
     >>> reward(["|3222", "<7*6+0=42;3*6+4=22;5*6+2=32>3222", "|3221", "3222"], ["3222"] * 4)
     [1.0, 1.0, 0.0, 0.0]
@@ -133,18 +148,18 @@ def reward(completions: Sequence[str], answer: Sequence[str], **columns: Any) ->
 
 
 def tokenizer() -> Qwen2Tokenizer:
-    """The tokenizer of the task: one token per character, 20 in all, in the stock class of Qwen2 models.
+    """Return the tokenizer of the task, with 20 tokens, one per character, in the tokenizer class of Qwen2.
 
-    It is a byte-level vocabulary without merges, because `AutoTokenizer` rebuilds the tokenizer of a Qwen2
-    model as one, whatever its file says. Characters outside the vocabulary are dropped. The chat template
-    writes the messages one after the other, for trainers that insist on a conversation.
+    It is a byte-level vocabulary without merges, because `AutoTokenizer` rebuilds the tokenizer of any Qwen2 model as
+    one. Characters outside the vocabulary are dropped. The chat template concatenates the messages, for trainers that
+    need a conversation.
 
     >>> tokenizer().tokenize("12*3=|36")
     ['1', '2', '*', '3', '=', '|', '3', '6']
     """
     from transformers import Qwen2Tokenizer
 
-    # "Ċ" is how a byte-level vocabulary writes the line feed, which some trainers look up.
+    # "Ċ" is the line feed in a byte-level vocabulary, which some trainers look up.
     alphabet = [PAD, EOS, *"0123456789*+=;>", DIRECT, SCRATCHPAD, "Ċ"]
     return Qwen2Tokenizer(
         vocab={token: i for i, token in enumerate(alphabet)},
@@ -158,7 +173,7 @@ def tokenizer() -> Qwen2Tokenizer:
 
 
 def base_model_path() -> Path:
-    """Folder of the base model that ships with the package, for `from_pretrained`.
+    """Return the folder of the base model that comes with the package, for `from_pretrained`.
 
     >>> (base_model_path() / "model.safetensors").exists()
     True

@@ -1,1 +1,1 @@
-"""`bandpo-lab train`: GRPO with a clip rule, from arguments to a run folder."""
+"""`bandpo-lab train`: train with GRPO and a clip rule, from arguments to a run folder."""

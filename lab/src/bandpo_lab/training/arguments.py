@@ -1,4 +1,4 @@
-"""Options of `bandpo-lab train`: those of TRL's GRPO script, and a few of its own."""
+"""The options of `bandpo-lab train`: those of TRL's GRPO script, and a few more."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from bandpo_lab.files import PATHS, check_path
 
 @dataclass
 class RunArguments(GRPOScriptArguments):
-    """Which data and rewards, how to evaluate, and how the run folder is treated."""
+    """The options on data, rewards, evaluation and the run folder."""
 
     resume: bool = field(
         default=False,
         metadata={
-            "help": "Go on with the run in output_dir from its last checkpoint; start it if there is none."
+            "help": "Resume the run in output_dir from its last checkpoint; start it if there is none."
         },
     )
     data_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder of the data_files of `datasets`; their own data_dir if unset."},
+        metadata={"help": "Folder of the data_files of `datasets`; by default their own data_dir."},
     )
     train_prompts: int = field(default=4096, metadata={"help": "Prompts drawn from the embedded task."})
     eval_prompts: int = field(
@@ -52,26 +52,41 @@ class RunArguments(GRPOScriptArguments):
     eval_every: int = field(
         default=0,
         metadata={
-            "help": "Optimiser steps between evaluations during training, for curves of mean@k; 0 for none."
+            "help": "Optimizer steps between evaluations during training, for curves of mean@k; 0 for none."
         },
     )
     solved_at: float = field(
-        default=1.0, metadata={"help": "Total reward from which a completion counts as right."}
+        default=1.0, metadata={"help": "Smallest sum of rewards with which a completion counts as right."}
     )
     threads: int | None = field(
-        default=None, metadata={"help": "CPU threads for torch; its own choice if unset."}
+        default=None, metadata={"help": "CPU threads for torch; by default torch's choice."}
     )
 
     def __post_init__(self) -> None:
-        _refuse(self, ("train_prompts", "eval_samples", "threads"), lambda value: value >= 1, "at least 1")
-        _refuse(self, ("eval_prompts", "eval_every"), lambda value: value >= 0, "at least 0")
+        _check_range(
+            self, ("train_prompts", "eval_samples", "threads"), lambda value: value >= 1, "at least 1"
+        )
+        _check_range(self, ("eval_prompts", "eval_every"), lambda value: value >= 0, "at least 0")
 
 
-def _refuse(settings: Any, names: Sequence[str], fits: Callable[[float], bool], said: str) -> None:
+def _check_range(
+    settings: Any, names: Sequence[str], is_valid: Callable[[float], bool], requirement: str
+) -> None:
+    """Check numbers among settings.
+
+    Args:
+        settings: The settings.
+        names: The names of the settings to check; those that are not numbers pass.
+        is_valid: The condition on a value.
+        requirement: The condition in words.
+
+    Raises:
+        ValueError: A value is not valid; the message names it.
+    """
     for name in names:
         value = getattr(settings, name)
-        if isinstance(value, int | float) and not fits(value):
-            raise InvalidValue(f"{name} must be {said}, got {value}")
+        if isinstance(value, int | float) and not is_valid(value):
+            raise InvalidValue(f"{name} must be {requirement}, got {value}")
 
 
 ABOVE_0 = (
@@ -84,19 +99,23 @@ AT_LEAST_0 = ("lag", "learning_rate", "weight_decay", "max_grad_norm", "beta", "
 
 @dataclass
 class TrainingConfig(BandGRPOConfig):
-    """`BandGRPOConfig` with a lag; refuses, by a ValueError, numbers with which a run would end late or never begin."""
+    """`BandGRPOConfig` with a lag, which checks the range of numbers before the training begins.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
 
     lag: int = field(
         default=0,
         metadata={
-            "help": "Train on each batch so many batches after it was generated, as asynchronous training does. The "
-            "first `lag` batches of a run move nothing."
+            "help": "Train on each batch this many batches after it was generated, as asynchronous training does. "
+            "While the first `lag` batches of a run are generated, nothing is trained."
         },
     )
 
     def __post_init__(self) -> None:
-        _refuse(self, ABOVE_0, lambda value: value > 0, "above 0")
-        _refuse(self, AT_LEAST_0, lambda value: value >= 0, "at least 0")
+        _check_range(self, ABOVE_0, lambda value: value > 0, "above 0")
+        _check_range(self, AT_LEAST_0, lambda value: value >= 0, "at least 0")
         if self.max_steps == 0 or self.max_steps < -1:
             raise InvalidValue(
                 f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}"
@@ -105,13 +124,12 @@ class TrainingConfig(BandGRPOConfig):
 
     @cached_property
     def _setup_devices(self) -> torch.device:
-        # transformers hands ddp_timeout on for other devices only.
-        started_by_a_launcher = dist.is_torchelastic_launched() or "LOCAL_RANK" in os.environ
-        if self.use_cpu and started_by_a_launcher and not dist.is_initialized():
+        # transformers applies ddp_timeout to devices other than the CPU only.
+        has_launcher = dist.is_torchelastic_launched() or "LOCAL_RANK" in os.environ
+        if self.use_cpu and has_launcher and not dist.is_initialized():
             dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
         device = super()._setup_devices
-        # With several processes transformers names the CPU "cpu:0". torch.load knows it by "cpu" alone, so an optimizer
-        # could not be loaded.
+        # With several processes, transformers names the CPU "cpu:0", with which torch.load cannot load an optimizer.
         return torch.device("cpu") if device.type == "cpu" else device
 
 
@@ -125,12 +143,25 @@ class Arguments(NamedTuple):
 
 
 OUTPUT_DIR = "{output_dir}"
-"""What stands in a run's config.yaml for the run folder, so that the folder can be moved."""
-PARTS: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
-KNOWN = {f.name for part in PARTS for f in fields(part)} | {"help", "help_all"}
+"""The placeholder for the run folder in a run's config.yaml, so that the folder can be moved."""
+CONFIG_CLASSES: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
+"""The data classes of the options, in the order of `Arguments`."""
+
+
+def _help_texts() -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for config_class in CONFIG_CLASSES:
+        texts |= {option.name: option.metadata.get("help", "") for option in fields(config_class)}
+    return texts
+
+
+OPTION_HELP = _help_texts()
+"""The help text of each option by its name."""
+OPTIONS = OPTION_HELP.keys() | {"help", "help_all"}
+"""The names of all options."""
 
 HELP = {
-    "what is trained, on what": (
+    "model, data and rewards": (
         "config", "model_name_or_path", "dataset_name", "reward_funcs", "train_prompts", "data_dir",
     ),
     "the method": ("method", "anchor", "lag", "certify", "fused_logits"),
@@ -139,7 +170,7 @@ HELP = {
         "per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length", "temperature", "beta",
         "seed",
     ),
-    "what is seen": (
+    "logs and evaluations": (
         "audit_steps", "audit_detail", "watched", "record", "eval_prompts", "eval_samples", "eval_every", "solved_at",
         "logging_steps", "report_to",
     ),
@@ -147,20 +178,19 @@ HELP = {
         "output_dir", "resume", "save_steps", "use_cpu", "bf16", "threads", "use_vllm", "use_peft",
     ),
 }  # fmt: skip
-"""The options that --help shows, by group: all of ours, and of TRL's those that most runs set."""
+"""The options that --help shows, by group: all of bandpo-lab's, and those of TRL that most runs set."""
 
 
 class Parser(TrlParser):
-    """TRL's, of every flag and YAML key, without the usage of two hundred lines before an error."""
+    """TRL's parser for all options, with a short help and one-line errors."""
 
     def __init__(self) -> None:
-        super().__init__(PARTS, prog="bandpo-lab train")
+        super().__init__(CONFIG_CLASSES, prog="bandpo-lab train")
 
     def format_help(self) -> str:
-        """The options of `HELP`, each with the first sentence that its class has on it."""
-        known = {f.name: f.metadata["help"] for part in PARTS for f in fields(part)}
-        known["config"] = "YAML file of options; flags stand above it."
-        short = argparse.ArgumentParser(
+        """Return the options of `HELP`, each with the first sentence of its help text."""
+        help_texts = OPTION_HELP | {"config": "YAML file of options; flags override it."}
+        short_parser = argparse.ArgumentParser(
             prog=self.prog,
             usage="bandpo-lab train [--config FILE] [--OPTION VALUE ...]",
             formatter_class=lambda prog: argparse.ArgumentDefaultsHelpFormatter(prog, max_help_position=33),
@@ -168,66 +198,81 @@ class Parser(TrlParser):
             add_help=False,
         )
         for title, names in HELP.items():
-            group = short.add_argument_group(title)
+            group = short_parser.add_argument_group(title)
             for name in names:
-                said = re.split(r"(?<=\.)\s", known[name])[0]
+                first_sentence = re.split(r"(?<=\.)\s", help_texts[name])[0]
                 default = self.get_default(name)
                 default = argparse.SUPPRESS if default is None else default
-                group.add_argument(f"--{name}", metavar="", default=default, help=said)
-        return short.format_help()
+                group.add_argument(f"--{name}", metavar="", default=default, help=first_sentence)
+        return short_parser.format_help()
 
     def error(self, message: str) -> NoReturn:
         raise InvalidValue(f"{message}; bandpo-lab train --help-all lists all options")
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """Settings from flags and, with ``--config FILE``, a YAML file that the flags override.
+    """Return the settings given by flags and, with ``--config FILE``, by a YAML file that the flags override.
 
-    A flag may be written with hyphens. The file may be the ``config.yaml`` of a run, which makes that run again. Where
-    flags and file name neither a model nor data, the embedded task's own settings stand below them.
+    Flags may be written with hyphens. The file may be the ``config.yaml`` of a run, which repeats that run. If neither
+    a model nor data is named, the defaults are the settings of the embedded task.
 
     Raises:
-        ValueError: an unknown key or flag, a malformed file, or a refused value; the message names it.
-        SystemExit: ``--help``, ``--help-all``.
+        ValueError: A key or flag is unknown, the file is malformed, or a value is not valid; the message names it.
+        SystemExit: With ``--help`` or ``--help-all``.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", nargs="?", const="")
-    file, flags = first.parse_known_args(argv)
+    config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    config_parser.add_argument("--config", nargs="?", const="")
+    namespace, flags = config_parser.parse_known_args(argv)
     flags = [re.sub("^--[^=]+", lambda m: "--" + m[0][2:].replace("-", "_"), flag) for flag in flags]
-    named = [flag.split("=")[0].removeprefix("--") for flag in flags if flag.startswith("--")]
-    for name in named:
-        if name not in KNOWN and name.removeprefix("no_") not in KNOWN:
-            raise InvalidValue(f"unknown option --{name}{did_you_mean(name, KNOWN)}")
-    config = {} if file.config is None else _read(file.config)
-    if not {"dataset_name", "datasets", "model_name_or_path"} & {*named, *config}:
-        task = _read(str(resources.files("bandpo_lab.tasks") / "multiplication.yaml"))
+    flag_names = [flag.split("=")[0].removeprefix("--") for flag in flags if flag.startswith("--")]
+    for name in flag_names:
+        if name not in OPTIONS and name.removeprefix("no_") not in OPTIONS:
+            raise InvalidValue(f"unknown option --{name}{did_you_mean(name, OPTIONS)}")
+
+    config = {} if namespace.config is None else _read_config(namespace.config)
+    if not {"dataset_name", "datasets", "model_name_or_path"} & {*flag_names, *config}:
+        task = _read_config(str(resources.files("bandpo_lab.tasks") / "multiplication.yaml"))
         config = task | config
-    # Paths of the YAML file; the command has checked those of its flags before it imported TRL.
-    for option, what in PATHS.items():
-        name = config.get(option)
-        if option not in named and isinstance(name, str):
-            check_path(option, name, what)
+    # Check the paths in the YAML file. The command has checked those of its flags before it imported TRL.
+    for option, kind in PATHS.items():
+        path = config.get(option)
+        if option not in flag_names and isinstance(path, str):
+            check_path(option, path, kind)
     environment = config.pop("env", {})  # as in TRL's own scripts
     if not isinstance(environment, dict):
-        raise InvalidValue(f"--config {file.config}: env must hold `NAME: value` lines, got {environment!r}")
+        raise InvalidValue(
+            f"--config {namespace.config}: env must hold `NAME: value` lines, got {environment!r}"
+        )
     os.environ.update({str(name): str(value) for name, value in environment.items()})
-    parsing = Parser()
+
+    parser = Parser()
     try:
-        parsing.set_defaults_with_config(**config)
-        if "help_all" in named:
-            echo(TrlParser.format_help(parsing))
+        parser.set_defaults_with_config(**config)
+        if "help_all" in flag_names:
+            echo(TrlParser.format_help(parser))
             raise SystemExit(0)
         with importable_current_folder():
-            arguments = Arguments(*parsing.parse_args_into_dataclasses(args=flags))
+            arguments = Arguments(*parser.parse_args_into_dataclasses(args=flags))
     except (ValueError, ImportError) as error:
         raise InvalidValue(str(error)) from error
+
     if arguments.training.record and arguments.training.output_dir:
         arguments.training.record = arguments.training.record.replace(
             OUTPUT_DIR, arguments.training.output_dir
         )
     if arguments.run.data_dir:
-        for part in arguments.mixture.datasets:
-            part.data_dir = arguments.run.data_dir
+        for dataset in arguments.mixture.datasets:
+            dataset.data_dir = arguments.run.data_dir
+    _check_required(arguments)
+    return arguments
+
+
+def _check_required(arguments: Arguments) -> None:
+    """Check that there are data, a model and a reward.
+
+    Raises:
+        ValueError: One of them is missing.
+    """
     if not (arguments.run.dataset_name or arguments.mixture.datasets):
         raise InvalidValue(
             "no data: give --dataset_name (a hub name, 'multiplication', or a module with a dataset function), or "
@@ -241,11 +286,10 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         raise InvalidValue(
             "no reward: give --reward_funcs (e.g. accuracy_reward, or package.module.function)"
         )
-    return arguments
 
 
-def _read(path: str) -> dict[str, Any]:
-    """The options in a YAML file, or in the ``config.yaml`` of a run."""
+def _read_config(path: str) -> dict[str, Any]:
+    """Return the options in a YAML file, or in the ``config.yaml`` of a run."""
     if not path:
         raise InvalidValue("--config needs the path of a YAML file")
     file = Path(path)
@@ -254,23 +298,24 @@ def _read(path: str) -> dict[str, Any]:
     options = read_yaml(file.read_bytes(), f"--config {file}")
     if options.keys() == {"versions", "processes", "arguments"}:
         options = options["arguments"]
-        del options["generation_batch_size"]  # TRL derived it from others, and refuses to be given both
-    for name in options.keys() - KNOWN - {"env"}:
-        raise InvalidValue(f"--config {file}: unknown option {name}{did_you_mean(name, KNOWN)}")
+        # TRL computes it from other options, and refuses it together with them.
+        del options["generation_batch_size"]
+    for name in options.keys() - OPTIONS - {"env"}:
+        raise InvalidValue(f"--config {file}: unknown option {name}{did_you_mean(name, OPTIONS)}")
     return options
 
 
 def reward_functions(run: RunArguments) -> list[Callable[..., list[float]]]:
-    """The reward functions named in ``reward_funcs``: TRL's own by name, any other by its import path.
+    """Return the reward functions of ``reward_funcs``: TRL's by name, any other by its import path.
 
     Raises:
-        ValueError: a name that leads to no function.
+        ValueError: A name is not that of a function.
     """
     return [_reward_function(name) for name in run.reward_funcs or []]
 
 
 def _reward_function(name: str) -> Callable[..., Any]:
-    if name == "get_soft_overlong_punishment":  # a factory, given the values of TRL's own script
+    if name == "get_soft_overlong_punishment":  # a factory, called with the values of TRL's own script
         return trl.rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
     if hasattr(trl.rewards, name):
         return getattr(trl.rewards, name)

@@ -1,4 +1,4 @@
-"""What happens while a run trains: a progress bar, and a row of metrics per log step."""
+"""The callbacks of a run: the log of metrics, evaluations during training, and the progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from bandpo_lab.training.run_folder import RunFolder
 
-SHOWN = {
+PROGRESS_METRICS = {
     "reward": "reward",
     "entropy": "entropy",
     "clip_ratio/high_mean": "clip high",
@@ -23,11 +23,14 @@ SHOWN = {
 }
 
 
-class MetricsLog(TrainerCallback):
-    """Appends each log step to the run folder's metrics.jsonl.
+"""The metrics of the progress bar, with their labels."""
 
-    A checkpoint holds all rows up to its step. A run that goes on from it writes the file anew from them, so nothing
-    logged after the checkpoint stays, and nothing depends on what a kill left of the file.
+
+class MetricsLog(TrainerCallback):
+    """A callback that appends each log step to the run folder's metrics.jsonl.
+
+    A checkpoint holds all rows up to its step. A run that is resumed writes the file again from these rows, so rows
+    after the checkpoint are removed, and a file that was damaged by a kill is repaired.
     """
 
     def __init__(self, folder: RunFolder):
@@ -38,18 +41,26 @@ class MetricsLog(TrainerCallback):
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "train_runtime" not in logs:
-            row = state.log_history[-1]  # it holds `logs` and the audit's detail
+            row = state.log_history[-1]  # it holds `logs` and the details of the audit
             self._folder.log({"step": state.global_step, **row})
 
 
-class EvaluateEvery(TrainerCallback):
-    """Evaluates every so many optimiser steps; the scores are rows of metrics.jsonl too."""
+class PeriodicEvaluation(TrainerCallback):
+    """A callback that evaluates the model periodically and writes the scores to metrics.jsonl.
 
-    def __init__(self, folder: RunFolder, every: int, evaluate: Callable[[], dict[str, float]]):
-        self._folder, self._every, self._evaluate = folder, every, evaluate
+    Args:
+        folder: The run folder.
+        interval: The number of optimizer steps between evaluations.
+        evaluate: A function that returns the scores.
+    """
+
+    def __init__(self, folder: RunFolder, interval: int, evaluate: Callable[[], dict[str, float]]):
+        self._folder = folder
+        self._interval = interval
+        self._evaluate = evaluate
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        if state.global_step % self._every == 0:
+        if state.global_step % self._interval == 0:
             scores = {name: score for name, score in self._evaluate().items() if "@" in name}
             row = {"step": state.global_step, **scores}
             state.log_history.append(row)  # the next checkpoint saves it
@@ -57,7 +68,7 @@ class EvaluateEvery(TrainerCallback):
 
 
 class ProgressBar(ProgressCallback):
-    """transformers' own bar, with the latest reward, entropy and clip rates; in a log, a line of them."""
+    """The progress bar of transformers with the latest metrics, which are printed as a line if there is no terminal."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -65,7 +76,9 @@ class ProgressBar(ProgressCallback):
         self.current_step = 0
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        latest = {label: f"{logs[key]:.3f}" for key, label in SHOWN.items() if logs.get(key) is not None}
+        latest = {
+            label: f"{logs[key]:.3f}" for key, label in PROGRESS_METRICS.items() if logs.get(key) is not None
+        }
         if latest and self.training_bar is not None:
             self.training_bar.set_postfix(latest, refresh=False)
             if self.training_bar.disable:

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or have another name, and what tells a whole one from a damaged one."""
+"""Write checkpoints atomically, and detect damaged ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bandpo_lab.files import SEAL, UNFINISHED, digest, naming, put_in_place, rem
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a sealed folder or checkpoint, None if it is whole: no byte differs from what was sealed.
+    """Return a description of the damage to a sealed folder or checkpoint; None if all files have their digests.
 
     Raises:
-        OSError: the disk does not give a file, which says nothing about its bytes.
+        OSError: A file cannot be read from the disk, so it is not known whether it is damaged.
     """
     digests = sealed(folder)
     if not digests:
@@ -37,7 +37,7 @@ def damage(folder: Path) -> str | None:
         try:
             step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
         except (ValueError, LookupError, TypeError, RecursionError):
-            return f"{state.name} tells no step"
+            return f"{state.name} has no step"
         if step != step_of(folder):
             return f"it is of step {step}"
     return None
@@ -45,13 +45,13 @@ def damage(folder: Path) -> str | None:
 
 @contextmanager
 def _loading(checkpoint: str | None) -> Generator[None, None, None]:
-    """Name the checkpoint in an error of loading it.
+    """Name the checkpoint in an error that is raised while it is loaded.
 
-    A checkpoint is loaded only if no byte of it has changed. What fails then is the program that loads it: another
-    version, device or number of processes. So the checkpoint is left where it is.
+    A checkpoint is only loaded if it is not damaged. If loading fails, the cause is another version, device or number
+    of processes, so the checkpoint is not moved.
 
     Raises:
-        RunProblem: the block raised.
+        RunProblem: The block raised an error.
     """
     try:
         yield
@@ -65,16 +65,16 @@ def _loading(checkpoint: str | None) -> Generator[None, None, None]:
 
 
 WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "I/O error", "os error")
-"""Parts of the messages with which torch.save and safetensors say that the disk took no more; they raise no OSError."""
+"""Parts of the error messages of torch.save and safetensors if the disk is full; they do not raise OSError."""
 
 
 @contextmanager
 def saving(checkpoint: Path) -> Generator[None, None, None]:
-    """Name the checkpoint in an error of the disk while it is written.
+    """Name the checkpoint in an error of the disk that is raised while it is written.
 
     Raises:
-        FileProblem: torch.save or safetensors could not write.
-        OSError: anything else could not.
+        FileProblem: torch.save or safetensors could not write a file.
+        OSError: Another file could not be written.
     """
     try:
         with naming(checkpoint):
@@ -90,24 +90,25 @@ def saving(checkpoint: Path) -> Generator[None, None, None]:
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run folder, whole or not, the newest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
-    return sorted(found, key=step_of, reverse=True)
+    """Return the checkpoints of a run folder, damaged ones included, the newest first."""
+    paths = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimiser step after which it was written."""
+    """Return the optimizer step after which a checkpoint was written."""
     return int(checkpoint.name.partition("-")[2])
 
 
-class WholeCheckpoints(Trainer):
-    """Writes each checkpoint under another name, seals it, and gives it its own name last.
+class AtomicCheckpoints(Trainer):
+    """A mixin for trainers that writes each checkpoint to a temporary folder, seals it and renames it last.
 
-    Put it before any Trainer: ``class Mine(WholeCheckpoints, TheirTrainer): ...``. A kill or a full disk then leaves a
-    checkpoint that is not taken for one. A run that is resumed from its last step trains no further.
+    Use it before a trainer: ``class MyTrainer(AtomicCheckpoints, Trainer): ...``. If the process is killed or the disk
+    is full, no unfinished checkpoint has the name of a checkpoint. A run that is resumed after its last step does not
+    train further.
 
     Raises:
-        RunProblem: a checkpoint to resume from cannot be loaded.
+        RunProblem: The checkpoint to resume from cannot be loaded.
     """
 
     _writing = False
@@ -128,7 +129,7 @@ class WholeCheckpoints(Trainer):
             self._writing = False
         best = folder / f"checkpoint-{self.state.best_global_step}"
         if best == finished or best.is_dir():
-            # transformers looked for it in the folder of this checkpoint
+            # transformers has looked for the best checkpoint in the temporary folder.
             self.state.best_model_checkpoint = str(best)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -137,14 +138,15 @@ class WholeCheckpoints(Trainer):
             remove(finished)  # transformers may save a step twice
             put_in_place(unfinished, finished)
             if self.args.save_total_limit:
-                _rotate(folder, self.args.save_total_limit, {finished, best} if best.is_dir() else {finished})
+                protected = {finished, best} if best.is_dir() else {finished}
+                _rotate(folder, self.args.save_total_limit, protected)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(finished))
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, *arguments: Any, **named: Any) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         with _loading(resume_from_checkpoint):
-            super()._load_from_checkpoint(resume_from_checkpoint, *arguments, **named)
+            super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with _loading(checkpoint):
@@ -159,23 +161,29 @@ class WholeCheckpoints(Trainer):
             super()._load_rng_state(checkpoint)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # The upload runs beside the training, so it must not read a folder that is about to be renamed.
+        # The upload runs in the background, so it must not read a folder that will be renamed.
         if not self._writing:
             super()._push_from_checkpoint(checkpoint_folder)
 
-    def get_batch_samples(self, *arguments: Any, **named: Any) -> Any:
-        # transformers asks only after a step whether all are done. A finished run that is resumed would get one more.
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        # transformers checks only after a step whether it was the last, so a finished run that is resumed would make
+        # one step more.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return [], None
-        return super().get_batch_samples(*arguments, **named)
+        return super().get_batch_samples(*args, **kwargs)
 
 
 def _rotate(folder: Path, limit: int, protected: set[Path]) -> None:
-    """Delete the oldest checkpoints beyond a number.
+    """Delete the oldest checkpoints beyond a limit.
 
-    By step: transformers goes by the time of the last change, which is lost where a run folder is copied.
+    Age is by step. transformers uses the time of the last change, which is lost if a run folder is copied.
+
+    Args:
+        folder: The run folder.
+        limit: The number of checkpoints to keep.
+        protected: The checkpoints that are kept in any case; they count towards the limit.
     """
-    others = [checkpoint for checkpoint in saved_checkpoints(folder) if checkpoint not in protected]
-    for old in others[max(limit - len(protected), 0) :]:
-        remove(old)
+    checkpoints = [checkpoint for checkpoint in saved_checkpoints(folder) if checkpoint not in protected]
+    for checkpoint in checkpoints[max(limit - len(protected), 0) :]:
+        remove(checkpoint)

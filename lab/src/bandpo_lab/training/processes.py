@@ -1,4 +1,4 @@
-"""What the processes of one training decide together, and which of them no longer answers."""
+"""Communication between the processes of one training, and detection of lost processes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,20 @@ COMMUNICATION_ERRORS = (
     "connection closed by peer",
     "connection reset by peer",
 )
-"""Parts of the messages with which an exchange between processes fails."""
+"""Parts of the error messages of a failed communication between processes."""
 ANSWER_SECONDS = 10.0
-"""How long a process that met such an error waits for the answers of the others."""
+"""The time for which a process with such an error waits for the answers of the others, in seconds."""
 
 
 class Processes:
-    """The processes that train together; one alone by default."""
+    """The processes of one training, as seen by one of them.
+
+    Args:
+        rank: The rank of this process.
+        size: The number of processes.
+        first_on_machine: True if this is the first process on its machine.
+        timeout: The timeout of communication, in seconds.
+    """
 
     def __init__(self, rank: int = 0, size: int = 1, first_on_machine: bool = True, timeout: float = 1800):
         self.rank = rank
@@ -39,7 +46,7 @@ class Processes:
 
     @classmethod
     def of(cls, training: TrainingConfig) -> Processes:
-        """Return the processes that transformers has set up for these settings."""
+        """Return the processes that transformers has set up for a training configuration."""
         return cls(
             training.process_index,
             training.world_size,
@@ -49,73 +56,73 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that writes."""
+        """True if this is the main process, which writes files."""
         return self.rank == 0
 
     def gather(self, compute: Callable[[], T]) -> list[T]:
-        """Call a function on every process, and return the results of all on all.
+        """Call a function on every process, and return the results of all processes on every process.
 
         Raises:
-            BandpoError: the function raised it on this process, or on another.
-            RunProblem: the function raised another error on another process. On that process it is raised as it is.
+            BandpoError: The function raised it on this process or on another.
+            RunProblem: The function raised another error on another process. The process itself raises that error.
         """
         value: T | None = None
         error: Exception | None = None
         try:
             value = compute()
-        except Exception as raised:
-            error = raised
+        except Exception as own_error:
+            error = own_error
         if self.size == 1:
             outcomes: list[Any] = [(value, error)]
         else:
             outcomes = [None] * self.size
-            dist.all_gather_object(outcomes, (value, error and _sendable(error)))
+            dist.all_gather_object(outcomes, (value, error and _picklable(error)))
         if error is not None:
             raise error
-        for rank, (_, other) in enumerate(outcomes):
-            if isinstance(other, BandpoError):
-                raise other
-            if other is not None:
-                raise RunProblem(f"rank {rank} stopped with {other}")
+        for rank, (_, remote_error) in enumerate(outcomes):
+            if isinstance(remote_error, BandpoError):
+                raise remote_error
+            if remote_error is not None:
+                raise RunProblem(f"rank {rank} stopped with {remote_error}")
         return [value for value, _ in outcomes]
 
     def from_main(self, compute: Callable[[], T]) -> T:
         """Call a function on the main process, and return its result on every process.
 
         Raises:
-            BandpoError: the function raised it.
-            RunProblem: the function raised another error, and this is not the main process.
+            BandpoError: The function raised it.
+            RunProblem: The function raised another error, and this is not the main process.
         """
         results = self.gather(lambda: compute() if self.main else None)
         return results[0]  # type: ignore[return-value]
 
     @contextmanager
-    def lost_are_named(self) -> Generator[None, None, None]:
-        """Say which processes no longer answer when an exchange between them fails.
+    def naming_lost_processes(self) -> Generator[None, None, None]:
+        """Name the processes that no longer answer if a communication in the block fails.
 
         Raises:
-            RunProblem: an exchange failed, and at least one other process does not answer.
+            RunProblem: A communication failed, and at least one other process does not answer.
         """
         try:
             yield
         except RuntimeError as error:
             message = " ".join(str(error).split())
-            failed_exchange = any(part in message.lower() for part in COMMUNICATION_ERRORS)
-            if self.size == 1 or not failed_exchange:
+            is_communication_error = any(text in message.lower() for text in COMMUNICATION_ERRORS)
+            if self.size == 1 or not is_communication_error:
                 raise
             silent = self._silent_ranks()
             if not silent:
                 raise
-            who = "rank" if len(silent) == 1 else "ranks"
+            ranks = f"{'rank' if len(silent) == 1 else 'ranks'} {', '.join(map(str, silent))}"
             does = "does" if len(silent) == 1 else "do"
             raise RunProblem(
-                f"{who} {', '.join(map(str, silent))} of {self.size} {does} not answer rank {self.rank} (ddp_timeout "
+                f"{ranks} of {self.size} {does} not answer rank {self.rank} (ddp_timeout "
                 f"is {self.timeout:g} s): it was stopped or killed, or is much slower. Add --resume to go on from "
                 f"the last checkpoint. The exchange failed with: {message}"
             ) from error
 
     def _silent_ranks(self) -> list[int]:
-        """Return the ranks that do not tell the store within some seconds that they met an error too."""
+        """Return the ranks that do not report an error to the store within `ANSWER_SECONDS`."""
         try:
             store = dist.distributed_c10d._get_default_store()
             store.set(f"bandpo/answers/{self.rank}", "here")
@@ -126,12 +133,12 @@ class Processes:
                 time.sleep(0.2)
             return sorted(silent)
         except RuntimeError:
-            # The store is kept by rank 0, or by the launcher on its machine.
+            # The store does not answer; it is a part of rank 0, or of the launcher on its machine.
             return [0] if self.rank else []
 
 
-def _sendable(error: Exception) -> Any:
-    """Return what other processes are told of an error: bandpo's own as it is, any other as text."""
+def _picklable(error: Exception) -> Any:
+    """Return an error in a form that can be sent to other processes: bandpo's errors as errors, others as text."""
     if isinstance(error, BandpoError):
         return type(error)(str(error))
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""The folder a run leaves behind, and what may be written into it."""
+"""The folder of a run: its files, their integrity, and resuming."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bandpo.report.page import write_report
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.quantities import named_rows
 from bandpo_lab.console import echo
-from bandpo_lab.file_models import checked, read_json, read_yaml
+from bandpo_lab.file_models import read_json, read_yaml, validate_as
 from bandpo_lab.files import (
     LOCK,
     UNFINISHED,
@@ -48,13 +48,18 @@ if TYPE_CHECKING:
     from bandpo_lab.training.arguments import Arguments
 
 DAMAGED = "damaged"
-"""Folder to which damaged checkpoints are moved."""
+"""The folder to which damaged checkpoints are moved."""
 
 
 class RunFolder:
-    """One run's files: config.yaml, metrics.jsonl, evaluation.json, checkpoint-*/, model/, report.html, manifest.json.
+    """The files of one run.
 
-    Of several processes that train together only the main one writes into it.
+    They are config.yaml, metrics.jsonl, evaluation.json, checkpoint-*/, model/, report.html and manifest.json. If
+    several processes train together, only the main one writes to the folder.
+
+    Args:
+        path: The folder.
+        processes: The processes of the training; by default one.
     """
 
     def __init__(self, path: str | Path, processes: Processes | None = None):
@@ -67,22 +72,22 @@ class RunFolder:
         self.errors = self.path / "error.log"
         self._config = self.path / "config.yaml"
         self._main = self._processes.main
-        self._raised_from: int | None = None
+        self._earlier_max_steps: int | None = None
 
     @contextmanager
-    def held(self) -> Generator[None, None, None]:
-        """Keep other processes out of the folder, which is made if need be.
+    def lock(self) -> Generator[None, None, None]:
+        """Create the folder if needed, and lock it against other processes.
 
         Raises:
-            ValueError: the folder cannot be written.
-            FileProblem: another process holds it; the message says which.
+            ValueError: The folder cannot be written.
+            FileProblem: Another process has locked it; the message names the process.
         """
         with ExitStack() as stack:
-            self._processes.from_main(lambda: self._hold(stack))
+            self._processes.from_main(lambda: self._create_and_lock(stack))
             yield
 
-    def _hold(self, stack: ExitStack) -> None:
-        """Make and lock the folder until the stack is closed."""
+    def _create_and_lock(self, stack: ExitStack) -> None:
+        """Create the folder, and lock it until the stack is closed."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.path))
@@ -94,25 +99,26 @@ class RunFolder:
             ) from error
 
     def check(self, arguments: Arguments) -> None:
-        """See that a run with these settings may begin or go on here, without changing anything.
+        """Check that a run with these settings may begin or be resumed here, without changing a file.
 
         Raises:
-            ValueError: the folder holds a run and ``resume`` is off, or a run with other settings.
+            ValueError: The folder holds a run and ``resume`` is off, or a run with other settings.
         """
         self._processes.from_main(lambda: self._check(arguments))
 
     def _check(self, arguments: Arguments) -> None:
-        self._settings = _settings(arguments)  # now, before the training fills some of them in
-        used = any(not entry.name.startswith((LOCK, UNFINISHED)) for entry in self.path.iterdir())
-        if used and not arguments.run.resume:
+        # Computed now, since the training changes some of the settings later.
+        self._settings = _settings(arguments)
+        is_used = any(not entry.name.startswith((LOCK, UNFINISHED)) for entry in self.path.iterdir())
+        if is_used and not arguments.run.resume:
             raise InvalidValue(
                 f"output_dir {self.path} is already used; add --resume to go on with that run, or choose another"
             )
         if not self._config.exists():
             return
-        config = self._config_before()
+        config = self._earlier_config()
         if config is None:
-            _say(f"{self._config} is damaged: the settings given are taken, without a comparison")
+            _print(f"{self._config} is damaged: the settings of this command are used, without a comparison")
             return
         if config["processes"] != self._processes.size:
             raise InvalidValue(
@@ -120,85 +126,97 @@ class RunFolder:
                 f"{_count(self._processes.size)}: each process has random numbers and prompts of its own; resume with "
                 f"{_count(config['processes'])}, or choose another output_dir"
             )
-        before, now = config["arguments"], self._settings
-        changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
-        if changed == ["max_steps"] and 0 < before["max_steps"] < now["max_steps"]:
-            reason = reason_against_more_steps(arguments, before["max_steps"])
+        # The settings must be the same, except that max_steps may be raised.
+        earlier = config["arguments"]
+        current = self._settings
+        changed = sorted(
+            name for name in earlier.keys() | current.keys() if earlier.get(name) != current.get(name)
+        )
+        if changed == ["max_steps"] and 0 < earlier["max_steps"] < current["max_steps"]:
+            reason = reason_against_more_steps(arguments, earlier["max_steps"])
             if reason:
                 raise InvalidValue(
-                    f"max_steps of the run in {self.path} cannot be raised from {before['max_steps']} to "
-                    f"{now['max_steps']}: {reason}; choose another output_dir"
+                    f"max_steps of the run in {self.path} cannot be raised from {earlier['max_steps']} to "
+                    f"{current['max_steps']}: {reason}; choose another output_dir"
                 )
-            self._raised_from = before["max_steps"]
+            self._earlier_max_steps = earlier["max_steps"]
             return
         if changed:
-            was = ", ".join(f"{k}: {before.get(k)!r} → {now.get(k)!r}" for k in changed)
+            changes = ", ".join(f"{name}: {earlier.get(name)!r} → {current.get(name)!r}" for name in changed)
             raise InvalidValue(
-                f"output_dir {self.path} holds a run with other settings ({was}); choose another"
+                f"output_dir {self.path} holds a run with other settings ({changes}); choose another"
             )
 
-    def _config_before(self) -> dict[str, Any] | None:
-        """The content of config.yaml; None if it is damaged."""
+    def _earlier_config(self) -> dict[str, Any] | None:
+        """Return the content of config.yaml; None if it is damaged."""
         if sealed(self.path).get(self._config.name) != digest(self._config):
             return None
-        # Whoever made the folder can have sealed anything.
+        # The folder may come from an untrusted source, so a right digest does not make the content valid.
         config = read_yaml(self._config.read_bytes(), str(self._config))
         if not isinstance(config.get("processes"), int) or not isinstance(config.get("arguments"), dict):
             raise InvalidValue(
-                f"{self._config} holds no settings of a run: choose another output_dir, or restore the file"
+                f"{self._config} does not hold the settings of a run: choose another output_dir, or restore the file"
             )
         return config
 
     def begin(self) -> Path | None:
-        """Write the settings that were checked, remove what was never finished, and set damaged checkpoints aside.
+        """Write the settings that were checked, remove unfinished files, and move damaged checkpoints away.
 
-        Called by all processes that train together. They agree on the checkpoint before anything is moved.
+        All processes that train together call this. They agree on the checkpoint before a file is moved.
 
         Returns:
-            The newest checkpoint that is whole on every machine; None if there is no checkpoint.
+            The newest checkpoint that is not damaged on any machine; None if there is no checkpoint.
 
         Raises:
-            RunProblem: there are checkpoints and none is whole, or the run was finished and has none.
+            RunProblem: All checkpoints are damaged, or the run was finished and has no checkpoint.
         """
-        newest, faults = self._agree_on_checkpoint()
-        self.evaluations = self._processes.from_main(lambda: self._prepare(newest, faults))
+        newest, damages = self._agree_on_checkpoint()
+        self.evaluations = self._processes.from_main(lambda: self._prepare(newest, damages))
         return newest
 
     def _agree_on_checkpoint(self) -> tuple[Path | None, dict[Path, str]]:
-        """Return the newest checkpoint that is whole on every machine, and what is wrong with those that are newer."""
+        """Return the newest checkpoint that is not damaged on any machine, and the damage to newer ones."""
         processes = self._processes
         names = processes.from_main(lambda: [path.name for path in saved_checkpoints(self.path)])
-        faults: dict[Path, str] = {}
+        damages: dict[Path, str] = {}
         for name in names:
             checkpoint = self.path / name
 
-            def fault_here(checkpoint: Path = checkpoint) -> str | None:
-                # The processes of one machine see the same files.
+            def damage_here(checkpoint: Path = checkpoint) -> str | None:
+                # The processes of one machine have the same files, so one of them checks.
                 return damage(checkpoint) if processes.first_on_machine else None
 
-            everywhere = processes.gather(fault_here)
-            on_ranks = [(rank, fault) for rank, fault in enumerate(everywhere) if fault is not None]
-            if not on_ranks:
-                return checkpoint, faults
-            rank, fault = on_ranks[0]
-            faults[checkpoint] = fault if rank == 0 else f"on rank {rank}: {fault}"
-        anew = "to begin anew at step 0, choose another output_dir, or empty this one"
-        if faults:
-            which = "; ".join(f"{checkpoint.name}: {fault}" for checkpoint, fault in faults.items())
-            raise RunProblem(f"no checkpoint in {self.path} is whole ({which}). Nothing was moved; {anew}")
+            by_rank = processes.gather(damage_here)
+            damaged_ranks = [rank for rank, text in enumerate(by_rank) if text is not None]
+            if not damaged_ranks:
+                return checkpoint, damages
+            rank = damaged_ranks[0]
+            damages[checkpoint] = str(by_rank[rank]) if rank == 0 else f"on rank {rank}: {by_rank[rank]}"
+
+        advice = "to begin anew at step 0, choose another output_dir, or empty this one"
+        if damages:
+            details = "; ".join(f"{checkpoint.name}: {text}" for checkpoint, text in damages.items())
+            raise RunProblem(
+                f"no checkpoint in {self.path} is whole ({details}). Nothing was moved; {advice}"
+            )
         if processes.from_main(lambda: self.metrics.name in sealed(self.path)):
             raise RunProblem(
                 f"the run in {self.path} was finished and is damaged, and it has no checkpoint to make it again from. "
-                f"Nothing was changed; {anew}"
+                f"Nothing was changed; {advice}"
             )
         return None, {}
 
-    def _prepare(self, newest: Path | None, faults: dict[Path, str]) -> dict[str, dict[str, float]]:
-        """Bring the folder into the state in which the run goes on; return the evaluations that hold."""
-        for left in self.path.glob(f"{UNFINISHED}*"):
-            remove(left)
+    def _prepare(self, newest: Path | None, damages: dict[Path, str]) -> dict[str, dict[str, float]]:
+        """Prepare the folder for training, and return the evaluations that remain valid.
+
+        Args:
+            newest: The checkpoint from which the run is resumed.
+            damages: The damage to newer checkpoints.
+        """
+        for unfinished_path in self.path.glob(f"{UNFINISHED}*"):
+            remove(unfinished_path)
         evaluations = self.evaluations
-        if self._raised_from is not None:
+        if self._earlier_max_steps is not None:
             evaluations.pop("after", None)
         packages = ("bandpo", "torch", "transformers", "trl", "datasets", "accelerate")
         versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
@@ -210,52 +228,53 @@ class RunFolder:
         else:
             remove(self.evaluation)
         self._seal()
-        for checkpoint, fault in faults.items():
-            self._set_aside(checkpoint, fault)
+        for checkpoint, text in damages.items():
+            self._move_damaged(checkpoint, text)
         if newest:
-            _say(f"going on from step {step_of(newest)}")
+            _print(f"going on from step {step_of(newest)}")
         elif self.metrics.exists():
-            _say("there is no checkpoint yet: starting again from step 0")
+            _print("there is no checkpoint yet: starting again from step 0")
         return evaluations
 
-    def _set_aside(self, checkpoint: Path, fault: str) -> None:
-        """Move a damaged checkpoint out of the way, and say why."""
-        aside = self.path / DAMAGED / checkpoint.name
-        remove(aside)
-        aside.parent.mkdir(exist_ok=True)
-        checkpoint.replace(aside)
-        sync(aside.parent, self.path)
-        _say(f"{checkpoint} is damaged ({fault}); moved to {aside}")
+    def _move_damaged(self, checkpoint: Path, damage_text: str) -> None:
+        """Move a damaged checkpoint to another folder, and print the reason."""
+        target = self.path / DAMAGED / checkpoint.name
+        remove(target)
+        target.parent.mkdir(exist_ok=True)
+        checkpoint.replace(target)
+        sync(target.parent, self.path)
+        _print(f"{checkpoint} is damaged ({damage_text}); moved to {target}")
 
     def _seal(self, *more: Path) -> None:
-        """Write the manifest of what an unfinished run cannot make again, or has to compare, and of more."""
-        seal(self.path, (part for part in (self._config, self.evaluation, *more) if part.is_file()))
+        """Write the manifest, with the digests of config.yaml, evaluation.json and further files."""
+        seal(self.path, (path for path in (self._config, self.evaluation, *more) if path.is_file()))
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended and everything it left is whole."""
+        """True if the run has ended and none of its files is damaged."""
         if self.metrics.name not in sealed(self.path):
             return False
-        if self._raised_from is not None:
-            _say(f"max_steps of {self.path} is raised from {self._raised_from}: the run goes on")
+        if self._earlier_max_steps is not None:
+            _print(f"max_steps of {self.path} is raised from {self._earlier_max_steps}: the run goes on")
             return False
-        fault = damage(self.path)
-        if fault:
-            _say(f"{self.path} was finished, but {fault}; what is damaged is made again")
-        return not fault
+        damage_text = damage(self.path)
+        if damage_text:
+            _print(f"{self.path} was finished, but {damage_text}; what is damaged is made again")
+        return not damage_text
 
     @cached_property
     def evaluations(self) -> dict[str, dict[str, float]]:
-        """The evaluations made so far, ``before`` and ``after``."""
+        """The scores of the evaluations so far, by their time: ``before`` and ``after`` training."""
         if not self.evaluation.exists():
             return {}
         if sealed(self.path).get(self.evaluation.name) != digest(self.evaluation):
-            _say(f"{self.evaluation} has changed; evaluating again")
+            _print(f"{self.evaluation} has changed; evaluating again")
             return {}
         scores = dict[str, dict[str, float]]
-        return checked(scores, read_json(self.evaluation), str(self.evaluation))
+        return validate_as(scores, read_json(self.evaluation), str(self.evaluation))
 
     def record_evaluation(self, when: str, scores: dict[str, float]) -> None:
+        """Write the scores of an evaluation ``before`` or ``after`` training."""
         self.evaluations[when] = scores
         if self._main:
             self._write_evaluations(self.evaluations)
@@ -272,14 +291,14 @@ class RunFolder:
                 file.write(json.dumps(row) + "\n")
 
     def rewrite_log(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Put these rows in the place of the metrics."""
+        """Replace the metrics by these rows."""
         if self._main:
             with replacing(self.metrics) as unfinished:
                 lines = [json.dumps({"step": row["step"], **row}) for row in rows]
                 unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def history(self) -> list[dict[str, Any]]:
-        """The logged metrics, one row per log step."""
+        """Return the logged metrics, one row per log step."""
         return [row for _, row in read_jsonl(self.metrics)] if self.metrics.exists() else []
 
     def save_model(self, trainer: Trainer) -> None:
@@ -293,11 +312,11 @@ class RunFolder:
             remove(unfinished.parent)
 
     def finish(self, method: Method | None = None) -> None:
-        """Write the report, and say by a manifest that everything else is there.
+        """Write the report, and the manifest with the digests of all files, which marks the run as finished.
 
         Args:
-            method: The run's method. The report reads the folder as it would a stranger's, so it does not import a
-                class of your own by itself.
+            method: The run's method. The report does not import classes that a folder names, since it may come from an
+                untrusted source.
         """
         if self._main:
             if named_rows(self.history()):
@@ -305,7 +324,7 @@ class RunFolder:
             self._seal(self.metrics, *self.model.rglob("*"))
 
     def record_error(self) -> None:
-        """Append the traceback of the error being handled to error.log, if the disk takes it."""
+        """Append the traceback of the error that is being handled to error.log; a full disk only causes a message."""
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         try:
             with self.errors.open("a", encoding="utf-8") as file:
@@ -313,7 +332,7 @@ class RunFolder:
                     f"{now}, rank {self._processes.rank}, process {os.getpid()}\n{traceback.format_exc()}\n"
                 )
         except OSError as error:
-            _say(f"{self.errors} cannot be written: {error.strerror}")
+            _print(f"{self.errors} cannot be written: {error.strerror}")
 
 
 def _count(processes: int) -> str:
@@ -321,11 +340,16 @@ def _count(processes: int) -> str:
 
 
 STEADY_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
-"""Learning-rate schedules whose rate at a step does not depend on how many steps there are."""
+"""The learning-rate schedules whose rate at a step does not depend on the number of steps."""
 
 
 def reason_against_more_steps(arguments: Arguments, steps: int) -> str | None:
-    """Return why a run of so many steps is not the beginning of a longer one; None if it is."""
+    """Return the reason why a run cannot be extended; None if a longer run has the same first steps.
+
+    Args:
+        arguments: The settings of the longer run.
+        steps: The number of steps of the shorter run.
+    """
     training = arguments.training
     schedule = SchedulerType(training.lr_scheduler_type).value
     if schedule not in STEADY_SCHEDULES:
@@ -344,28 +368,29 @@ def reason_against_more_steps(arguments: Arguments, steps: int) -> str | None:
     return None
 
 
-def _say(text: str) -> None:
-    """Print one line, whatever the name of a folder in it holds."""
+def _print(text: str) -> None:
+    """Print one line, with the control characters of folder names escaped."""
     echo(printable(text), err=True)
 
 
-def _within(path: str | None, output_dir: str | None) -> str | None:
-    """Return a path in the run folder by its place there, so that the folder can be moved; any other as it is."""
+def _relative_to_run(path: str | None, output_dir: str | None) -> str | None:
+    """Return a path in the run folder relative to it, so that the folder can be moved; other paths are not changed."""
     if not path or not output_dir:
         return path
-    absolute, folder = Path(path).absolute(), Path(output_dir).absolute()
+    absolute = Path(path).absolute()
+    folder = Path(output_dir).absolute()
     if not absolute.is_relative_to(folder):
         return path
     return f"{OUTPUT_DIR}/{absolute.relative_to(folder).as_posix()}"
 
 
 def _settings(arguments: Arguments) -> dict[str, Any]:
-    """Every setting that shapes the trajectory, as YAML can hold it."""
+    """Return all settings that affect the training, in a form that YAML can hold."""
     training = arguments.training.to_dict()
-    # They tell where and when a run took place, and do not shape it. The log folder's name holds the time.
+    # These do not affect the training. The name of the log folder contains the time.
     for name in ("output_dir", "logging_dir", "run_name"):
         training.pop(name, None)
-    training["record"] = _within(training["record"], arguments.training.output_dir)
+    training["record"] = _relative_to_run(training["record"], arguments.training.output_dir)
     run = asdict(arguments.run)
     del run["resume"]
     settings = run | training | asdict(arguments.model) | asdict(arguments.mixture)

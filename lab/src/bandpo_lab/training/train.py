@@ -1,4 +1,4 @@
-"""One training run, from settings to a finished run folder."""
+"""Run one training, from settings to a finished run folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trl import get_dataset, get_peft_config, get_quantization_config
 from bandpo.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.console import echo
+from bandpo_lab.evals.dataset_io import check_prepared
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
-from bandpo_lab.evals.rows import check_prepared
 from bandpo_lab.files import check_writable
 from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
-from bandpo_lab.training.callbacks import EvaluateEvery, MetricsLog, ProgressBar
-from bandpo_lab.training.checkpoints import WholeCheckpoints
+from bandpo_lab.training.callbacks import MetricsLog, PeriodicEvaluation, ProgressBar
+from bandpo_lab.training.checkpoints import AtomicCheckpoints
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.stale import StaleBatches
@@ -36,41 +36,41 @@ if TYPE_CHECKING:
 EVALUATION_SEED = 1234
 
 
-class RunTrainer(WholeCheckpoints, StaleBatches, BandGRPOTrainer):
-    """`BandGRPOTrainer` with a lag, whose checkpoints are written whole or not at all."""
+class RunTrainer(AtomicCheckpoints, StaleBatches, BandGRPOTrainer):
+    """`BandGRPOTrainer` with a lag, whose checkpoints are written atomically."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """None: TRL's, made with each checkpoint, knows no local model, clip rule or scores."""
+        """Write no model card: TRL's has no local model, clip rule or scores."""
 
 
 def run_training(arguments: Arguments) -> RunFolder:
-    """Train, evaluating before and after, and leave everything in ``output_dir``.
+    """Train, evaluate before and after, and write all results to ``output_dir``.
 
-    With ``resume``, goes on from the newest whole checkpoint to the same weights an uninterrupted run would have
-    reached (bit for bit on one machine), and does nothing where the run had finished. An error that ends the run is
-    in the folder's error.log, with its traceback.
+    With ``resume``, the run continues from the newest checkpoint that is not damaged, to the same weights as an
+    uninterrupted run (bit for bit on one machine). If the run had finished, nothing is done. If an error ends the run,
+    its traceback is in the folder's error.log.
 
     Raises:
-        ValueError: settings that cannot work together, or an unusable run folder; before anything is evaluated or
-            trained, and the folder is not used up.
-        FileProblem: another process is at work in the folder.
-        RunProblem: the newest whole checkpoint cannot be loaded, or there are checkpoints and none is whole; they stay
-            where they are. Or another process of this training does not answer.
+        ValueError: Settings exclude each other, or the run folder cannot be used. This is raised before an evaluation
+            or training, and the folder can still be used.
+        FileProblem: Another process is writing to the folder.
+        RunProblem: The newest checkpoint cannot be loaded, or all checkpoints are damaged; they are not moved. Or
+            another process of this training does not answer.
     """
     run, training, _, _ = arguments
     check_prepared_data(arguments)
     rewards = reward_functions(run)
-    per_batch = training.updates_per_batch
-    if training.save_strategy == "steps" and training.save_steps % per_batch:
+    updates = training.updates_per_batch
+    if training.save_strategy == "steps" and training.save_steps % updates:
         raise InvalidValue(
-            f"save_steps={training.save_steps} would cut a batch's {per_batch} updates in two, and a resumed run would "
-            f"leave the trajectory; use a multiple of {per_batch}"
+            f"save_steps={training.save_steps} would save between the {updates} updates of a batch, and a resumed run "
+            f"would differ from an uninterrupted one; use a multiple of {updates}"
         )
     if training.record:
         check_writable(Path(training.record))
     processes = Processes.of(training)
     folder = RunFolder(training.output_dir or "", processes)
-    with folder.held(), processes.lost_are_named():
+    with folder.lock(), processes.naming_lost_processes():
         folder.check(arguments)
         if not processes.from_main(lambda: folder.finished):
             _run(arguments, folder, rewards)
@@ -78,6 +78,7 @@ def run_training(arguments: Arguments) -> RunFolder:
 
 
 def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., list[float]]]) -> None:
+    """Evaluate, train and evaluate in a folder that was checked."""
     run, training, _, _ = arguments
     if run.threads:
         torch.set_num_threads(run.threads)
@@ -101,7 +102,8 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
 
     trainer.add_callback(MetricsLog(folder))
     if run.eval_every:
-        trainer.add_callback(EvaluateEvery(folder, run.eval_every, scores))
+        trainer.add_callback(PeriodicEvaluation(folder, run.eval_every, scores))
+    # All settings are valid: from here on, the folder is used.
     checkpoint = folder.begin()
     try:
         evaluate("before")
@@ -117,12 +119,19 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
 def _trainer(
     arguments: Arguments, train_set: Any, test_set: Any, rewards: list[Callable[..., list[float]]]
 ) -> tuple[RunTrainer, PreTrainedTokenizerBase]:
-    """The trainer, with everything made once that its settings could forbid, and the tokenizer."""
+    """Create the trainer and the tokenizer.
+
+    The optimizer and the trackers are created as well, so that errors in their settings are raised before the first
+    evaluation.
+
+    Raises:
+        ValueError: A setting is not valid; the message names it.
+    """
     run, training, model, _ = arguments
     try:
         for tracker in get_reporting_integration_callbacks(training.report_to):
             tracker()
-    except (ValueError, ImportError, RuntimeError) as error:  # no such tracker, or its package is missing
+    except (ValueError, ImportError, RuntimeError) as error:  # an unknown tracker, or its package is missing
         raise InvalidValue(f"report_to: {error}") from error
     path = model_path(str(model.model_name_or_path))
     try:
@@ -137,13 +146,13 @@ def _trainer(
     training.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": training.trust_remote_code,
-        # Other files of weights are pickles.
+        # Weights in other formats are pickles, which can run code.
         "use_safetensors": True,
         "attn_implementation": model.attn_implementation,
         "dtype": model.dtype,
         **cast("dict[str, Any]", training.model_init_kwargs or {}),
     }
-    training.disable_tqdm = True  # bandpo shows a bar of its own
+    training.disable_tqdm = True  # the callback ProgressBar replaces it
     trainer = RunTrainer(
         model=path,
         reward_funcs=[*rewards, *filter(None, [run.reward_model_name_or_path])],
@@ -156,7 +165,7 @@ def _trainer(
         peft_config=get_peft_config(model),
     )
     trainer.remove_callback(PrinterCallback)
-    if not trainer.is_fsdp_enabled:  # FSDP makes it later, of sharded parameters
+    if not trainer.is_fsdp_enabled:  # with FSDP, it is created later from sharded parameters
         try:
             trainer.create_optimizer()
         except (ValueError, TypeError) as error:
@@ -165,34 +174,44 @@ def _trainer(
         if getattr(callback, "_initialized", True) is False:
             try:
                 callback.setup(training, trainer.state, trainer.model)
-            except Exception as error:  # each service has errors of its own
+            except Exception as error:  # each tracker raises errors of its own
                 raise InvalidValue(f"report_to: {type(callback).__name__} cannot begin: {error}") from error
     return trainer, tokenizer
 
 
 def check_prepared_data(arguments: Arguments) -> None:
-    """Compare the files of `bandpo-lab data prepare` that a run trains on with their digests; others are not judged.
+    """Compare the training files that `bandpo-lab data prepare` wrote with their digests; other files are not checked.
 
     Raises:
-        ValueError: a file has changed since it was prepared; the message names it.
+        ValueError: A file has changed since it was prepared; the message names it.
     """
     run, _, _, mixture = arguments
     for file in _data_files(run.dataset_name or ""):
         check_prepared(file)
-    for part in mixture.datasets:
-        named = part.data_files or "*"
-        by_split = named.values() if isinstance(named, Mapping) else [named]
-        patterns = [text for texts in by_split for text in ([texts] if isinstance(texts, str) else texts)]
-        folder = Path(part.data_dir or (part.path if Path(part.path).is_dir() else "."))
-        if part.data_files is None and not (part.data_dir or Path(part.path).is_dir()):
-            continue
-        for pattern in patterns:
-            for file in glob.glob(str(folder / pattern), recursive=True):
-                check_prepared(Path(file))
+    for dataset in mixture.datasets:
+        for file in _mixture_files(dataset):
+            check_prepared(file)
+
+
+def _mixture_files(dataset: Any) -> list[Path]:
+    """Return the local files of a dataset in TRL's mixture."""
+    is_folder = Path(dataset.path).is_dir()
+    if dataset.data_files is None and not (dataset.data_dir or is_folder):
+        return []
+    # data_files is a pattern, a list of patterns, or a mapping from splits to either.
+    data_files = dataset.data_files or "*"
+    patterns: list[str] = []
+    for value in data_files.values() if isinstance(data_files, Mapping) else [data_files]:
+        patterns += [value] if isinstance(value, str) else value
+    folder = Path(dataset.data_dir or (dataset.path if is_folder else "."))
+    paths: list[Path] = []
+    for pattern in patterns:
+        paths += map(Path, glob.glob(str(folder / pattern), recursive=True))
+    return paths
 
 
 def _data_files(name: str) -> list[Path]:
-    """Return the Parquet files that the name of a data set leads to, where it is a path."""
+    """Return the parquet files of a dataset whose name is a path."""
     path = Path(name)
     if path.is_dir():
         return sorted(path.rglob("*.parquet"))
@@ -200,9 +219,10 @@ def _data_files(name: str) -> list[Path]:
 
 
 def load_data(arguments: Arguments) -> tuple[Any, Any]:
-    """The train split and, where there is one, the test split."""
+    """Return the train split, and the test split or None if there is none."""
     run, _, _, mixture = arguments
-    if run.dataset_name and (task := task_module(run.dataset_name)):
+    task = task_module(run.dataset_name) if run.dataset_name else None
+    if task:
         return task.dataset("train", run.train_prompts), task.dataset("eval", run.eval_prompts)
     dataset: Any
     try:
@@ -227,21 +247,26 @@ def evaluation(
     rewards: list[Callable[..., list[float]]],
     arguments: Arguments,
 ) -> dict[str, float]:
-    """mean@k and pass@k of the sum of rewards, on the first prompts of ``dataset``, and the mean reward."""
+    """Evaluate a model on the first prompts of a dataset.
+
+    Returns:
+        mean@k and pass@k, where a completion is right if the sum of its rewards is at least ``solved_at``, and the mean
+        reward.
+    """
     run, training, _, _ = arguments
     rows: list[dict[str, Any]] = list(dataset.take(run.eval_prompts))
     prompts = [row["prompt"] for row in rows]
-    # Without a limit TRL has none. An evaluation needs one.
+    # TRL may train without a limit, but an evaluation needs one.
     limit = training.max_completion_length or 512
     sampling = Sampling(limit, training.temperature, seed=EVALUATION_SEED)
     batch_size = training.per_device_eval_batch_size
     completions = sample(model, tokenizer, prompts, run.eval_samples, sampling, batch_size)
     totals = [_total_rewards(row, texts, rewards) for row, texts in zip(rows, completions, strict=True)]
-    right = [[total >= run.solved_at for total in per_prompt] for per_prompt in totals]
+    is_right = [[total >= run.solved_at for total in prompt_totals] for prompt_totals in totals]
     k = run.eval_samples
     return {
-        f"mean@{k}": float(mean_at_k(right).mean()),
-        f"pass@{k}": float(pass_at_k(right, k).mean()),
+        f"mean@{k}": float(mean_at_k(is_right).mean()),
+        f"pass@{k}": float(pass_at_k(is_right, k).mean()),
         "reward": sum(map(sum, totals)) / (k * len(rows)),
     }
 
@@ -249,10 +274,12 @@ def evaluation(
 def _total_rewards(
     row: dict[str, Any], texts: list[str], rewards: list[Callable[..., list[float]]]
 ) -> list[float]:
-    """The summed rewards of one prompt's completions, called as TRL calls them."""
-    chat = not isinstance(row["prompt"], str)
+    """Return the sum of rewards of each completion of one prompt; the functions are called as TRL calls them."""
+    is_chat = not isinstance(row["prompt"], str)
     columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
     columns["prompts"] = [row["prompt"]] * len(texts)
-    columns["completions"] = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
+    columns["completions"] = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
     scores = [function(**columns) for function in rewards]
-    return [sum(score or 0.0 for score in of_one) for of_one in zip(*scores, strict=True)]
+    return [
+        sum(score or 0.0 for score in completion_scores) for completion_scores in zip(*scores, strict=True)
+    ]

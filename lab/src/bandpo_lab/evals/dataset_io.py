@@ -1,4 +1,4 @@
-"""Rows of JSONL and parquet files, and what they hold in the place of a prompt or an answer."""
+"""Read the rows of JSONL and parquet files, and the prompts and answers in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bandpo_lab.files import digest
 
 
 class TextPart(BaseModel):
-    """A part of a message, in OpenAI's form; other parts, such as images, are refused."""
+    """A text part of a message, in OpenAI's format; other parts, such as images, are refused."""
 
     type: Literal["text"]
     text: str
@@ -38,10 +38,10 @@ _PROMPT = TypeAdapter(str | list[Message])
 
 
 def read_prompt(value: Any) -> str | list[dict[str, str]]:
-    """A prompt as text, or as messages of `role` and `content`, whose parts are put together.
+    """Return a prompt as a text, or as messages with `role` and `content`; the parts of a message are joined.
 
     Raises:
-        ValueError: Neither text nor messages of text.
+        ValueError: The value is neither a text nor messages of text.
 
     >>> read_prompt([{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}])
     [{'role': 'user', 'content': '1+1?'}]
@@ -52,29 +52,29 @@ def read_prompt(value: Any) -> str | list[dict[str, str]]:
         raise InvalidValue(f"{value!r:.80} is neither text nor messages of text") from error
     if isinstance(prompt, str):
         return prompt
-    return [
-        {
-            "role": message.role,
-            "content": message.content
-            if isinstance(message.content, str)
-            else "".join(part.text for part in message.content),
-        }
-        for message in prompt
-    ]
+    messages = []
+    for message in prompt:
+        content = message.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        messages.append({"role": message.role, "content": content})
+    return messages
 
 
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
-_WHOLE = re.compile(r"(-?\d+)\.0+")
+_WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
 
 
 def read_answer(value: Any) -> str:
-    r"""The answer in the forms that data sets use: numbers, lists, worked solutions, verl's reward model.
+    r"""Return the answer in a column of a data set: a number, a list, a worked solution or verl's reward model.
 
-    A number is written out, without an exponent. The answers of a list are all asked for, in any order. An empty text
-    stands for no answer.
+    A number is written without an exponent. All answers of a list are required, in any order.
+
+    Returns:
+        The answer; an empty text if there is none.
 
     Raises:
-        ValueError: A value that is no answer, such as true.
+        ValueError: The value is not an answer, such as true.
 
     >>> read_answer(27.0), read_answer("5 + 5 = 10\n#### 1,234"), read_answer(r"So $\boxed{\frac{1}{2}}$.")
     ('27', '1234', '\\frac{1}{2}')
@@ -95,22 +95,26 @@ def read_answer(value: Any) -> str:
         text = text[1:-1].strip()
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
+    whole_number = _WHOLE_NUMBER.fullmatch(text)
+    return whole_number[1] if whole_number else text
 
 
 def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """The rows of a ``.jsonl`` or ``.parquet`` file, all or the first; blank lines are no rows.
+    """Return the rows of a ``.jsonl``, ``.json`` or ``.parquet`` file; blank lines are skipped.
+
+    Args:
+        path: The file.
+        limit: The number of rows to read from the start; by default all.
 
     Raises:
-        FileProblem: No such file.
-        ValueError: Another suffix, a line that is no JSON object, named by its number, or a prepared file that is not
-            what `bandpo-lab data prepare` wrote.
+        FileProblem: The file does not exist.
+        ValueError: The file has another suffix, a line is not a JSON object, or the file was changed after
+            `bandpo-lab data prepare` wrote it.
     """
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
     check_prepared(path)
-    if path.suffix in (".jsonl", ".json"):  # verl's name for the same
+    if path.suffix in (".jsonl", ".json"):  # verl names JSONL files .json
         return [row for _, row in islice(read_jsonl(path, growing=False, parse=_parse), limit)]
     if path.suffix != ".parquet":
         raise InvalidValue(f"{path} must be a .parquet or .jsonl file")
@@ -123,20 +127,20 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
 
 
 LARGEST_PARQUET = 2**30
-"""Bytes of a parquet file's columns that are read, once they are decompressed."""
+"""The largest size of a parquet file's columns after decompression, in bytes."""
 
 MOST_PARQUET_ROWS = 2**21
-"""Rows of a parquet file that are read."""
+"""The largest number of rows of a parquet file."""
 
 MOST_PARQUET_COLUMNS = 1000
-"""Columns of a parquet file that are read."""
+"""The largest number of columns of a parquet file."""
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a parquet file within the limits.
+    """Yield the rows of a parquet file, within the limits on its size.
 
     Raises:
-        ValueError: if a limit is met; the message names it.
+        ValueError: The file exceeds a limit; the message names it.
     """
     import pyarrow.parquet
 
@@ -157,44 +161,47 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         limit = f"{chunks:,} parts of columns, and at most {MOST_PARQUET_ROWS:,} are read"
     if limit:
         raise InvalidValue(f"{path} has {limit}; give a part of it")
-    sizes = [
-        metadata.row_group(group).column(column).total_uncompressed_size
-        for group in range(metadata.num_row_groups)
-        for column in range(metadata.num_columns)
-    ]
-    if sum(sizes) > LARGEST_PARQUET:
+    sizes = []
+    for group in range(metadata.num_row_groups):
+        columns = metadata.row_group(group)
+        sizes += [columns.column(column).total_uncompressed_size for column in range(metadata.num_columns)]
+    column_bytes = sum(sizes)
+    if column_bytes > LARGEST_PARQUET:
         raise InvalidValue(
-            f"{path} has {sum(sizes) / 2**20:,.0f} MiB once it is decompressed, and at most "
+            f"{path} has {column_bytes / 2**20:,.0f} MiB once it is decompressed, and at most "
             f"{LARGEST_PARQUET / 2**20:,.0f} are read; give a part of it"
         )
-    # A text that is stored once may stand in any number of rows.
+
+    # A value that is stored once may be in any number of rows, so the bytes of the rows are limited as well.
     largest = max(sizes, default=1)
-    rows_at_once = max(1, min(2**16, 2**24 // max(largest, 1)))
-    most = min(LARGEST_PARQUET, max(2**27, MOST_REPETITION * sum(sizes)))
-    total = 0
-    for batch in file.iter_batches(rows_at_once):
-        total += batch.nbytes
-        if total > most:
+    rows_per_batch = max(1, min(2**16, 2**24 // max(largest, 1)))
+    most_bytes = min(LARGEST_PARQUET, max(2**27, MOST_REPETITION * column_bytes))
+    row_bytes = 0
+    for batch in file.iter_batches(rows_per_batch):
+        row_bytes += batch.nbytes
+        if row_bytes > most_bytes:
             raise InvalidValue(
-                f"{path} has more than {most / 2**20:,.0f} MiB in its rows, the limit for a file with "
-                f"{sum(sizes) / 2**20:,.1f} MiB in its columns; give a part of it"
+                f"{path} has more than {most_bytes / 2**20:,.0f} MiB in its rows, the limit for a file with "
+                f"{column_bytes / 2**20:,.1f} MiB in its columns; give a part of it"
             )
         yield from batch.to_pylist()
 
 
 MOST_REPETITION = 16
-"""How many times the bytes of its columns a file may hold in its rows, beyond 128 MiB: a text may be stored once for
-many rows."""
+"""The largest size of a file's rows, as a multiple of the size of its columns, for rows of more than 128 MiB.
+
+Rows can be larger than columns because a value may be stored once for many rows.
+"""
 
 LARGEST_FOOTER = 2**24
-"""Bytes of a text, and entries of a list, in the footer of a parquet file."""
+"""The largest text, in bytes, and the longest list, in entries, in the footer of a parquet file."""
 
 
 def check_prepared(path: Path) -> None:
-    """Compare a file in a folder of `bandpo-lab data prepare` with the digest in the manifest there.
+    """Check that a file of `bandpo-lab data prepare` has the digest in its manifest; other files pass.
 
     Raises:
-        ValueError: if they differ, or the manifest cannot be read.
+        ValueError: The digests differ, or the manifest cannot be read.
     """
     manifest = path.absolute().parent.parent / "manifest.json"
     if path.suffix != ".parquet" or not manifest.is_file():
@@ -204,14 +211,14 @@ def check_prepared(path: Path) -> None:
     expected = digests.get(path.absolute().parent.name) if isinstance(digests, dict) else None
     if expected is not None and expected != digest(path):
         raise InvalidValue(
-            f"{path} has changed since it was prepared, as {manifest.name} in its folder says: prepare it again, or "
-            "move it to another folder"
+            f"{path} has changed since it was prepared (its digest is not the one in {manifest.name}): prepare it "
+            "again, or move it to another folder"
         )
 
 
 def _parse(line: bytes) -> Any:
+    """Parse a line of JSON strictly: Python's parser accepts half a surrogate pair or a NaN, which JSON cannot hold."""
     try:
-        # A strict parser: Python's own accepts half a surrogate pair or a NaN, which could not be written again.
         return from_json(line, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidValue(str(error).replace("at line 1 column", "in column")) from error
