@@ -41,6 +41,11 @@ def simulate(folder, seed=0, *, batches=8, length=LENGTH, move=0.05, parts=False
             drawn = torch.multinomial(sampler.softmax(-1).flatten(0, 1), 1, generator=g).view(len(z), -1, 1)
             reported = fault["reports"](z, batch) if "reports" in fault else sampler
             ids = fault.get("ids", same)(drawn, g)
+            if "ids" in fault:
+                # The trainer sees a changed token before the next one, whose logits are others.
+                follows_change = (ids != drawn).roll(1, 1)
+                follows_change[:, 0] = False
+                z = torch.where(follows_change, z + torch.randn(z.shape, generator=g), z)
             reward = fault.get("reward", even_share)(ids.squeeze(2), g)
             advantages = (reward.view(-1, GROUP) - reward.view(-1, GROUP).mean(1, keepdim=True)).flatten()
             old = logp_of(fault.get("old", same)(z, g), ids)

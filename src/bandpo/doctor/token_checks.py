@@ -1268,20 +1268,20 @@ def _describe_lost_gradient(first_pass: FirstPass) -> str:
     slopes = first_pass.advantage_slopes
     if len(slopes) < FEWEST_BATCHES:
         return ""
-    last = float(np.median([batch_slopes.last_loss for batch_slopes in slopes]))
-    others = float(np.median([batch_slopes.other_losses for batch_slopes in slopes]))
+    last_slope = float(np.median([batch_slopes.last_loss for batch_slopes in slopes]))
+    other_slope = float(np.median([batch_slopes.other_losses for batch_slopes in slopes]))
     lowest = sum(batch_slopes.is_lowest for batch_slopes in slopes)
     # The probability of each number of batches in which the last loss is the lowest by chance.
     probabilities = np.ones(1)
     for batch_slopes in slopes:
         probability = 1 / batch_slopes.losses
         probabilities = np.convolve(probabilities, [1 - probability, probability])
-    if float(probabilities[lowest:].sum()) > LOST_P or last > 2 * REMAINDER * others:
+    if float(probabilities[lowest:].sum()) > LOST_P or last_slope > 2 * REMAINDER * other_slope:
         return ""
     return (
-        f"log-probabilities of the last of {slopes[0].losses} micro-batches move with their advantages by {last:.2g} "
-        f"nats per unit of advantage, those of the others by {others:.2g}, and in {lowest} of {len(slopes)} batches "
-        "they move least: its gradient is lost"
+        f"log-probabilities of the last of {slopes[0].losses} micro-batches move with their advantages by "
+        f"{last_slope:.2g} nats per unit of advantage, those of the others by {other_slope:.2g}, and in {lowest} of "
+        f"{len(slopes)} batches they move least: its gradient is lost"
     )
 
 
