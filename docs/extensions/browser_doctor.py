@@ -34,7 +34,7 @@ SCRIPTS = '<script src="../explorer/chart.js"></script><script src="../{folder}/
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs."""
+    """Add Pyodide, the package and the example log to the site (an event of mkdocs)."""
     pyodide = _module(ROOT / "scripts/fetch_pyodide.py")
     missing = [name for name in pyodide.FILES if not (PYODIDE / name).is_file()]
     if missing:
@@ -65,7 +65,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Called by mkdocs."""
+    """Add the scripts and the security policy to the page that diagnoses a log (an event of mkdocs)."""
     if page.file.src_uri != PAGE:
         return output
     # The theme would ask the code host for the number of stars, which the policy forbids.

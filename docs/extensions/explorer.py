@@ -10,7 +10,7 @@ SHARED = ("uPlot.js", "uPlot.css", "uPlot-LICENSE", "bounds.js", "chart.js")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by mkdocs."""
+    """Add the files that the explorer shares with reports to the site (an event of mkdocs)."""
     for name in SHARED:
         files.append(File.generated(config, f"explorer/{name}", abs_src_path=str(PAGE / name)))
     return files

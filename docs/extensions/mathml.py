@@ -26,14 +26,14 @@ class MathML(Extension):
 
 
 def fence(source: str, *_: Any, **__: Any) -> str:
-    """A fenced ``math`` block, each formula after a blank line on a line of its own."""
+    """Return a fenced ``math`` block as HTML, with each formula that follows a blank line on its own line."""
     return "".join(
         f'<div class="formula">{convert(part, display="block")}</div>' for part in source.split("\n\n")
     )
 
 
 def on_config(config: Any) -> Any:
-    """Called by mkdocs: adds both to the Markdown of pages and of docstrings."""
+    """Add both syntaxes to the Markdown of pages and of docstrings (an event of mkdocs)."""
     config.markdown_extensions.append(MathML())
     settings = config.mdx_configs.setdefault("pymdownx.superfences", {})
     settings["custom_fences"] = [{"name": "math", "class": "math", "format": fence}]

@@ -1,4 +1,6 @@
-"""Any method as the custom loss of prime-rl, which only needs settings:
+"""Any method as the custom loss of prime-rl, which only needs settings.
+
+The settings are:
 
     [trainer.loss]
     type = "custom"
