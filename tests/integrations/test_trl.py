@@ -513,7 +513,7 @@ def test_warns_when_the_old_policy_is_of_other_tokens(tmp_path, monkeypatch):
         original(self, inputs, logp, entropy)
 
     monkeypatch.setattr(type(trainer), "_check_and_record", test_and_record)
-    with pytest.warns(BandWarning, match=r"shift: logp_old is \+1 tokens from logp"):
+    with pytest.warns(BandWarning, match=r"shift: logp_old is shifted by \+1 tokens against logp"):
         trainer.train()
 
 

@@ -300,6 +300,8 @@ def test_the_doctor_names_top_p_and_no_dropout(tmp_path):
     trainer = make(
         BandGRPOTrainer, BandGRPOConfig, tmp_path, sampled_from_a_part, method="IcePop()", top_p=0.9
     )
-    with pytest.warns(UserWarning, match=r"top-p: the engine is surer .* sample from the whole vocabulary"):
+    with pytest.warns(
+        UserWarning, match=r"top-p: the engine's probabilities are above .* sample from the whole vocabulary"
+    ):
         trainer.train()
     assert math.isfinite(trainer.state.log_history[-1].get("train_loss", 0.0))
