@@ -243,9 +243,10 @@ class Batch(NamedTuple):
 def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mask in float32, 1 for counted tokens and 0 for padding; all ones if it is None.
 
+    The values are only checked on the CPU. On an accelerator, every value other than 0 counts as 1.
+
     Raises:
-        ValueError: if the mask has another shape than ``logp``, or holds another value than 0 and 1. Values are read on
-            the CPU only.
+        ValueError: if the mask has another shape than ``logp``, or, on the CPU, holds a value other than 0 and 1.
     """
     if mask is None:
         return torch.ones_like(logp, dtype=torch.float32, requires_grad=False)

@@ -158,10 +158,15 @@ def _as_method(method: MethodLike) -> Method:
 
 
 def _check_token_independence(name: str, method: Method) -> None:
-    """Check that the gradient of a token does not depend on other tokens, since a sample of a table has one token.
+    """Check that a method can be compared on tables of logits, where each sample is a sequence of one token.
+
+    Args:
+        name: The name of the method, for errors.
+        method: The method.
 
     Raises:
-        ValueError: It does, or the method needs something that tables do not have.
+        ValueError: The gradient of a token depends on other tokens, or the method needs a quantity that tables do not
+            have, such as the age of the data.
     """
     check(method)
     for number in method.varying().values():

@@ -794,7 +794,7 @@ class _Comparison:
         return float((shares[informative] > NEARLY_ALL).mean()) if informative.any() else 0.0
 
     def _find_wrong_batches(self) -> _Departure | None:
-        """Find a batch before which advantages fit, and from which on they do not."""
+        """Find a batch such that the advantages before it fit, and those of this batch and the later ones do not."""
         for name, (expected, group) in self.candidates.items():
             informative = self.informative(expected)
             if informative.sum() < FEWEST_SEQUENCES:

@@ -1,4 +1,7 @@
-"""Statistics of a metric over a run: noise, blocks, change points and jumps. Only the standard library is needed."""
+"""Statistics of a metric over a run: noise, means of ten equal parts, change points and jumps.
+
+Only the standard library is needed.
+"""
 
 from __future__ import annotations
 

@@ -226,10 +226,12 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
     early = kl.values[:EARLY_ROWS]
     # The first row may be a mean over several steps, and then its KL is above 0 in any run. It is evidence if it is as
     # large as that of later rows.
-    is_level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
-    # If the KL grows from step to step, its cause is a policy that moves away fast.
+    is_as_large_as_later = (
+        len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
+    )
+    is_evidence = is_as_large_as_later or _begins_before_updates(course, setup)
+    # If the KL grows from step to step, the reference may be right, and the policy moves away from it fast.
     grows = max(early) > GROWTH * kl.values[0]
-    is_evidence = is_level or _begins_before_updates(course, setup)
     if kl.values[0] <= REFERENCE_KL or grows or not is_evidence:
         return finding
 
@@ -709,7 +711,7 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
 
 
 def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -> Finding:
-    """Check the mean length for truncation, for a log without the share of answers that are cut off.
+    """Check that answers are not cut off, by their mean length, if the log has no share of truncated answers.
 
     Args:
         course: The metrics of the run.
@@ -864,7 +866,7 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
     """Check that entropy does not collapse, or rise without bound.
 
     A policy rightly loses entropy as it learns which answers are rewarded. A collapse is therefore a fault only if the
-    reward does not rise. If the reward becomes flat, only the steps from there on count.
+    reward does not rise. If the reward becomes flat, only the steps after that count.
 
     Args:
         course: The metrics of the run.

@@ -107,7 +107,7 @@ def _check_role(name: str, role: Role, requested: Role | None) -> None:
     """Check that the requested role, if any, is the one of the set.
 
     Raises:
-        ValueError: It is another.
+        ValueError: The set has another role.
     """
     if requested not in (None, role):
         raise InvalidValue(

@@ -410,15 +410,15 @@ def reward(
     """Compute the rewards of a batch, as a reward function for TRL: ``reward_funcs=reward``.
 
     Once `SLOW_ANSWERS` of a batch have reached the grader's time limit, the limit of the others is `SHORT_LIMIT`. Once
-    `SLOW_ANSWERS_AT_SHORT_LIMIT` have reached that, the others are right only if they are the same text as the gold. A
-    warning is given then.
+    `SLOW_ANSWERS_AT_SHORT_LIMIT` have reached that, the others are right only if they are the same text as the gold. In
+    both cases a warning is given.
 
     Args:
         completions: Texts, or lists of messages of which the last is used.
-        answer: The gold answers; this and the next are columns that `bandpo-lab data prepare` writes.
-        data_source: The data sources; by default, all are mathematics.
+        answer: The gold answers, a column that `bandpo-lab data prepare` writes.
+        data_source: The data sources, another column that it writes; by default, all are mathematics.
         prompts: Texts, or lists of messages of which the last is used. Without prompts, an answer that only restates
-            its problem may be right.
+            its problem may be graded as right.
         **columns: Further columns, which are ignored.
 
     Returns:
