@@ -442,7 +442,11 @@ class Tokens(TokenData):
 
     @lazy_property
     def reported_ratio(self) -> Float[Tensor, "batch time"]:
-        """Compute the ratio that blocked tokens have in the loss: clipped, or at most the cap if bounds are costly."""
+        """Compute the ratio of blocked tokens in the value of the loss. It has no effect on the gradient.
+
+        It is the ratio clipped to the bounds. If the bounds need a numerical solver, it is the ratio itself, limited to
+        the rule's cap.
+        """
         if not self.rule.solves:
             return self.clipped
         # The square root of the largest float, so that sums of the loss stay finite.

@@ -700,7 +700,7 @@ def MASPO(sigma: float = 1.0, rarity: float = 0.3, gain: float = 0.03, loss: flo
 
 @_published("2603.16929")
 def MHPO() -> Method:
-    """Replace the clip by a bounded log-ratio ψ and a penalty ζ, the hazard, that grows with its distance from 0.
+    """Replace the clip by a bounded log-ratio ψ and a penalty ζ, the hazard, that grows as ψ moves away from 0.
 
     ``w = exp(ψ − ζ)/cosh²(log r/1.5)`` with ``ψ = 1.5·tanh(log r/1.5)`` and
     ``ζ = softplus(ψ)^1.5 + (softplus(−ψ)/0.8)²``. It is 0.265 at r = 1. The loss is averaged per sequence, then over

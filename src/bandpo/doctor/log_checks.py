@@ -38,17 +38,20 @@ FEW_STEPS = 8
 
 
 def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Finding]:
-    """Check the metrics of a run, and return the results: causes before their effects, then a plateau, then the clip.
+    """Check the metrics of a run.
 
     Args:
         rows: The log, one row per log step, as `bandpo.runs.logs.read_log` returns it.
         setup: The framework, method and settings of the run, as far as they are known.
 
     Returns:
-        The result of each check, passed and failed ones.
+        The result of each check, passed or failed. Checks for a cause come before those for its effects, and the checks
+        for a plateau of the reward and for the clip come last.
     """
     setup = setup or Setup()
     course = Course(rows)
+
+    # The course of the reward, on which the other checks depend.
     fall = _check_fall(course)
     fell = fall.ok is False
     flat = _find_flat_part(course)
@@ -57,6 +60,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
         reward, turn = flat
         flat_since = reward.steps[turn]
     solved = _is_solved(course)
+
     findings = [
         _check_numbers(course),
         _check_movement(course),
@@ -411,7 +415,7 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
 
 
 def _clip_shares(course: Course) -> Series:
-    """Return the share of clipped tokens over the steps, the sum of both sides where these are logged apart."""
+    """Return the share of clipped tokens at each step; the sum of both sides, if the log has one share for each."""
     if "clip" in course.names:
         return course.series("clip")
     names = [name for name in ("clip_high", "clip_low") if name in course.names]

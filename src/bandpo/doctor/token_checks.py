@@ -715,8 +715,8 @@ class _Mismatch:
         distance = np.abs(log_weight)
         far_share, far_weight = _few_far_tokens(log_weight)
         if not far_share or not self._is_unsampled(far_weight):
-            # If rounding in half precision hides them, such tokens still differ by at least a nat. Other experts would
-            # give many more tokens with smaller differences.
+            # Rounding in half precision may be as large as the first limit. Tokens that the engine did not sample still
+            # differ by at least a nat. If there are many smaller differences too, the cause is other experts.
             far_share, far_weight = _few_far_tokens(log_weight, farther_than=1.0)
             limit = max(ROUNDING_DISTANCE, 10 * float(np.median(distance)))
             beyond_rounding = float((distance > limit).mean())
@@ -742,13 +742,14 @@ class _Mismatch:
         return self.passed.failed("retokenised", cause)
 
     def _is_unsampled(self, far_weight: float) -> bool:
-        """Return whether the engine did not sample the tokens that differ widely.
+        """Return True if the engine did not sample the tokens that differ widely, but other tokens of the same text.
 
-        The trainer sees a changed word before the next token too, so the next token differs as well. Another expert at
-        one token leaves the next token as it is.
+        Then the token after each of them differs too, since the trainer computes its probability after another token
+        than the engine. If only other experts were used at a token, the next token agrees.
 
         Args:
-            far_weight: The mean of π_old/π_rollout over these tokens, which decides if too few tokens follow them.
+            far_weight: The mean of π_old/π_rollout over the tokens that differ widely. It decides if too few tokens
+                follow them.
         """
         if self.follower_share is None:
             return far_weight < UNSAMPLED_WEIGHT

@@ -210,7 +210,10 @@ def _read_math(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _read_choice(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a question with its choices, and the letter of the right choice; some sets number the choices."""
+    """Return a question with its lettered choices, and the letter of the right choice.
+
+    Some sets have numbers as labels. They are replaced by letters.
+    """
     question = _first(row, PROBLEM_COLUMNS, read_problem)
     right_label = _first(row, ANSWER_COLUMNS, read_answer)
     choices = row.get("choices")

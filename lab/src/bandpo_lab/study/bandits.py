@@ -380,10 +380,12 @@ class _Statistics:
             logp_all: The log-probabilities of all answers.
             stage: The stage of the training.
         """
+        # Advantages of winners in hard groups, 0 elsewhere, at each of their answers: (rows, decisions, samples).
         is_winner_of_hard = (batch.rewards > 0) * _in_hard_group(batch.rewards)
         hard = (batch.advantages * is_winner_of_hard)[:, None].expand_as(batch.logp_old)
         common = hard * (batch.logp_old >= math.log(RARE))
         self._hard += torch.stack([hard.sum((1, 2)), common.sum((1, 2))])
+
         self._rewards.append(batch.rewards.mean(-1))
         self._right.append(logp_all[:, stage.decision, 0].exp())
         self._entropy.append(-(logp_all.exp() * logp_all).sum(-1).mean(-1))
