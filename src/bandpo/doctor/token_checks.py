@@ -241,6 +241,7 @@ class _Trend:
     @property
     def grows_from_the_start(self) -> bool:
         """True if the figure grows from the first batch on, even while it is below the limit."""
+        # The correct batches but the first one, in which weights have not drifted apart yet.
         before = self.values[1 : self.start]
         if not len(before):
             return False

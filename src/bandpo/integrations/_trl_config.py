@@ -93,7 +93,7 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass
 class MethodSettings:
-    """Settings for every TRL config with a method in place of ``epsilon`` and ``epsilon_high``."""
+    """The settings that bandpo adds to a TRL config: a method, which replaces ``epsilon`` and ``epsilon_high``."""
 
     method: str | None = _setting(
         None,

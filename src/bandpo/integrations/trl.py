@@ -234,13 +234,14 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self.epsilon_high = epsilon
 
     def get_gamma_weights(self, *arguments: Any, **kwargs: Any) -> Tensor:
-        """Return φ of each token; TRL's own weights if the method is TRL's VESPO."""
+        """Return the weights that the hook computed in place of TRL's; TRL's own if the method is TRL's VESPO."""
         if self._token_weights is None:
             return super().get_gamma_weights(*arguments, **kwargs)
         token_weights = self._token_weights
         self._token_weights = None
         self._weights_taken = True
-        # From here on the loss aggregates and reports as without the hook.
+        # TRL's loss calls this before it reads loss_type for the aggregation and the metrics, so the user's loss_type
+        # is set again.
         self.loss_type = self._configured_loss_type
         return token_weights
 

@@ -238,7 +238,7 @@ class _Script:
         return True
 
     def _read_word_or_array(self, *, at_start: bool) -> list[Word]:
-        """Read the next words of a command, or assign an array, which gives none.
+        """Return the next words of a command. If an array is assigned here, store it and return no words.
 
         Args:
             at_start: True if an array may be assigned here.

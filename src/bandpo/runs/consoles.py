@@ -289,6 +289,7 @@ def _dictionary_at(text: str, start: int) -> dict[str, Any]:
         return {}
     metrics: dict[str, Any] = {}
     for key, value in content.items():
+        # A learning rate that is printed as 0.000 was rounded, so its value is unknown.
         is_zero = isinstance(value, str) and re.fullmatch(r"-?0\.0+", value)
         if is_zero and ROUNDED_TO_ZERO.search(str(key)):
             continue

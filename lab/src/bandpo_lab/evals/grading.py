@@ -214,6 +214,7 @@ class MathGrader:
             if batch_time and verdict.reason and time.monotonic() - start >= limit / 2:
                 batch_time.count_slow(limit, usual)
         else:
+            # The batch has used up its time: compare the texts, without SymPy.
             is_equal = answer == gold_form
             verdict = _Verdict(right=is_equal, answer=answer, reason=None if is_equal else "timeout")
 
