@@ -467,12 +467,13 @@ def _find_outlier(first_pass: FirstPass, tokens: Flags) -> str:
 def _describe_permutation(
     first_pass: FirstPass, first: Floats, second: Floats, tokens: Flags, outlier: str
 ) -> str:
-    """Describe the order of a column whose values belong to other tokens; return an empty text if there is none.
+    """Return whether rows or positions of a column are permuted, as a text; empty if there is no sign of it.
 
     Args:
         first_pass: The first pass.
         first: Log-probabilities (nats), (tokens,).
-        second: Log-probabilities (nats) that should belong to the same tokens, (tokens,).
+        second: Log-probabilities (nats) that should belong to the same tokens, (tokens,). It is permuted if many of its
+            values occur in ``first`` at another token of the same sequence, or of the same position in the batch.
         tokens: True for tokens to compare, (tokens,).
         outlier: The result of `_find_outlier`.
     """

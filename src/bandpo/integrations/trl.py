@@ -336,7 +336,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     # Logging.
 
     def _measure(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
-        """Accumulate the radii for the log, the audit, and the sums for the controllers."""
+        """Add the tokens of a loss to the logged radii, to the audit and to the sums for the controllers."""
         for path, band in bands(tokens.rule).items():
             radius = band.radius_for(tokens.logp_anchor)
             self._radii[path].append(_radius_statistics(radius, tokens.mask))

@@ -403,7 +403,7 @@ def _equal(variant: Variant, cases: Sequence[Case], tolerance: float) -> bool:
 
 
 def _factor(variant: Variant, case: Case, tolerance: float) -> float | None:
-    """Return the constant factor between both gradients; None if there is none."""
+    """Return the factor between the gradients of the loss and the variant; None if it differs between tokens."""
     expected = case.expected(variant)
     nonzero = case.compared & (expected != 0)
     if not nonzero.any():
