@@ -1,6 +1,6 @@
 """Worst relative error of the margins ``upper − 1`` and ``1 − lower``, per divergence and dtype.
 
-Against tests/oracle.py, over p from 1e−30 to 1 − 1e−7 and radii from 1e−4 to 1:
+The reference is tests/oracle.py, over p from 1e−30 to 1 − 1e−7 and radii from 1e−4 to 1:
 
     PYTHONPATH=src:tests python benchmarks/accuracy.py [points per divergence and dtype]
 """
@@ -26,9 +26,9 @@ def worst_error(
     device: str = "cpu",
     solve: Callable[..., RatioBounds] = ratio_bounds,
 ) -> tuple[float, float, float]:
-    """The largest relative margin error, and the log-probability and radius where it occurs.
+    """Return the largest relative margin error, and the log-probability and radius at which it occurs.
 
-    Points are rounded to ``dtype`` before either side sees them.
+    Points are rounded to ``dtype`` before they are passed to the solver and to the oracle.
     """
     triangular = FDivergence(lambda u: (u - 1) ** 2 / (u + 1))
     divergence = triangular if name == "triangular" else parse(name, Divergence)
@@ -40,9 +40,10 @@ def worst_error(
     bounds = solve(logp.to(device), divergence, radius.to(device))
     worst = (0.0, 0.0, 0.0)
     columns = (logp, radius, bounds.log_lower, bounds.log_upper)
-    for lp, r, lower, upper in zip(*(x.tolist() for x in columns), strict=True):
-        for got, exact in zip((-mp.expm1(lower), mp.expm1(upper)), oracle.margins(name, lp, r), strict=True):
-            worst = max(worst, (float(abs(got / exact - 1)), lp, r))
+    for lp, r, lower, upper in zip(*(column.tolist() for column in columns), strict=True):
+        margins = (-mp.expm1(lower), mp.expm1(upper))
+        for margin, exact in zip(margins, oracle.margins(name, lp, r), strict=True):
+            worst = max(worst, (float(abs(margin / exact - 1)), lp, r))
     return worst
 
 

@@ -1,11 +1,12 @@
-"""Measures on a GPU what a CPU cannot tell, in at most 20 minutes; writes JSON and renews docs/measured/benchmarks.md.
+"""Run the measurements that need a GPU, in at most 20 minutes; write JSON and update docs/measured/benchmarks.md.
 
     PYTHONPATH=src:tests python benchmarks/gpu_check.py                 # `make gpu-check`; needs CUDA
     PYTHONPATH=src:tests python benchmarks/gpu_check.py --small --output FILE
 
-Needs torch; a section whose packages are missing is skipped, and says so. Each section runs in a process of its own
-with a time of its own: what breaks or outlasts it leaves its traceback and its rows so far, and the others go on. The
-exit status is 1 if any section failed. ``--small`` is the same code on tiny sizes, on CUDA or on the CPU.
+Needs torch. A section whose packages are missing is skipped, and the output says so. Each section runs in its own
+process with its own time limit. A section that fails or exceeds the limit leaves its traceback and its rows so far, and
+the other sections still run. The exit status is 1 if any section failed. ``--small`` runs the same code with tiny
+sizes, on CUDA or on the CPU.
 """
 
 import argparse
@@ -33,22 +34,23 @@ PACKAGES = ("triton", "transformers", "trl", "liger-kernel", "verl")
 
 
 class Section(NamedTuple):
-    """A part of the measurement."""
+    """A section of the measurement."""
 
     name: str
     seconds: float
-    """It is stopped after these, its process's start included."""
+    """The time limit in seconds, which includes the start of the process."""
     needs: tuple[str, ...]
-    """Modules without which it is skipped."""
+    """The modules that the section needs. It is skipped if one is missing."""
     rows: Callable[[sections.Allowance, str], Iterator[dict[str, Any]]]
+    """A function of the time allowance and the device that yields the rows."""
 
 
 def plan(small: bool) -> list[Section]:
-    """All sections, whose seconds add up to less than 20 minutes."""
+    """Return all sections. Their time limits add up to less than 20 minutes."""
     if small:
         sizes = {"accuracy": 4, "tokens": (1024, 2048), "copied": 2**16, "rounds": 2, "habits": 1024}
         names = {"eager": ("KL()", "TotalVariation()"), "compiled": ("TotalVariation()",)}
-        backend = "eager"  # the whole of torch.compile but its last stage
+        backend = "eager"  # all stages of torch.compile but the last
         models = {"tiny": {"sequences": 2, "completion": 4, "rounds": 1}}
         head = {"vocabulary": 300, "tokens": 32, "width": 8, "rounds": 2, "compiled": False}
     else:
@@ -84,7 +86,7 @@ def plan(small: bool) -> list[Section]:
             for model, options in models.items()
         ),
         Section("head", 120, (), partial(sections.head, **head)),
-        # Last: the compiler may take longer than there is, and what it did not get to is listed.
+        # Last, because compilation may exceed the limit. Cases without time left are listed as skipped.
         Section(
             "accuracy",
             240,
@@ -94,12 +96,13 @@ def plan(small: bool) -> list[Section]:
     ]
 
 
-def measured(section: Section, device: str) -> dict[str, Any]:
-    """The section's rows, and how it ended: done, skipped (with the reason) or failed (with the traceback)."""
+def measure_section(section: Section, device: str) -> dict[str, Any]:
+    """Run a section, and return its rows and its status: done, skipped with a reason, or failed with a traceback."""
     missing = [module for module in section.needs if find_spec(module) is None]
     if missing:
         return {"status": "skipped", "reason": f"{', '.join(missing)} not installed", "rows": []}
-    begin, rows = time.monotonic(), []
+    rows = []
+    begin = time.monotonic()
     end = begin + section.seconds
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -109,9 +112,10 @@ def measured(section: Section, device: str) -> dict[str, Any]:
     status, error = "failed", f"stopped after its {section.seconds:g} s"
     try:
         while receiver.poll(max(0.0, end - time.monotonic())):
-            row, broken = receiver.recv()
+            row, row_error = receiver.recv()
             if row is None:
-                status, error = ("failed", broken) if broken else ("done", None)
+                status = "failed" if row_error else "done"
+                error = row_error
                 break
             rows.append(row)
             print(f"{section.name:10}", *(f"{k}={v}" for k, v in row.items()), flush=True)
@@ -121,12 +125,17 @@ def measured(section: Section, device: str) -> dict[str, Any]:
     child.join(5 if status == "done" else 0)
     child.kill()
     child.join()
-    found = {"status": status, "seconds": round(time.monotonic() - begin, 1), "rows": rows}
-    return found | ({"error": error} if error else {})
+    result = {"status": status, "seconds": round(time.monotonic() - begin, 1), "rows": rows}
+    if error:
+        result["error"] = error
+    return result
 
 
 def work(section: Section, device: str, end: float, sender: Any) -> None:
-    """In the section's process: sends pairs of row and None, then of None and the traceback or None."""
+    """Run a section in its own process, and send pairs of a row and an error.
+
+    Each row is sent with None. The last pair has no row, and the traceback if the section failed.
+    """
     warnings.simplefilter("ignore")
     if device == "cpu":
         torch.set_num_threads(1)
@@ -139,7 +148,7 @@ def work(section: Section, device: str, end: float, sender: Any) -> None:
 
 
 def full_stamp(device: str, small: bool) -> dict[str, Any]:
-    """`stamp`, the size, and the packages that matter."""
+    """Return `stamp` with the versions of CUDA and of the relevant packages, and the size."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -157,7 +166,10 @@ def main() -> None:
         "--small", action="store_true", help="tiny sizes, on CUDA if there is one, else on the CPU"
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="SECTION", help="measure these, keep the output's others"
+        "--only",
+        nargs="+",
+        metavar="SECTION",
+        help="measure these sections, and keep the other sections of the output",
     )
     parser.add_argument("--output", type=Path, default=gpu_check_docs.RESULTS)
     options = parser.parse_args()
@@ -172,22 +184,24 @@ def main() -> None:
         parser.error("--small measures nothing to publish; give another --output")
     results = {"stamp": full_stamp(device, options.small), "sections": {}}
     if options.only and options.output.exists():
-        before = json.loads(options.output.read_text())
-        if before["stamp"] | {"date": ""} != results["stamp"] | {"date": ""}:
+        earlier = json.loads(options.output.read_text())
+        if earlier["stamp"] | {"date": ""} != results["stamp"] | {"date": ""}:
             parser.error(
                 f"{options.output} holds another machine's or revision's results; give another --output"
             )
-        results["sections"] = before["sections"]
+        results["sections"] = earlier["sections"]
     options.output.parent.mkdir(parents=True, exist_ok=True)
     os.environ["HF_HUB_OFFLINE"] = "1"
     failed = []
     for name in options.only or planned:
-        found = results["sections"][name] = measured(planned[name], device)
-        print(f"{name}: {found['status']} {found.get('reason', '')}{found.get('error', '')}", flush=True)
+        result = measure_section(planned[name], device)
+        results["sections"][name] = result
+        print(f"{name}: {result['status']} {result.get('reason', '')}{result.get('error', '')}", flush=True)
         options.output.write_text(json.dumps(results, indent=1) + "\n")
-        failed += [name] * (found["status"] == "failed")
+        if result["status"] == "failed":
+            failed.append(name)
     if publishes:
-        gpu_check_docs.renew()
+        gpu_check_docs.update_page()
     if failed:
         sys.exit(f"error: failed: {', '.join(failed)}; see {options.output}")
 

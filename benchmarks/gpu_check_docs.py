@@ -1,7 +1,7 @@
-"""Writes what `gpu_check.py` measured into docs/measured/benchmarks.md, between its two marks.
+"""Write the results of `gpu_check.py` into docs/measured/benchmarks.md, between its two markers.
 
-python benchmarks/gpu_check_docs.py            # renews the page
-python benchmarks/gpu_check_docs.py --check    # exits with 1 where the page is not what the data say
+python benchmarks/gpu_check_docs.py            # updates the page
+python benchmarks/gpu_check_docs.py --check    # exits with 1 if the page does not match the results
 """
 
 import json
@@ -14,36 +14,38 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu_check.json"
 PAGE = ROOT / "docs" / "measured" / "benchmarks.md"
 START, END = "<!-- measured: benchmarks/gpu_check_docs.py -->\n", "<!-- end of measured -->\n"
 NOT_YET = "not yet measured"
-# The least share of copy bandwidth; the most, in units of what it is compared with.
-COPY_SHARE, TEXTBOOK_RATIO, STEP_RATIO = 0.8, 1.1, 1.01
+# The goals: at least this share of the copy bandwidth, and at most these ratios to the baselines.
+COPY_SHARE = 0.8
+TEXTBOOK_RATIO = 1.1
+STEP_RATIO = 1.01
 
 
 def table(header, rows):
-    """Markdown; the first column names the row."""
+    """Return a Markdown table with its first column left-aligned and the other columns right-aligned."""
     rules = ["---"] + ["---:"] * (len(header) - 1)
     lines = ([cell.replace("|", "\\|") for cell in cells] for cells in (header, rules, *rows))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def pivot(corner, cells):
-    """A table from a dictionary of dictionaries, column by row; what is missing is left empty."""
+    """Return a table of a dictionary of rows, each a dictionary by column. Missing cells are empty."""
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     rows = [[name, *(row.get(column, "") for column in columns)] for name, row in cells.items()]
     return table([corner, *columns], rows)
 
 
-def spread(against):
-    """A ratio with its quartiles and number of pairs."""
-    return f"{against['ratio']:.3f} ({against['low']:.3f} to {against['high']:.3f}, {against['pairs']} pairs)"
+def format_ratio(paired):
+    """Format a ratio with its quartiles and its number of pairs."""
+    return f"{paired['ratio']:.3f} ({paired['low']:.3f} to {paired['high']:.3f}, {paired['pairs']} pairs)"
 
 
 def gibibytes(peak):
-    """A number of bytes; a reason why there is none stays as it is."""
+    """Format a number of bytes in GiB; return a string, the reason for a missing number, unchanged."""
     return peak if isinstance(peak, str) else f"{peak / 2**30:.2f}"
 
 
-def judged(name, value, word, limit):
-    """A row: what was aimed at, what came out (None where nothing did), and whether that is good enough."""
+def goal_row(name, value, word, limit):
+    """Return a row of the table of goals: name, goal, measured value (None if not measured), and if it is met."""
     aim = [name, f"{word} {limit}"]
     if value is None:
         return [*aim, NOT_YET, ""]
@@ -52,34 +54,34 @@ def judged(name, value, word, limit):
 
 
 def goals(sections):
-    """What was aimed at, and whether it is met."""
+    """Return the table of the goals and their results."""
     compiled = [
         row
         for row in sections.get("speed", {}).get("rows", ())
         if row["what"] == "loss" and row.get("contestant", "").endswith(", compiled")
     ]
-    # Judged where the device is full; smaller batches are launches more than work.
+    # The goals are for the largest batch: for smaller ones, kernel launches dominate.
     most = max((row["tokens"] for row in compiled), default=0)
     largest = {row["contestant"]: row for row in compiled if row["tokens"] == most}
     band, textbook = (largest.get(f"{name}, compiled") for name in ("Band(KL(), 0.05)", "textbook clip 0.2"))
-    where = "compiled Band, forward and backward" + (f", {most:,} tokens" if most else "")
+    case = "compiled Band, forward and backward" + (f", {most:,} tokens" if most else "")
     ratio = band and textbook and band["seconds"] / textbook["seconds"]
     rows = [
-        judged(f"{where}: share of copy bandwidth", band and band["of_copy"], "at least", COPY_SHARE),
-        judged(f"{where}: times the compiled textbook clip", ratio, "at most", TEXTBOOK_RATIO),
+        goal_row(f"{case}: share of copy bandwidth", band and band["of_copy"], "at least", COPY_SHARE),
+        goal_row(f"{case}: times the compiled textbook clip", ratio, "at most", TEXTBOOK_RATIO),
     ]
     steps = [row for name, part in sections.items() if name.startswith("trl ") for row in part["rows"]]
     for row in steps:
         if row["arm"] != "GRPOTrainer":
             name = f"TRL step, {row['model']}, {row['arm']}: times GRPOTrainer's"
-            rows.append(judged(name, row["batch"]["ratio"], "at most", STEP_RATIO))
+            rows.append(goal_row(name, row["batch"]["ratio"], "at most", STEP_RATIO))
     if not steps:
-        rows.append(judged("TRL step: times GRPOTrainer's", None, "at most", STEP_RATIO))
+        rows.append(goal_row("TRL step: times GRPOTrainer's", None, "at most", STEP_RATIO))
     return table(["goal", "aim", "measured", "met"], rows)
 
 
 def speed(rows):
-    """Milliseconds, and the share of copy bandwidth."""
+    """Return the table of milliseconds and shares of the copy bandwidth."""
     cells = defaultdict(dict)
     for row in rows:
         if row["what"] == "copy":
@@ -95,24 +97,27 @@ def speed(rows):
 
 
 def habits(rows):
-    """How often each check came out how."""
-    outcomes, buffers = defaultdict(lambda: defaultdict(list)), {}
+    """Return the table of checks, with the number of losses for each outcome."""
+    outcomes = defaultdict(lambda: defaultdict(list))
+    buffers = {}
     for row in rows:
-        found = row["found"] if "found" in row else f"failed: {row['failed'].splitlines()[0]}"
-        if isinstance(found, float):
-            buffers[row["of"]] = {"peak, in tensors of the tokens' size": f"{found:.2f}"}
+        outcome = row["found"] if "found" in row else f"failed: {row['failed'].splitlines()[0]}"
+        if isinstance(outcome, float):
+            buffers[row["of"]] = {"peak, in tensors of the tokens' size": f"{outcome:.2f}"}
         else:
-            outcomes[row["check"]][str(found)].append(row["of"])
+            outcomes[row["check"]][str(outcome)].append(row["of"])
     cells = [
-        [check, "; ".join(f"{found} ({len(of)})" for found, of in by_outcome.items())]
+        [check, "; ".join(f"{outcome} ({len(losses)})" for outcome, losses in by_outcome.items())]
         for check, by_outcome in outcomes.items()
     ]
     text = table(["check", "outcome (of how many losses)"], cells)
-    return text + (f"\n\n{pivot('forward and backward, the gradient included', buffers)}" if buffers else "")
+    if buffers:
+        text += f"\n\n{pivot('forward and backward, the gradient included', buffers)}"
+    return text
 
 
 def trl(rows):
-    """The trainers by model."""
+    """Return the table of TRL's trainers for one model."""
     header = [
         "trainer",
         "s a batch",
@@ -125,7 +130,11 @@ def trl(rows):
         [
             row["arm"],
             f"{row['seconds']:.3f}",
-            *(["1", "1"] if row["arm"] == "GRPOTrainer" else [spread(row["batch"]), spread(row["update"])]),
+            *(
+                ["1", "1"]
+                if row["arm"] == "GRPOTrainer"
+                else [format_ratio(row["batch"]), format_ratio(row["update"])]
+            ),
             gibibytes(row["peak"]),
         ]
         for row in rows
@@ -134,7 +143,7 @@ def trl(rows):
 
 
 def head(rows):
-    """Time and memory by variant."""
+    """Return the table of time and memory by variant."""
     lead = "Vocabulary {vocabulary:,}, {tokens:,} tokens, width {width:,}, bfloat16.".format(**rows[0])
     cells = {
         row["variant"]: {"": row["skipped"]}
@@ -151,7 +160,7 @@ def head(rows):
 
 
 def accuracy(rows):
-    """Worst relative error of the margins."""
+    """Return the table of the worst relative errors of the margins."""
     cells = defaultdict(dict)
     for row in rows:
         cell = row.get("skipped") or f"{row['error']:.1e}"
@@ -170,53 +179,57 @@ BODIES = {"speed": speed, "habits": habits, "trl": trl, "head": head, "accuracy"
 
 
 def block(results):
-    """What stands between the marks, for the JSON of `gpu_check.py`, or None."""
+    """Return the text between the markers, from the JSON of `gpu_check.py` or, if there is none, from None."""
     if results is None:
         return f"On a GPU: {NOT_YET}."
     stamp = results["stamp"]
     packages = ("torch", "triton", "transformers", "trl", "liger-kernel", "verl")
     versions = ", ".join(f"{k} {stamp[k]}" for k in packages if stamp.get(k))
     size = "in the small form, whose times mean nothing" if stamp["small"] else "in full"
-    parts = [
+    paragraphs = [
         f"Measured on {stamp['device']} on {stamp['date']}, {size}, at revision {stamp['revision']}: {versions}.",
         goals(results["sections"]),
     ]
-    for name, found in results["sections"].items():
+    for name, section in results["sections"].items():
         kind, _, model = name.partition(" ")
-        ended = found["status"]
-        if ended == "skipped":
-            ended += f": {found['reason']}"
-        elif ended == "failed":
-            ended += f": {found['error'].strip().splitlines()[-1]}"
+        status = section["status"]
+        if status == "skipped":
+            status += f": {section['reason']}"
+        elif status == "failed":
+            status += f": {section['error'].strip().splitlines()[-1]}"
         else:
-            ended += f" in {found['seconds']:.0f} s"
-        parts.append(f"**{TITLES[kind]}{model and ', ' + model}** ({ended}).")
-        if found["rows"]:
-            parts.append(BODIES[kind](found["rows"]))
-    return "\n\n".join(parts)
+            status += f" in {section['seconds']:.0f} s"
+        paragraphs.append(f"**{TITLES[kind]}{model and ', ' + model}** ({status}).")
+        if section["rows"]:
+            paragraphs.append(BODIES[kind](section["rows"]))
+    return "\n\n".join(paragraphs)
 
 
-def renewed(page, results=RESULTS):
-    """The text of the page with what the data say, or that there are none."""
-    found = json.loads(results.read_text()) if results.exists() else None
-    before, start, rest = page.partition(START)
-    _, end, after = rest.partition(END)
+def updated_page(page, results=RESULTS):
+    """Return the text of the page with the results, or with a note that there are none.
+
+    Raises:
+        ValueError: if the page has no markers.
+    """
+    data = json.loads(results.read_text()) if results.exists() else None
+    before, start, marked = page.partition(START)
+    _, end, after = marked.partition(END)
     if not (start and end):
-        raise ValueError(f"the page has lost its marks {START.strip()} and {END.strip()}")
-    return f"{before}{START}\n{block(found)}\n\n{END}{after}"
+        raise ValueError(f"the page has no markers {START.strip()} and {END.strip()}; add them")
+    return f"{before}{START}\n{block(data)}\n\n{END}{after}"
 
 
-def renew():
+def update_page():
     """Write the page."""
-    PAGE.write_text(renewed(PAGE.read_text()))
+    PAGE.write_text(updated_page(PAGE.read_text()))
 
 
 def main():
-    """Renew or check."""
+    """Update the page, or check it with ``--check``."""
     if "--check" not in sys.argv:
-        renew()
-    elif renewed(PAGE.read_text()) != PAGE.read_text():
-        sys.exit(f"error: {PAGE} is not what the data say; run python benchmarks/gpu_check_docs.py")
+        update_page()
+    elif updated_page(PAGE.read_text()) != PAGE.read_text():
+        sys.exit(f"error: {PAGE} does not match the results; run python benchmarks/gpu_check_docs.py")
 
 
 if __name__ == "__main__":

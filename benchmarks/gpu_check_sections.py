@@ -1,4 +1,4 @@
-"""What `gpu_check.py` measures. Each section yields rows; what it cannot measure on a device is a row that says so."""
+"""The sections of `gpu_check.py`. Each yields rows. A case that cannot be measured yields a row with the reason."""
 
 import time
 import zlib
@@ -10,8 +10,8 @@ import torch
 from measuring import compete, paired, peak_growth
 
 ACCURACY = 1e-5  # the relative error of the margins that `ratio_bounds` promises in float32
-# float32, each tensor once. Bounds: read logp_old, write two bounds. Loss: forward reads logp, logp_old, advantages and
-# mask, and writes the slope; backward reads the slope and writes the gradient.
+# Bytes in float32 if each tensor is moved once. Bounds: read logp_old, write two bounds. Loss: the forward pass reads
+# logp, logp_old, advantages and mask, and writes the slope; the backward pass reads the slope and writes the gradient.
 BYTES_PER_TOKEN = {"bounds": 4 * 3, "loss": 4 * 7}
 NEEDS_CUDA, NO_TIME = "skipped: needs CUDA", "skipped: no time left"
 
@@ -54,12 +54,19 @@ MODELS = {
 
 
 class Allowance:
-    """The time of a section: another piece is begun while one as slow as the slowest so far would still fit."""
+    """The time limit of a section.
+
+    Args:
+        end: The end of the limit, by ``time.monotonic()``.
+    """
 
     def __init__(self, end):
-        self.end, self._began, self._slowest = end, None, 0.0
+        self.end = end
+        self._began = None
+        self._slowest = 0.0
 
     def another(self):
+        """Start another case; return False if one as slow as the slowest so far would exceed the limit."""
         moment = time.monotonic()
         if self._began is not None:
             self._slowest = max(self._slowest, moment - self._began)
@@ -68,7 +75,16 @@ class Allowance:
 
 
 def accuracy(allowance, device, *, points, backend, eager=None, compiled=None):
-    """The margins' worst relative error, by divergence; all of the oracle's unless names are given."""
+    """Yield the worst relative errors of the margins, by divergence.
+
+    Args:
+        allowance: The time limit.
+        device: The device of the solver.
+        points: The number of points for each divergence and dtype.
+        backend: The backend of torch.compile.
+        eager: The divergences for the eager solver; all of the oracle's if not given.
+        compiled: The divergences for the compiled solver; all of the oracle's if not given.
+    """
     import oracle
     from accuracy import worst_error
     from bandpo import ratio_bounds
@@ -93,7 +109,7 @@ def accuracy(allowance, device, *, points, backend, eager=None, compiled=None):
 
 
 def speed(allowance, device, *, tokens, copied, rounds, backend):
-    """Bounds and losses beside the time in which a copy moves the bytes that they must move."""
+    """Yield the times of bounds and losses, and their ratios to the time of a copy of the same number of bytes."""
     from speed import race
 
     source = torch.empty(copied, dtype=torch.uint8, device=device)
@@ -112,24 +128,24 @@ def speed(allowance, device, *, tokens, copied, rounds, backend):
 
 
 def habits(allowance, device, *, tokens, backend):
-    """What a loss must not do: wait for the device, compile anew, break a CUDA graph, take spare buffers."""
+    """Check that losses do not synchronise, recompile, break CUDA graphs or allocate extra buffers."""
     import lean
     from speed import LOSSES, batch, compiled
 
     failed = []
 
     def outcome(check, needs_cuda, run):
-        """``run`` returns None or what it found; it raises where the check fails."""
+        """Return the row of one check. ``run`` returns None or a measurement, and raises if the check fails."""
         if needs_cuda and device != "cuda":
             return check | {"found": NEEDS_CUDA}
         if not allowance.another():
             return check | {"found": NO_TIME}
         try:
-            found = run()
+            measurement = run()
         except Exception as error:
             failed.append(check)
             return check | {"failed": f"{type(error).__name__}: {error}"}
-        return check | {"found": "holds" if found is None else found}
+        return check | {"found": "holds" if measurement is None else measurement}
 
     def at_most_two_graphs(settings):
         graphs = lean.graphs_over_shapes(settings, device)
@@ -137,41 +153,48 @@ def habits(allowance, device, *, tokens, backend):
             raise AssertionError(f"{graphs} graphs for {len(lean.SHAPES)} shapes")
         return graphs
 
-    named = {", ".join(f"{k}={v}" for k, v in settings.items()): settings for settings in lean.SETTINGS}
-    for name, settings in named.items():
+    settings_by_name = {
+        ", ".join(f"{k}={v}" for k, v in settings.items()): settings for settings in lean.SETTINGS
+    }
+    for name, settings in settings_by_name.items():
         check = {"check": "no synchronisation", "of": name}
         yield outcome(check, True, partial(lean.run_without_synchronisation, settings))
         yield outcome({"check": "graphs", "of": name}, False, partial(at_most_two_graphs, settings))
     tensors = batch(tokens, device)
     for name, loss in LOSSES.items():
-        same = partial(equal_compiled, loss, compiled(loss, backend), tensors)
-        yield outcome({"check": "compiled equals eager", "of": name}, False, same)
+        check_equal = partial(check_compiled_equals_eager, loss, compiled(loss, backend), tensors)
+        yield outcome({"check": "compiled equals eager", "of": name}, False, check_equal)
         for mode, run in ((name, loss), (f"{name}, compiled", compiled(loss, backend))):
             yield outcome({"check": "peak buffers", "of": mode}, True, partial(peak_buffers, run, tensors))
     # Last, because a capture that fails may leave the device unusable.
-    for name, settings in named.items():
+    for name, settings in settings_by_name.items():
         check = {"check": "CUDA graph", "of": name}
         yield outcome(check, True, partial(lean.replay_as_a_cuda_graph, settings))
     if failed:
         raise AssertionError(f"{len(failed)} checks failed: {failed}")
 
 
-def equal_compiled(loss, compiled, tensors):
-    """Raises where the compiled loss or its gradient is another."""
+def check_compiled_equals_eager(loss, compiled, tensors):
+    """Check that a compiled loss has the value and the gradient of the eager one.
 
-    def both(run):
+    Raises:
+        AssertionError: if they differ.
+    """
+
+    def value_and_gradient(run):
         logp = tensors[0].detach().requires_grad_()
         value = run(logp, *tensors[1:])[0]
         return value.detach(), *torch.autograd.grad(value, logp)
 
-    (value, gradient), (expected, exact) = both(compiled), both(loss)
-    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)  # a mean in another order
-    # A ratio that is a rounding away from its bound may fall on either side of it.
+    value, gradient = value_and_gradient(compiled)
+    expected, exact = value_and_gradient(loss)
+    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)  # the order of the sums differs
+    # Rounding may put a ratio that is close to its bound on either side of it.
     torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-4 * exact.abs().max().item())
 
 
 def peak_buffers(loss, tensors):
-    """Peak memory of forward and backward, the gradient included, in tensors of the tokens' size."""
+    """Return the peak memory of forward and backward, gradient included, in multiples of the size of ``logp``."""
     logp = tensors[0].detach().requires_grad_()
 
     def run():
@@ -183,12 +206,12 @@ def peak_buffers(loss, tensors):
 
 
 def reward(completion_ids, **_):
-    """Differs within every group, so that no advantage is 0; random weights write nothing worth reading."""
+    """Return pseudo-random rewards that differ within each group, so that no advantage is 0."""
     return [zlib.crc32(str(ids).encode()) % 97 / 97 for ids in completion_ids]
 
 
 def random_weights(model, device):
-    """A model of one of the shapes, in bfloat16; its weights are drawn where they will be used."""
+    """Return a model of one of the `MODELS` with random bfloat16 weights, created on the device."""
     import transformers
 
     config_class, shape = MODELS[model]
@@ -199,14 +222,14 @@ def random_weights(model, device):
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
-def whole(found):
-    """Seconds of each batch."""
-    return [sum(updates) for updates in found]
+def batch_seconds(batches):
+    """Return the seconds of each batch, from lists of the seconds of its updates."""
+    return [sum(updates) for updates in batches]
 
 
-def later_updates(found):
-    """Seconds of each update but the batches' first, which generate and score too."""
-    return [seconds for updates in found for seconds in updates[1:]]
+def update_seconds(batches):
+    """Return the seconds of each update but the first of a batch, which includes generation and scoring."""
+    return [seconds for updates in batches for seconds in updates[1:]]
 
 
 def peak_or_reason(run, device):
@@ -214,8 +237,7 @@ def peak_or_reason(run, device):
 
 
 def trl_step(allowance, device, *, model, sequences, completion, rounds):
-    """A batch of GRPO (generation, scoring, four updates) on random weights in bfloat16, by all trainers in turn."""
-
+    """Yield the times of all trainers for batches of GRPO: generation, scoring and four updates in bfloat16."""
     from trainer_step import ARMS, batches, in_turn
 
     arguments = {
@@ -234,25 +256,25 @@ def trl_step(allowance, device, *, model, sequences, completion, rounds):
     }
     peaks = {arm: peak_or_reason(partial(batches, arm, 1, **arguments), device) for arm in ARMS}
     allowance.another()
-    for so_far in in_turn(rounds, 3, **arguments):
-        found = so_far
+    for batches_so_far in in_turn(rounds, 3, **arguments):
+        by_arm = batches_so_far
         if not allowance.another():
             break
-    stock = found["GRPOTrainer"]
-    for arm, own in found.items():
+    stock = by_arm["GRPOTrainer"]
+    for arm, measured in by_arm.items():
         yield {
             "model": model,
             "parameters": random_weights(model, "meta").num_parameters(),
             "arm": arm,
-            "seconds": median(whole(own)),
-            "batch": paired(whole(own), whole(stock)),
-            "update": paired(later_updates(own), later_updates(stock)),
+            "seconds": median(batch_seconds(measured)),
+            "batch": paired(batch_seconds(measured), batch_seconds(stock)),
+            "update": paired(update_seconds(measured), update_seconds(stock)),
             "peak": peaks[arm],
         }
 
 
 def head(allowance, device, *, vocabulary, tokens, width, rounds, compiled):
-    """Band's loss from hidden states: full logits, `linear_logp`, and what else is installed, in bfloat16."""
+    """Yield time and memory of Band's loss from hidden states in bfloat16, by the variants of `linear_logp.py`."""
     from linear_logp import one_pass, variants
 
     for name, loss in variants(compiled, device).items():

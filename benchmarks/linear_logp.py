@@ -2,9 +2,9 @@
 
     python benchmarks/linear_logp.py [--tokens 4096] [--vocabulary 152000] [--width 896] [--threads 1 2]
 
-Each variant is one forward and backward pass in a process of its own. Memory is the growth of that process's peak
-resident set over what it was before the pass, so inputs and the head are not counted, their gradients are. Time is
-processor time. What is not installed is left out.
+Each variant is one forward and backward pass in a separate process. Memory is the growth of the peak resident set
+during the pass: it includes the gradients of inputs and head, but not these themselves. Time is processor time.
+Packages that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def fused(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
     return policy_loss(linear_logp(hidden, head, ids), **batch).loss
 
 
-def dead(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
-    """70 % of the tokens do not count, in every sequence: as where 70 % of the groups have one reward."""
+def mostly_masked(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    """Compute the loss with 70 % of each sequence masked, as if 70 % of the groups had advantages of 0."""
     mask = torch.arange(ids.shape[1], device=ids.device) < 0.3 * ids.shape[1]
     return fused(hidden, head, ids, **batch, mask=mask.expand_as(ids))
 
 
-def ligers(compiled: bool) -> Loss:
-    """Liger's own loss, which knows one clip; ``compiled`` is its default."""
+def liger(compiled: bool) -> Loss:
+    """Return Liger's loss, which supports only its own clip. ``compiled=True`` is its default."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     loss_fn = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="bnpo", compiled=compiled)
@@ -55,8 +55,8 @@ def ligers(compiled: bool) -> Loss:
     return loss
 
 
-def trls(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
-    """The head of TRL 1.16, with its own chunk."""
+def trl_head(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    """Compute the loss with the head of TRL 1.16 and its chunk size."""
     from trl.kernels import ChunkedLogProbFunction
 
     outputs = ChunkedLogProbFunction.apply(
@@ -65,29 +65,36 @@ def trls(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
     return policy_loss(outputs[0].view(ids.shape), **batch).loss
 
 
-def verls(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
-    """The Triton kernels of ``use_fused_kernels``."""
+def verl_head(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    """Compute the loss with the Triton kernels of verl's ``use_fused_kernels``."""
     from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
 
     return policy_loss(linear_cross_entropy(hidden, head, ids, 1.0, "none")[0].view(ids.shape), **batch).loss
 
 
 def variants(compiled: bool, device: str = "cpu") -> dict[str, Loss]:
-    """Losses by name, of the packages that are here."""
-    found: dict[str, Loss] = {"full logits": textbook, "linear_logp": fused, "linear_logp, 70 % dead": dead}
+    """Return the losses of the installed packages by name."""
+    losses: dict[str, Loss] = {
+        "full logits": textbook,
+        "linear_logp": fused,
+        "linear_logp, 70 % dead": mostly_masked,
+    }
     if find_spec("liger_kernel"):
-        found["Liger"] = ligers(compiled)
+        losses["Liger"] = liger(compiled)
     if find_spec("trl") and find_spec("trl.kernels"):
-        found["TRL"] = trls
+        losses["TRL"] = trl_head
     if find_spec("verl") and device == "cuda":
-        found["verl"] = verls
-    return found
+        losses["verl"] = verl_head
+    return losses
 
 
 def one_pass(
     loss_fn: Loss, vocabulary: int, tokens: int, width: int, device: str, dtype: torch.dtype
 ) -> Callable[[], tuple[float, float]]:
-    """A function that does forward and backward and returns the loss and the gradient's norm; inputs are made here."""
+    """Create random inputs, and return a function that runs forward and backward on them.
+
+    The function returns the loss and the norm of the gradient by ``hidden``.
+    """
     torch.manual_seed(0)
     shape = (SEQUENCES, tokens // SEQUENCES)
     options = {"device": device, "dtype": dtype}
@@ -95,13 +102,14 @@ def one_pass(
     head = torch.randn(vocabulary, width, **options).div_(width**0.5).requires_grad_()
     ids = torch.randint(vocabulary, shape, device=device)
     batch = {
-        # About those of the random head, so that some ratios lie inside the bounds and some do not.
+        # Close to the log-probabilities of the random head, so that some ratios lie inside the bounds and some outside.
         "logp_old": -math.log(vocabulary) - torch.rand(shape, device=device),
         "advantages": torch.randn(SEQUENCES, device=device),
     }
 
     def run() -> tuple[float, float]:
-        hidden.grad = head.grad = None
+        hidden.grad = None
+        head.grad = None
         loss = loss_fn(hidden, head, ids, **batch)
         loss.backward()
         assert hidden.grad is not None
@@ -111,11 +119,13 @@ def one_pass(
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Print MiB of growth, seconds, the loss and its gradient's norm."""
+    """Measure one variant, and print the growth of memory, the time, the loss and the norm of its gradient."""
     torch.set_num_threads(options.threads[0])
-    loss_fn, dtype = variants(compiled=False)[options.variant], getattr(torch, options.dtype[0])
+    loss_fn = variants(compiled=False)[options.variant]
+    dtype = getattr(torch, options.dtype[0])
     one_pass(loss_fn, 100, SEQUENCES, 64, "cpu", dtype)()  # loads libraries and thread pools
-    run, outcome = one_pass(loss_fn, options.vocabulary, options.tokens, options.width, "cpu", dtype), []
+    run = one_pass(loss_fn, options.vocabulary, options.tokens, options.width, "cpu", dtype)
+    outcome = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = time_of(lambda: outcome.append(run()), "cpu")
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -145,8 +155,8 @@ def main() -> None:
         for threads in options.threads:
             for variant in variants(compiled=False):
                 sizes = [f"--{n}={getattr(options, n)}" for n in ("tokens", "vocabulary", "width")]
-                one = [f"--dtype={dtype}", f"--threads={threads}", f"--variant={variant}", *sizes]
-                subprocess.run([sys.executable, __file__, *one], check=True)
+                arguments = [f"--dtype={dtype}", f"--threads={threads}", f"--variant={variant}", *sizes]
+                subprocess.run([sys.executable, __file__, *arguments], check=True)
 
 
 if __name__ == "__main__":

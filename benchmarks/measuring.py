@@ -1,4 +1,4 @@
-"""Clocks, turns, peaks and stamps: what the benchmarks share."""
+"""Helpers of the benchmarks: clocks, comparisons, peak memory and the description of the machine."""
 
 import platform
 import statistics
@@ -13,7 +13,7 @@ import bandpo
 
 
 def now(device):
-    """Seconds: this process's own processor time on the CPU; on CUDA the wall clock, once all work is done."""
+    """Return seconds: the processor time of this process on the CPU; on CUDA the wall clock after synchronising."""
     if device == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -21,7 +21,7 @@ def now(device):
 
 
 def time_of(run, device):
-    """Seconds of one call. On CUDA between two events, so a wait for the host counts."""
+    """Return the seconds of one call. On CUDA they are measured between two events and include waits for the host."""
     if device == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -35,9 +35,10 @@ def time_of(run, device):
 
 
 def compete(contestants, device, rounds):
-    """Median seconds of each, taking turns."""
+    """Return the median seconds of each contestant. The contestants run in turn, after two warm-up calls each."""
     for run in contestants.values():
-        run(), run()
+        run()
+        run()
     times = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, run in contestants.items():
@@ -46,14 +47,14 @@ def compete(contestants, device, rounds):
 
 
 def paired(seconds, stock):
-    """Median and quartiles of the ratios, pair by pair."""
+    """Return the median and the quartiles of the pairwise ratios of ``seconds`` to ``stock``."""
     ratios = sorted(a / b for a, b in zip(seconds, stock, strict=True))
     low, high = ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]
     return {"ratio": statistics.median(ratios), "low": low, "high": high, "pairs": len(ratios)}
 
 
 def peak_growth(run):
-    """Bytes by which CUDA's allocator rose, at the most, above what it held before the call."""
+    """Return the peak growth of CUDA's allocated memory during a call, in bytes."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -63,7 +64,7 @@ def peak_growth(run):
 
 
 def stamp(device):
-    """When, of what, on what."""
+    """Return the date, the revision, the version of torch and the device of a measurement."""
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude=*"],
         cwd=Path(__file__).parent,

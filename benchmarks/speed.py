@@ -1,9 +1,9 @@
-"""What bounds and losses cost, as ratios within one run; appends to a CSV.
+"""Measure the time of bounds and losses as ratios within one run, and append it to a CSV.
 
     python benchmarks/speed.py [--tokens 65536 1048576] [--device cpu] [--output benchmarks/speed.csv]
 
-Contestants take turns, so that a machine whose speed drifts slows all of them; on a CPU one thread's processor time
-is read, so that other processes do not count. The ratio of medians is what to quote.
+Contestants run in turn, so that a drift of the machine's speed affects all of them alike. On a CPU, the processor time
+of one thread is measured, so that other processes do not count. Quote the ratios of medians.
 
 - bounds: `ratio_bounds` for each divergence, both sides, eager and under torch.compile, beside a plain bisection of 50
   steps on each side, eager.
@@ -28,15 +28,16 @@ RADIUS = 0.05
 
 
 def bisection(logp):
-    """KL bounds by 50 halvings on each side, without a data-dependent stop."""
+    """Compute KL bounds by 50 bisection steps on each side, without a data-dependent stop."""
     p = logp.exp()
 
     def root(inside, outside):
         for _ in range(50):
             middle = (inside + outside) / 2
-            spent = -p * middle.log() - (1 - p) * ((1 - middle * p) / (1 - p)).log()
-            feasible = spent <= RADIUS
-            inside, outside = torch.where(feasible, middle, inside), torch.where(feasible, outside, middle)
+            divergence = -p * middle.log() - (1 - p) * ((1 - middle * p) / (1 - p)).log()
+            feasible = divergence <= RADIUS
+            inside = torch.where(feasible, middle, inside)
+            outside = torch.where(feasible, outside, middle)
         return inside
 
     one = torch.ones_like(p)
@@ -55,7 +56,7 @@ def textbook_clip(logp, logp_old, advantages, mask):
 
 
 def method_loss(method):
-    """Loss and metrics: what is returned, a compiled loss has to compute."""
+    """Return the loss of a method, with metrics, which a compiled loss then has to compute too."""
     return partial(policy_loss, method=as_method(method), packed=False)
 
 
@@ -84,7 +85,7 @@ LOSSES = {"textbook clip 0.2": textbook_clip, **{name: method_loss(name) for nam
 
 @cache
 def compiled(run, backend):
-    """Once for all sizes: dynamo gives up on a function that it has compiled too often."""
+    """Compile a function once for all sizes, because dynamo limits the recompilations of a function."""
     return torch.compile(run, dynamic=True, backend=backend)
 
 
@@ -117,7 +118,7 @@ def loss_contest(tokens, device, backend="inductor"):
 
 
 def packed_contest(tokens, device, backend="inductor"):
-    """The same sequences padded to the longest, and packed; ``tokens`` of them count."""
+    """Return the losses of the same sequences padded and packed. About ``tokens`` tokens are not padding."""
     runs = {}
     for padding in PADDING:
         width = 1024
@@ -145,7 +146,7 @@ CONTESTS = {"loss": loss_contest, "bounds": bounds_contest, "packed": packed_con
 
 
 def race(what, tokens, device, rounds, backend="inductor"):
-    """Median seconds of each contestant, and how many times the baseline's they are, one after the other."""
+    """Yield for each contestant its row, its median seconds, and their ratio to the baseline's."""
     baseline, contestants = CONTESTS[what](tokens, device, backend)
     seconds = compete(contestants, device, rounds)
     for name, value in seconds.items():
@@ -163,17 +164,18 @@ def main():
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("speed.csv"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    stamped, rows = stamp(options.device), []
+    metadata = stamp(options.device)
+    rows = []
     for tokens in options.tokens:
         for what in options.only:
             for row, seconds, ratio in race(what, tokens, options.device, options.rounds):
                 milliseconds = f"{seconds * 1e3:.3f}"
-                rows.append({**stamped, **row, "milliseconds": milliseconds, "ratio": f"{ratio:.4f}"})
+                rows.append({**metadata, **row, "milliseconds": milliseconds, "ratio": f"{ratio:.4f}"})
                 print(f"{what:6} {tokens:8} {row['contestant']:30} {milliseconds:>10} ms   {ratio:8.3f}")
-    new = not options.output.exists()
+    is_new = not options.output.exists()
     with options.output.open("a", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
-        if new:
+        if is_new:
             writer.writeheader()
         writer.writerows(rows)
 

@@ -1,9 +1,9 @@
-"""What Band adds to a TRL step: BandGRPOTrainer against GRPOTrainer on the embedded task.
+"""Measure the overhead of Band in a TRL step: BandGRPOTrainer against GRPOTrainer on the embedded task.
 
     python benchmarks/trainer_step.py [--batches 60] [--model embedded|30M] [--batch-size 8] [--record]
 
-The trainers start from the same weights and seed and make their updates in turn, one update each, so that a machine
-whose speed drifts slows all of them. A batch is one generation, its scoring and 8 updates. Prints the median processor
+The trainers start from the same weights and seed and make one update each in turn, so that a drift of the machine's
+speed affects all of them alike. A batch is one generation, its scoring and 8 updates. Prints the median processor
 time of a batch, and the median ratio to that of the stock trainer with a 95 % interval over the batches.
 """
 
@@ -25,7 +25,7 @@ from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPO
 from bandpo_lab.tasks import multiplication
 from measuring import now
 
-# The first is what the others are measured by.
+# The first one is the baseline.
 ARMS = {
     "GRPOTrainer": (GRPOTrainer, GRPOConfig, {}),
     "BandGRPOTrainer": (BandGRPOTrainer, BandGRPOConfig, {"audit_steps": 1}),
@@ -48,34 +48,35 @@ SETTINGS = {
 
 
 class Recorded(AuditedGRPOTrainer):
-    """Stock training with all that the doctor does: audit, tests, gradient check and record."""
+    """TRL's trainer with all checks of the doctor: audit, tests, gradient check and record."""
 
     record = tempfile.mkdtemp()
 
 
 def random_30m():
-    """Random weights in the embedded model's vocabulary: 8 layers of width 512."""
+    """Return a model of 8 layers of width 512 with random weights and the embedded model's vocabulary."""
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(multiplication.base_model_path())
     config.update(
         {"hidden_size": 512, "intermediate_size": 1792, "num_attention_heads": 8, "num_key_value_heads": 8}
     )
-    config.num_hidden_layers, config.layer_types = 8, config.layer_types[:1] * 8
+    config.num_hidden_layers = 8
+    config.layer_types = config.layer_types[:1] * 8
     config.head_dim = 64
     return AutoModelForCausalLM.from_config(config)
 
 
-def varied(completions, **_):
-    """A reward that differs within a group, so that there is a gradient."""
+def varied_reward(completions, **_):
+    """Return rewards that differ within a group, so that there is a gradient."""
     return [len(text) % 7 + 0.1 * (k % 3) for k, text in enumerate(completions)]
 
 
 class Clock(TrainerCallback):
-    """Reads the clock when an optimiser step begins, and at the end of training.
+    """A callback that measures the seconds of each optimizer step.
 
     Args:
-        device: Whose clock.
-        pause: Called between two readings; the time that it takes is not counted.
+        device: The device whose clock is read.
+        pause: A function to call between two steps. Its time is not counted.
     """
 
     def __init__(self, device, pause=lambda: None):
@@ -98,7 +99,7 @@ class Clock(TrainerCallback):
 
 
 class Turns:
-    """Lets several threads run one at a time, in a fixed order, each with a random state of its own."""
+    """A lock with which threads run one at a time, in a fixed order, each with its own random state."""
 
     def __init__(self, threads):
         self.condition = threading.Condition()
@@ -110,7 +111,7 @@ class Turns:
             self.condition.wait_for(lambda: self.waiting[0] == thread)
 
     def next(self, thread):
-        """Let the other threads have their turns, and return when it is this thread's again."""
+        """Let each other thread take its turn, and return when it is this thread's turn again."""
         random_state = torch.get_rng_state()
         with self.condition:
             self.waiting.append(self.waiting.pop(0))
@@ -119,20 +120,23 @@ class Turns:
         torch.set_rng_state(random_state)
 
     def end(self):
-        """Leave the turns to the other threads."""
+        """Leave all further turns to the other threads."""
         with self.condition:
             self.waiting.pop(0)
             self.condition.notify_all()
 
 
 def batches(arm, batches, *, make_model, reward, device="cpu", pause=lambda: None, **settings):
-    """Seconds of each update, one list a batch; generation and scoring are part of a batch's first update."""
-    trainer_class, config_class, own = ARMS[arm]
+    """Train with one arm, and return the seconds of each update, as one list per batch.
+
+    The first update of a batch includes generation and scoring.
+    """
+    trainer_class, config_class, arm_settings = ARMS[arm]
     settings = SETTINGS | settings
     per_batch = settings["steps_per_generation"] * settings["num_iterations"]
     clock = Clock(device, pause)
     with tempfile.TemporaryDirectory() as folder:
-        settings |= {"use_cpu": device == "cpu", "max_steps": batches * per_batch} | own
+        settings |= {"use_cpu": device == "cpu", "max_steps": batches * per_batch} | arm_settings
         trainer = trainer_class(
             model=make_model(),  # a new one, because trainers leave their hooks on it
             reward_funcs=reward,
@@ -151,11 +155,11 @@ def batches(arm, batches, *, make_model, reward, device="cpu", pause=lambda: Non
 
 
 def interleaved(number, **arguments):
-    """Seconds of each batch by each arm, whose updates are made in turn; the first batch warms up and is left out.
+    """Return the seconds of each batch by arm. The arms make their updates in turn, and the first batch is dropped.
 
     Args:
-        number: Of batches.
-        **arguments: Of `batches`.
+        number: The number of batches.
+        **arguments: Arguments of `batches`.
     """
     turns = Turns(len(ARMS))
     seconds = {}
@@ -163,8 +167,8 @@ def interleaved(number, **arguments):
     def train(thread, arm):
         turns.begin(thread)
         try:
-            made = batches(arm, number + 1, pause=lambda: turns.next(thread), **arguments)
-            seconds[arm] = [sum(updates) for updates in made[1:]]
+            measured = batches(arm, number + 1, pause=lambda: turns.next(thread), **arguments)
+            seconds[arm] = [sum(updates) for updates in measured[1:]]
         finally:
             turns.end()
 
@@ -177,10 +181,10 @@ def interleaved(number, **arguments):
 
 
 def in_turn(rounds, number, **arguments):
-    """Yields, after each round, all batches of all rounds so far: a dictionary of lists by arm.
+    """Yield, after each round, the batches of all rounds so far: a dictionary of lists by arm.
 
-    One trainer is in memory at a time. The first batch of each run warms up and is left out. Who begins changes from
-    round to round.
+    One trainer is in memory at a time. The first batch of each run is a warm-up and is dropped. The arm that starts
+    changes from round to round.
     """
     updates = {arm: [] for arm in ARMS}
     for k in range(rounds):
@@ -221,10 +225,10 @@ def main():
     }[options.model]
     if options.batch_size is not None:
         settings = settings | {"per_device_train_batch_size": options.batch_size, "num_generations": 8}
-    seconds = interleaved(options.batches, make_model=make_model, reward=varied, **settings)
-    stock, *others = ARMS
+    seconds = interleaved(options.batches, make_model=make_model, reward=varied_reward, **settings)
+    stock, *other_arms = ARMS
     print(f"{stock}: {statistics.median(seconds[stock]):.4f} s a batch")
-    for arm in others:
+    for arm in other_arms:
         ratios = np.divide(seconds[arm], seconds[stock])
         interval = scipy.stats.bootstrap((ratios,), np.median, rng=0).confidence_interval
         print(

@@ -15,10 +15,10 @@ SEEDS = {"train": 0, "eval": 1}
 
 
 def dataset(split: Split, n: int) -> Dataset:
-    """``n`` prompts with their answers; the problems of the two splits do not overlap.
+    r"""``n`` prompts with their answers; the problems of the two splits do not overlap.
 
     >>> dataset("train", 1)[0]
-    {'prompt': '25 * 8 = 200\\n22 * 3 = 66\\n62 * 9 =', 'answer': '558'}
+    {'prompt': '25 * 8 = 200\n22 * 3 = 66\n62 * 9 =', 'answer': '558'}
     """
     from datasets import Dataset
 
@@ -38,9 +38,9 @@ def dataset(split: Split, n: int) -> Dataset:
 
 
 def reward(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> list[float]:
-    """1.0 where the first line of a completion is the answer.
+    r"""1.0 where the first line of a completion is the answer.
 
-    >>> reward([" 84\\n13 *", " 840", "84 apples"], ["84"] * 3)
+    >>> reward([" 84\n13 *", " 840", "84 apples"], ["84"] * 3)
     [1.0, 0.0, 0.0]
     """
     return [

@@ -18,9 +18,9 @@ from pages import ROOT
 
 def test_the_page_says_what_the_data_say_and_these_are_of_a_full_run_on_a_gpu(tmp_path):
     page = gpu_check_docs.PAGE.read_text()
-    assert gpu_check_docs.renewed(page) == page
-    with pytest.raises(ValueError, match="has lost its marks"):
-        gpu_check_docs.renewed("# Benchmarks\n", tmp_path / "none.json")
+    assert gpu_check_docs.updated_page(page) == page
+    with pytest.raises(ValueError, match="has no markers"):
+        gpu_check_docs.updated_page("# Benchmarks\n", tmp_path / "none.json")
     results = gpu_check_docs.RESULTS
     stamp = json.loads(results.read_text())["stamp"] if results.exists() else None
     assert stamp is None or (stamp["cuda"] and not stamp["small"])
@@ -61,7 +61,7 @@ def ends(allowance, device):
     ids=["raises", "dies", "too slow", "skipped"],
 )
 def test_a_section_that_breaks_leaves_its_rows_and_its_error(rows, seconds, needs, expected):
-    found = gpu_check.measured(gpu_check.Section("x", seconds, needs, rows), "cpu")
+    found = gpu_check.measure_section(gpu_check.Section("x", seconds, needs, rows), "cpu")
     assert "Traceback" in found.get("error", "") or rows is not raises
     for key, value in expected.items():
         assert found[key] == value or (key == "error" and value in found[key])
@@ -173,7 +173,7 @@ def test_the_small_form_runs_to_its_end(tmp_path):
     if not torch.cuda.is_available():
         reasons = {row["found"] for row in found["habits"]["rows"] if row["check"] == "CUDA graph"}
         assert reasons == {"skipped: needs CUDA"}
-    page = gpu_check_docs.renewed(gpu_check_docs.PAGE.read_text(), output)
+    page = gpu_check_docs.updated_page(gpu_check_docs.PAGE.read_text(), output)
     assert results["stamp"]["device"] in page
     tables = re.findall(r"(?:^\|.*\n)+", page.split(gpu_check_docs.START)[1], re.M)
     assert all(len({line.count("|") for line in table.splitlines()}) == 1 for table in tables)

@@ -39,7 +39,7 @@ FIRST_BROKEN_BATCH = 3
 
 @dataclass(frozen=True)
 class Setting:
-    """What varies between runs."""
+    """The settings that vary between runs."""
 
     seed: int = 0
     group: int = 8
@@ -47,26 +47,26 @@ class Setting:
     batches: int = 6
     updates: int = 2
     processes: int = 1
-    """Processes, each of which records its sequences in a file of its own."""
+    """The number of processes. Each records its sequences in its own file."""
     length: int = 16
     reward: str = "dense"
     """One of `REWARDS`."""
     judge_noise: float = 0.0
-    """Standard deviation of noise in the reward."""
+    """The standard deviation of the noise in the reward."""
     estimator: str = "GRPO"
     """One of `ESTIMATORS`."""
     holes: bool = False
-    """Whether the mask leaves out tokens within an answer, as of a tool's output."""
+    """True if the mask excludes some tokens within an answer, as it does for the output of a tool."""
     rewards_known: bool = True
-    """Whether reward and group are recorded."""
+    """True if rewards and groups are recorded."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong."""
+    """A fault that `train` introduces, and the diagnosis that counts as right."""
 
     codes: tuple[str, ...]
-    """Codes of which the first finding must be one."""
+    """The first finding must have one of these codes."""
     cause: str
     """A regular expression that the cause must match."""
     rewards: tuple[str, ...] = ()
@@ -150,15 +150,15 @@ class Batch:
     """One per sequence, or per token, (sequences,) or (sequences, time)."""
     truncated: Tensor
     process: Tensor
-    """The process that each sequence is of, (sequences,)."""
+    """The number of the process that generated each sequence, (sequences,)."""
 
     def select(self, rows: Tensor) -> Batch:
-        """Return some of the sequences."""
+        """Return the batch of the sequences with these indices."""
         return Batch(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 class Policy(torch.nn.Module):
-    """Logits from the token before, plus a bias that the prompt gives."""
+    """A bigram policy: logits from the previous token, plus a bias computed from the prompt."""
 
     def __init__(self, g: torch.Generator):
         super().__init__()
@@ -169,7 +169,7 @@ class Policy(torch.nn.Module):
         self.of_prompt = torch.nn.Parameter(0.7 * torch.randn(VOCABULARY, VOCABULARY, generator=g))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return log-probabilities of the next token at each place, (sequences, time, vocabulary)."""
+        """Return the log-probabilities of the next token at each position, (sequences, time, vocabulary)."""
         bias = self.of_prompt[ids[:, :PROMPT_LENGTH]].mean(1, keepdim=True)
         logits = self.table[ids] + bias
         return logits.log_softmax(-1)
@@ -189,7 +189,7 @@ def generate(policy: Policy, prompts: Tensor, length: int, g: torch.Generator) -
 
 
 def rewards_of(answers: Tensor, setting: Setting, fault: str, g: torch.Generator) -> Tensor:
-    """Return the reward of each answer. Even tokens are good."""
+    """Return the reward of each answer, (sequences,). Even tokens earn reward."""
     counted = answers > EOS
     lengths = counted.sum(1).clamp(min=1)
     even = (counted & (answers % 2 == 0)).sum(1) / lengths
@@ -210,10 +210,13 @@ def rewards_of(answers: Tensor, setting: Setting, fault: str, g: torch.Generator
 
 
 def advantages_of(reward: Tensor, setting: Setting, mask: Tensor, *, ties: bool = False) -> Tensor:
-    """Return the advantages that an estimator makes of rewards, whose groups stand one after the other.
+    """Compute advantages from rewards, (sequences,), in which each group is contiguous.
 
     Args:
-        ties: Whether a group of equal rewards is divided by what rounding leaves of its deviation.
+        reward: Rewards, (sequences,).
+        setting: The settings of the run, which name the estimator.
+        mask: True for the tokens that count, (sequences, time).
+        ties: If True, the advantages of a group with equal rewards are rounding errors divided by their deviation.
     """
     reward = reward.double()
     estimator = setting.estimator
@@ -246,22 +249,24 @@ def advantages_of(reward: Tensor, setting: Setting, mask: Tensor, *, ties: bool 
     return reward.float()
 
 
-def broken(batch: Batch, fault: str, number: int, setting: Setting, g: torch.Generator) -> Batch:
-    """Return a batch with a fault in its advantages or its mask."""
-    a, rows = batch.advantages, len(batch.ids)
-    reward, midway = batch.reward, number >= FIRST_BROKEN_BATCH
-    anywhere = torch.randperm(rows, generator=g)
+def with_fault(batch: Batch, fault: str, number: int, setting: Setting, g: torch.Generator) -> Batch:
+    """Return a batch whose advantages or mask have the fault."""
+    a = batch.advantages
+    reward = batch.reward
+    rows = len(batch.ids)
+    midway = number >= FIRST_BROKEN_BATCH
+    permutation = torch.randperm(rows, generator=g)
     if fault == "batch in place of group":
         a = advantages_of(reward, replace(setting, estimator="batch"), batch.mask)
     elif fault == "wrong groups":
         a = torch.empty_like(a)
-        a[anywhere] = advantages_of(reward[anywhere], setting, batch.mask[anywhere])
+        a[permutation] = advantages_of(reward[permutation], setting, batch.mask[permutation])
     elif fault == "positive-only":
         a = a.clamp(min=0)
     elif fault == "ties to ±1":
         a = advantages_of(reward, setting, batch.mask, ties=True)
     elif fault == "permuted over the batch" or (fault == "permuted midway" and midway):
-        a = a[anywhere]
+        a = a[permutation]
     elif fault == "permuted within groups":
         order = torch.rand(rows // setting.group, setting.group, generator=g).argsort(1)
         a = a.view(-1, setting.group).gather(1, order).flatten()
@@ -270,9 +275,9 @@ def broken(batch: Batch, fault: str, number: int, setting: Setting, g: torch.Gen
     elif fault == "one rank negated":
         a = torch.where(batch.process == 1, -a, a)
     elif fault == "one rank permuted":
-        mine = (batch.process == 1).nonzero().squeeze(1)
+        of_rank = (batch.process == 1).nonzero().squeeze(1)
         a = a.clone()
-        a[mine] = a[mine[torch.randperm(len(mine), generator=g)]]
+        a[of_rank] = a[of_rank[torch.randperm(len(of_rank), generator=g)]]
     elif fault == "one rank zero":
         a = a.masked_fill(batch.process == 1, 0.0)
     elif fault == "one rank, in one file":
@@ -316,13 +321,13 @@ def train(folder: Path, fault: str = "", setting: Setting = Setting()) -> None:
         for number in range(setting.batches):
             engine = Policy(g)
             engine.load_state_dict(policy.state_dict())
-            batch = _sampled(engine, fault, setting, g)
-            batch = broken(batch, fault, number, setting, g)
+            batch = _sample_batch(engine, fault, setting, g)
+            batch = with_fault(batch, fault, number, setting, g)
             _update(policy, optimizer, batch, number, recorders, fault, setting, g)
 
 
-def _sampled(engine: Policy, fault: str, setting: Setting, g: torch.Generator) -> Batch:
-    """Return a batch of answers with rewards and advantages."""
+def _sample_batch(engine: Policy, fault: str, setting: Setting, g: torch.Generator) -> Batch:
+    """Sample a batch of answers, with their rewards and advantages."""
     prompts = torch.randint(2, VOCABULARY, (setting.prompts, PROMPT_LENGTH), generator=g)
     prompts = prompts.repeat_interleave(setting.group, 0)
     rows = len(prompts)
@@ -360,9 +365,9 @@ def _update(
         old = old.masked_fill(~batch.mask[:, 1:], 0.0)
         rollout = (old + 1e-3 * torch.randn(old.shape, generator=g)).clamp(max=0.0)
     for update in range(setting.updates):
-        whole = policy(batch.ids[:, :-1])
-        entropy = -(whole.exp() * whole.masked_fill(whole.isinf(), 0.0)).sum(-1)
-        logp = whole.gather(2, batch.ids[:, 1:, None]).squeeze(2)
+        all_logp = policy(batch.ids[:, :-1])  # (sequences, time, vocabulary)
+        entropy = -(all_logp.exp() * all_logp.masked_fill(all_logp.isinf(), 0.0)).sum(-1)
+        logp = all_logp.gather(2, batch.ids[:, 1:, None]).squeeze(2)
         mask = batch.mask[:, 1:]
         logp = logp.masked_fill(~mask, 0.0)
         advantages = batch.advantages if batch.advantages.dim() == 1 else batch.advantages[:, 1:]
@@ -372,9 +377,9 @@ def _update(
             rows = batch.process == process
             if not rows.any():
                 continue
-            known: dict[str, Any] = {}
+            rewards: dict[str, Any] = {}
             if setting.rewards_known:
-                known = {"reward": batch.reward[rows], "group": batch.group[rows]}
+                rewards = {"reward": batch.reward[rows], "group": batch.group[rows]}
             recorder.add(
                 logp=logp[rows],
                 logp_old=old[rows],
@@ -388,7 +393,7 @@ def _update(
                 version=number,
                 generation=number,
                 update=update,
-                **known,
+                **rewards,
             )
         if not mask.any():
             continue
@@ -399,7 +404,7 @@ def _update(
 
 
 def setting_of(seed: int, fault: Fault | None = None) -> Setting:
-    """Draw all settings at random, of those with which a fault shows."""
+    """Draw all settings at random, among those with which the fault shows."""
     draw = random.Random(seed)
     processes = draw.choice(fault.processes if fault else (1, 2, 4))
     smallest = fault.smallest_group if fault else 2
@@ -423,7 +428,7 @@ def setting_of(seed: int, fault: Fault | None = None) -> Setting:
     )
 
 
-def diagnosed(fault: str, setting: Setting) -> Diagnosis:
+def train_and_diagnose(fault: str, setting: Setting) -> Diagnosis:
     """Train in a temporary folder, and diagnose the record."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -431,19 +436,19 @@ def diagnosed(fault: str, setting: Setting) -> Diagnosis:
         return diagnose(folder)
 
 
-def judge(fault: Fault, diagnosis: Diagnosis) -> str:
-    """Return ``right``, ``silent`` (no fault was found, and nothing worth a look), or ``wrong``."""
-    graver = [finding for finding in diagnosis.findings if finding.severity != "note"]
-    if not graver:
+def score(fault: Fault, diagnosis: Diagnosis) -> str:
+    """Return ``right``, ``wrong``, or ``silent`` if every finding is a note."""
+    findings = [finding for finding in diagnosis.findings if finding.severity != "note"]
+    if not findings:
         return "silent"
-    first = graver[0]
+    first = findings[0]
     text = f"{first.cause}; since step {first.onset}" if first.onset is not None else first.cause
     is_right = first.code in fault.codes and re.search(fault.cause, text) is not None
     return "right" if is_right else "wrong"
 
 
 def main() -> None:
-    """Run what the command line asks for, and print a line for each run and the scores."""
+    """Train and diagnose the runs that the command line selects, and print a line for each run and the scores."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -460,20 +465,20 @@ def main() -> None:
             if options.only and name != options.only:
                 continue
             setting = setting_of(1000 * seed + number, fault)
-            diagnosis = diagnosed(name, setting)
-            verdict = judge(fault, diagnosis)
+            diagnosis = train_and_diagnose(name, setting)
+            verdict = score(fault, diagnosis)
             scores[verdict] += 1
             print(f"{verdict:7} {name}: {diagnosis.headline[:150]} [{setting}]", flush=True)
     alarms = 0
     for seed in range(options.first, options.first + options.healthy):
         setting = setting_of(seed)
-        diagnosis = diagnosed("", setting)
+        diagnosis = train_and_diagnose("", setting)
         if not diagnosis.healthy:
             alarms += 1
             print(f"alarm   {diagnosis.headline[:150]} [{setting}]", flush=True)
-        look = [finding for finding in diagnosis.findings if finding.severity == "look"]
-        if look:
-            print(f"look    {look[0].code}: {look[0].cause[:150]} [{setting}]", flush=True)
+        to_inspect = [finding for finding in diagnosis.findings if finding.severity == "look"]
+        if to_inspect:
+            print(f"look    {to_inspect[0].code}: {to_inspect[0].cause[:150]} [{setting}]", flush=True)
     print(f"faults: {dict(scores)}; alarms in {alarms} of {options.healthy} healthy runs")
 
 

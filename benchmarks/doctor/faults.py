@@ -1,8 +1,8 @@
-"""A GRPO loop in plain torch whose engine and trainer are two policies, with faults to be found, by name.
+"""A GRPO loop in plain torch with separate policies for inference engine and trainer, and the faults to detect.
 
 A run takes seconds on one core. It trains the lab's embedded model (335k parameters) on answers written after
-``a*b=``; the reward counts the digits that are even, so that every batch has a signal. What goes wrong, and where, is
-one `Fault`; a healthy run is `Fault()`.
+``a*b=``; the reward counts the digits that are even, so that every batch has a signal. A `Fault` describes
+what is wrong; a healthy run is `Fault()`.
 """
 
 from __future__ import annotations
@@ -30,44 +30,45 @@ METHOD = "FixedClip(0.2, 0.28)"
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong; the defaults are a healthy run."""
+    """A fault of a run. The defaults describe a healthy run."""
 
     expected: tuple[str, ...] = ()
-    """Codes of which the first finding must be one; none for a healthy run."""
+    """The first finding must have one of these codes; empty for a healthy run."""
     engine_temperature: float | None = None
-    """At which the engine samples; that of the run if None."""
+    """The factor on the temperature at which the engine samples; 1 if None. 0 selects a run at temperature 0.7."""
     reported_temperature: float | None = None
-    """Of the log-probabilities that the engine reports; as it samples if None."""
+    """The temperature of the log-probabilities that the engine reports; the sampling temperature if None."""
     old_temperature: float | None = None
-    """Of the trainer's old log-probabilities; as the new ones if None."""
+    """The temperature of the trainer's old log-probabilities; that of the new ones if None."""
     top_p: float = 1.0
     raw: bool = False
-    """Whether the engine reports log-probabilities of the whole vocabulary in spite of top-p."""
+    """True if the engine reports log-probabilities normalised over the whole vocabulary in spite of top-p."""
     lag: int = 0
-    """Batches by which the engine's weights are old; a large number for never synchronised."""
+    """The age of the engine's weights in batches. A large number means that they are never synchronised."""
     versions: str = "true"
-    """``true``, ``fresh`` (whatever they are) or ``none``."""
+    """The recorded weight versions: ``true``, ``fresh`` (always the newest, even if wrong) or ``none``."""
     bypass: bool = False
-    """Whether the engine's log-probabilities are taken as the old ones."""
+    """True if the engine's log-probabilities are used as the old ones."""
     low_precision: bool = False
-    """Whether the engine is in bfloat16 in any case."""
+    """True if the engine computes in bfloat16, whatever the setting says."""
     retokenised: float = 0.0
+    """The probability that a token is replaced after sampling."""
     shift: str = ""
-    """What is shifted by a token: ``old`` or ``both``."""
+    """The log-probabilities that are shifted by one token: ``old``, or ``both`` old and new."""
     counted: str = "completion"
-    """What else the mask counts: ``prompt`` or ``padding``."""
+    """The tokens that the mask counts besides the completion: ``prompt`` or ``padding``."""
     dropout: float = 0.0
     advantages: str = ""
     """``zero``, ``wrong groups``, ``flipped``, ``no baseline`` or ``scale``."""
     reward: str = ""
     """``random``, ``constant``, or ``parity``, which depends on the answer and cannot be learned in a few steps."""
     learning_rate: float = 1.0
-    """Times that of the run."""
+    """The factor on the learning rate of the run."""
     updates: int | None = None
     sharpened: float = 1.0
-    """Factor by which all updates together make the logits larger."""
+    """The factor by which the logits are scaled over all updates together."""
     nan: float = 0.0
-    """Share of the sequences whose log-probabilities are NaN."""
+    """The share of sequences whose log-probabilities are NaN."""
     length: int | None = None
     batches: int | None = None
 
@@ -104,38 +105,38 @@ FAULTS = {
     "all answers cut off": Fault(("truncated",), length=3),
     "one update per batch": Fault(("on-policy",), updates=1),
 }
-"""The last is no fault: nothing is wrong, and a report should say only that no clip can act."""
+"""The faults by name. The last one is not a fault: the report should only note that no clip can act."""
 
 LOG_ONLY = {
     "low-entropy": "is a remark on the model that training begins with",
     "clip-idle": "is a remark; healthy runs make it",
     "rare-tokens-blocked": "is a remark; healthy runs make it",
 }
-"""Findings that no fault of the bench makes, with the reason; tests/doctor makes them from logs."""
+"""The findings that no fault of this benchmark produces, with the reason; tests/doctor produces them from logs."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What varies between runs that are alike otherwise."""
+    """The settings that vary between runs."""
 
     seed: int = 0
     temperature: float = 1.0
     length: int = 12
     low_precision: bool = False
-    """Whether the engine computes in bfloat16."""
+    """True if the engine computes in bfloat16."""
     batches: int = 8
     updates: int = 4
     scratchpad: bool = False
-    """Whether answers are begun with a scratchpad, which makes them long."""
+    """True if answers begin with a scratchpad, which makes them long."""
     learning_rate: float = 1e-4
     columns: bool = True
-    """Whether tokens, cuts, batches and updates are recorded, which other writers may leave out."""
-    parts: int = 1
-    """Updates that one pass over a batch is made in."""
+    """True if the optional columns are recorded: tokens, truncation, generation and update."""
+    minibatches: int = 1
+    """The number of updates in one pass over a batch."""
     steps_of_updates: bool = False
-    """Whether ``step`` counts updates, as most trainers do, or batches."""
+    """True if ``step`` counts updates, as in most trainers; False if it counts batches."""
     task: str = "digits"
-    """What is rewarded: even ``digits``, or the right ``product``."""
+    """The task: ``digits`` rewards even digits, ``product`` the right product."""
 
 
 def policy(dropout: float = 0.0):
@@ -143,41 +144,48 @@ def policy(dropout: float = 0.0):
     return AutoModelForCausalLM.from_pretrained(model_path(EMBEDDED), attention_dropout=dropout)
 
 
-def whole_logp(model, ids: Tensor, temperature: float) -> Tensor:
-    """Of every token of the vocabulary at each place but the first, from the tokens before it; padding is seen."""
+def log_probabilities(model, ids: Tensor, temperature: float) -> Tensor:
+    """Return the log-probabilities of all tokens, (sequences, time − 1, vocabulary). Padding is attended to."""
     return (model(ids[:, :-1]).logits.float() / temperature).log_softmax(-1)
 
 
-def picked(whole: Tensor, ids: Tensor) -> Tensor:
-    return whole.gather(2, ids[:, 1:, None]).squeeze(2)
+def select_tokens(all_logp: Tensor, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of the tokens in ``ids``, (sequences, time − 1)."""
+    return all_logp.gather(2, ids[:, 1:, None]).squeeze(2)
 
 
-def nucleus(whole: Tensor, top_p: float) -> Tensor:
-    """Log-probabilities within the least set of tokens that holds ``top_p``, normalised anew."""
-    ordered, places = whole.sort(-1, descending=True)
+def nucleus(all_logp: Tensor, top_p: float) -> Tensor:
+    """Return log-probabilities renormalised over the smallest set of tokens with probability ``top_p`` in total."""
+    ordered, order = all_logp.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    kept = torch.zeros_like(before, dtype=torch.bool).scatter(-1, places, before < top_p)
-    return whole.masked_fill(~kept, -math.inf).log_softmax(-1)
+    in_nucleus = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before < top_p)
+    return all_logp.masked_fill(~in_nucleus, -math.inf).log_softmax(-1)
 
 
 @torch.no_grad()
 def generate(engine, prompts: Tensor, length: int, temperature: float, top_p: float, g) -> Tensor:
-    """Prompts with their completions, padded after the end token."""
-    ids, ended = prompts, torch.zeros(len(prompts), dtype=torch.bool)
+    """Sample completions, and return the prompts with them, padded after the end token."""
+    ids = prompts
+    ended = torch.zeros(len(prompts), dtype=torch.bool)
     for _ in range(length):
         logp = nucleus((engine(ids).logits[:, -1].float() / temperature).log_softmax(-1), top_p)
         new = torch.multinomial(logp.exp(), 1, generator=g).squeeze(1).masked_fill(ended, PAD)
-        ids, ended = torch.cat([ids, new[:, None]], 1), ended | (new == EOS)
+        ids = torch.cat([ids, new[:, None]], 1)
+        ended = ended | (new == EOS)
     return ids
 
 
-def rewards_of(completion: Tensor, how: str, g, answers: list[str] | None = None) -> Tensor:
-    """Share of even digits among the tokens of each answer (ids 2 to 11 are the digits), or whether it is right."""
-    if how == "random":
+def rewards_of(completion: Tensor, fault: str, g, answers: list[str] | None = None) -> Tensor:
+    """Return the reward of each completion, (sequences,).
+
+    The reward is 1 for the right answer if ``answers`` are given, else the share of even digits among its tokens. The
+    ids 2 to 11 are the digits.
+    """
+    if fault == "random":
         return torch.rand(len(completion), generator=g).round()
-    if how == "parity":
+    if fault == "parity":
         return (completion.sum(1) % 2).float()
-    if how == "constant":
+    if fault == "constant":
         return torch.ones(len(completion))
     if answers:
         texts = tokenizer().batch_decode(completion, skip_special_tokens=True)
@@ -186,19 +194,22 @@ def rewards_of(completion: Tensor, how: str, g, answers: list[str] | None = None
     return (even / (completion != PAD).sum(1)).round(decimals=2)
 
 
-def advantages_of(reward: Tensor, how: str, g) -> Tensor:
-    if how == "no baseline":
+def advantages_of(reward: Tensor, fault: str, g) -> Tensor:
+    """Return GRPO's advantages, (sequences,), with a fault of `Fault.advantages`."""
+    if fault == "no baseline":
         return reward.clone()
-    order = torch.randperm(len(reward), generator=g) if how == "wrong groups" else torch.arange(len(reward))
+    order = torch.arange(len(reward))
+    if fault == "wrong groups":
+        order = torch.randperm(len(reward), generator=g)
     grouped = reward[order].view(-1, GROUP)
     centred = grouped - grouped.mean(1, keepdim=True)
     advantages = torch.empty_like(reward)
     advantages[order] = (centred / (grouped.std(1, keepdim=True) + 1e-4)).flatten()
-    return advantages * {"zero": 0.0, "flipped": -1.0, "scale": 4000.0}.get(how, 1.0)
+    return advantages * {"zero": 0.0, "flipped": -1.0, "scale": 4000.0}.get(fault, 1.0)
 
 
 def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) -> None:
-    """Train, and write a record to ``folder``."""
+    """Train with a fault, and write the record of the run to ``folder``."""
     g = torch.Generator().manual_seed(setting.seed)
     torch.manual_seed(setting.seed)
     temperature = setting.temperature
@@ -209,7 +220,8 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
         temperature = 0.7
     sampled_at = temperature if not fault.engine_temperature else temperature * fault.engine_temperature
     reported_at = fault.reported_temperature or sampled_at
-    tok, history = tokenizer(), []
+    tok = tokenizer()
+    history = []
     batches = fault.batches or setting.batches
     questions = problems("train", PROMPTS * batches, setting.seed)
     with Recorder(folder, method=METHOD, framework="bench", sampling={"temperature": sampled_at}) as recorder:
@@ -219,29 +231,33 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
             engine = copy.deepcopy(history[version])
             if setting.low_precision or fault.low_precision:
                 engine = engine.bfloat16()
-            asked = questions[batch * PROMPTS :][:PROMPTS]
-            texts = [q.prompt + "<" * setting.scratchpad for q in asked]
+            batch_questions = questions[batch * PROMPTS :][:PROMPTS]
+            texts = [q.prompt + "<" * setting.scratchpad for q in batch_questions]
             prompts = torch.tensor(tok(texts)["input_ids"]).repeat_interleave(GROUP, 0)
             start = prompts.shape[1]
             length = fault.length or setting.length
             ids = generate(engine, prompts, length, sampled_at, fault.top_p, g)
             completion = ids[:, start:]
-            answers = [q.answer for q in asked for _ in range(GROUP)] if setting.task == "product" else None
+            answers = None
+            if setting.task == "product":
+                answers = [question.answer for question in batch_questions for _ in range(GROUP)]
             reward = rewards_of(completion, fault.reward, g, answers)
             advantages = advantages_of(reward, fault.advantages, g)
             truncated = ~(completion == EOS).any(1)
             before_end = completion != PAD
             with torch.no_grad():
-                said = whole_logp(engine, ids, reported_at)
-                said = said if fault.raw else nucleus(said, fault.top_p)
-                rollout = picked(said, ids)
+                reported = log_probabilities(engine, ids, reported_at)
+                if not fault.raw:
+                    reported = nucleus(reported, fault.top_p)
+                rollout = select_tokens(reported, ids)
                 if fault.retokenised:
                     change = (torch.rand(completion.shape, generator=g) < fault.retokenised) & before_end
-                    other = torch.randint(2, 18, completion.shape, generator=g)
-                    ids = torch.cat([prompts, torch.where(change, other, completion)], 1)
-                old = picked(whole_logp(history[-1], ids, fault.old_temperature or temperature), ids)
+                    substitutes = torch.randint(2, 18, completion.shape, generator=g)
+                    ids = torch.cat([prompts, torch.where(change, substitutes, completion)], 1)
+                all_old = log_probabilities(history[-1], ids, fault.old_temperature or temperature)
+                old = select_tokens(all_old, ids)
             mask = torch.cat([torch.zeros(len(ids), start - 1, dtype=torch.bool), before_end], 1)
-            rollout[:, : start - 1] = 0.0  # of a prompt an engine says nothing
+            rollout[:, : start - 1] = 0.0  # the engine reports nothing for prompts
             rollout[ids[:, 1:] == PAD] = 0.0
             if fault.counted == "prompt":
                 mask[:, : start - 1] = True
@@ -252,44 +268,45 @@ def train(folder: Path, fault: Fault = Fault(), setting: Setting = Setting()) ->
             bad = torch.rand(len(ids), generator=g) < fault.nan
             trainer.train(fault.dropout > 0)
             updates = fault.updates or setting.updates
-            parts = min(updates, setting.parts)
+            minibatches = min(updates, setting.minibatches)
             for update in range(updates):
-                part = torch.arange(update % parts, len(ids), parts)
-                whole = whole_logp(trainer, ids[part], temperature)
-                entropy, logp = -(whole.exp() * whole).sum(-1), picked(whole, ids[part])
-                logp = torch.where(bad[part, None], math.nan, logp)
-                seen, seen_old = logp, old[part]
+                rows = torch.arange(update % minibatches, len(ids), minibatches)
+                all_logp = log_probabilities(trainer, ids[rows], temperature)
+                entropy = -(all_logp.exp() * all_logp).sum(-1)
+                logp = select_tokens(all_logp, ids[rows])
+                logp = torch.where(bad[rows, None], math.nan, logp)
+                logp_old = old[rows]
                 if fault.shift:
-                    seen_old = seen_old.roll(1, 1)
+                    logp_old = logp_old.roll(1, 1)
                 if fault.shift == "both":
-                    seen = logp.roll(1, 1)
-                added: dict[str, Any] = {
-                    "reward": reward[part],
-                    "group": torch.arange(PROMPTS).repeat_interleave(GROUP)[part],
+                    logp = logp.roll(1, 1)
+                columns: dict[str, Any] = {
+                    "reward": reward[rows],
+                    "group": torch.arange(PROMPTS).repeat_interleave(GROUP)[rows],
                 }
                 if setting.columns:
-                    added |= {
-                        "tokens": ids[part, 1:],
-                        "truncated": truncated[part],
+                    columns |= {
+                        "tokens": ids[rows, 1:],
+                        "truncated": truncated[rows],
                         "generation": batch,
                         "update": update,
                     }
                 per_step = updates if setting.steps_of_updates else 1
                 if fault.versions != "none":
-                    added["version"] = per_step * (batch if fault.versions == "fresh" else version)
+                    columns["version"] = per_step * (batch if fault.versions == "fresh" else version)
                 recorder.add(
-                    logp=seen,
-                    logp_old=seen_old,
-                    logp_rollout=rollout[part],
-                    advantages=advantages[part],
-                    mask=mask[part],
+                    logp=logp,
+                    logp_old=logp_old,
+                    logp_rollout=rollout[rows],
+                    advantages=advantages[rows],
+                    mask=mask[rows],
                     entropy=entropy,
                     step=batch * per_step + (update if setting.steps_of_updates else 0),
-                    **added,
+                    **columns,
                 )
-                counted = (mask & ~bad[:, None])[part]
+                counted = (mask & ~bad[:, None])[rows]
                 loss = policy_loss(
-                    seen.masked_fill(bad[part, None], 0.0), seen_old, advantages[part], counted, method=METHOD
+                    logp.masked_fill(bad[rows, None], 0.0), logp_old, advantages[rows], counted, method=METHOD
                 ).loss
                 optimizer.zero_grad()
                 loss.backward()

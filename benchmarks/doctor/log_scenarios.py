@@ -1,7 +1,7 @@
-"""Simulated logs: healthy courses of many shapes, and faults whose cause is known.
+"""Simulated logs of healthy runs and of runs with a known fault.
 
-They imitate the shape of curves, not the training that makes them. Every figure that a run of that kind may have is
-drawn at random, so that a seed that was never looked at tests a threshold and not one curve.
+The logs imitate the curves of training runs; nothing is trained. All parameters of the curves are drawn at random, so
+that a new seed tests the thresholds on curves on which they were not chosen.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SHAPES: Mapping[str, Callable[[float, random.Random], float]] = {
     "falls and recovers": lambda t, draw: 0.5 - 0.3 * math.exp(-(((t - 0.6) / 0.12) ** 2)) + 0.1 * t,
     "staircase": lambda t, draw: 0.2 + 0.12 * int(4 * t),
 }
-"""Mean reward of healthy runs by the part of the run that is over, between 0 and 1."""
+"""The mean reward of healthy runs as a function of the elapsed share of the run, between 0 and 1."""
 
 
 class Course:
-    """The metrics of one healthy run, as functions of the part that is over; a fault replaces some of them.
+    """The metrics of one healthy run as functions of its elapsed share. A fault replaces some of them.
 
     Args:
-        seed: Of everything that is drawn.
+        seed: The seed of all random draws.
         shape: A key of `SHAPES`.
     """
 
@@ -74,12 +74,14 @@ class Course:
         }
         self.noises = {"entropy": 0.04, "kl": 0.15, "completions/mean_length": 0.05, "grad_norm": 0.25}
         self.noises |= {"clip_ratio/region_mean": 0.3, "step_time": 0.1}
-        # Groups without spread are a share of some dozens, and are known no better.
+        # These are shares of a few dozen groups or answers, so their noise is additive.
         self.wobble = {"frac_reward_zero_std": 0.04, "completions/clipped_ratio": 0.01}
 
     def rows(self) -> Rows:
         """Draw the log."""
-        draw, rows, error = self.draw, [], 0.0
+        draw = self.draw
+        rows = []
+        error = 0.0
         for step in range(1, self.steps + 1):
             t = step / self.steps
             row = {"step": float(step)}
@@ -104,19 +106,20 @@ def healthy(seed: int, shape: str) -> Rows:
 
 
 def rough(seed: int, shape: str) -> Rows:
-    """Draw a healthy run with much noise, long answers, little entropy left, and more metrics."""
+    """Draw the log of a healthy run with strong noise, long answers, low final entropy and additional metrics."""
     course = Course(seed, shape)
     draw = random.Random(f"rough {seed} {shape}")
-    course.noise, course.memory = draw.uniform(0.03, 0.3), draw.uniform(0.0, 0.8)
+    course.noise = draw.uniform(0.03, 0.3)
+    course.memory = draw.uniform(0.0, 0.8)
     course.noises |= {"grad_norm": draw.uniform(0.3, 1.0), "kl": draw.uniform(0.1, 0.5)}
     length, growth, kl = draw.uniform(100, 3000), draw.uniform(0.0, 2.5), draw.uniform(0.02, 0.7)
     cut, clip = draw.uniform(0.0, 0.18), draw.uniform(0.0, 0.12)
-    entropy, left = draw.uniform(0.2, 1.2), draw.uniform(0.15, 1.1)
+    entropy, final_share = draw.uniform(0.2, 1.2), draw.uniform(0.15, 1.1)
     course.curves["completions/mean_length"] = lambda t: length * (1 + growth * t)
     course.curves["kl"] = lambda t: kl * t**0.7
     course.curves["completions/clipped_ratio"] = lambda t: cut
     course.curves["clip_ratio/region_mean"] = lambda t: clip
-    course.curves["entropy"] = lambda t: entropy * (left + (1 - left) * math.exp(-4 * t))
+    course.curves["entropy"] = lambda t: entropy * (final_share + (1 - final_share) * math.exp(-4 * t))
     pass_rate = course.curves["reward"]
     course.curves["frac_reward_zero_std"] = lambda t: min(0.45, pass_rate(t) ** 8 + (1 - pass_rate(t)) ** 8)
     course.wobble = {"frac_reward_zero_std": 0.15, "completions/clipped_ratio": 0.05}
@@ -148,7 +151,7 @@ VERL = {
     "frac_reward_zero_std": None,
     "reward_std": None,
 }
-"""Names of the metrics in verl's log; None where it has none."""
+"""The names of the metrics in verl's log; None for a metric that verl does not log."""
 
 
 def named_as_verl(rows: Rows) -> Rows:
@@ -160,14 +163,14 @@ def named_as_verl(rows: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A log with a known cause."""
+    """A simulated fault, and the codes that count as right."""
 
     right: Sequence[str]
     """Codes that name the cause."""
     rows: Callable[[int], Rows]
-    """The log by its seed."""
+    """A function that returns the log for a seed."""
     half: Sequence[str] = ()
-    """Codes that are true of it, but of an effect, or a part."""
+    """The codes that name an effect of the fault, or a part of it."""
 
 
 def _course(seed: int, shape: str = "line", **curves: Callable[[float], float]) -> Course:
@@ -184,7 +187,7 @@ def _number(seed: int, name: str, low: float, high: float) -> float:
 
 
 def reference(seed: int) -> Rows:
-    """A LoRA run anchored on the base model, not on its supervised adapter."""
+    """Simulate a LoRA run whose reference is the base model in place of its supervised adapter."""
     level = _number(seed, "reference", 0.3, 1.5)
     return _course(seed, kl=lambda t: level * (1 - 0.1 * t)).rows()
 
@@ -199,7 +202,7 @@ def hardly_moves(seed: int) -> Rows:
 
 
 def curriculum(seed: int) -> Rows:
-    """Harder prompts from one step on."""
+    """Simulate a run whose prompts become harder at one step."""
     at = _number(seed, "switch", 0.35, 0.7)
     course = _course(seed)
     course.steps = max(120, course.steps)
@@ -211,16 +214,17 @@ def curriculum(seed: int) -> Rows:
 
 def judge_at_zero(seed: int) -> Rows:
     course = _course(seed)
-    first, second = _number(seed, "judge", 0.3, 0.6), random.Random(f"{seed} judges")
+    level = _number(seed, "judge", 0.3, 0.6)
+    draw = random.Random(f"{seed} judges")
     rows = course.rows()
     for row in rows:
-        row["rewards/judge/mean"] = first + 0.03 * second.gauss(0, 1)
+        row["rewards/judge/mean"] = level + 0.03 * draw.gauss(0, 1)
         row["rewards/other_judge/mean"] = 0.0
     return rows
 
 
 def format_pays(seed: int) -> Rows:
-    """Most of the reward is for the form of an answer, which every answer soon has."""
+    """Simulate a run in which most of the reward is for the format, which nearly all answers soon have."""
     draw = random.Random(f"{seed} format")
     rows = _course(seed, "saturates early").rows()
     for row in rows:
@@ -258,7 +262,7 @@ def clips_much(seed: int) -> Rows:
 
 
 def diverges(seed: int) -> Rows:
-    """KL to the reference leaves all bounds while the rest looks well."""
+    """Simulate a run whose KL to the reference diverges while its other metrics look healthy."""
     end = 10 ** _number(seed, "end", 4, 8)
     return _course(seed, "saturates early", kl=lambda t: 0.02 + end * max(0.0, t - 0.5) ** 4).rows()
 
@@ -286,7 +290,7 @@ def too_fast(seed: int) -> Rows:
 
 
 def cut_at_last(seed: int) -> Rows:
-    """Only the last tenth is cut off: a mean over the later half hides it."""
+    """Simulate truncation in the last tenth of a run alone, which a mean over its second half hides."""
     top = _number(seed, "top", 0.5, 0.9)
     return _course(seed, "saturates early", cut=lambda t: 0.02 if t < 0.9 else top).rows()
 
@@ -327,7 +331,7 @@ def length_pays(seed: int) -> Rows:
 
 
 def mismatch(seed: int) -> Rows:
-    """The engine departs from the trainer from the middle on, and the reward falls after it."""
+    """Simulate an engine that deviates from the trainer in the second half of a run, and a falling reward."""
     draw = random.Random(f"{seed} mismatch")
     course = _course(seed)
     reward = course.curves["reward"]
@@ -392,7 +396,7 @@ def falls(seed: int) -> Rows:
 
 
 def levels_off(seed: int) -> Rows:
-    """Nothing is wrong but that it no longer rises."""
+    """Simulate a healthy run whose reward reaches a plateau."""
     return _course(seed, reward=lambda t: 0.18 + 0.37 * logistic(25 * (t - 0.12))).rows()
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/doctor/long_record.py build/long --tokens 60000000
 
-Writes the record unless it is there, runs each command in a process of its own, and prints its peak memory and time.
+Writes the record unless it exists, runs each command in a separate process, and prints its peak memory and time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEQUENCES, LENGTH, UPDATES, GROUP = 256, 240, 4, 8
 
 
 def write_record(folder: Path, tokens: int) -> None:
-    """Write the record of a run whose tokens are drawn at random, four updates on each batch."""
+    """Write the record of a run with random tokens and four updates on each batch."""
     generator = torch.Generator().manual_seed(0)
     shape = (SEQUENCES, LENGTH)
     with Recorder(folder, method="FixedClip(0.2)", framework="bench") as recorder:

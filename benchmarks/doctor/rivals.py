@@ -1,11 +1,11 @@
-"""What other packages say of the bench's runs, in an environment of theirs.
+"""Diagnose the runs of the benchmark with other packages, in an environment of their own.
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/run.py --seeds 71 --keep build/records
     pip install rldoctor==0.2.0 rlwatch==0.5.1 rlprobe==0.1.0 pyarrow scipy
     PYTHONPATH=src python benchmarks/doctor/rivals.py build/records
 
-They read logs, not tokens. Each record becomes the log that a trainer would have written, a row for each loss, under
-the names that each package knows; thresholds are their defaults. Prints a row for each run.
+The packages read logs, not tokens. Each record is converted to the log that a trainer would have written, with a row
+for each loss and the names that each package knows. Thresholds are their defaults. Prints a row for each run.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from bandpo.runs.record import read_record
 
 
 def log_of(record: Path) -> list[dict[str, float]]:
-    """Reward, its spread, groups without spread, entropy, clip rate, answers cut off, mean length. No KL: there is no
-    reference."""
+    """Return the metrics that a trainer would log for each batch of a record. KL is missing: there is no reference."""
     rows = []
     for step, batch in enumerate(read_record(record)):
         mask = batch.mask
@@ -50,15 +49,16 @@ def log_of(record: Path) -> list[dict[str, float]]:
     return rows
 
 
-def rldoctor(rows: list[dict[str, float]], folder: Path) -> list[str]:
+def rldoctor_findings(rows: list[dict[str, float]], folder: Path) -> list[str]:
     log = folder / "log.jsonl"
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [Path(sys.executable).parent / "rldoctor", "diagnose", log, "--format", "json"]
-    said = json.loads(subprocess.run(command, capture_output=True, check=False, text=True).stdout)
-    return sorted({f["detector"] for f in said["findings"] if f["severity"] in ("WARNING", "CRITICAL")})
+    result = subprocess.run(command, capture_output=True, check=False, text=True)
+    report = json.loads(result.stdout)
+    return sorted({f["detector"] for f in report["findings"] if f["severity"] in ("WARNING", "CRITICAL")})
 
 
-def watched(rows: list[dict[str, float]], folder: Path) -> list[str]:
+def rlwatch_findings(rows: list[dict[str, float]], folder: Path) -> list[str]:
     monitor = rlwatch.attach(framework="manual")
     alerts = []
     for row in rows:
@@ -73,7 +73,7 @@ def watched(rows: list[dict[str, float]], folder: Path) -> list[str]:
     return sorted({alert.detector for alert in alerts})
 
 
-def probed(rows: list[dict[str, float]], folder: Path) -> list[str]:
+def rlprobe_findings(rows: list[dict[str, float]], folder: Path) -> list[str]:
     with contextlib.closing(Recorder(folder / "run", algorithm="grpo", install_handlers=False)) as recorder:
         for row in rows:
             recorder.log_step(
@@ -86,8 +86,11 @@ def probed(rows: list[dict[str, float]], folder: Path) -> list[str]:
                 adv_std=row["advantages_std"],
             )
     command = [Path(sys.executable).parent / "rlprobe", "doctor", folder / "run", "--json"]
-    said = json.loads(subprocess.run(command, capture_output=True, check=False, text=True).stdout)
-    return sorted({f["signature_id"] for f in said})
+    result = subprocess.run(command, capture_output=True, check=False, text=True)
+    return sorted({finding["signature_id"] for finding in json.loads(result.stdout)})
+
+
+PACKAGES = (rldoctor_findings, rlwatch_findings, rlprobe_findings)
 
 
 def main() -> None:
@@ -96,8 +99,8 @@ def main() -> None:
     for record in sorted(Path(sys.argv[1]).iterdir()):
         rows = log_of(record)
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-            said = [", ".join(read(rows, Path(folder))) or "–" for read in (rldoctor, watched, probed)]
-        print(f"| {record.name.partition(' ')[2]} | {' | '.join(said)} |", flush=True)
+            cells = [", ".join(diagnose(rows, Path(folder))) or "–" for diagnose in PACKAGES]
+        print(f"| {record.name.partition(' ')[2]} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Faults and healthy runs, what `bandpo diagnose` says of each, and the table of it in docs/diagnose.md.
+"""Run `bandpo diagnose` on runs with a fault and on healthy runs, and write the table in docs/diagnose.md.
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/run.py --seeds 10 11 12 --healthy 40
 
-A run takes seconds. What is done is kept in --output, so a run that is stopped goes on where it was. A fault is right
-where the first code is one of its own; where a report names two causes that it cannot tell apart, both are its own.
+A run takes seconds. Results are kept in --output, so that an interrupted benchmark can be continued. A diagnosis is
+right if its first code is one of those that the fault expects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARKS = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
 def healthy(seed: int) -> Setting:
-    """Every combination of precision, length and temperature in turn."""
+    """Return a setting of a healthy run; consecutive seeds go through all combinations."""
     return Setting(
         seed,
         temperature=(1.0, 0.7, 1.2)[seed % 3],
@@ -37,10 +37,11 @@ def healthy(seed: int) -> Setting:
     )
 
 
-def varied(seed: int) -> Setting:
-    """All that may vary, drawn at random; lags and versions are told as a trainer of the kind would."""
+def random_setting(seed: int) -> Setting:
+    """Return a setting with all values drawn at random."""
     draw = random.Random(seed)
-    updates, scratchpad = draw.choice((2, 4, 8)), draw.random() < 0.3
+    updates = draw.choice((2, 4, 8))
+    scratchpad = draw.random() < 0.3
     return Setting(
         seed,
         temperature=draw.choice((1.0, 1.0, 0.7, 1.2)),
@@ -50,41 +51,43 @@ def varied(seed: int) -> Setting:
         updates=updates,
         scratchpad=scratchpad,
         learning_rate=draw.choice((3e-5, 1e-4, 2e-4)),
-        parts=draw.choice((1, updates)),
+        minibatches=draw.choice((1, updates)),
         steps_of_updates=draw.random() < 0.5,
         task="product" if scratchpad else "digits",
         columns=draw.random() < 0.8,
     )
 
 
-def said_of(fault: Fault, setting: Setting, keep: Path | None = None) -> dict[str, object]:
-    """What is said of one run, whose record may be kept."""
+def run_and_diagnose(fault: Fault, setting: Setting, keep: Path | None = None) -> dict[str, object]:
+    """Train with a fault and diagnose the record, which is kept in the folder ``keep`` if given."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
         train(folder, fault, setting)
-        found = diagnose(folder)
-    first = found.findings[0] if found.findings else None
+        diagnosis = diagnose(folder)
+    first = diagnosis.findings[0] if diagnosis.findings else None
     codes = (first.code, *first.or_else) if first else ("ok",)
-    alarms = [f.code for f in found.tested if f.ok is False]
-    return {"codes": codes, "alarms": alarms, "headline": found.headline}
+    alarms = [f.code for f in diagnosis.tested if f.ok is False]
+    return {"codes": codes, "alarms": alarms, "headline": diagnosis.headline}
 
 
 def table(rows: list[dict]) -> str:
-    """What was said × faults; then how often it was right, and how often a healthy run raised an alarm."""
-    lines, said, right = ["| what is said first | of |", "|---|---|"], {}, 0
+    """Return a Markdown table of the first codes and their faults, and the numbers of right diagnoses and alarms."""
+    lines = ["| what is said first | of |", "|---|---|"]
+    names_by_code = {}
+    right = 0
     for name, fault in FAULTS.items():
-        of = [row for row in rows if row["name"] == name]
-        right += sum(row["codes"][0] in fault.expected for row in of)
-        for codes in sorted({" or ".join(row["codes"]) for row in of}):
-            said.setdefault(codes, []).append(name)
-    lines += [f"| `{codes}` | {'; '.join(names)} |" for codes, names in said.items()]
-    fine = [row for row in rows if row["name"] == "healthy"]
-    alarms = sum(bool(row["alarms"]) for row in fine)
-    faults = len(rows) - len(fine)
+        of_fault = [row for row in rows if row["name"] == name]
+        right += sum(row["codes"][0] in fault.expected for row in of_fault)
+        for codes in sorted({" or ".join(row["codes"]) for row in of_fault}):
+            names_by_code.setdefault(codes, []).append(name)
+    lines += [f"| `{codes}` | {'; '.join(names)} |" for codes, names in names_by_code.items()]
+    healthy_rows = [row for row in rows if row["name"] == "healthy"]
+    alarms = sum(bool(row["alarms"]) for row in healthy_rows)
+    faults = len(rows) - len(healthy_rows)
     lines += [
         "",
         f"On this bench: right in {right} of {faults} runs with a fault, "
-        f"alarms in {alarms} of {len(fine)} healthy runs.",
+        f"alarms in {alarms} of {len(healthy_rows)} healthy runs.",
     ]
     return "\n".join(lines)
 
@@ -102,25 +105,30 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder in which the records stay, for rivals.py")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    of_fault, of_healthy = (varied, varied) if options.varied else (Setting, healthy)
-    wanted = [(name, fault, of_fault(seed)) for seed in options.seeds for name, fault in FAULTS.items()]
-    wanted += [("healthy", Fault(), of_healthy(options.first + k)) for k in range(options.healthy)]
+    faulty_setting = random_setting if options.varied else Setting
+    healthy_setting = random_setting if options.varied else healthy
+    planned = [
+        (name, fault, faulty_setting(seed)) for seed in options.seeds for name, fault in FAULTS.items()
+    ]
+    planned += [("healthy", Fault(), healthy_setting(options.first + k)) for k in range(options.healthy)]
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in options.output.open()] if options.output.exists() else []
+    rows = []
+    if options.output.exists():
+        rows = [json.loads(line) for line in options.output.open()]
     with options.output.open("a") as file:
-        for name, fault, setting in wanted:
+        for name, fault, setting in planned:
             key = {"name": name, "setting": asdict(setting)}
             if any(row["name"] == name and row["setting"] == key["setting"] for row in rows):
                 continue
             keep = options.keep and options.keep / f"{setting.seed} {name}"
-            rows.append(key | said_of(fault, setting, keep))
+            rows.append(key | run_and_diagnose(fault, setting, keep))
             print(name, setting.seed, rows[-1]["headline"], flush=True)
             print(json.dumps(rows[-1]), file=file, flush=True)
     print(table(rows))
     if not options.write:
         return
-    before, _, rest = PAGE.read_text().partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
+    before, _, marked = PAGE.read_text().partition(MARKS[0])
+    after = marked.partition(MARKS[1])[2]
     PAGE.write_text(f"{before}{MARKS[0]}\n{table(rows)}\n{MARKS[1]}{after}")
 
 

@@ -1,10 +1,10 @@
-"""What `bandpo diagnose` says of the runs of `token_faults.py`, and how often it is right.
+"""Run `bandpo diagnose` on the runs of `token_faults.py`, and count how often it is right.
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/token_bench.py --seeds 900 901 --healthy 40 --keep build/runs
 
-A fault is right where the first code is one of its own. A code that the record excludes, named in any finding or as an
-alternative to one, is counted apart; so is an onset that is more than a batch off. Records that are kept are not made
-again.
+A diagnosis is right if its first code is one of those that the fault expects. Two kinds of errors are counted
+separately: a code that the record excludes, in any finding or as an alternative to one, and an onset that is more than
+a batch off. A record that exists in the folder of --keep is read, not made again.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from token_faults import FAULTS, HEALTHY, UNUSUAL, TokenFault, TokenSetting, drawn_setting, train
+from token_faults import FAULTS, HEALTHY, UNUSUAL, TokenFault, TokenSetting, random_setting, train
 
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 
 
 def healthy_setting(seed: int) -> tuple[str, TokenSetting]:
-    """Return the name and the settings of a healthy run; every kind of unusual run in turn.
+    """Return the name and the settings of a healthy run. Consecutive seeds go through the kinds of unusual runs.
 
-    At the learning rates of the runs with a fault, some policies move by three nats in a batch, or lose their entropy,
-    which is no health. Those of healthy runs are a fifth.
+    The learning rate is a fifth of that of the runs with a fault, at which some policies move by three nats in a batch
+    or lose their entropy.
     """
     name = list(UNUSUAL)[seed % len(UNUSUAL)]
-    setting = drawn_setting(seed)
+    setting = random_setting(seed)
     return name, replace(setting, learning_rate=setting.learning_rate / 5, **UNUSUAL[name])
 
 
-def diagnosed(name: str, fault: TokenFault, setting: TokenSetting, keep: Path | None) -> Diagnosis:
-    """Make the record of a run, unless it was kept, and diagnose it."""
+def train_and_diagnose(name: str, fault: TokenFault, setting: TokenSetting, keep: Path | None) -> Diagnosis:
+    """Train unless the record is in the folder ``keep``, and diagnose the record."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if keep is None else keep / f"{setting.seed} {name.replace('/', '-')}"
+        folder = Path(temporary)
+        if keep is not None:
+            folder = keep / f"{setting.seed} {name.replace('/', '-')}"
         if not any(folder.glob("*.arrow")):
             train(folder, fault, setting)
         return diagnose(folder)
 
 
 def verdict(fault: TokenFault, setting: TokenSetting, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return what is said of a run, and what is right of it."""
+    """Return the result of a diagnosis, and which parts of it are right."""
     first = diagnosis.findings[0] if diagnosis.findings else None
     codes = ["ok"] if first is None else [first.code, *first.or_else]
     is_right = codes[0] in fault.expected
@@ -77,19 +79,24 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    wanted = [(name, FAULTS[name], drawn_setting(seed)) for name in options.faults for seed in options.seeds]
+    planned = [
+        (name, FAULTS[name], random_setting(seed)) for name in options.faults for seed in options.seeds
+    ]
     for seed in range(options.first, options.first + options.healthy):
         name, setting = healthy_setting(seed)
-        wanted.append((f"healthy: {name}", HEALTHY, setting))
+        planned.append((f"healthy: {name}", HEALTHY, setting))
 
     results: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    for name, fault, setting in wanted:
-        diagnosis = diagnosed(name, fault, setting, options.keep)
+    for name, fault, setting in planned:
+        diagnosis = train_and_diagnose(name, fault, setting, options.keep)
         result = {"name": name, "seed": setting.seed} | verdict(fault, setting, diagnosis)
         results[name].append(result)
-        is_well = not result["alarms"] if fault is HEALTHY else result["right"] and not result["excluded"]
+        if fault is HEALTHY:
+            passed = not result["alarms"]
+        else:
+            passed = result["right"] and not result["excluded"]
         print(
-            "  " if is_well else "X ",
+            "  " if passed else "X ",
             name,
             setting.seed,
             result["headline"],
@@ -101,7 +108,8 @@ def main() -> None:
                 print(json.dumps(result), file=file)
 
     of_faults = [result for name in options.faults for result in results[name]]
-    of_healthy = [result for name, of_name in results.items() if name not in FAULTS for result in of_name]
+    healthy_names = [name for name in results if name not in FAULTS]
+    of_healthy = [result for name in healthy_names for result in results[name]]
     midway = [result for result in of_faults if "onset_right" in result]
     print(
         f"right in {sum(result['right'] for result in of_faults)} of {len(of_faults)} runs with a fault; "

@@ -1,4 +1,4 @@
-"""Runs of a small policy with faults in their log-probabilities, their sampling and their updates, by name.
+"""Training runs of a small policy with faults in log-probabilities, sampling and updates.
 
 A run takes about a second, so that every setting can be drawn at random: the size of the vocabulary, of batches and
 groups, lengths, temperatures, rounding and learning rates. The policy is an embedding and one hidden layer, or four
@@ -22,45 +22,46 @@ from torch import Tensor, nn
 from bandpo import Recorder, policy_loss
 
 PAD, EOS, BOS = 0, 1, 2
-"""Ids that are no words. A vocabulary has at least thirteen more."""
+"""The ids of special tokens. A vocabulary has at least thirteen other tokens."""
 
 METHOD = "FixedClip(0.2, 0.28)"
 
 
 @dataclass(frozen=True)
 class TokenFault:
-    """One thing that is wrong. The defaults are a healthy run."""
+    """A fault of a run. The defaults describe a healthy run."""
 
     expected: tuple[str, ...] = ()
-    """Codes of which the first finding must be one; none for a healthy run."""
+    """The first finding must have one of these codes; empty for a healthy run."""
     excluded: tuple[str, ...] = ()
-    """Codes of causes that the record excludes, so that they must not be named."""
+    """The codes of causes that the record excludes. A diagnosis that names one is wrong."""
     midway: bool = False
-    """Whether it begins at a batch within the run."""
+    """True if the fault begins at the batch `TokenSetting.onset`; otherwise it is there from the start."""
     old: str = ""
-    """What stands in place of the old log-probabilities: ``rows``, ``columns``, ``reversed`` or ``shifted`` ones, those
-    of the ``reference``, of half the ``precision``, of the ``engine``, or at another ``temperature``."""
+    """The fault of the old log-probabilities: permuted ``rows`` or ``columns``, ``reversed``, ``shifted``, those of the
+    ``reference`` or of the ``engine``, half ``precision``, or another ``temperature``."""
     engine_temperature: bool = False
-    """Whether the engine samples at another temperature than the trainer's."""
+    """True if the temperature of the engine differs from the trainer's."""
     reports_raw: bool = False
-    """Whether the engine reports log-probabilities before it edits the logits."""
+    """True if the engine reports log-probabilities of the logits before their edit."""
     edit: str = ""
-    """How the engine edits its logits: ``top-p``, ``top-k``, ``min-p``, ``min-tokens`` or ``repetition``."""
+    """The engine's edit of its logits: ``top-p``, ``top-k``, ``min-p``, ``min-tokens`` or ``repetition``."""
     prompt: str = ""
-    """What the engine sees in place of the prompt: ``other`` or ``double-bos``."""
+    """The change of the engine's prompt: ``other`` inserts a system prompt, ``double-bos`` repeats the BOS."""
     weights: str = ""
-    """What is wrong with the engine's weights: ``stale``, ``unversioned``, ``dead`` or ``half``."""
+    """The fault of the engine's weights: ``stale``, ``unversioned``, ``dead`` or ``half``."""
     rounding: str = ""
-    """``fp8``: the engine's weights have three bits after the first."""
+    """``fp8`` rounds the engine's weights to three bits of mantissa."""
     routing_noise: float = 0.0
-    """Noise in the engine's choice of experts. The policy then has experts."""
+    """The noise in the engine's routing scores. If it is above 0, the policy has experts."""
     dropout: float = 0.0
     retokenised: float = 0.0
     counts_prompt: bool = False
+    """True if the mask counts a part of the prompt."""
     updates: str = ""
-    """What is wrong with the updates: ``no-step``, ``tiny-rate``, ``lost-tokens``, ``lost-gradient`` or ``reset``."""
+    """The fault of the updates: ``no-step``, ``tiny-rate``, ``lost-tokens``, ``lost-gradient`` or ``reset``."""
     cut: bool = False
-    """Whether the length limit cuts nearly all answers off."""
+    """True if the length limit truncates nearly all answers."""
 
 
 OLD_ALONE = (
@@ -73,7 +74,7 @@ OLD_ALONE = (
     "prompt",
     "edited-logits",
 )
-"""Faults of the engine, which are excluded where the engine agrees with the policy in training."""
+"""The faults of the engine. They are excluded if the engine agrees with the policy that is trained."""
 
 SAMPLER_ALONE = (
     "stale",
@@ -85,10 +86,10 @@ SAMPLER_ALONE = (
     "shift",
     "dropout",
 )
-"""Faults that show in log-probabilities, which are excluded where all of them agree."""
+"""The faults that change log-probabilities. They are excluded if all log-probabilities agree."""
 
 ENGINE_ALONE = ("shift", "permuted", "dropout", "reference-as-old", "precision")
-"""Faults of the trainer's passes, which are excluded where these agree."""
+"""The faults of the trainer's forward passes. They are excluded if these passes agree."""
 
 FAULTS: dict[str, TokenFault] = {
     "old rows permuted": TokenFault(("permuted",), ("temperature", "dropout", *OLD_ALONE), old="rows"),
@@ -167,7 +168,7 @@ HEALTHY = TokenFault()
 
 @dataclass(frozen=True)
 class TokenSetting:
-    """What varies between runs that are alike otherwise."""
+    """The settings that vary between runs."""
 
     seed: int = 0
     vocabulary: int = 64
@@ -176,34 +177,35 @@ class TokenSetting:
     length: int = 16
     temperature: float = 1.0
     other_temperature: float = 0.7
-    """The temperature of a fault, times that of the run."""
+    """The factor on the temperature for a fault of the temperature."""
     sharpness: float = 1.5
-    """Scale of the logits before training."""
+    """The scale of the logits before training."""
     batches: int = 10
     onset: int = 5
     """The first batch of a fault that begins midway."""
     updates: int = 4
-    parts: int = 1
-    """Updates that one pass over a batch is made in."""
+    minibatches: int = 1
+    """The number of updates in one pass over a batch."""
     micro_batches: int = 1
-    """Losses that each update is made of."""
+    """The number of micro-batches in an update."""
     learning_rate: float = 3e-3
     half_precision: bool = False
-    """Whether the engine computes in bfloat16."""
+    """True if the engine computes in bfloat16."""
     experts: bool = False
     lag: int = 2
+    """The age of stale weights, in batches."""
     advantages: str = "grpo"
     """``grpo``, ``dr-grpo``, ``rloo`` or ``critic``."""
     reward: str = "share"
     """``share``, ``sparse``, ``dense``, ``judge``, ``latency`` or ``negative``."""
     holes: bool = False
-    """Whether the mask leaves out some tokens within answers, as of a tool's output."""
+    """True if the mask excludes some tokens within answers, as it does for the output of a tool."""
     steps_of_updates: bool = False
-    """Whether ``step`` counts updates or batches."""
+    """True if ``step`` counts updates; False if it counts batches."""
 
 
-def drawn_setting(seed: int) -> TokenSetting:
-    """Return settings that are all drawn at random."""
+def random_setting(seed: int) -> TokenSetting:
+    """Return settings with all values drawn at random."""
     draw = random.Random(seed)
     updates = draw.choice((2, 3, 4, 8))
     batches = draw.randint(6, 14)
@@ -220,7 +222,7 @@ def drawn_setting(seed: int) -> TokenSetting:
         batches=batches,
         onset=draw.randint(batches // 3, batches - 3),
         updates=updates,
-        parts=draw.choice((1, updates)),
+        minibatches=draw.choice((1, updates)),
         micro_batches=draw.choice((1, 1, 2, 4)),
         learning_rate=draw.choice((1e-3, 3e-3)),
         half_precision=draw.random() < 0.5,
@@ -243,9 +245,9 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "RLOO": {"advantages": "rloo"},
     "masks with holes": {"holes": True},
     "experts with noise": {"experts": True, "half_precision": True},
-    "one update per batch": {"updates": 1, "parts": 1},
+    "one update per batch": {"updates": 1, "minibatches": 1},
 }
-"""Healthy runs that are unusual: settings in place of the drawn ones."""
+"""The kinds of unusual healthy runs: settings that replace the random ones."""
 
 
 class SmallPolicy(nn.Module):
@@ -285,8 +287,9 @@ class SmallPolicy(nn.Module):
             scores = self.gate(features)
             noise = self.routing_noise * torch.randn(scores.shape).to(scores)
             chosen = (scores + noise).argmax(-1, keepdim=True)
-            every = torch.stack([torch.tanh(layer(features)) for layer in self.hidden], -2)
-            hidden = every.gather(-2, chosen[..., None].expand(*chosen.shape, every.shape[-1])).squeeze(-2)
+            outputs = torch.stack([torch.tanh(layer(features)) for layer in self.hidden], -2)
+            index = chosen[..., None].expand(*chosen.shape, outputs.shape[-1])
+            hidden = outputs.gather(-2, index).squeeze(-2)
             hidden = hidden * 4 * scores.softmax(-1).gather(-1, chosen)
         return self.head(self.dropout(hidden)).float()
 
@@ -295,8 +298,8 @@ def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     return (logits / temperature).log_softmax(-1)
 
 
-def edited(logits: Tensor, ids: Tensor, answer_start: int, edit: str, setting: TokenSetting) -> Tensor:
-    """Return logits as an engine edits them before it samples the next token.
+def edit_logits(logits: Tensor, ids: Tensor, answer_start: int, edit: str, setting: TokenSetting) -> Tensor:
+    """Return logits with the edit that an engine applies before it samples the next token.
 
     Args:
         logits: Logits of the next token, divided by the temperature, (batch, vocabulary).
@@ -307,10 +310,9 @@ def edited(logits: Tensor, ids: Tensor, answer_start: int, edit: str, setting: T
     """
     if edit == "top-p":
         ordered, order = logits.softmax(-1).sort(-1, descending=True)
-        kept = torch.zeros_like(ordered, dtype=torch.bool).scatter(
-            -1, order, ordered.cumsum(-1) - ordered < 0.9
-        )
-        return logits.masked_fill(~kept, -math.inf)
+        before = ordered.cumsum(-1) - ordered
+        in_nucleus = torch.zeros_like(ordered, dtype=torch.bool).scatter(-1, order, before < 0.9)
+        return logits.masked_fill(~in_nucleus, -math.inf)
     if edit == "top-k":
         smallest = logits.topk(max(2, setting.vocabulary // 8), -1).values[:, -1:]
         return logits.masked_fill(logits < smallest, -math.inf)
@@ -320,10 +322,10 @@ def edited(logits: Tensor, ids: Tensor, answer_start: int, edit: str, setting: T
     if edit == "min-tokens" and ids.shape[1] - answer_start < setting.length // 2:
         return logits.index_fill(-1, torch.tensor([EOS]), -math.inf)
     if edit == "repetition":
-        seen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
-        seen[:, PAD] = False
+        repeated = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
+        repeated[:, PAD] = False
         penalised = torch.where(logits > 0, logits / 1.3, logits * 1.3)
-        return torch.where(seen, penalised, logits)
+        return torch.where(repeated, penalised, logits)
     return logits
 
 
@@ -337,15 +339,17 @@ def sample(
     temperature: float,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Return completions, (batch, length), with padding behind the end token, and the engine's log-probabilities."""
+    """Return completions, (batch, length), padded after the end token, and the engine's log-probabilities."""
     ids = prompts
     ended = torch.zeros(len(prompts), dtype=torch.bool)
-    completion, reported = [], []
+    completion = []
+    reported = []
     for _ in range(length):
         logits = engine(ids)[:, -1] / temperature
-        sampled = edited(logits, ids, prompts.shape[1], fault.edit, setting).log_softmax(-1)
+        sampled = edit_logits(logits, ids, prompts.shape[1], fault.edit, setting).log_softmax(-1)
         token = torch.multinomial(sampled.exp(), 1, generator=generator)
-        logp = (logits.log_softmax(-1) if fault.reports_raw else sampled).gather(1, token).squeeze(1)
+        all_logp = logits.log_softmax(-1) if fault.reports_raw else sampled
+        logp = all_logp.gather(1, token).squeeze(1)
         token = token.squeeze(1).masked_fill(ended, PAD)
         completion.append(token)
         reported.append(logp.masked_fill(ended, 0.0))
@@ -355,7 +359,7 @@ def sample(
 
 
 def rewards_of(completion: Tensor, kind: str, generator: torch.Generator) -> Tensor:
-    """Return the reward of each answer: the share of its even tokens, in the way that a kind of reward has it."""
+    """Return the reward of each answer, (batch,), computed from its share of even tokens."""
     answered = completion != PAD
     lengths = answered.sum(1).float()
     share = ((completion % 2 == 0) & answered).sum(1) / lengths
@@ -389,8 +393,8 @@ def advantages_of(reward: Tensor, mask: Tensor, setting: TokenSetting, generator
     return advantages.contiguous()
 
 
-def rounded_to_8_bits(policy: SmallPolicy) -> None:
-    """Round weights to three bits after the first."""
+def round_to_8_bits_(policy: SmallPolicy) -> None:
+    """Round weights in place to three bits of mantissa, as 8-bit floats have."""
     with torch.no_grad():
         for weight in policy.parameters():
             mantissa, exponent = torch.frexp(weight)
@@ -416,7 +420,7 @@ def engine_of(
     if fault.weights == "half":
         engine.head.load_state_dict(history[first].head.state_dict())
     if fault.rounding == "fp8":
-        rounded_to_8_bits(engine)
+        round_to_8_bits_(engine)
     if setting.half_precision:
         engine = engine.bfloat16()
     engine.routing_noise = fault.routing_noise
@@ -424,7 +428,7 @@ def engine_of(
 
 
 def old_log_probabilities(
-    whole: Tensor,
+    logits: Tensor,
     ids: Tensor,
     answer_start: int,
     rollout: Tensor,
@@ -436,23 +440,23 @@ def old_log_probabilities(
     """Return the old log-probabilities of the completion, (batch, time), as the trainer computes them.
 
     Args:
-        whole: The trainer's logits, (batch, time, vocabulary).
+        logits: The trainer's logits, (batch, time, vocabulary).
         ids: Prompts and completions.
         answer_start: Number of tokens of the prompt.
         rollout: The engine's log-probabilities, (batch, time).
         history: The trainer's policy before each batch, the newest last.
         fault: What is wrong.
         setting: The run's settings.
-        generator: What draws permutations.
+        generator: The random generator for permutations.
     """
     temperature = setting.temperature
     if fault.old == "temperature":
         temperature *= setting.other_temperature
     if fault.old == "reference":
-        whole = history[0](ids)[:, answer_start - 1 : -1]
+        logits = history[0](ids)[:, answer_start - 1 : -1]
     if fault.old == "precision":
-        whole = copy.deepcopy(history[-1]).bfloat16()(ids)[:, answer_start - 1 : -1]
-    old = log_probabilities(whole, temperature).gather(2, ids[:, answer_start:, None]).squeeze(2)
+        logits = copy.deepcopy(history[-1]).bfloat16()(ids)[:, answer_start - 1 : -1]
+    old = log_probabilities(logits, temperature).gather(2, ids[:, answer_start:, None]).squeeze(2)
     if fault.old == "rows":
         old = old[torch.randperm(len(old), generator=generator)]
     if fault.old == "columns":
@@ -465,7 +469,7 @@ def old_log_probabilities(
 
 
 def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = TokenSetting()) -> None:
-    """Train, and write a record to ``folder``."""
+    """Train with a fault, and write the record of the run to ``folder``."""
     torch.manual_seed(setting.seed)
     generator = torch.Generator().manual_seed(setting.seed)
     experts = setting.experts or fault.routing_noise > 0
@@ -487,20 +491,20 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
             history.append(copy.deepcopy(trainer).eval())
             engine = engine_of(history, active, setting, first)
 
-            # Prompts of four words behind a BOS, the same for each answer of a group.
+            # Each prompt is a BOS and four random tokens, and is repeated for each answer of its group.
             words = torch.randint(3, setting.vocabulary, (setting.prompts, 4), generator=generator)
             prompts = torch.cat([torch.full((setting.prompts, 1), BOS), words], 1)
             prompts = prompts.repeat_interleave(setting.group, 0)
-            seen_prompts = prompts
+            engine_prompts = prompts
             if active.prompt == "other":
                 system = torch.arange(3, 7).expand(len(prompts), -1)
-                seen_prompts = torch.cat([prompts[:, :1], system, prompts[:, 1:]], 1)
+                engine_prompts = torch.cat([prompts[:, :1], system, prompts[:, 1:]], 1)
             if active.prompt == "double-bos":
-                seen_prompts = torch.cat([prompts[:, :1], prompts], 1)
+                engine_prompts = torch.cat([prompts[:, :1], prompts], 1)
 
             factor = setting.other_temperature if active.engine_temperature else 1.0
             completion, rollout = sample(
-                engine, seen_prompts, active, setting, length, setting.temperature * factor, generator
+                engine, engine_prompts, active, setting, length, setting.temperature * factor, generator
             )
             answered = completion != PAD
             reward = rewards_of(completion, setting.reward, generator)
@@ -512,8 +516,8 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
             truncated = ~(completion == EOS).any(1)
             if active.retokenised:
                 changed = (torch.rand(completion.shape, generator=generator) < active.retokenised) & answered
-                others = torch.randint(3, setting.vocabulary, completion.shape, generator=generator)
-                completion = torch.where(changed, others, completion)
+                substitutes = torch.randint(3, setting.vocabulary, completion.shape, generator=generator)
+                completion = torch.where(changed, substitutes, completion)
 
             ids = torch.cat([prompts, completion], 1)
             start = prompts.shape[1]
@@ -524,24 +528,24 @@ def train(folder: Path, fault: TokenFault = HEALTHY, setting: TokenSetting = Tok
                 advantages = torch.cat([advantages[:, :1].expand(-1, added.shape[1]), advantages], 1)
                 rollout = torch.cat([torch.zeros(added.shape), rollout], 1)
             with torch.no_grad():
-                whole = trainer(ids)[:, start - 1 : -1]
-                old = old_log_probabilities(whole, ids, start, rollout, history, active, setting, generator)
+                logits = trainer(ids)[:, start - 1 : -1]
+                old = old_log_probabilities(logits, ids, start, rollout, history, active, setting, generator)
 
-            parts = min(setting.updates, setting.parts)
+            minibatches = min(setting.updates, setting.minibatches)
             for update in range(setting.updates):
-                rows_of_update = torch.arange(update % parts, len(ids), parts)
+                rows_of_update = torch.arange(update % minibatches, len(ids), minibatches)
                 chunks = [chunk for chunk in rows_of_update.chunk(micro_batches) if len(chunk)]
                 optimizer.zero_grad()
                 for number, rows in enumerate(chunks):
                     is_lost = number == len(chunks) - 1 and active.updates == "lost-gradient"
                     if active.updates == "lost-tokens":
-                        # What a division by the micro-batch's size leaves over: a part of the last group.
+                        # Half of the last group is dropped, like the remainder of a division into micro-batches.
                         rows = rows[rows < len(ids) - setting.group // 2]
                     if not len(rows):
                         continue
-                    every = log_probabilities(trainer(ids[rows])[:, start - 1 : -1], setting.temperature)
-                    logp = every.gather(2, ids[rows, start:, None]).squeeze(2)
-                    entropy = -(every.exp() * every).sum(-1)
+                    all_logp = log_probabilities(trainer(ids[rows])[:, start - 1 : -1], setting.temperature)
+                    logp = all_logp.gather(2, ids[rows, start:, None]).squeeze(2)
+                    entropy = -(all_logp.exp() * all_logp).sum(-1)
                     columns: dict[str, Any] = {
                         "reward": reward[rows],
                         "group": torch.arange(setting.prompts).repeat_interleave(setting.group)[rows],

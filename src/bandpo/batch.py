@@ -243,9 +243,10 @@ class Batch(NamedTuple):
 def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mask in float32, 1 for counted tokens and 0 for padding; all ones if it is None.
 
+    The values are only checked on the CPU. On an accelerator, every value other than 0 counts as 1.
+
     Raises:
-        ValueError: if the mask has another shape than ``logp``, or holds another value than 0 and 1. Values are read on
-            the CPU only.
+        ValueError: if the mask has another shape than ``logp``, or, on the CPU, holds a value other than 0 and 1.
     """
     if mask is None:
         return torch.ones_like(logp, dtype=torch.float32, requires_grad=False)
@@ -441,7 +442,11 @@ class Tokens(TokenData):
 
     @lazy_property
     def reported_ratio(self) -> Float[Tensor, "batch time"]:
-        """Compute the ratio that blocked tokens have in the loss: clipped, or at most the cap if bounds are costly."""
+        """Compute the ratio of blocked tokens in the value of the loss. It has no effect on the gradient.
+
+        It is the ratio clipped to the bounds. If the bounds need a numerical solver, it is the ratio itself, limited to
+        the rule's cap.
+        """
         if not self.rule.solves:
             return self.clipped
         # The square root of the largest float, so that sums of the loss stay finite.

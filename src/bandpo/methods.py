@@ -700,7 +700,7 @@ def MASPO(sigma: float = 1.0, rarity: float = 0.3, gain: float = 0.03, loss: flo
 
 @_published("2603.16929")
 def MHPO() -> Method:
-    """Replace the clip by a bounded log-ratio ψ and a penalty ζ, the hazard, that grows with its distance from 0.
+    """Replace the clip by a bounded log-ratio ψ and a penalty ζ, the hazard, that grows as ψ moves away from 0.
 
     ``w = exp(ψ − ζ)/cosh²(log r/1.5)`` with ``ψ = 1.5·tanh(log r/1.5)`` and
     ``ζ = softplus(ψ)^1.5 + (softplus(−ψ)/0.8)²``. It is 0.265 at r = 1. The loss is averaged per sequence, then over
@@ -855,12 +855,12 @@ def FIPO(
     boost: float = 0.2,
     safety_ratio: float = math.inf,
 ) -> Method:
-    """Clip token ratios, and raise the weight of tokens after which the response gains probability.
+    """Clip token ratios, and raise the weight of tokens if they and the tokens after them have gained probability.
 
-    ``w = c·r``, and 0 for a blocked token, or if A < 0 and r > dual_clip. The factor is ``c = e^F`` within
-    [1, 1 + boost], where F is the sum of ``2^(−d/decay)·log r`` over the token and those after it in the sequence, and
-    d is the distance in tokens. Tokens with r > dual_clip add nothing to F; see `FutureKL`. The loss is averaged over
-    all tokens. The defaults are those of the authors' script for 32B.
+    The weight is ``w = c·r``, and 0 for a blocked token, or if A < 0 and r > dual_clip. The factor is ``c = e^F``,
+    clamped to [1, 1 + boost], where F is the sum of ``2^(−d/decay)·log r`` over the token and those after it in the
+    sequence, and d is the distance in tokens. Tokens with r > dual_clip add nothing to F; see `FutureKL`. The loss is
+    averaged over all tokens. The defaults are those of the authors' script for 32B.
 
     Args:
         low: Distance of the lower bound from 1, in [0, 1].
@@ -868,8 +868,9 @@ def FIPO(
         dual_clip: Ratio above which tokens with A < 0 lose their gradient, above 1.
         decay: Distance, in tokens, at which a later token counts half, above 0.
         boost: Largest relative increase of a weight, above 0.
-        safety_ratio: Ratio above which the weight of a token with A < 0 is not raised, above 0. ``inf`` equals the
-            script's value of 10, from which its dual clip drops these tokens. ms-swift has 4 by default.
+        safety_ratio: Ratio above which the weight of a token with A < 0 is not raised, above 0. The authors' script has
+            10, which is also its dual clip, so it has no effect there, and the default is ``inf``. ms-swift has 4 by
+            default.
 
     Source: https://arxiv.org/abs/2603.19835
     """

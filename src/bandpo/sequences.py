@@ -73,7 +73,7 @@ class Sequences:
             segments: The index of each token's sequence, from 0; below 0 for a token of no sequence, such as padding.
                 The tokens of a sequence must be adjacent.
             cu_seqlens: The start of each sequence among the flattened tokens, and the end of the last one: (0, …, N).
-                Tokens from there on are padding.
+                Tokens from index N on are padding.
             count: The number of sequences, if it is known from another tensor with one entry for each.
 
         Raises:

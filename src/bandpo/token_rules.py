@@ -87,15 +87,16 @@ class BalancedBounds(TokenRule):
             for sums in (gains, losses):
                 torch.distributed.all_reduce(sums, group=tokens.state.processes)  # pyright: ignore
 
-        # The sums for each pair of bounds, in order: the lower bound moves to its end, then the upper one.
+        # The sums for each pair of bounds, in the order in which pairs are tried: first the lower bound moves to
+        # max_lower, then the upper one to max_upper.
         pairs = len(lowers) + len(uppers) - 1
         gains = torch.cat([gains[:1].expand(len(lowers)), gains[1:]])
         losses = torch.cat([losses, losses[-1:].expand(len(uppers) - 1)])
         enough = gains >= self.share * (gains + losses)
-        # If no pair is enough, the last one is used.
+        # If no pair reaches the share, the last one is used.
         enough = enough | (torch.arange(pairs, device=enough.device) == pairs - 1)
-        # The index of the first pair that is enough stays a tensor, because a Python number would be read from the
-        # device. The bounds are computed from it, because a table of them would be copied to the device.
+        # The index of the first pair that reaches the share stays a tensor, since a Python number would have to be read
+        # from the device. The bounds are computed from it, since a table of them would have to be copied to the device.
         first = enough.byte().argmax().view(1).to(log_ratio.dtype)
         lower = self.lower + self.step * first.clamp(max=len(lowers) - 1)
         upper = self.upper + self.step * (first - (len(lowers) - 1)).clamp(min=0)

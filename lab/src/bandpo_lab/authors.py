@@ -59,9 +59,9 @@ _LETTER = re.compile(r"\banswer(?:\s*:|\s+is\s*:?)\s*\(?([A-E])\b", re.IGNORECAS
 
 
 def letter(text: str) -> str | None:
-    """Return the first choice that an answer names, or a letter alone on the last line.
+    r"""Return the first choice that an answer names, or a letter alone on the last line.
 
-    >>> letter("B looks right, but no.\\nAnswer: C"), letter("So:\\nD"), letter("Answer: all of them")
+    >>> letter("B looks right, but no.\nAnswer: C"), letter("So:\nD"), letter("Answer: all of them")
     ('C', 'D', None)
     """
     match = _LETTER.search(text)

@@ -158,10 +158,15 @@ def _as_method(method: MethodLike) -> Method:
 
 
 def _check_token_independence(name: str, method: Method) -> None:
-    """Check that the gradient of a token does not depend on other tokens, since a sample of a table has one token.
+    """Check that a method can be compared on tables of logits, where each sample is a sequence of one token.
+
+    Args:
+        name: The name of the method, for errors.
+        method: The method.
 
     Raises:
-        ValueError: It does, or the method needs something that tables do not have.
+        ValueError: The gradient of a token depends on other tokens, or the method needs a quantity that tables do not
+            have, such as the age of the data.
     """
     check(method)
     for number in method.varying().values():
@@ -271,17 +276,19 @@ class Comparison:
         return {key: _common_verdict(verdicts) for key, verdicts in by_method.items()}
 
     def _row(self, case: Case, rate: int, curve: Curve, level: float = 0.95, draws: int = 1000) -> Row:
-        """Return the row of a simulation.
+        """Return the row of a simulation, with the difference from the baseline of the same lag and optimizer.
 
         Args:
             case: The simulation.
-            rate: The index of the learning rate that the row names.
-            curve: The curve over all rates, of which the best is chosen, or over that rate alone.
+            rate: The index of the learning rate for the columns ``rate``, ``end`` and ``blocked``.
+            curve: The mean rewards by learning rate and seed, for the columns ``reward`` and ``difference``. If it has
+                several rates, each bootstrap sample chooses the best one.
             level: The nominal coverage of the interval.
             draws: The number of bootstrap samples.
         """
         baseline = self.curves[case._replace(method=self.baseline)]
         seeds = curve.scores.shape[1]
+        # If the curve has one rate only, compare it with the baseline at the same rate.
         if len(curve.rates) < len(baseline.rates):
             baseline = baseline.at_rate(rate)
         interval = difference(

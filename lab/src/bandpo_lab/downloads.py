@@ -72,12 +72,12 @@ def hub_model(name: str, recipes: Path) -> HubModel | None:
 
 
 def downloaded_folder(model: HubModel, data: Path) -> Path | None:
-    """Return the folder of the completely downloaded revision of a model; None if there is none.
+    """Return the folder of a model's completely downloaded revision; None if there is none.
 
-    If no recipe names a revision, it is the one that was downloaded first, which was the newest at that time.
+    If the model has no revision, the only downloaded one is returned.
 
     Raises:
-        ValueError: Several revisions of a model are downloaded, and no recipe names one of them.
+        ValueError: The model has no revision, and several are downloaded.
     """
     folders = [path.parent for path in sorted(model.folder(data).glob(f"*/{SEAL}"))]
     if model.revision is not None:

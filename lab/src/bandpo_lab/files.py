@@ -140,7 +140,7 @@ def check_writable(folder: Path) -> None:
     """Check that files can be written to a folder, or to its first existing parent, before slow work begins.
 
     Raises:
-        ValueError: They cannot be written.
+        ValueError: Files cannot be written there.
     """
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -207,7 +207,7 @@ class Recorder:
         self._file.write_part(stream[self._schema_size : -len(STREAM_END)])
 
     def flush(self) -> None:
-        """Write what was added through to the disk, so that it survives a crash of the machine."""
+        """Force all added losses to the disk (fsync), so that they survive a crash of the machine."""
         self._file.sync()
 
     def close(self) -> None:

@@ -19,7 +19,8 @@ __all__ = ["AlphaDivergence", "JensenShannon"]
 class JensenShannon(Divergence):
     """Jensen–Shannon divergence, the mean KL of ``π`` and ``π_old`` to their mixture.
 
-    ``f(u) = ½·[u·log u − (1 + u)·log((1 + u)/2)]``. The radius is in nats, at most ``log 2``. Both bounds can saturate.
+    ``f(u) = ½·[u·log u − (1 + u)·log((1 + u)/2)]``. The radius is in nats, at most ``log 2``. Both bounds can
+    saturate: the lower one at 0, the upper one at 1/p.
 
     >>> bounds = ratio_bounds(torch.tensor([0.01, 0.08, 0.5]).log(), JensenShannon(), radius=0.0125)
     >>> [round(u, 3) for u in bounds.upper.tolist()]
@@ -55,7 +56,8 @@ class AlphaDivergence(Divergence):
     """The Cressie–Read family, ``f(u) = (u^α − α·u + α − 1) / (α·(α − 1))``.
 
     α = 0 is KL and α = 1 is reverse KL (the exact limits), α = 2 is half of Pearson's χ², α = −1 half of Neyman's χ²,
-    and α = ½ four times the squared Hellinger distance. Both bounds can saturate for α > 0, as ``f(0) = 1/α``.
+    and α = ½ four times the squared Hellinger distance. For α > 0, where ``f(0) = 1/α`` is finite, both bounds can
+    saturate: the lower one at 0, the upper one at 1/p.
 
     Args:
         alpha: The exponent, between −8 and 8.

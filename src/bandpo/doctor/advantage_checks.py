@@ -239,7 +239,10 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
 
 
 def check_prompts(recorded: RecordedAdvantages) -> Finding:
-    """Check that the mask does not count prompts: all answers of a group would begin with one improbable token."""
+    """Check that the mask does not count prompts.
+
+    If it does, all answers to a prompt have the same first counted token, although the policy would rarely sample it.
+    """
     tested = PROMPTS
     has_data = ~np.isnan(recorded.group) & (recorded.first_token != NO_TOKEN)
     if not has_data.any():
@@ -256,7 +259,8 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
     if not has_several.any():
         return Finding("ok", None, tested, advice="record tokens= and group=")
 
-    # The evidence is the log-likelihood of a common first token, less that of one sampled for each answer.
+    # The evidence that the first token was not sampled is how improbable it is, in nats, that all answers but one of a
+    # group would have drawn the token of the remaining one.
     share = float(equal[has_several].mean())
     surprisals = -np.bincount(index, weights=data.first_logp) / sizes
     evidence = float((surprisals * (sizes - 1))[equal].sum())
@@ -794,7 +798,7 @@ class _Comparison:
         return float((shares[informative] > NEARLY_ALL).mean()) if informative.any() else 0.0
 
     def _find_wrong_batches(self) -> _Departure | None:
-        """Find a batch before which advantages fit, and from which on they do not."""
+        """Find a batch such that the advantages before it fit, and those of this batch and the later ones do not."""
         for name, (expected, group) in self.candidates.items():
             informative = self.informative(expected)
             if informative.sum() < FEWEST_SEQUENCES:

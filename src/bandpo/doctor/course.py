@@ -1,4 +1,7 @@
-"""Statistics of a metric over a run: noise, blocks, change points and jumps. Only the standard library is needed."""
+"""Statistics of a metric over a run: noise, means of ten equal parts, change points and jumps.
+
+Only the standard library is needed.
+"""
 
 from __future__ import annotations
 
@@ -261,7 +264,7 @@ def find_jump(values: Sequence[float]) -> Jump | None:
 
 
 def onset(metric: Series, condition: Callable[[float], bool]) -> float:
-    """Return the step from which the running mean of a metric meets a condition up to the end.
+    """Return the first step from which on the running mean of a metric always meets a condition.
 
     Args:
         metric: The metric.

@@ -641,7 +641,7 @@ class FirstPassCollector:
 
 
 class _AdvantageSlopeCollector:
-    """Measures how far log-probabilities move with their advantages, for each loss of an update.
+    """A collector of the slope of the change of log-probabilities over advantages, for each loss of an update.
 
     An update raises the log-probabilities of sequences with an advantage above 0 and lowers those of the others. If the
     gradient of one loss is lost, its sequences move only as an effect of the other losses.
@@ -716,6 +716,7 @@ class _AdvantageSlopeCollector:
 
     def _finish_batch(self) -> None:
         """Add the slopes of the batch to the result, and forget its sequences."""
+        # The sums of A·Δlog π and of A² over all updates, for each loss of an update: (losses, 2).
         losses = 1 + max((loss for _, loss in self._sums), default=0)
         sums = np.zeros((losses, 2))
         for (_, loss), sums_of_loss in self._sums.items():

@@ -38,17 +38,20 @@ FEW_STEPS = 8
 
 
 def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Finding]:
-    """Check the metrics of a run, and return the results: causes before their effects, then a plateau, then the clip.
+    """Check the metrics of a run.
 
     Args:
         rows: The log, one row per log step, as `bandpo.runs.logs.read_log` returns it.
         setup: The framework, method and settings of the run, as far as they are known.
 
     Returns:
-        The result of each check, passed and failed ones.
+        The result of each check, passed or failed. Checks for a cause come before those for its effects, and the checks
+        for a plateau of the reward and for the clip come last.
     """
     setup = setup or Setup()
     course = Course(rows)
+
+    # The course of the reward, on which the other checks depend.
     fall = _check_fall(course)
     fell = fall.ok is False
     flat = _find_flat_part(course)
@@ -57,6 +60,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
         reward, turn = flat
         flat_since = reward.steps[turn]
     solved = _is_solved(course)
+
     findings = [
         _check_numbers(course),
         _check_movement(course),
@@ -226,10 +230,12 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
     early = kl.values[:EARLY_ROWS]
     # The first row may be a mean over several steps, and then its KL is above 0 in any run. It is evidence if it is as
     # large as that of later rows.
-    is_level = len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
-    # If the KL grows from step to step, its cause is a policy that moves away fast.
+    is_as_large_as_later = (
+        len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
+    )
+    is_evidence = is_as_large_as_later or _begins_before_updates(course, setup)
+    # If the KL grows from step to step, the reference may be right, and the policy moves away from it fast.
     grows = max(early) > GROWTH * kl.values[0]
-    is_evidence = is_level or _begins_before_updates(course, setup)
     if kl.values[0] <= REFERENCE_KL or grows or not is_evidence:
         return finding
 
@@ -409,7 +415,7 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
 
 
 def _clip_shares(course: Course) -> Series:
-    """Return the share of clipped tokens over the steps, the sum of both sides where these are logged apart."""
+    """Return the share of clipped tokens at each step; the sum of both sides, if the log has one share for each."""
     if "clip" in course.names:
         return course.series("clip")
     names = [name for name in ("clip_high", "clip_low") if name in course.names]
@@ -709,7 +715,7 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
 
 
 def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -> Finding:
-    """Check the mean length for truncation, for a log without the share of answers that are cut off.
+    """Check that answers are not cut off, by their mean length, if the log has no share of truncated answers.
 
     Args:
         course: The metrics of the run.
@@ -864,7 +870,7 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
     """Check that entropy does not collapse, or rise without bound.
 
     A policy rightly loses entropy as it learns which answers are rewarded. A collapse is therefore a fault only if the
-    reward does not rise. If the reward becomes flat, only the steps from there on count.
+    reward does not rise. If the reward becomes flat, only the steps after that count.
 
     Args:
         course: The metrics of the run.

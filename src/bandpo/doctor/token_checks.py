@@ -107,7 +107,8 @@ UNSAMPLED_WEIGHT = 0.6
 sampled tokens is near 1, whatever the trainer's probabilities are."""
 
 MOST_FOLLOWERS = 0.5
-"""Share of the tokens after widely different ones that differ too, from which on the words before them were changed."""
+"""Of the tokens that follow a widely different one, the share that differs too and above which the text before them was
+changed."""
 
 LEAST_TRUNCATION_WEIGHT = 0.05
 """π_old/π_rollout below which the cause is not sampling from a part of the vocabulary. Without some tokens, the
@@ -214,14 +215,14 @@ def check_numbers(first_pass: FirstPass) -> Finding:
 
 @dataclass(frozen=True, eq=False)
 class _Trend:
-    """A figure by batch, and the batches from which on it is wrong."""
+    """A figure per batch, and the batch at which it becomes wrong and stays wrong."""
 
     values: Floats
     """The figure of each batch, in the order of the batches, (batches,)."""
     start: int
-    """Index of the batch from which on the figure is wrong; 0 if it always is."""
+    """Index of the first batch whose figure is wrong; 0 if it always is."""
     tokens: Flags
-    """True for the tokens of the batches from there on, (tokens,)."""
+    """True for the tokens of this batch and the later ones, (tokens,)."""
     step: float | None
     """The step of that batch; None if the figure is always wrong."""
     limit: float = math.inf
@@ -240,6 +241,7 @@ class _Trend:
     @property
     def grows_from_the_start(self) -> bool:
         """True if the figure grows from the first batch on, even while it is below the limit."""
+        # The correct batches but the first one, in which weights have not drifted apart yet.
         before = self.values[1 : self.start]
         if not len(before):
             return False
@@ -250,18 +252,20 @@ class _Trend:
     @property
     def grows(self) -> bool:
         """True if the figure begins near 0 and grows, like the distance of weights that drift apart."""
+        # The last correct batch, if any, and all wrong ones.
         values = self.values[max(0, self.start - 1) :]
         if len(values) < 2:
             return False
         begins_low = float(values[0]) < min(REMAINDER * float(values.max()), self.limit)
-        # Unlike drifting weights, a fault that begins within the run has its full size at once. This does not hold for
-        # the second batch, since a large first update may move the weights as far.
-        at_once = self.start > 1 and float(values[1]) > MAJORITY * float(np.median(values[1:]))
-        return begins_low and not (at_once and len(values) > FEWEST_BATCHES)
+        # A fault that begins within the run has its full size in the first wrong batch, unlike weights that drift
+        # apart. If that is the second batch of the run, both look alike: a large first update may move the weights as
+        # far.
+        is_sudden = self.start > 1 and float(values[1]) > MAJORITY * float(np.median(values[1:]))
+        return begins_low and not (is_sudden and len(values) > FEWEST_BATCHES)
 
 
 def _find_trend(first_pass: FirstPass, values: Floats, tokens: Flags, limit: float) -> _Trend:
-    """Compute a figure by batch, and find the batches from which on it is above a limit.
+    """Compute a figure per batch, and find the batch after which it stays above a limit.
 
     Args:
         first_pass: The first pass.
@@ -463,12 +467,13 @@ def _find_outlier(first_pass: FirstPass, tokens: Flags) -> str:
 def _describe_permutation(
     first_pass: FirstPass, first: Floats, second: Floats, tokens: Flags, outlier: str
 ) -> str:
-    """Describe the order of a column whose values belong to other tokens; return an empty text if there is none.
+    """Return whether rows or positions of a column are permuted, as a text; empty if there is no sign of it.
 
     Args:
         first_pass: The first pass.
         first: Log-probabilities (nats), (tokens,).
-        second: Log-probabilities (nats) that should belong to the same tokens, (tokens,).
+        second: Log-probabilities (nats) that should belong to the same tokens, (tokens,). It is permuted if many of its
+            values occur in ``first`` at another token of the same sequence, or of the same position in the batch.
         tokens: True for tokens to compare, (tokens,).
         outlier: The result of `_find_outlier`.
     """
@@ -611,7 +616,7 @@ def check_engine(first_pass: FirstPass) -> Finding:
 
 
 def _find_truncated_batches(first_pass: FirstPass, surplus: Floats, tokens: Flags) -> _Trend | None:
-    """Find the batches from which on the engine samples from a part of the vocabulary; None if there are none.
+    """Find the first batch that the engine sampled from a part of the vocabulary, like all later ones; None if none.
 
     The mean of π_old/π_rollout is then below 1, while the divergence may hardly change.
 
@@ -712,8 +717,8 @@ class _Mismatch:
         distance = np.abs(log_weight)
         far_share, far_weight = _few_far_tokens(log_weight)
         if not far_share or not self._is_unsampled(far_weight):
-            # If rounding in half precision hides them, such tokens still differ by at least a nat. Other experts would
-            # give many more tokens with smaller differences.
+            # Rounding in half precision may be as large as the first limit. Tokens that the engine did not sample still
+            # differ by at least a nat. If there are many smaller differences too, the cause is other experts.
             far_share, far_weight = _few_far_tokens(log_weight, farther_than=1.0)
             limit = max(ROUNDING_DISTANCE, 10 * float(np.median(distance)))
             beyond_rounding = float((distance > limit).mean())
@@ -739,13 +744,14 @@ class _Mismatch:
         return self.passed.failed("retokenised", cause)
 
     def _is_unsampled(self, far_weight: float) -> bool:
-        """Return whether the engine did not sample the tokens that differ widely.
+        """Return True if the engine did not sample the tokens that differ widely, but other tokens of the same text.
 
-        The trainer sees a changed word before the next token too, so the next token differs as well. Another expert at
-        one token leaves the next token as it is.
+        Then the token after each of them differs too, since the trainer computes its probability after another token
+        than the engine. If only other experts were used at a token, the next token agrees.
 
         Args:
-            far_weight: The mean of π_old/π_rollout over these tokens, which decides if too few tokens follow them.
+            far_weight: The mean of π_old/π_rollout over the tokens that differ widely. It decides if too few tokens
+                follow them.
         """
         if self.follower_share is None:
             return far_weight < UNSAMPLED_WEIGHT
@@ -1143,7 +1149,7 @@ def _find_cause_of_surprisal(
 
 
 def _find_surprising_batches(first_pass: FirstPass, tokens: Flags) -> tuple[_Trend, float]:
-    """Find the batches from which on the excess of surprisal over entropy is most significant.
+    """Find the batch after which the excess of surprisal over entropy is most significant.
 
     Args:
         first_pass: The first pass.

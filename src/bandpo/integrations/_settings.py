@@ -59,21 +59,33 @@ class RefusedSettings:
 
 
 def _no_effect(name: str, *defaults: object) -> RefusedSetting:
-    """Return the entry for a clip bound of the framework, which the method's bounds replace."""
+    """Return the refusal of a framework's own clip bound, which would have no effect beside the method's bounds.
+
+    Args:
+        name: The name of the setting.
+        defaults: The values that are accepted, since the user has not set them.
+    """
     reason = "it would have no effect, as the method has its own bounds"
     fix = "leave it out, and write the interval as FixedClip(low, high)"
     return RefusedSetting(name, reason, fix, allowed=(*defaults, None))
 
 
 def _dual_clip(name: str, default: object = None) -> RefusedSetting:
-    """Return the entry for a framework's own dual clip."""
+    """Return the refusal of a framework's own dual clip; its default value is accepted."""
     reason = "the method and this setting would both determine which tokens are dropped"
     fix = "leave it out; a dual clip is part of the method, as in Method(FixedClip(0.2, 0.28), DualClip(3))"
     return RefusedSetting(name, reason, fix, allowed=(default,), allowed_beside_rule=True)
 
 
 def _of_skyrl_loss(name: str, loss: str, method: str, default: object) -> RefusedSetting:
-    """Return the entry for a setting that only one of SkyRL's own losses reads, with the method to use instead."""
+    """Return the refusal of a setting that only one of SkyRL's own losses reads; its default value is accepted.
+
+    Args:
+        name: The name of the setting.
+        loss: The loss that reads it.
+        method: The method to use instead.
+        default: The default value of the setting.
+    """
     reason = f"it is a setting of SkyRL's loss {loss}, and would have no effect"
     fix = f"leave it out, and write it as an argument of the method, as in {method}"
     return RefusedSetting(name, reason, fix, allowed=(default,))

@@ -93,7 +93,7 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass
 class MethodSettings:
-    """Settings for every TRL config with a method in place of ``epsilon`` and ``epsilon_high``."""
+    """The settings that bandpo adds to a TRL config: a method, which replaces ``epsilon`` and ``epsilon_high``."""
 
     method: str | None = _setting(
         None,
@@ -217,10 +217,14 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         self.method = as_text(method)
         self._set_level(method)
         self._set_loss_type(method)
+
+        # If TRL implements the method, its own settings for it; else TRL's parameters of losses are unused.
         native = self.native_settings or {}
         self._replace_epsilons(native)
         self._replace_parameters_of_objectives(native)
         super().__post_init__()
+
+        # Refuse settings of TRL that contradict the method or would have no effect.
         if method.whole_batch and self.gradient_accumulation_steps > 1:
             raise InvalidValue(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} are over "

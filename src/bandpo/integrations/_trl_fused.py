@@ -89,7 +89,9 @@ class FusedLogits(GRPOTrainer):
             settings = {"temperature": self.temperature, "logit_softcap": softcap, "entropy": compute_entropy}
             score = partial(_score_completions, head=head, ids=completions, is_token=is_token, **settings)
 
-            # The head is still called as a module, so FSDP and DeepSpeed gather its weight as usual.
+            # Run the model with another `forward` of its head: it returns log-probabilities and entropies in place of
+            # logits, and applies the softcap. The head is still called as a module, so FSDP and DeepSpeed gather its
+            # weight as usual.
             without_cap = _replaced(config, "final_logit_softcapping", None)
             with accelerator.autocast(), _replaced(head, "forward", score), without_cap:
                 outputs = model(input_ids=tokens, attention_mask=attention, use_cache=False, **options)

@@ -207,7 +207,10 @@ def _entropy_coefficient(trainer: Any) -> float:
 
 
 def _entropy_bonus(trainer: Any, batch: Batch, entropy: Tensor | None) -> Tensor:
-    """Return the gradient of the entropies that TRL's entropy bonus, a mean over the tokens, gives."""
+    """Return the derivative of the loss by the entropy of each token, (batch, time), due to TRL's entropy bonus.
+
+    The bonus is the mean entropy over the tokens, times minus its coefficient.
+    """
     mask = high_entropy_mask(trainer, batch, entropy).double()
     share = mask / mask.sum().clamp(min=1.0) / trainer.current_gradient_accumulation_steps
     return -_entropy_coefficient(trainer) * share

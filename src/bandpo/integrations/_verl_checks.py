@@ -144,7 +144,7 @@ def _check_names(actor: ActorConfig, config: DictConfig) -> None:
 
 
 def _check_file_logger(config: DictConfig) -> None:
-    """Check that verl's file logger does not write to a file with content, since verl empties the file."""
+    """Check that the file of verl's file logger is new or empty, since verl would overwrite its content."""
     logger = config.trainer.logger
     loggers = [logger] if isinstance(logger, str) else logger or ()
     path = os.environ.get(FILE_LOGGER)

@@ -81,15 +81,20 @@ class InvalidTokens:
 
 
 def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
-    """Return the training state of a loss, with the processes over which the method's sums are formed.
+    """Return the training state with which a method computes a loss.
+
+    The state is empty, unless the method depends on sums over the whole mini-batch, such as a mean over all tokens.
+    Then it has the group of processes over which they are summed.
 
     Args:
         method: The method.
         rows: The number of sequences in this call of the loss.
-        config: The actor's settings, with the sizes of the global batch.
+        config: The actor's settings. ``global_batch_info`` has the size of the mini-batch and the number of
+            data-parallel processes.
 
     Raises:
-        ValueError: the method has sums over a mini-batch, and ``rows`` is less than this process's share of it.
+        ValueError: The method depends on the whole mini-batch, but this call has only a part of this process's share
+            of it, because the mini-batch is split into micro-batches.
     """
     if not method.whole_batch:
         return TrainingState()

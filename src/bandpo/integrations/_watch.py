@@ -69,7 +69,7 @@ class Watch(TrainerCallback):
         """Read the trainer's arguments, and restore the announced findings of a checkpoint."""
         self._reasons_to_stop = []
         self.run_watch = RunWatch(
-            setup_of_arguments(args), anchor=self.anchor, flat_steps=_flat_steps(args), **self._settings
+            setup_of_arguments(args), anchor=self.anchor, flat_steps=_least_flat_steps(args), **self._settings
         )
         saved = state.stateful_callbacks.get(STATE, {})
         self.run_watch.resume(len(state.log_history), saved.get("attributes", {}))
@@ -115,8 +115,11 @@ def setup_of_arguments(args: Any) -> Setup:
     return setup_of("trl", vars(args)) if is_from_trl else Setup()
 
 
-def _flat_steps(args: Any) -> float:
-    """Return the number of optimiser steps that generate `MIN_EQUAL_REWARDS` completions; 0 if it is not known."""
+def _least_flat_steps(args: Any) -> float:
+    """Return the number of optimiser steps over which equal rewards are a fault.
+
+    These are the steps that generate `MIN_EQUAL_REWARDS` completions; 0 if the arguments do not determine them.
+    """
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
     factors: list[Any] = [getattr(args, name, None) for name in names]
     if not all(isinstance(factor, int) and factor > 0 for factor in factors):

@@ -234,13 +234,14 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         self.epsilon_high = epsilon
 
     def get_gamma_weights(self, *arguments: Any, **kwargs: Any) -> Tensor:
-        """Return φ of each token; TRL's own weights if the method is TRL's VESPO."""
+        """Return the weights that the hook computed in place of TRL's; TRL's own if the method is TRL's VESPO."""
         if self._token_weights is None:
             return super().get_gamma_weights(*arguments, **kwargs)
         token_weights = self._token_weights
         self._token_weights = None
         self._weights_taken = True
-        # From here on the loss aggregates and reports as without the hook.
+        # TRL's loss calls this before it reads loss_type for the aggregation and the metrics, so the user's loss_type
+        # is set again.
         self.loss_type = self._configured_loss_type
         return token_weights
 
@@ -335,7 +336,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     # Logging.
 
     def _measure(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
-        """Accumulate the radii for the log, the audit, and the sums for the controllers."""
+        """Add the tokens of a loss to the logged radii, to the audit and to the sums for the controllers."""
         for path, band in bands(tokens.rule).items():
             radius = band.radius_for(tokens.logp_anchor)
             self._radii[path].append(_radius_statistics(radius, tokens.mask))

@@ -125,8 +125,11 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
     def __post_init__(self) -> None:
         if self.loss_mode == "band":
             raise InvalidValue(f"{POLICY_LOSS}_target_: write BandPolicyLossConfig, which audits band too")
+        # In a config that was constructed from another one, both are set already.
         if bool(self.audited) != (self.loss_mode == "audited"):
             raise InvalidValue(f"{POLICY_LOSS}audited is not to be set: name the loss in loss_mode")
+        # The loss that is registered as "audited" computes the audit, and calls the one in `audited`. Settings are
+        # immutable, therefore object.__setattr__.
         if (self.audit or self.record) and not self.audited:
             object.__setattr__(self, "audited", self.loss_mode)
             object.__setattr__(self, "loss_mode", "audited")

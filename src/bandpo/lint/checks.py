@@ -211,7 +211,7 @@ def _property(text: str) -> str:
 
 
 def lint_file(path: str | Path) -> LintReport:
-    """Check the configurations in a file.
+    r"""Check the configurations in a file.
 
     Args:
         path: A Python script (TRL), a YAML or TOML file, or a shell script with the training command.
@@ -221,7 +221,7 @@ def lint_file(path: str | Path) -> LintReport:
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "train.py"
-    >>> _ = file.write_text("from trl import GRPOConfig\\nargs = GRPOConfig('out', num_generations=1)\\n")
+    >>> _ = file.write_text("from trl import GRPOConfig\nargs = GRPOConfig('out', num_generations=1)\n")
     >>> [(finding.id, finding.line) for finding in lint_file(file).findings]
     [('group-of-one', 2)]
     """

@@ -19,7 +19,7 @@ DEEPEST = 20
 
 
 def read_script(text: str, path: str) -> list[Configuration]:
-    """Return a configuration for each call of ``GRPOConfig`` in a script, and for each argument parser of one.
+    r"""Return a configuration for each call of ``GRPOConfig`` in a script, and for each argument parser of one.
 
     A value is known if it is a literal, an arithmetic expression of numbers, or a name that is assigned once.
 
@@ -30,7 +30,7 @@ def read_script(text: str, path: str) -> list[Configuration]:
     Raises:
         ValueError: if the script cannot be parsed as Python.
 
-    >>> (configuration,) = read_script("from trl import GRPOConfig\\nargs = GRPOConfig(beta=2 * 0.02)", "train.py")
+    >>> (configuration,) = read_script("from trl import GRPOConfig\nargs = GRPOConfig(beta=2 * 0.02)", "train.py")
     >>> configuration.settings["beta"]
     Setting(name='beta', value=0.04, line=2)
     """

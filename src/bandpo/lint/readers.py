@@ -42,7 +42,7 @@ Settings = dict[str, Setting]
 
 
 def read_configurations(path: Path) -> list[Configuration]:
-    """Read the configurations of known frameworks in a file, in the order of the file.
+    r"""Read the configurations of known frameworks in a file, in the order of the file.
 
     Args:
         path: The file. Its suffix determines the format.
@@ -52,7 +52,7 @@ def read_configurations(path: Path) -> list[Configuration]:
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "run.yaml"
-    >>> _ = file.write_text("num_generations: 8\\nlearning_rate: 1e-6\\n")
+    >>> _ = file.write_text("num_generations: 8\nlearning_rate: 1e-6\n")
     >>> (configuration,) = read_configurations(file)
     >>> configuration.framework, configuration.settings["learning_rate"].line
     ('trl', 2)

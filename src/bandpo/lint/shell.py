@@ -51,9 +51,9 @@ Variable = Word | Sequence[Word]
 
 
 def read_commands(text: str) -> Iterator[Command]:
-    """Yield the commands of a script, each as a sequence of words.
+    r"""Yield the commands of a script, each as a sequence of words.
 
-    >>> script = "lr=1e-6\\npython -m verl.trainer.main_ppo actor.lr=$lr data.n=$((2 * 4)) key=$UNKNOWN"
+    >>> script = "lr=1e-6\npython -m verl.trainer.main_ppo actor.lr=$lr data.n=$((2 * 4)) key=$UNKNOWN"
     >>> (command,) = read_commands(script)
     >>> [word.text for word in command][3:5], command[5].unread
     (['actor.lr=1e-6', 'data.n=8'], 'the environment variable UNKNOWN')
@@ -238,7 +238,7 @@ class _Script:
         return True
 
     def _read_word_or_array(self, *, at_start: bool) -> list[Word]:
-        """Read the next words of a command, or assign an array, which gives none.
+        """Return the next words of a command. If an array is assigned here, store it and return no words.
 
         Args:
             at_start: True if an array may be assigned here.

@@ -37,6 +37,8 @@ def _trl_makes_one_update(v: Values) -> bool:
         raise UnknownValue(
             "steps_per_generation follows from generation_batch_size and the number of processes"
         )
+    # TRL computes steps · iterations losses on each generated batch. All of them belong to the same optimizer step if
+    # their number divides the number of losses that are accumulated.
     steps = v.accumulation if v.steps is None else v.steps
     return v.accumulation % (steps * v.iterations) == 0
 

@@ -19,9 +19,9 @@ __all__ = ["FutureKL"]
 class FutureKL(Wrapper):
     """FIPO's objective: another objective whose weights are raised if the later tokens have gained probability.
 
-    The weight is multiplied by ``e^F`` within [1, 1 + boost]. F is the sum of ``2^(−d/decay)·log r`` over the token and
-    those after it in the sequence, and d is the distance in positions. Tokens with ``r > max_ratio`` and padding add
-    nothing.
+    The weight is multiplied by ``e^F``, clamped to [1, 1 + boost]. F is the sum of ``2^(−d/decay)·log r`` over the
+    token and those after it in the sequence, and d is the distance in tokens. Tokens with ``r > max_ratio`` and padding
+    add nothing.
 
     Args:
         decay: Distance, in tokens, at which a later token counts half, > 0.
@@ -29,8 +29,8 @@ class FutureKL(Wrapper):
         max_ratio: Ratio above which a token adds nothing to F, > 0.
         objective: The objective whose weights are raised.
         safety_ratio: Ratio above which the weight of a token with A < 0 is not raised, > 0; ``inf`` for none.
-            ms-swift's ``fipo_safety_threshold``, 4 there by default. The authors' script for 32B has 10, from which its
-            dual clip drops these tokens anyway.
+            ms-swift's ``fipo_safety_threshold``, 4 there by default. The authors' script for 32B has 10, which is also
+            its dual clip, so it has no effect there.
 
     Source: arXiv 2603.19835. The authors' code also drops sequences with several tokens above ``max_ratio``.
 

@@ -290,7 +290,7 @@ class GammaWeight(Objective):
         return True
 
     def weight(self, tokens: Tokens) -> Tensor:
-        # The clamps are TRL's. Beyond them φ is 0 in float32, but W would overflow.
+        # Clamp as TRL does, so that W does not overflow.
         log_w = tokens.sequence_sum(tokens.log_ratio.clamp(-20.0, 20.0))
         if tokens.weights is not None:
             log_c = tokens.weights.log().clamp(math.log(1e-8), 20.0)

@@ -1,7 +1,7 @@
 """Read the method and settings of a run from the configuration files that its framework wrote.
 
-No class or function that these files name is imported or called. A method is a text, which `bandpo.text.parse` parses
-when it is needed.
+No class or function that these files name is imported or called. So a method is returned as its text, an expression
+such as ``"Method(FixedClip(0.2), DualClip(3.0))"``, which `bandpo.text.parse` parses when it is needed.
 """
 
 from __future__ import annotations
@@ -387,14 +387,14 @@ def trl_method(config: Config) -> str:
 
 
 def verl_method(loss_mode: str, actor: Any) -> str | None:
-    """Return the text of the method of a loss of verl; None if bandpo has no such method.
+    """Return the text of the method that equals one of verl's policy losses; None if bandpo has no such method.
 
-    There is none for ``clip_cov``, which draws the tokens that it drops: `ClipCov` drops the same share of them, but
-    other tokens.
+    There is none for ``clip_cov``, since it draws the tokens that it drops at random. `ClipCov` drops the same share of
+    tokens, but not the same tokens.
 
     Args:
         loss_mode: The loss's name in verl's registry.
-        actor: The actor's settings.
+        actor: The settings of ``actor_rollout_ref.actor``, and those of its ``policy_loss``.
     """
     low = actor["clip_ratio"] if actor["clip_ratio_low"] is None else actor["clip_ratio_low"]
     high = actor["clip_ratio"] if actor["clip_ratio_high"] is None else actor["clip_ratio_high"]
@@ -413,7 +413,7 @@ def verl_method(loss_mode: str, actor: Any) -> str | None:
     if loss_mode == "gpg":
         return "GPG()"
     if loss_mode == "geo_mean":
-        # The bounds of this loss are distances of log r from 0.
+        # verl's bounds of this loss are distances of log r from 0: convert them to distances of r from 1.
         return method_text(call_text("FixedClip", -math.expm1(-low), math.expm1(high)), "GeometricMean()")
     if loss_mode == "cispo":
         return call_text("CISPO", low, high)
@@ -421,7 +421,7 @@ def verl_method(loss_mode: str, actor: Any) -> str | None:
 
 
 def _verl_stock_method(config: Config) -> str | None:
-    """Return the text of the method of verl's own loss; None if bandpo has no such method."""
+    """Return the text of the method that equals verl's configured loss; None if bandpo has no such method."""
     actor = lookup(config, "actor_rollout_ref.actor")
     loss = actor["policy_loss"]
     return verl_method(loss.get("audited") or loss["loss_mode"], actor)
@@ -470,7 +470,7 @@ def _skyrl_dppo(settings: Config) -> str:
 
 
 def _nemo_rl_stock_method(config: Config) -> str | None:
-    """Return the text of the method of NeMo-RL's own loss; None if bandpo has no such method."""
+    """Return the text of the method that equals NeMo-RL's own loss; None if bandpo has no such method."""
     loss = config["loss_fn"]
     if loss.get("use_cispo") or loss.get("disable_ppo_ratio"):
         return None
@@ -481,7 +481,7 @@ def _nemo_rl_stock_method(config: Config) -> str | None:
 
 
 def _prime_rl_stock_method(config: Config) -> str | None:
-    """Return the text of the method of prime-rl's own loss; None if bandpo has no such method."""
+    """Return the text of the method that equals prime-rl's own loss; None if bandpo has no such method."""
     loss = config["loss"]
     if loss["dppo_mask_low"] != loss["dppo_mask_high"]:
         return None

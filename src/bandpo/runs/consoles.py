@@ -26,11 +26,11 @@ LONGEST_ROW = 20_000
 
 
 def console_rows(text: str) -> Rows:
-    """Return the rows in the console output of one of these frameworks; empty if there are none.
+    r"""Return the rows in the console output of one of these frameworks; empty if there are none.
 
     All lines of a step, which several processes may have printed, become one row.
 
-    >>> console_rows("Step 2 | 1.00s | Loss 0.1 | Entropy 0.3\\nStep 2 | 1.00s | Reward 0.5 | Truncation 10.0%")
+    >>> console_rows("Step 2 | 1.00s | Loss 0.1 | Entropy 0.3\nStep 2 | 1.00s | Reward 0.5 | Truncation 10.0%")
     [{'step': 2, 'loss/mean': 0.1, 'entropy/all/mean': 0.3, 'reward/mean': 0.5, 'is_truncated/mean': 0.1}]
     """
     text = ESCAPES.sub("", text)
@@ -191,12 +191,12 @@ TABLE_NAMES = {"Training Loss": "loss"}
 
 
 def table_rows(text: str) -> Rows:
-    """Return the rows of tables with a column ``Step``, such as a trainer's in a notebook; empty if there are none.
+    r"""Return the rows of tables with a column ``Step``, such as a trainer's in a notebook; empty if there are none.
 
     Cells are separated by ``|`` or tabs. All table rows of a step become one row, and cells without a number are left
     out.
 
-    >>> table_rows("Step | reward | completions / mean_length\\n-- | -- | --\\n1 | 0.5 | 12.0")
+    >>> table_rows("Step | reward | completions / mean_length\n-- | -- | --\n1 | 0.5 | 12.0")
     [{'step': 1, 'reward': 0.5, 'completions/mean_length': 12.0}]
     """
     by_step: dict[int, dict[str, Any]] = {}
@@ -289,6 +289,7 @@ def _dictionary_at(text: str, start: int) -> dict[str, Any]:
         return {}
     metrics: dict[str, Any] = {}
     for key, value in content.items():
+        # A learning rate that is printed as 0.000 was rounded, so its value is unknown.
         is_zero = isinstance(value, str) and re.fullmatch(r"-?0\.0+", value)
         if is_zero and ROUNDED_TO_ZERO.search(str(key)):
             continue

@@ -246,7 +246,10 @@ def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _read_table(file: Path) -> RawLog:
-    """Read a CSV: a log of a custom loop, trackio's, or an export of wandb, whose columns are ``RUN - KEY``."""
+    """Read a CSV: the log of a custom training loop, or an export of trackio or wandb.
+
+    The columns of a wandb export are named ``RUN - KEY``.
+    """
     text = _decode(file)
     first_line = text.partition("\n")[0]
     delimiter = max(",;\t", key=first_line.count)

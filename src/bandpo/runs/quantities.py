@@ -200,9 +200,10 @@ def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ())
 
 
 def _keys_by_ending(keys: Iterable[str]) -> dict[str, str]:
-    """Return the first key for each of its endings after a slash, as a tracker's prefix may precede a framework's key.
+    """Return a dict from each ending of a key after a slash to the key, the first one if several have this ending.
 
-    Keys that are not of the policy in training are left out.
+    It finds the keys of a framework to which a tracker has added a prefix. Keys of evaluations, of other models, such
+    as a critic, and of sums are left out.
     """
     keys_by_ending: dict[str, str] = {}
     for key in keys:

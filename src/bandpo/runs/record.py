@@ -317,7 +317,7 @@ def _read_file(file: Path) -> Iterator[LossBatch]:
         location = f"{file}, call {number}"
         try:
             yield _loss_batch(location, metadata, rows)
-        # Such errors come from numbers that no loss has.
+        # Corrupt numbers, such as a negative or huge length, raise these errors.
         except (ArithmeticError, LookupError, TypeError, MemoryError) as error:
             raise InvalidValue(f"{location} holds no loss ({error!r:.200})") from error
 
@@ -428,7 +428,7 @@ def _pad(name: str, column: Any, mask: Array, location: str) -> Array | None:
 
 
 def _first_repeated_steps(files: Sequence[Path]) -> dict[Path, int]:
-    """Return, for each file, the step from which on a later file of the same process has the steps again."""
+    """Return, for each file, the first step of the later files of its process, if there are any."""
     processes = {}
     for file in files:
         match = FILE_NAME.fullmatch(file.name)

@@ -43,7 +43,7 @@ def assert_is(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> None:
-    """Check that a loss has a method's gradient at every token.
+    r"""Check that a loss has a method's gradient at every token.
 
     The loss is evaluated on three batches: one with a policy close to the old one, one with changes as in training, and
     one with two unrelated policies. Advantages have both signs, lengths start at 1, and one sequence has no counted
@@ -62,7 +62,7 @@ def assert_is(
         aggregation: See `bandpo.aggregate`; by default the method's. ``"grpo"`` is the mean over sequences that counts
             sequences without a counted token, as TRL's does.
         normalizer: See `bandpo.aggregate`. For ``seq-mean-token-sum-norm`` the default is the width of the batch.
-        max_log_ratio: The largest \\|log r\\|. Some losses clamp it at ±20, which only larger values reveal.
+        max_log_ratio: The largest \|log r\|. Some losses clamp it at ±20, which only larger values reveal.
         tolerance: The largest difference that counts as rounding, relative to the gradient or to that of a token with
             A = w = 1, whichever is larger.
         dtype: The dtype of the tensors. A loss that takes bfloat16 must compute in float32, as bandpo does; a

@@ -403,7 +403,7 @@ def _equal(variant: Variant, cases: Sequence[Case], tolerance: float) -> bool:
 
 
 def _factor(variant: Variant, case: Case, tolerance: float) -> float | None:
-    """Return the constant factor between both gradients; None if there is none."""
+    """Return the factor between the gradients of the loss and the variant; None if it differs between tokens."""
     expected = case.expected(variant)
     nonzero = case.compared & (expected != 0)
     if not nonzero.any():
@@ -417,9 +417,18 @@ def _factor(variant: Variant, case: Case, tolerance: float) -> float | None:
 
 
 def fitted_clip(expected: Variant, cases: Sequence[Case]) -> dict[str, Change]:
-    """Return the fixed clip whose bounds the blocked tokens of the loss show, as a change; empty if there is none.
+    """Find out at which ratios the loss under test clips, if the expected method has a fixed clip.
 
-    A bound lies between the last ratio with a gradient and the first without one.
+    Each bound lies between the outermost ratio at which the loss still has a gradient, and the next ratio, at which it
+    has none. Of the numbers between them, the one with the fewest decimals is taken.
+
+    Args:
+        expected: The expected method.
+        cases: The batches, with the gradient of the loss under test.
+
+    Returns:
+        One entry: a description, and the change of a variant to a fixed clip with these bounds. Empty if a bound does
+        not appear in the batches, or if no bound fits all tokens.
     """
     if not isinstance(expected.method.clip, FixedClip):
         return {}

@@ -181,7 +181,13 @@ class _Expected:
         return values
 
     def _at_tokens(self, name: str, values: Array) -> Array:
-        """Return the values at the counted tokens. One per sequence or per loss is repeated for all its tokens."""
+        """Return the values of a token column at the counted tokens, shape (counted tokens,).
+
+        Args:
+            name: The quantity.
+            values: One value per token, (batch, time). ``version`` and ``advantages`` may also have one per sequence,
+                (batch,) or (batch, 1), or one per loss, (), which is repeated for all tokens.
+        """
         shape = self.mask.shape
         if values.shape == shape[:1] or (values.ndim == 2 and values.shape[1] == 1):
             values = values.reshape(-1, 1)

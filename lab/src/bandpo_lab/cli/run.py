@@ -261,7 +261,7 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
     if not model_override:
         model_override = [
             f"+recipe.model={_as_folder_name(model)}",
-            f"actor_rollout_ref.model.path={_expanded(model)}",
+            f"actor_rollout_ref.model.path={_expand_home(model)}",
         ]
 
     rule_override = recipe_override("rule", method)
@@ -291,8 +291,8 @@ def _downloaded_model(name: str, data: Path, recipes: Path) -> list[str]:
     return [f"actor_rollout_ref.model.path={folder}"] if folder else []
 
 
-def _expanded(model: str) -> str:
-    """Replace a leading ``~`` in a path by the user's folder, since hydra cannot read it."""
+def _expand_home(model: str) -> str:
+    """Replace a leading ``~`` in a path by the user's home folder, since hydra does not."""
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 

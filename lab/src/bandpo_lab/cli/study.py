@@ -1,4 +1,4 @@
-"""`bandpo-lab study`: `run` (which may be left out), `page` and `map`."""
+"""The command `bandpo-lab study` with its subcommands `run`, which is the default, `page` and `map`."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ INSTRUCTION = "Please reason step by step, and put your final answer within \\bo
 
 @dataclass(frozen=True)
 class PromptForm:
-    """The form of a prompt.
+    r"""The form of a prompt.
 
     Attributes:
         instruction: A text that is added on a line after the problem; empty adds nothing.
         template: A text with ``{problem}`` for the problem, in place of the instruction.
 
     >>> PromptForm(instruction="In a box.").messages("1+1?")
-    [{'role': 'user', 'content': '1+1?\\nIn a box.'}]
+    [{'role': 'user', 'content': '1+1?\nIn a box.'}]
     """
 
     instruction: str = INSTRUCTION

@@ -107,7 +107,7 @@ def _check_role(name: str, role: Role, requested: Role | None) -> None:
     """Check that the requested role, if any, is the one of the set.
 
     Raises:
-        ValueError: It is another.
+        ValueError: The set has another role.
     """
     if requested not in (None, role):
         raise InvalidValue(
@@ -210,7 +210,10 @@ def _read_math(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _read_choice(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a question with its choices, and the letter of the right choice; some sets number the choices."""
+    """Return a question with its lettered choices, and the letter of the right choice.
+
+    Some sets have numbers as labels. They are replaced by letters.
+    """
     question = _first(row, PROBLEM_COLUMNS, read_problem)
     right_label = _first(row, ANSWER_COLUMNS, read_answer)
     choices = row.get("choices")

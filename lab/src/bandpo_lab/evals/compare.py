@@ -50,8 +50,8 @@ def compare_scores(
 ) -> list[ScoreDifference]:
     """Compare two models on every data source and metric that all of their runs have.
 
-    ``mean@n`` is the primary metric of a source. The p-values of the primary metrics of all sources are corrected for
-    each other, and so are those of all other metrics.
+    ``mean@n`` is the primary metric of a source. P-values are corrected for multiple comparisons (Holm) in two
+    families: the primary metrics of all sources, and all other metrics.
 
     Args:
         first: The scores of the first model by data source, one mapping per seed.

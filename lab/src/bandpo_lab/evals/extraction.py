@@ -34,8 +34,8 @@ def extract(completion: str) -> ExtractedAnswer | None:
 
     Text before the last ``</think>`` is ignored, unless nothing follows it. If there is an ``<answer>``, only the
     content of the last one is used. In the remaining text, the answer is the content of the last ``\boxed{}`` or
-    ``\fbox{}``. Without a box, it is the line after the last ``####`` that is not a heading. Without that, it is the
-    last expression of the last `LONGEST_ANSWER` characters.
+    ``\fbox{}``. Without a box, it is the line after the last ``####`` that does not begin a heading. Without that, it
+    is the content of the ``<answer>``, or else the last `LONGEST_ANSWER` characters as prose.
 
     If the last box is never closed, there is no answer: the completion was cut, or hides something.
 

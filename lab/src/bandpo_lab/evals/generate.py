@@ -160,7 +160,13 @@ class TransformersSampler:
         self.batch_size = batch_size
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """Yield completions; see `Sampler.stream`.
+        """Yield ``(position, completion)`` for each missing position, in the order of the prompts.
+
+        A batch with a missing position is generated as a whole, so that its random numbers are always the same.
+
+        Args:
+            prompts: All prompts of the job; a prompt that is sampled n times is in it n times.
+            missing: The positions in `prompts` that have no completion yet.
 
         Raises:
             ValueError: A prompt and its completion do not fit into the model's context.

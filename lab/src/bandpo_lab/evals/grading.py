@@ -151,7 +151,7 @@ GRADING_MODULES = ("extraction", "grading", "math_worker", "normalize", "trivial
 
 
 class MathGrader:
-    """A grader that compares answers with math-verify in a few processes; usable from any thread.
+    r"""A grader that compares answers with math-verify in a few processes; usable from any thread.
 
     Args:
         time_limit: The time limit of one answer, in seconds of processor time (of the clock, on Windows).
@@ -163,7 +163,7 @@ class MathGrader:
         ValueError: A setting is out of range.
 
     >>> with MathGrader() as grader:
-    ...     grader.grade("It is $\\\\boxed{0.5}$.", "\\\\frac{1}{2}").reason
+    ...     grader.grade("It is $\\boxed{0.5}$.", "\\frac{1}{2}").reason
     'right'
     """
 
@@ -214,6 +214,7 @@ class MathGrader:
             if batch_time and verdict.reason and time.monotonic() - start >= limit / 2:
                 batch_time.count_slow(limit, usual)
         else:
+            # The batch has used up its time: compare the texts, without SymPy.
             is_equal = answer == gold_form
             verdict = _Verdict(right=is_equal, answer=answer, reason=None if is_equal else "timeout")
 
@@ -407,18 +408,18 @@ def reward(
     prompts: Sequence[str | Sequence[Mapping[str, str]]] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """Compute the rewards of a batch, as a reward function for TRL: ``reward_funcs=reward``.
+    r"""Compute the rewards of a batch, as a reward function for TRL: ``reward_funcs=reward``.
 
     Once `SLOW_ANSWERS` of a batch have reached the grader's time limit, the limit of the others is `SHORT_LIMIT`. Once
-    `SLOW_ANSWERS_AT_SHORT_LIMIT` have reached that, the others are right only if they are the same text as the gold. A
-    warning is given then.
+    `SLOW_ANSWERS_AT_SHORT_LIMIT` have reached that, the others are right only if they are the same text as the gold. In
+    both cases a warning is given.
 
     Args:
         completions: Texts, or lists of messages of which the last is used.
-        answer: The gold answers; this and the next are columns that `bandpo-lab data prepare` writes.
-        data_source: The data sources; by default, all are mathematics.
+        answer: The gold answers, a column that `bandpo-lab data prepare` writes.
+        data_source: The data sources, another column that it writes; by default, all are mathematics.
         prompts: Texts, or lists of messages of which the last is used. Without prompts, an answer that only restates
-            its problem may be right.
+            its problem may be graded as right.
         **columns: Further columns, which are ignored.
 
     Returns:
@@ -427,7 +428,7 @@ def reward(
     Raises:
         ValueError: The sequences differ in length.
 
-    >>> reward(["The answer is $\\\\frac{1}{2}$."], ["0.5"])
+    >>> reward(["The answer is $\\frac{1}{2}$."], ["0.5"])
     [1.0]
     """
     sources = ["math"] * len(completions) if data_source is None else data_source

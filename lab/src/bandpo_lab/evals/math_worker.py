@@ -148,7 +148,16 @@ def canonical(parsed: list) -> str | None:
 
 
 def grade_pair(answer: str, boxed: bool, gold: str) -> dict:
-    """Compare an answer with a gold; the reply has the fields of `bandpo_lab.evals.grading._Verdict`."""
+    """Compare an answer with the gold answer.
+
+    Args:
+        answer: The text of the answer.
+        boxed: True if the completion had the answer in a box, as in ``\\boxed{2}``.
+        gold: The text of the gold answer.
+
+    Returns:
+        The fields of `bandpo_lab.evals.grading._Verdict`.
+    """
     golds = parse_answer(gold, True)
     answers = parse_answer(answer, boxed)
     is_mathematics = isinstance(golds[0], Basic | MatrixBase) and not golds[0].has(nan, zoo)

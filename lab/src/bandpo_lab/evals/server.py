@@ -55,7 +55,18 @@ class ServerSampler:
         self.attempts = attempts
 
     def stream(self, prompts: Sequence[Prompt], missing: Collection[int]) -> Iterator[tuple[int, Completion]]:
-        """Yield completions; see `Sampler.stream`."""
+        """Yield ``(position, completion)`` for each missing position, as requests succeed.
+
+        After a request has failed for good, no further requests are sent. The completions of requests that were sent
+        already are yielded first, and then the error is raised.
+
+        Args:
+            prompts: All prompts of the job; a prompt that is sampled n times is in it n times.
+            missing: The positions in `prompts` that have no completion yet.
+
+        Raises:
+            GenerationError: A request has failed.
+        """
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")

@@ -27,7 +27,7 @@ ROUNDING_MARGIN = 1e-4
 
 @dataclass(frozen=True)
 class Comparison:
-    """The recorded gradients compared with their reference."""
+    """The result of comparing the recorded gradients of a loss with their reference."""
 
     tokens: int
     """The number of unmasked tokens."""

@@ -75,9 +75,8 @@ def train(forks: Forks, command: list[str], folder: Path, run: str, timeout: flo
                 log.flush()
                 if FATAL.search(line) and not fatal_time:
                     fatal_time = time.monotonic()
-                if (
-                    fatal_time and time.monotonic() - fatal_time > 2
-                ):  # the traceback is written within 2 seconds
+                # After a fatal message, read on for 2 seconds: the traceback is written in that time.
+                if fatal_time and time.monotonic() - fatal_time > 2:
                     break
             if timed_out.is_set():
                 log.write(f"{files.FOLDER}: stopped after {timeout:.0f} s\n")

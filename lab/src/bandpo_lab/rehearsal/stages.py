@@ -93,7 +93,8 @@ def rehearse(
             family that the path names. By default, a missing file is a failed check.
         folder: The folder for logs, metrics and checkpoints; by default a new temporary folder. It must be empty, or
             of an earlier rehearsal, whose files are removed. Ray puts sockets there, so its path must be short.
-        say: A function that is called with each line on the run at full size, and with the name of each stage.
+        say: A function that is called with a text to print: each line on what the run needs at full size, and the name
+            of each stage as it begins.
 
     Raises:
         ValueError: The recipe needs something that cannot run on a CPU, the config cannot be composed, or the folder

@@ -71,14 +71,14 @@ class World:
     """The stages, of equal length, in order."""
 
 
-def rare_arm(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1), luck: float = WRONG) -> World:
+def rare_arm(p: float, wrong: Sequence[float] = (1,) * (ANSWERS - 1), luck: float = WRONG) -> World:
     """Return a world with one decision among 16 answers, of which one is right.
 
     The right answer is rewarded with probability 0.97.
 
     Args:
         p: The initial probability of the right answer.
-        others: Weights to which the initial probabilities of the wrong answers are proportional.
+        wrong: Weights to which the initial probabilities of the wrong answers are proportional.
         luck: The probability that a wrong answer is rewarded.
 
     Raises:
@@ -87,7 +87,7 @@ def rare_arm(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1), luck: flo
     >>> rare_arm(0.01).start[0][:2]
     (0.01, 0.066)
     """
-    return World([_start_with_rare(p, others)], [Stage(0, _first_is_right(luck))])
+    return World([_start_with_rare(p, wrong)], [Stage(0, _first_is_right(luck))])
 
 
 def dominant(p: float, luck: float = WRONG) -> World:
@@ -146,11 +146,19 @@ def random_rewards(chance: float = 0.5) -> World:
     return World([start] * POSITIONS, [Stage(0, (chance,) * VOCABULARY)])
 
 
-def _start_with_rare(p: float, others: Sequence[float] = (1,) * (ANSWERS - 1)) -> tuple[float, ...]:
-    """Return probabilities of which the first is ``p`` and the others are proportional to weights."""
+def _start_with_rare(p: float, wrong: Sequence[float] = (1,) * (ANSWERS - 1)) -> tuple[float, ...]:
+    """Return the initial probabilities of the answers of a decision; they sum to 1.
+
+    Args:
+        p: The probability of the right answer, which is the first.
+        wrong: Weights to which the probabilities of the wrong answers are proportional.
+
+    Raises:
+        ValueError: ``p`` is not between 0 and 1.
+    """
     if not 0 < p < 1:
         raise InvalidValue(f"p must lie between 0 and 1, got {p:g}")
-    return (p, *((1 - p) * weight / sum(others) for weight in others))
+    return (p, *((1 - p) * weight / sum(wrong) for weight in wrong))
 
 
 def _first_is_right(luck: float) -> tuple[float, ...]:
@@ -372,10 +380,12 @@ class _Statistics:
             logp_all: The log-probabilities of all answers.
             stage: The stage of the training.
         """
+        # Advantages of winners in hard groups, 0 elsewhere, at each of their answers: (rows, decisions, samples).
         is_winner_of_hard = (batch.rewards > 0) * _in_hard_group(batch.rewards)
         hard = (batch.advantages * is_winner_of_hard)[:, None].expand_as(batch.logp_old)
         common = hard * (batch.logp_old >= math.log(RARE))
         self._hard += torch.stack([hard.sum((1, 2)), common.sum((1, 2))])
+
         self._rewards.append(batch.rewards.mean(-1))
         self._right.append(logp_all[:, stage.decision, 0].exp())
         self._entropy.append(-(logp_all.exp() * logp_all).sum(-1).mean(-1))

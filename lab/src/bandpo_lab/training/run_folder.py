@@ -72,6 +72,7 @@ class RunFolder:
         self.errors = self.path / "error.log"
         self._config = self.path / "config.yaml"
         self._main = self._processes.main
+        # max_steps of the earlier run in this folder, if the new run raises it.
         self._earlier_max_steps: int | None = None
 
     @contextmanager
@@ -216,6 +217,7 @@ class RunFolder:
         for unfinished_path in self.path.glob(f"{UNFINISHED}*"):
             remove(unfinished_path)
         evaluations = self.evaluations
+        # If max_steps was raised, the evaluation after the training is one of an earlier step.
         if self._earlier_max_steps is not None:
             evaluations.pop("after", None)
         packages = ("bandpo", "torch", "transformers", "trl", "datasets", "accelerate")

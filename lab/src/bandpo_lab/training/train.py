@@ -40,7 +40,7 @@ class RunTrainer(AtomicCheckpoints, StaleBatches, BandGRPOTrainer):
     """`BandGRPOTrainer` with a lag, whose checkpoints are written atomically."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write no model card: TRL's has no local model, clip rule or scores."""
+        """Write no model card, since TRL's would name neither a local base model, the clip rule nor the scores."""
 
 
 def run_training(arguments: Arguments) -> RunFolder:
