@@ -1,4 +1,4 @@
-"""What the docstring examples of the core may use without importing it, and where no examples are looked for."""
+"""Names that docstring examples can use without an import, modules that pytest ignores, and the shared fixtures."""
 
 import importlib.util
 import os
@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # trl.experimental announces itself by a warning
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # no warning from trl.experimental
 
 FRAMEWORKS = {"_trl_config": "trl", "verl": "verl"}
-"""Adapters with examples, and what they need. Others need no framework, or have no examples."""
+"""The modules whose examples need a framework, with the framework."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):
-        return  # its workers collect and run the tests
-    with suppress(ImportError):  # not every environment of the matrix has it
+        return  # the workers of pytest-xdist run the tests
+    with suppress(ImportError):  # some environments of scripts/matrix.py have no hypothesis
         from hypothesis import settings
 
-        # How long an example takes says how busy the machine is.
+        # No deadlines: on a busy machine an example may take long.
         settings.register_profile("untimed", deadline=None)
         settings.load_profile("untimed")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Beside tests, a module is imported for its examples: one without any is not, nor one without its framework."""
+    """Ignore modules, other than tests, that have no examples or whose framework is not installed."""
     if collection_path.suffix != ".py" or collection_path.name.startswith("test_"):
         return None
     framework = FRAMEWORKS.get(collection_path.stem)
@@ -43,7 +43,7 @@ def _doctest_names(doctest_namespace):
     for module in (batch, divergences, loss, methods, objectives, rules, schedules, text):
         doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
     doctest_namespace.update(
-        # Watch needs transformers, which is not everywhere; its examples name it bandpo.Watch.
+        # Watch needs transformers, which is optional, so its examples use bandpo.Watch.
         {name: getattr(bandpo, name) for name in bandpo.__all__ if name != "Watch"},
         bandpo=bandpo,
         torch=torch,
@@ -52,7 +52,7 @@ def _doctest_names(doctest_namespace):
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Folder with the real AIME, AMC and GSM8K files."""
+    """Return the folder with the real AIME, AMC and GSM8K files."""
     folder = os.environ.get("BANDPO_TEST_DATA")
     if not folder:
         pytest.skip("BANDPO_TEST_DATA, the folder of the real evaluation sets, is not set")

@@ -2,13 +2,14 @@
 
     python scripts/check_release.py build/release [--extras] [--tested]
 
-With --tested, the table of tested versions in docs/frameworks.md must be of this core, and of the versions that the
+With --tested, the table of tested versions in docs/frameworks.md must match the current core and the versions that the
 adapters name.
 
-From what git tracks: source distributions and wheels are built in two folders and must be equal byte for byte. Each
-must hold its own tracked files and nothing else. Installed into an empty environment, bandpo must diagnose a log
-without torch, name the extra that a command lacks, and run with it. With --extras, each must resolve against the
-package index. The files are left in the folder, with their SHA-256. Needs `build` and the index; takes a minute or two.
+Source distributions and wheels are built from the tracked files in two folders and must be equal byte for byte. Each
+must contain its own tracked files and nothing else. Installed into an empty environment, bandpo must diagnose a log
+without torch, name the extra that a command lacks, and run with it. With --extras, each extra must resolve against the
+package index. The files are left in the folder, and their SHA-256 is printed. Needs `build` and the index; takes a
+minute or two.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ def run(*command: str | Path, **options: object) -> str:
     return result.stdout
 
 
-def tracked() -> list[str]:
+def tracked_files() -> list[str]:
     return run("git", "ls-files", cwd=ROOT).splitlines()
 
 
 def build(folder: Path) -> list[Path]:
-    """Sdist and wheel of both, from a fresh copy of the tracked files: bandpo's before those of the lab."""
-    tree, dist = folder / "tree", folder / "dist"
-    for name in tracked():
+    """Build sdist and wheel of both distributions from a copy of the tracked files; bandpo's files come first."""
+    tree = folder / "tree"
+    dist = folder / "dist"
+    for name in tracked_files():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
     stamp = run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
     for project in (tree, tree / "lab"):
         run(
-            # What builds them was installed by its digest: locks/build.txt.
+            # Without isolation, the build uses the pinned packages of locks/build.txt.
             *(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, project),
             env=os.environ | {"SOURCE_DATE_EPOCH": stamp},
         )
@@ -67,21 +69,22 @@ def check_same(first: Sequence[Path], second: Sequence[Path]) -> None:
         print(f"{digest}  {a.name}")
 
 
-def check_contents(sdist: Path, wheel: Path, ours: set[str]) -> None:
-    """Against the tracked files of one distribution, relative to its folder."""
+def check_contents(sdist: Path, wheel: Path, tracked: set[str]) -> None:
+    """Check sdist and wheel against the tracked files of the distribution, relative to its folder."""
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        wheel_files = {name for name in archive.namelist() if ".dist-info/" not in name}
     with tarfile.open(sdist) as archive:
-        source = {member.name.partition("/")[2] for member in archive if member.isfile()}
-    wanted = {name.removeprefix("src/") for name in ours if name.startswith("src/")}
-    for file, found, expected in ((wheel, held, wanted), (sdist, source, {*ours, "PKG-INFO"})):
-        if found != expected:
-            sys.exit(f"{file.name}: missing {sorted(expected - found)}, stray {sorted(found - expected)}")
-        print(f"{file.name}: {len(found)} files, none missing or stray")
+        sdist_files = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    modules = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
+    cases = ((wheel, wheel_files, modules), (sdist, sdist_files, {*tracked, "PKG-INFO"}))
+    for file, files, expected in cases:
+        if files != expected:
+            sys.exit(f"{file.name}: missing {sorted(expected - files)}, stray {sorted(files - expected)}")
+        print(f"{file.name}: {len(files)} files, none missing or stray")
 
 
 def check_tested_versions() -> None:
-    """Check that the table of docs/frameworks.md is of this core and of the versions that the adapters name."""
+    """Check that the table in docs/frameworks.md matches the current core and the versions that the adapters name."""
     page = (ROOT / "docs/frameworks.md").read_text()
     table = page.partition("<!-- matrix: begin -->")[2].partition("<!-- matrix: end -->")[0]
     digest = matrix.core_digest()
@@ -99,46 +102,49 @@ def check_tested_versions() -> None:
 
 
 def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
+    """Install both wheels into an empty environment step by step, and check what works after each step."""
     environment = folder / "environment"
     run(sys.executable, "-m", "venv", "--clear", environment)
     python, command = environment / "bin/python", environment / "bin/bandpo"
-    elsewhere = {"cwd": folder, "env": {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}}
+    isolated = {"cwd": folder, "env": {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}}
 
-    def pip(*what: str | Path) -> None:
-        run(python, "-m", "pip", "install", "--quiet", "--no-compile", *what, **elsewhere)
+    def pip(*arguments: str | Path) -> None:
+        run(python, "-m", "pip", "install", "--quiet", "--no-compile", *arguments, **isolated)
 
-    def refused(words: str, *arguments: str) -> None:
-        ended = subprocess.run([command, *arguments], capture_output=True, text=True, **elsewhere)  # type: ignore[call-overload]
-        last = ended.stderr.splitlines()[-1]  # torch warns where there is no numpy
-        if ended.returncode != 2 or "Traceback" in ended.stderr or words not in last:
-            sys.exit(f"bandpo {' '.join(arguments)} should end with one line: {words}; not: {ended.stderr}")
+    def check_refused(message: str, *arguments: str) -> None:
+        result = subprocess.run([command, *arguments], capture_output=True, text=True, **isolated)  # type: ignore[call-overload]
+        last_line = result.stderr.splitlines()[-1]  # torch warns if numpy is missing
+        if result.returncode != 2 or "Traceback" in result.stderr or message not in last_line:
+            sys.exit(
+                f"bandpo {' '.join(arguments)} should end with one line: {message}; not: {result.stderr}"
+            )
 
-    # The command alone: a log is diagnosed without torch and numpy.
+    # bandpo alone: it diagnoses a log without torch and numpy.
     pip(library)
-    installed = run(python, "-m", "pip", "freeze", **elsewhere)
+    installed = run(python, "-m", "pip", "freeze", **isolated)
     heavy = [
         name for name in ("torch", "numpy", "scipy", "pyarrow", "trl") if f"\n{name}==" in f"\n{installed}"
     ]
     if heavy:
         sys.exit(f"bandpo alone installs {', '.join(heavy)}")
-    version = run(command, "--version", **elsewhere).strip()
+    version = run(command, "--version", **isolated).strip()
     if not all(f"-{version}-" in wheel.name for wheel in (library, lab)):
         sys.exit(f"bandpo --version prints {version}, the wheels are {library.name} and {lab.name}")
     rows = [{"step": step, "reward": 0.01 * step} for step in range(1, 60)]
     (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
-    if not run(command, "diagnose", folder / "trainer_state.json", **elsewhere).startswith("ok: "):
+    if not run(command, "diagnose", folder / "trainer_state.json", **isolated).startswith("ok: "):
         sys.exit("the installed command does not diagnose a log")
-    refused("needs the package torch; in a clone of bandpo, pip install", "bounds", "0.08")
+    check_refused("needs the package torch; in a clone of bandpo, pip install", "bounds", "0.08")
 
-    # Losses need torch alone.
+    # With torch, losses and bounds work.
     pip(TORCH)
     code = "import bandpo, torch; print(bandpo.Band().bounds(torch.tensor([0.08]).log()).upper.item())"
-    if not run(python, "-c", code, **elsewhere).startswith("2.41"):
+    if not run(python, "-c", code, **isolated).startswith("2.41"):
         sys.exit("the installed core gives other bounds")
-    run(command, "bounds", "0.08", **elsewhere)
+    run(command, "bounds", "0.08", **isolated)
 
-    pip("--no-deps", lab)  # what it requires, `make demo` installs
-    run(environment / "bin/bandpo-lab", "recipes", folder / "recipes", **elsewhere)
+    pip("--no-deps", lab)  # `make demo` installs its dependencies
+    run(environment / "bin/bandpo-lab", "recipes", folder / "recipes", **isolated)
     recipes = len(list((folder / "recipes").rglob("*.yaml")))
     print(
         f"installed: bandpo {version} without torch, with torch, and bandpo-lab with {recipes} recipe files"
@@ -150,7 +156,7 @@ def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
         code = (
             f"from importlib.metadata import metadata; print(*metadata({name!r}).get_all('Provides-Extra'))"
         )
-        for extra in run(python, "-c", code, **elsewhere).split():
+        for extra in run(python, "-c", code, **isolated).split():
             pip("--dry-run", library, f"{wheel}[{extra}]")
             print(f"{name}[{extra}]: resolves", flush=True)
 
@@ -159,10 +165,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where the files go; emptied first")
-    parser.add_argument("--extras", action="store_true", help="resolve each, without installing")
+    parser.add_argument("folder", type=Path, help="folder for the files; emptied first")
+    parser.add_argument("--extras", action="store_true", help="resolve each extra, without installing")
     parser.add_argument(
-        "--tested", action="store_true", help="demand that the table of tested versions is of this core"
+        "--tested", action="store_true", help="check that the table of tested versions matches this core"
     )
     arguments = parser.parse_args()
     if arguments.tested:
@@ -174,14 +180,14 @@ def main() -> None:
     library, lab, library_source, lab_source = sorted(
         first, key=lambda path: (path.suffix != ".whl", path.name)
     )
-    ours = {name for name in tracked() if not (ROOT / name).is_symlink()}
-    of_lab = {name for name in ours if name.startswith("lab/")}
-    # What the [tool.hatch.build.targets.sdist] of pyproject.toml leaves out.
-    left_out = ("results/", "studies/", "docs/figures/", "docs/studies/")
-    of_library = {name for name in ours - of_lab if not name.startswith(left_out)}
-    check_contents(library_source, library, of_library)
-    of_lab.add(".gitignore")  # hatchling adds the repository's
-    check_contents(lab_source, lab, {name.removeprefix("lab/") for name in of_lab})
+    tracked = {name for name in tracked_files() if not (ROOT / name).is_symlink()}
+    lab_files = {name for name in tracked if name.startswith("lab/")}
+    # The exclusions of [tool.hatch.build.targets.sdist] in pyproject.toml.
+    excluded = ("results/", "studies/", "docs/figures/", "docs/studies/")
+    library_files = {name for name in tracked - lab_files if not name.startswith(excluded)}
+    check_contents(library_source, library, library_files)
+    lab_files.add(".gitignore")  # hatchling adds the one of the repository
+    check_contents(lab_source, lab, {name.removeprefix("lab/") for name in lab_files})
     check_install(folder, library, lab, arguments.extras)
 
 

@@ -1,17 +1,17 @@
-"""Each loss that a framework ships, beside the method of that name here: equal, or what makes the difference.
+"""Compare each loss that a framework ships with the method of that name here: equal, or different and by what.
 
-    python scripts/conformance.py build/conformance              # those that the package index has
+    python scripts/conformance.py build/conformance              # all frameworks on the package index
     python scripts/conformance.py build/conformance slime prime-rl --source slime=../slime prime-rl=../prime-rl
     python scripts/conformance.py build/conformance --newest build/drift.md
 
-Each framework has a virtual environment of its own in the folder, as in scripts/matrix.py, and its own defaults for
-what the settings in scripts/conformance.txt do not say. The comparison is that of `bandpo.testing.assert_is`. Results
-go to results/conformance.json, and docs/measured/conformance.md is written from them. One that the index does not have
-is run from a clone, whose commit the page names. Exits with 1 if a difference is unexplained, or a loss failed.
+Each framework has its own virtual environment in the folder, as in scripts/matrix.py. Settings that
+scripts/conformance.txt does not name have the framework's defaults. The comparison is that of
+`bandpo.testing.assert_is`. Results go to results/conformance.json, and docs/measured/conformance.md is written from
+them. A framework that is not on the index is run from a clone, and the page names its commit. Exits with 1 if a
+difference is unexplained or a loss failed.
 
-``--newest`` takes the newest release of each framework, and the newest commit of those that the index does not have. It
-writes what has changed since the committed results, as Markdown, and nothing if nothing has; the results stay as they
-are.
+``--newest`` takes the newest release of each framework, or the newest commit if it is not on the index. It writes the
+changes since the committed results as Markdown, or an empty file if there are none; the results are not updated.
 
 A loss is a line of scripts/conformance.txt. A known difference is a line of `KNOWN` in bandpo/testing/_differences.py.
 """
@@ -42,34 +42,34 @@ PAGE = ROOT / "docs/measured/conformance.md"
 RESULTS = ROOT / "results/conformance.json"
 LOSSES = ROOT / "scripts/conformance.txt"
 START = "== results"
-"""Comes before the results of a process: frameworks print too."""
+"""The line before the results in the output of a process. Frameworks print before it."""
 
 
 @dataclass(frozen=True)
 class Framework:
-    """Where a framework's losses come from."""
+    """A framework: its losses, and how to install it."""
 
     loss: Callable[..., Loss]
-    """Of `framework_losses`."""
+    """A function of `framework_losses`."""
     needs: tuple[str, ...] = ()
-    """What its losses import, to install with its dependencies."""
+    """The packages that its losses import, to install with their dependencies."""
     distribution: str = ""
-    """Its name on the index; empty if it is not there."""
+    """The name on the package index; empty if it is not on the index."""
     version: str = ""
-    """The release that the committed results are of."""
+    """The release of the committed results."""
     bare: tuple[str, ...] = ()
-    """What to install beside it without dependencies."""
+    """Further packages to install without dependencies."""
     with_dependencies: bool = False
-    """Whether it is installed with what it requires."""
+    """True if the framework is installed with its dependencies."""
     repository: str = ""
-    """Of one that the index does not have."""
+    """The repository of a framework that is not on the index."""
     paths: tuple[str, ...] = (".",)
-    """Folders of a clone to import from."""
+    """The folders of a clone to import from."""
     remark: str = ""
-    """What of it was compared, and with what in the place of what it imports."""
+    """A remark for the page: the parts that are compared, and the imports that are replaced."""
 
     def environment(self, version: str) -> Environment:
-        """What to install for a release of it."""
+        """Return the environment for a release."""
         if not self.distribution:
             return Environment(self.needs)
         pinned = f"{self.distribution}=={version}"
@@ -207,22 +207,22 @@ class Line(NamedTuple):
 
     framework: str
     name: str
-    """With the framework's, the heading of the loss on the page, from which its permanent anchor comes."""
+    """The name of the loss. With the framework's, it is the heading on the page and its permanent anchor."""
     settings: str
-    """Of the framework."""
+    """The settings of the framework."""
     method: str
-    """Here; or why there is none."""
+    """The method to compare with, or the reason why there is none."""
     weighted: bool
-    """Whether the loss is compared with importance weights too."""
+    """True if the loss is also compared with importance weights."""
 
     @property
     def has_method(self) -> bool:
-        """Whether there is a method to compare with."""
+        """Return True if there is a method to compare with."""
         return self.method.endswith(")")
 
     @property
     def anchor(self) -> str:
-        """The address of the loss within the page."""
+        """Return the anchor of the loss on the page."""
         return f"{self.framework} {self.name}".lower().replace(" ", "-")
 
 
@@ -252,9 +252,9 @@ def read_settings(text: str) -> dict[str, Any]:
 
 
 def compare(loss: Loss, method: Method, *, weighted: bool = False) -> dict[str, Any]:
-    """Compare a framework's loss with a method, as results/conformance.json has it.
+    """Compare a framework's loss with a method, and return an entry of results/conformance.json.
 
-    That empty sequences count in a mean is noted, and else no difference: shares are of the tokens that differ besides.
+    If the loss counts empty sequences in its mean, this is noted separately and not reported as a difference.
     """
     expected = Variant(method, of_rollout=method.old_policy == "rollout")
     batches = list(loss_batches(weighted=weighted))
@@ -275,7 +275,7 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def results_inside(framework: str) -> dict[str, Any]:
-    """Compare each loss of a framework, in the environment that has it."""
+    """Compare each loss of a framework, within the framework's environment."""
     results = {}
     for line in lines_of_losses():
         if line.framework != framework:
@@ -288,17 +288,17 @@ def results_inside(framework: str) -> dict[str, Any]:
                 result["plain"] = compare(loss, method)
                 if line.weighted:
                     result["weighted"] = compare(loss, method, weighted=True)
-            except Exception as error:  # a loss that a release renamed must not hide the others
+            except Exception as error:  # one loss that fails must not stop the others
                 result["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
         results[line.name] = result
     return results
 
 
 def run(name: str, folder: Path, version: str, source: Path | None) -> dict[str, Any]:
-    """Make the environment of a framework, and compare in it."""
+    """Create the environment of a framework, and compare its losses there."""
     framework = FRAMEWORKS[name]
     python = install(framework.environment(version), folder / name, "")
-    # Some decorate losses with torch.compile, which takes minutes here and changes nothing.
+    # Some frameworks decorate losses with torch.compile, which takes minutes and does not change the result.
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     if source:
         environment["PYTHONPATH"] = os.pathsep.join(str(source / path) for path in framework.paths)
@@ -313,7 +313,7 @@ def run(name: str, folder: Path, version: str, source: Path | None) -> dict[str,
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """One word, or the differences."""
+    """Return the verdict on a loss in one word, or its differences."""
     if "error" in result:
         return f"could not be run: {result['error']}"
     if "plain" not in result:
@@ -325,12 +325,12 @@ def verdict(result: Mapping[str, Any]) -> str:
 
 
 def is_equal(result: Mapping[str, Any]) -> bool:
-    """Whether the loss has the method's gradient."""
+    """Return True if the loss has the method's gradient."""
     return verdict(result) == "equal"
 
 
 def sentences(result: Mapping[str, Any]) -> Iterator[str]:
-    """Generate what the page says of a loss."""
+    """Yield the sentences of the page about a loss."""
     if "plain" not in result:
         sentence = verdict(result)
         yield f"{sentence[0].upper()}{sentence[1:]}."
@@ -354,21 +354,20 @@ def sentences(result: Mapping[str, Any]) -> Iterator[str]:
     weighted = result.get("weighted")
     if weighted is not None:
         same = weighted["differences"] == plain["differences"]
-        yield (
-            "The same with importance weights."
-            if same
-            else f"With importance weights: {_weighted(weighted)}."
-        )
+        if same:
+            yield "The same with importance weights."
+        else:
+            yield f"With importance weights: {_weighted_verdict(weighted)}."
 
 
-def _weighted(weighted: Mapping[str, Any]) -> str:
+def _weighted_verdict(weighted: Mapping[str, Any]) -> str:
     if weighted["differences"] is None:
         return f"unexplained: {weighted['cause']}"
     return "; ".join(weighted["differences"]) or "equal"
 
 
 def overview(results: Mapping[str, Any]) -> list[str]:
-    """The table of all frameworks."""
+    """Return the table of all frameworks, as lines of Markdown."""
     lines = ["", "| framework | version | compared | equal | differ |", "|---|---|---:|---:|---:|"]
     for name, framework in results.items():
         compared = [result for result in framework["losses"].values() if "plain" in result]
@@ -385,7 +384,7 @@ def overview(results: Mapping[str, Any]) -> list[str]:
 
 
 def sections(results: Mapping[str, Any]) -> list[str]:
-    """A heading for each framework and for each loss, whose anchors are permanent."""
+    """Return the sections of all frameworks and losses, as lines of Markdown. Their anchors are permanent."""
     lines = []
     for name, framework in results.items():
         remark = FRAMEWORKS[name].remark
@@ -421,19 +420,19 @@ def newest_version(distribution: str) -> str:
 
 
 def newest_clone(name: str, folder: Path) -> Path:
-    """Clone the newest commit of a framework that the index does not have."""
-    home = folder / f"{name}-clone"
-    if not home.exists():
+    """Clone the newest commit of a framework that is not on the index."""
+    clone = folder / f"{name}-clone"
+    if not clone.exists():
         subprocess.run(
-            ["git", "clone", "--quiet", "--depth", "1", FRAMEWORKS[name].repository, home], check=True
+            ["git", "clone", "--quiet", "--depth", "1", FRAMEWORKS[name].repository, clone], check=True
         )
-    return home
+    return clone
 
 
 def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return what changed between two results, as lines of Markdown; none if nothing did.
+    """Return the changes between two results, as lines of Markdown; empty if there are none.
 
-    A new version whose losses are as before is no change.
+    A new version with the same verdicts is not a change.
     """
     lines = []
     for name, new in after.items():
@@ -449,31 +448,31 @@ def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for loss, result in new.items():
-        was = _described(old[loss]) if loss in old else "not there"
-        now = _described(result)
-        if was != now:
-            yield f"- `{loss}` ({result['settings']}) against `{result['method']}`: was {was}, is now {now}"
+        before = _describe(old[loss]) if loss in old else "not there"
+        after = _describe(result)
+        if before != after:
+            yield f"- `{loss}` ({result['settings']}) against `{result['method']}`: was {before}, is now {after}"
     for loss in old.keys() - new.keys():
-        yield f"- `{loss}`: was {_described(old[loss])}, is no longer compared"
+        yield f"- `{loss}`: was {_describe(old[loss])}, is no longer compared"
 
 
-def _described(result: Mapping[str, Any]) -> str:
-    """A verdict with what is noted beside it."""
+def _describe(result: Mapping[str, Any]) -> str:
+    """Return the verdict with its notes."""
     notes = [verdict(result)]
     if "plain" in result and result["plain"]["counts_empty"]:
         notes.append("empty sequences count")
     if "weighted" in result:
-        notes.append(f"with importance weights: {_weighted(result['weighted'])}")
+        notes.append(f"with importance weights: {_weighted_verdict(result['weighted'])}")
     return ", ".join(notes)
 
 
 def run_newest(names: list[str], folder: Path, *, discard: bool = False) -> dict[str, Any]:
-    """Compare the newest release or commit of each framework. One that fails does not hide the others.
+    """Compare the newest release or commit of each framework. If one fails, the others are still compared.
 
     Args:
-        names: Of `FRAMEWORKS`.
-        folder: Where the environments go.
-        discard: Whether to remove each environment after its use.
+        names: Names of `FRAMEWORKS`.
+        folder: The folder for the environments.
+        discard: If True, remove each environment after its use.
     """
     results: dict[str, Any] = {}
     for name in names:
@@ -499,12 +498,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where the environments go")
+    parser.add_argument("folder", type=Path, help="folder for the environments")
     parser.add_argument(
-        "names", nargs="*", metavar="name", help=f"of {list(FRAMEWORKS)}; those of the index if none"
+        "names",
+        nargs="*",
+        metavar="name",
+        help=f"frameworks of {list(FRAMEWORKS)}; by default all on the index",
     )
     parser.add_argument("--source", nargs="+", default=[], metavar="NAME=FOLDER", help="clones to run from")
-    parser.add_argument("--newest", type=Path, metavar="REPORT", help="write what newest releases changed")
+    parser.add_argument(
+        "--newest", type=Path, metavar="REPORT", help="write the changes of the newest releases to this file"
+    )
     parser.add_argument(
         "--discard", action="store_true", help="with --newest: remove each environment after its use"
     )
@@ -513,15 +517,16 @@ def main() -> None:
     if arguments.inside:
         print(START, json.dumps(results_inside(*arguments.names)), sep="\n")
         return
-    sources = {
-        name: Path(folder).resolve() for name, folder in (one.split("=", 1) for one in arguments.source)
-    }
+    sources = {}
+    for source in arguments.source:
+        name, clone = source.split("=", 1)
+        sources[name] = Path(clone).resolve()
     released = [name for name, framework in FRAMEWORKS.items() if framework.distribution]
     if unknown := (set(arguments.names) | sources.keys()) - FRAMEWORKS.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(FRAMEWORKS)}")
-    if both := sources.keys() & set(released):
+    if on_index := sources.keys() & set(released):
         parser.error(
-            f"{', '.join(sorted(both))} is on the index, from which it is taken; leave out its --source"
+            f"{', '.join(sorted(on_index))} is installed from the package index; leave out its --source"
         )
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -529,10 +534,9 @@ def main() -> None:
 
     if arguments.newest:
         if sources:
-            parser.error("--newest clones what the index does not have; leave out --source")
-        changes = drift(
-            committed, run_newest(arguments.names or list(FRAMEWORKS), folder, discard=arguments.discard)
-        )
+            parser.error("--newest clones the frameworks that are not on the index; leave out --source")
+        newest = run_newest(arguments.names or list(FRAMEWORKS), folder, discard=arguments.discard)
+        changes = drift(committed, newest)
         arguments.newest.write_text("\n".join(changes))
         print("\n".join(changes) or "nothing has changed")
         return
@@ -541,17 +545,19 @@ def main() -> None:
         parser.error("--discard goes with --newest")
     names = arguments.names or released
     if absent := set(names) - {*released, *sources}:
-        parser.error(f"the index has no {', '.join(sorted(absent))}: clone it, and give --source NAME=FOLDER")
+        parser.error(
+            f"{', '.join(sorted(absent))} is not on the package index: clone it, and give --source NAME=FOLDER"
+        )
     problems = []
     for name in names:
         results = run(name, folder, FRAMEWORKS[name].version, sources.get(name))
-        # Each result is kept, whatever becomes of the next framework.
+        # Results are written at once, in case a later framework fails.
         committed[name] = results
         write(committed)
         for loss, result in results["losses"].items():
-            print(f"{name} {loss}: {_described(result)}", flush=True)
-            if "error" in result or "unexplained" in _described(result):
-                problems.append(f"{name} {loss}: {_described(result)}")
+            print(f"{name} {loss}: {_describe(result)}", flush=True)
+            if "error" in result or "unexplained" in _describe(result):
+                problems.append(f"{name} {loss}: {_describe(result)}")
     if problems:
         sys.exit("\n".join(["unexplained, or could not be run:", *problems]))
 

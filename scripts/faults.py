@@ -1,20 +1,20 @@
-"""Training under fire: kills, full disks and damaged files, and what must be left once the run is resumed.
+"""Test that training resumes correctly after kills, full disks and damaged files.
 
     python scripts/faults.py [--kills 50] [--disks 10] [--damage 1000] [--seed 0] [--work build/faults]
 
-A run of the embedded task (12 steps, a checkpoint after every second) is made once undisturbed. Then:
+A reference run of the embedded task (12 steps, a checkpoint after every second step) is made without faults. Then:
 
-- kills: it is killed (SIGKILL) at a random moment and resumed, again and again, also while it resumes; when it reaches
-  its end, the next begins in an empty folder;
-- disks: it is made on a file system too small for it (a tmpfs; without the right to mount one, a limit on the size of a
-  file), which grows by a step and the run is resumed, until it ends;
-- damage: each file of an interrupted run's folder, and of a finished one's, is damaged, one at a time, in a fresh copy,
-  and the run is resumed: truncated at a random place, one bit flipped, half of it zeros, in the place of the same file
-  of the other checkpoint or the other folder, or exchanged with it; last, two checkpoints change places, with which an
-  interrupted run must stop. `--damage` stops after so many, in random order.
+- kills: a run is killed (SIGKILL) at a random time and resumed, repeatedly, also while it resumes; after its last step,
+  the next run begins in an empty folder;
+- disks: a run is made on a file system that is too small (a tmpfs; without the right to mount one, a limit on the size
+  of a file). The file system grows and the run is resumed, until the run ends;
+- damage: each file in the folders of an interrupted and of a finished run is damaged, one at a time in a fresh copy,
+  and the run is resumed. The file is truncated at a random position, has one bit flipped or half of its bytes set to 0,
+  is replaced by the same file of the other checkpoint or folder, or is exchanged with it. At last, two checkpoints are
+  exchanged, after which an interrupted run must stop. `--damage` limits the number of cases, in random order.
 
-What must hold at every end: weights bit for bit those of the undisturbed run, each logged row once and the same but for
-times, the same scores, and the same files. Folders where it does not hold are kept.
+After each run, weights must be bit for bit those of the reference run, each row must be logged once and be the same
+except for times, and scores and files must be the same. The folders of runs that fail this are kept.
 """
 
 from __future__ import annotations
@@ -40,17 +40,23 @@ RUN = [
     "--train_prompts=64", "--eval_prompts=2", "--eval_samples=4", "--eval_every=4",
     "--method=Band(KL(), ClipRateController(0.2, 0.05, gain=0.5))",
 ]  # fmt: skip
-# The fork server has imported everything, so a run takes 3 s instead of 12.
+# The fork server has already imported all modules, so a run takes 3 s instead of 12.
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def bandpo_train(folder: Path, log: Path, largest_file: int | None) -> None:
-    """`bandpo-lab train --resume`, in this process."""
+    """Execute `bandpo-lab train --resume` in this process.
+
+    Args:
+        folder: The folder of the run.
+        log: The file for the output.
+        largest_file: The limit on the size of a file in bytes, if any.
+    """
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if largest_file is not None:
-        sys.dont_write_bytecode = True  # a cut one would outlast the run
+        sys.dont_write_bytecode = True  # a truncated file would remain after the run
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     from bandpo_lab.cli import main
 
@@ -59,16 +65,23 @@ def bandpo_train(folder: Path, log: Path, largest_file: int | None) -> None:
 
 
 class Faults:
-    """The undisturbed run, the runs under fire, and what differed."""
+    """The reference run, the runs with faults, and their errors."""
 
     def __init__(self, work: Path, seed: int):
-        self.work, self.random, self.log = work, random.Random(seed), work / "runs.log"
-        self.whole = work / "whole"
+        self.work = work
+        self.random = random.Random(seed)
+        self.log = work / "runs.log"
+        self.reference = work / "whole"
         self.counts: Counter[str] = Counter()
-        self.wrong: list[str] = []
+        self.errors: list[str] = []
+
+    def add_error(self, message: str) -> None:
+        """Print an error, and add it to the list."""
+        self.errors.append(message)
+        print(f"WRONG {message}", flush=True)
 
     def train(self, folder: Path, *, kill_after: float | None = None, largest_file: int | None = None) -> int:
-        """Start or resume the run; returns how it ended, −9 if it was killed."""
+        """Start or resume the run, and return its exit status, −9 if it was killed."""
         process = PROCESSES.Process(target=bandpo_train, args=(folder, self.log, largest_file))
         process.start()
         process.join(kill_after)
@@ -77,51 +90,49 @@ class Faults:
         assert process.exitcode is not None
         return process.exitcode
 
-    def undisturbed(self) -> float:
-        """Make it; returns how many seconds it takes."""
-        self.train(self.work / "first")  # loads what every later process finds loaded
+    def make_reference(self) -> float:
+        """Make the reference run, and return its duration in seconds."""
+        self.train(self.work / "first")  # fills the caches, so that the next run is timed without them
         start = time.monotonic()
-        if self.train(self.whole):
-            raise SystemExit(f"the undisturbed run failed: see {self.log}")
+        if self.train(self.reference):
+            raise SystemExit(f"the run without faults failed: see {self.log}")
         return time.monotonic() - start
 
-    def compare(self, what: str, folder: Path) -> None:
-        """Look for what a finished run differs in from the undisturbed one."""
-        found = [
+    def compare(self, case: str, folder: Path) -> None:
+        """Compare a finished run with the reference run."""
+        differences = [
             name
             for name in ("model/model.safetensors", "evaluation.json", "config.yaml")
-            if contents(folder / name) != contents(self.whole / name)
+            if contents(folder / name) != contents(self.reference / name)
         ]
-        if rows(folder) != rows(self.whole):
-            found.append("metrics.jsonl")
-        if differing := names(folder) ^ names(self.whole):
-            found.append(f"{len(differing)} files, as {min(differing)}")
+        if rows(folder) != rows(self.reference):
+            differences.append("metrics.jsonl")
+        if differing := names(folder) ^ names(self.reference):
+            differences.append(f"{len(differing)} files, as {min(differing)}")
         self.counts["compared"] += 1
-        if found:
-            kept = self.work / f"wrong-{len(self.wrong)}"
-            shutil.copytree(folder, kept)
-            self.wrong.append(f"{what}: {'; '.join(found)} (kept in {kept})")
-            print(f"WRONG {self.wrong[-1]}", flush=True)
+        if differences:
+            copy = self.work / f"wrong-{len(self.errors)}"
+            shutil.copytree(folder, copy)
+            self.add_error(f"{case}: {'; '.join(differences)} (kept in {copy})")
 
-    def resume(self, what: str, folder: Path) -> None:
-        """Let a run go on to its end, and compare."""
+    def resume(self, case: str, folder: Path) -> None:
+        """Resume a run until its end, and compare it with the reference run."""
         if code := self.train(folder):
-            self.wrong.append(f"{what}: resuming failed with {code}, see {self.log}")
-            print(f"WRONG {self.wrong[-1]}", flush=True)
+            self.add_error(f"{case}: resuming failed with {code}, see {self.log}")
         else:
-            self.compare(what, folder)
+            self.compare(case, folder)
 
-    def refuse(self, what: str, folder: Path) -> None:
-        """Resume a run of which no checkpoint is whole: it stops, and nothing in its folder changes."""
+    def check_refused(self, case: str, folder: Path) -> None:
+        """Resume a run without an intact checkpoint; it must stop, and its folder must not change."""
         before = names(folder)
         code = self.train(folder)
         if code != 2 or (names(folder) ^ before) - {".lock"}:
-            self.wrong.append(f"{what}: ended with {code}, see {self.log}")
-            print(f"WRONG {self.wrong[-1]}", flush=True)
+            self.add_error(f"{case}: ended with {code}, see {self.log}")
 
     def kills(self, number: int, seconds: float) -> None:
-        """Kill at moments spread evenly over a whole run's duration."""
-        folder, run = self.work / "killed-0", 0
+        """Kill runs at random times, distributed uniformly over the duration of the reference run."""
+        folder = self.work / "killed-0"
+        run = 0
         while self.counts["kills"] < number:
             if self.train(folder, kill_after=self.random.uniform(0, seconds)) == -9:
                 self.counts["kills"] += 1
@@ -139,10 +150,10 @@ class Faults:
         shutil.rmtree(folder)
 
     def disks(self, number: int) -> None:
-        """Fill the disk at places spread evenly over what the run writes."""
-        largest = max(path.stat().st_size for path in self.whole.rglob("*") if path.is_file())
-        # Two checkpoints and the unfinished one or the model.
-        most = 3 * sum(path.stat().st_size for path in (self.whole / "checkpoint-12").iterdir())
+        """Fill the disk at points that are spaced evenly over the bytes that the run writes."""
+        largest = max(path.stat().st_size for path in self.reference.rglob("*") if path.is_file())
+        # Two checkpoints, and an unfinished one or the model.
+        most = 3 * sum(path.stat().st_size for path in (self.reference / "checkpoint-12").iterdir())
         with small_disk(self.work / "disk") as resize:
             folder = self.work / "disk" / "run"
             for k in range(1, number + 1):
@@ -165,7 +176,7 @@ class Faults:
             time.sleep(0.002)
         process.kill()
         process.join()
-        sources = {interrupted: self.whole, self.whole: interrupted}
+        sources = {interrupted: self.reference, self.reference: interrupted}
         cases = [
             (how, source, file.relative_to(source))
             for source in sources
@@ -181,32 +192,35 @@ class Faults:
                 first, second, *_ = sorted(folder.glob("checkpoint-*"))
                 exchange(first, second)
             else:
-                other = self.other(source, sources[source], name)
-                here = folder / (other.relative_to(source) if other.is_relative_to(source) else "none")
-                if how == "exchanged" and not here.exists():
+                substitute = self.substitute_for(source, sources[source], name)
+                # If the substitute is from the same folder, take the one in the copy.
+                in_copy = folder / "none"
+                if substitute.is_relative_to(source):
+                    in_copy = folder / substitute.relative_to(source)
+                if how == "exchanged" and not in_copy.exists():
                     how = "replaced"
                 before = (folder / name).read_bytes()
-                WAYS[how](folder / name, here if here.exists() else other, self.random)
+                WAYS[how](folder / name, in_copy if in_copy.exists() else substitute, self.random)
                 if (folder / name).read_bytes() == before:
                     shutil.rmtree(folder)
                     continue
             self.counts[how] += 1
             checkpoints = list(source.glob("checkpoint-*"))
             if how == "changed places" and source == interrupted and len(checkpoints) == 2:
-                self.refuse(f"{source.name}, {how}", folder)
+                self.check_refused(f"{source.name}, {how}", folder)
             else:
                 self.resume(f"{source.name}, {name} {how}", folder)
             shutil.rmtree(folder)
 
-    def other(self, source: Path, elsewhere: Path, name: Path) -> Path:
-        """The same file of another checkpoint, or of the other run folder, or any other file."""
+    def substitute_for(self, source: Path, other_run: Path, name: Path) -> Path:
+        """Return the same file of the other checkpoint or of the other run; another file if there is none."""
         if name.parts[0].startswith("checkpoint-"):
-            other = next(path for path in source.glob("checkpoint-*") if path.name != name.parts[0])
-            return other.joinpath(*name.parts[1:])
-        return elsewhere / name if (elsewhere / name).exists() else source / "config.yaml"
+            checkpoint = next(path for path in source.glob("checkpoint-*") if path.name != name.parts[0])
+            return checkpoint.joinpath(*name.parts[1:])
+        return other_run / name if (other_run / name).exists() else source / "config.yaml"
 
 
-def cut(file: Path, other: Path, chance: random.Random) -> None:
+def truncate(file: Path, other: Path, chance: random.Random) -> None:
     os.truncate(file, chance.randrange(file.stat().st_size))
 
 
@@ -221,33 +235,33 @@ def zero(file: Path, other: Path, chance: random.Random) -> None:
     file.write_bytes(content[: len(content) // 2].ljust(len(content), b"\0"))
 
 
-def older(file: Path, other: Path, chance: random.Random) -> None:
+def replace(file: Path, other: Path, chance: random.Random) -> None:
     shutil.copyfile(other, file)
 
 
 def exchange(file: Path, other: Path, chance: random.Random | None = None) -> None:
-    aside = file.with_name("aside")
-    file.rename(aside)
+    temporary = file.with_name("aside")
+    file.rename(temporary)
     other.rename(file)
-    aside.rename(other)
+    temporary.rename(other)
 
 
 WAYS = {
-    "cut": cut,
+    "cut": truncate,
     "one bit flipped": flip,
     "half of it zeros": zero,
-    "replaced": older,
+    "replaced": replace,
     "exchanged": exchange,
 }
 
 
 @contextmanager
-def small_disk(place: Path) -> Iterator:
-    """A tmpfs at ``place``; yields what sets its size in bytes, or None if it may not be mounted."""
-    place.mkdir()
+def small_disk(folder: Path) -> Iterator:
+    """Mount a tmpfs, and yield a function that sets its size in bytes; None without the right to mount."""
+    folder.mkdir()
 
     def mount(*options: str) -> bool:
-        command = ["mount", "-t", "tmpfs", *options, "bandpo-faults", str(place)]
+        command = ["mount", "-t", "tmpfs", *options, "bandpo-faults", str(folder)]
         return subprocess.run(command, capture_output=True).returncode == 0
 
     if not mount("-o", "size=1m"):
@@ -257,7 +271,7 @@ def small_disk(place: Path) -> Iterator:
     try:
         yield lambda size: mount("-o", f"remount,size={size}")
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def contents(path: Path) -> bytes | None:
@@ -265,15 +279,15 @@ def contents(path: Path) -> bytes | None:
 
 
 def rows(folder: Path) -> list[dict] | None:
-    """The logged rows without times."""
+    """Return the logged rows without times; None or an empty value if there are none."""
     text = contents(folder / "metrics.jsonl")
     return text and [{**json.loads(line), "step_time": 0} for line in text.splitlines()]
 
 
 def names(folder: Path) -> set[str]:
-    """The files of a run folder, but for what says that something was wrong."""
-    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    return {name for name in found if not name.startswith(("damaged/", "error.log"))}
+    """Return the files of a run folder, except those that report an error."""
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {name for name in files if not name.startswith(("damaged/", "error.log"))}
 
 
 def main() -> None:
@@ -287,20 +301,21 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/faults"))
     options = parser.parse_args()
     if options.work.exists():
-        parser.error(f"{options.work} is there already; remove it, or give another --work")
+        parser.error(f"{options.work} exists; remove it, or give another --work")
     options.work.mkdir(parents=True)
     os.environ["OMP_NUM_THREADS"] = "1"
     PROCESSES.set_forkserver_preload(["bandpo_lab.cli.app", "bandpo_lab.training.train"])
-    start, faults = time.monotonic(), Faults(options.work.resolve(), options.seed)
-    seconds = faults.undisturbed()
+    start = time.monotonic()
+    faults = Faults(options.work.resolve(), options.seed)
+    seconds = faults.make_reference()
     print(f"undisturbed: {seconds:.1f} s", flush=True)
     faults.kills(options.kills, seconds)
     faults.disks(options.disks)
     faults.damage(options.damage)
-    for what, count in faults.counts.items():
-        print(f"{what}: {count}")
-    print(f"wrong: {len(faults.wrong)}; {time.monotonic() - start:.0f} s")
-    raise SystemExit(1 if faults.wrong else 0)
+    for case, count in faults.counts.items():
+        print(f"{case}: {count}")
+    print(f"wrong: {len(faults.errors)}; {time.monotonic() - start:.0f} s")
+    raise SystemExit(1 if faults.errors else 0)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python scripts/fetch_pyodide.py build/pyodide
 
-npm's package of the version below is packed by npm from the registry that npm is set up with, checked against the hash
-below, and the files that a browser loads are unpacked. A package that is there and has this hash is not fetched again.
-To take another version, change both constants: `npm view pyodide@VERSION dist.integrity` prints the hash.
+The script downloads the package `pyodide` in the version below with npm, checks it against the hash below, and unpacks
+the files that a browser loads. A package that is already in the folder and has this hash is not downloaded again. To
+take another version, change both constants: `npm view pyodide@VERSION dist.integrity` prints the hash.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ INTEGRITY = "sha512-0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD8
 FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """The files that a browser loads."""
 
-WHAT_FOR = f"the page docs/diagnose-in-browser.md needs pyodide {VERSION}, a package of npm"
+PURPOSE = f"the page docs/diagnose-in-browser.md needs pyodide {VERSION}, a package of npm"
 
 
 class FetchProblem(Exception):
-    """What is missing, or what went wrong, in words."""
+    """An error with a message for the user: a missing program or a failed download."""
 
 
 def fetch(folder: Path) -> None:
@@ -63,15 +63,15 @@ def integrity_of(file: Path) -> str:
 
 
 def _pack(archive: Path) -> None:
-    """Have npm put the package into the folder of the archive."""
+    """Download the package with npm into the folder of the archive."""
     npm = shutil.which("npm")
     if npm is None:
-        raise FetchProblem(f"npm is not installed, and {WHAT_FOR}: install Node.js, which brings npm")
+        raise FetchProblem(f"npm is not installed, and {PURPOSE}: install Node.js, which brings npm")
     command = [npm, "pack", f"pyodide@{VERSION}", "--silent", "--pack-destination", str(archive.parent)]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode or not archive.is_file():
         reason = run.stderr.strip() or run.stdout.strip() or f"it ended with status {run.returncode}"
-        raise FetchProblem(f"npm could not fetch the package, and {WHAT_FOR}. npm says: {reason}")
+        raise FetchProblem(f"npm could not fetch the package, and {PURPOSE}. npm says: {reason}")
 
 
 def main() -> None:

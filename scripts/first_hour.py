@@ -1,11 +1,11 @@
-"""The first hour with one GPU: check it, then train a 1.5B model by four rules with two seeds, and judge each step.
+"""Run the first hour on one GPU: check it, then train a 1.5B model with four rules and two seeds, with checks.
 
     python scripts/first_hour.py --dry-run      # the plan, with times: `make first-hour FIRST_HOUR=--dry-run`
     python scripts/first_hour.py                # `make first-hour`; needs a GPU of 80 GB, verl and vLLM
     python scripts/first_hour.py --rehearse     # the same plan on a CPU: small models, one step each
-    python scripts/first_hour.py --page         # renew the table of docs/first-hour.md
+    python scripts/first_hour.py --page         # update the table of docs/first-hour.md
 
-It stops at the first stage that fails, and says what to do. Stages that passed are not done again.
+The script stops at the first stage that fails, and prints what to do. Stages that passed are not repeated.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ METHODS = {
 SEEDS = (0, 1)
 PROMPTS, SAMPLES, UPDATES, STEPS = 16, 8, 4, 8
 RESPONSE_TOKENS, LONGEST = 700, 2048
-"""Tokens of a response to a problem of GSM8K: assumed on average, and at most."""
+"""The tokens of a response to a problem of GSM8K: the assumed mean, and the maximum."""
 START = 120
-"""Seconds that are assumed for Ray, the model and vLLM to start."""
+"""The assumed seconds for the start of Ray, the model and vLLM."""
 SLOW = 3.0
-"""Times the expected time, from which a step is too slow."""
+"""The ratio to the expected time above which a step is reported as too slow."""
 
 Steps = Mapping[int, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One part of the hour.
+    """A stage of the hour.
 
     Attributes:
-        name: Of the stage and its log.
-        command: What is executed, from the root of a clone.
-        seconds: How long it is expected to take.
-        shows: What is to be seen in it.
-        otherwise: What to do if it is not.
-        check: Return what is wrong with the steps of a training; None where the exit status decides.
+        name: The name of the stage and of its log.
+        command: The command, executed from the root of a clone.
+        seconds: The expected duration.
+        shows: The output of a successful stage.
+        otherwise: The advice if the stage fails.
+        check: A function that returns the fault in the steps of a training; if None, the exit status decides.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Stage:
 
 
 def expected_step() -> float:
-    """Return the seconds of a step, from the authors' logged steps. A small batch uses a GPU less well than theirs."""
+    """Estimate the seconds of a step from the authors' logs. Small batches use a GPU less efficiently than theirs."""
     return estimated_step(PARAMETERS[MODEL][0], RESPONSE_TOKENS, PROMPTS * SAMPLES, gpus=1).step
 
 
@@ -80,7 +80,7 @@ def plan(data: Path, output: Path, steps: int = STEPS, rehearse: bool = False) -
         data: Folder of model and data.
         output: Folder for runs.
         steps: Steps of each training.
-        rehearse: Whether each training is a rehearsal on this machine's CPU, and what needs a GPU or a hub is left out.
+        rehearse: If True, each training is a rehearsal on the CPU, and stages that need a GPU or a hub are left out.
     """
     lab = (sys.executable, "-m", "bandpo_lab")
     trainings = [
@@ -129,7 +129,7 @@ def training(
 ) -> Stage:
     """Return the training by one rule with one seed."""
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    # A clip rule has no average of its own; all four are to have the same.
+    # A clip rule does not set the loss aggregation, so all four methods get the same one.
     words = ["--model", MODEL, "--method", method, "--data", str(data), "--output-dir", str(output)]
     words += [
         f"trainer.experiment_name={name}-{seed}",
@@ -170,60 +170,66 @@ def training(
         f"{steps} steps of about {expected_step():.0f} s; a gradient and a reward above 0; probabilities of vLLM that "
         "stay as near to the trainer's as in step 1",
         "its log says which of these it was",
-        lambda found: fault(found, steps, expected_step()),
+        lambda metrics_by_step: fault(metrics_by_step, steps, expected_step()),
     )
 
 
-def fault(found: Steps, steps: int, seconds: float) -> str | None:
-    """Return what is wrong with a training, and what to do; None if nothing is.
+def fault(metrics_by_step: Steps, steps: int, seconds: float) -> str | None:
+    """Return the fault of a training with advice, or None.
 
     Args:
-        found: Metrics of each step.
-        steps: Steps that were asked for.
-        seconds: What a step is expected to take.
+        metrics_by_step: The metrics of each step.
+        steps: The planned number of steps.
+        seconds: The expected seconds of a step.
     """
-    missing = sorted({*range(1, steps + 1)} - found.keys())
+    missing = sorted({*range(1, steps + 1)} - metrics_by_step.keys())
     if missing:
         return (
             f"step {missing[0]} was not made: read the end of the log; `bandpo-lab run verl --one-step` knows the "
             "usual errors of vLLM and of memory"
         )
-    for step, metrics in sorted(found.items()):
+    for step, metrics in sorted(metrics_by_step.items()):
         gradient = metrics.get("actor/grad_norm", math.nan)
         if not math.isfinite(gradient):
             return f"the gradient of step {step} is {gradient}: `bandpo diagnose` on the log says where that began"
-    if all(metrics["actor/grad_norm"] == 0 for metrics in found.values()):
+    if all(metrics["actor/grad_norm"] == 0 for metrics in metrics_by_step.values()):
         return "every gradient is 0: all answers to a prompt have the same reward; look at the responses"
-    if all(metrics.get("critic/score/mean", 0.0) <= 0 for metrics in found.values()):
+    if all(metrics.get("critic/score/mean", 0.0) <= 0 for metrics in metrics_by_step.values()):
         return (
             "no answer was right: responses are cut off (`response_length/clip_ratio`), or the prompt does not ask for "
             "the box that the reward reads"
         )
-    difference = [
-        metrics.get("training/rollout_probs_diff_mean", math.nan) for _, metrics in sorted(found.items())
+    differences = [
+        metrics.get("training/rollout_probs_diff_mean", math.nan)
+        for _, metrics in sorted(metrics_by_step.items())
     ]
-    far = [value for value in difference if not value <= 3 * difference[0]]  # a NaN is far, too
-    if far:
+    too_large = [value for value in differences if not value <= 3 * differences[0]]  # includes NaN
+    if too_large:
         return (
-            f"vLLM's probabilities were {difference[0]:.2g} from the trainer's in step 1 and {far[0]:.2g} later: the "
-            "new weights do not reach it; try actor_rollout_ref.rollout.enforce_eager=true"
+            f"vLLM's probabilities were {differences[0]:.2g} from the trainer's in step 1 and {too_large[0]:.2g} later"
+            ": the new weights do not reach it; try actor_rollout_ref.rollout.enforce_eager=true"
         )
-    # The first step compiles.
-    took = fmean(metrics["timing_s/step"] for step, metrics in found.items() if step > 1 or steps == 1)
-    if took > SLOW * seconds:
+    # The first step includes compilation.
+    step_seconds = fmean(
+        metrics["timing_s/step"] for step, metrics in metrics_by_step.items() if step > 1 or steps == 1
+    )
+    if step_seconds > SLOW * seconds:
         stages = {
-            name.removeprefix("timing_s/"): fmean(metrics.get(name, 0.0) for metrics in found.values())
+            name.removeprefix("timing_s/"): fmean(
+                metrics.get(name, 0.0) for metrics in metrics_by_step.values()
+            )
             for name in ("timing_s/gen", "timing_s/ref", "timing_s/old_log_prob", "timing_s/update_actor")
         }
         longest = max(stages, key=lambda name: stages[name])
         return (
-            f"a step took {took:.0f} s and {seconds:.0f} s were expected, most of it {longest}: another process on the "
-            "GPU (nvidia-smi), sdpa in place of flash-attn, or longer responses (`response_length/mean`)"
+            f"a step took {step_seconds:.0f} s and {seconds:.0f} s were expected, most of it {longest}: "
+            "another process on the GPU (nvidia-smi), sdpa in place of flash-attn, "
+            "or longer responses (`response_length/mean`)"
         )
     return None
 
 
-def compared(runs: Mapping[str, Steps]) -> list[str]:
+def comparison_rows(runs: Mapping[str, Steps]) -> list[str]:
     """Return the rows of a table of the trainings: seconds, reward, entropy, and the shares of tokens clipped."""
     columns = {
         "s per step": "timing_s/step",
@@ -234,16 +240,16 @@ def compared(runs: Mapping[str, Steps]) -> list[str]:
         "GB": "perf/max_memory_allocated_gb",
     }
     rows = ["| run | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
-    for name, found in runs.items():
+    for name, steps in runs.items():
         values = []
         for key in columns.values():
-            logged = [metrics[key] for metrics in found.values() if key in metrics]
+            logged = [metrics[key] for metrics in steps.values() if key in metrics]
             values.append(f"{fmean(logged):.3g}" if logged else "")
         rows.append(f"| {name} | {' | '.join(values)} |")
     return rows
 
 
-def described(stages: list[Stage]) -> list[str]:
+def plan_rows(stages: list[Stage]) -> list[str]:
     """Return the plan as the rows of a table, with the minute at which each stage begins."""
     rows = ["| from minute | stage | expected | it shows | otherwise |", "| ---: | --- | ---: | --- | --- |"]
     begin = 0.0
@@ -254,8 +260,8 @@ def described(stages: list[Stage]) -> list[str]:
     return [*rows, f"| {begin / 60:.0f} | end | | | |"]
 
 
-def work_through(stages: list[Stage], output: Path) -> int:
-    """Execute the stages, and return the exit status: 1 if one failed, with what to do printed."""
+def run_stages(stages: list[Stage], output: Path) -> int:
+    """Run the stages in order, and return the exit status. If a stage fails, print advice and return 1."""
     output.mkdir(parents=True, exist_ok=True)
     record = output / "passed.json"
     passed: dict[str, list[str]] = json.loads(record.read_text()) if record.exists() else {}
@@ -266,27 +272,32 @@ def work_through(stages: list[Stage], output: Path) -> int:
             print(f"{stage.name}: passed before", flush=True)
         else:
             print(f"{stage.name}: about {stage.seconds / 60:.1f} min; its log is {log}", flush=True)
-            begun = time.monotonic()
-            status = _logged(stage.command, log)
-            took = time.monotonic() - begun
-            wrong = f"it ended with {status}" if status else None
+            start = time.monotonic()
+            status = _run_logged(stage.command, log)
+            seconds = time.monotonic() - start
+            problem = f"it ended with {status}" if status else None
             if stage.check is not None:
-                wrong = stage.check(read_steps(log.read_text(errors="replace").splitlines())) or wrong
-            if wrong:
-                print(f"{stage.name}: FAILED after {took:.0f} s: {wrong}\n  {stage.otherwise}", flush=True)
+                problem = stage.check(read_steps(log.read_text(errors="replace").splitlines())) or problem
+            if problem:
+                print(
+                    f"{stage.name}: FAILED after {seconds:.0f} s: {problem}\n  {stage.otherwise}", flush=True
+                )
                 return 1
-            print(f"{stage.name}: passed in {took:.0f} s", flush=True)
+            print(f"{stage.name}: passed in {seconds:.0f} s", flush=True)
             passed[stage.name] = list(stage.command)
             record.write_text(json.dumps(passed, indent=1))
         if stage.check is not None:
             trained[stage.name] = read_steps(log.read_text(errors="replace").splitlines())
     if trained:
-        print("\n".join(["", *compared(trained)]))
+        print("\n".join(["", *comparison_rows(trained)]))
     return 0
 
 
-def _logged(command: tuple[str, ...], log: Path) -> int:
-    """Execute a command, and return its exit status once all that it and its processes print is in a file."""
+def _run_logged(command: tuple[str, ...], log: Path) -> int:
+    """Run a command with its output in a file, and return its exit status.
+
+    The pipe ends when the last child process has ended, so the file then holds the output of all of them.
+    """
     with (
         log.open("wb") as file,
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
@@ -299,7 +310,7 @@ def _logged(command: tuple[str, ...], log: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the plan, or work through it."""
+    """Print the plan, or run it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dry-run", action="store_true", help="Print the plan alone.")
     parser.add_argument(
@@ -312,22 +323,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--output-dir", type=Path, default=Path("runs/first-hour"), help="Folder for runs and logs."
     )
-    chosen = parser.parse_args(arguments)
-    data, output = chosen.data.resolve(), chosen.output_dir.resolve()
-    stages = plan(data, output, chosen.steps, chosen.rehearse)
-    unknown = {*chosen.without} - {stage.name for stage in stages}
+    options = parser.parse_args(arguments)
+    data, output = options.data.resolve(), options.output_dir.resolve()
+    stages = plan(data, output, options.steps, options.rehearse)
+    unknown = {*options.without} - {stage.name for stage in stages}
     if unknown:
         parser.error(
             f"--without {', '.join(sorted(unknown))}: the stages are {', '.join(s.name for s in stages)}"
         )
-    stages = [stage for stage in stages if stage.name not in chosen.without]
-    if chosen.page:
-        write_between_marks(ROOT / "docs/first-hour.md", "first hour", described(stages))
+    stages = [stage for stage in stages if stage.name not in options.without]
+    if options.page:
+        write_between_marks(ROOT / "docs/first-hour.md", "first hour", plan_rows(stages))
         return 0
-    if chosen.dry_run:
-        print("\n".join([*described(stages), "", *(shlex.join(stage.command) for stage in stages)]))
+    if options.dry_run:
+        print("\n".join([*plan_rows(stages), "", *(shlex.join(stage.command) for stage in stages)]))
         return 0
-    return work_through(stages, output)
+    return run_stages(stages, output)
 
 
 if __name__ == "__main__":

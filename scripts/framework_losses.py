@@ -1,8 +1,8 @@
-"""The losses of frameworks, as functions of a batch: their own code, with log-probabilities in place of a model's.
+"""The losses of frameworks as functions of a batch. They run the frameworks' own code on given log-probabilities.
 
-Each function takes a framework's settings and leaves the rest at its defaults. Modules that only a GPU or a service
-needs are replaced where they are imported; no loss runs through one. Where a loss begins at logits, it gets those of a
-vocabulary of two tokens, whose first one has the log-probability of the batch.
+Each function takes settings of a framework and leaves all others at their defaults. Modules that are only needed for a
+GPU or a service are replaced by mocks; no loss uses one. A loss that takes logits gets those of a vocabulary of two
+tokens, of which the first one has the log-probability of the batch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bandpo.testing._batches import LossBatch
 Loss = Callable[[LossBatch], Tensor]
 
 
-class _Absent(types.ModuleType):
-    """A module whose every name is a mock."""
+class _MockModule(types.ModuleType):
+    """A module in which every attribute is a mock."""
 
     __path__: typing.ClassVar[list[str]] = []
 
@@ -39,7 +39,7 @@ class _Absent(types.ModuleType):
         return MagicMock(name=f"{self.__name__}.{name}")
 
 
-class _AbsentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _MockFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
@@ -51,39 +51,41 @@ class _AbsentFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Absent(spec.name)
+        return _MockModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
 
 
-def stand_in_for(*names: str) -> None:
-    """Let modules be imported that are not installed, or that need a GPU when they are imported."""
-    sys.meta_path.insert(0, _AbsentFinder(names))
+def mock_modules(*names: str) -> None:
+    """Replace modules by mocks, because they are not installed or need a GPU at import."""
+    sys.meta_path.insert(0, _MockFinder(names))
 
 
 def two_token_logits(logp: Tensor) -> Tensor:
-    """Return logits of two tokens, (…, 2), whose first one has these log-probabilities.
+    """Return logits of two tokens, (…, 2), of which the first one has these log-probabilities, (…).
 
-    The derivative of that token's log-probability by ``logp`` is 1.
+    The derivative of the first token's log-probability by ``logp`` is 1.
     """
     return torch.stack([logp, torch.log(-torch.expm1(logp))], -1)
 
 
 def trl(**settings: Any) -> Loss:
-    """The trainer's own loss method; ``kind=GMPO`` for its experimental one."""
+    """Return the loss of TRL's GRPOTrainer; with ``kind=GMPO`` that of its experimental GMPOTrainer."""
     import trl
     from trl.experimental import gmpo
 
     kind = settings.pop("kind", "GRPO")
     module = gmpo if kind == "GMPO" else trl
-    config, trainer = getattr(module, f"{kind}Config"), getattr(module, f"{kind}Trainer")
-    args = config(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
+    config_class = getattr(module, f"{kind}Config")
+    trainer_class = getattr(module, f"{kind}Trainer")
+    args = config_class(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
 
     def loss(batch: LossBatch) -> Tensor:
-        made = object.__new__(trainer)
-        vars(made).update(vars(args))
-        vars(made).update(
+        # A trainer without its constructor, with only the attributes that the loss reads.
+        trainer = object.__new__(trainer_class)
+        vars(trainer).update(vars(args))
+        vars(trainer).update(
             args=args,
             epsilon_low=args.epsilon,
             epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
@@ -112,19 +114,21 @@ def trl(**settings: Any) -> Loss:
             "num_items_in_batch": batch.mask.sum(),
             "importance_sampling_ratio": batch.weights,
         }
-        return trainer._compute_loss(made, None, inputs)
+        return trainer_class._compute_loss(trainer, None, inputs)
 
     return loss
 
 
 def verl(loss_mode: str, **settings: Any) -> Loss:
+    """Return a registered policy loss of verl."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
-    own = PolicyLossConfig.__dataclass_fields__.keys() & settings.keys()
-    policy_loss: dict[str, Any] = {"loss_mode": loss_mode} | {name: settings.pop(name) for name in own}
-    if bypass := loss_mode == "bypass_mode":
+    names = PolicyLossConfig.__dataclass_fields__.keys() & settings.keys()
+    policy_loss: dict[str, Any] = {"loss_mode": loss_mode} | {name: settings.pop(name) for name in names}
+    bypass = loss_mode == "bypass_mode"
+    if bypass:
         policy_loss["rollout_correction"] = RolloutCorrectionConfig.bypass_pg_token_icepop(**settings)
         settings = {}
     config = ActorConfig(
@@ -146,8 +150,9 @@ def verl(loss_mode: str, **settings: Any) -> Loss:
 
 
 def skyrl(policy_loss_type: str, **settings: Any) -> Loss:
+    """Return a registered policy loss of SkyRL, with its reduction."""
     if sys.version_info < (3, 12):
-        # pydantic refuses typing.TypedDict below 3.12, which SkyRL declares for this reason; the rest runs on 3.11.
+        # Below Python 3.12 pydantic rejects typing.TypedDict. This is the only reason why SkyRL requires 3.12.
         from typing_extensions import TypedDict
 
         typing.TypedDict = TypedDict
@@ -172,7 +177,7 @@ def skyrl(policy_loss_type: str, **settings: Any) -> Loss:
 
 
 def slime(**settings: Any) -> Loss:
-    """The whole loss function, with the defaults of its arguments."""
+    """Return slime's loss function, with the defaults of its arguments."""
     from megatron.core import mpu
     from slime.backends.megatron_utils import loss as module
 
@@ -204,7 +209,7 @@ def slime(**settings: Any) -> Loss:
     def loss(batch: LossBatch) -> Tensor:
         args = argparse.Namespace(**defaults | settings, use_tis=batch.weights is not None)
         count, length = batch.mask.shape
-        given = {
+        rollout = {
             "advantages": list(batch.advantages),
             "log_probs": list(batch.logp_old),
             "rollout_log_probs": list(batch.logp_rollout),
@@ -214,12 +219,13 @@ def slime(**settings: Any) -> Loss:
             "total_lengths": [length] * count,
             "unconcat_tokens": None,
         }
-        return module.loss_function(args, given, 1, count, batch.logp)[0]
+        return module.loss_function(args, rollout, 1, count, batch.logp)[0]
 
     return loss
 
 
 def prime_rl(type: str, **settings: Any) -> Loss:
+    """Return a loss of prime-rl; ``type`` is ``default`` or ``ipo``."""
     from prime_rl.configs.trainer import DefaultLossConfig, IPOLossConfig
     from prime_rl.trainer.rl.loss import compute_loss, setup_rl_loss_fn
 
@@ -241,7 +247,7 @@ def prime_rl(type: str, **settings: Any) -> Loss:
 
 
 def ms_swift(**settings: Any) -> Loss:
-    """The trainer's own loss method."""
+    """Return the loss of ms-swift's GRPOTrainer."""
     from swift.rl_core.data import GRPOBatch
     from swift.rlhf_trainers.arguments import GRPOConfig
     from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
@@ -249,12 +255,14 @@ def ms_swift(**settings: Any) -> Loss:
     args = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
 
     def loss(batch: LossBatch) -> Tensor:
-        made = object.__new__(GRPOTrainer)
-        made.args, made.model = args, SimpleNamespace(training=True)
-        made._prepare_algorithm_params()
+        # A trainer without its constructor, with only the attributes that the loss reads.
+        trainer = object.__new__(GRPOTrainer)
+        trainer.args = args
+        trainer.model = SimpleNamespace(training=True)
+        trainer._prepare_algorithm_params()
         if batch.weights is not None:
-            made.rollout_importance_sampling_mode = "token_truncate"
-        vars(made).update(
+            trainer.rollout_importance_sampling_mode = "token_truncate"
+        vars(trainer).update(
             accelerator=SimpleNamespace(num_processes=1, gather_for_metrics=lambda x: x),
             beta=0.0,
             compute_entropy=False,
@@ -268,7 +276,7 @@ def ms_swift(**settings: Any) -> Loss:
             _metrics=defaultdict(lambda: defaultdict(list)),
             _get_per_token_logps_and_entropies=lambda *_, **__: (batch.logp, None),
         )
-        given = GRPOBatch(
+        inputs = GRPOBatch(
             completion_mask=batch.mask.bool(),
             truncated_mask=torch.zeros(len(batch.mask), dtype=torch.bool),
             seq_lengths=batch.mask.sum(1),
@@ -277,13 +285,13 @@ def ms_swift(**settings: Any) -> Loss:
             advantages=batch.advantages,
             num_items_in_batch=batch.mask.sum(),
         )
-        return made._compute_loss_and_metrics(None, {}, given)[0]
+        return trainer._compute_loss_and_metrics(None, {}, inputs)[0]
 
     return loss
 
 
 def liger(**settings: Any) -> Loss:
-    """The module that TRL calls with ``use_liger_kernel``, in torch alone; its Triton kernel needs a GPU."""
+    """Return the loss that TRL uses with ``use_liger_kernel``. It is pure torch, without the Triton kernel."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     def loss(batch: LossBatch) -> Tensor:
@@ -309,9 +317,9 @@ def liger(**settings: Any) -> Loss:
 
 
 def unsloth_zoo(**settings: Any) -> Loss:
-    """The loss that unsloth puts in the place of TRL's."""
+    """Return the loss with which unsloth replaces TRL's."""
     os.environ["UNSLOTH_IS_PRESENT"] = "1"
-    stand_in_for("unsloth")
+    mock_modules("unsloth")
     from unsloth_zoo.rl_replacements import RL_REPLACEMENTS
 
     def loss(batch: LossBatch) -> Tensor:
@@ -337,7 +345,8 @@ def unsloth_zoo(**settings: Any) -> Loss:
 
 
 def openrlhf(**settings: Any) -> Loss:
-    stand_in_for("deepspeed", "flash_attn", "pylatexenc")
+    """Return OpenRLHF's `PolicyLoss`."""
+    mock_modules("deepspeed", "flash_attn", "pylatexenc")
     from openrlhf.models.loss import PolicyLoss
 
     truncation = {
@@ -355,11 +364,11 @@ def openrlhf(**settings: Any) -> Loss:
 
 
 def areal(**settings: Any) -> Loss:
-    """The loss function of the actor, with the defaults of its configuration."""
+    """Return the loss function of AReaL's actor, with the defaults of its configuration."""
     services = (
         "aiofiles einops flask lark numba pybase64 swanlab tabulate tenacity tensorboardX trackio uvloop"
     )
-    stand_in_for(*services.split())
+    mock_modules(*services.split())
     from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
     from areal.trainer.ppo.actor import grpo_loss_fn
 
@@ -388,15 +397,15 @@ def areal(**settings: Any) -> Loss:
 
 
 def torchtitan(loss: str, **settings: Any) -> Loss:
-    """The loss of its RL experiment; its old policy is that of the generator."""
-    stand_in_for(
+    """Return a loss of torchtitan's RL experiment. Its old policy is the generator's."""
+    mock_modules(
         "spmd_types", "torchtitan.distributed.minimal_async_ep.kernels", "torchtitan.experiments.rl.models"
     )
     from torchtitan.experiments.rl import losses
 
-    kind = getattr(losses, loss)
-    made = kind(kind.Config(**settings))
-    return lambda batch: made(
+    loss_class = getattr(losses, loss)
+    loss_fn = loss_class(loss_class.Config(**settings))
+    return lambda batch: loss_fn(
         two_token_logits(batch.logp),
         torch.zeros(batch.mask.shape, dtype=torch.long),
         float(batch.mask.sum()),
@@ -407,7 +416,7 @@ def torchtitan(loss: str, **settings: Any) -> Loss:
 
 
 def miles(**settings: Any) -> Loss:
-    """The whole loss function, with the defaults of its arguments."""
+    """Return miles' loss function, with the defaults of its arguments."""
     from miles.backends.training_utils import parallel
     from miles.backends.training_utils.loss import loss_function
     from miles.backends.training_utils.loss_hub import losses
@@ -459,12 +468,12 @@ def miles(**settings: Any) -> Loss:
 
 
 def nemo_rl(**settings: Any) -> Loss:
-    """The clipped loss without its penalty by the reference policy, which is on by default."""
-    stand_in_for("mlflow", "pynvml", "swanlab")
+    """Return NeMo-RL's clipped loss, without its KL penalty, which is on by default."""
+    mock_modules("mlflow", "pynvml", "swanlab")
     from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
 
-    def shifted(values: Tensor) -> Tensor:
-        """With a first token, for which there is no log-probability."""
+    def prepend_token(values: Tensor) -> Tensor:
+        """Prepend a column of zeros for the first token, which has no log-probability."""
         return torch.nn.functional.pad(values, (1, 0))
 
     def loss(batch: LossBatch) -> Tensor:
@@ -477,10 +486,10 @@ def nemo_rl(**settings: Any) -> Loss:
             }
         config = ClippedPGLossConfig(reference_policy_kl_penalty=0.0, **correction, **settings)
         data = {
-            "advantages": shifted(batch.advantages),
-            "prev_logprobs": shifted(batch.logp_old),
-            "generation_logprobs": shifted(batch.logp_rollout),
-            "token_mask": shifted(batch.mask),
+            "advantages": prepend_token(batch.advantages),
+            "prev_logprobs": prepend_token(batch.logp_old),
+            "generation_logprobs": prepend_token(batch.logp_rollout),
+            "token_mask": prepend_token(batch.mask),
             "sample_mask": torch.ones(len(batch.mask)),
         }
         sequences = torch.tensor(float(len(batch.mask)))
@@ -490,21 +499,23 @@ def nemo_rl(**settings: Any) -> Loss:
 
 
 def roll(worker: str = "ActorWorker", **settings: Any) -> Loss:
-    """The loss of a worker of the RLVR pipeline, with the defaults of its configuration."""
-    stand_in_for("imageio", "more_itertools", "opentelemetry", "pybase64", "transfer_queue")
+    """Return the loss of a worker of ROLL's RLVR pipeline, with the defaults of its configuration."""
+    mock_modules("imageio", "more_itertools", "opentelemetry", "pybase64", "transfer_queue")
     import dataclasses
 
     from roll.pipeline.rlvr import actor_pg_worker, actor_worker
     from roll.pipeline.rlvr.rlvr_config import RLVRConfig
 
-    kind = {"ActorWorker": actor_worker.ActorWorker, "ActorPGWorker": actor_pg_worker.ActorPGWorker}[worker]
+    workers = {"ActorWorker": actor_worker.ActorWorker, "ActorPGWorker": actor_pg_worker.ActorPGWorker}
+    worker_class = workers[worker]
     fields = {field.name: field.default for field in dataclasses.fields(RLVRConfig)}
     of_pipeline = {name: value for name, value in settings.items() if name in fields}
     of_actor = {name: value for name, value in settings.items() if name not in fields}
 
     def loss(batch: LossBatch) -> Tensor:
-        made = object.__new__(kind)
-        made.pipeline_config = SimpleNamespace(
+        # A worker without its constructor, with only the attributes that the loss reads.
+        actor = object.__new__(worker_class)
+        actor.pipeline_config = SimpleNamespace(
             **fields
             | of_pipeline
             | {
@@ -516,17 +527,18 @@ def roll(worker: str = "ActorWorker", **settings: Any) -> Loss:
                 "use_kl_loss": False,
             },
         )
-        made.strategy = SimpleNamespace(
+        actor.strategy = SimpleNamespace(
             op_compute_log_probs=lambda **_: batch.logp,
             op_compute_entropy=lambda **_: torch.zeros_like(batch.logp),
         )
-        made._pg_config_cache, made._logprobs_cache = {}, {}
+        actor._pg_config_cache = {}
+        actor._logprobs_cache = {}
         for name in ("_pg_variant", "_topr_sample", "_cispo_config", "_kimi15_config"):
-            setattr(made, f"{name}_logged", True)
+            setattr(actor, f"{name}_logged", True)
         samples = batch.mask.any(1).sum()
         data = SimpleNamespace(
             batch={
-                "advantages": batch.advantages * batch.mask,  # as its pipeline gives them
+                "advantages": batch.advantages * batch.mask,  # as the pipeline computes them
                 "input_ids": None,
                 "old_log_probs": batch.logp_old,
                 "ref_log_probs": batch.logp_old,
@@ -540,6 +552,6 @@ def roll(worker: str = "ActorWorker", **settings: Any) -> Loss:
             },
             non_tensor_batch={},
         )
-        return made.loss_func(data, None)[0]
+        return actor.loss_func(data, None)[0]
 
     return loss

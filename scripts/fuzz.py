@@ -1,15 +1,16 @@
-"""Ratio bounds under fire: random (logp, radius, divergence, dtype) cases, and what must hold of every one.
+"""Fuzz test of the ratio bounds: check invariants on random (logp, radius, divergence, dtype) cases.
 
     python scripts/fuzz.py [--cases 100000000] [--seed 0] [--output fuzz.json]
 
-A case is one token whose two bounds are computed. Cases come in batches of one divergence and dtype, each drawn from
-its own seed (`--batch N` runs one batch again); odd batches have a radius per token, even ones a number for all. The
-output is written every minute and at the end; stop and start again with the same seed, and it goes on from there.
+A case is one token, for which both bounds are computed. A batch has cases of one divergence and dtype, and its own seed
+(`--batch N` repeats one batch). Odd batches have one radius per token, even ones a single radius. The output is written
+every minute and at the end. If the script is stopped and started again with the same seed, it continues.
 
-What must hold: no NaN; 0 ≤ lower ≤ 1 ≤ upper ≤ 1/p; both margins within the documented error of the root, by the
-constraint evaluated here from its definition in float64 (`constraint`, which shares no code with bandpo); no narrower
-at a radius 1 % larger; the complementary event sees the mirrored interval; `Band.clip_mask` agrees with the bounds away
-from them; the same bits when run again, in another shape, at another position, and alone.
+The invariants: no NaN; 0 ≤ lower ≤ 1 ≤ upper ≤ 1/p; both margins are within the documented error of the root of
+`constraint`, which is evaluated in float64 from its definition and shares no code with bandpo; a radius that is 1 %
+larger gives no narrower bounds; the complementary event has the mirrored interval; `Band.clip_mask` agrees with the
+bounds except close to them; results are bit for bit the same in a second run, in another shape, at another position and
+for a single token.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +31,17 @@ from torch import Tensor
 from bandpo import Band, Divergence, FDivergence, parse, ratio_bounds
 
 BATCH = 2**15
-BARS = {torch.float32: 1e-5, torch.float64: 1e-12}
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""The documented relative error of the margins."""
+
 DTYPES = [torch.float32, torch.float64, torch.float32, torch.bfloat16, torch.float32, torch.float16]
 RAREST = {
     torch.float32: 1e-30,
     torch.float64: 1e-290,
-}  # least p, and 1 − p, whose margins are held to their bar
-# f(1 + t) away from t = 0, and f'' where that would cancel around it.
+}
+"""The smallest p and 1 − p for which the tolerance is checked."""
+
+# f(1 + t), and f''(u) if f(1 + t) suffers from cancellation around t = 0.
 F: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | None]] = {
     "KL()": (lambda t: t - torch.log1p(t), lambda u: u**-2),
     "ReverseKL()": (lambda t: torch.xlogy(1 + t, 1 + t) - t, lambda u: 1 / u),
@@ -50,7 +56,7 @@ F: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor] | None
     "triangular": (lambda t: t / (2 + t) * t, None),
     "own ReverseKL": (lambda t: torch.xlogy(1 + t, 1 + t) - t, lambda u: 1 / u),
 }
-OWN = {
+CUSTOM = {
     "triangular": FDivergence(lambda u: (u - 1) ** 2 / (u + 1)),
     "own ReverseKL": FDivergence(lambda u: u * torch.log(u), lambda u: torch.log(u) + 1),
 }
@@ -65,24 +71,25 @@ def cressie_read(alpha: float):
 
 
 F |= {f"AlphaDivergence(alpha={a})": cressie_read(a) for a in ALPHAS}
-CLOSED = [name for name in F if name not in OWN and parse(name, Divergence).closed]
-# The generic solver costs thirty times KL's: it gets a tenth of the cases, KL half.
-SHARE = {name: 50 if name == "KL()" else 10 if name in CLOSED else 1 for name in F}
+CLOSED = [name for name in F if name not in CUSTOM and parse(name, Divergence).closed]
+# The generic solver takes thirty times as long as KL's, so it gets fewer cases.
+SHARE = dict.fromkeys(F, 1) | dict.fromkeys(CLOSED, 10) | {"KL()": 50}
 
 
 def gauss_legendre(points: int) -> list[tuple[float, float]]:
-    """Nodes and weights on [0, 1] by the eigenvalues of the Jacobi matrix (Golub and Welsch)."""
+    """Return nodes and weights on [0, 1], by the eigenvalues of the Jacobi matrix (Golub and Welsch)."""
     k = torch.arange(1, points, dtype=torch.float64)
     off = k / (4 * k * k - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(torch.diag(off, 1) + torch.diag(off, -1))
-    return list(zip(((nodes + 1) / 2).tolist(), vectors[0].square().tolist(), strict=True))
+    weights = vectors[0].square()
+    return list(zip(((nodes + 1) / 2).tolist(), weights.tolist(), strict=True))
 
 
 QUADRATURE = gauss_legendre(12)
 
 
 def f(name: str, t: Tensor) -> Tensor:
-    """``f(1 + t)`` in float64; around 0 as ``t²·∫(1 − s)·f''(1 + s·t) ds``, which does not cancel."""
+    """Compute ``f(1 + t)`` in float64; around 0 as ``t²·∫(1 − s)·f''(1 + s·t) ds``, which avoids cancellation."""
     direct, curvature = F[name]
     if curvature is None:
         return direct(t)
@@ -92,25 +99,35 @@ def f(name: str, t: Tensor) -> Tensor:
 
 
 def constraint(name: str, logp: Tensor, change: Tensor) -> Tensor:
-    """``p·f(r) + (1 − p)·f((1 − p·r)/(1 − p))`` at ``r = 1 + change``; infinite beyond the simplex."""
-    p, rest = logp.exp(), -torch.expm1(logp)
-    others = -p * change / rest
-    beyond = (change < -1) | (others < -1)
-    spent = p * f(name, change.clamp(min=-1)) + rest * f(name, others.clamp(min=-1))
-    return torch.where(beyond, math.inf, spent)
+    """Compute ``p·f(r) + (1 − p)·f((1 − p·r)/(1 − p))`` at ``r = 1 + change``; infinite beyond the simplex."""
+    p = logp.exp()
+    complement = -torch.expm1(logp)
+    complement_change = -p * change / complement
+    beyond = (change < -1) | (complement_change < -1)
+    divergence = p * f(name, change.clamp(min=-1))
+    divergence = divergence + complement * f(name, complement_change.clamp(min=-1))
+    return torch.where(beyond, math.inf, divergence)
 
 
-def margin_error(name: str, logp: Tensor, radius: Tensor, change: Tensor, bar: float) -> Tensor:
-    """Relative error of a margin, from the constraint at ``bar`` less and more; ≤ bar exactly if they bracket."""
-    inside, here, outside = (constraint(name, logp, change * (1 + side * bar)).log() for side in (-1, 0, 1))
-    off = (radius.log() - here) / torch.where(here > radius.log(), here - inside, outside - here)
-    held = (inside <= radius.log()) & (radius.log() <= outside)
-    # Beyond the simplex all is infinite: there the bracket holds, but says no more.
-    return torch.where(held, off.nan_to_num(0.0).abs().clamp(max=1), off.abs().clamp(min=1.001)) * bar
+def margin_error(name: str, logp: Tensor, radius: Tensor, change: Tensor, tolerance: float) -> Tensor:
+    """Estimate the relative error of a margin.
+
+    The constraint is evaluated at the margin, and at margins that are smaller and larger by ``tolerance``. The error is
+    interpolated. It is at most ``tolerance`` if and only if the radius lies between the two outer values.
+    """
+    target = radius.log()
+    inside = constraint(name, logp, change * (1 - tolerance)).log()
+    at_margin = constraint(name, logp, change).log()
+    outside = constraint(name, logp, change * (1 + tolerance)).log()
+    error = (target - at_margin) / torch.where(at_margin > target, at_margin - inside, outside - at_margin)
+    bracketed = (inside <= target) & (target <= outside)
+    # Beyond the simplex the constraint is infinite, and an error within the bracket may be NaN.
+    within = error.nan_to_num(0.0).abs().clamp(max=1)
+    return torch.where(bracketed, within, error.abs().clamp(min=1.001)) * tolerance
 
 
 def draw(name: str, dtype: torch.dtype, index: int, seed: int) -> tuple[Tensor, Tensor | float]:
-    """Log-probabilities of every kind, and a radius of 1e-6 to 1e3 (or the divergence's own maximum)."""
+    """Draw log-probabilities from several distributions, and radii from 1e-6 to 1e3 (or the divergence's maximum)."""
     g = torch.Generator().manual_seed(seed * 2**32 + index)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -118,7 +135,7 @@ def draw(name: str, dtype: torch.dtype, index: int, seed: int) -> tuple[Tensor, 
 
     corners = torch.tensor([0.0, -0.0, -math.inf, 0.04, 1e-3, 1e-8, -1e-8, -1e-45, -90, -1e4, -math.log(2)])
     kinds = [
-        -uniform(0, 1).log() * -2,  # as a language model draws them
+        -uniform(0, 1).log() * -2,  # like tokens that a language model samples
         uniform(-69, 0),
         torch.log1p(-(10 ** uniform(-17, -0.01))),  # near-certain
         -math.log(2) + 10 ** uniform(-17, -2) * uniform(-1, 1).sign(),  # the rarer event changes
@@ -126,54 +143,57 @@ def draw(name: str, dtype: torch.dtype, index: int, seed: int) -> tuple[Tensor, 
         -(10 ** uniform(0, 308 if dtype == torch.float64 else 38)),
         corners.double()[torch.randint(len(corners), (BATCH,), generator=g)],
     ]
-    likely = torch.tensor([6.0, 6.0, 4.0, 1.0, 0.3, 0.5, 0.3])
-    which = torch.multinomial(likely, BATCH, replacement=True, generator=g)
-    logp = torch.stack(kinds).gather(0, which[None])[0].to(dtype)
+    frequencies = torch.tensor([6.0, 6.0, 4.0, 1.0, 0.3, 0.5, 0.3])
+    kind = torch.multinomial(frequencies, BATCH, replacement=True, generator=g)
+    logp = torch.stack(kinds).gather(0, kind[None])[0].to(dtype)
     largest = {"SquaredHellinger()": 0.0, "JensenShannon()": math.log10(math.log(2))}.get(name, 3.0)
     radius = (10 ** uniform(-6, largest)).to(torch.promote_types(dtype, torch.float32))
     # A tenth of the radii put the upper bound within 1e-6 of the simplex edge.
-    work = logp.double().clamp(-69, -1e-12)
-    edge = constraint(name, work, torch.expm1(-work) * (1 - 1e-15)) * (1 + 1e-6 * uniform(-1, 1))
+    clamped = logp.double().clamp(-69, -1e-12)
+    edge = constraint(name, clamped, torch.expm1(-clamped) * (1 - 1e-15)) * (1 + 1e-6 * uniform(-1, 1))
     at_edge = (uniform(0, 1) < 0.1) & (edge > 1e-6) & (edge < 10**largest)
     radius = torch.where(at_edge, edge.to(radius), radius)
     return logp, radius if index % 2 else radius[0].item()
 
 
 def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | float) -> tuple[dict, dict]:
-    """For each invariant the tokens that break it, and the relative errors of the margins."""
+    """Return a mask of the tokens that violate each invariant, and the relative errors of both margins."""
     bounds = ratio_bounds(logp, divergence, radius)
     lower, upper = bounds.log_lower, bounds.log_upper
-    x, (lo, up) = logp.to(lower.dtype).clamp(max=0), (lower.double(), upper.double())
-    bar, wide = BARS[lower.dtype], x.double()
+    x = logp.to(lower.dtype).clamp(max=0)
+    lo = lower.double()
+    up = upper.double()
+    tolerance = TOLERANCES[lower.dtype]
+    wide = x.double()
     delta = torch.as_tensor(radius, dtype=lower.dtype).double().expand_as(wide)
     least = RAREST[lower.dtype]
     inside = (wide > math.log(least)) & (wide < -least)
     broken = {"NaN": lower.isnan() | upper.isnan(), "order": ~((lower <= 0) & (upper >= 0) & (upper <= -x))}
 
     errors = {
-        "lower": margin_error(name, wide, delta, torch.expm1(lo), bar),
-        "upper": margin_error(name, wide, delta, torch.expm1(up), bar),
+        "lower": margin_error(name, wide, delta, torch.expm1(lo), tolerance),
+        "upper": margin_error(name, wide, delta, torch.expm1(up), tolerance),
     }
     errors = {side: torch.where(inside, error, 0.0) for side, error in errors.items()}
-    broken |= {f"{side} not tight": ~(error <= bar) for side, error in errors.items()}
+    broken |= {f"{side} not tight": ~(error <= tolerance) for side, error in errors.items()}
 
-    more = ratio_bounds(logp, divergence, radius * 1.01)
+    wider = ratio_bounds(logp, divergence, radius * 1.01)
     tiny = torch.finfo(lower.dtype).tiny
-    broken["monotone"] = more.log_upper < upper * (1 - bar) - tiny
-    broken["monotone"] |= more.log_lower > lower * (1 - bar) + tiny
+    broken["monotone"] = wider.log_upper < upper * (1 - tolerance) - tiny
+    broken["monotone"] |= wider.log_lower > lower * (1 - tolerance) + tiny
 
-    # p·(1 − lower(p)) = (1 − p)·(upper(1 − p) − 1), as far as 1 − p can be written down
+    # p·(1 − lower(p)) = (1 − p)·(upper(1 − p) − 1), up to the rounding of 1 − p.
     mirrored = torch.where(wide > -0.6931, (-torch.expm1(wide)).log(), torch.log1p(-wide.exp())).to(lower)
-    other = ratio_bounds(mirrored, divergence, radius)
+    mirrored_bounds = ratio_bounds(mirrored, divergence, radius)
     log_lost = wide + (-torch.expm1(lo)).log()
-    log_won = mirrored.double() + torch.expm1(other.log_upper.double()).log()
+    log_gained = mirrored.double() + torch.expm1(mirrored_bounds.log_upper.double()).log()
     both = inside & (mirrored.double() > math.log(least)) & (mirrored < -least)
     rounding = torch.finfo(lower.dtype).eps * (2 + wide.abs() + mirrored.double().abs())
-    broken["complement"] = both & ~((log_lost - log_won).abs() <= 2 * bar + rounding)
+    broken["complement"] = both & ~((log_lost - log_gained).abs() <= 2 * tolerance + rounding)
 
     if not isinstance(radius, Tensor):
         band = Band(divergence, radius, max_ratio=math.inf)
-        for factor in (0.5, 0.98, 1.02, 2.0):  # of the bound, by margin
+        for factor in (0.5, 0.98, 1.02, 2.0):  # multiples of the margin
             for side, log_bound in (("clipped_low", lo), ("clipped_high", up)):
                 change = torch.expm1(log_bound) * factor
                 moved = torch.log1p(change.clamp(min=-1)).to(lower)
@@ -183,25 +203,32 @@ def failures(name: str, divergence: Divergence, logp: Tensor, radius: Tensor | f
                     legal & (verdict != (factor > 1))
                 )
 
-    def bits(tokens: Tensor, radii: Tensor | float, shape: tuple[int, ...]) -> Tensor:
+    def stacked_bounds(tokens: Tensor, radii: Tensor | float, shape: tuple[int, ...]) -> Tensor:
         radii = radii.reshape(shape) if isinstance(radii, Tensor) else radii
-        again = ratio_bounds(tokens.reshape(shape), divergence, radii)
-        return torch.stack([again.log_lower.flatten(), again.log_upper.flatten()])
+        repeated = ratio_bounds(tokens.reshape(shape), divergence, radii)
+        return torch.stack([repeated.log_lower.flatten(), repeated.log_upper.flatten()])
 
-    first, tail = torch.stack([lower, upper]), 37
-    of = lambda part: radius[part] if isinstance(radius, Tensor) else radius  # noqa: E731
-    same = (bits(logp, radius, (-1, 64, 2)) == first).all(0)
-    same[tail:] &= (bits(logp[tail:], of(slice(tail, None)), (-1, 1)) == first[:, tail:]).all(0)
+    def radii_of(index: Any) -> Tensor | float:
+        return radius[index] if isinstance(radius, Tensor) else radius
+
+    first = torch.stack([lower, upper])
+    tail = 37
+    same = (stacked_bounds(logp, radius, (-1, 64, 2)) == first).all(0)
+    same[tail:] &= (stacked_bounds(logp[tail:], radii_of(slice(tail, None)), (-1, 1)) == first[:, tail:]).all(
+        0
+    )
     for i in range(0, BATCH, BATCH // 4):
-        same[i] &= bits(logp[i], of(i), ()).flatten().equal(first[:, i])
+        same[i] &= stacked_bounds(logp[i], radii_of(i), ()).flatten().equal(first[:, i])
     broken["same bits"] = ~same & ~broken["NaN"]
     return broken, errors
 
 
 def run_batch(index: int, seed: int, result: dict) -> None:
+    """Check a batch, and add its counts, worst errors and violations to ``result``."""
     choice = random.Random(f"{seed} {index}")
-    name, dtype = choice.choices(list(SHARE), SHARE.values())[0], choice.choice(DTYPES)
-    divergence = OWN.get(name) or parse(name, Divergence)
+    name = choice.choices(list(SHARE), SHARE.values())[0]
+    dtype = choice.choice(DTYPES)
+    divergence = CUSTOM.get(name) or parse(name, Divergence)
     logp, radius = draw(name, dtype, index, seed)
     broken, errors = failures(name, divergence, logp, radius)
     row = result["table"].setdefault(f"{name} {str(dtype)[6:]}", {"cases": 0, "worst": 0.0})
@@ -211,12 +238,12 @@ def run_batch(index: int, seed: int, result: dict) -> None:
         i = int(error.nan_to_num(math.inf).argmax())
         if not error[i] <= row["worst"]:
             row |= {"worst": error[i].item(), "side": side, "logp": logp[i].item(), "radius": radii[i].item()}
-    for what, where in broken.items():
-        if where.any():
-            i = int(where.nonzero()[0])
-            case = {"what": what, "tokens": int(where.sum()), "batch": index, "divergence": name}
+    for invariant, violated in broken.items():
+        if violated.any():
+            i = int(violated.nonzero()[0])
+            case = {"what": invariant, "tokens": int(violated.sum()), "batch": index, "divergence": name}
             case |= {"dtype": str(dtype)[6:], "logp": logp[i].item(), "radius": radii[i].item()}
-            result["failures"] += int(where.sum())
+            result["failures"] += int(violated.sum())
             result["broken"] = [*result["broken"], case][:200]
             print(json.dumps(case), flush=True)
 
@@ -240,7 +267,9 @@ def main() -> None:
     if options.output.exists():
         result = json.loads(options.output.read_text())
         if result["seed"] != options.seed:
-            parser.error(f"{options.output} holds seed {result['seed']}; give that, or another --output")
+            parser.error(
+                f"{options.output} has results of seed {result['seed']}; give that --seed, or another --output"
+            )
     stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: stop.append(n))

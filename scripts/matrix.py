@@ -1,17 +1,18 @@
-"""Run the tests of each adapter against its real framework; those of the core, TRL and verl at both ends of the
-versions that pyproject.toml admits; those of TRL on each minor version between; those of the core and TRL on the newest
-Python. Write the docs' table.
+"""Run the tests of the adapters against real frameworks, and write the table of tested versions in the docs.
+
+The core, TRL and verl are tested with the oldest and the newest versions that pyproject.toml admits, TRL also with each
+minor version between, and the core and TRL with the newest Python.
 
     python scripts/matrix.py build/matrix                 # all of them
     python scripts/matrix.py build/matrix skyrl tinker    # some
 
-Each has a virtual environment of its own in the folder. It gets its torch first, then the framework at the version that
+Each case has its own virtual environment in the folder. It gets its torch first, then the framework at the version that
 `bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted one, then this checkout. An environment that
-has all this already is used again; remove its folder to have newer packages. The table in docs/frameworks.md is written
-once each has a result of this core. A Python that is not here is left out, and the page says so. Exits with 1 if a test
+is complete is used again; remove its folder to get newer packages. The table in docs/frameworks.md is written once all
+have a result for this core. A Python that is not installed is left out, and the page says so. Exits with 1 if a test
 failed.
 
-On Linux other builds of torch than the pinned one bring several GB of CUDA libraries each.
+On Linux, builds of torch other than the pinned one require several GB of CUDA libraries each.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ TEST_TOOLS = ("pytest", "pytest-randomly", "pytest-timeout", "numpy", "hypothesi
 
 @dataclass(frozen=True)
 class Environment:
-    """What to install, and what to run.
+    """An environment: the packages to install and the tests to run.
 
     Attributes:
-        packages: With their dependencies; ``{version}`` is the adapter's tested one.
-        tests: Paths; those of the adapter of this name if none.
-        bare: Without dependencies: frameworks that ask for CUDA packages, or for another Python, at installation only.
-        extras: Of bandpo, to install with it and with the lab.
-        torch: As a requirement.
-        about: The distribution whose version is at issue, where there is no adapter.
-        python: The command that makes the environment, if it is not of the Python that runs this script.
-        locked: Whether every version is the lock's, not torch's alone.
-        against: What the tests met.
+        packages: Packages to install with dependencies. ``{version}`` stands for the adapter's tested version.
+        tests: Paths of the tests; by default those of the adapter with the environment's name.
+        bare: Packages to install without dependencies: frameworks that require CUDA packages or another Python only to
+            install.
+        extras: Extras of bandpo, with which bandpo and the lab are installed.
+        torch: The requirement on torch.
+        about: The distribution whose version the table shows, if there is no adapter.
+        python: The command of the environment's Python; by default the Python that runs this script.
+        locked: If True, all versions are pinned by constraints.txt, not only torch's.
+        against: The column "against" of the table: the real package, or its replacement in the tests.
     """
 
     packages: tuple[str, ...] = ()
@@ -65,14 +67,14 @@ class Environment:
 
 
 def admitted(name: str) -> str:
-    """The requirement on a distribution, as pyproject.toml has it."""
-    found = re.search(rf'"({name}[=><][^"]*)"', (ROOT / "pyproject.toml").read_text())
-    assert found
-    return found[1]
+    """Return the requirement on a distribution in pyproject.toml."""
+    match = re.search(rf'"({name}[=><][^"]*)"', (ROOT / "pyproject.toml").read_text())
+    assert match
+    return match[1]
 
 
 def oldest(name: str) -> str:
-    """The requirement's lower end."""
+    """Return a requirement of the oldest version that pyproject.toml admits."""
     return re.sub(r">=([\d.]+).*", r"==\1", admitted(name))
 
 
@@ -110,7 +112,7 @@ ENVIRONMENTS = {
          "datasets", "hydra-core"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
-    # Their wheels ask for CUDA packages. The tests replace these where they are imported, and call the wheel's loss.
+    # The wheels of these frameworks require CUDA packages. The tests mock them, and call the real loss.
     "ms_swift": Environment(
         ("ms-swift==4.6.0", "msgspec"), ("tests/framework_examples/test_ms_swift.py",), about="ms-swift"
     ),
@@ -150,23 +152,27 @@ CANARIES = {
         bare=(f"{ROOT}/lab",), about="trl",
     ),
 }  # fmt: skip
-"""The newest release of a framework, whether pyproject.toml admits it or not.
+"""Environments with the newest release of a framework, even if pyproject.toml does not admit it.
 
-They are run by name only, each night, and are not in the table.
+They run each night, only if named, and are not in the table.
 """
 
 
 def core_digest() -> str:
-    """Of the core's source: the same after a change of comments, docstrings or layout, on any Python."""
+    """Return a digest of the core's source. Comments, docstrings, layout and the version of Python do not matter."""
 
     def plain(node: object) -> object:
         if isinstance(node, ast.AST):
             fields = dict(ast.iter_fields(node))
-            if fields.get("body") and isinstance(body := fields["body"], list):
-                fields["body"] = [one for one in body if not _is_text(one)]
-            shown = {key: plain(value) for key, value in fields.items() if value not in (None, [])}
-            return [type(node).__name__, shown]
-        return [plain(one) for one in node] if isinstance(node, list) else repr(node)
+            body = fields.get("body")
+            if isinstance(body, list):
+                fields["body"] = [statement for statement in body if not _is_docstring(statement)]
+            # Fields without a value are dropped: newer versions of Python add some.
+            content = {key: plain(value) for key, value in fields.items() if value not in (None, [])}
+            return [type(node).__name__, content]
+        if isinstance(node, list):
+            return [plain(item) for item in node]
+        return repr(node)
 
     core = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
     names = {str(path.relative_to(ROOT)) for pattern in core["include"] for path in ROOT.glob(pattern)}
@@ -176,7 +182,7 @@ def core_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def _is_text(statement: ast.AST) -> bool:
+def _is_docstring(statement: ast.AST) -> bool:
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -185,25 +191,32 @@ def _is_text(statement: ast.AST) -> bool:
 
 
 def adapters() -> dict[str, dict[str, str]]:
-    """The adapters' table, read without loading torch into this process."""
+    """Return `bandpo.integrations.ADAPTERS` by module, read in another process so that torch is not loaded here."""
     code = "import json, bandpo.integrations as i; print(json.dumps([vars(a) for a in i.ADAPTERS]))"
-    found = json.loads(subprocess.check_output([sys.executable, "-c", code]))
-    return {adapter["module"]: adapter for adapter in found}
+    entries = json.loads(subprocess.check_output([sys.executable, "-c", code]))
+    return {entry["module"]: entry for entry in entries}
 
 
 def install(environment: Environment, home: Path, version: str) -> Path:
-    """The environment's Python, once all is in it."""
-    python, done = home / "bin/python", home / "installed.txt"
+    """Create an environment unless it is complete, and return its Python.
+
+    Args:
+        environment: The packages to install.
+        home: The folder of the environment.
+        version: The version to put in place of ``{version}``.
+    """
+    python = home / "bin/python"
+    done = home / "installed.txt"  # written last, with a description of the environment
     constraints = (ROOT / "constraints.txt").read_text() if environment.locked else environment.torch
-    wanted = f"{environment} {version} {constraints}"
-    if done.exists() and done.read_text() == wanted:
+    description = f"{environment} {version} {constraints}"
+    if done.exists() and done.read_text() == description:
         return python
     subprocess.run([environment.python or sys.executable, "-m", "venv", home], check=True)
     (home / "constraints.txt").write_text(constraints)
 
-    def pip(*what: str) -> None:
+    def pip(*arguments: str) -> None:
         command = [python, "-m", "pip", "install", "--quiet", "--no-compile", "-c", home / "constraints.txt"]
-        subprocess.run([*command, *(word.format(version=version) for word in what)], check=True)
+        subprocess.run([*command, *(argument.format(version=version) for argument in arguments)], check=True)
 
     pip(environment.torch, *TEST_TOOLS)
     if environment.packages:
@@ -214,17 +227,19 @@ def install(environment: Environment, home: Path, version: str) -> Path:
         pip("-e", f"{ROOT}[{environment.extras}]", "-e", f"{ROOT}/lab[eval]")
     else:
         pip("--no-deps", "-e", str(ROOT))
-    done.write_text(wanted)
+    done.write_text(description)
     return python
 
 
 def run(name: str, folder: Path, version: str) -> dict[str, Any]:
-    """Install, test, and say what happened."""
-    environment, core = (ENVIRONMENTS | CANARIES)[name], core_digest()
+    """Create an environment, run its tests, and return the result."""
+    environment = (ENVIRONMENTS | CANARIES)[name]
+    core = core_digest()
     if environment.python and subprocess.run(["sh", "-c", f"{environment.python} --version"]).returncode:
         return {"core": core, "absent": environment.python}
     home = folder / name.replace(", ", "-").replace(" ", "-")
-    python, report = install(environment, home, version), home / "tests.xml"
+    python = install(environment, home, version)
+    report = home / "tests.xml"
     tests = environment.tests or (f"tests/integrations/test_{name}.py",)
     command = [
         python,
@@ -242,19 +257,19 @@ def run(name: str, folder: Path, version: str) -> dict[str, Any]:
     code = "import sys, platform, importlib.metadata as metadata\n"
     code += "print(platform.python_version(), *map(metadata.version, sys.argv[1:]))"
     about = [environment.about] if environment.about else []
-    found = subprocess.check_output([python, "-c", code, *about], text=True).split()
+    versions = subprocess.check_output([python, "-c", code, *about], text=True).split()
     ran = int(suite["tests"]) - int(suite["skipped"])
     return {
         "core": core,
         "ran": ran,
         "passed": ran - int(suite["failures"]) - int(suite["errors"]),
-        "python": found[0],
-        "version": found[-1] if about else version,
+        "python": versions[0],
+        "version": versions[-1] if about else version,
     }
 
 
 def table(results: dict[str, dict[str, Any]], known: dict[str, dict[str, str]]) -> list[str]:
-    """Of the results of one core."""
+    """Return the table of the results for one core, as lines of Markdown."""
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     core = next(iter(results.values()))["core"]
     lines = [f"Run at commit {commit}, with the core `{core}`.", ""]
@@ -275,9 +290,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where the environments and results go")
+    parser.add_argument("folder", type=Path, help="folder for environments and results")
     parser.add_argument(
-        "names", nargs="*", metavar="name", help=f"of {[*ENVIRONMENTS, *CANARIES]}; the former if none"
+        "names",
+        nargs="*",
+        metavar="name",
+        help=f"of {[*ENVIRONMENTS, *CANARIES]}; by default all in the table",
     )
     arguments = parser.parse_args()
     choices = ENVIRONMENTS | CANARIES
@@ -285,14 +303,19 @@ def main() -> None:
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(choices)}")
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    known, results, core = adapters(), {}, core_digest()
+    known = adapters()
+    core = core_digest()
     for name in arguments.names or ENVIRONMENTS:
         print(f"== {name}", flush=True)
         result = run(name, folder, known[name]["tested"] if name in known else "")
         (folder / f"{name}.json").write_text(json.dumps(result))
+    results = {}
     for name in ENVIRONMENTS:
         path = folder / f"{name}.json"
-        if path.exists() and (result := json.loads(path.read_text()))["core"] == core:
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text())
+        if result["core"] == core:
             results[name] = result
     if results.keys() == ENVIRONMENTS.keys():
         write_between_marks(ROOT / "docs/frameworks.md", "matrix", table(results, known))
@@ -301,9 +324,13 @@ def main() -> None:
     for name in arguments.names:
         if name in CANARIES:
             results[name] = json.loads((folder / f"{name}.json").read_text())
-    if failed := [
-        name for name, one in results.items() if "absent" not in one and not 0 < one["ran"] == one["passed"]
-    ]:
+    failed = []
+    for name, result in results.items():
+        if "absent" in result:
+            continue
+        if result["ran"] == 0 or result["passed"] != result["ran"]:
+            failed.append(name)
+    if failed:
         sys.exit(f"failed or skipped: {', '.join(failed)}")
 
 

@@ -1,9 +1,9 @@
-"""The pictures of README, in light and dark, of the landing page, which shows the light one, and of docs/when.md.
+"""Draw the figures of README.md and the landing page, in light and dark, and the figure of docs/when.md.
 
     PYTHONPATH=. python scripts/pictures.py docs/figures
 
-The dark one, `…-dark.png` beside it, is the light one with its lightness turned round. On the landing page the explorer
-takes the place of `allowed_change.png` where a page can run scripts.
+The dark figure `…-dark.png` is the light one with inverted lightness. On the landing page, the explorer replaces
+`allowed_change.png` if the browser runs scripts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from studies.staleness_report import CLIP, worlds_of
 RUNS = Path(__file__).parents[1] / "results/staleness/runs.jsonl.gz"
 ARMS = (CLIP, "Clip-Higher", "clip [.8, 2]", "BandAbove", "no upper bound")
 BY_AGE = ("lag 0", "lag 2", "lag 4", "lag 8")
-"""Cells that differ in the age of the data alone."""
+"""The cells that differ only in the age of the data."""
 RULES = {
     "FixedClip(0.2, 0.2)": FixedClip(0.2),
     "Band(KL(), 0.05)": Band(KL(), 0.05),
@@ -35,37 +35,41 @@ RULES = {
 
 
 def mean_curve(rewards: np.ndarray, groups: Sequence[int]) -> np.ndarray:
-    """Mean of rows (seeds, batches) and its 95 % interval, (3, batches): their difference from nothing."""
-    nothing = Curve([0.0], np.zeros((1, len(groups)))).resampled_scores
-    each = [difference(Curve([0.0], scores[None]).resampled_scores, nothing, groups) for scores in rewards.T]
-    return np.array(each).T
+    """Return the mean of rewards (seeds, batches) and its 95 % interval, (3, batches): their difference from zero."""
+    zero = Curve([0.0], np.zeros((1, len(groups)))).resampled_scores
+    intervals = [
+        difference(Curve([0.0], scores[None]).resampled_scores, zero, groups) for scores in rewards.T
+    ]
+    return np.array(intervals).T
 
 
 @plot_style()
 def stale_data() -> Figure:
-    """What is learned from data four batches old, and what each rule adds to clip 0.2 at other ages."""
+    """Plot the reward on data four batches old, and each rule's gain over clip 0.2 by the age of the data."""
     rows = read_runs(RUNS)
     worlds = [world for name, world in worlds_of(rows).items() if name in BY_AGE and world.compared]
     worlds.sort(key=lambda world: world.cell.lag)
     [lag_4] = [world for world in worlds if world.name == "lag 4"]
     figure = Figure(figsize=(8, 4.2))
     left, right = figure.subplots(1, 2)
-    learned, looks = {arm: lag_4.curve(arm) for arm in ARMS}, line_styles(ARMS)
-    for place, (arm, look) in enumerate(looks.items()):
-        runs = [Run("lag 4", arm, learned[arm].rates[learned[arm].best], seed) for seed in lag_4.seeds]
+    curves = {arm: lag_4.curve(arm) for arm in ARMS}
+    styles = line_styles(ARMS)
+    for index, (arm, style) in enumerate(styles.items()):
+        best_rate = curves[arm].rates[curves[arm].best]
+        runs = [Run("lag 4", arm, best_rate, seed) for seed in lag_4.seeds]
         mean, low, high = mean_curve(np.array([rows[run]["reward"] for run in runs]), lag_4.groups)
         batches = np.arange(1, len(mean) + 1)
-        left.plot(batches, mean, **look.options(), markevery=(2 * place, 10), label=arm)
-        left.fill_between(batches, low, high, color=look.colour, alpha=0.1, linewidth=0)
+        left.plot(batches, mean, **style.options(), markevery=(2 * index, 10), label=arm)
+        left.fill_between(batches, low, high, color=style.colour, alpha=0.1, linewidth=0)
         if arm != CLIP:
             tested = [world for world in worlds if arm in world.cell.arms]
             gain, low, high = np.array([world.difference(arm, CLIP) for world in tested]).T
-            ages = [worlds.index(world) + 0.12 * (place - 2.5) for world in tested]
-            error = {"yerr": (gain - low, high - gain), "fmt": look.marker, "color": look.colour}
+            ages = [worlds.index(world) + 0.12 * (index - 2.5) for world in tested]
+            error = {"yerr": (gain - low, high - gain), "fmt": style.marker, "color": style.colour}
             right.errorbar(ages, gain, **error, capsize=2)
     left.set(title="Data four batches old:\na much higher upper bound learns sooner")
     left.set(xlabel=f"batch (n = {len(lag_4.seeds)} runs a rule)", ylabel="reward", ylim=(0, None))
-    right.axhline(0, color=looks[CLIP].colour, linewidth=1)
+    right.axhline(0, color=styles[CLIP].colour, linewidth=1)
     ages = [f"{world.cell.lag}\n(n = {len(world.seeds)})" for world in worlds]
     right.set_xticks(range(len(worlds)), ages)
     gains = [world.difference("BandAbove", CLIP).value for world in (worlds[0], lag_4)]
@@ -79,22 +83,22 @@ def stale_data() -> Figure:
 
 @plot_style()
 def allowed_change() -> Figure:
-    """How far a rule lets a token's probability move in one batch.
+    """Plot the largest change of a token's probability that each rule allows in one batch.
 
     The grey area is beyond the simplex: no token can gain more than 1 − p or lose more than p.
     """
     p = torch.logspace(-4, 0, 401, dtype=torch.float64).clamp(max=1 - 1e-9)
-    p = torch.cat([p, torch.tensor([0.08])]).sort().values  # the token that the titles are about
+    p = torch.cat([p, torch.tensor([0.08])]).sort().values  # the token of the titles
     of_title = (p - 0.08).abs().argmin()
     figure = Figure(figsize=(6, 4))
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     for axes, word, edge in zip(panels, ("gain", "lose"), (1 - p, p), strict=True):
         axes.fill_between(p, edge, 2, color="0.93", linewidth=0, label="beyond any probability")
         rare: dict[str, float] = {}
-        for label, look in line_styles(RULES).items():
+        for label, style in line_styles(RULES).items():
             bounds = RULES[label].bounds(p.log())
             change = p * (bounds.upper - 1 if word == "gain" else 1 - bounds.lower)
-            axes.plot(p, change, **look.options(), markevery=(25, 80), label=label)
+            axes.plot(p, change, **style.options(), markevery=(25, 80), label=label)
             rare[label] = change[of_title].item()
         clip, band, _ = rare.values()
         axes.set(
@@ -107,11 +111,11 @@ def allowed_change() -> Figure:
     return figure
 
 
-def darkened(image: np.ndarray, page: tuple[int, int, int] = (13, 17, 23)) -> np.ndarray:
-    """Pixels (height, width, 3) in [0, 1] of the same hues, with white as the colour of GitHub's dark page."""
-    turned = image + 1 - image.max(-1, keepdims=True) - image.min(-1, keepdims=True)  # HSL's lightness
+def to_dark(image: np.ndarray, page: tuple[int, int, int] = (13, 17, 23)) -> np.ndarray:
+    """Invert the lightness of pixels (height, width, 3) in [0, 1]. White becomes the colour of GitHub's dark page."""
+    inverted = image + 1 - image.max(-1, keepdims=True) - image.min(-1, keepdims=True)  # HSL's lightness
     floor = np.array(page) / 255
-    return floor + (1 - floor) * turned
+    return floor + (1 - floor) * inverted
 
 
 if __name__ == "__main__":
@@ -119,4 +123,4 @@ if __name__ == "__main__":
     save_figure(stale_data(), folder / "stale_data.png")
     light = folder / "allowed_change.png"
     save_figure(allowed_change(), light)
-    imsave(light.with_stem("allowed_change-dark"), darkened(imread(light)[..., :3]))
+    imsave(light.with_stem("allowed_change-dark"), to_dark(imread(light)[..., :3]))

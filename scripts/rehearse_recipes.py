@@ -1,13 +1,13 @@
 """Rehearse each shipped recipe for verl once, and write the table of docs/rehearsal.md.
 
-    python scripts/rehearse_recipes.py build/rehearsals                    # all that the folder has no result of
-    python scripts/rehearse_recipes.py build/rehearsals paper/rule/dcpo    # one, by its file
-    python scripts/rehearse_recipes.py build/rehearsals --list             # what would be done, and how long it takes
+    python scripts/rehearse_recipes.py build/rehearsals                    # all without a result in the folder
+    python scripts/rehearse_recipes.py build/rehearsals paper/rule/dcpo    # one recipe, by its file
+    python scripts/rehearse_recipes.py build/rehearsals --list             # the plan with an estimated time
 
-Each file of a recipe is rehearsed once, on top of the paper's main experiment, with made-up data and models. Where
-another file's rehearsal is the same run, only the settings are checked. What passed on this code is not done again, so
-a call that was stopped goes on. The table is written once every recipe has a result of this code. Exits with 1 if a
-rehearsal failed.
+Each recipe file is rehearsed once, on top of the paper's main experiment, with synthetic data and small models. If the
+rehearsal of another file is the same run, only the settings are checked. Recipes that passed with this code are not
+repeated, so an interrupted call can be continued. The table is written once every recipe has a result for this code.
+Exits with 1 if a rehearsal failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from marked import write_between_marks
 
 ROOT = Path(__file__).parents[1]
 USUAL = 65.0
-"""Seconds of one rehearsal where two cores have nothing else to do (docs/rehearsal.md)."""
+"""The seconds of a rehearsal on two idle cores (docs/rehearsal.md)."""
 
 MAIN = {"model": "qwen2.5-3b-instruct", "rule": "band-kl", "variant": "recommended"}
 """The paper's main experiment."""
@@ -42,44 +42,48 @@ BESIDE: dict[str, dict[str, str]] = {
     "paper/task/commonsenseqa": {"variant": "authors"},
     "paper/task/apps": {"variant": "authors"},
 }
-"""The experiment under an arm or a task, where it is not the main one: as the recipes' README has it."""
+"""The base experiments of arms and tasks that differ from the main one, as in the recipes' README."""
 
 MORE = {
-    "dapo/overlong": ["+dapo=[dynamic-sampling,overlong]"],  # as the README has it: both
+    "dapo/overlong": ["+dapo=[dynamic-sampling,overlong]"],  # both, as in the README
     "paper/task/apps": ["+paper/task=apps", "recipe.sandbox=http://localhost:8080/run_code"],
 }
-"""What follows the experiment, where it is not the file alone."""
+"""The overrides after the experiment, for recipes that need more than their file."""
 
 CHECKED = {
     "paper/recommended": "rehearsed with each rule",
     "paper/model/qwen2.5-3b-instruct": "rehearsed with each rule",
     "paper/task/apps": "its reward needs a server of Sandbox Fusion",
 }
-"""What is not rehearsed, and why; its settings are checked at full size."""
+"""The recipes that are not rehearsed, with the reason. Their settings are checked at full size."""
 
 
 def recipes() -> list[str]:
-    """Each recipe for verl by its file, without the ending."""
-    found = {path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml")}
-    other = {Path("runtime-env.yaml"), Path("paper/accelerate.yaml"), Path("paper/trl.yaml")}
-    return sorted(str(path.with_suffix("")) for path in found - other)
+    """Return the names of all recipes for verl: their files without the suffix."""
+    files = {path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml")}
+    excluded = {Path("runtime-env.yaml"), Path("paper/accelerate.yaml"), Path("paper/trl.yaml")}
+    return sorted(str(path.with_suffix("")) for path in files - excluded)
 
 
 def overrides(recipe: str) -> list[str]:
     """Return the overrides with which `bandpo-lab rehearse --` rehearses a recipe, in the order of launch.sh."""
     group, _, name = recipe.rpartition("/")
     experiment = MAIN | BESIDE.get(recipe, {})
-    own = MORE.get(recipe, [f"+{group}={name}"])
+    kind = group.removeprefix("paper/")
+    extra = MORE.get(recipe, [f"+{group}={name}"])
+    # A model, rule or variant replaces that of the experiment; other recipes are added to it.
     if group == "paper":
-        experiment["variant"], own = name, []
-    elif (kind := group.removeprefix("paper/")) in experiment:
-        experiment[kind], own = name, []
+        experiment["variant"] = name
+        extra = []
+    elif kind in experiment:
+        experiment[kind] = name
+        extra = []
     model, rule, variant = experiment.values()
-    return [f"+paper/model={model}", f"+paper/rule={rule}", f"+paper={variant}", *own]
+    return [f"+paper/model={model}", f"+paper/rule={rule}", f"+paper={variant}", *extra]
 
 
-def code() -> str:
-    """A digest of both packages' code and recipes: a result holds for these."""
+def code_digest() -> str:
+    """Return a digest of the code and the recipes of both packages, for which a result is valid."""
     digest = hashlib.sha256()
     for package in (Path(bandpo.__file__).parent, SHIPPED.parent):
         for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml")):
@@ -88,7 +92,7 @@ def code() -> str:
 
 
 def write_choices(folder: Path) -> Path:
-    """A folder for `recipe.data` with questions and lettered choices, as the authors' second task has them."""
+    """Write synthetic multiple-choice questions in the format of the authors' second task; return the folder."""
     for name, numbers in (("commonsenseqa-train", range(100, 116)), ("arc-challenge", range(200, 204))):
         style = STYLES[name]
         rows = [
@@ -114,37 +118,41 @@ def _question(number: int) -> str:
 
 
 def result(recipe: str, folder: Path) -> dict[str, Any]:
-    """One rehearsal, or the check of settings; a recipe that cannot be rehearsed or composed has not passed."""
-    chosen = overrides(recipe)
+    """Rehearse a recipe or check its settings, and return the result. An error counts as a failure."""
+    arguments = overrides(recipe)
     if recipe == "paper/task/commonsenseqa":
-        chosen.append(f"recipe.data={write_choices(folder.resolve() / 'data')}")
+        arguments.append(f"recipe.data={write_choices(folder.resolve() / 'data')}")
     try:
-        if why := CHECKED.get(recipe):
-            check = validate(compose(chosen, SHIPPED, "ppo_trainer"))
+        if reason := CHECKED.get(recipe):
+            check = validate(compose(arguments, SHIPPED, "ppo_trainer"))
             return {
                 "ok": check.ok,
-                "verdict": f"settings {'accepted' if check.ok else check.detail}; not rehearsed: {why}",
+                "verdict": f"settings {'accepted' if check.ok else check.detail}; not rehearsed: {reason}",
             }
-        found = rehearse(chosen, config_dir=SHIPPED, stand_in=True)
+        report = rehearse(arguments, config_dir=SHIPPED, stand_in=True)
     except ValueError as error:
         return {"ok": False, "verdict": str(error)}
-    failed = [f"{check.name}: {check.detail}" for check in found.checks if not check.ok]
-    print("\n".join([f"   {found.verdict}; {found.folder}", *failed]), flush=True)
+    failed = [f"{check.name}: {check.detail}" for check in report.checks if not check.ok]
+    print("\n".join([f"   {report.verdict}; {report.folder}", *failed]), flush=True)
     return {
-        "ok": found.ok,
-        "verdict": found.verdict,
-        "checks": {check.name: check.detail for check in found.checks},
+        "ok": report.ok,
+        "verdict": report.verdict,
+        "checks": {check.name: check.detail for check in report.checks},
     }
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """What the folder has of this code."""
-    now, found = code(), {}
+    """Return the results in a folder that are valid for this code, by recipe."""
+    digest = code_digest()
+    results_by_recipe = {}
     for recipe in recipes():
         path = _file(folder, recipe)
-        if path.exists() and (one := json.loads(path.read_text())).get("code") == now:
-            found[recipe] = one
-    return found
+        if not path.exists():
+            continue
+        content = json.loads(path.read_text())
+        if content.get("code") == digest:
+            results_by_recipe[recipe] = content
+    return results_by_recipe
 
 
 def _file(folder: Path, recipe: str) -> Path:
@@ -152,16 +160,16 @@ def _file(folder: Path, recipe: str) -> Path:
 
 
 SHOWN = ("clip", "loss by hand", "reward")
-"""The checks of which the table has what they found: what the rule did, the loss, and the reward."""
+"""The checks whose details the table shows: the effect of the rule, the loss and the reward."""
 
 
-def write_table(found: dict[str, dict[str, Any]]) -> None:
-    """Replace what stands between the markers: a row for each recipe, with its verdict and what its rehearsal did."""
+def write_table(results_by_recipe: dict[str, dict[str, Any]]) -> None:
+    """Write the table between the markers of the page: a row for each recipe with its verdict and `SHOWN`."""
     lines = ["| recipe | verdict | the rule | the loss | the reward |", "|---|---|---|---|---|"]
-    for recipe, one in sorted(found.items()):
-        checks = one.get("checks", {})
+    for recipe, content in sorted(results_by_recipe.items()):
+        checks = content.get("checks", {})
         cells = [
-            one["verdict"].replace("REHEARSAL PASSED: ", "passed, "),
+            content["verdict"].replace("REHEARSAL PASSED: ", "passed, "),
             *(checks.get(name, "") for name in SHOWN),
         ]
         lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
@@ -172,21 +180,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="where the results go")
+    parser.add_argument("folder", type=Path, help="folder for the results")
     parser.add_argument(
-        "recipes", nargs="*", metavar="recipe", help=f"of {', '.join(recipes())}; all if none"
+        "recipes", nargs="*", metavar="recipe", help=f"recipes of {', '.join(recipes())}; by default all"
     )
-    parser.add_argument("--list", action="store_true", help="print what would be done, and do nothing")
+    parser.add_argument("--list", action="store_true", help="print the plan, and do nothing else")
     arguments = parser.parse_args()
     if unknown := set(arguments.recipes) - set(recipes()):
         parser.error(f"no recipe {', '.join(sorted(unknown))}; choose from {', '.join(recipes())}")
-    passed = {recipe for recipe, one in results(arguments.folder).items() if one["ok"]}
-    # One that is named is done again.
+    passed = {recipe for recipe, content in results(arguments.folder).items() if content["ok"]}
+    # Recipes that are named are repeated even if they passed.
     todo = arguments.recipes or [recipe for recipe in recipes() if recipe not in passed]
-    whole = [recipe for recipe in todo if recipe not in CHECKED]
+    rehearsals = [recipe for recipe in todo if recipe not in CHECKED]
     print(
-        f"{len(whole)} rehearsals and {len(todo) - len(whole)} checks of settings, about {len(whole) * USUAL / 60:.0f} "
-        f"minutes on two cores with nothing else to do; {len(passed)} passed before on this code ({code()})",
+        f"{len(rehearsals)} rehearsals and {len(todo) - len(rehearsals)} checks of settings, "
+        f"about {len(rehearsals) * USUAL / 60:.0f} minutes on two cores with nothing else to do; "
+        f"{len(passed)} passed before on this code ({code_digest()})",
         flush=True,
     )
     if arguments.list:
@@ -196,28 +205,29 @@ def main() -> None:
             )
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    began = code()
-    failed, seconds = [], []
+    digest = code_digest()
+    failed = []
+    seconds = []
     for recipe in todo:
         print(f"== {recipe}: {' '.join(overrides(recipe))}", flush=True)
-        started = time.monotonic()
-        found = result(recipe, arguments.folder)
-        took = time.monotonic() - started
+        start = time.monotonic()
+        content = result(recipe, arguments.folder)
+        duration = time.monotonic() - start
         _file(arguments.folder, recipe).write_text(
-            json.dumps(found | {"code": began, "seconds": round(took)})
+            json.dumps(content | {"code": digest, "seconds": round(duration)})
         )
-        if not found["ok"]:
+        if not content["ok"]:
             failed.append(recipe)
         if recipe not in CHECKED:
-            seconds.append(took)
-            left = (len(whole) - len(seconds)) * sum(seconds) / len(seconds) / 60
-            print(f"   {took:.0f} s; about {left:.0f} minutes left", flush=True)
-    found = results(arguments.folder)
-    if set(found) == set(recipes()):
-        write_table(found)
+            seconds.append(duration)
+            left = (len(rehearsals) - len(seconds)) * sum(seconds) / len(seconds) / 60
+            print(f"   {duration:.0f} s; about {left:.0f} minutes left", flush=True)
+    results_by_recipe = results(arguments.folder)
+    if set(results_by_recipe) == set(recipes()):
+        write_table(results_by_recipe)
         print("docs/rehearsal.md has the table")
     else:
-        print(f"no result of this code yet: {', '.join(sorted(set(recipes()) - set(found)))}")
+        print(f"no result of this code yet: {', '.join(sorted(set(recipes()) - set(results_by_recipe)))}")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

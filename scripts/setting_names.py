@@ -1,10 +1,10 @@
-"""Compare the settings that advice names with the frameworks' own sources, at the commits that the data file records.
+"""Check the names of settings in advice against the frameworks' sources, at the commits in the data file.
 
     python scripts/setting_names.py CLONES
 
 CLONES is a folder that holds a clone of each repository in ``src/bandpo/data/settings.json`` as ``OWNER+NAME`` or
-``OWNER+NAME/repo``. Exits with 1 if a name is not in its file. After a change of a name, write the file in which the
-new name stands, and the commit, into the data file.
+``OWNER+NAME/repo``. Exits with 1 if a name is not in its file. After a change of a name, write the file that has the
+new name, and the commit, into the data file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ DATA = Path(__file__).parents[1] / "src/bandpo/data/settings.json"
 
 
 def patterns_of(name: str) -> list[str]:
-    """Return patterns of the ways in which a source writes the name of a setting."""
+    """Return regular expressions that match the name of a setting in a source file."""
     if not name.startswith("--"):
-        # A dotted name stands as its last part, in the class or mapping of its section.
+        # A source has only the last part of a dotted name, in the class or mapping of its section.
         return [rf"\b{re.escape(name.rpartition('.')[2])}\b"]
     # OpenRLHF composes some flags, as in f"--{prefix}.adam.lr"; ms-swift declares its flags as fields of a class.
     flag = name.removeprefix("--")
     after_section = flag.partition(".")[2]
     patterns = [rf"--{re.escape(flag)}\b", rf"\b{re.escape(flag)}\b"]
-    return [*patterns, rf"}}\.{re.escape(after_section)}\b"] if after_section else patterns
+    if after_section:
+        patterns.append(rf"}}\.{re.escape(after_section)}\b")
+    return patterns
 
 
 def missing_names(clone: Path, commit: str, names: dict[str, str]) -> list[str]:
@@ -36,7 +38,7 @@ def missing_names(clone: Path, commit: str, names: dict[str, str]) -> list[str]:
     Args:
         clone: The repository.
         commit: The commit to read.
-        names: For each name the file in which it stands.
+        names: The file that has each name.
     """
     texts: dict[str, str] = {}
     missing = []
@@ -50,13 +52,13 @@ def missing_names(clone: Path, commit: str, names: dict[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Compare all frameworks and print what is missing."""
+    """Check all frameworks, and print the missing names."""
     clones = Path(sys.argv[1])
     missing = []
     for framework, entry in json.loads(DATA.read_text()).items():
         verified = entry["verified"]
         if "commit" not in verified:
-            continue  # an installed package, with which the tests compare
+            continue  # an installed package, which the tests check
         clone = clones / verified["repository"].replace("/", "+")
         clone = clone / "repo" if (clone / "repo").is_dir() else clone
         absent = missing_names(clone, verified["commit"], verified["names"])

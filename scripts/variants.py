@@ -1,4 +1,4 @@
-"""Where two variants of the paper's experiment differ, found by composing both for every model and rule.
+"""Print the settings in which two variants of the paper's experiment differ, for all models and rules.
 
 python scripts/variants.py authors recommended
 """
@@ -17,23 +17,28 @@ from bandpo_lab.tables import Table
 
 PAPER = SHIPPED / "paper"
 
-NAMES = ("recipe.", "trainer.default_local_dir", "trainer.experiment_name", "actor_rollout_ref.rollout.trace")
-"""What only names a run, or stands in other settings too."""
+IGNORED = (
+    "recipe.",
+    "trainer.default_local_dir",
+    "trainer.experiment_name",
+    "actor_rollout_ref.rollout.trace",
+)
+"""Prefixes of settings that only name the run, or that repeat other settings."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting of verl's config with two values, "unset" where a variant has none."""
+    """A setting of verl's config with different values in two variants; "unset" if a variant has none."""
 
     key: str
     first: str
     second: str
     where: tuple[str, ...] = ()
-    """The models or rules in which it is so; empty for all."""
+    """The models or rules with this difference; empty for all."""
 
 
 def names(kind: str) -> list[str]:
-    """The models, rules, arms or tasks of the recipes.
+    """Return the names of the models, rules, arms or tasks of the recipes.
 
     >>> names("arm")
     ['dapo', 'filter-groups']
@@ -42,64 +47,70 @@ def names(kind: str) -> list[str]:
 
 
 def differences(first: str, second: str) -> list[Difference]:
-    """Every setting in which two variants, files of ``paper/``, differ.
+    """Return the settings in which two variants, files of ``paper/``, differ.
 
-    A model's settings and a rule's are files of their own, which do not look at each other. So each model is composed
-    with one rule, and each rule with one model.
+    The files of models and rules do not depend on each other. So each model is composed with one rule, and each rule
+    with one model.
 
     Raises:
-        ValueError: There is no such variant, or a config cannot be composed.
+        ValueError: if there is no such variant, or a config cannot be composed.
     """
     for variant in (first, second):
         if not (PAPER / f"{variant}.yaml").exists():
             known = ", ".join(path.stem for path in sorted(PAPER.glob("*.yaml")))
-            raise InvalidValue(f"{variant!r} is no variant of the paper's experiment; there are {known}")
+            raise InvalidValue(f"{variant!r} is no variant of the paper's experiment; choose from {known}")
     models, rules = names("model"), names("rule")
     experiments = [(model, rules[0]) for model in models] + [(models[0], rule) for rule in rules[1:]]
-    found: defaultdict[tuple[str, str, str], set[tuple[str, str]]] = defaultdict(set)
+    experiments_by_setting: defaultdict[tuple[str, str, str], set[tuple[str, str]]] = defaultdict(set)
     for model, rule in experiments:
-        one, other = (_settings(model, rule, variant) for variant in (first, second))
-        for key in one | other:
-            values = one.get(key, "unset"), other.get(key, "unset")
-            if values[0] != values[1]:
-                found[(key, *values)].add((model, rule))
+        first_settings = _settings(model, rule, first)
+        second_settings = _settings(model, rule, second)
+        for key in first_settings | second_settings:
+            first_value = first_settings.get(key, "unset")
+            second_value = second_settings.get(key, "unset")
+            if first_value != second_value:
+                experiments_by_setting[key, first_value, second_value].add((model, rule))
     return [
-        Difference(*setting, where=_where(pairs, experiments)) for setting, pairs in sorted(found.items())
+        Difference(*setting, where=_where(pairs, experiments))
+        for setting, pairs in sorted(experiments_by_setting.items())
     ]
 
 
-def as_table(first: str, second: str, found: Sequence[Difference]) -> str:
-    """The differences as a Markdown table."""
-    rows = [
-        [
-            *(f"`{cell}`" for cell in (d.key, d.first, d.second)),
-            ", ".join(f"`{name}`" for name in d.where) or "everywhere",
-        ]
-        for d in found
-    ]
-    return Table(["setting", first, second, "where"], rows, prose=True).markdown()
+def as_table(first: str, second: str, rows: Sequence[Difference]) -> str:
+    """Return the differences between two variants as a Markdown table."""
+    cells = []
+    for row in rows:
+        where = ", ".join(f"`{name}`" for name in row.where) or "everywhere"
+        cells.append([f"`{row.key}`", f"`{row.first}`", f"`{row.second}`", where])
+    return Table(["setting", first, second, "where"], cells, prose=True).markdown()
 
 
 def _settings(model: str, rule: str, variant: str) -> dict[str, str]:
+    """Compose an experiment, and return its settings by their dotted names."""
     from omegaconf import OmegaConf
 
     from bandpo_lab.rehearsal.shrink import compose
 
-    chosen = [f"+paper/model={model}", f"+paper/rule={rule}", f"+paper={variant}"]
-    config = OmegaConf.to_container(compose(chosen, PAPER.parent, "ppo_trainer"), resolve=True)
-    return {key: value for key, value in _leaves(config) if not key.startswith(NAMES)}
+    overrides = [f"+paper/model={model}", f"+paper/rule={rule}", f"+paper={variant}"]
+    config = OmegaConf.to_container(compose(overrides, PAPER.parent, "ppo_trainer"), resolve=True)
+    return {key: value for key, value in _leaves(config) if not key.startswith(IGNORED)}
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted names and the values of a nested config, written as in YAML."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, f"{key}.{name}".lstrip("."))
+    elif value is None:
+        yield key, "null"
+    elif isinstance(value, bool):
+        yield key, str(value).lower()
     else:
-        yield key, "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        yield key, str(value)
 
 
 def _where(pairs: set[tuple[str, str]], experiments: list[tuple[str, str]]) -> tuple[str, ...]:
-    """The models or the rules that these experiments have in common and the others lack; empty for all."""
+    """Return the models or the rules that describe a set of experiments; empty for all experiments."""
     if len(pairs) == len(experiments):
         return ()
     model, rule = experiments[0]

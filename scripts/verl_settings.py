@@ -1,18 +1,17 @@
-"""Compositions of verl's settings, drawn by chance: each is right, refused by the name of a setting, or announced.
+"""Test random combinations of verl's settings: each must be right, refused with a setting's name, or announced.
 
     python scripts/verl_settings.py                # writes docs/measured/verl-settings.md
 
-A composition is a loss and two or three settings of different topics. What verl's driver does with it is done here: its
-configuration is composed, and checked as the trainer's main function checks it. If it is accepted, verl's own code
-corrects a batch, and the loss that the configuration names is called on micro-batches. The gradient that adds up is
-compared with formulas in this file, which read the settings alone; BAPO's weights are the library's.
+A composition is a loss and two or three settings of different topics. The script does what verl's driver does: it
+composes the configuration, and checks it as the trainer's main function does. If the configuration is accepted, verl's
+own code applies the rollout correction to a batch, and the configured loss is called on micro-batches. Their total
+gradient is compared with formulas in this file, which depend only on the settings; BAPO's weights are the library's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import math
 import random
 import re
@@ -84,12 +83,12 @@ TOPICS: dict[str, tuple[str, ...]] = {
                      f"{DISTILLATION}enabled=true {DISTILLATION}distillation_loss.use_task_rewards=false"),
     "library": (f"{MODEL}external_lib=math",),
 }  # fmt: skip
-"""Settings by what they are about. A composition has at most one of each topic."""
+"""Settings by topic. A composition has at most one of each topic."""
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Overrides of one trainer's configuration."""
+    """A combination of overrides for a trainer's configuration."""
 
     trainer: str
     loss: str
@@ -97,20 +96,20 @@ class Composition:
 
     @property
     def overrides(self) -> list[str]:
-        """All of them, as hydra takes them."""
+        """Return all overrides as arguments of hydra."""
         text = " ".join((self.loss, *self.settings))
         return [*BASE, *re.findall(r"(?:[^\s']|'[^']*')+", text)]
 
     @property
     def keys(self) -> set[str]:
-        """The last names of what is set."""
+        """Return the last parts of the names of the overridden settings."""
         words = [word for word in self.overrides if word not in BASE]
         return {word.partition("=")[0].rpartition(".")[2] for word in words}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a composition: ``right``, ``announced``, ``refused``, or ``silent``, which is a fault."""
+    """The outcome of a composition: ``right``, ``announced``, ``refused``, or ``silent``, which is a fault."""
 
     kind: str
     detail: str
@@ -128,11 +127,11 @@ def draw(count: int, seed: int = 0) -> list[Composition]:
     return list(drawn)
 
 
-def composed(composition: Composition) -> Any:
-    """Compose the configuration as the trainer's main function has it.
+def compose_config(composition: Composition) -> Any:
+    """Compose the configuration as the trainer's main function does.
 
     Raises:
-        ValueError: hydra refuses an override.
+        ValueError: if hydra refuses an override.
     """
     import verl
     from hydra import compose, initialize_config_dir
@@ -141,13 +140,16 @@ def composed(composition: Composition) -> Any:
     from hydra.errors import HydraException
     from omegaconf import open_dict
 
-    folder, name = Path(verl.__path__[0]), "ppo_trainer"
-    place, extra = folder / "trainer/config", []
+    folder = Path(verl.__path__[0])
+    config_folder = folder / "trainer/config"
+    name = "ppo_trainer"
+    extra = []
     if composition.trainer != "main_ppo":
-        place = folder / f"experimental/{composition.trainer}_policy/config"
-        name, extra = f"{composition.trainer}_{name}", ["hydra.searchpath=[pkg://verl.trainer.config]"]
+        config_folder = folder / f"experimental/{composition.trainer}_policy/config"
+        name = f"{composition.trainer}_{name}"
+        extra = ["hydra.searchpath=[pkg://verl.trainer.config]"]
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(place), version_base=None):
+    with initialize_config_dir(str(config_folder), version_base=None):
         try:
             config = compose(name, [*composition.overrides, *extra], return_hydra_config=True)
         except HydraException as error:
@@ -159,14 +161,14 @@ def composed(composition: Composition) -> Any:
     return config
 
 
-def examined(config: Any, trainer: str) -> str:
-    """Check a configuration as the trainer's main function does, and return what is printed."""
+def check_config(config: Any, trainer: str) -> str:
+    """Check a configuration as the trainer's main function does, and return the printed text."""
     from verl.utils import config as settings
     from verl.utils import device
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # verl's, on a critic that is not enabled
+        warnings.simplefilter("ignore", UserWarning)  # verl warns of a critic that is not enabled
         device.auto_set_device(config)
         if trainer == "main_ppo":
             settings.validate_config(config, bool(config.actor_rollout_ref.actor.use_kl_loss), False)
@@ -174,58 +176,62 @@ def examined(config: Any, trainer: str) -> str:
 
 
 def outcome(composition: Composition) -> Outcome:
-    """Return what becomes of a composition."""
+    """Compose, check and run a composition, and return its outcome."""
     from hydra.errors import InstantiationException
 
     import bandpo.integrations.verl  # noqa: F401  (registers the losses and the checks)
 
     try:
-        config = composed(composition)
-        text = examined(config, composition.trainer)
+        config = compose_config(composition)
+        text = check_config(config, composition.trainer)
     except (ValueError, InstantiationException) as error:
         message = str(error.__cause__ or error).splitlines()[0]
-        named = any(key in str(error) or key in message for key in composition.keys)
-        return Outcome("refused" if named else "silent", message)
+        names_setting = any(key in str(error) or key in message for key in composition.keys)
+        return Outcome("refused" if names_setting else "silent", message)
     lines = dict(re.findall(r"^bandpo: (.{11}) (.*)$", text, re.MULTILINE))
     lines = {topic.strip(): line for topic, line in lines.items()}
     average = lines["average"]
-    with contextlib.redirect_stdout(io.StringIO()):  # what the check of the gradient says
-        gradient = of_verl(config)
-    wanted = by_formula(config)
-    if torch.allclose(gradient, wanted, rtol=1e-4, atol=1e-9):
-        told = _told(config, lines)
-        return Outcome("announced" if told else "right", told)
-    # What acts otherwise than the settings say has to be announced, and has to be what is announced.
+    with contextlib.redirect_stdout(io.StringIO()):  # the output of the gradient check
+        gradient = gradient_by_verl(config)
+    expected = gradient_by_formula(config)
+    if torch.allclose(gradient, expected, rtol=1e-4, atol=1e-9):
+        announcements = _announcements(lines)
+        return Outcome("announced" if announcements else "right", announcements)
+    # A deviation from the settings must be announced, and the gradient must be the announced one.
     changes: dict[str, Any] = {}
     if "whatever loss_agg_mode says" in average:
         changes["loss_agg_mode"] = average.partition(",")[0]
     if "geometric mean of its weights" in lines["correction"]:
         changes["mean_weights"] = True
-    if changes and torch.allclose(gradient, by_formula(config, **changes), rtol=1e-4, atol=1e-9):
+    if changes and torch.allclose(gradient, gradient_by_formula(config, **changes), rtol=1e-4, atol=1e-9):
         correction = [f"correction {lines['correction']}"] if lines["correction"] != "none" else []
         return Outcome("announced", "; ".join([f"average {average}", *correction]))
-    difference = (gradient - wanted).abs().max() / wanted.abs().max()
+    difference = (gradient - expected).abs().max() / expected.abs().max()
     return Outcome(
         "silent", f"the gradient is {difference:.2g} of its largest entry away from what the settings say"
     )
 
 
-def _told(config: Any, lines: dict[str, str]) -> str:
-    """Return the lines in which something acts otherwise than a setting alone would have it."""
-    told = []
+def _announcements(lines: dict[str, str]) -> str:
+    """Return the announced lines about settings that interact with other settings."""
+    announcements = []
     if "; " in lines["average"] or "in place of" in lines["average"]:
-        told.append(f"average {lines['average']}")
-    told += [f"dual clip {lines['dual clip']}"] if "dual clip" in lines else []
-    told += [f"sampling {lines['sampling']}"] if "=" in lines["sampling"] else []
-    told += [f"loss {lines['loss']}"] if "distillation" in lines["loss"] else []
-    told += [f"correction {lines['correction']}"] if lines["correction"] != "none" else []
-    return "; ".join(told)
+        announcements.append(f"average {lines['average']}")
+    if "dual clip" in lines:
+        announcements.append(f"dual clip {lines['dual clip']}")
+    if "=" in lines["sampling"]:
+        announcements.append(f"sampling {lines['sampling']}")
+    if "distillation" in lines["loss"]:
+        announcements.append(f"loss {lines['loss']}")
+    if lines["correction"] != "none":
+        announcements.append(f"correction {lines['correction']}")
+    return "; ".join(announcements)
 
 
 SHAPE = (32, 12)
 
 
-def tensors_of(config: Any) -> dict[str, Tensor]:
+def make_batch() -> dict[str, Tensor]:
     """Return a mini-batch: log-probabilities of three policies, advantages and ragged lengths, in float64."""
     chance = torch.Generator().manual_seed(3)
 
@@ -242,42 +248,46 @@ def tensors_of(config: Any) -> dict[str, Tensor]:
     return {"rollout": rollout, "old": old, "new": new, "advantages": advantages * mask, "mask": mask}
 
 
-def of_verl(config: Any) -> Tensor:
-    """Return the gradient of a mini-batch by verl's own code: its driver's correction, and the loss it looks up."""
+def gradient_by_verl(config: Any) -> Tensor:
+    """Compute the gradient of a mini-batch with verl's code: its rollout correction and the configured loss."""
     from verl import DataProto
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
     from verl.utils.config import omega_conf_to_dataclass
 
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    correction, parts = config.algorithm.rollout_correction, tensors_of(config)
+    correction = config.algorithm.rollout_correction
+    tensors = make_batch()
     bypass = correction.bypass_mode
-    batch = {"old_log_probs": parts["rollout" if bypass else "old"], "response_mask": parts["mask"].long()}
+    batch = {
+        "old_log_probs": tensors["rollout" if bypass else "old"],
+        "response_mask": tensors["mask"].long(),
+    }
     weights = None
     if config.actor_rollout_ref.rollout.calculate_log_probs:
-        batch["rollout_log_probs"] = parts["rollout"]
+        batch["rollout_log_probs"] = tensors["rollout"]
     if "rollout_log_probs" in batch and not bypass:
         data, _ = compute_rollout_correction_and_add_to_batch(DataProto.from_dict(batch), correction)
         batch["response_mask"] = data.batch["response_mask"]
         weights = data.batch.get("rollout_is_weights")
     actor.global_batch_info.update(
         dp_size=1,
-        batch_num_tokens=int(parts["mask"].sum()),
+        batch_num_tokens=int(tensors["mask"].sum()),
         global_batch_size=SHAPE[0],
         loss_scale_factor=actor.loss_scale_factor,
     )
     loss: Any = get_policy_loss_fn(actor.policy_loss.loss_mode)
     gradient = torch.zeros(SHAPE, dtype=torch.float64)
-    rows = SHAPE[0] if _whole(actor) else 8
+    rows = SHAPE[0] if _needs_full_minibatch(actor) else 8
     for start in range(0, SHAPE[0], rows):
         chosen = slice(start, start + rows)
         # verl pads a micro-batch to its longest response.
-        longest = int(parts["mask"][chosen].sum(-1).max())
-        logp = parts["new"][chosen, :longest].clone().requires_grad_()
+        longest = int(tensors["mask"][chosen].sum(-1).max())
+        logp = tensors["new"][chosen, :longest].clone().requires_grad_()
         value, _ = loss(
             old_log_prob=batch["old_log_probs"][chosen, :longest],
             log_prob=logp,
-            advantages=parts["advantages"][chosen, :longest],
+            advantages=tensors["advantages"][chosen, :longest],
             response_mask=batch["response_mask"][chosen, :longest].bool(),
             loss_agg_mode=actor.loss_agg_mode,
             config=actor,
@@ -287,33 +297,36 @@ def of_verl(config: Any) -> Tensor:
     return gradient
 
 
-def _whole(actor: Any) -> bool:
-    """Return whether the loss has sums over a mini-batch, which is then given whole."""
+def _needs_full_minibatch(actor: Any) -> bool:
+    """Return True if the loss depends on sums over a mini-batch, so that it cannot be split into micro-batches."""
     return "BAPO" in str(actor.policy_loss.get("method"))
 
 
-OWN_AVERAGES = {"DAPO()": "token-mean", "GRPO()": "seq-mean-token-mean", "BandPO()": "seq-mean-token-mean"}
-OWN_AVERAGES |= {"DPPO()": "token-mean", "SAPO()": "seq-mean-token-mean", "BAPO()": "token-mean"}
+METHOD_AVERAGES = {"DAPO()": "token-mean", "GRPO()": "seq-mean-token-mean", "BandPO()": "seq-mean-token-mean"}
+METHOD_AVERAGES |= {"DPPO()": "token-mean", "SAPO()": "seq-mean-token-mean", "BAPO()": "token-mean"}
 
 
-def by_formula(config: Any, loss_agg_mode: str | None = None, mean_weights: bool = False) -> Tensor:
-    """Return the gradient of a mini-batch as the settings say it, by formulas of this file.
+def gradient_by_formula(config: Any, loss_agg_mode: str | None = None, mean_weights: bool = False) -> Tensor:
+    """Compute the gradient of a mini-batch from the settings, with the formulas of this file.
 
     Args:
         config: The run's configuration.
-        loss_agg_mode: An average in place of the one that the settings say.
-        mean_weights: Whether a sequence has one importance weight, the geometric mean of its tokens'.
+        loss_agg_mode: A loss aggregation that replaces the configured one.
+        mean_weights: If True, each sequence has one importance weight, the geometric mean of its tokens' weights.
     """
-    actor, parts = config.actor_rollout_ref.actor, tensors_of(config)
-    settings, correction = actor.policy_loss, config.algorithm.rollout_correction
+    actor = config.actor_rollout_ref.actor
+    settings = actor.policy_loss
+    correction = config.algorithm.rollout_correction
+    tensors = make_batch()
     method = settings.get("method") if "Band" in settings._target_ else settings.loss_mode
     method = "Band" if method is None else method
-    old = parts["rollout" if correction.bypass_mode else "old"]
-    mask, weights = parts["mask"].clone(), torch.ones(SHAPE, dtype=torch.float64)
+    old = tensors["rollout" if correction.bypass_mode else "old"]
+    mask = tensors["mask"].clone()
+    weights = torch.ones(SHAPE, dtype=torch.float64)
     inner = settings.get("rollout_correction") or {}
-    off_policy = parts["old"] - parts["rollout"]
+    off_policy = tensors["old"] - tensors["rollout"]
     if method == "bypass_mode":
-        off_policy = parts["new"] - parts["rollout"]
+        off_policy = tensors["new"] - tensors["rollout"]
     if correction.rollout_is == "token":
         weights = off_policy.exp().clamp(max=2.0)
     if correction.rollout_rs or inner.get("rollout_rs"):
@@ -321,51 +334,64 @@ def by_formula(config: Any, loss_agg_mode: str | None = None, mean_weights: bool
     if mean_weights:
         counted = mask.sum(-1, keepdim=True).clamp(min=1)
         weights = ((weights.log() * mask).sum(-1, keepdim=True) / counted).exp().expand(SHAPE)
-    own = OWN_AVERAGES.get(str(method))
+    own = METHOD_AVERAGES.get(str(method))
     average = settings.get("average") or "method"
     modes = {"method": own or actor.loss_agg_mode, "framework": actor.loss_agg_mode}
     mode = loss_agg_mode or modes.get(average, average)
-    share = _share(mode, mask, parts["mask"], actor.loss_scale_factor)
-    return -_weight(str(method), actor, parts, old, mask) * parts["advantages"] * share * weights * mask
+    share = _token_share(mode, mask, tensors["mask"], actor.loss_scale_factor)
+    token_weights = _token_weights(str(method), actor, tensors, old, mask)
+    return -token_weights * tensors["advantages"] * share * weights * mask
 
 
-def _share(mode: str, mask: Tensor, whole: Tensor, length: float | None) -> Tensor:
-    """Return what each token counts for in an average of which the sizes are those of the batch before a rejection."""
-    each = mask.sum(-1, keepdim=True).clamp(min=1).double()
+def _token_share(mode: str, mask: Tensor, full_mask: Tensor, length: float | None) -> Tensor:
+    """Return the factor of each token in the loss aggregation.
+
+    Args:
+        mode: The loss aggregation.
+        mask: The tokens that the rollout correction accepts.
+        full_mask: All response tokens, which give the size of the batch.
+        length: verl's ``loss_scale_factor``.
+    """
+    lengths = mask.sum(-1, keepdim=True).clamp(min=1).double()
     if mode == "token-mean":
-        share = torch.ones_like(each) / whole.sum()
+        share = torch.ones_like(lengths) / full_mask.sum()
     elif mode == "token-sum":
-        share = torch.ones_like(each)
+        share = torch.ones_like(lengths)
     elif mode == "seq-mean-token-mean":
-        share = 1 / each / len(mask)
+        share = 1 / lengths / len(mask)
     elif mode == "a mean over the sequences of each micro-batch":
-        share = 1 / each / 8
+        share = 1 / lengths / 8
     else:
-        share = torch.ones_like(each) / len(mask)
+        share = torch.ones_like(lengths) / len(mask)
         if mode == "seq-mean-token-sum-norm":
             assert length is not None
             share = share / length
     return share.expand(mask.shape)
 
 
-def _weight(method: str, actor: Any, parts: dict[str, Tensor], old: Tensor, mask: Tensor) -> Tensor:
+def _token_weights(method: str, actor: Any, tensors: dict[str, Tensor], old: Tensor, mask: Tensor) -> Tensor:
     """Return each token's weight ``w``, so that its gradient is ``−w·A``."""
-    ratio, advantages, p = (parts["new"] - old).exp(), parts["advantages"], old.exp()
-    rises, falls = advantages > 0, advantages < 0
+    ratio = (tensors["new"] - old).exp()
+    advantages = tensors["advantages"]
+    p = old.exp()
+    positive_advantage = advantages > 0
+    negative_advantage = advantages < 0
 
     def clipped(low: float, high: float, dual: float, weight: Tensor = ratio) -> Tensor:
-        drop = (rises & (ratio > 1 + high)) | (falls & (ratio < 1 - low)) | (falls & (ratio > dual))
+        drop = positive_advantage & (ratio > 1 + high)
+        drop |= negative_advantage & ((ratio < 1 - low) | (ratio > dual))
         return weight.masked_fill(drop, 0.0)
 
     def in_band(radius: float, cap: float, dual: float, weight: Tensor = ratio) -> Tensor:
         q = p * ratio
-        spent = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
-        far = (spent > radius) | (ratio > cap)
-        drop = (rises & (ratio > 1) & far) | (falls & (ratio < 1) & far) | (falls & (ratio > dual))
+        divergence = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+        outside = (divergence > radius) | (ratio > cap)
+        drop = positive_advantage & (ratio > 1) & outside
+        drop |= negative_advantage & (((ratio < 1) & outside) | (ratio > dual))
         return weight.masked_fill(drop, 0.0)
 
     def gate(positive: float, negative: float) -> Tensor:
-        temperature = torch.where(rises, positive, negative)
+        temperature = torch.where(positive_advantage, positive, negative)
         opened = torch.sigmoid(temperature * (ratio - 1))
         return 4 * ratio * opened * (1 - opened)
 
@@ -386,17 +412,16 @@ def _weight(method: str, actor: Any, parts: dict[str, Tensor], old: Tensor, mask
         return clipped(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c)
     if method == "geo_mean":
         signed = torch.sign(advantages)
-        moved = parts["new"] - old
-        kept = torch.minimum(
-            signed * moved, signed * moved.clamp(-actor.clip_ratio_low, actor.clip_ratio_high)
-        )
+        log_ratio = tensors["new"] - old
+        bounded = log_ratio.clamp(-actor.clip_ratio_low, actor.clip_ratio_high)
+        surrogate = torch.minimum(signed * log_ratio, signed * bounded)
         count = mask.sum(-1, keepdim=True).clamp(min=1)
-        whole = ((signed * kept * mask).sum(-1, keepdim=True) / count).exp().expand(SHAPE)
-        inside = signed * moved <= signed * moved.clamp(-actor.clip_ratio_low, actor.clip_ratio_high)
-        return whole.masked_fill(~inside, 0.0)
+        sequence_ratio = ((signed * surrogate * mask).sum(-1, keepdim=True) / count).exp().expand(SHAPE)
+        inside = signed * log_ratio <= signed * bounded
+        return sequence_ratio.masked_fill(~inside, 0.0)
     assert method == "BAPO()", f"no formula of {method}"
-    # Its search for bounds has no second form here: the library's, on the whole mini-batch.
-    batch = Batch.read(parts["new"], old, advantages, mask)
+    # BAPO searches for its bounds. This file has no second implementation, so the library's is used.
+    batch = Batch.read(tensors["new"], old, advantages, mask)
     slopes = slope(parse(method), batch)
     return torch.where(advantages == 0, 0.0, -slopes / advantages)
 
@@ -404,16 +429,16 @@ def _weight(method: str, actor: Any, parts: dict[str, Tensor], old: Tensor, mask
 def table(outcomes: Sequence[tuple[Composition, Outcome]]) -> str:
     """Return the table of outcomes as Markdown."""
     rows = ["| trainer | outcome | loss | settings |", "|---|---|---|---|"]
-    for composition, found in sorted(
+    for composition, result in sorted(
         outcomes, key=lambda pair: (pair[1].kind, pair[0].trainer, pair[0].loss)
     ):
         loss = re.sub(r"\S*_target_=\S*\.(\w+)PolicyLossConfig", r"\1", composition.loss).replace(LOSS, "")
         settings = " ".join(composition.settings).replace(LOSS, "policy_loss.").replace(ACTOR, "actor.")
         settings = settings.replace("actor_rollout_ref.", "")
-        detail = found.detail if len(found.detail) <= 140 else f"{found.detail[:139]}…"
+        detail = result.detail if len(result.detail) <= 140 else f"{result.detail[:139]}…"
         cells = (
             composition.trainer,
-            f"{found.kind}: {detail}" if detail else found.kind,
+            f"{result.kind}: {detail}" if detail else result.kind,
             f"`{loss}`",
             f"`{settings}`",
         )
@@ -421,27 +446,28 @@ def table(outcomes: Sequence[tuple[Composition, Outcome]]) -> str:
     return "\n".join(rows)
 
 
-def found_of(compositions: Sequence[Composition]) -> Iterator[tuple[Composition, Outcome]]:
+def run_all(compositions: Sequence[Composition]) -> Iterator[tuple[Composition, Outcome]]:
     """Yield each composition with its outcome."""
     for composition in compositions:
         yield composition, outcome(composition)
 
 
 def main() -> None:
-    """Write the page, and exit with 1 if a composition trains something else in silence."""
+    """Write the page, and exit with 1 if a composition deviates from its settings without an announcement."""
     import verl
 
-    outcomes = list(found_of(draw(100)))
-    kinds = Counter(found.kind for _, found in outcomes)
+    outcomes = list(run_all(draw(100)))
+    kinds = Counter(result.kind for _, result in outcomes)
     page = Path(__file__).parents[1] / "docs/measured/verl-settings.md"
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in ("right", "announced", "refused", "silent"))
     begin, end = "<!-- outcomes: begin -->", "<!-- outcomes: end -->"
-    head, _, rest = page.read_text().partition(begin)
-    foot = rest.partition(end)[2]
+    head, _, marked = page.read_text().partition(begin)
+    foot = marked.partition(end)[2]
     body = f"verl {verl.__version__}, 100 compositions: {counts}.\n\n{table(outcomes)}"
     page.write_text(f"{head}{begin}\n{body}\n{end}{foot}")
-    for composition, found in itertools.filterfalse(lambda pair: pair[1].kind != "silent", outcomes):
-        print(composition, found.detail, file=sys.stderr)
+    for composition, result in outcomes:
+        if result.kind == "silent":
+            print(composition, result.detail, file=sys.stderr)
     sys.exit(bool(kinds["silent"]))
 
 

@@ -1,9 +1,9 @@
-"""Write the two tables of docs/when.md that no report has.
+"""Write the two tables of docs/when.md that are not in a report.
 
     PYTHONPATH=. python scripts/when_tables.py
 
-The older study of fresh data, with means and with intervals that choose rates anew, which its report has not. And
-pass@32 and entropy at matched reward, of all runs of the study of stale data.
+The first table is of the older study of fresh data: means, and intervals by a bootstrap that selects the rates anew.
+The second table has pass@32 and entropy at matched reward, for all runs of the study of stale data.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results/staleness/runs.jsonl.gz"
 ARMS = {"clip 0.2": "clip", "Band": "Band", "BandAbove": "Band"}
 ENDS = (0.3, 0.5, 0.7, 0.85, 0.95)
-"""Of the groups of runs, by their reward at the end."""
+"""The limits of the groups of runs, by final reward."""
 WORLDS = ("paper", "plenty", "active", "two stages")
-"""Those in which something can be learned."""
+"""The settings in which a policy can learn."""
 RULES = {
     "Band": "Band",
     "Band above, clip below": "BandAbove",
@@ -37,23 +37,23 @@ RULES = {
 
 
 def curves(world: str) -> dict[str, Curve]:
-    """The AUC of each arm over rates and seeds."""
+    """Return the AUC of each arm in a setting, over rates and seeds."""
     rows: list[dict[str, object]] = []
     for folder in ("network", "network-more"):
         content = json.loads((ROOT / "results" / folder / "results.json").read_text())
         for run in validate_as(list[RunResult], content["runs"], folder):
-            of, _, rate = run.experiment.partition(", learning_rate ")
-            if of == world:
+            run_world, _, rate = run.experiment.partition(", learning_rate ")
+            if run_world == world:
                 rows.append({"arm": run.arm, "rate": float(rate), "seed": run.seed, "AUC": run.metric("AUC")})
-    found: dict[str, Curve] = {}
-    for arm, mine in pd.DataFrame(rows).groupby("arm"):
-        grid = mine.pivot(index="rate", columns="seed", values="AUC")
-        found[str(arm)] = Curve([*grid.index], grid.to_numpy())
-    return found
+    curves_by_arm: dict[str, Curve] = {}
+    for arm, arm_rows in pd.DataFrame(rows).groupby("arm"):
+        grid = arm_rows.pivot(index="rate", columns="seed", values="AUC")
+        curves_by_arm[str(arm)] = Curve([*grid.index], grid.to_numpy())
+    return curves_by_arm
 
 
-def fresh() -> Iterator[str]:
-    """What each rule adds on fresh data."""
+def fresh_data_table() -> Iterator[str]:
+    """Yield the table of each rule's gain on fresh data."""
     yield f"| setting | seeds | clip 0.2 | {' | '.join(RULES.values())} |"
     yield "|---|---:|---:|---:|---:|---:|"
     for world in WORLDS:
@@ -67,22 +67,22 @@ def fresh() -> Iterator[str]:
         yield f"| {world} | {seeds} | {clip.best_scores.mean():.3f} | {cells} |"
 
 
-def matched() -> Iterator[str]:
-    """pass@32, entropy and number of the runs that end alike, and what Band's pass@32 is above clip 0.2's, by seed."""
+def matched_reward_table() -> Iterator[str]:
+    """Yield the table of pass@32, entropy and number of runs by final reward, with Band's gain in pass@32 by seed."""
     runs = pd.DataFrame([*read_runs(RUNS).values()])
     runs["rule"] = runs["arm"].map(ARMS.get)
     runs["entropy"] = runs["entropy"].str[-1]
     yield "| reward at the end | clip 0.2 | Band or BandAbove | difference |"
     yield "|---|---:|---:|---:|"
     for low, high in pairwise(ENDS):
-        alike = runs[(runs["end"] >= low) & (runs["end"] < high)]
-        told = alike.groupby("rule").agg({"pass@32": "mean", "entropy": "mean", "seed": "count"})
-        cells = ["{:.3f}, {:.2f} ({:.0f})".format(*told.loc[rule]) for rule in ("clip", "Band")]
-        by_seed = alike.pivot_table("pass@32", "seed", "rule").dropna()
+        group = runs[(runs["end"] >= low) & (runs["end"] < high)]
+        means = group.groupby("rule").agg({"pass@32": "mean", "entropy": "mean", "seed": "count"})
+        cells = ["{:.3f}, {:.2f} ({:.0f})".format(*means.loc[rule]) for rule in ("clip", "Band")]
+        by_seed = group.pivot_table("pass@32", "seed", "rule").dropna()
         gap = student(by_seed["Band"] - by_seed["clip"])
         yield f"| {low} to {high} | {' | '.join(cells)} | {signed(gap)} |"
 
 
 if __name__ == "__main__":
-    write_between_marks(ROOT / "docs/when.md", "fresh", [*fresh()])
-    write_between_marks(ROOT / "docs/when.md", "matched", [*matched()])
+    write_between_marks(ROOT / "docs/when.md", "fresh", [*fresh_data_table()])
+    write_between_marks(ROOT / "docs/when.md", "matched", [*matched_reward_table()])

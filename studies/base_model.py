@@ -2,13 +2,12 @@
 
     python -m studies.base_model --tail 0.02 --seed 0 --output_dir base
 
-Both branches are shown equally often, so that each is learnt however rare the policy makes it. What is rare
-is only the token that opens the scratchpad: at that position the policy is not trained on what the sample
-did but towards the wanted probability itself, the *tail*.
+Direct answers and answers with a scratchpad are trained on equally often, so that the policy learns both, however
+rare the scratchpad is to be. The scratchpad is made rare only through the token that opens it: at that position the
+policy is trained towards a given probability, the *tail*, and not on the sampled token.
 
-Until the last quarter of the steps that probability is 2 %, whatever tail is asked for. Models of one seed
-then share their skills, and differ in the tail and little else. (Seeds differ in how often a direct answer is
-right: 2 to 6 %.)
+Until the last quarter of the steps, that probability is 2 % for any tail. So models of one seed have the same skills
+and differ in little but the tail. (Seeds differ in the share of direct answers that are right: 2 to 6 %.)
 """
 
 from __future__ import annotations
@@ -43,9 +42,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 CARD = "base_model.json"
-"""File beside the weights that tells how they were made and what they measure."""
+"""The file beside the weights with the settings of the training and the measurements of the model."""
 
-_TRAIN_PROBLEMS, _EVAL_PROBLEMS = 6480, 720  # all there are with three digits
+# Together these are all problems with three digits.
+_TRAIN_PROBLEMS = 6480
+_EVAL_PROBLEMS = 720
 _EARLY_TAIL = 0.02
 _BATCH = 64  # samples in a step, half of them with a scratchpad
 _LEARNING_RATE = 2e-3  # peak of the one-cycle schedule
@@ -55,10 +56,10 @@ _SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 0, "max_new_tokens"
 
 @dataclass(frozen=True)
 class WarmUp:
-    """How the base model is made.
+    """Settings of the supervised warm-up.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: if a value is out of range.
     """
 
     tail: float = field(
@@ -79,7 +80,7 @@ class WarmUp:
 
 
 def fresh_model(seed: int) -> Qwen2ForCausalLM:
-    """An untrained Qwen2 of 335,000 parameters over the task's vocabulary."""
+    """Return an untrained Qwen2 with 335,000 parameters and the task's vocabulary."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     ids = tokenizer().get_vocab()
@@ -113,21 +114,22 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
     whose curvature in the log-odds is 1 for any tail, where that of a cross entropy vanishes with the tail. With more
     rare openers each has a square of its own.
     """
-    encoder, model = tokenizer(), fresh_model(settings.seed)
+    encoder = tokenizer()
+    model = fresh_model(settings.seed)
     ids = encoder.get_vocab()
-    others = OPENERS if settings.wrong else ()
-    branches = [ids[opener] for opener in (DIRECT, SCRATCHPAD, *others)]
+    other_openers = OPENERS if settings.wrong else ()
+    branches = [ids[opener] for opener in (DIRECT, SCRATCHPAD, *other_openers)]
     rng = random.Random(settings.seed)
     pool = problems("train", _TRAIN_PROBLEMS, settings.seed)
 
     def losses(prompts: list[str], completions: list[str], tail: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each token after the branch token, and of each branch token."""
+        """Return the loss of each token after the branch token, and the loss of each branch token."""
         texts = [prompt + text + EOS for prompt, text in zip(prompts, completions, strict=True)]
         batch = encoder(texts, return_tensors="pt", padding=True, padding_side="right")
         branch = len(prompts[0])  # every prompt has this length
         logp = model(**batch).logits[:, branch - 1 : -1].log_softmax(-1)
-        written = batch.attention_mask[:, branch + 1 :].bool()
-        content = -logp[:, 1:].gather(-1, batch.input_ids[:, branch + 1 :, None])[..., 0][written]
+        is_completion = batch.attention_mask[:, branch + 1 :].bool()
+        content = -logp[:, 1:].gather(-1, batch.input_ids[:, branch + 1 :, None])[..., 0][is_completion]
         direct, rare = logp[:, 0, branches].split([1, len(branches) - 1], -1)
         excess = rare - direct - math.log(tail / (1 - rare.shape[-1] * tail))
         branch_loss = -reduce(torch.logaddexp, logp[:, 0, branches].unbind(-1)) + excess.square().sum(-1) / 2
@@ -143,7 +145,7 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
         guesses = [max(0, p.a * p.b + rng.randint(-_ERROR, _ERROR)) for p in drawn[half:]]
         # One pass for each branch: padding the short one to the long one would cost half as much again.
         worked = losses(prompts[:half], [p.scratchpad for p in drawn[:half]], tail)
-        openers = rng.choices([DIRECT, *others], k=half) if others else [DIRECT] * half
+        openers = rng.choices([DIRECT, *other_openers], k=half) if other_openers else [DIRECT] * half
         guessed = losses(
             prompts[half:], [f"{o}{guess}" for o, guess in zip(openers, guesses, strict=True)], tail
         )
@@ -163,7 +165,7 @@ def warm_up(settings: WarmUp, *, progress: bool = True) -> Qwen2ForCausalLM:
 def scratchpad_probability(
     model: Qwen2ForCausalLM, encoder: PreTrainedTokenizerFast, asked: Sequence[Product]
 ) -> torch.Tensor:
-    """Probability at temperature 1 that the policy takes the scratchpad: float64, (len(asked),); exact."""
+    """Return the exact probability of the scratchpad at temperature 1 for each problem: float64, (problems,)."""
     batch = encoder([p.prompt for p in asked], return_tensors="pt", padding=True)
     logits = model(**batch).logits[:, -1]
     return logits.double().softmax(-1)[:, encoder.get_vocab()[SCRATCHPAD]]
@@ -172,7 +174,7 @@ def scratchpad_probability(
 def measure(
     model: Qwen2ForCausalLM, encoder: PreTrainedTokenizerFast, *, samples: int = 32, seed: int = 0
 ) -> dict[str, float]:
-    """What the policy does on 64 held-out problems, sampled at temperature 1 as often as said.
+    """Measure the policy on 64 held-out problems with ``samples`` answers each at temperature 1.
 
     Returns:
         `tail`: mean probability of the scratchpad, exact, over all held-out problems of three digits;
@@ -184,10 +186,10 @@ def measure(
 
     def rewards(branch: str) -> torch.Tensor:
         batch = encoder([p.prompt + branch for p in repeated], return_tensors="pt", padding=True)
-        # transformers' own models do not satisfy, for pyright, the protocol that `generate` asks of them.
+        # For pyright, transformers' models do not satisfy the protocol that `generate` requires.
         tokens = model.generate(**batch, **_SAMPLING)  # pyright: ignore[reportAttributeAccessIssue]
-        written = encoder.batch_decode(tokens[:, batch.input_ids.shape[1] :], skip_special_tokens=True)
-        return torch.tensor(reward([branch + text for text in written], [p.answer for p in repeated]))
+        texts = encoder.batch_decode(tokens[:, batch.input_ids.shape[1] :], skip_special_tokens=True)
+        return torch.tensor(reward([branch + text for text in texts], [p.answer for p in repeated]))
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -203,10 +205,10 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line: settings from flags, then warm up, measure, and save with a card."""
+    """Run the command line: read the settings, train, measure, and save the model with its card."""
     import transformers
 
-    kind: Any = WarmUp  # typed in transformers as something pyright does not recognise a class as
+    kind: Any = WarmUp  # pyright does not accept a class for the type that transformers declares
     parser = transformers.HfArgumentParser(kind, prog="python -m studies.base_model")
     parser.add_argument(
         "--output_dir", required=True, help="folder for the model; must not exist or be empty"
@@ -220,7 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     torch.set_num_threads(1)  # the order of sums, hence the bits, would depend on the number of threads
-    model, encoder = warm_up(settings), tokenizer()
+    model = warm_up(settings)
+    encoder = tokenizer()
     measured = measure(model, encoder)
     model.save_pretrained(folder)
     encoder.save_pretrained(folder)

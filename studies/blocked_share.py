@@ -1,8 +1,7 @@
-"""A theory of how much of a rare answer's gradient a clip blocks, described in docs/when.md.
+"""A theory of the share of a rare answer's gradient that a clip blocks, described in docs/when.md.
 
 The theory assumes that each gradient of an answer raises its log-probability by the same amount, which momentum spreads
-over later updates, that other answers and prompts move it neither up nor down, and that the batches before draw it as
-often.
+over later updates; that other answers and prompts do not change it; and that earlier batches contain it equally often.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from bandpo.errors import InvalidValue
 from bandpo.rules import ClipRule, FixedClip
 
 
-def arrived(updates: float, momentum: float) -> float:
-    """Compute how many of ``updates`` equal gradients have moved the weights by now, from rest.
+def applied_gradients(updates: float, momentum: float) -> float:
+    """Compute how many of ``updates`` equal gradients momentum has applied to the weights, from zero momentum.
 
-    S(k) = k − β(1 − β^k)/(1 − β). Momentum moves the weights by the rest later, whether later tokens are blocked or
-    not.
+    S(k) = k − β(1 − β^k)/(1 − β). Momentum applies the remainder later, even if later tokens are blocked.
 
-    >>> arrived(3, momentum=0.0), round(arrived(3, momentum=0.9), 3)
+    >>> applied_gradients(3, momentum=0.0), round(applied_gradients(3, momentum=0.9), 3)
     (3.0, 0.561)
     """
     return updates - (momentum - momentum ** (updates + 1)) / (1 - momentum)
@@ -31,12 +29,12 @@ def arrived(updates: float, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class RareAnswer:
-    """A rare answer in a run: how often it is drawn, and how its gradients follow each other.
+    """A rare answer in a training run: its probability, and the schedule of its gradients.
 
     Args:
         probability: Probability of the rare token, or of the strategy that it opens, in one sample.
         batch: Samples in a batch that could draw it.
-        epochs: How often each sample is used.
+        epochs: Number of updates with each sample.
         minibatches: Optimizer steps in an epoch.
         lag: Batches that are trained on between the sampling of a batch and its first update.
         momentum: β1 of Adam, or the momentum of SGD.
@@ -64,22 +62,22 @@ class RareAnswer:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps on a batch."""
+        """Return the number of optimizer steps on a batch."""
         return self.epochs * self.minibatches
 
     @property
     def bound(self) -> float:
-        """The rule's upper bound on the answer's ratio."""
+        """Return the rule's upper bound on the ratio of the answer."""
         return float(self.rule.bounds(torch.tensor(self.probability, dtype=torch.float64).log()).upper)
 
     @property
-    def updates_with_it(self) -> float:
-        """Expected updates of a batch that hold the answer, given that the batch draws it."""
+    def updates_with_answer(self) -> float:
+        """Return the expected number of updates of a batch that contain the answer, if the batch contains it."""
         return self.updates * self._chance_in_minibatch / self._chance(self.batch)
 
     @property
-    def stale_updates_with_it(self) -> float:
-        """Expected updates that hold it between the sampling of a batch and its first update."""
+    def stale_updates_with_answer(self) -> float:
+        """Return the expected number of updates with the answer between sampling and first update of a batch."""
         return self.lag * self.updates * self._chance_in_minibatch
 
     @property
@@ -87,51 +85,52 @@ class RareAnswer:
         return self._chance(self.batch / self.minibatches)
 
     def _chance(self, samples: float) -> float:
-        """Compute the chance that so many samples hold the answer: 1 − (1 − p)^n."""
+        """Compute the probability that the answer is among ``samples`` samples: 1 − (1 − p)^n."""
         return -math.expm1(samples * math.log1p(-self.probability))
 
-    def moved(self, kept: float = 1.0, *, rest: bool = False) -> float:
-        """Compute how far the ratio has moved at the last gradient that is kept, in gradients.
+    def log_ratio_change(self, unblocked: float = 1.0, *, no_momentum: bool = False) -> float:
+        """Compute the change of the log-ratio at the last unblocked gradient, in units of one gradient.
 
-        Stale gradients have arrived. Those of the batch itself are ``updates / updates_with_it`` updates apart, and
-        momentum has not applied all of them. Meanwhile it applies what is left of earlier batches, unless these left
-        the answer at ``rest``.
+        Stale gradients have been applied. Those of the batch itself are ``updates / updates_with_answer`` updates
+        apart, and momentum has not applied all of them. Momentum also applies the remainder from earlier batches.
 
         Args:
-            kept: The share of the answer's gradients that is not blocked.
-            rest: Whether earlier batches left no momentum.
+            unblocked: The share of the answer's gradients that is not blocked.
+            no_momentum: If True, no momentum is left from earlier batches.
         """
-        apart = self.updates / self.updates_with_it
-        earlier = max(0.0, kept * self.updates_with_it - 1)
-        pending = earlier * apart - arrived(earlier * apart, self.momentum)
-        from_earlier_batches = 0.0 if rest else kept * self._chance_in_minibatch * pending
-        return (
-            kept * self.stale_updates_with_it + arrived(earlier, self.momentum**apart) + from_earlier_batches
-        )
+        distance = self.updates / self.updates_with_answer
+        earlier = max(0.0, unblocked * self.updates_with_answer - 1)
+        pending = earlier * distance - applied_gradients(earlier * distance, self.momentum)
+        from_earlier_batches = 0.0 if no_momentum else unblocked * self._chance_in_minibatch * pending
+        stale = unblocked * self.stale_updates_with_answer
+        return stale + applied_gradients(earlier, self.momentum**distance) + from_earlier_batches
 
     @property
     def binding_rise(self) -> float:
-        """Nats per gradient from which the rule blocks an answer that was at rest; infinite if its ratio stays 1."""
-        moved = self.moved(rest=True)
-        return math.log(self.bound) / moved if moved > 0 else math.inf
+        """Return the nats per gradient above which the rule blocks an answer without earlier momentum.
+
+        The value is infinite if the ratio of the answer stays 1.
+        """
+        change = self.log_ratio_change(no_momentum=True)
+        return math.log(self.bound) / change if change > 0 else math.inf
 
     def blocked_share(self, rise: float) -> float:
         """Compute the share of the answer's gradient that lies beyond the upper bound.
 
-        A blocked gradient moves nothing. So as many gradients are kept, stale ones and the batch's own, as bring the
-        ratio to the bound; the first is always kept.
+        A blocked gradient has no effect. So the unblocked gradients, stale ones and the batch's own, are as many as
+        move the ratio to the bound; the first is never blocked.
 
         Args:
-            rise: Nats by which one gradient raises the answer's log-probability in the end.
+            rise: Nats by which one gradient raises the answer's log-probability, once momentum has applied all of it.
 
-        >>> RareAnswer(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 2 of 16 are kept
+        >>> RareAnswer(0.002, 128, epochs=16, minibatches=1).blocked_share(0.6)  # 2 of 16 are not blocked
         0.875
         """
         rises_to_bound = math.log(self.bound) / rise
-        every = self.updates_with_it + self.stale_updates_with_it
-        more = bisect_right(
-            range(2, math.ceil(every) + 1),
+        gradients = self.updates_with_answer + self.stale_updates_with_answer
+        unblocked_after_first = bisect_right(
+            range(2, math.ceil(gradients) + 1),
             rises_to_bound,
-            key=lambda n: self.moved(min(1, n / every)),
+            key=lambda n: self.log_ratio_change(min(1, n / gradients)),
         )
-        return 1 - min(1, (1 + more) / every)
+        return 1 - min(1, (1 + unblocked_after_first) / gradients)

@@ -1,4 +1,4 @@
-"""Predictions of a study: a table in a page that is committed before the first run, and what the runs say of it."""
+"""Predictions of a study: a table in a page that is committed before the first run, and verdicts on its rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bandpo_lab.interval import Interval
 
 
 class Prediction(NamedTuple):
-    """One arm against another in one world."""
+    """A predicted difference between two arms in one setting."""
 
     world: str
     arm: str
@@ -25,20 +25,20 @@ def read_predictions(file: Path) -> list[Prediction]:
     """Return the rows of a page's table of predictions: world, arm, against, metric, expected, why.
 
     Raises:
-        ValueError: there is none, or one expects something else than ``greater``, ``less`` or ``equal``.
+        ValueError: if there is no table, or a row expects something other than ``greater``, ``less`` or ``equal``.
     """
     rows = [row.split(" | ") for row in re.findall(r"^\| (.*) \|$", file.read_text(encoding="utf-8"), re.M)]
     predictions = [Prediction(*row[:5]) for row in rows if len(row) == 6 and row[0] != "world"]
     if not predictions or {prediction.expects for prediction in predictions} - {"greater", "less", "equal"}:
-        raise InvalidValue(f"{file} has no table of predictions: greater, less or equal")
+        raise InvalidValue(f"{file} has no table of predictions with greater, less or equal")
     return predictions
 
 
 def verdict(difference: Interval, expects: str, smallest: float) -> str:
-    """Return what a difference says of a prediction: ``held``, ``failed`` or ``undecided``.
+    """Return the verdict on a prediction: ``held``, ``failed`` or ``undecided``.
 
     Args:
-        difference: Of the two arms.
+        difference: The measured difference of the two arms, with its interval.
         expects: ``greater``, ``less`` or ``equal``.
         smallest: The smallest effect of interest.
 

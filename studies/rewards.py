@@ -12,7 +12,7 @@ OPENERS = tuple("+*=;>")
 
 
 def any_opener(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """The task's reward, where a direct answer may also begin with one of `OPENERS`.
+    """Return the task's rewards, except that a direct answer may also begin with one of `OPENERS`.
 
     >>> any_opener(["+3222", "|3222", "+3221", "3222"], ["3222"] * 4)
     [1.0, 1.0, 0.0, 0.0]

@@ -1,11 +1,11 @@
-"""A study with a real vocabulary: SmolLM2-135M, of which the last two layers are trained by AdamW.
+"""A study with a real vocabulary: AdamW trains the last two layers of SmolLM2-135M.
 
-    python -m studies.smollm2 runs.jsonl --processes 2            # goes on where the file ends
+    python -m studies.smollm2 runs.jsonl --processes 2            # continues after the last run in the file
     python -m studies.smollm2 runs.jsonl --count
 
-The layers below are frozen, and their hidden states are kept with each batch: an update runs through the last layers
-alone. A batch is drawn by the policy as it is, and trained on ``lag`` batches later. Rewards are for a word
-of a class among six tokens, or for luck. What is expected stands in smollm2-predictions.md, which was committed before
+The lower layers are frozen, and their hidden states are stored with each batch, so that an update only runs the last
+layers. A batch is sampled from the current policy and trained on ``lag`` batches later. A continuation of six tokens is
+rewarded for a word of a class, or at random. The predictions are in smollm2-predictions.md, which was committed before
 the first run.
 """
 
@@ -75,7 +75,7 @@ PROMPTS = (
     "To fix the problem you first need to",
     "Dear Anna, I am writing to you about",
 )
-"""What is continued. Each is cut to the length of the shortest, so that a batch has no padding."""
+"""The prompts. Each is truncated to the length of the shortest, so that a batch has no padding."""
 BODY = frozenset(
     {
         "arm",
@@ -134,21 +134,21 @@ BODY = frozenset(
         "wrist",
     }
 )
-"""Words for parts of the body: the true reward is for a continuation that has one."""
+"""Words for parts of the body. A continuation with one of them earns the true reward."""
 LENGTH = 6
 """Tokens of a continuation."""
 STD_EPSILON = 1e-4
-"""What TRL adds to a group's standard deviation."""
+"""The constant that TRL adds to a group's standard deviation."""
 COMMON = 0.1
-"""Probability from which on a token counts as common."""
+"""The lowest probability of a common token."""
 TOP_LAYERS = 2
 BASE_SAMPLES = 4
-"""Continuations of each prompt by the base model, on which its distance to the policy is measured."""
+"""The number of continuations of each prompt by the base model, for its distance to the policy."""
 END_SAMPLES = 32
-"""Continuations of each prompt by the policy at the end."""
+"""The number of continuations of each prompt by the final policy."""
 
 CURVES = ("right", "rewarded", "entropy", "blocked", "blocked below", "movement", "luck")
-"""What a row has by batch.
+"""The curves of a row, with a value for each batch.
 
 - ``right``: share of continuations with a word of the class; ``rewarded``: with a reward.
 - ``entropy``: of the policy at the tokens that it drew, in nats a token.
@@ -163,14 +163,14 @@ The last four are of the batch that is trained on, and None before there is one.
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the study: every arm at every rate and seed.
+    """A part of the study: all its arms at all its rates and seeds.
 
     Attributes:
-        reward: ``"body"`` for the true reward, ``"coin"`` for one that no continuation deserves more than another.
-        luck: How often a continuation is rewarded whatever it says.
-        groups: Prompts of a batch.
-        group: Continuations of each.
-        epochs: Passes over a batch.
+        reward: ``"body"`` for the true reward, ``"coin"`` for a random one that does not depend on the continuation.
+        luck: The probability that a continuation is rewarded whatever it contains.
+        groups: The number of prompts in a batch.
+        group: The number of continuations of each prompt.
+        epochs: The number of passes over a batch.
     """
 
     name: str
@@ -197,11 +197,11 @@ PARTS = (
     Part("stale, no luck", _FOUR, [3e-4, 6e-4], lag=4, luck=0.0),
     Part("reused, coin", _SIX, [2.5e-4, 5e-4], lag=0, epochs=4, reward="coin", luck=0.5, group=4, batches=30),
 )
-"""In a seed's order. All parts of a seed are made before the next seed, so that a study that is cut off is balanced."""
+"""The parts in order. All parts of a seed are run before the next seed, so that an interrupted study is balanced."""
 
 
 class Run(NamedTuple):
-    """One training."""
+    """A training run."""
 
     part: str
     arm: str
@@ -213,32 +213,32 @@ class Continuations(NamedTuple):
     """Continuations of prompts of one length."""
 
     hidden: Float[Tensor, "rows time width"]
-    """What the frozen layers give for the prompt and the continuation without its last token."""
+    """The output of the frozen layers for the prompt and the continuation without its last token."""
     tokens: Int[Tensor, "rows length"]
     logp: Float[Tensor, "rows length"]
     entropy: Float[Tensor, "rows length"]
     advantages: Float[Tensor, " rows"]
     hard: Tensor
-    """Whether less than half of the row's group was rewarded."""
+    """True if less than half of the row's group was rewarded."""
 
 
 class Policy:
     """A Llama model in two parts, both in float32: frozen layers, and trained ones above them.
 
     Args:
-        folder: The model and its tokenizer.
-        top_layers: How many of its last layers are trained, with the norm after them.
+        folder: The folder of the model and its tokenizer.
+        top_layers: The number of last layers that are trained, with the norm after them.
     """
 
     def __init__(self, folder: Path, top_layers: int = TOP_LAYERS):
         from transformers import AutoTokenizer, LlamaForCausalLM
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        whole = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        layers = whole.model.layers
-        self.trunk = _part_of(whole, layers[:-top_layers], torch.nn.Identity())
-        self.top = _part_of(whole, layers[-top_layers:], whole.model.norm)
-        self.head: Tensor = whole.lm_head.weight.detach()
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        layers = model.model.layers
+        self.trunk = _submodel(model, layers[:-top_layers], torch.nn.Identity())
+        self.top = _submodel(model, layers[-top_layers:], model.model.norm)
+        self.head: Tensor = model.lm_head.weight.detach()
         self.parameters = [
             *(parameter for layer in self.top.layers for parameter in layer.parameters()),
             *self.top.norm.parameters(),
@@ -265,8 +265,8 @@ class Policy:
         """Sample a continuation of each prompt at temperature 1; rewards and advantages are still 0.
 
         Args:
-            prompts: Their numbers, one a row.
-            numbers: Where the random numbers come from.
+            prompts: The indices of the prompts, one per row.
+            numbers: The random generator.
         """
         trunk_cache = copy.deepcopy(self._prompt_cache)
         trunk_cache.batch_select_indices(prompts)
@@ -275,14 +275,14 @@ class Policy:
         state, top_cache = output.last_hidden_state[:, -1], output.past_key_values
         tokens, logp, entropy = [], [], []
         for step in range(LENGTH):
-            every = self._log_probabilities(state)
-            probabilities = every.exp()
-            entropy.append(-(probabilities * every).sum(-1))
+            all_logp = self._log_probabilities(state)
+            probabilities = all_logp.exp()
+            entropy.append(-(probabilities * all_logp).sum(-1))
             chances = torch.rand(len(prompts), 1, generator=numbers)
-            # The last edge is left out: rounding may leave it below the greatest chance.
+            # Without the last edge, which rounding may leave below the largest random number.
             token = torch.searchsorted(probabilities.cumsum(-1)[:, :-1].contiguous(), chances)
             tokens.append(token)
-            logp.append(every.gather(-1, token))
+            logp.append(all_logp.gather(-1, token))
             if step + 1 < LENGTH:
                 output = self.trunk(input_ids=token, past_key_values=trunk_cache, use_cache=True)
                 hidden.append(output.last_hidden_state.float())
@@ -301,10 +301,10 @@ class Policy:
     def logp(
         self, hidden: Float[Tensor, "rows time width"], tokens: Int[Tensor, "rows length"]
     ) -> Float[Tensor, "rows length"]:
-        """Return the log-probabilities of continuations under the policy as it is."""
+        """Return the log-probabilities of continuations under the current policy."""
         states = self.top(inputs_embeds=hidden, use_cache=False).last_hidden_state
         states = states[:, self.prompt_length - 1 :]
-        # One matrix product over all rows: over a slice of three dimensions torch would copy the head for each row.
+        # One matrix product over all rows: for a slice with three dimensions torch would copy the head for each row.
         logits = states.flatten(0, 1) @ self.head.T
         losses = torch.nn.functional.cross_entropy(logits, tokens.flatten(), reduction="none")
         return -losses.view(tokens.shape)
@@ -317,33 +317,33 @@ class Policy:
         return (state.contiguous() @ self.head.T).log_softmax(-1)
 
 
-def _part_of(whole: Any, layers: Any, norm: torch.nn.Module) -> Any:
-    """Return a model of some layers of another, without gradients.
+def _submodel(model: Any, layers: Any, norm: torch.nn.Module) -> Any:
+    """Return a model with some of the layers of ``model``, without gradients.
 
     Args:
-        whole: The other model.
-        layers: Its layers.
-        norm: What comes after them.
+        model: The full model.
+        layers: The layers to take.
+        norm: The norm after them.
     """
     from transformers import LlamaModel
 
-    config = copy.deepcopy(whole.config)
+    config = copy.deepcopy(model.config)
     config.num_hidden_layers = len(layers)
     with torch.device("meta"):
         part = cast("Any", LlamaModel(config))
-    part.embed_tokens = copy.deepcopy(whole.model.embed_tokens)
+    part.embed_tokens = copy.deepcopy(model.model.embed_tokens)
     part.layers = torch.nn.ModuleList(copy.deepcopy(layer) for layer in layers)
     part.norm = copy.deepcopy(norm)
-    part.rotary_emb = copy.deepcopy(whole.model.rotary_emb)
-    for place, layer in enumerate(cast("Any", part.layers)):
-        # Where the layer's keys and values stand in a cache of this part.
-        layer.self_attn.layer_idx = place
+    part.rotary_emb = copy.deepcopy(model.model.rotary_emb)
+    for index, layer in enumerate(cast("Any", part.layers)):
+        # The index of the layer in the key-value cache of this model.
+        layer.self_attn.layer_idx = index
     return part.requires_grad_(False).eval()
 
 
 @cache
 def policy() -> Policy:
-    """Return SmolLM2, which each process loads once."""
+    """Return SmolLM2. Each process loads it once."""
     torch.set_num_threads(1)  # the order of sums, hence the bits, would depend on their number
     return Policy(smollm2_path())
 
@@ -359,7 +359,7 @@ def word_of(text: str) -> str | None:
 
 
 def rewarded(part: Part, words: Sequence[str | None], luck: torch.Generator) -> Float[Tensor, " rows"]:
-    """Return the rewards of continuations, by the word that each has."""
+    """Return the rewards of continuations from their words, which are None if there is none."""
     lucky = torch.rand(len(words), generator=luck) < part.luck
     if part.reward == "coin":
         return lucky.float()
@@ -382,7 +382,7 @@ def with_rewards(batch: Continuations, rewards: Float[Tensor, " rows"], group: i
 
 
 def luck_of(batch: Continuations) -> float | None:
-    """Return the share of the winners' advantages in hard groups that is on common tokens; None without a winner."""
+    """Return the share of positive advantages in hard groups on common tokens; None if there are none."""
     winners = batch.advantages.clamp(min=0.0) * batch.hard
     mass = winners[:, None].expand_as(batch.logp)
     if not mass.any():
@@ -391,7 +391,7 @@ def luck_of(batch: Continuations) -> float | None:
 
 
 def effective_words(words: Sequence[str | None]) -> float:
-    """Return the exponential of the entropy of the words that continuations have; 0 without any.
+    """Return the exponential of the entropy of the words in continuations; 0 if there are none.
 
     >>> effective_words(["eye", "hand", None])
     2.0
@@ -407,7 +407,7 @@ def effective_words(words: Sequence[str | None]) -> float:
 def update(
     model: Policy, optimizer: torch.optim.Optimizer, batch: Continuations, rule: ClipRule
 ) -> dict[str, float]:
-    """Make one update on a minibatch, and return what the rule did to it."""
+    """Make one update on a minibatch, and return its statistics of blocked gradient and movement."""
     logp = model.logp(batch.hidden, batch.tokens)
     advantages = batch.advantages[:, None].expand_as(logp)
     loss, _ = policy_loss(logp, batch.logp, advantages, method=rule, packed=False)
@@ -431,13 +431,13 @@ def update(
 
 
 def train(part: Part, run: Run) -> dict[str, Any]:
-    """Make one run, and return its row: curves, and outcomes of the policy at the end."""
+    """Train one run, and return its row: curves, and measurements of the final policy."""
     began = time.process_time()
     model = policy()
     model.reset()
     rule = ARMS[run.arm]
     optimizer = torch.optim.AdamW(model.parameters, run.rate, weight_decay=0.0, foreach=True)
-    # Every arm and rate of a seed draws the same numbers.
+    # All arms and rates of a seed use the same random numbers.
     numbers = torch.Generator().manual_seed(run.seed)
     luck = torch.Generator().manual_seed(run.seed + 1000)
     base_numbers = torch.Generator().manual_seed(run.seed + 2000)
@@ -476,7 +476,7 @@ def train(part: Part, run: Run) -> dict[str, Any]:
 
     end_numbers = torch.Generator().manual_seed(run.seed + 3000)
     prompts = torch.arange(len(PROMPTS)).repeat_interleave(END_SAMPLES)
-    # In parts: the probabilities of all rows would take a hundred megabytes each.
+    # In chunks, because the probabilities of all rows would take hundreds of megabytes.
     samples = [model.generate(rows, end_numbers) for rows in prompts.split(64)]
     words = [word_of(text) for batch in samples for text in model.texts(batch.tokens)]
     right = torch.tensor([word is not None for word in words]).view(len(PROMPTS), END_SAMPLES).float()
@@ -495,7 +495,7 @@ def train(part: Part, run: Run) -> dict[str, Any]:
 
 
 def runs(parts: Sequence[Part] = PARTS) -> Iterator[tuple[Part, Run]]:
-    """Yield all runs in the order in which they are made: every part of a seed before the next seed."""
+    """Yield all runs in order: all parts of a seed before the next seed."""
     for seed in sorted({seed for part in parts for seed in part.seeds}):
         for part in parts:
             if seed in part.seeds:
@@ -505,12 +505,12 @@ def runs(parts: Sequence[Part] = PARTS) -> Iterator[tuple[Part, Run]]:
 
 
 def read_runs(file: Path) -> dict[Run, dict[str, Any]]:
-    """Return the rows of the runs that have ended."""
+    """Return the rows of the finished runs."""
     return {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(file)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make what a file does not hold yet."""
+    """Train the runs that the file of results does not contain."""
     parser = argparse.ArgumentParser(prog="python -m studies.smollm2")
     parser.add_argument("results", type=Path, help="one line for each run; made if it is not there")
     parser.add_argument("--processes", type=int, default=1, help="of one thread each")
@@ -525,16 +525,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{part.name}: {sum(of_part)} of {len(of_part)} runs")
         return
     todo = [(part, run) for part, run in runs() if run not in done]
-    smollm2_path()  # once, before the processes would make it side by side
+    smollm2_path()  # prepare the model once, before several processes do so in parallel
     calls = [partial(train, part, run) for part, run in todo]
     with options.results.open("a") as lines:
         ended = run_in_processes(calls, options.processes, preload=["studies.smollm2", "transformers"])
-        for count, (place, outcome) in enumerate(ended, len(done) + 1):
-            _, run = todo[place]
+        for count, (index, outcome) in enumerate(ended, len(done) + 1):
+            _, run = todo[index]
             if outcome.code:
                 raise RunProblem(f"{run} failed with status {outcome.code}")
-            made = {"commit": commit(), "time": now(), "machine": machine()}
-            lines.write(json.dumps(outcome.value | made) + "\n")
+            provenance = {"commit": commit(), "time": now(), "machine": machine()}
+            lines.write(json.dumps(outcome.value | provenance) + "\n")
             lines.flush()
             print(f"{count} of {len(done) + len(todo)}: {run}", flush=True)
 

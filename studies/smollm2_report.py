@@ -1,8 +1,8 @@
-"""The page of the study with a real vocabulary: its predictions first, then every part.
+"""Write the report of the study with a real vocabulary: its predictions, then each part.
 
     python -m studies.smollm2_report results/smollm2/runs.jsonl docs/studies/smollm2/report.md
 
-A page made before the end counts the seeds of which every run of a part has ended.
+A report on an unfinished study uses the seeds for which all runs of a part have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, read_runs, 
 PREDICTIONS = Path(__file__).with_name("smollm2-predictions.md")
 BASELINE = "clip 0.2"
 BEST_CONSTANT = "the best constant"
-"""The best of the arms with constant bounds, chosen with its rate on other seeds than it is scored on."""
+"""The best arm with constant bounds. Arm and rate are selected on other seeds than those of its score."""
 SMALLEST: Mapping[str, float] = {"AUC": 0.05, "end": 0.05, "words": 1.0, "end entropy": 0.3, "luck": 0.05}
 """The smallest effect of interest, by metric: in rewards, in words and in nats a token."""
 PASS = f"pass@{END_SAMPLES}"
@@ -51,13 +51,13 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "movement": lambda row: _mean(row["movement"]),
     "luck": lambda row: _mean(row["luck"]),
 }
-"""What is read from a row, by name; AUC is the mean share of right answers over all batches."""
+"""The metrics of a row. AUC is the mean share of right answers over all batches."""
 
 
 class World:
-    """A part of the study, or one of its rates, with the seeds of which all runs have ended.
+    """A part of the study, or one of its rates, with the seeds for which all runs have ended.
 
-    Where no answer is better than another, no rate is: arms are compared at each rate, and each is a world.
+    With random rewards no rate is better than another, so arms are compared at each rate separately.
     """
 
     def __init__(self, part: Part, rates: Sequence[float], rows: Mapping[Run, Row]):
@@ -70,7 +70,7 @@ class World:
         self._rows = rows
 
     def curve(self, arm: str, metric: str = "AUC") -> Curve:
-        """Return a metric of an arm over its rates; of `BEST_CONSTANT` over its bounds and rates."""
+        """Return a metric of an arm over its rates; for `BEST_CONSTANT`, over its arms and rates."""
         arms = [arm]
         if arm == BEST_CONSTANT:
             arms = [name for name in self.part.arms if name in CONSTANT]
@@ -83,14 +83,14 @@ class World:
         return Curve([*self.rates] * len(arms), np.array(scores, dtype=float))
 
     def difference(self, arm: str, minus: str, metric: str = "AUC") -> Interval:
-        """Return one arm minus another, each at the rate that is best for its own AUC, chosen on other seeds."""
+        """Return the difference of two arms, each at its best rate for AUC, which is selected on other seeds."""
         ours = partial(self.curve(arm, metric).resampled_scores, chosen_by=self.curve(arm))
         theirs = partial(self.curve(minus, metric).resampled_scores, chosen_by=self.curve(minus))
         return difference(ours, theirs, [0] * len(self.seeds))
 
 
 def worlds_of(rows: Mapping[Run, Row]) -> list[World]:
-    """Return the worlds that can be compared: with two seeds or more."""
+    """Return the settings with at least two finished seeds."""
     worlds = []
     for part in PARTS:
         rates = [[rate] for rate in part.rates] if part.reward == "coin" else [part.rates]
@@ -99,16 +99,16 @@ def worlds_of(rows: Mapping[Run, Row]) -> list[World]:
 
 
 def page(rows: Mapping[Run, Row]) -> Page:
-    """Return the whole report."""
+    """Return the report."""
     worlds = worlds_of(rows)
-    everything = [run for _, run in runs()]
-    ended = sum(run in rows for run in everything)
+    all_runs = [run for _, run in runs()]
+    ended = sum(run in rows for run in all_runs)
     lead = [
         "Which bounds suit a policy with a real vocabulary? SmolLM2-135M, of which the last two layers are trained by "
         "AdamW; the terms and predictions were committed before the first run.",
     ]
-    if ended < len(everything):
-        lead.append(f"**{ended} of {len(everything)} runs have ended. All verdicts are provisional.**")
+    if ended < len(all_runs):
+        lead.append(f"**{ended} of {len(all_runs)} runs have ended. All verdicts are provisional.**")
     sections = [Section("Predictions", _predictions(worlds))]
     sections += [Section(world.name, _world(world)) for world in worlds]
     return Page("A real vocabulary", lead, sections)
@@ -185,7 +185,7 @@ def _world(world: World) -> list[Any]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command line."""
+    """Read the results, and write the report."""
     runs_file, report = map(Path, arguments)
     for written in page(read_runs(runs_file)).save(report):
         print(f"wrote {written}")

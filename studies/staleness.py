@@ -1,10 +1,10 @@
-"""The network study of stale data: a plain loop around `bandpo.policy_loss`, a third of the time of TRL's.
+"""The study of stale data with a small network: a plain loop around `bandpo.policy_loss`, three times as fast as TRL.
 
-    python -m studies.staleness runs.jsonl --bases FOLDER            # goes on where the file ends
+    python -m studies.staleness runs.jsonl --bases FOLDER            # continues after the last run in the file
     python -m studies.staleness runs.jsonl --bases FOLDER --count
 
-A batch is drawn by the policy as it is and trained on ``lag`` batches later. What is expected stands in
-staleness-predictions.md, committed before the first run.
+A batch is sampled from the current policy and trained on ``lag`` batches later. The predictions are in
+staleness-predictions.md, which was committed before the first run.
 """
 
 from __future__ import annotations
@@ -46,22 +46,26 @@ ARMS = {
     "relaxed Band": Loosest(Band(), FixedClip(0.2, 0.28)),
 }
 RANDOM = "blocked at random"
-"""BandAbove, and of rare winners' gradient a random share is dropped: as much as clip 0.2 blocked in its own run."""
+"""BandAbove, without a random share of the gradient of rare tokens with A > 0: the share that clip 0.2 blocked."""
 CURVES = ("reward", "entropy", "scratchpad", "blocked", "clip would block")
-"""By batch: mean reward, nats per token, share of completions with a scratchpad; by batch trained on, the share of rare
-winners' gradient that the arm blocked, and that clip 0.2 would have."""
+"""The curves of a row, with a value for each batch.
+
+- ``reward``: mean reward; ``entropy``: in nats per token; ``scratchpad``: share of completions with a scratchpad.
+- ``blocked``: share of the gradient of rare tokens with A > 0 that the arm blocked in the batch that is trained on.
+- ``clip would block``: the share that clip 0.2 would have blocked.
+"""
 PROMPTS, GROUP = 8, 16
 HELD_OUT, ASKED = 32, 32
-"""Problems and samples of each, for pass@32 at the end."""
+"""The numbers of problems and of samples of each, for the final pass@32."""
 RARE, STD_EPSILON = 0.1, 1e-4
-"""Probability below which a token is rare; what TRL adds to a group's standard deviation."""
+"""The probability below which a token is rare; the constant that TRL adds to a group's standard deviation."""
 SHORT = 12
-"""Tokens of the longest direct answer and its prompt, rounded up: longer sequences have a pass of their own."""
+"""The tokens of the longest direct answer with its prompt, rounded up. Longer sequences have a separate pass."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the study: every arm at every rate and seed."""
+    """A setting of the study: all its arms at all its rates and seeds."""
 
     name: str
     lag: int
@@ -96,13 +100,13 @@ CELLS = [
     ),
     Cell("lag 8, long run", 8, 1, 4, [7e-5, 1.4e-4, 2.8e-4], _FOUR, batches=140),
 ]
-"""In the order in which they are made. The last was added after a look at the others."""
+"""The cells in order. The last one was added after the results of the others were known."""
 FURTHER = [replace(CELLS[1], rates=[3.5e-5, 5.6e-4]), replace(CELLS[2], rates=[7e-5])]
-"""Rates that were added after a look, since the best ones stood at an end. No verdict uses them."""
+"""Rates that were added later, because the best rates were at the end of their range. No verdict uses them."""
 
 
 class Run(NamedTuple):
-    """One of them. Even seeds begin from base model a, odd ones from b."""
+    """A training run. Even seeds begin from base model a, odd ones from b."""
 
     cell: str
     arm: str
@@ -111,7 +115,7 @@ class Run(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Completions, all after prompts of one length."""
+    """Sampled completions of prompts of one length."""
 
     prompts: Int[Tensor, "samples prompt"]
     tokens: Int[Tensor, "samples time"]
@@ -121,20 +125,23 @@ class Drawn(NamedTuple):
 
 
 def forward(
-    model: Any, ids: Int[Tensor, "rows time"], past: Tensor | None = None, seen: int = 0
+    model: Any, ids: Int[Tensor, "rows time"], past: Tensor | None = None, cached: int = 0
 ) -> Float[Tensor, "rows time vocabulary"]:
-    """The logits of a Qwen2 model, bit for bit; one token takes a fraction of the time of transformers' own code.
+    """Return the logits of a Qwen2 model, bit for bit those of transformers, but much faster for single tokens.
 
     Args:
-        past: Keys and values (layers, 2, rows, heads, all time, size), written to; of these ``seen`` are there.
+        model: The model.
+        ids: The new tokens.
+        past: The cache of keys and values (layers, 2, rows, heads, all time, size), which is updated.
+        cached: The number of tokens that are already in the cache.
     """
     config, inner = model.config, model.model
     norm = partial(functional.rms_norm, normalized_shape=(config.hidden_size,), eps=config.rms_norm_eps)
     heads = config.num_attention_heads
     rows, time = ids.shape
-    cos, sin = inner.rotary_emb(model.lm_head.weight, torch.arange(seen, seen + time)[None])
+    cos, sin = inner.rotary_emb(model.lm_head.weight, torch.arange(cached, cached + time)[None])
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         left, right = x.chunk(2, -1)
         return x * cos + torch.cat([-right, left], -1) * sin
 
@@ -144,10 +151,11 @@ def forward(
         y = norm(x, weight=layer.input_layernorm.weight)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         q, k, v = (project(y).view(rows, time, heads, -1).transpose(1, 2) for project in projections)
-        q, k = turned(q), turned(k)
+        q, k = rotate(q), rotate(k)
         if past is not None:
-            past[depth, 0, :, :, seen : seen + time], past[depth, 1, :, :, seen : seen + time] = k, v
-            k, v = past[depth, :, :, :, : seen + time]
+            past[depth, 0, :, :, cached : cached + time] = k
+            past[depth, 1, :, :, cached : cached + time] = v
+            k, v = past[depth, :, :, :, : cached + time]
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=time > 1)
         x = x + attention.o_proj(y.transpose(1, 2).flatten(2))
         y = norm(x, weight=layer.post_attention_layernorm.weight)
@@ -157,7 +165,7 @@ def forward(
 
 @torch.no_grad()
 def draw(model: Any, prompts: Tensor, chances: Float[Tensor, "samples time"]) -> tuple[Tensor, ...]:
-    """Sample at temperature 1, token t of a completion by ``chances[:, t]``.
+    """Sample completions at temperature 1. The random numbers ``chances[:, t]`` select token t.
 
     Returns:
         Tokens, mask, log-probabilities (samples, time), and the mean entropy in nats per token.
@@ -185,8 +193,17 @@ def draw(model: Any, prompts: Tensor, chances: Float[Tensor, "samples time"]) ->
 
 
 def push(model: Any, batch: Drawn, method: Method, dropped: float, luck: torch.Generator) -> list[Audit]:
-    """Add the gradient of one minibatch, each sequence's tokens averaged; and what the clip did."""
-    found, prompt = [], batch.prompts.shape[1]
+    """Add the gradient of one minibatch, averaged over tokens and sequences, and return audits of the clip.
+
+    Args:
+        model: The policy.
+        batch: The minibatch.
+        method: The method.
+        dropped: The share of rare tokens with A > 0 whose gradient is dropped at random.
+        luck: The random generator for this.
+    """
+    audits = []
+    prompt = batch.prompts.shape[1]
     total = prompt + batch.mask.sum(1)
     for rows in (total <= SHORT, total > SHORT):
         if not rows.any():
@@ -200,7 +217,7 @@ def push(model: Any, batch: Drawn, method: Method, dropped: float, luck: torch.G
         rare_winners = (advantages > 0) & (old.exp() < RARE)
         lost = rare_winners & (torch.rand(old.shape, generator=luck) < dropped)
         advantages = advantages.masked_fill(lost, 0.0)
-        # Each row is one sequence, whatever tokens of it were dropped.
+        # Each row is one sequence, so the batch is not packed.
         loss, _ = policy_loss(
             logp,
             old,
@@ -212,26 +229,29 @@ def push(model: Any, batch: Drawn, method: Method, dropped: float, luck: torch.G
             packed=False,
         )
         loss.backward()
-        found.append(
+        audits.append(
             Audit.from_batch(
                 logp, old, advantages, mask, method=method, counterfactuals={"clip": CLIP}, packed=False
             )
         )
-    return found
+    return audits
 
 
 def train(cell: Cell, run: Run, base: Path, yoke: Sequence[float | None]) -> dict[str, Any]:
-    """One run: its curves, and scores at the end.
+    """Train one run, and return its row: curves, and scores of the final policy.
 
     Args:
-        yoke: For `RANDOM` what share of rare winners' gradient to drop, by batch trained on.
+        cell: The setting.
+        run: The run.
+        base: The folder of the base model.
+        yoke: For `RANDOM`, the share of the gradient of rare tokens with A > 0 to drop, for each batch.
     """
     from transformers import AutoModelForCausalLM
 
     began, text = time.process_time(), tokenizer()
     model = AutoModelForCausalLM.from_pretrained(base)
     optimizer = torch.optim.AdamW(model.parameters(), run.rate, betas=(0.9, 0.99), weight_decay=0.0)
-    # Every arm and rate of a seed draws the same numbers.
+    # All arms and rates of a seed use the same random numbers.
     numbers, luck = (torch.Generator().manual_seed(seed) for seed in (run.seed, run.seed + 1000))
     method = Method(ARMS.get(run.arm, ABOVE))
     pool, samples = problems("train", 6480), PROMPTS * GROUP
@@ -240,14 +260,14 @@ def train(cell: Cell, run: Run, base: Path, yoke: Sequence[float | None]) -> dic
     def rollout(
         asked: Sequence[Product], each: int, chances: Tensor
     ) -> tuple[Drawn, Tensor, dict[str, float | None]]:
-        """Samples, their rewards (problems, each), and a point of three curves."""
+        """Return samples, their rewards (problems, each), and the values of three curves."""
         prompts = torch.tensor([text(p.prompt).input_ids for p in asked])
         tokens, mask, logp, entropy = draw(model, prompts, chances)
         texts = text.batch_decode(tokens, skip_special_tokens=True)
         rewards = torch.tensor(any_opener(texts, [p.answer for p in asked for _ in range(each)]))
         groups = rewards.view(-1, each)
-        apart = groups - groups.mean(1, keepdim=True)
-        advantages = (apart / (groups.std(1, keepdim=True) + STD_EPSILON)).flatten()
+        centred = groups - groups.mean(1, keepdim=True)
+        advantages = (centred / (groups.std(1, keepdim=True) + STD_EPSILON)).flatten()
         point: dict[str, float | None] = {
             "reward": float(rewards.mean()),
             "entropy": float(entropy),
@@ -262,18 +282,18 @@ def train(cell: Cell, run: Run, base: Path, yoke: Sequence[float | None]) -> dic
         order = torch.stack([torch.randperm(samples, generator=numbers) for _ in range(cell.epochs)])
         batch, _, point = rollout(asked, GROUP, chances)
         waiting.append(batch)
-        seen: list[Audit] = []
+        audits: list[Audit] = []
         if len(waiting) > cell.lag:
             old = waiting.popleft()
             dropped = (yoke[len(curves["blocked"])] if yoke else None) or 0.0
             for part in order.view(cell.epochs * cell.minibatches, -1):
                 optimizer.zero_grad()
-                seen += push(model, Drawn(*(x[part] for x in old)), method, dropped, luck)
+                audits += push(model, Drawn(*(x[part] for x in old)), method, dropped, luck)
                 if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
                     optimizer.step()
-            found = sum(seen[1:], seen[0]).metrics()
-            point["blocked"] = found.get("blocked_mass_below_0.1")
-            point["clip would block"] = found.get("if/clip/blocked_mass_below_0.1")
+            metrics = sum(audits[1:], audits[0]).metrics()
+            point["blocked"] = metrics.get("blocked_mass_below_0.1")
+            point["clip would block"] = metrics.get("if/clip/blocked_mass_below_0.1")
         for name, value in point.items():
             curves[name].append(value if value is None else round(value, 3))
     chances = torch.rand(HELD_OUT * ASKED, MAX_COMPLETION_LENGTH, generator=torch.Generator().manual_seed(0))
@@ -288,7 +308,7 @@ def train(cell: Cell, run: Run, base: Path, yoke: Sequence[float | None]) -> dic
 
 
 def runs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Run]]:
-    """All, in the order in which they are made: cell by cell, and every arm and rate of a seed before the next."""
+    """Yield all runs in order: cell by cell, with all arms and rates of a seed before the next seed."""
     for cell in cells:
         for seed in cell.seeds:
             for rate in cell.rates:
@@ -297,12 +317,12 @@ def runs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Run]]:
 
 
 def read_runs(file: Path) -> dict[Run, dict[str, Any]]:
-    """Those that have ended, with what `train` gave."""
+    """Return the rows of the finished runs."""
     return {Run(*(row[name] for name in Run._fields)): row for _, row in read_jsonl(file)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make what a file does not hold yet, one run after the other, in one thread."""
+    """Train the runs that the file of results does not contain, one after the other in one thread."""
     parser = argparse.ArgumentParser(prog="python -m studies.staleness")
     parser.add_argument("results", type=Path, help="one line for each run; made if it is not there")
     parser.add_argument("--bases", type=Path, required=True, help="folder of the base models `a` and `b`")
@@ -313,8 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     done = read_runs(asked.results)
     if asked.count:
         for cell in (*CELLS, *FURTHER):
-            mine = [run in done for _, run in runs([cell])]
-            print(f"{cell.name}: {sum(mine)} of {len(mine)} runs")
+            is_done = [run in done for _, run in runs([cell])]
+            print(f"{cell.name}: {sum(is_done)} of {len(is_done)} runs")
         return
     torch.set_num_threads(1)  # the order of sums, hence the bits, would depend on their number
     with asked.results.open("a") as lines:

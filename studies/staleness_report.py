@@ -1,8 +1,8 @@
-"""The page of the study of stale data: its predictions first, then every cell.
+"""Write the report of the study of stale data: its predictions, then each cell.
 
     python -m studies.staleness_report results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 
-A page made before the end counts the seeds of which every run of a cell has ended.
+A report on an unfinished study uses the seeds for which all runs of a cell have ended.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from studies.staleness import ARMS, CELLS, FURTHER, Cell, Run, read_runs, runs
 SMALLEST = 0.05
 """The smallest effect of interest, in AUC, pass@32 or nats."""
 LEARNED = 0.8
-"""Reward at which entropies are compared."""
+"""The reward at which entropies are compared."""
 PREDICTIONS = Path(__file__).with_name("staleness-predictions.md")
 MODELS = {"": (0, 1), ", model a": (0,), ", model b": (1,)}
-"""How the name of a world goes on after that of its cell, and the remainders of its seeds."""
+"""The base models: the suffix of a setting's name, and the remainders of its seeds modulo 2."""
 CLIP, ABOVE = "clip 0.2", "BandAbove"
 Row = Mapping[str, Any]
 
@@ -51,14 +51,14 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def entropy_when_learned(row: Row) -> float:
-    """Nats per token in the first batch in which the reward, averaged over three, reaches 0.8; else in the last."""
+    """Return nats per token when the mean reward of three batches first reaches 0.8; if it never does, at the end."""
     means = np.convolve(row["reward"], np.ones(3) / 3, "valid")
     reached = np.flatnonzero(means >= LEARNED)
     return row["entropy"][reached[0] + 2 if len(reached) else -1]
 
 
 def broken(row: Row) -> bool:
-    """Whether the reward, averaged over ten batches, fell by half or more after its maximum."""
+    """Return True if the mean reward of ten batches fell by at least half after its maximum."""
     means = np.convolve(row["reward"], np.ones(10) / 10, "valid")
     return bool((means <= np.maximum.accumulate(means) / 2).any())
 
@@ -75,7 +75,7 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
 
 
 class World:
-    """A cell of the study, or its seeds of one base model: those whose runs have all ended."""
+    """A cell of the study, or its seeds of one base model, with the seeds for which all runs have ended."""
 
     def __init__(self, cell: Cell, model: str, rows: Mapping[Run, Row]):
         self.name, self.cell = cell.name + model, cell
@@ -83,51 +83,52 @@ class World:
         self.seeds = [seed for seed in ended if seed % 2 in MODELS[model]]
         counts = [sum(seed % 2 == which for seed in self.seeds) for which in MODELS[model]]
         self.compared = min(counts) > 1
-        """Whether arms can be compared: with two seeds or more of every base model."""
+        """True if arms can be compared: there are at least two seeds of each base model."""
         self._rows = rows
 
     @property
     def groups(self) -> list[int]:
-        """The base model of each seed."""
+        """Return the base model of each seed."""
         return [seed % 2 for seed in self.seeds]
 
     def curve(self, arm: str, metric: str = "AUC") -> Curve:
-        """An arm's, over its rates."""
-        of = METRICS[metric]
-        found = [
-            [of(self._rows[Run(self.cell.name, arm, r, seed)]) for seed in self.seeds]
+        """Return a metric of an arm over its rates."""
+        read = METRICS[metric]
+        scores = [
+            [read(self._rows[Run(self.cell.name, arm, r, seed)]) for seed in self.seeds]
             for r in self.cell.rates
         ]
-        return Curve(self.cell.rates, np.array(found, dtype=float))
+        return Curve(self.cell.rates, np.array(scores, dtype=float))
 
     def at_best(self, arm: str, metric: str) -> float:
-        """Mean over seeds, at the rate that is best for the arm's AUC."""
+        """Return the mean of a metric over seeds, at the arm's best rate for AUC."""
         return float(self.curve(arm, metric).scores[self.curve(arm).best].mean())
 
     def difference(self, arm: str, minus: str, metric: str = "AUC") -> Interval:
-        """Each arm at the rate that is best for its own AUC."""
+        """Return the difference of two arms, each at its best rate for AUC."""
         ours, theirs = (
             partial(self.curve(x, metric).resampled_scores, chosen_by=self.curve(x)) for x in (arm, minus)
         )
         return difference(ours, theirs, self.groups)
 
     def at_one_rate(self, arm: str, minus: str) -> list[Interval]:
-        """Both arms at the same rate, for each of the cell's."""
-        ours, theirs, places = self.curve(arm), self.curve(minus), range(len(self.cell.rates))
+        """Return the differences of two arms at the same rate, for each rate of the cell."""
+        ours = self.curve(arm)
+        theirs = self.curve(minus)
         return [
             difference(ours.at_rate(k).resampled_scores, theirs.at_rate(k).resampled_scores, self.groups)
-            for k in places
+            for k in range(len(self.cell.rates))
         ]
 
 
 def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:
-    """By name, those of which a seed has ended."""
-    found = [World(cell, model, rows) for cell, model in product(CELLS, MODELS)]
-    return {world.name: world for world in found if world.seeds}
+    """Return the settings with a finished seed, by name."""
+    worlds = [World(cell, model, rows) for cell, model in product(CELLS, MODELS)]
+    return {world.name: world for world in worlds if world.seeds}
 
 
 def _wider(rows: Mapping[Run, Row]) -> list[World]:
-    """Cells with the rates that were added to them."""
+    """Return the cells of `FURTHER` with their further rates."""
     planned = {cell.name: cell for cell in CELLS}
     each = [(planned[more.name], more.rates) for more in FURTHER]
     return [World(replace(cell, rates=sorted([*cell.rates, *more])), "", rows) for cell, more in each]
@@ -137,7 +138,7 @@ def _wider(rows: Mapping[Run, Row]) -> list[World]:
 
 
 def page(rows: Mapping[Run, Row]) -> Page:
-    """The whole report."""
+    """Return the report."""
     worlds = worlds_of(rows)
     compared = {name: world for name, world in worlds.items() if world.compared}
     ended = [run in rows for _, run in runs([*CELLS, *FURTHER])]
@@ -164,29 +165,34 @@ def page(rows: Mapping[Run, Row]) -> Page:
 def _predictions(worlds: Mapping[str, World]) -> list[Any]:
     rows = []
     for p in read_predictions(PREDICTIONS):
-        said = [p.world, f"{p.metric}: {p.arm} minus {p.minus}", p.expects]
+        cells = [p.world, f"{p.metric}: {p.arm} minus {p.minus}", p.expects]
         if world := worlds.get(p.world):
             gap = world.difference(p.arm, p.minus, p.metric)
-            of = len([s for s in world.cell.seeds if s % 2 in set(world.groups)])
+            planned = len([s for s in world.cell.seeds if s % 2 in set(world.groups)])
             rows.append(
-                [*said, signed(gap), f"{len(world.seeds)} of {of}", verdict(gap, p.expects, SMALLEST)]
+                [
+                    *cells,
+                    signed(gap),
+                    f"{len(world.seeds)} of {planned}",
+                    verdict(gap, p.expects, SMALLEST),
+                ]
             )
         else:
-            rows.append([*said, "–", "0", "not yet"])
+            rows.append([*cells, "–", "0", "not yet"])
     header = ["setting", "what", "expected", "measured", "seeds", "verdict"]
-    found: list[Any] = [Table(header, rows, "", prose=True)]
+    content: list[Any] = [Table(header, rows, "", prose=True)]
     if first := next(iter(worlds.values()), None):
         covered = simulated_coverage(first.curve(ABOVE), first.curve(CLIP), first.groups)
-        found.append(
+        content.append(
             "Intervals of 95 %, each arm at its own best rate, by a bootstrap over seeds within base models that "
             "chooses rates anew. In a simulation of the first prediction they held the truth in "
             f"{covered:.0%} of cases."
         )
-    return found
+    return content
 
 
 def _each_rule(worlds: Sequence[World]) -> Table:
-    """What it adds to clip 0.2 in each cell."""
+    """Return the table of each rule's gain over clip 0.2 by cell."""
     header = [arm for arm in ARMS if arm != CLIP]
     rows = []
     for world in worlds:
@@ -197,10 +203,10 @@ def _each_rule(worlds: Sequence[World]) -> Table:
 
 
 def _blocked(worlds: Mapping[str, World]) -> list[Any]:
-    """Each cell and base model: what the clip blocks, and what BandAbove gains."""
+    """Return the tables of the share that the clip blocks and BandAbove's gain, by cell and base model."""
     single = [world for world in worlds.values() if len(set(world.groups)) == 1]
     pairs = sorted((w.at_best(CLIP, "blocked"), w.name, w.difference(ABOVE, CLIP)) for w in single)
-    found: list[Any] = [
+    content: list[Any] = [
         Table(
             ["setting", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
             [[name, f"{blocked:.2f}", signed(gap)] for blocked, name, gap in pairs],
@@ -208,9 +214,11 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
         )
     ]
     if len(pairs) > 2:
-        planned = [pair for pair in pairs if not pair[1].startswith(CELLS[-1].name)]  # which was added later
+        planned = [
+            pair for pair in pairs if not pair[1].startswith(CELLS[-1].name)
+        ]  # without the cell that was added later
         both, rho = (rank_correlation([(x, gap.value) for x, _, gap in some]) for some in (pairs, planned))
-        found.append(
+        content.append(
             f"Rank correlation over these {len(pairs)}: {both:.2f}; {rho:.2f} without what was added. Predicted: above "
             f"0.5; a gain below {SMALLEST} where up to 0.11 is blocked, and above it from 0.5 on."
         )
@@ -221,18 +229,18 @@ def _blocked(worlds: Mapping[str, World]) -> list[Any]:
             w.cell.rates, w.curve(CLIP, "blocked").scores, w.at_one_rate(ABOVE, CLIP), strict=True
         )
     )
-    found.append(
+    content.append(
         Table(
             ["setting", "rate", "clip 0.2 blocks", "BandAbove minus clip 0.2"],
             [[name, rate, f"{blocked:.2f}", gap] for blocked, name, rate, gap in at_one_rate],
             "The same with both arms at one rate: what a run tells that was trained with clip 0.2. Not predicted.",
         )
     )
-    return found
+    return content
 
 
 def _broken(worlds: Mapping[str, World]) -> Table:
-    """How many runs of each rule broke, over all rates."""
+    """Return the table of the number of broken runs of each rule, over all rates."""
     arms = (CLIP, "clip [.8, 2]", ABOVE, "no upper bound")
     rows = [
         [w.name, *(f"{w.curve(a, 'broken').scores.sum():.0f}" for a in arms), f"{w.curve(CLIP).scores.size}"]
@@ -262,7 +270,7 @@ def _world(world: World) -> list[Any]:
                 ),
             ]
         )
-    whole = [
+    curve_rows = [
         [
             arm,
             *(f"{scores.mean():.3f}" for scores in world.curve(arm).scores),
@@ -279,14 +287,14 @@ def _world(world: World) -> list[Any]:
     )
     curves = Table(
         ["arm", *(f"AUC at {rate}" for rate in rates), *(f"broken at {rate}" for rate in rates)],
-        whole,
+        curve_rows,
         f"Whole rate curves, and how many runs broke; seeds: {len(world.seeds)}.",
     )
     return [best, curves] if world.compared else [curves]
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command line."""
+    """Read the results, and write the report."""
     runs_file, report = map(Path, arguments)
     for written in page(read_runs(runs_file)).save(report):
         print(f"wrote {written}")

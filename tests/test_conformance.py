@@ -17,7 +17,7 @@ from bandpo import Method, parse
 from bandpo.methods import GRPO
 from bandpo.testing._batches import loss_batches
 from conformance import compare, drift, sentences
-from framework_losses import stand_in_for, two_token_logits
+from framework_losses import mock_modules, two_token_logits
 from pages import ROOT
 
 ANCHORS = Path(__file__).parent / "conformance_anchors.txt"
@@ -84,7 +84,7 @@ def test_logits_of_two_tokens_have_the_log_probabilities_and_their_gradient():
 
 
 def test_a_module_that_is_absent_can_be_imported_and_called():
-    stand_in_for("no_such_framework.kernels", "no_such_service")
+    mock_modules("no_such_framework.kernels", "no_such_service")
     import no_such_service  # pyright: ignore[reportMissingImports]
     from no_such_service.inner import anything  # pyright: ignore[reportMissingImports]
 

@@ -33,7 +33,7 @@ def sync(*paths: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file atomically: under a temporary name, which is replaced by ``path`` after a flush to the disk.
+    """Write a text file atomically: write a temporary file, flush it to the disk, and rename it to ``path``.
 
     Raises:
         OSError: if it cannot be written. A previous file is then unchanged.

@@ -1,4 +1,4 @@
-"""Checks of the arguments of the operator, the rules and the losses."""
+"""Checks of the arguments of `ratio_bounds`, clip rules and losses."""
 
 from __future__ import annotations
 

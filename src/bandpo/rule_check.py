@@ -85,7 +85,8 @@ def _check_rule(rule: ClipRule) -> None:
         _check_f(rule.divergence)
         _check_divergence_of_ratio(rule.divergence)
 
-    # A radius that is a tensor fits other tokens, and one that is still not known has no value.
+    # The bounds cannot be tested if a radius is a tensor, which has the shape of other tokens, or a schedule that
+    # depends on more than the progress of the training.
     resolved = rule.resolve(MIDWAY, strict=False)
     if any(isinstance(band.radius, torch.Tensor) for band in bands(rule).values()):
         return

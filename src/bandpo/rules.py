@@ -153,9 +153,9 @@ class TokenRule(ClipRule):
     def for_tokens(self, tokens: TokenData) -> RatioBounds | ClipRule:
         """Return the bounds of the given tokens, or a clip rule for them, such as a `Band` with a tensor as radius.
 
-        Bounds are log-ratios of a shape that broadcasts to the tokens'. They surround ``tokens.logp_anchor`` and are
-        compared with ``tokens.log_ratio_anchor``. Do not read values on the host, as ``.item()`` and ``if`` do: that
-        synchronises an accelerator and breaks the graph of ``torch.compile``.
+        Bounds are log-ratios of a shape that broadcasts to the tokens'. Like ``tokens.log_ratio_anchor``, with which
+        they are compared, they are relative to the anchor, ``tokens.logp_anchor``. Do not read values on the host, as
+        ``.item()`` and ``if`` do: that synchronises an accelerator and breaks the graph of ``torch.compile``.
 
         Args:
             tokens: The tokens, with ratios at the level of the method.

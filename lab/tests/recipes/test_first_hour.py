@@ -10,7 +10,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import first_hour
 from bandpo_lab.cli.recipes import SHIPPED
-from first_hour import METHODS, SEEDS, Stage, compared, described, fault, plan, work_through
+from first_hour import METHODS, SEEDS, Stage, comparison_rows, fault, plan, plan_rows, run_stages
 from pages import ROOT
 
 
@@ -21,7 +21,7 @@ def stages(tmp_path):
 
 def test_the_page_has_the_plan():
     page = (ROOT / "docs/first-hour.md").read_text()
-    rows = described(plan(ROOT / "data", ROOT / "runs/first-hour"))
+    rows = plan_rows(plan(ROOT / "data", ROOT / "runs/first-hour"))
     assert "\n".join(rows) in page, "python scripts/first_hour.py --page writes the table"
 
 
@@ -117,13 +117,13 @@ def test_it_stops_at_a_failure_and_goes_on_behind_what_passed(tmp_path, capsys):
     good = stage("good-0", f"print('{lines}')", lambda found: fault(found, 8, 19.0))
     bad = stage("bad-0", "print('hello'); raise SystemExit(3)")
     after = stage("after-0", f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert work_through([good, bad, after], tmp_path) == 1
+    assert run_stages([good, bad, after], tmp_path) == 1
     printed = capsys.readouterr().out
     assert "bad-0: FAILED" in printed
     assert "it ended with 3\n  do this" in printed
     assert not (tmp_path / "ran").exists()
     mended = stage("bad-0", "print('hello')")
-    assert work_through([good, mended, after], tmp_path) == 0
+    assert run_stages([good, mended, after], tmp_path) == 0
     printed = capsys.readouterr().out
     assert "good-0: passed before" in printed
     assert "| good-0 | 20 | 0.4 |  | 0.01 |  |  |" in printed
@@ -133,12 +133,12 @@ def test_it_stops_at_a_failure_and_goes_on_behind_what_passed(tmp_path, capsys):
 
 def test_a_training_that_ends_well_without_its_steps_fails(tmp_path, capsys):
     silent = stage("silent-0", "print('done')", lambda found: fault(found, 8, 19.0))
-    assert work_through([silent], tmp_path) == 1
+    assert run_stages([silent], tmp_path) == 1
     assert "step 1 was not made" in capsys.readouterr().out
 
 
 def test_the_table_at_the_end_has_a_row_for_each_training():
-    rows = compared({"grpo-0": training(), "bandpo-0": {1: {"actor/entropy": 0.5}}})
+    rows = comparison_rows({"grpo-0": training(), "bandpo-0": {1: {"actor/entropy": 0.5}}})
     assert rows[2].startswith("| grpo-0 | 20 | 0.4 |")
     assert rows[3] == "| bandpo-0 |  |  | 0.5 |  |  |  |"
 
@@ -149,6 +149,4 @@ def test_a_training_of_each_rule_passes_on_a_cpu(k, tmp_path_factory):
     folder = tmp_path_factory.mktemp("h")
     stages = plan(folder / "data", folder / "runs", rehearse=True)
     assert len(stages) == len(METHODS) * len(SEEDS)
-    assert work_through([stages[k]], folder / "logs") == 0, (
-        folder / f"logs/{stages[k].name}.log"
-    ).read_text()
+    assert run_stages([stages[k]], folder / "logs") == 0, (folder / f"logs/{stages[k].name}.log").read_text()

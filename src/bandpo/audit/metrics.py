@@ -216,6 +216,7 @@ class Audit:
 
     def metrics(self) -> dict[str, float]:
         """Compute the metrics that docs/record.md lists, without undefined ones such as a rate over no tokens."""
+        # One transfer of all sums to the CPU.
         sums = self.reduced(lambda flat: flat).sums
         counted = sums["counted"]
         calls = sums["calls"]

@@ -284,15 +284,17 @@ def _values_of_sequences(name: str, x: Any, rows: int) -> list[Any] | None:
 
 
 def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-    """Return the values of a column and the mask of those that are stored.
-
-    There is one value per sequence if all its counted tokens share it in each sequence, else one per token.
+    """Return the values of a column, with one value per sequence in place of one per token if nothing is lost by it.
 
     Args:
         name: The column, for errors.
         x: A number, or a tensor with one value per sequence or per token.
         counted: True for the counted tokens, (batch, time).
         dtype: The dtype of the column.
+
+    Returns:
+        The values, and True for those that are stored. Both have the shape (batch, 1) if all counted tokens of a
+        sequence have the same value, in every sequence; else (batch, time). None if ``x`` is None.
     """
     if x is None:
         return None

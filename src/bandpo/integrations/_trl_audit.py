@@ -389,7 +389,9 @@ class AuditMixin(GRPOTrainer):
         outputs[TRUNCATED] = ~torch.isin(last_token, end_ids) | is_masked
 
     def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        """Audit a loss; subclasses also steer it. It is called when a loss has computed its log-probabilities.
+        """Audit a loss. It is called when TRL's loss has computed its log-probabilities, and before it uses them.
+
+        Subclasses override it to change the loss, by changing its inputs.
 
         Args:
             inputs: The batch, with tensors of shape (sequences, tokens). Changes to it change the loss.

@@ -112,8 +112,8 @@ class MethodSettings:
         """Set the epsilons of a method, after a check that the user has not set others.
 
         Args:
-            native: TRL's settings for the method. If it has no ``epsilon``, a trainer that clips with one raises an
-                error.
+            native: TRL's settings for the method. If they have no ``epsilon``, it is set to a `_ReplacedEpsilon`, which
+                raises an error in a trainer that would clip with it.
         """
         config = cast("Any", self)
         refused: list[str] = []

@@ -138,7 +138,7 @@ def band(
 ) -> tuple[Float[Tensor, ""], dict[str, float]]:
     """`bandpo.policy_loss` in the signature of SkyRL's policy losses.
 
-    The loss is summed over tokens, as SkyRL scales the advantages for its ``loss_reduction`` before.
+    The loss is summed over tokens, since SkyRL has already scaled the advantages for its ``loss_reduction``.
 
     Args:
         log_probs: The current log-probabilities (nats).
@@ -178,7 +178,7 @@ def band(
         old_is_rollout=old_is_rollout,
         sampling={"temperature": getattr(config, "temperature", None)},
     )
-    # SkyRL pads to one sequence per row. Its advantages may vary within a row, which is not a packed one.
+    # SkyRL pads to one sequence per row. Since its advantages may vary within a row, packed=False states this.
     loss, metrics = policy_loss(
         *tensors, mask, method=method, weights=weights, aggregation="sum", packed=False
     )

@@ -230,7 +230,7 @@ class _Script:
         return words
 
     def _skip_function_brackets(self, word: Word) -> bool:
-        """Skip ``()`` after the name of a function that is defined; return False if it is none."""
+        """Skip ``()`` after the name of a function that is being defined; return False if there are no brackets."""
         match = _FUNCTION_BRACKETS.match(self.text, self.position)
         if match is None or not _NAME.fullmatch(word.text.replace("-", "_")):
             return False

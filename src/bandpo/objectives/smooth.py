@@ -53,8 +53,8 @@ class Quadratic(Objective):
 class ProbabilityPenalty(Objective):
     """DRPO's objective: a quadratic penalty on the change of the token's probability.
 
-    ``w = r·(1 − s·(π − π_old)/delta)``, where ``s`` is the sign of A. No clip rule is used. It equals `Quadratic` with
-    ``Band(TotalVariation(), delta)`` if delta is below p and below 1 − p.
+    ``w = r·(1 − s·(π − π_old)/delta)``, where ``s`` is the sign of A. No clip rule is used. The objective equals
+    `Quadratic` with ``Band(TotalVariation(), delta)`` if delta is below p and below 1 − p.
 
     Args:
         delta: Change of probability at which the gradient is 0, > 0. The paper uses 12.5. No probability changes by

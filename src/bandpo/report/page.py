@@ -205,8 +205,8 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
     """Return the diagnosis of a run for the page's data.
 
     Args:
-        diagnosis: The diagnosis of the log and tokens of the run, as far as there are both.
-        log_diagnosis: The diagnosis of its log, if it has one.
+        diagnosis: The diagnosis of the run, from its log, its record of tokens, or both.
+        log_diagnosis: The diagnosis of its log alone; None without a log.
     """
     log = None if log_diagnosis is None else log_diagnosis.log
     if diagnosis.no_verdict:

@@ -52,7 +52,7 @@ def legs_of(run: Path) -> Sequence[Path]:
 
 
 def run_folder(log: Path) -> Path:
-    """Return the folder of the run that a log belongs to: the log's folder, or for a leg's log the run's folder.
+    """Return the folder of the run that a log belongs to: the log's own folder, unless it is the folder of a leg.
 
     >>> run_folder(Path("runs/mine/legs/0002/metrics.jsonl"))
     PosixPath('runs/mine')

@@ -312,6 +312,9 @@ def decompressed_size(part: bytes) -> int:
 class _Message:
     """The type and sizes in the metadata of an Arrow message, a flatbuffer of Arrow's ``Message.fbs``.
 
+    Numbers of fields are those of that schema. ``Message``: 1 header type, 2 header, 3 body length. ``RecordBatch``,
+    the header: 2 buffers, 3 compression.
+
     Each access raises `struct.error` if an offset points outside of the metadata.
     """
 
@@ -359,6 +362,7 @@ class _Message:
         field = self._field(self._target(self._field(self._message, 2)), 2)
         if not field:
             return
+        # A vector of structs of two int64: offset and length.
         vector = self._target(field)
         (count,) = struct.unpack_from("<I", self._metadata, vector)
         for index in range(count):

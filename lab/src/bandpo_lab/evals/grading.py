@@ -355,7 +355,10 @@ def shared_grader(pid: int) -> MathGrader:
 
 @lru_cache(maxsize=1)
 def shared_time(pid: int) -> BatchTime:
-    """Return the time limit for the answers of a process that verl asks for one at a time."""
+    """Return the time limit of a process in which verl requests one grade at a time.
+
+    Each `ANSWERS_IN_A_ROW` requests count as a batch.
+    """
     return BatchTime(ANSWERS_IN_A_ROW, warns=True)
 
 
