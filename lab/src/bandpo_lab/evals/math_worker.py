@@ -148,11 +148,11 @@ def canonical(parsed: list) -> str | None:
 
 
 def grade_pair(answer: str, boxed: bool, gold: str) -> dict:
-    """Compare an answer with the gold answer.
+    r"""Compare an answer with the gold answer.
 
     Args:
         answer: The text of the answer.
-        boxed: True if the completion had the answer in a box, as in ``\\boxed{2}``.
+        boxed: True if the completion had the answer in a box, as in ``\boxed{2}``.
         gold: The text of the gold answer.
 
     Returns:
