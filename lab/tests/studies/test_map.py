@@ -459,6 +459,6 @@ def test_every_place_on_the_page_is_the_older_map_s():
     assert f"In a simulation they held the truth in {covered} %" in prose
 
 
-@pytest.mark.parametrize("rows", [when_tables.fresh, when_tables.matched])
+@pytest.mark.parametrize("rows", [when_tables.fresh_data_table, when_tables.matched_reward_table])
 def test_tables_that_no_report_has_are_the_data_s(rows):
     assert "\n".join(rows()) in (ROOT / "docs/when.md").read_text()

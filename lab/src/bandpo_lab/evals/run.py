@@ -197,15 +197,15 @@ def regrade(folder: Path) -> list[Sample]:
                 repeat(None),
                 repeat(batch_time),
             )
-            regraded = [
+            graded_again = [
                 replace(sample, **asdict(new_grade))
                 for sample, new_grade in zip(samples, grades, strict=True)
             ]
             batch_time.warn_of(len(samples), f"{ANSWERS_IN_A_ROW} in a row")
         settings = read_sealed_json(folder / SETTINGS)
-        _write(folder / SAMPLES, "".join(map(_line, regraded)))
+        _write(folder / SAMPLES, "".join(map(_line, graded_again)))
         _write_settings(folder / SETTINGS, settings | {"grader": version()})
-    return regraded
+    return graded_again
 
 
 def _grade_sample(problem: EvalProblem, sample: int, completion: Completion, batch_time: BatchTime) -> Sample:
