@@ -52,7 +52,11 @@ class TokenOverride(Wrapper):
 
     @abstractmethod
     def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
-        """Return the mask of these tokens, their weight, and the value that replaces r in their reported loss."""
+        """Return the tokens whose weight this objective replaces.
+
+        Returns:
+            True for these tokens, (batch, time); their weight; and the value that replaces r in their reported loss.
+        """
 
     def weight(self, tokens: Tokens) -> Tensor:
         overridden, weight, _ = self._override(tokens)

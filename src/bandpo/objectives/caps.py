@@ -42,7 +42,9 @@ class DualClip(TokenOverride):
         super().__post_init__()
 
     def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
-        return (tokens.advantages < 0) & (tokens.ratio > self.max_ratio), 0.0, self.max_ratio
+        # Dropped tokens have the weight 0, and max_ratio in place of r in the reported loss.
+        dropped = (tokens.advantages < 0) & (tokens.ratio > self.max_ratio)
+        return dropped, 0.0, self.max_ratio
 
 
 @dataclass(frozen=True)

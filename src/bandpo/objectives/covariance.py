@@ -111,7 +111,9 @@ class CovarianceMask(TokenOverride):
         candidates = between & (tokens.mask > 0) & ~tokens.blocked
         last = torch.iinfo(torch.int64).max
         order = _hash(tokens).masked_fill(~candidates, last).flatten().argsort(stable=True)
-        return _first(order, self.share, tokens) & candidates, 0.0, 0.0
+        # Dropped tokens have the weight 0, and 0 in place of r in the reported loss.
+        dropped = _first(order, self.share, tokens) & candidates
+        return dropped, 0.0, 0.0
 
 
 def _covariance(tokens: Tokens) -> Tensor:

@@ -67,4 +67,5 @@ class SequenceMask(TokenOverride):
         dropped = drift > self.max_kl
         if not self.both_signs:
             dropped = dropped & (tokens.advantages < 0)
+        # Dropped tokens have the weight 0, and 0 in place of r in the reported loss.
         return dropped, 0.0, 0.0

@@ -448,6 +448,7 @@ def fitted_clip(expected: Variant, cases: Sequence[Case]) -> dict[str, Change]:
     is_negative = torch.cat(negative)
     is_kept = torch.cat(has_gradient)
 
+    # With A < 0, tokens are also blocked at ratios above 1, by a dual clip.
     blocked_above = ratio[is_positive & ~is_kept]
     blocked_below = ratio[is_negative & ~is_kept & (ratio < 1)]
     kept_above = ratio[is_positive & is_kept]
