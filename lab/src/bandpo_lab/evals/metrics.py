@@ -118,11 +118,11 @@ def estimate(values: ArrayLike, minus: ArrayLike | None = None, *, smooth: bool 
     Differences are computed per problem, so that the difficulty of problems cancels. All seeds have the same problems.
     The variance between seeds is estimated for each side, and the degrees of freedom follow Satterthwaite.
 
-    Without variation, as if all of thirty problems have the same score, the interval would have no width. So the
-    interval is computed with added problems. For a mean, these are one problem of score 0 and one of score 1 (Agresti
-    and Coull 1998, for shares). For a difference, they are half a problem of -1 and half a problem of 1, times the
-    square of the share of problems without a difference; if ``smooth``, of the largest difference in place of 1.
-    `scripts/evaluation_tables.py coverage` simulates the coverage of the interval.
+    If all problems had the same score, the interval would have no width. So two problems are added for the interval.
+    For a mean, they have the scores 0 and 1 (Agresti and Coull 1998, for shares). For a difference, they have the
+    differences -1 and 1, or if ``smooth``, minus and plus the largest observed one. Each then has the weight s²/2 of a
+    problem, where s is the share of problems without a difference. `scripts/evaluation_tables.py coverage` simulates
+    the coverage of the interval.
 
     Args:
         values: One value in [0, 1] per problem, shape (problems,), or per seed and problem, shape (seeds, problems).
