@@ -185,7 +185,9 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
             match=rf"depends on the training state: pass state=TrainingState\({needs}=",
         ):
             use()
-    with pytest.raises(ValueError, match=f"depends on {needs}, which this framework does not pass to its loss"):
+    with pytest.raises(
+        ValueError, match=f"depends on {needs}, which this framework does not pass to its loss"
+    ):
         read_method(method=repr(rule))
 
 

@@ -457,7 +457,7 @@ def test_a_healthy_run_of_the_bench(tmp_path: Path, seed: int):
 @pytest.mark.parametrize("name", ["sign flipped midway", "one rank negated", "prompt inside the loss"])
 def test_a_fault_of_the_bench(tmp_path: Path, name: str):
     from bandpo.doctor.diagnosis import diagnose
-    from doctor.advantage_faults import FAULTS, Setting, judge, train
+    from doctor.advantage_faults import FAULTS, Setting, score, train
 
     train(tmp_path, name, Setting(7, processes=2))
-    assert judge(FAULTS[name], diagnose(tmp_path)) == "right"
+    assert score(FAULTS[name], diagnose(tmp_path)) == "right"
