@@ -230,6 +230,7 @@ def test_data_that_cannot_be_used_is_named(name, content, words, folder, tmp_pat
     [
         ("reward.custom_reward_function.path={folder}/rewrad.py", "rewrad.py"),
         ("reward.custom_reward_function.name=compute_socre", "compute_socre of "),
+        ("reward.custom_reward_function.name=null", "reward.custom_reward_function.name is null: set it"),
         ("reward.reward_manager.name=dpao", "dpao"),
     ],
 )

@@ -196,6 +196,9 @@ def check_reward(config: Any) -> list[Check]:
     manager = config.reward.reward_manager
     function_name = "reward"
     if function.path:
+        if function.name is None:
+            problem = f"reward.custom_reward_function.name is null: set it to the function's name in {function.path}"
+            return [Check("reward", False, problem)]
         function_name = f"reward.custom_reward_function ({function.name} of {function.path})"
     loaders = {
         function_name: get_custom_reward_fn,
