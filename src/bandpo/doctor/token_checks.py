@@ -720,8 +720,7 @@ class _Mismatch:
             # Rounding in half precision may be as large as the first limit. Tokens that the engine did not sample still
             # differ by at least a nat. If there are many smaller differences too, the cause is other experts.
             far_share, far_weight = _few_far_tokens(log_weight, farther_than=1.0)
-            limit = max(ROUNDING_DISTANCE, 10 * float(np.median(distance)))
-            beyond_rounding = float((distance > limit).mean())
+            beyond_rounding = float((distance > _largest_rounding(distance)).mean())
             are_enough = int((distance > 1.0).sum()) >= FEWEST_FAR_TOKENS
             if far_share <= FAR_PART * beyond_rounding or not are_enough:
                 return None
@@ -986,6 +985,16 @@ class _Mismatch:
         return float(is_above[late].mean()) < MAJORITY * float(is_above[early].mean())
 
 
+def _largest_rounding(distance: Floats, at_least: float = ROUNDING_DISTANCE) -> float:
+    """Return the distance (nats) up to which a token may differ by rounding: ten times the median, or more.
+
+    Args:
+        distance: The abs difference of the trainer's and the engine's log-probabilities (nats), (n,).
+        at_least: The smallest result, in nats.
+    """
+    return max(at_least, 10 * float(np.median(distance)))
+
+
 def _few_far_tokens(log_weight: Floats, farther_than: float = ROUNDING_DISTANCE) -> tuple[float, float]:
     """Find a few tokens that differ widely while nearly all others agree.
 
@@ -999,12 +1008,11 @@ def _few_far_tokens(log_weight: Floats, farther_than: float = ROUNDING_DISTANCE)
     distance = np.abs(log_weight)
     if not len(distance):
         return 0.0, 1.0
-    # The median distance is that of rounding.
-    typical = float(np.median(distance))
-    far = distance > max(farther_than, 10 * typical)
+    far = distance > _largest_rounding(distance, farther_than)
     share = float(far.mean())
     far_part = float(distance[far].sum()) / max(float(distance.sum()), 1e-30)
-    if not 0 < share < FEW_TOKENS_SHARE or far_part < 1 - 2 * REMAINDER or typical > ROUNDING_DISTANCE:
+    most_agree = float(np.median(distance)) <= ROUNDING_DISTANCE
+    if not 0 < share < FEW_TOKENS_SHARE or far_part < 1 - 2 * REMAINDER or not most_agree:
         return 0.0, 1.0
     weights = np.exp(log_weight[far].clip(max=LOG_WEIGHT_LIMIT))
     return share, float(weights.mean())
@@ -1026,8 +1034,7 @@ def _few_far_unsure_tokens(log_weight: Floats, engine: Floats) -> float:
     distance = np.abs(log_weight[engine < math.log(UNSURE)])
     if len(distance) < FEWEST_TOKENS:
         return 0.0
-    typical = float(np.median(distance))
-    far = distance > max(ROUNDING_DISTANCE, 10 * typical)
+    far = distance > _largest_rounding(distance)
     far_part = float(distance[far].sum()) / max(float(distance.sum()), 1e-30)
     is_few = int(far.sum()) >= FEWEST_FAR_TOKENS and float(far.mean()) < FEW_TOKENS_SHARE
     return float(far.mean()) if is_few and far_part >= 1 - 2 * REMAINDER else 0.0
@@ -1352,7 +1359,7 @@ def _share_of_differing_followers(first_pass: FirstPass, log_weight: Floats, tok
         The share; None if there are too few such tokens.
     """
     distance = np.where(tokens, np.abs(log_weight), 0.0)
-    differs = distance > max(ROUNDING_DISTANCE, 10 * float(np.median(distance[tokens])))
+    differs = distance > _largest_rounding(distance[tokens])
     is_sure = first_pass.logp_rollout >= math.log(UNSURE)
     follows_far_token = np.roll(first_pass.has_shifted_token(1, tokens & (distance > 1.0)), 1)
     followers = tokens & follows_far_token & (differs | ~is_sure)
