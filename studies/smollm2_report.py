@@ -21,7 +21,7 @@ from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
 from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
 from studies.predictions import read_predictions, verdict
-from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, read_runs, runs
+from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, groups_of_runs, read_runs
 
 PREDICTIONS = Path(__file__).with_name("smollm2-predictions.md")
 BASELINE = "clip 0.2"
@@ -64,9 +64,8 @@ class World:
         self.part = part
         self.rates = rates
         self.name = part.name if len(rates) > 1 else f"{part.name}, {rates[0]:g}"
-        self.seeds = [
-            seed for seed in part.seeds if all(run in rows for _, run in runs([part]) if run.seed == seed)
-        ]
+        missing = {run.seed for _, group in groups_of_runs([part]) for run in group if run not in rows}
+        self.seeds = [seed for seed in part.seeds if seed not in missing]
         self._rows = rows
 
     def curve(self, arm: str, metric: str = "AUC") -> Curve:
@@ -101,7 +100,7 @@ def worlds_of(rows: Mapping[Run, Row]) -> list[World]:
 def page(rows: Mapping[Run, Row]) -> Page:
     """Return the report."""
     worlds = worlds_of(rows)
-    all_runs = [run for _, run in runs()]
+    all_runs = [run for _, group in groups_of_runs() for run in group]
     ended = sum(run in rows for run in all_runs)
     lead = [
         "Which bounds suit a policy with a real vocabulary? SmolLM2-135M, of which the last two layers are trained by "
