@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from bandpo_lab.interval import Interval
-from bandpo_lab.page import Page, Section
-from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
+from bandpo_lab.page import Page, Picture, Section
+from bandpo_lab.study.statistics import Curve, difference, simulated_coverage, student
 from bandpo_lab.study.tables import signed
+from bandpo_lab.style import add_legend, line_styles, plot_style
 from bandpo_lab.tables import Table
 from studies.predictions import read_predictions, verdict
 from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, groups_of_runs, read_runs
@@ -49,6 +51,7 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "blocked": lambda row: _mean(row["blocked"]),
     "blocked below": lambda row: _mean(row["blocked below"]),
     "movement": lambda row: _mean(row["movement"]),
+    "sample size": lambda row: _mean(row["sample size"]),
     "luck": lambda row: _mean(row["luck"]),
 }
 """The metrics of a row. AUC is the mean share of right answers over all batches."""
@@ -87,6 +90,11 @@ class World:
         theirs = partial(self.curve(minus, metric).resampled_scores, chosen_by=self.curve(minus))
         return difference(ours, theirs, [0] * len(self.seeds))
 
+    def difference_at_rate(self, arm: str, minus: str, rate: float, metric: str = "AUC") -> Interval:
+        """Return the mean difference of two arms at the same rate, paired by seed, with Student's interval."""
+        index = self.rates.index(rate)
+        return student(self.curve(arm, metric).scores[index] - self.curve(minus, metric).scores[index])
+
 
 def worlds_of(rows: Mapping[Run, Row]) -> list[World]:
     """Return the settings with at least two finished seeds."""
@@ -104,10 +112,16 @@ def page(rows: Mapping[Run, Row]) -> Page:
     ended = sum(run in rows for run in all_runs)
     lead = [
         "Which bounds suit a policy with a real vocabulary? SmolLM2-135M, of which the last two layers are trained by "
-        "AdamW; the terms and predictions were committed before the first run.",
+        "AdamW. The reward is for an English word for a part of the body within six tokens, 1.5 % of the continuations "
+        "at the start; others are rewarded by luck. The terms and "
+        "[predictions](../../../studies/smollm2-predictions.md) were committed before the first run.",
     ]
     if ended < len(all_runs):
-        lead.append(f"**{ended} of {len(all_runs)} runs have ended. All verdicts are provisional.**")
+        lead.append(
+            f"**{ended} of {len(all_runs)} runs have ended. All verdicts are provisional.** A setting has the seeds "
+            "for which all of its runs have ended. With four seeds the choice of a rate on two of them is so "
+            "uncertain that few intervals can decide; the tables at one rate are narrower."
+        )
     sections = [Section("Predictions", _predictions(worlds))]
     sections += [Section(world.name, _world(world)) for world in worlds]
     return Page("A real vocabulary", lead, sections)
@@ -167,6 +181,8 @@ def _world(world: World) -> list[Any]:
         rows,
         f"{len(world.seeds)} seeds, each arm at its best rate. Entropy and KL are in nats a token.",
     )
+    if len(world.rates) == 1:
+        return [best_table]
     rates = [f"{rate:g}" for rate in world.rates]
     curves = Table(
         ["arm", *(f"AUC at {rate}" for rate in rates), *(f"end at {rate}" for rate in rates)],
@@ -180,7 +196,39 @@ def _world(world: World) -> list[Any]:
         ],
         "Whole rate curves.",
     )
-    return [best_table, curves] if len(rates) > 1 else [best_table]
+    at_one_rate = Table(
+        ["arm", *(f"at {rate}" for rate in rates)],
+        [
+            [arm, *(signed(world.difference_at_rate(arm, BASELINE, rate)) for rate in world.rates)]
+            for arm in world.part.arms
+            if arm != BASELINE
+        ],
+        f"AUC minus that of {BASELINE} at the same rate, paired by seed, with Student's interval.",
+    )
+    picture = Picture(
+        world.name.replace(",", "").replace(" ", "-"),
+        _rate_curves(world),
+        "Each arm by learning rate: mean and standard error over seeds.",
+    )
+    return [best_table, picture, curves, at_one_rate]
+
+
+@plot_style()
+def _rate_curves(world: World) -> Figure:
+    """Plot AUC and the number of different words at the end by learning rate, a line for each arm."""
+    figure = Figure(figsize=(8, 4))
+    panels = figure.subplots(1, 2)
+    titles = {"AUC": "share of right answers,\nmean of all batches", "words": "different words at the end"}
+    for axes, (metric, title) in zip(panels, titles.items(), strict=True):
+        for arm, style in line_styles(world.part.arms).items():
+            scores = world.curve(arm, metric).scores
+            errors = scores.std(1, ddof=1) / scores.shape[1] ** 0.5
+            axes.errorbar(world.rates, scores.mean(1), errors, **style.options(), capsize=2, label=arm)
+        axes.set(xscale="log", xlabel=f"learning rate (n = {len(world.seeds)} seeds)", title=title)
+        axes.set_xticks(world.rates, [f"{rate:g}" for rate in world.rates])
+        axes.minorticks_off()
+    add_legend(figure, 4)
+    return figure
 
 
 def main(arguments: Sequence[str]) -> None:
