@@ -84,9 +84,11 @@ test-matrix: $(DEMO)
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
 
-# What pages show of the committed studies: README's pictures, the report on stale data, two tables of docs/when.md.
+# What pages show of the committed studies: the pictures, the reports, and the tables of docs/when.md.
 figures: $(DEV)
 	PYTHONPATH=. $(BIN)/python scripts/pictures.py docs/figures
+	$(BIN)/python scripts/map_page.py results/optimizers/map.jsonl.gz docs/studies/optimizers/map.md
+	$(BIN)/python -m studies.smollm2_report results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
 	$(BIN)/python -m studies.staleness_report results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 	PYTHONPATH=. $(BIN)/python scripts/when_tables.py
 

@@ -1,4 +1,4 @@
-"""Draw the figures of README.md and the landing page, in light and dark, and the figure of docs/when.md.
+"""Draw the figures of README.md and the landing page, in light and dark, and the figures of docs/when.md.
 
     PYTHONPATH=. python scripts/pictures.py docs/figures
 
@@ -18,12 +18,17 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 
 from bandpo import KL, Band, FixedClip
+from bandpo_lab.study.grid import Grid, Key
+from bandpo_lab.study.grid_report import DATA
+from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
-RUNS = Path(__file__).parents[1] / "results/staleness/runs.jsonl.gz"
+ROOT = Path(__file__).parents[1]
+RUNS = ROOT / "results/staleness/runs.jsonl.gz"
+MAP = ROOT / "results/optimizers/map.jsonl.gz"
 ARMS = (CLIP, "Clip-Higher", "clip [.8, 2]", "BandAbove", "no upper bound")
 BY_AGE = ("lag 0", "lag 2", "lag 4", "lag 8")
 """The cells that differ only in the age of the data."""
@@ -82,6 +87,42 @@ def stale_data() -> Figure:
 
 
 @plot_style()
+def gains_in_tables(grid: Grid, data: str) -> Figure:
+    """Plot what bounds by probability gain over the best constant in each setting with one kind of data.
+
+    Args:
+        grid: The map under four optimizers.
+        data: One of `bandpo_lab.study.grid_report.DATA`.
+    """
+    arms = ("Band", "BandAbove", "room by mass")
+    settings = [setting for setting in grid.settings_to_learn if setting.data == data]
+    figure = Figure(figsize=(8, 3.2))
+    panels = figure.subplots(1, len(OPTIMIZERS), sharey=True)
+    for optimizer, axes in zip(OPTIMIZERS, panels, strict=True):
+        for position, (arm, style) in enumerate(line_styles(arms).items()):
+            gains = [grid.gains[Key(setting, optimizer, arm)] for setting in settings]
+            places = position + np.linspace(-0.3, 0.3, len(gains))
+            values = np.array([gain.value for gain in gains])
+            sure = np.array([gain.low > 0 or gain.high < 0 for gain in gains])
+            colour = style.colour
+            axes.scatter(places[sure], values[sure], s=14, color=colour, label=f"{arm}, interval excludes 0")
+            axes.scatter(
+                places[~sure],
+                values[~sure],
+                s=14,
+                facecolors="none",
+                edgecolors=colour,
+                label=f"{arm}, it does not",
+            )
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_title(optimizer)
+        axes.set_xticks([])
+    panels[0].set_ylabel(f"minus the best constant\n(n = {len(settings)} settings)")
+    add_legend(figure, 3)
+    return figure
+
+
+@plot_style()
 def allowed_change() -> Figure:
     """Plot the largest change of a token's probability that each rule allows in one batch.
 
@@ -121,6 +162,11 @@ def to_dark(image: np.ndarray, page: tuple[int, int, int] = (13, 17, 23)) -> np.
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     save_figure(stale_data(), folder / "stale_data.png")
+    tables = Grid.from_file(MAP)
+    for data in DATA:
+        save_figure(
+            gains_in_tables(tables, data), folder / f"tables_{data.replace(', ', '_').replace(' ', '_')}.png"
+        )
     light = folder / "allowed_change.png"
     save_figure(allowed_change(), light)
     imsave(light.with_stem("allowed_change-dark"), to_dark(imread(light)[..., :3]))

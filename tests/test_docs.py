@@ -1,12 +1,15 @@
 """Tests that run the code of README and the documentation, or parse it if it needs a hub or a cluster."""
 
 import ast
+import os
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import bandpo
+from bandpo.cli.app import app
 from bandpo.methods import METHODS
 from helpers.missing import require
 from pages import PAGES, ROOT, blocks, check_python, follow, python_blocks
@@ -99,6 +102,17 @@ def test_the_first_page_names_each_method():
         lambda name: f"`{name}`",
         "a row of the table of methods",
     )
+
+
+def test_the_verdict_on_the_first_page_is_that_of_the_log():
+    """The first page shows the beginning of the output, with one line wrapped."""
+    folder = Path(os.environ.get("BANDPO_TEST_DATA", "nowhere")) / "logs/chaos"
+    if not folder.is_dir():
+        pytest.skip("BANDPO_TEST_DATA has no logs/chaos")
+    shown = (ROOT / "README.md").read_text().partition("$ bandpo diagnose trainer_state.json\n")[2]
+    shown = shown.partition("```")[0]
+    output = CliRunner().invoke(app, ["diagnose", str(folder / "trainer_state.json")]).output
+    assert " ".join(output.split()).startswith(" ".join(shown.split()))
 
 
 def test_the_files_that_a_contributor_is_sent_to_exist():

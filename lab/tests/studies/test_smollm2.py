@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -345,3 +346,12 @@ def test_a_study_goes_on_where_its_file_ends(small_model, tmp_path, monkeypatch,
     assert trained == [("Band", 1)]
     smollm2.main([str(file), "--count"])
     assert "stale: 4 of 4 runs" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_path):
+    root = Path(__file__).parents[3]
+    runs = root / "results/smollm2/runs.jsonl.gz"
+    smollm2_report.main([str(runs), str(tmp_path / "report.md")])
+    report = (root / "docs/studies/smollm2/report.md").read_text()
+    assert (tmp_path / "report.md").read_text() == report

@@ -1,0 +1,39 @@
+"""Write the page of the map under four optimizers from its committed rows.
+
+    python scripts/map_page.py results/optimizers/map.jsonl.gz docs/studies/optimizers/map.md
+
+`bandpo-lab study map` writes the same report, without the introduction.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bandpo_lab.study.grid import Grid
+from bandpo_lab.study.grid_report import draw_grid, grid_text
+from bandpo_lab.style import save_figure
+
+INTRODUCTION = """# A map of tables under four optimizers
+
+Where does a bound that depends on the probability learn more than a constant bound? Policies are small tables of logits, trained by
+`bandpo.policy_loss` with GRPO's advantages. The optimizers are the standard Adam with one second moment for each logit (`adam`); a matrix
+with a row for each answer times a trained vector, both under the standard Adam (`head-and-trunk`); an Adam with one second moment for the
+whole table (`shared-moment`), as in [the older map](../map/map.md); and SGD with momentum (`momentum`). A claim is made only where all
+of them agree. [When does the clip rule matter?](../../when.md) draws the conclusions.
+
+![The gain of two arms over the best constant by the share of rare winners' gradient that clip 0.2 blocks](map.png)
+
+"""
+
+
+def main(rows: Path, page: Path) -> None:
+    """Write the page and its figure."""
+    grid = Grid.from_file(rows)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(INTRODUCTION + grid_text(grid), encoding="utf-8")
+    save_figure(draw_grid(grid), page.with_name("map.png"))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
