@@ -93,7 +93,10 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     docs = folder / "docs"
     docs.mkdir()
-    (docs / "index.md").write_text("# Start\n")
+    # The start page has the same form.
+    form = re.search('<div id="doctor">.*?</div>', (ROOT / "docs/index.md").read_text(), re.S)
+    assert form
+    (docs / "index.md").write_text(f"# Start\n\n{form[0]}\n")
     page = (ROOT / "docs/diagnose-in-browser.md").read_text()
     (docs / "diagnose-in-browser.md").write_text(page.replace("](diagnose.md)", "](index.md)"))
     shutil.copytree(ROOT / "docs/doctor", docs / "doctor")
@@ -180,6 +183,18 @@ def test_the_example_is_diagnosed_as_by_the_command_and_all_comes_from_the_site(
     others = [address for address in addresses if not address.startswith((site.address, "blob:", "data:"))]
     assert others == []
     assert tab.complaints() == []
+
+
+@in_browser
+def test_the_start_page_diagnoses_too_and_is_shown_before_python_is_loaded(site, browser):
+    site.asked.clear()
+    tab = browser.open(f"{site.address}/")
+    tab.wait_for("document.querySelector('#doctor .invitation').textContent")
+    assert [path for path in site.asked if "pyodide" in path or "bandpo.zip" in path] == []
+    press(tab, "Try an example")
+    assert tab.wait_for(TEXT).startswith("engine-mismatch")
+    assert tab.complaints() == []
+    tab.call("Page.close")
 
 
 @in_browser

@@ -3,7 +3,7 @@
 
 (() => {
   const host = document.getElementById("doctor");
-  const FOLDER = new URL("../doctor/", location.href.replace(/[?#].*$/, ""));
+  const FOLDER = new URL("./", document.currentScript.src);
   const LARGEST = 100e6; // bytes of all files together
   const LONGEST_SHARED = 2 ** 17; // characters of a verdict in a link
   const MOST_FILES = 2000;

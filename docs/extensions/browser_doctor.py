@@ -1,6 +1,6 @@
-"""Puts on the site what the page diagnose-in-browser.md runs: Pyodide, bandpo's own Python, and an example log.
+"""Puts on the site what the pages that diagnose a log run: Pyodide, bandpo's own Python, and an example log.
 
-The page gets a policy by which the browser loads nothing from another host and sends nothing anywhere.
+These pages get a policy by which the browser loads nothing from another host and sends nothing anywhere.
 """
 
 import base64
@@ -21,16 +21,18 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PYODIDE = ROOT / "build/pyodide"
-PAGE = "diagnose-in-browser.md"
+PAGES = {"index.md": "", "diagnose-in-browser.md": "../"}
+"""The pages that diagnose a log, and the way from each to the root of the site."""
 FOLDER = "doctor"
 """Where the files of the page lie on the site."""
 
 EXAMPLE_SEED = 2
 HEAD = """
 <meta http-equiv="Content-Security-Policy" content="{policy}">
-<link rel="stylesheet" href="../{folder}/doctor.css">
+<link rel="stylesheet" href="{root}{folder}/doctor.css">
 """
-SCRIPTS = '<script src="../explorer/chart.js"></script><script src="../{folder}/doctor.js"></script>\n'
+CHART = '<script src="{root}explorer/chart.js"></script>'
+SCRIPT = '<script src="{root}{folder}/doctor.js"></script>\n'
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -39,8 +41,8 @@ def on_files(files: Any, config: Any) -> Any:
     missing = [name for name in pyodide.FILES if not (PYODIDE / name).is_file()]
     if missing:
         raise PluginError(
-            f"build/pyodide lacks {', '.join(missing)}, which {PAGE} needs. `make docs` fetches them; so does "
-            "`python scripts/fetch_pyodide.py build/pyodide`, which takes npm."
+            f"build/pyodide lacks {', '.join(missing)}, which {' and '.join(PAGES)} need. `make docs` fetches them; so "
+            "does `python scripts/fetch_pyodide.py build/pyodide`, which takes npm."
         )
     for name in pyodide.FILES:
         files.append(File.generated(config, f"{FOLDER}/pyodide/{name}", abs_src_path=str(PYODIDE / name)))
@@ -65,14 +67,20 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Add the scripts and the security policy to the page that diagnoses a log (an event of mkdocs)."""
-    if page.file.src_uri != PAGE:
+    """Add the scripts and the security policy to the pages that diagnose a log (an event of mkdocs)."""
+    if page.file.src_uri not in PAGES:
         return output
+    root = PAGES[page.file.src_uri]
     # The theme would ask the code host for the number of stars, which the policy forbids.
     output = output.replace('data-md-component="source"', "")
-    head = HEAD.format(policy=security_policy(output), folder=FOLDER)
+    head = HEAD.format(policy=security_policy(output), root=root, folder=FOLDER)
     output = output.replace("<head>", f"<head>{head}", 1)
-    return output.replace("</body>", f"{SCRIPTS.format(folder=FOLDER)}</body>", 1)
+    scripts = SCRIPT.format(root=root, folder=FOLDER)
+    # The explorer of the start page has loaded the charts.
+    chart = CHART.format(root=root)
+    if chart not in output:
+        scripts = chart + scripts
+    return output.replace("</body>", f"{scripts}</body>", 1)
 
 
 def security_policy(page: str) -> str:
