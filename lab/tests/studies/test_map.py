@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -450,6 +451,28 @@ def test_what_the_page_says_of_the_older_map_is_on_its_own_page():
     assert f"used 4 to 16 times it is {min(fresh):+.2f} to {max(fresh):+.2f}" in prose
     covered = re.search(r"held the truth in (\d+)%", table)[1]
     assert f"In a simulation their intervals held the truth in {covered} % of cases" in prose
+
+
+def test_the_counts_of_entropies_on_the_page_are_those_of_the_rows():
+    grid = Grid.from_file(ROOT / "results/optimizers/map.jsonl.gz")
+    constants = [name for name, arm in ARMS.items() if arm.kind == "constant"]
+    cases, above_constants, below_above, below_clip = 0, 0, 0, 0
+    for setting, optimizer in product(grid.settings, OPTIMIZERS):
+        if setting.world != RANDOM_REWARDS:
+            continue
+        entropy = {arm: grid.cells[Key(setting, optimizer, arm)].entropy_at_end.mean(1) for arm in ARMS}
+        for rate in (2, 4, 6):
+            cases += 1
+            # Within half of the last digit that the page of the map shows.
+            largest = max(entropy[arm][rate] for arm in constants)
+            above_constants += entropy["BandAbove"][rate] >= largest - 0.005
+            below_above += entropy["Band"][rate] < entropy["BandAbove"][rate]
+            below_clip += entropy["Band"][rate] < entropy["clip 0.2"][rate]
+    prose = " ".join((ROOT / "docs/when.md").read_text().split())
+    assert f"at least the entropy of every one of {len(constants)} constants in {above_constants} of {cases} cases" in (
+        prose.replace("ten constants", "10 constants")
+    )
+    assert f"Band ended below `BandAbove` in {below_above} and below clip 0.2 in {below_clip}." in prose
 
 
 @pytest.mark.slow
