@@ -14,11 +14,14 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import bandpo_lab
-from bandpo import ClipRule, Method, Objective, RatioBounds
+from bandpo import ClipRule, FixedClip, Method, Objective, RatioBounds
 from bandpo.objectives import SigmoidGate
 from bandpo_lab.cli.app import app
 from bandpo_lab.comparison import Case, Comparison, compare
-from bandpo_lab.study.bandits import Outcome
+from bandpo_lab.study.bandits import Outcome, simulate
+from bandpo_lab.study.optimizers import OPTIMIZERS
+from pages import ROOT
+from studies import equal_methods
 
 QUICK = {"lags": [4], "optimizers": ["shared-moment"], "seeds": 16, "rates": [0.16, 0.08], "samples": 64}
 
@@ -73,6 +76,20 @@ def test_of_equal_methods_few_are_called_different_and_a_shift_is_found():
     assert wrong <= 4  # of 30 at 5 %: more in one case of 60
     shifted = made({"a": noise[2] + 0.1, "c": noise[2] - 0.1, "b": noise[2]})
     assert [row["verdict"] for row in shifted.table] == ["gains", "loses", "equals it within 0.02"]
+
+
+def test_equal_methods_with_real_seeds_seldom_differ_and_the_page_says_how_often():
+    """The committed count, its page, and the count itself in a small form."""
+    result = json.loads((ROOT / "results/equal_methods.json").read_text())
+    assert {*result["differing"]} == {*OPTIMIZERS}
+    assert max(result["differing"].values()) <= 0.05 * result["sets"] == 10
+    page = " ".join((ROOT / "docs/measured/studies.md").read_text().split())
+    counts = [f"{count} under `{name}`" for name, count in result["differing"].items()]
+    assert f"it did so in {', '.join(counts[:-1])} and {counts[-1]}" in page
+
+    rates = {"adam": OPTIMIZERS["adam"].rates}
+    outcome = simulate(equal_methods.WORLD, FixedClip(0.2), rates["adam"], seeds=40, epochs=1, batches=20)
+    assert equal_methods.false_differences({("adam", 0): outcome}, sets=10, seeds=16)["adam"] <= 3
 
 
 def test_a_gain_is_claimed_where_every_optimizer_has_it():

@@ -469,9 +469,15 @@ def test_the_counts_of_entropies_on_the_page_are_those_of_the_rows():
             below_above += entropy["Band"][rate] < entropy["BandAbove"][rate]
             below_clip += entropy["Band"][rate] < entropy["clip 0.2"][rate]
     prose = " ".join((ROOT / "docs/when.md").read_text().split())
-    assert f"at least the entropy of every one of {len(constants)} constants in {above_constants} of {cases} cases" in (
-        prose.replace("ten constants", "10 constants")
+    assert (
+        f"at least the entropy of every one of {len(constants)} constants in {above_constants} of {cases} cases"
+        in (prose.replace("ten constants", "10 constants"))
     )
+    page_of_map = (ROOT / "docs/studies/optimizers/map.md").read_text()
+    of_luck = re.findall(r"rank correlation of luck .*? constant is (.*)\.$", page_of_map, re.M)
+    correlations = [float(x) for line in of_luck for x in re.findall(r"-?0\.\d\d", line)]
+    assert len(correlations) == 8
+    assert f"rank correlation is {min(correlations):.2f} to {max(correlations):.2f}" in prose
     assert f"Band ended below `BandAbove` in {below_above} and below clip 0.2 in {below_clip}." in prose
 
 
