@@ -326,7 +326,8 @@ class Policies:
         from transformers import AutoTokenizer, LlamaForCausalLM
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+        loaded: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = loaded.to(device)
         llama = model.model
         trunk_dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.trunk = StackedLayers(llama, slice(None, -top_layers), 1, dtype=trunk_dtype)
