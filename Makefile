@@ -132,7 +132,7 @@ docs: $(DEV)
 	$(PYTEST) -rs $(PATHS_docs)
 
 # Builds twice and compares, checks what is inside, installs into an empty environment. With RELEASE='--extras --tested' also
-# resolves each extra, which depends on what the index has that day.
+# installs each extra, which depends on what the index has that day.
 release-check: $(DEV)
 	$(BIN)/python scripts/check_release.py build/release $(RELEASE)
 
