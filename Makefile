@@ -87,7 +87,7 @@ conformance: $(DEMO)
 # What pages show of the committed studies: the pictures, the reports, and the tables of docs/when.md.
 figures: $(DEV)
 	PYTHONPATH=. $(BIN)/python scripts/pictures.py docs/figures
-	$(BIN)/python scripts/map_page.py results/optimizers/map.jsonl.gz docs/studies/optimizers/map.md
+	$(BIN)/python scripts/map_page.py results/optimizers docs/studies/optimizers/map.md
 	$(BIN)/python -m studies.smollm2_report results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
 	$(BIN)/python -m studies.staleness_report results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 	PYTHONPATH=. $(BIN)/python scripts/when_tables.py
@@ -164,7 +164,8 @@ lock:
 $(DEMO): pyproject.toml lab/pyproject.toml constraints.txt locks/build.txt locks/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(LOCKED) -r locks/build.txt -r locks/demo.txt
+	$(LOCKED) -r locks/build.txt
+	$(PIP) --no-deps torch & torch=$$!; $(LOCKED) -r locks/demo.txt && wait $$torch
 	$(PIP) torch
 	$(INSTALL) --no-deps --no-build-isolation -e . -e ./lab
 	touch $@

@@ -188,9 +188,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, help="folder for the files; emptied first")
-    parser.add_argument(
-        "--extras", action="store_true", help="install each extra into an empty environment"
-    )
+    parser.add_argument("--extras", action="store_true", help="install each extra into an empty environment")
     parser.add_argument(
         "--tested", action="store_true", help="check that the table of tested versions matches this core"
     )

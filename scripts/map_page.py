@@ -1,8 +1,9 @@
 """Write the page of the map under four optimizers from its committed rows.
 
-    python scripts/map_page.py results/optimizers/map.jsonl.gz docs/studies/optimizers/map.md
+    python scripts/map_page.py results/optimizers docs/studies/optimizers/map.md
 
-`bandpo-lab study map` writes the same report, without the introduction.
+`bandpo-lab study map` writes the same report, without the introduction. Its file is committed in parts, one for each
+optimizer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bandpo_lab.study.grid import Grid
+from bandpo_lab.study.grid import Grid, GridPlan
 from bandpo_lab.study.grid_report import draw_grid, grid_text
 from bandpo_lab.style import save_figure
 
@@ -28,9 +29,18 @@ clip rule matter?](../../when.md) draws the conclusions.
 """
 
 
+def read_parts(folder: Path) -> Grid:
+    """Return the grid whose rows are in the files of a folder, each of which has the grid's header."""
+    parts = [Grid.from_file(file) for file in sorted(folder.glob("*.jsonl.gz"))]
+    cells = {key: cell for part in parts for key, cell in part.cells.items()}
+    plan = GridPlan.of_size(parts[0].terms["size"])
+    # The order of the plan is that of the tables.
+    return Grid(parts[0].terms, {key: cells[key] for key in plan.keys if key in cells})
+
+
 def main(rows: Path, page: Path) -> None:
     """Write the page and its figure."""
-    grid = Grid.from_file(rows)
+    grid = read_parts(rows)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(INTRODUCTION + grid_text(grid), encoding="utf-8")
     save_figure(draw_grid(grid), page.with_name("map.png"))

@@ -23,12 +23,13 @@ from bandpo_lab.study.grid_report import DATA
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
+from map_page import read_parts
 from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results/staleness/runs.jsonl.gz"
-MAP = ROOT / "results/optimizers/map.jsonl.gz"
+MAP = ROOT / "results/optimizers"
 ARMS = (CLIP, "Clip-Higher", "clip [.8, 2]", "BandAbove", "no upper bound")
 BY_AGE = ("lag 0", "lag 2", "lag 4", "lag 8")
 """The cells that differ only in the age of the data."""
@@ -162,7 +163,7 @@ def to_dark(image: np.ndarray, page: tuple[int, int, int] = (13, 17, 23)) -> np.
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     save_figure(stale_data(), folder / "stale_data.png")
-    tables = Grid.from_file(MAP)
+    tables = read_parts(MAP)
     for data in DATA:
         save_figure(
             gains_in_tables(tables, data), folder / f"tables_{data.replace(', ', '_').replace(' ', '_')}.png"

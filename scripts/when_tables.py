@@ -22,11 +22,12 @@ import pandas as pd
 
 from bandpo_lab.file_models import validate_as
 from bandpo_lab.study.collect import RunResult
-from bandpo_lab.study.grid import Grid, Key
+from bandpo_lab.study.grid import Key
 from bandpo_lab.study.grid_report import DATA
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference, student
 from bandpo_lab.study.tables import signed
+from map_page import read_parts
 from marked import write_between_marks
 from studies import luck, smollm2
 from studies.smollm2_report import BEST_CONSTANT, World, worlds_of
@@ -34,7 +35,7 @@ from studies.staleness import read_runs
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results/staleness/runs.jsonl.gz"
-MAP = ROOT / "results/optimizers/map.jsonl.gz"
+MAP = ROOT / "results/optimizers"
 VOCABULARY = ROOT / "results/smollm2/runs.jsonl.gz"
 SHAPES = ("Band", "BandAbove", "room by mass")
 """The arms whose upper bounds depend on the probability."""
@@ -101,7 +102,7 @@ def matched_reward_table() -> Iterator[str]:
 
 def map_table() -> Iterator[str]:
     """Yield the table of gains over the best constant in tables, by kind of data and optimizer."""
-    grid = Grid.from_file(MAP)
+    grid = read_parts(MAP)
     yield f"| data (settings) | optimizer | {' | '.join(SHAPES)} |"
     yield "|---|---|" + "---:|" * len(SHAPES)
     for data in DATA:
