@@ -110,6 +110,7 @@ ENVIRONMENTS = {
     "skyrl": Environment(
         ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
          "datasets", "hydra-core"),
+        ("tests/integrations/test_skyrl.py", "tests/integrations/test_skyrl_upstream.py"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
     # The wheels of these frameworks require CUDA packages. The tests mock them, and call the real loss.

@@ -1,7 +1,9 @@
-"""The patch that docs/upstream/trl.md offers to TRL applies, changes nothing in a stock trainer, and calls its hook."""
+"""The patches that docs/upstream/trl.md offers to TRL apply. The first changes no stock trainer, and calls its hook."""
 
 import importlib.metadata
 import importlib.util
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +16,14 @@ from test_trl_hook import batch
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from bandpo import BandPO, parse
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.configs import TRL_CLIPS
+from helpers.frameworks import CLONES
 
 PAGE = Path(__file__).parents[2] / "docs/upstream/trl.md"
 PATCH = PAGE.with_name("trl-per-token-loss.patch")
+PAPER_INDEX = PAGE.with_name("trl-paper-index.patch")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning"),
@@ -105,3 +110,36 @@ def test_the_override_of_the_page_is_that_loss_under_each_average(patched, train
 
 def test_the_page_shows_the_patch():
     assert PATCH.read_text() in PAGE.read_text()
+
+
+def paper_index():
+    """Return the text that the second patch adds to TRL's paper index."""
+    lines = PAPER_INDEX.read_text().splitlines()
+    return "\n".join(line[1:] for line in lines if line.startswith("+") and not line.startswith("+++"))
+
+
+def test_the_code_of_the_paper_index_trains_with_the_method(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [code] = re.findall(r"```python\n(.*?)```", paper_index(), re.DOTALL)
+    code = code.replace("trainer = BandGRPOTrainer(..., args=training_args)\n", "")
+    code = code.replace("BandGRPOConfig(\n", "BandGRPOConfig(\n    use_cpu=True, bf16=False,\n")
+    names = {}
+    exec(code, names)
+    assert names["BandGRPOTrainer"] is BandGRPOTrainer
+    assert names["training_args"].num_iterations == 2
+    assert parse(names["training_args"].method) == BandPO()
+
+
+def test_the_numbers_of_the_paper_index_are_the_methods():
+    intervals = re.findall(r"\[([\d.]+), ([\d.]+)\] \\\\\) at \\\\\( p = ([\d.]+)", paper_index())
+    assert len(intervals) == 2
+    for low, high, p in intervals:
+        bounds = BandPO().clip.bounds(torch.tensor(float(p), dtype=torch.float64).log())
+        assert (f"{bounds.lower:.2f}", f"{bounds.upper:.2f}") == (low, high)
+
+
+def test_the_paper_index_of_a_clone_takes_the_patch():
+    clone = Path(os.environ.get(CLONES, "unset")) / "trl"
+    if not clone.is_dir():
+        pytest.skip(f"needs a clone called trl in ${CLONES}")
+    subprocess.run(["git", "apply", "--check", PAPER_INDEX], cwd=clone, check=True)

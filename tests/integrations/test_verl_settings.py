@@ -44,6 +44,7 @@ band  | C.rollout_is=token                   | > correction +by verl's driver, o
 audit | L.loss_mode=geo_mean C.rollout_is=token | > correction +.*geo_mean multiplies each sequence by the geometric mean
 audit | C.rollout_is=token                   | > correction +by verl's driver, once a batch: rollout_is=token
 band  |                                      | > correction +none
+band  | +rllm.algorithm.loss_agg_mode=seq-mean-token-mean +rllm.algorithm.router_replay=disabled | > average +token-mean$
 band  | C.bypass_mode=true C.rollout_rs=token_k1 C.rollout_rs_threshold=0.5_2.0 | rollout_rs=token_k1: .*bypass_mode=false
 audit | C.bypass_mode=true C.rollout_rs=token_k1 C.rollout_rs_threshold=0.5_2.0 | rollout_rs=token_k1: .*bypass_mode=false
 band  | C.bypass_mode=true C.rollout_is=token | rollout_is=token: .*bypass_mode=false

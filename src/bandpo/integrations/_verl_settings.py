@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
 POLICY_LOSS = f"{ACTOR}policy_loss."
-FREE = re.compile(rf"^(recipe\b|model_engine$|{POLICY_LOSS})|kwargs")
+FREE = re.compile(rf"^(recipe\b|rllm\b|model_engine$|{POLICY_LOSS})|kwargs")
 """A pattern of settings that verl's config need not contain."""
 
 POSITIVE_INTEGER = "a whole number of at least 1"
