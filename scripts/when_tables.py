@@ -144,7 +144,7 @@ def vocabulary_table() -> Iterator[str]:
 def negative_table() -> Iterator[str]:
     """Yield the table of the arms on very stale data, at one rate."""
     world = vocabulary()["very stale"]
-    yield "| arm | AUC | minus clip 0.2 | words | entropy | KL from the base |"
+    yield "| arm | AUC | minus clip 0.2 | words | entropy | KL(base ‖ policy) |"
     yield "|---|" + "---:|" * 5
     index = world.rates.index(SAME_RATE)
     for arm in world.part.arms:

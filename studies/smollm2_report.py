@@ -179,7 +179,7 @@ def _world(world: World) -> list[Any]:
     best_table = Table(
         ["arm", "AUC", f"{metric} minus {against}", "rate", *names],
         rows,
-        f"{len(world.seeds)} seeds, each arm at its best rate. Entropy and KL are in nats a token.",
+        f"{len(world.seeds)} seeds, each arm at its best rate. Entropy and KL(base ‖ policy) are in nats a token.",
     )
     if len(world.rates) == 1:
         return [best_table]
