@@ -9,6 +9,7 @@ import pytest
 
 import bandpo
 from bandpo import methods
+from bandpo.errors import MissingPackage
 from helpers.missing import require
 from public_names import ROOT_MODULE, SNAPSHOT, public_names, root_source
 
@@ -28,7 +29,11 @@ def test_the_lists_of_names_have_every_name_that_a_module_defines():
 
 def test_every_name_is_the_module_s_own_object():
     for name, module in bandpo._MODULES.items():
-        assert getattr(bandpo, name) is getattr(sys.modules[module], name)
+        try:
+            value = getattr(bandpo, name)
+        except MissingPackage:
+            continue  # Watch needs transformers, which only an extra installs
+        assert value is getattr(sys.modules[module], name)
 
 
 def test_every_method_can_be_imported():
