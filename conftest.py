@@ -1,5 +1,6 @@
 """Names that docstring examples can use without an import, modules that pytest ignores, and the shared fixtures."""
 
+import gc
 import importlib.util
 import os
 from contextlib import suppress
@@ -22,6 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
         # No deadlines: on a busy machine an example may take long.
         settings.register_profile("untimed", deadline=None)
         settings.load_profile("untimed")
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look at what the tests' imports made: accelerate has one for each training."""
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

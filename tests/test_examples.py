@@ -153,7 +153,9 @@ EXAMPLES = {
         check_own_loop, ("--steps", "40", "--record", "tokens"), needs=("pyarrow",), mark=pytest.mark.slow
     ),
     "packed_batch.py": Example(check_packed_batch),
-    "trl_grpo.py": Example(check_trl_grpo, needs=("trl", "bandpo_lab"), mark=pytest.mark.slow),
+    "trl_grpo.py": Example(
+        check_trl_grpo, ("--max_steps", "96"), needs=("trl", "bandpo_lab"), mark=pytest.mark.slow
+    ),
     "trl_lora_smollm2.py": Example(
         check_trl_lora,
         ("--model", "smollm2", "--max_steps", "2", "--output_dir", "run"),

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,14 @@ def _run(script: str, folder: Path, environment: dict[str, str], errors: Path) -
     os._exit(status)
 
 
-def run_on_two_processes(script: str, folder: Path) -> None:
-    """``script`` gets ``folder`` as its argument, and imports what the test that calls this can import."""
+def run_on_two_processes(script: str, folder: Path, preload: Sequence[str] = PRELOAD) -> None:
+    """``script`` gets ``folder`` as its argument, and imports what the test that calls this can import.
+
+    The modules of the first call of a process are those of all its calls.
+    """
     forks: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
-        forks.set_forkserver_preload([*PRELOAD])
+        forks.set_forkserver_preload([*preload])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -169,4 +169,4 @@ with pytest.raises(ValueError, match="has no row"):
 
 @pytest.mark.slow
 def test_a_vocabulary_over_two_processes_is_the_whole_one(tmp_path):
-    run_on_two_processes(SHARDED, tmp_path)
+    run_on_two_processes(SHARDED, tmp_path, preload=("torch.distributed", "bandpo"))

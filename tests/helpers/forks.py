@@ -164,7 +164,7 @@ def _become(request: dict[str, Any], watch: Watch | None) -> None:
     if request["processes"]:
         _launch(request)
     elif watch is None:
-        run(request["command"])
+        sys.exit(run(request["command"]))
     else:
         watch.folder = os.getcwd()
         watch.is_paused = False

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from contextlib import suppress
 from typing import Any
 
 
@@ -55,16 +54,19 @@ class Watch:
         }
 
 
-def run(command: list[str]) -> None:
-    """Run ``bandpo`` or ``bandpo-lab`` in this process, whatever status it ends with."""
+def run(command: list[str]) -> str | int | None:
+    """Run ``bandpo`` or ``bandpo-lab`` in this process; return the status with which it ends."""
     program = command[0]
     if program == "bandpo-lab":
         from bandpo_lab.cli import main
     else:
         from bandpo.cli import main
     sys.argv = command
-    with suppress(SystemExit):
+    try:
         main()
+    except SystemExit as stop:
+        return stop.code
+    return 0
 
 
 def main() -> None:

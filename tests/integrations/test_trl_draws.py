@@ -241,7 +241,7 @@ def mark(number):
     """When a draw is tried: the first always, some more at each change, and all of them every night."""
     if number < 12:
         return []
-    return [pytest.mark.slow if number < 120 else pytest.mark.exhaustive]
+    return [pytest.mark.slow if number < 60 else pytest.mark.exhaustive]
 
 
 NUMBERS = [pytest.param(number, marks=mark(number)) for number in range(DRAWS)]

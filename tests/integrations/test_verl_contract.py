@@ -49,7 +49,7 @@ torch.save(evaluate(config, mine)[1], f"{sys.argv[1]}/{dist.get_rank()}.pt")
 
 
 def test_sums_run_over_all_processes(tmp_path):
-    run_on_two_processes(TWO, tmp_path)
+    run_on_two_processes(TWO, tmp_path, preload=("verl.workers.config", "bandpo.integrations.verl"))
     _, expected, _ = evaluate(actor_config(BandPolicyLossConfig(method="BAPO()")), batch(9, spread=1.2))
     for rank in (0, 1):  # verl takes the mean over ranks
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt") / 2, expected[rank::2])

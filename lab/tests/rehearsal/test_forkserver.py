@@ -14,7 +14,7 @@ from bandpo_lab.rehearsal.processes import Forks
 from bandpo_lab.rehearsal.run import train
 
 pytestmark = [
-    pytest.mark.slow,  # the fork server imports verl
+    pytest.mark.slow,  # starts fork servers
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is Linux's"),
 ]
 
@@ -25,10 +25,23 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def without_verl(tmp_path_factory) -> str:
+    """A folder of imports in which verl fails at once: to import it takes ten seconds, and nothing here trains."""
+    folder = tmp_path_factory.mktemp("without_verl")
+    for name in ("verl", "transformers", "transfer_queue"):
+        (folder / f"{name}.py").write_text("raise ImportError")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, without_verl):
     forkserver._forkserver._stop()  # one that another test has started, with other modules in it
-    with Forks(tmp_path_factory.mktemp("f"), dict(os.environ)) as server:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(without_verl)
+        server = Forks(tmp_path_factory.mktemp("f"), dict(os.environ))
+    with server:
         yield server
+    forkserver._forkserver._stop()
 
 
 def output_of(server: Forks, *arguments: str, **env: str) -> str:
@@ -75,7 +88,8 @@ time.sleep(600)
 """
 
 
-def test_nothing_outlives_a_killed_rehearsal(folder):
+def test_nothing_outlives_a_killed_rehearsal(folder, without_verl, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", without_verl, prepend=os.pathsep)
     (folder / "outer.py").write_text(DETACHES)
     (folder / "sleeps.py").write_text("import time; time.sleep(600)")
     command = [sys.executable, "-c", ORPHANS, str(folder)]

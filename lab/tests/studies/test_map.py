@@ -364,7 +364,12 @@ def cells():
     return made
 
 
-def test_the_page_says_where_all_optimizers_agree(cells):
+def without_coverage(monkeypatch):
+    """Leave out the simulation of how often an interval holds the truth, most of the time that a page takes."""
+    monkeypatch.setattr("bandpo_lab.study.grid.simulated_coverage", lambda *_: 0.95)
+
+
+def test_the_page_says_where_all_optimizers_agree(cells, monkeypatch):
     text = grid_text(of_cells(cells, seeds=8))
     by_optimizer = re.findall(r"^\| stale \(3\) \| ([a-z-]+) \| (.*) \|$", text, re.M)
     assert [name for name, _ in by_optimizer] == list(OPTIMIZERS)
@@ -376,6 +381,7 @@ def test_the_page_says_where_all_optimizers_agree(cells):
     assert "| uniform, p = 0.002, luck 0.2, 128 samples, 1 × 4 updates, lag 4 | momentum | -0.150 ± " in text
     assert "## Entropy under random rewards" in text
     assert "So far" not in text
+    without_coverage(monkeypatch)
     assert "So far 360 of 361 cells have run." in grid_text(of_cells(cells, seeds=8, cells=361))
 
 
@@ -414,6 +420,7 @@ def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, ce
     assert result.exit_code == 1
     assert "interrupted; the same command goes on" in str(result.exception) + result.output
 
+    without_coverage(monkeypatch)
     header = {"versions": {}, "seeds": 8, "batches": 80, "cells": len(cells)}
 
     def whole(plan, file, workers):

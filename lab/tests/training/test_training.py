@@ -1,9 +1,7 @@
 import errno
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -139,7 +137,7 @@ def test_other_methods_by_name(tmp_path):
 
 
 @pytest.mark.slow
-def test_resumes_to_the_same_trajectory(tmp_path):
+def test_resumes_to_the_same_trajectory(tmp_path, server):
     """Killed outright in the middle, then resumed: the same weights, bit for bit, and no log row twice.
 
     With a controller, whose state is in the checkpoint too, and scores taken in between.
@@ -150,15 +148,12 @@ def test_resumes_to_the_same_trajectory(tmp_path):
     assert len(set(radii)) == 3
     assert radii[::2] == radii[1::2]  # one for each batch
     argv = [*SMALL, steered, "--eval_every=2", "--output_dir", str(tmp_path / "cut")]
-    code = "import sys; from bandpo_lab.training import arguments, train; "
-    code += "train.run_training(arguments.parse_arguments(sys.argv[1:]))"
-    process = subprocess.Popen([sys.executable, "-c", code, *argv], stderr=subprocess.DEVNULL)
+    job = server.start(Path.cwd(), ["bandpo-lab", "train", *argv])
     deadline = time.monotonic() + 300
-    while not (tmp_path / "cut" / "checkpoint-2" / "trainer_state.json").exists() and process.poll() is None:
-        assert time.monotonic() < deadline
+    while not (tmp_path / "cut" / "checkpoint-2" / "trainer_state.json").exists():
+        assert time.monotonic() < deadline, job.text
         time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    job.kill()
     cut = run_training(parse_arguments([*argv, "--resume"]))
     assert [row["step"] for row in cut.history() if "mean@4" in row] == [2, 4, 6]
     assert_same(cut.path, whole.path)
@@ -252,14 +247,13 @@ def test_a_whole_checkpoint_that_cannot_be_loaded_stops_the_run(name, copied):
     assert "checkpoint-4 is whole, but" in (copied / "error.log").read_text()
 
 
-def test_the_command_says_in_one_line_which_checkpoint_cannot_be_loaded(copied):
+def test_the_command_says_in_one_line_which_checkpoint_cannot_be_loaded(copied, server):
     unfinish(copied)
     make_unloadable(copied / "checkpoint-6", "optimizer.pt")
-    command = [sys.executable, "-m", "bandpo_lab", "train", *SMALL, "--output_dir", str(copied), "--resume"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    assert "checkpoint-6 is whole, but loading it raised " in ended.stderr.splitlines()[-1]
+    job = server.start(Path.cwd(), ["bandpo-lab", "train", *SMALL, "--output_dir", str(copied), "--resume"])
+    assert job.wait() == 2
+    assert "Traceback" not in job.text
+    assert "checkpoint-6 is whole, but loading it raised " in job.text.splitlines()[-1]
 
 
 def test_a_damaged_and_an_unloadable_checkpoint(copied, capsys):

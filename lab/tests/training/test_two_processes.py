@@ -15,7 +15,6 @@ import pytest
 from bandpo.errors import InvalidValue, RunProblem
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
-from helpers.forks import ForkServer
 from helpers.ports import free_port
 
 pytest.importorskip("trl")
@@ -30,19 +29,8 @@ OPTIONS += ["--num_iterations=1", "--save_steps=2", "--logging_steps=1", "--max_
 OPTIONS += ["--train_prompts=64", "--save_total_limit=8", "--use_cpu"]
 
 
-MODULES = ("bandpo_lab.training.train", "bandpo_lab.cli.app", "torch.distributed.launcher.api")
-
-
 def arguments(folder, *more, steps=6):
     return ["train", *OPTIONS, f"--max_steps={steps}", "--output_dir", str(folder), *more]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A process that has imported the trainer once."""
-    server = ForkServer(tmp_path_factory.mktemp("server"), MODULES, environment=dict(os.environ))
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
