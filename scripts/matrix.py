@@ -126,7 +126,8 @@ ENVIRONMENTS = {
         ("tests/framework_examples/test_areal.py",), bare=("areal==1.0.4",), about="areal",
     ),
     "framework examples and recipes": Environment(
-        tests=("tests/framework_examples", "tests/integrations/test_framework_recipes.py"),
+        ("PyYAML",),
+        ("tests/framework_examples", "tests/integrations/test_framework_recipes.py"),
         against="stand-ins",
     ),
     "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),
@@ -134,7 +135,9 @@ ENVIRONMENTS = {
     "trl, oldest": Environment((*map(oldest, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
     **{
         f"trl, {version}": Environment(
-            (f"trl=={version}", *map(admitted, TRL[1:]), SHELLCHECK), ADAPTER_TESTS, extras="trl", about="trl"
+            # TRL before 1.16 imports requests, and does not name it among its requirements.
+            (f"trl=={version}", *map(admitted, TRL[1:]), "requests", SHELLCHECK),
+            ADAPTER_TESTS, extras="trl", about="trl",
         )
         for version in TRL_BETWEEN
     },
