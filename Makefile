@@ -31,9 +31,10 @@ PATHS_evaluation := lab/tests/evals lab/tests/data lab/tests/tasks lab/src/bandp
 PATHS_recipes := lab/tests/recipes
 PATHS_rehearsal := lab/tests/rehearsal lab/src/bandpo_lab/rehearsal
 PATHS_studies := lab/tests/studies lab/src/bandpo_lab/study studies
-TEST_JOBS := rehearsal training trl verl recipes studies commands core frameworks evaluation runs
-# The longest first.
-JOBS := $(addprefix job-,$(TEST_JOBS)) release-check lint docs
+TEST_JOBS := core recipes trl training commands studies runs evaluation verl rehearsal frameworks
+# The longest first, so that two cores end together.
+SHORT := rehearsal frameworks
+JOBS := $(addprefix job-,$(filter-out $(SHORT),$(TEST_JOBS))) lint release-check docs $(addprefix job-,$(SHORT))
 # Where Python must not keep what it compiled, each process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -465,9 +465,10 @@ def test_each_objective_is_compiled_here():
     )
 
 
-# Their values decide where to sum, to mask or to sort; the others compute each token's number alone, and every night.
+# Of each kind some: what sorts, what sums over a sequence, what wraps another objective, gates and masks. `Surrogate`
+# and its like are in test_graph.py; the others are compiled every night.
 COMPILED_AT_EACH_CHANGE = (
-    "Surrogate",
+    "CovariancePenalty",
     "DropOutside",
     "FutureKL",
     "GeometricMean",

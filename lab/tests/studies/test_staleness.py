@@ -93,6 +93,7 @@ def test_a_cut_file_is_gone_on_with(tmp_path, monkeypatch, capsys):
     assert "small: 4 of 4 runs" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive  # trains a model of a study that has ended
 def test_other_openers_are_as_rare_as_the_scratchpad():
     model = warm_up(WarmUp(tail=0.02, steps=60, wrong=True), progress=False)
     ids = tokenizer().get_vocab()
