@@ -54,7 +54,9 @@ def main():
     )
     parser.add_argument("--method", default="BandAbove()", help="any clip rule or method of bandpo, as text")
     parser.add_argument("--max_steps", type=int, default=128, help="optimizer steps")
-    parser.add_argument("--output_dir", help="for checkpoints; by default a temporary folder")
+    parser.add_argument(
+        "--output_dir", help="for the log and a checkpoint at the end; by default a temporary folder"
+    )
     arguments = parser.parse_args()
     logging.disable_progress_bar()
 
@@ -74,7 +76,9 @@ def main():
         learning_rate=2e-4,
         lr_scheduler_type="constant",
         logging_steps=8,
-        save_strategy="no",
+        # The log, trainer_state.json, is written with a checkpoint: `bandpo diagnose` reads it.
+        save_strategy="steps" if arguments.output_dir else "no",
+        save_steps=arguments.max_steps,
         report_to="none",
         disable_tqdm=True,
         use_cpu=True,

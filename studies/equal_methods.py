@@ -102,7 +102,7 @@ def main(output: Path) -> None:
         "time": now(),
         "machine": machine(),
     }
-    output.write_text(json.dumps(result, indent=1) + "\n")
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(result["differing"])
 
 

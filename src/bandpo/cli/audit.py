@@ -82,8 +82,15 @@ def audit_command(
         title = f"{run.path}, {summaries[str(run.path)].steps} steps"
         title = f"{title}, {setup}" if setup else title
         console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
-    if summaries:
+    if any(summary.metrics for summary in summaries.values()):
         console.print(clip_table(summaries))
+    for path, summary in summaries.items():
+        if "tokens" not in summary.metrics:
+            hint = (
+                f"{path} has no metrics of the audit: log them (docs/trl.md, docs/verl.md) or record the tokens "
+                "(docs/record.md) to see which tokens the clip blocks, and what other rules would block"
+            )
+            console.print(printable(hint), highlight=False, markup=False, soft_wrap=True)
 
 
 def _replays(records: Sequence[Run], methods: Sequence[str], run_method: str | None) -> dict[str, Replay]:

@@ -103,7 +103,10 @@ def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
         hours = seconds * steps_per_row / 3600
         total_hours = total_seconds * steps_per_row / 3600
         return finding._replace(cost=f"{hours:.2g} of {total_hours:.2g} hours, times the GPUs")
-    return finding._replace(cost=f"{len(rows_since_onset)} of {len(rows)} log steps")
+    # A record has several rows of one step.
+    steps_since_onset = {row["step"] for row in rows_since_onset}
+    steps = {row["step"] for row in rows}
+    return finding._replace(cost=f"{len(steps_since_onset)} of {len(steps)} log steps")
 
 
 def _passed(tested: str, metric: Series, figure: float | None = None) -> Finding:
@@ -765,7 +768,11 @@ def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     mean = fmean(late)
     error = standard_error(late)
     finding = _passed(tested, shares, mean)._replace(error=error)
-    start = onset(shares, lambda share: share > MOST)
+    # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
+    # chance.
+    window = max(1, len(shares.values) // 20)
+    noise = error * math.sqrt(len(late) / window)
+    start = onset(shares, lambda share: share > MOST - 2 * noise)
     end = fmean(late[-max(FEW_STEPS, len(late) // 5) :])
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         return finding
@@ -851,6 +858,9 @@ NO_ENTROPY = 0.15
 LOW_ENTROPY = 0.1
 """Entropy (nats per token) below which a policy hardly explores from the start."""
 
+NEARLY_SOLVED = 0.9
+"""Mean of late rewards between 0 and 1 from which a policy may keep no entropy: little is left to explore."""
+
 ENTROPY_RISE = 2.0
 """Growth of the entropy above which this is a fault, if it is also more than one nat per token."""
 
@@ -864,6 +874,12 @@ def _reward_rose(rewards: Sequence[float]) -> bool:
     error = noise_of_differences(rewards) / math.sqrt(max(1, len(rewards) // 3))
     before, after = end_means(rewards, 3)
     return after - before > max(0.1 * abs(before), 2 * error)
+
+
+def _is_nearly_solved(reward: Series) -> bool:
+    """Check whether rewards between 0 and 1 are near 1 in the last third of the log."""
+    is_share = min(reward.values) >= 0 and max(reward.values) <= 1
+    return is_share and fmean(reward.values[-max(1, len(reward.values) // 3) :]) >= NEARLY_SOLVED
 
 
 def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding:
@@ -905,13 +921,16 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
         # Next to nothing is left of the entropy, so the reward must have risen after it was lost.
         collapse_step = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
         rewards_after = [value for step, value in zip(*reward, strict=True) if step >= collapse_step]
-        if len(rewards_after) >= 3 * FEW_STEPS:
-            rose = _reward_rose(rewards_after)
+        if len(rewards_after) >= 3 * FEW_STEPS and not _reward_rose(rewards_after):
+            rose = False
+            reason = f"the reward did not rise after step {collapse_step:.0f}"
     if collapsed and not rose and not solved:
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
         cause = f"{change}: the policy has stopped exploring, and {reason}"
-        # If the reward rose earlier, and some entropy is left, the collapse may be the price of learning.
-        learned = len(reward.values) >= 30 and _rise(reward) > 3 and last > NEARLY_NO_ENTROPY * first
+        # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may
+        # be the price of learning.
+        rose_earlier = len(reward.values) >= 30 and _rise(reward) > 3
+        learned = rose_earlier and (last > NEARLY_NO_ENTROPY * first or _is_nearly_solved(reward))
         severity = "look" if learned else "fix"
         return finding.failed(
             "entropy-collapse", cause, severity=severity, onset=start, quantities=["entropy"]

@@ -256,12 +256,13 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
             _numeric_keys(raw),
         )
     if not log.rows or not log.read:
+        keys = _numeric_keys(raw)
+        others = f"but {shorten(keys)}" if keys else "and no other number"
         raise UnreadableLog(
             "no-quantity",
-            f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, but "
-            f"{shorten(_numeric_keys(raw))}; say which of them is the reward: --map reward=KEY; or set logging_steps "
-            "(TRL) or the file logger (verl)",
-            _numeric_keys(raw),
+            f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, {others}; say which key is the "
+            "reward: --map reward=KEY; or set logging_steps (TRL) or the file logger (verl)",
+            keys,
         )
     return log
 
