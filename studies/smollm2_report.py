@@ -114,7 +114,7 @@ def page(rows: Mapping[Run, Row]) -> Page:
         "Which bounds suit a policy with a real vocabulary? SmolLM2-135M, of which the last two layers are trained by "
         "AdamW. The reward is for an English word for a part of the body within six tokens, 1.5 % of the continuations "
         "at the start; others are rewarded by luck. The terms and "
-        "[predictions](../../../studies/smollm2-predictions.md) were committed before the first run.",
+        "predictions (`studies/smollm2-predictions.md`) were committed before the first run.",
     ]
     if ended < len(all_runs):
         lead.append(
