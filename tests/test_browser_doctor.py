@@ -187,7 +187,9 @@ def test_the_example_is_diagnosed_as_by_the_command_and_all_comes_from_the_site(
 
 @in_browser
 def test_the_start_page_diagnoses_too_and_is_shown_before_python_is_loaded(site, browser):
+    # The requests and complaints of this page alone.
     site.asked.clear()
+    browser.events.clear()
     tab = browser.open(f"{site.address}/")
     tab.wait_for("document.querySelector('#doctor .invitation').textContent")
     assert [path for path in site.asked if "pyodide" in path or "bandpo.zip" in path] == []
@@ -429,7 +431,7 @@ def test_neither_the_page_nor_its_worker_can_reach_another_host(site, tab, tmp_p
     tab.evaluate(picture)
     assert elsewhere.asked == []
     # The same request is possible where the policy does not hold.
-    plain = tab.browser.open(f"{site.address}/")
+    plain = tab.browser.open(f"{site.address}/404.html")
     plain.evaluate(f"fetch('{elsewhere.address}/log').then(() => 1)")
     assert elsewhere.asked == ["/log"]
     plain.call("Page.close")
