@@ -22,8 +22,7 @@ import pandas as pd
 
 from bandpo_lab.file_models import validate_as
 from bandpo_lab.study.collect import RunResult
-from bandpo_lab.study.grid import Key
-from bandpo_lab.study.grid_report import DATA
+from bandpo_lab.study.grid_report import DATA, mean_gain
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference, student
 from bandpo_lab.study.tables import signed
@@ -108,13 +107,7 @@ def map_table() -> Iterator[str]:
     for data in DATA:
         settings = [setting for setting in grid.settings_to_learn if setting.data == data]
         for optimizer in OPTIMIZERS:
-            cells: list[str] = []
-            for arm in SHAPES:
-                gains = [grid.gains[Key(setting, optimizer, arm)] for setting in settings]
-                above = sum(gain.low > 0 for gain in gains)
-                below = sum(gain.high < 0 for gain in gains)
-                mean = sum(gain.value for gain in gains) / len(gains)
-                cells.append(f"{mean:+.3f} ({above}, {below})")
+            cells = [mean_gain(grid, settings, optimizer, arm) for arm in SHAPES]
             yield f"| {data} ({len(settings)}) | {optimizer} | {' | '.join(cells)} |"
 
 

@@ -17,6 +17,7 @@ import torch
 
 from bandpo import BandPO, policy_loss
 from helpers.frameworks import CLONES
+from helpers.patch_batches import batch
 from stand_ins import stand_in
 
 PAGE = Path(__file__).parents[2] / "docs/upstream/skyrl.md"
@@ -101,23 +102,6 @@ def example(tmp_path_factory):
         yield module
         if HAS_SKYRL:
             PolicyLossRegistry.unregister("band")
-
-
-def batch(seed):
-    """Return log-probabilities, advantages and a mask, from rare tokens to nearly certain ones."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (8, 64)
-    logp_old = torch.where(
-        torch.rand(shape, generator=generator) < 0.2,
-        -(10 ** (-6 * torch.rand(shape, generator=generator))),
-        -20 * torch.rand(shape, generator=generator) - 1e-6,
-    )
-    moved = torch.randn(shape, generator=generator) * 10 ** (0.5 - 2 * torch.rand(shape, generator=generator))
-    logp = (logp_old + moved).clamp(max=-1e-6)
-    advantages = torch.randn(8, 1, generator=generator).expand(shape)
-    mask = (torch.rand(shape, generator=generator) < 0.8).float()
-    mask[:, 0] = 1
-    return logp.double(), logp_old.double(), advantages.double(), mask.double()
 
 
 def call(example, tensors, config, rollout=None):

@@ -19,6 +19,7 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 
 from bandpo import BandPO, policy_loss
+from helpers.patch_batches import batch
 
 PAGE = Path(__file__).parents[2] / "docs/upstream/verl.md"
 PATCH = PAGE.with_name("verl-band-loss.patch")
@@ -72,23 +73,6 @@ def settings(average):
     for name, value in {"clip_ratio_c": 10.0, "loss_agg_mode": average, "global_batch_info": {}}.items():
         object.__setattr__(config, name, value)
     return config
-
-
-def batch(seed):
-    """Return log-probabilities, advantages and a mask, from rare tokens to nearly certain ones."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (8, 64)
-    logp_old = torch.where(
-        torch.rand(shape, generator=generator) < 0.2,
-        -(10 ** (-6 * torch.rand(shape, generator=generator))),
-        -20 * torch.rand(shape, generator=generator) - 1e-6,
-    )
-    moved = torch.randn(shape, generator=generator) * 10 ** (0.5 - 2 * torch.rand(shape, generator=generator))
-    logp = (logp_old + moved).clamp(max=-1e-6)
-    advantages = torch.randn(8, 1, generator=generator).expand(shape)
-    mask = (torch.rand(shape, generator=generator) < 0.8).float()
-    mask[:, 0] = 1
-    return logp.double(), logp_old.double(), advantages.double(), mask.double()
 
 
 @pytest.mark.parametrize("average", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])

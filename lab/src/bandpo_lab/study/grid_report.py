@@ -65,6 +65,17 @@ def _by_data(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     return {data: group for data, group in groups.items() if group}
 
 
+def mean_gain(results: Grid, settings: Sequence[Setting], optimizer: str, arm: str) -> str:
+    """Return the mean gain of an arm over the best constant, as a cell of a table.
+
+    In parentheses are the number of settings whose interval is above 0, and of those whose interval is below 0.
+    """
+    gains = [results.gains[Key(setting, optimizer, arm)] for setting in settings]
+    above = sum(gain.low > 0 for gain in gains)
+    below = sum(gain.high < 0 for gain in gains)
+    return f"{np.mean([gain.value for gain in gains]):+.3f} ({above}, {below})"
+
+
 def _against_constants(results: Grid, settings: Sequence[Setting]) -> Table:
     """Return a table with the mean gains over the best constant under each optimizer."""
     rows: list[list[str]] = []
@@ -72,10 +83,7 @@ def _against_constants(results: Grid, settings: Sequence[Setting]) -> Table:
         for optimizer in OPTIMIZERS:
             cells: list[str] = []
             for arm in _COMPARED_ARMS:
-                gains = [results.gains[Key(setting, optimizer, arm)] for setting in group]
-                above = sum(gain.low > 0 for gain in gains)
-                below = sum(gain.high < 0 for gain in gains)
-                cells.append(f"{np.mean([gain.value for gain in gains]):+.3f} ({above}, {below})")
+                cells.append(mean_gain(results, group, optimizer, arm))
             rows.append([f"{data} ({len(group)})", optimizer, *cells])
     return Table(["data (settings)", "optimizer", *_COMPARED_ARMS], rows)
 
