@@ -9,6 +9,7 @@ optimizer.
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 from bandpo_lab.study.grid import Grid, GridPlan
@@ -29,8 +30,12 @@ clip rule matter?](../../when.md) draws the conclusions.
 """
 
 
+@cache
 def read_parts(folder: Path) -> Grid:
-    """Return the grid whose rows are in the files of a folder, each of which has the grid's header."""
+    """Return the grid whose rows are in the files of a folder, each of which has the grid's header.
+
+    The grid of a folder is read once, since reading it and the intervals that it keeps take half a minute.
+    """
     parts = [Grid.from_file(file) for file in sorted(folder.glob("*.jsonl.gz"))]
     cells = {key: cell for part in parts for key, cell in part.cells.items()}
     plan = GridPlan.of_size(parts[0].terms["size"])

@@ -60,18 +60,28 @@ def first_order_growth(p: np.ndarray, bounds: np.ndarray, luck: float) -> float:
     return float(wins[0] * np.log(bounds[0]) - (wins * (bounds - 1) * p)[1:].sum())
 
 
-def simulated_growth(p: np.ndarray, bounds: np.ndarray, luck: float, batches: int = 20_000) -> float:
-    """Simulate the mean growth of the right answer's log-probability in a batch, in nats.
-
-    >>> p, bounds = np.array([0.01, 0.99]), np.array([1.2, 1.0])
-    >>> abs(simulated_growth(p, bounds, luck=0.0) - first_order_growth(p, bounds, luck=0.0)) < 0.003
-    True
-    """
+def draw_winners(p: np.ndarray, luck: float, batches: int = 20_000) -> np.ndarray:
+    """Draw which answers have a rewarded sample in each batch, of shape (batches, answers)."""
     rng = np.random.default_rng(0)
     samples = rng.multinomial(SAMPLES, p, batches)
     rewarded = np.full(len(p), luck)
     rewarded[0] = RIGHT
-    wins = rng.binomial(samples, rewarded) > 0
+    return rng.binomial(samples, rewarded) > 0
+
+
+def simulated_growth(p: np.ndarray, bounds: np.ndarray, wins: np.ndarray) -> float:
+    """Compute the mean growth of the right answer's log-probability in simulated batches, in nats.
+
+    Args:
+        p: The probabilities of the answers.
+        bounds: The upper bounds of their ratios.
+        wins: The winners of each batch: `draw_winners`.
+
+    >>> p, bounds = np.array([0.01, 0.99]), np.array([1.2, 1.0])
+    >>> growth = simulated_growth(p, bounds, draw_winners(p, luck=0.0))
+    >>> abs(growth - first_order_growth(p, bounds, luck=0.0)) < 0.003
+    True
+    """
     raised = np.where(wins, bounds * p, 0.0).sum(1)
     # Winners that would exceed a probability of 1 together are scaled down to 0.999.
     shrink = np.minimum(1.0, 0.999 / np.maximum(raised, 1e-12))
@@ -87,13 +97,14 @@ def rows() -> Iterator[str]:
     yield "|---|" + "---:|" * (len(RULES) + 1)
     p = np.array(zipf(START).start[0])
     for luck in LUCK:
+        wins = draw_winners(p, luck)
         cells = []
         for rule in RULES.values():
             bounds = bounds_of(rule, p)
             cells.append(
-                f"{simulated_growth(p, bounds, luck):+.2f} ({first_order_growth(p, bounds, luck):+.2f})"
+                f"{simulated_growth(p, bounds, wins):+.2f} ({first_order_growth(p, bounds, luck):+.2f})"
             )
-        growth = [simulated_growth(p, np.full(len(p), constant), luck) for constant in CONSTANTS]
+        growth = [simulated_growth(p, np.full(len(p), constant), wins) for constant in CONSTANTS]
         best = int(np.argmax(growth))
         edge = "≥ " if best == len(CONSTANTS) - 1 else ""
         cells.append(f"{growth[best]:+.2f}, at {edge}{CONSTANTS[best]:.2g}")
