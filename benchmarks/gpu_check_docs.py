@@ -178,19 +178,20 @@ TITLES = {
 BODIES = {"speed": speed, "habits": habits, "trl": trl, "head": head, "accuracy": accuracy}
 
 
+def describe_stamp(stamp):
+    """Return where and when a section was measured, and with which versions."""
+    packages = ("torch", "triton", "transformers", "trl", "liger-kernel", "verl")
+    versions = ", ".join(f"{package} {stamp[package]}" for package in packages if stamp.get(package))
+    size = "in the small form, whose times mean nothing" if stamp["small"] else "in full"
+    return f"on {stamp['device']} on {stamp['date']}, {size}, at revision {stamp['revision']}: {versions}"
+
+
 def block(results):
     """Return the text between the markers, from the JSON of `gpu_check.py` or, if there is none, from None."""
     if results is None:
         return f"On a GPU: {NOT_YET}."
-    stamp = results["stamp"]
-    packages = ("torch", "triton", "transformers", "trl", "liger-kernel", "verl")
-    versions = ", ".join(f"{k} {stamp[k]}" for k in packages if stamp.get(k))
-    size = "in the small form, whose times mean nothing" if stamp["small"] else "in full"
-    paragraphs = [
-        f"Measured on {stamp['device']} on {stamp['date']}, {size}, at revision {stamp['revision']}: {versions}.",
-        goals(results["sections"]),
-    ]
-    for name, section in results["sections"].items():
+    paragraphs = [goals(results)]
+    for name, section in results.items():
         kind, _, model = name.partition(" ")
         status = section["status"]
         if status == "skipped":
@@ -199,7 +200,8 @@ def block(results):
             status += f": {section['error'].strip().splitlines()[-1]}"
         else:
             status += f" in {section['seconds']:.0f} s"
-        paragraphs.append(f"**{TITLES[kind]}{model and ', ' + model}** ({status}).")
+        measured = describe_stamp(section["stamp"])
+        paragraphs.append(f"**{TITLES[kind]}{model and ', ' + model}** ({status}). Measured {measured}.")
         if section["rows"]:
             paragraphs.append(BODIES[kind](section["rows"]))
     return "\n\n".join(paragraphs)

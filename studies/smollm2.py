@@ -1,7 +1,7 @@
 """A study with a real vocabulary: AdamW trains the last two layers of SmolLM2-135M.
 
     python -m studies.smollm2 runs.jsonl --processes 2            # continues after the last run in the file
-    python -m studies.smollm2 runs.jsonl --device cuda --processes 3 --seeds-together 6
+    python -m studies.smollm2 runs.jsonl --device cuda --processes 5 --seeds-together 4
     python -m studies.smollm2 runs.jsonl --count
 
 The lower layers are frozen, and their hidden states are stored with each batch, so that an update only runs the last
@@ -754,7 +754,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train the runs that the file of results does not contain."""
     parser = argparse.ArgumentParser(prog="python -m studies.smollm2")
     parser.add_argument("results", type=Path, help="one line for each run; made if it is not there")
-    parser.add_argument("--processes", type=int, default=1, help="on a CPU, of one thread each")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="on a CPU, of one thread each; on a GPU, of up to 16 GB with 4 seeds",
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seeds-together", type=int, default=1, help="more use more memory")
     parser.add_argument("--count", action="store_true", help="only say how much is done")
@@ -777,17 +782,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     provenance = {"commit": commit(), "machine": machine(), "torch": torch.__version__}
     if options.device == "cuda":
         provenance["machine"] = torch.cuda.get_device_name()
+    failed = []
     with options.results.open("a") as lines:
         ended = run_in_processes(calls, options.processes, preload=["studies.smollm2", "transformers"])
         for count, (index, outcome) in enumerate(ended, 1):
             part, group = todo[index]
             if outcome.code:
-                raise RunProblem(f"{part.name} at {group[0].rate} failed with status {outcome.code}")
+                failed.append(f"{part.name} at {group[0].rate}")
+                continue
             for row in outcome.value:
                 lines.write(json.dumps(row | provenance | {"time": now()}) + "\n")
             lines.flush()
             seconds = f"{outcome.seconds:.0f} s"
             print(f"{count} of {len(todo)} groups: {part.name} at {group[0].rate}, {seconds}", flush=True)
+    if failed:
+        raise RunProblem(
+            f"the processes of {len(failed)} groups of runs failed: {', '.join(failed)}. Their errors are above. "
+            "The same command runs them again; if memory was short, with a lower --processes"
+        )
 
 
 if __name__ == "__main__":

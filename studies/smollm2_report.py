@@ -119,8 +119,8 @@ def page(rows: Mapping[Run, Row]) -> Page:
     if ended < len(all_runs):
         lead.append(
             f"**{ended} of {len(all_runs)} runs have ended. All verdicts are provisional.** A setting has the seeds "
-            "for which all of its runs have ended. With four seeds the choice of a rate on two of them is so "
-            "uncertain that few intervals can decide; the tables at one rate are narrower."
+            "for which all of its runs have ended. A rate that is chosen on half of so few seeds is "
+            "uncertain, and few intervals can decide; the tables at one rate are narrower."
         )
     sections = [Section("Predictions", _predictions(worlds))]
     sections += [Section(world.name, _world(world)) for world in worlds]

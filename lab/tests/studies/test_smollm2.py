@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import byte_model
+from bandpo.errors import RunProblem
 from bandpo_lab.study.jobs import JobResult
 from studies import smollm2, smollm2_report
 from studies.predictions import read_predictions
@@ -346,6 +347,22 @@ def test_a_study_goes_on_where_its_file_ends(small_model, tmp_path, monkeypatch,
     assert trained == [("Band", 1)]
     smollm2.main([str(file), "--count"])
     assert "stale: 4 of 4 runs" in capsys.readouterr().out
+
+
+def test_a_group_that_fails_leaves_the_rows_of_the_others(small_model, tmp_path, monkeypatch):
+    part = replace(PARTS[0], batches=2, lag=0, arms=["clip 0.2"], rates=[1e-3], seeds=[0, 1, 2])
+    monkeypatch.setattr(smollm2, "PARTS", (part,))
+
+    def second_fails(calls, processes, preload):
+        for index, call in enumerate(calls):
+            failed = index == 1
+            yield index, JobResult(code=int(failed), seconds=1.0, value=None if failed else call())
+
+    monkeypatch.setattr(smollm2, "run_in_processes", second_fails)
+    file = tmp_path / "runs.jsonl"
+    with pytest.raises(RunProblem, match=r"1 groups of runs failed: stale at 0\.001.*lower --processes"):
+        smollm2.main([str(file)])
+    assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [0, 2]
 
 
 @pytest.mark.slow
