@@ -14,7 +14,9 @@ DEV := $(VENV)/.dev
 # make test WORKERS=8, make job-trl MARKED=slow, make test TESTS='-k radius -x'
 WORKERS ?= 2
 MARKED ?= not slow and not exhaustive
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKED)" $(TESTS)
+# One thread for each worker: torch would start one for each core in each of them.
+RUN_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+PYTEST := $(RUN_TESTS) -m "$(MARKED)" $(TESTS)
 
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
 # The package itself has no example, and to collect it is to import every public name.
@@ -64,15 +66,15 @@ list-paths:
 
 # What trains, compiles, starts processes or brings up Ray, of all jobs.
 slow-test: $(DEV)
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(TESTS)
+	$(RUN_TESTS) -m slow $(TESTS)
 
 # The branch coverage of the core, which must be at least 95 %.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not exhaustive" $(PATHS_core) --cov --cov-report=term
+	$(RUN_TESTS) -m "not exhaustive" $(PATHS_core) --cov --cov-report=term
 
 # What takes hours and seldom fails: the oracle's whole grid, kills and full disks, a Ray cluster, each recipe, mutants.
 nightly: rehearsals node-rehearsal mutation coverage
-	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
+	$(RUN_TESTS) -m exhaustive
 	$(BIN)/python scripts/fuzz.py --cases 10000000 --output build/fuzz.json
 
 # Each adapter against its framework, and the oldest and newest torch, TRL and verl, each in an environment of its own under

