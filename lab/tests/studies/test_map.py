@@ -43,7 +43,7 @@ from bandpo_lab.study.grid import (
 )
 from bandpo_lab.study.grid_report import draw_grid, grid_text
 from bandpo_lab.study.optimizers import OPTIMIZERS, HeadAndTrunk
-from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
+from bandpo_lab.study.statistics import Curve, difference, remembering, simulated_coverage
 from pages import ROOT
 
 TINY = GridPlan("quick", seeds=4, batches=3, settings=[Setting("uniform", 0.05, 32, 2, 1, 0)])
@@ -249,7 +249,8 @@ def test_the_map_agrees_with_one_made_by_another_program():
     keys = [Key(setting, "shared-moment", arm) for arm in (BASELINE, ABOVE)]
     results = of_cells([run_cell(plan, key) for key in keys])
     assert 0.5 < results.blocked(setting, "shared-moment") < 0.9
-    assert 0.05 < results.difference(*keys[1]).value < 0.25
+    scores = [results.score(*key) for key in keys]
+    assert 0.05 < scores[1] - scores[0] < 0.25
 
 
 # The file -------------------------------------------------------------------------------------------------------------
@@ -328,6 +329,40 @@ def test_the_rate_is_chosen_on_other_seeds_than_it_is_scored_on():
     assert abs(noise.resampled_scores(np.ones((1, 200)))[0]) < 0.1
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_scores_of_samples_are_those_of_a_loop_over_halves(other):
+    """Each half of the seeds of a sample is scored at the rate that is best on the other half."""
+    rng = np.random.default_rng(0)
+    curve, chooser = (Curve([1, 2, 3], rng.random((3, 9))) for _ in range(2))
+    counts = rng.multinomial(9, np.full(9, 1 / 9), size=4)
+    rng_of_splits = np.random.default_rng(0)
+    splits = [rng_of_splits.permutation(9) < 4 for _ in range(20)]
+    expected = []
+    for sample in counts:
+        seeds = np.repeat(np.arange(9), sample)
+        total = 0.0
+        for split in splits:
+            for half in (split, ~split):
+                choosing = (chooser if other else curve).scores[:, seeds[half[seeds]]].sum(1)
+                total += curve.scores[choosing.argmax(), seeds[~half[seeds]]].sum()
+        expected.append(total / (len(splits) * len(seeds)))
+    scores = curve.resampled_scores(counts, chosen_by=chooser if other else None)
+    assert scores == pytest.approx(expected)
+
+
+def test_remembered_scores_are_computed_once_for_the_same_samples():
+    calls = []
+
+    def scores(counts):
+        calls.append(len(counts))
+        return counts.sum(1)
+
+    remembered = remembering(scores)
+    for counts in (np.ones((2, 3)), np.ones((2, 3)), 2 * np.ones((2, 3)), np.ones((4, 2))):
+        assert (remembered(counts) == counts.sum(1)).all()
+    assert calls == [2, 2, 4]
+
+
 def test_intervals_are_paired_hold_the_truth_and_draw_seeds_within_their_groups():
     noise, level = np.random.default_rng(0).normal(size=(2, 3, 12)), np.array([[0.0], [1.0], [0.0]])
     ours, theirs = (Curve([1, 2, 3], level + 0.3 * x) for x in noise)
@@ -370,6 +405,7 @@ def without_coverage(monkeypatch):
 
 
 def test_the_page_says_where_all_optimizers_agree(cells, monkeypatch):
+    without_coverage(monkeypatch)
     text = grid_text(of_cells(cells, seeds=8))
     by_optimizer = re.findall(r"^\| stale \(3\) \| ([a-z-]+) \| (.*) \|$", text, re.M)
     assert [name for name, _ in by_optimizer] == list(OPTIMIZERS)
@@ -381,7 +417,6 @@ def test_the_page_says_where_all_optimizers_agree(cells, monkeypatch):
     assert "| uniform, p = 0.002, luck 0.2, 128 samples, 1 × 4 updates, lag 4 | momentum | -0.150 ± " in text
     assert "## Entropy under random rewards" in text
     assert "So far" not in text
-    without_coverage(monkeypatch)
     assert "So far 360 of 361 cells have run." in grid_text(of_cells(cells, seeds=8, cells=361))
 
 

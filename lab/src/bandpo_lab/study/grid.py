@@ -45,7 +45,7 @@ from bandpo_lab.study.bandits import (
 from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.provenance import commit, machine, now
-from bandpo_lab.study.statistics import Curve, difference, simulated_coverage
+from bandpo_lab.study.statistics import Curve, difference, remembering, simulated_coverage
 
 Size = Literal["quick", "full"]
 
@@ -472,21 +472,19 @@ class Grid:
         curve = self.curve(setting, optimizer, arm)
         return float(curve.resampled_scores(np.ones((1, curve.scores.shape[1])))[0])
 
-    def difference(
-        self, setting: Setting, optimizer: str, arm: str, minus: str = BASELINE, draws: int = 300
-    ) -> Interval:
-        """Return the AUC of one arm minus that of another, each at its best rate, with its interval."""
-        curve = self.curve(setting, optimizer, arm)
-        baseline = self.curve(setting, optimizer, minus)
-        groups = [0] * curve.scores.shape[1]
-        return difference(curve.resampled_scores, baseline.resampled_scores, groups, draws=draws)
-
     @cached_property
     def gains(self) -> Mapping[Key, Interval]:
         """The difference from `BEST_CONSTANT` of each arm that is not constant, in `settings_to_learn`."""
         arms = [name for name, arm in ARMS.items() if arm.kind != "constant"]
-        keys = [Key(*key) for key in product(self.settings_to_learn, OPTIMIZERS, arms)]
-        return {key: self.difference(*key, minus=BEST_CONSTANT) for key in keys}
+        gains: dict[Key, Interval] = {}
+        for setting, optimizer in product(self.settings_to_learn, OPTIMIZERS):
+            best_constant = remembering(self.curve(setting, optimizer, BEST_CONSTANT).resampled_scores)
+            for arm in arms:
+                scores = self.curve(setting, optimizer, arm).resampled_scores
+                # All seeds are of one group.
+                gain = difference(scores, best_constant, [0] * self.terms["seeds"], draws=300)
+                gains[Key(setting, optimizer, arm)] = gain
+        return gains
 
     def coverage(self, setting: Setting, optimizer: str, arm: str, minus: str = BASELINE) -> float:
         """Simulate how often the interval of `difference` contains the true value in a setting."""

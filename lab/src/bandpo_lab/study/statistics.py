@@ -215,25 +215,45 @@ class Curve:
         >>> curve.resampled_scores(np.ones((1, 2)))  # each seed chooses the rate that is worse for the other
         array([0.])
         """
-        total_score = np.zeros(len(counts))
-        total_count = np.zeros(len(counts))
-        for chooses in _halves(self.scores.shape[1]):
-            best = ((counts * chooses) @ (chosen_by or self).scores.T).argmax(1)
-            scored_counts = counts * ~chooses
-            total_score += (scored_counts * self.scores[best]).sum(1)
-            total_count += scored_counts.sum(1)
-        return total_score / total_count
+        total = np.zeros(len(counts))
+        draws = np.arange(len(counts))
+        splits = _halves(self.scores.shape[1])
+        for half in splits:
+            halves = [counts * half, counts * ~half]
+            # Sums over the seeds of each half, of shape (draws, rates).
+            sums = [half_counts @ self.scores.T for half_counts in halves]
+            choosing_sums = sums
+            if chosen_by is not None:
+                choosing_sums = [half_counts @ chosen_by.scores.T for half_counts in halves]
+            # Each half chooses the rate for the other.
+            total += sums[1][draws, choosing_sums[0].argmax(1)]
+            total += sums[0][draws, choosing_sums[1].argmax(1)]
+        return total / (len(splits) * counts.sum(1))
 
 
 def _halves(seeds: int, splits: int = 20) -> np.ndarray:
-    """Return random halves of the seeds, always the same, followed by the complementary halves.
-
-    Returns:
-        Masks of shape (2 * splits, seeds).
-    """
+    """Return random halves of the seeds, always the same, as masks of shape (splits, seeds)."""
     rng = np.random.default_rng(0)
-    first = np.array([rng.permutation(seeds) < seeds // 2 for _ in range(splits)])
-    return np.concatenate([first, ~first])
+    return np.array([rng.permutation(seeds) < seeds // 2 for _ in range(splits)])
+
+
+def remembering(scores: ResampledScores) -> ResampledScores:
+    """Return a function that computes the scores of the same samples once.
+
+    It is for a method that several others are compared with by `difference`, which always draws the same samples.
+
+    Args:
+        scores: The scores of a method: `Curve.resampled_scores`.
+    """
+    remembered: dict[bytes, np.ndarray] = {}
+
+    def remembering_scores(counts: np.ndarray) -> np.ndarray:
+        samples = counts.tobytes()
+        if samples not in remembered:
+            remembered[samples] = scores(counts)
+        return remembered[samples]
+
+    return remembering_scores
 
 
 def difference(
