@@ -201,6 +201,12 @@ def test_what_is_no_row_of_metrics_is_none(text, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_nested_values_the_numbers_of_the_outer_dictionary_are_read():
+    line = "Global step 3: {'reward': 0.5, 'by source': {'a': {'b': 0.1}}, 'lengths': [1, 2], 'none': None}"
+    assert console_rows(line) == [{"step": 3, "reward": 0.5}]
+    assert console_rows("Global step 3: {'reward': 0.5, 'deep': " + "{'a': " * 10 + "1" + "}" * 11) == []
+
+
 def test_a_learning_rate_that_skyrl_rounds_away_is_not_0():
     (row,) = console_rows(skyrl(3))
     assert "policy/policy_lr" not in row

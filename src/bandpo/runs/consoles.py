@@ -23,6 +23,8 @@ ROUNDED_TO_ZERO = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
 
 LONGEST_ROW = 20_000
 """The largest number of characters in a printed dictionary of metrics."""
+DEEPEST = 10
+"""The largest number of dictionaries within each other. Those of metrics have one or two."""
 
 
 def console_rows(text: str) -> Rows:
@@ -274,6 +276,8 @@ def _dictionary_at(text: str, start: int) -> dict[str, Any]:
         if depth == 0:
             end = start + match.end()
             break
+        if depth > DEEPEST:
+            return {}
     if not end:
         return {}
 
@@ -305,10 +309,12 @@ def _parse_number(value: Any) -> float | str | None:
         return None
     if isinstance(value, (int, float)):
         return value
+    if not isinstance(value, str):  # a list or a dictionary
+        return None
     words = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
     if value in words:
         return words[value]
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except ValueError:
         return None
