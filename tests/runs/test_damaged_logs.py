@@ -84,6 +84,123 @@ def test_two_thousand_damages_of_a_log(name, tmp_path):
     check_damages(written(name, tmp_path), diagnose, 2000)
 
 
+# --- Values that no framework logs ---
+
+NUMBERS = (
+    "0.5",
+    "1",
+    "-3",
+    "9" * 400,
+    "1e999",
+    "nan",
+    "'nan'",
+    "-inf",
+    "np.float64(nan)",
+    "'-0.000'",
+    "1_000",
+    "1j",
+)
+OTHER_VALUES = (
+    "True",
+    "None",
+    "'x'",
+    "'\\ud800'",
+    "b'x'",
+    "(1, 2)",
+    "[1, 2]",
+    "{1, 2}",
+    "{}",
+    "{'a': {'b': 1}}",
+    "...",
+)
+NAMES = (
+    "'reward'",
+    "'kl'",
+    "'entropy'",
+    "'step'",
+    "'rollout/raw_reward'",
+    "'\\ud800'",
+    "''",
+    "1",
+    "None",
+    "('a',)",
+    "b'k'",
+)
+LINES = (
+    "Global step {step}: {metrics}\n",
+    "rollout {step}: {metrics}\n",
+    "step {step}: {metrics}\n",
+    "Step {step}:\n{metrics}\n",
+    "metrics_tag: {metrics}\n",
+    "{metrics}\n",
+    "Step {step} | 1.00s | Loss {value} | Reward {value} | Entropy {value}\n",
+    "step:{step} - actor/entropy:{value} - critic/rewards/mean:{value}\n",
+)
+"""Lines of consoles, with their step and a dictionary or a number."""
+
+
+def strange_console(random):
+    """Return the text of a console with values, names and types that no framework logs."""
+
+    def metrics():
+        pairs = (
+            f"{random.choice(NAMES)}: {random.choice(NUMBERS + OTHER_VALUES)}"
+            for _ in range(random.randint(1, 7))
+        )
+        return f"{{{', '.join(pairs)}}}"
+
+    line = random.choice(LINES)
+    steps = range(1, random.choice([2, 12, 40]))
+    return "".join(line.format(step=step, metrics=metrics(), value=random.choice(NUMBERS)) for step in steps)
+
+
+def strange_rows(random):
+    """Return a log of JSON lines with such values."""
+    values = [
+        0.5,
+        -3,
+        10**400,
+        float("nan"),
+        float("-inf"),
+        True,
+        None,
+        "x",
+        "nan",
+        "\ud800",
+        [1, 2],
+        {},
+        {"a": {"b": 1}},
+    ]
+    names = ["reward", "kl", "entropy", "step", "epoch", "loss", "", "\ud800"]
+    rows = (
+        {random.choice(names): random.choice(values) for _ in range(random.randint(1, 7))}
+        for _ in range(random.choice([2, 12, 40]))
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def check_strange_values(folder, count):
+    for seed in range(count):
+        generator = random.Random(seed)
+        for file, text in (
+            ("console.log", strange_console(generator)),
+            ("metrics.jsonl", strange_rows(generator)),
+        ):
+            (folder / file).write_text(text)
+            with warnings.catch_warnings(), suppress(InvalidValue):
+                warnings.simplefilter("ignore")
+                str(diagnose(folder / file))
+
+
+def test_strange_values_give_no_traceback(tmp_path):
+    check_strange_values(tmp_path, 200)
+
+
+@pytest.mark.exhaustive
+def test_two_thousand_logs_of_strange_values(tmp_path):
+    check_strange_values(tmp_path, 2000)
+
+
 # --- Files with checksums ---
 
 TRACKERS = {"events.out.tfevents.*": (tensorboard, read_tensorboard), "*.wandb": (wandb, read_wandb)}

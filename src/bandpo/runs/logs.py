@@ -31,6 +31,9 @@ SHORT_ATTEMPT = 10
 """The number of rows from which an attempt that was restarted from the first step counts as a run. Shorter ones are
 left out."""
 
+MOST_STEPS = 1e15
+"""A larger number under a name of steps is no step."""
+
 FEWEST_QUANTITIES = 3
 """The smallest number of quantities in a log of RL, if it has none that only RL logs."""
 
@@ -605,9 +608,9 @@ def _steps(raw: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def _step(row: Mapping[str, Any]) -> float | None:
-    """Return the step of a row; None if it has none."""
+    """Return the step of a row; None if it has none, or one that no run reaches, such as infinity."""
     step = next((row[key] for key in STEP_KEYS if key in row), None)
-    return step if isinstance(step, (int, float)) else None
+    return step if isinstance(step, (int, float)) and abs(step) < MOST_STEPS else None
 
 
 def _list_runs(runs: Runs) -> str:
