@@ -34,9 +34,11 @@ PATHS_recipes := lab/tests/recipes
 PATHS_rehearsal := lab/tests/rehearsal lab/src/bandpo_lab/rehearsal
 PATHS_studies := lab/tests/studies lab/src/bandpo_lab/study studies
 TEST_JOBS := core recipes trl training commands studies runs evaluation verl rehearsal frameworks
-# The longest first, so that two cores end together.
+# The longest first, so that all cores end together, and beside them those that mostly wait.
+LONG := core recipes trl
 SHORT := rehearsal frameworks
-JOBS := $(addprefix job-,$(filter-out $(SHORT),$(TEST_JOBS))) lint release-check docs $(addprefix job-,$(SHORT))
+JOBS := $(addprefix job-,$(LONG)) docs release-check $(addprefix job-,$(filter-out $(LONG) $(SHORT),$(TEST_JOBS))) lint \
+  $(addprefix job-,$(SHORT))
 # Where Python must not keep what it compiled, each process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 

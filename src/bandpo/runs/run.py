@@ -73,9 +73,14 @@ class Run:
         self.run_name = run_name
 
     @cached_property
+    def _record_files(self) -> Sequence[Path]:
+        """The files of a record at the run's path itself."""
+        return record_files(self.path)
+
+    @cached_property
     def record(self) -> Path | None:
         """The path of the record of tokens, which is the run's path or a folder in it; None without a record."""
-        if record_files(self.path):
+        if self._record_files:
             return self.path
         folders = sorted({file.parent for file in self.path.glob("*/tokens-*.arrow")})
         return folders[0] if folders else None
@@ -87,14 +92,14 @@ class Run:
         Raises:
             ValueError: if one is larger than the limit.
         """
-        files = [] if record_files(self.path) else dump_files(self.path)
+        files = [] if self._record_files else dump_files(self.path)
         check_dumps(files)
         return files
 
     @property
     def is_record(self) -> bool:
         """True if the path is a record or a dump of batches, and not a folder with a log."""
-        return bool(record_files(self.path) or self.dumps)
+        return bool(self._record_files or self.dumps)
 
     @cached_property
     def log(self) -> Log | None:
