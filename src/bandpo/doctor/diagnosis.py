@@ -163,8 +163,7 @@ class Diagnosis:
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines.append(f"passed{part}: {passed}")
         if self.untested:
-            checks = [f"{name} ({advice})" if advice else name for name, advice in self.untested.items()]
-            lines.append(f"cannot be tested: {'; '.join(checks)}")
+            lines.append(f"cannot be tested: {self._untested_text()}")
         if self.log is not None and self.log.unread:
             lines.append(f"not read: {shorten(self.log.unread)}")
         if self.configuration is not None:
@@ -172,6 +171,10 @@ class Diagnosis:
 
         # Some of these lines contain names from the run's log and folders.
         return "\n".join(map(printable, lines))
+
+    def _untested_text(self) -> str:
+        """Return the names of the checks that could not run, each with the data to record in parentheses."""
+        return "; ".join(f"{name} ({advice})" if advice else name for name, advice in self.untested.items())
 
     def _repr_html_(self) -> str:
         title = self.headline if self.coverage is None else f"{self.headline}; {self.coverage}"
@@ -185,6 +188,7 @@ class Diagnosis:
             "log": None if self.log is None else self._log_as_json(self.log),
             "findings": [finding._asdict() for finding in self.findings],
             "passed": self.passed,
+            "untested": self.untested,
             "configuration": None if self.configuration is None else self.configuration.as_json(),
             "notes": list(self.notes),
         }
@@ -216,6 +220,8 @@ class Diagnosis:
 
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", f"Passed: {passed}."]
+        if self.untested:
+            lines += ["", f"Cannot be tested: {_as_code(self._untested_text())}"]
         if self.log is not None and self.log.unread:
             lines += ["", f"Not read: {_as_code(shorten(self.log.unread))}"]
         lines += [f"\n{_as_code(note)}" for note in self.notes]
