@@ -797,8 +797,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{count} of {len(todo)} groups: {part.name} at {group[0].rate}, {seconds}", flush=True)
     if failed:
         raise RunProblem(
-            f"the processes of {len(failed)} groups of runs failed: {', '.join(failed)}. Their errors are above. "
-            "The same command runs them again; if memory was short, with a lower --processes"
+            f"some groups of runs failed: {', '.join(failed)}. Their errors are above. The same command runs them "
+            "again; if memory was short, with a lower --processes"
         )
 
 
