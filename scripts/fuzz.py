@@ -282,6 +282,7 @@ def main() -> None:
         result["seconds"] += time.process_time() - begin
         if time.monotonic() - written > 60 or stop or result["cases"] >= options.cases:
             written = time.monotonic()
+            options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(json.dumps(result, indent=1))
             print(
                 f"{result['cases']:.3g} cases, {result['failures']} failures, {result['seconds']:.0f} s",

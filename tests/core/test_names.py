@@ -1,6 +1,8 @@
 """The names that `import bandpo` offers: the table in src/bandpo/__init__.py against what the modules define."""
 
 import difflib
+import importlib
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +38,49 @@ def test_every_name_is_the_module_s_own_object():
         assert value is getattr(sys.modules[module], name)
 
 
+def test_each_function_that_makes_a_method_is_published():
+    functions = [
+        name
+        for name, function in inspect.getmembers(methods, inspect.isfunction)
+        if not name.startswith("_")
+        and function.__module__ == methods.__name__
+        and inspect.signature(function).return_annotation == "Method"
+    ]
+    require(
+        [name for name in functions if name not in methods.METHODS],
+        "src/bandpo/methods.py",
+        lambda name: f'@_published("ARXIV NUMBER")\ndef {name}(',
+        "the function, as its decorator",
+    )
+
+
+OF_COMPONENTS = ["rules", "token_rules"]
+OF_COMPONENTS += [
+    f"{package}.{path.stem}"
+    for package in ("divergences", "objectives")
+    for path in sorted((SOURCE.parent / package).glob("[a-z]*.py"))
+]
+"""The modules of clip rules, divergences and objectives."""
+
+
+@pytest.mark.parametrize("module", OF_COMPONENTS)
+def test_each_component_is_in_the_list_of_its_module(module):
+    imported = importlib.import_module(f"bandpo.{module}")
+    names = [
+        name
+        for name, value in inspect.getmembers(imported, inspect.isclass)
+        if issubclass(value, (bandpo.Divergence, bandpo.Objective, bandpo.ClipRule))
+        and value.__module__ == imported.__name__
+        and not name.startswith("_")
+    ]
+    require(
+        [name for name in names if name not in imported.__all__],
+        f"src/bandpo/{module.replace('.', '/')}.py",
+        lambda name: f'    "{name}",',
+        "__all__",
+    )
+
+
 def test_every_method_can_be_imported():
     require(
         [name for name in methods.METHODS if name not in methods.__all__],
@@ -43,6 +88,8 @@ def test_every_method_can_be_imported():
         lambda name: f'    "{name}",',
         "__all__",
     )
+    absent = [name for name in methods.METHODS if name not in bandpo.__all__]
+    assert not absent, f"bandpo has no {', '.join(absent)}. Run: python tests/public_names.py"
     for name, paper in methods.METHODS.items():
         assert getattr(bandpo, name) is paper.method
 

@@ -97,6 +97,19 @@ def test_each_finding_has_a_line_in_the_page():
     )
 
 
+@pytest.mark.parametrize("path", DOCTOR, ids=lambda path: path.name)
+def test_each_check_is_called(path):
+    tree = parse(path)
+    functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    require(
+        [name for name in functions if name.startswith("_check_") and name not in used],
+        str(path.relative_to(ROOT)),
+        lambda name: f"        {name}(course, setup),",
+        "the list of log_findings or token_findings",
+    )
+
+
 def test_each_finding_is_made_by_a_test():
     """A test names the code itself, or begins a headline with it."""
     files = [*(ROOT / "tests/doctor").glob("test_*_checks.py"), ROOT / "tests/doctor/test_diagnose.py"]
@@ -125,6 +138,7 @@ def test_each_finding_is_made_by_the_bench():
         BENCH,
         lambda code: (
             f'    "WHAT IS WRONG": Fault(("{code}",), SETTING=VALUE),  # in FAULTS, with a field of Fault; or\n'
+            f'    "WHAT IS WRONG": Scenario(("{code}",), LOG),  # in {LOG_BENCH}, if only a log shows it; or\n'
             f'    "{code}": "WHY NO RUN OF THE BENCH CAN MAKE IT",  # in LOG_ONLY'
         ),
         "FAULTS or LOG_ONLY",
