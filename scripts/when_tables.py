@@ -5,6 +5,12 @@
 - ``map``: the gains of bounds by probability over the best constant in tables, under four optimizers.
 - ``vocabulary``, ``negative``: two parts of the study with a real vocabulary.
 - ``entropy``: the entropy at the end under random rewards, in that study.
+- ``equal``: what each rule by probability keeps of the entropy at equal reward, against each constant, in that study.
+- ``elsewhere``: the same against clip 0.2 in its other settings, and in the study of stale data.
+- ``power``: how often eight and more seeds of that study would have found a gain, or equality.
+- ``ends``: the best rates of two rules and the ends of their runs, in the study of stale data.
+- ``high``: two rules with high upper bounds beside each other, in both studies.
+- ``everywhere``: each rule by probability against the one constant that is best over all settings, in tables.
 - ``luck``: the growth of a rare right answer, of `studies.luck`.
 - ``fresh``: the older study of fresh data: means, and intervals by a bootstrap that selects the rates anew.
 - ``matched``: pass@32 and entropy at matched reward, for all runs of the study of stale data.
@@ -13,24 +19,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bandpo_lab.file_models import validate_as
 from bandpo_lab.study.collect import RunResult
+from bandpo_lab.study.grid import ARMS as GRID_ARMS
 from bandpo_lab.study.grid_report import DATA, mean_gain
 from bandpo_lab.study.optimizers import OPTIMIZERS
-from bandpo_lab.study.statistics import Curve, difference, student
+from bandpo_lab.study.statistics import Curve, difference, simulated_power, student
 from bandpo_lab.study.tables import signed
 from map_page import read_parts
 from marked import write_between_marks
-from studies import luck, smollm2
-from studies.smollm2_report import BEST_CONSTANT, World, worlds_of
-from studies.staleness import read_runs
+from studies import luck, smollm2, staleness_report
+from studies.equal_reward import LEVELS, EqualReward, compare_at_equal_reward, metric_name
+from studies.smollm2 import CONSTANT
+from studies.smollm2_report import BEST_CONSTANT, SMALLEST, World, worlds_of
+from studies.staleness import CELLS, read_runs
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "results/staleness/runs.jsonl.gz"
@@ -40,7 +51,9 @@ SHAPES = ("Band", "BandAbove", "room by mass")
 """The arms whose upper bounds depend on the probability."""
 SAME_RATE = 6e-4
 """The learning rate at which arms with a real vocabulary are compared at one rate."""
-ARMS = {"clip 0.2": "clip", "Band": "Band", "BandAbove": "Band"}
+CLIP, ABOVE = "clip 0.2", "BandAbove"
+MATCHED = (CLIP, "Band", ABOVE)
+"""The arms that are compared by pass@32 at matched reward."""
 ENDS = (0.3, 0.5, 0.7, 0.85, 0.95)
 """The limits of the groups of runs, by final reward."""
 WORLDS = ("paper", "plenty", "active", "two stages")
@@ -83,20 +96,52 @@ def fresh_data_table() -> Iterator[str]:
         yield f"| {world} | {seeds} | {clip.best_scores.mean():.3f} | {cells} |"
 
 
+@cache
+def stale_rows() -> Mapping[Any, Mapping[str, Any]]:
+    """Return the rows of the study of stale data."""
+    return read_runs(RUNS)
+
+
 def matched_reward_table() -> Iterator[str]:
-    """Yield the table of pass@32, entropy and number of runs by final reward, with Band's gain in pass@32 by seed."""
-    runs = pd.DataFrame([*read_runs(RUNS).values()])
-    runs["rule"] = runs["arm"].map(ARMS.get)
+    """Yield the table of pass@32, entropy and number of runs by final reward, with each rule's gain in pass@32."""
+    runs = pd.DataFrame([*stale_rows().values()])
     runs["entropy"] = runs["entropy"].str[-1]
-    yield "| reward at the end | clip 0.2 | Band or BandAbove | difference |"
-    yield "|---|---:|---:|---:|"
+    gains = " | ".join(f"{arm} minus {CLIP}" for arm in MATCHED[1:])
+    yield f"| reward at the end | {' | '.join(MATCHED)} | {gains} |"
+    yield "|---|" + "---:|" * (2 * len(MATCHED) - 1)
     for low, high in pairwise(ENDS):
         group = runs[(runs["end"] >= low) & (runs["end"] < high)]
-        means = group.groupby("rule").agg({"pass@32": "mean", "entropy": "mean", "seed": "count"})
-        cells = ["{:.3f}, {:.2f} ({:.0f})".format(*means.loc[rule]) for rule in ("clip", "Band")]
-        by_seed = group.pivot_table("pass@32", "seed", "rule").dropna()
-        gap = student(by_seed["Band"] - by_seed["clip"])
-        yield f"| {low} to {high} | {' | '.join(cells)} | {signed(gap)} |"
+        means = group.groupby("arm").agg({"pass@32": "mean", "entropy": "mean", "seed": "count"})
+        cells = ["{:.3f}, {:.2f} ({:.0f})".format(*means.loc[arm]) for arm in MATCHED]
+        for arm in MATCHED[1:]:
+            by_seed = group[group["arm"].isin([CLIP, arm])].pivot_table("pass@32", "seed", "arm").dropna()
+            cells.append(f"{signed(student(by_seed[arm] - by_seed[CLIP]))} ({len(by_seed)})")
+        yield f"| {low} to {high} | {' | '.join(cells)} |"
+
+
+def ends_table() -> Iterator[str]:
+    """Yield the table of best rates and ends of two rules in a small network, with all rates that were run."""
+    rows = stale_rows()
+    worlds = [*staleness_report.worlds_of(rows).values(), *staleness_report.with_further_rates(rows)]
+    # A cell with further rates replaces the same cell without them.
+    by_name = {world.name: world for world in worlds}
+    yield f"| setting | best rate, {CLIP} | best rate, {ABOVE} | AUC | gain | reward at the end | difference |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for cell in CELLS:
+        world = by_name[cell.name]
+        # A setting with one rate has no best rate.
+        if len(world.cell.rates) == 1:
+            continue
+        rates = []
+        for arm in (CLIP, ABOVE):
+            curve = world.curve(arm)
+            rates.append(f"{curve.rates[curve.best]:g}{' (edge)' if curve.at_edge else ''}")
+        scores, ends = (
+            " → ".join(f"{world.at_best(arm, metric):.2f}" for arm in (CLIP, ABOVE))
+            for metric in ("AUC", "end")
+        )
+        gain, difference_at_end = (signed(world.difference(ABOVE, CLIP, metric)) for metric in ("AUC", "end"))
+        yield f"| {cell.name} | {rates[0]} | {rates[1]} | {scores} | {gain} | {ends} | {difference_at_end} |"
 
 
 def map_table() -> Iterator[str]:
@@ -163,11 +208,121 @@ def entropy_table() -> Iterator[str]:
         yield f"| {arm} | {' | '.join(cells)} |"
 
 
+def _at_equal_reward(
+    world: World | staleness_report.World, arm: str, minus: str, level: float
+) -> EqualReward | None:
+    ours, theirs = (world.curve(name, metric_name(level)).scores for name in (arm, minus))
+    return compare_at_equal_reward(ours, theirs)
+
+
+def _learning_worlds() -> Iterator[tuple[str, World | staleness_report.World]]:
+    """Yield the settings of both studies in which a policy can learn, with their names on the page."""
+    for world in vocabulary().values():
+        if world.part.reward != "coin":
+            yield f"SmolLM2, {world.name}", world
+    network = staleness_report.worlds_of(stale_rows())
+    for cell in CELLS:
+        yield f"network, {cell.name}", network[cell.name]
+
+
+def _arms(world: World | staleness_report.World) -> Sequence[str]:
+    return world.part.arms if isinstance(world, World) else world.cell.arms
+
+
+def _cell(comparison: EqualReward | None) -> str:
+    return f"{signed(comparison.interval)} ({comparison.pairs})" if comparison else "–"
+
+
+def equal_reward_table() -> Iterator[str]:
+    """Yield the table of entropy at equal reward on old data with a real vocabulary, against each constant."""
+    world = vocabulary()["stale"]
+    yield "| rule | minus | " + " | ".join(f"at reward {level:g}" for level in LEVELS) + " |"
+    yield "|---|---|" + "---:|" * len(LEVELS)
+    for arm in SHAPES:
+        for constant in CONSTANT:
+            cells = [_cell(_at_equal_reward(world, arm, constant, level)) for level in LEVELS]
+            yield f"| {arm} | {constant} | {' | '.join(cells)} |"
+
+
+def elsewhere_table() -> Iterator[str]:
+    """Yield the table of entropy at equal reward against clip 0.2, in the other settings of two studies."""
+    header = [f"{ABOVE}, at reward {level:g}" for level in LEVELS]
+    others = ("Band", "room by mass")
+    header += [f"{arm}, at reward {LEVELS[1]:g}" for arm in others]
+    yield f"| setting | {' | '.join(header)} |"
+    yield "|---|" + "---:|" * len(header)
+    for name, world in _learning_worlds():
+        arms = _arms(world)
+        # The main setting has a table of its own.
+        if ABOVE not in arms or name == "SmolLM2, stale":
+            continue
+        cells = [_cell(_at_equal_reward(world, ABOVE, CLIP, level)) for level in LEVELS]
+        for arm in others:
+            cells.append(_cell(_at_equal_reward(world, arm, CLIP, LEVELS[1])) if arm in arms else "not run")
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def high_bounds_table() -> Iterator[str]:
+    """Yield the table of `BandAbove` minus a constant clip of [0.8, 2], where both were run."""
+    high = "clip [.8, 2]"
+    yield "| setting | seeds | at the same rates | each at its best rate |"
+    yield "|---|---:|---:|---:|"
+    for name, world in _learning_worlds():
+        if not {high, ABOVE} <= {*_arms(world)}:
+            continue
+        by_seed = (world.curve(ABOVE).scores - world.curve(high).scores).mean(0)
+        cells = [signed(student(by_seed)), signed(world.difference(ABOVE, high))]
+        yield f"| {name} | {len(world.seeds)} | {' | '.join(cells)} |"
+
+
+def everywhere_table() -> Iterator[str]:
+    """Yield the table of rules by probability minus the one constant that is best over all settings of tables."""
+    grid = read_parts(MAP)
+    constants = [name for name, arm in GRID_ARMS.items() if arm.kind == "constant"]
+    names = [*constants, *SHAPES]
+    # Scores by optimizer, of shape (arms, settings).
+    scores = {
+        optimizer: np.array(
+            [[grid.score(setting, optimizer, arm) for setting in grid.settings_to_learn] for arm in names]
+        )
+        for optimizer in OPTIMIZERS
+    }
+    scores["all four, averaged"] = np.mean([*scores.values()], 0)
+    yield f"| optimizer | the best constant over {len(grid.settings_to_learn)} settings | {' | '.join(SHAPES)} |"
+    yield "|---|---|" + "---:|" * len(SHAPES)
+    for optimizer, arms in scores.items():
+        best = int(arms[: len(constants)].mean(1).argmax())
+        cells = [signed(student(arms[names.index(arm)] - arms[best])) for arm in SHAPES]
+        yield f"| {optimizer} | {names[best]} | {' | '.join(cells)} |"
+
+
+def power_table() -> Iterator[str]:
+    """Yield the table of the power of `BandAbove` against the best constant, simulated from the rows."""
+    world = vocabulary()["stale"]
+    smallest = SMALLEST["AUC"]
+    gains = (0.0, smallest, 2 * smallest)
+    yield "| seeds | " + " | ".join(f"true gain {gain:g}" for gain in gains) + " | equal, true gain 0 |"
+    yield "|---:|" + "---:|" * (len(gains) + 1)
+    for seeds in (len(world.seeds), len(world.part.seeds), 2 * len(world.part.seeds)):
+        powers = [
+            simulated_power(world.curve(ABOVE), world.curve(BEST_CONSTANT), gain, seeds, smallest)
+            for gain in gains
+        ]
+        shares = [f"{power.greater:.0%}" for power in powers]
+        yield f"| {seeds} | {' | '.join(shares)} | {powers[0].equal:.0%} |"
+
+
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "map": map_table,
     "vocabulary": vocabulary_table,
     "negative": negative_table,
     "entropy": entropy_table,
+    "equal": equal_reward_table,
+    "elsewhere": elsewhere_table,
+    "power": power_table,
+    "ends": ends_table,
+    "high": high_bounds_table,
+    "everywhere": everywhere_table,
     "luck": luck.rows,
     "fresh": fresh_data_table,
     "matched": matched_reward_table,

@@ -22,6 +22,7 @@ from bandpo_lab.study.statistics import Curve, difference, simulated_coverage, s
 from bandpo_lab.study.tables import signed
 from bandpo_lab.style import add_legend, line_styles, plot_style
 from bandpo_lab.tables import Table
+from studies.equal_reward import LEVELS, entropy_at, metric_name
 from studies.predictions import read_predictions, verdict
 from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, groups_of_runs, read_runs
 
@@ -41,6 +42,10 @@ def _mean(values: Sequence[float | None]) -> float:
     return float(np.mean(known)) if known else float("nan")
 
 
+def _entropy_at_reward(row: Row, level: float) -> float:
+    return entropy_at(row["right"], row["entropy"], level)
+
+
 METRICS: Mapping[str, Callable[[Row], float]] = {
     "AUC": lambda row: _mean(row["right"]),
     "end": lambda row: row["end"],
@@ -53,6 +58,7 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "movement": lambda row: _mean(row["movement"]),
     "sample size": lambda row: _mean(row["sample size"]),
     "luck": lambda row: _mean(row["luck"]),
+    **{metric_name(level): partial(_entropy_at_reward, level=level) for level in LEVELS},
 }
 """The metrics of a row. AUC is the mean share of right answers over all batches."""
 

@@ -28,6 +28,7 @@ from bandpo_lab.study.statistics import (
 )
 from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
+from studies.equal_reward import LEVELS, entropy_at, metric_name
 from studies.predictions import read_predictions, verdict
 from studies.staleness import ARMS, CELLS, FURTHER, Cell, Run, read_runs, runs
 
@@ -63,6 +64,10 @@ def broken(row: Row) -> bool:
     return bool((means <= np.maximum.accumulate(means) / 2).any())
 
 
+def _entropy_at_reward(row: Row, level: float) -> float:
+    return entropy_at(row["reward"], row["entropy"], level)
+
+
 METRICS: Mapping[str, Callable[[Row], float]] = {
     "AUC": lambda row: _mean(row["reward"]),
     "end": lambda row: row["end"],
@@ -71,6 +76,7 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "entropy at 0.8": entropy_when_learned,
     "blocked": lambda row: _mean(row["blocked"]),
     "broken": lambda row: float(broken(row)),
+    **{metric_name(level): partial(_entropy_at_reward, level=level) for level in LEVELS},
 }
 
 
@@ -127,7 +133,7 @@ def worlds_of(rows: Mapping[Run, Row]) -> dict[str, World]:
     return {world.name: world for world in worlds if world.seeds}
 
 
-def _wider(rows: Mapping[Run, Row]) -> list[World]:
+def with_further_rates(rows: Mapping[Run, Row]) -> list[World]:
     """Return the cells of `FURTHER` with their further rates."""
     planned = {cell.name: cell for cell in CELLS}
     each = [(planned[more.name], more.rates) for more in FURTHER]
@@ -157,7 +163,11 @@ def page(rows: Mapping[Run, Row]) -> Page:
             *([Section("Blocked share", _blocked(compared))] if compared else []),
             Section("Broken runs", [_broken(compared)]),
             *(Section(w.name, _world(w)) for w in worlds.values() if w.compared or w.name == w.cell.name),
-            *(Section(f"{w.name}, with further rates", _world(w)) for w in _wider(rows) if w.compared),
+            *(
+                Section(f"{w.name}, with further rates", _world(w))
+                for w in with_further_rates(rows)
+                if w.compared
+            ),
         ],
     )
 

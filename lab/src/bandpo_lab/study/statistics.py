@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -293,23 +293,68 @@ def difference(
 def simulated_coverage(curve: Curve, baseline: Curve, groups: Sequence[int], repeats: int = 200) -> float:
     """Simulate how often the interval of `difference` contains the true value.
 
-    Seeds are simulated around the mean curves of both methods. They are normal, with the observed covariance over
-    methods and rates, so the true difference is that of the maxima of the mean curves.
+    Seeds are simulated as by `simulate_seeds`, so the true difference is that of the maxima of the mean curves.
     """
     rng = np.random.default_rng(0)
-    seeds = len(groups)
-    # Shape (rates of both methods, seeds).
-    scores = np.concatenate([curve.scores, baseline.scores])
-    means = scores.mean(1, keepdims=True)
     truth = curve.scores.mean(1).max() - baseline.scores.mean(1).max()
     covered = 0
     for _ in range(repeats):
-        noise = (scores - means) @ rng.normal(size=(seeds, seeds)) / np.sqrt(seeds - 1)
-        simulated = means + noise
-        simulated_curve = Curve(curve.rates, simulated[: len(curve.rates)])
-        simulated_baseline = Curve(baseline.rates, simulated[len(curve.rates) :])
-        interval = difference(
-            simulated_curve.resampled_scores, simulated_baseline.resampled_scores, groups, draws=300
-        )
+        ours, theirs = simulate_seeds(curve, baseline, len(groups), rng)
+        interval = difference(ours.resampled_scores, theirs.resampled_scores, groups, draws=300)
         covered += interval.low <= truth <= interval.high
     return covered / repeats
+
+
+class Power(NamedTuple):
+    """How often a comparison of two methods comes to a verdict, if their true difference is known."""
+
+    greater: float
+    """The share of studies whose interval is above 0."""
+    equal: float
+    """The share of studies whose interval is within ± the smallest effect of interest."""
+
+
+def simulated_power(
+    curve: Curve, baseline: Curve, gain: float, seeds: int, smallest: float, repeats: int = 200
+) -> Power:
+    """Simulate how often `difference` would find that a method is better, or that two methods are equal.
+
+    Seeds are simulated as by `simulate_seeds`, after the scores of the method were shifted by a constant so that the
+    true difference, of the maxima of the mean curves, is ``gain``.
+
+    Args:
+        curve: The scores of the method in a pilot study.
+        baseline: The scores of the method to subtract, on the same seeds.
+        gain: The true difference.
+        seeds: The number of seeds of the simulated studies.
+        smallest: The smallest effect of interest.
+        repeats: The number of simulated studies.
+    """
+    rng = np.random.default_rng(0)
+    shift = gain - (curve.scores.mean(1).max() - baseline.scores.mean(1).max())
+    shifted = Curve(curve.rates, curve.scores + shift)
+    greater = 0
+    equal = 0
+    for _ in range(repeats):
+        ours, theirs = simulate_seeds(shifted, baseline, seeds, rng)
+        interval = difference(ours.resampled_scores, theirs.resampled_scores, [0] * seeds, draws=300)
+        greater += interval.low > 0
+        equal += -smallest < interval.low and interval.high < smallest
+    return Power(greater / repeats, equal / repeats)
+
+
+def simulate_seeds(
+    curve: Curve, baseline: Curve, seeds: int, rng: np.random.Generator
+) -> tuple[Curve, Curve]:
+    """Simulate the scores of two methods on new seeds, around their mean curves.
+
+    The scores are normal, with the observed covariance over methods and rates.
+    """
+    # Shape (rates of both methods, observed seeds).
+    scores = np.concatenate([curve.scores, baseline.scores])
+    means = scores.mean(1, keepdims=True)
+    observed = scores.shape[1]
+    noise = (scores - means) @ rng.normal(size=(observed, seeds)) / np.sqrt(observed - 1)
+    simulated = means + noise
+    rates = len(curve.rates)
+    return Curve(curve.rates, simulated[:rates]), Curve(baseline.rates, simulated[rates:])
