@@ -7,8 +7,9 @@ import shlex
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -75,7 +76,16 @@ def python_blocks(*, of_frameworks: bool) -> list:
     return found
 
 
-def check_python(page: Path, block: str, folder: Path, monkeypatch, capsys) -> None:
+class Executed(NamedTuple):
+    """What a block of Python did."""
+
+    names: Mapping[str, Any]
+    """The global names that it defined."""
+    warnings: Sequence[str]
+    """The texts of the warnings that were given."""
+
+
+def check_python(page: Path, block: str, folder: Path, monkeypatch, capsys) -> Executed:
     """Beside the files that the page has the reader write; what is printed is what the comment says, up to a colon."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
@@ -85,12 +95,15 @@ def check_python(page: Path, block: str, folder: Path, monkeypatch, capsys) -> N
     if block.startswith(">>>"):
         example = doctest.DocTestParser().get_doctest(block, {}, "docs", "docs", 0)
         assert doctest.DocTestRunner().run(example).failed == 0
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the frameworks at their own defaults
-            exec(compile(block, "docs", "exec"), {})
-        said = re.findall(r"^print\(.*\)  # (.*?)(?:: .*)?$", block, re.M)
-        assert capsys.readouterr().out.splitlines()[: len(said)] == said or not said
+        return Executed(example.globs, [])
+    names: dict[str, Any] = {}
+    # Frameworks warn at their own defaults, so warnings are no errors here.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        exec(compile(block, "docs", "exec"), names)
+    said = re.findall(r"^print\(.*\)  # (.*?)(?:: .*)?$", block, re.M)
+    assert capsys.readouterr().out.splitlines()[: len(said)] == said or not said
+    return Executed(names, [str(warning.message) for warning in caught])
 
 
 def follow(steps: list[Block], folder: Path) -> None:

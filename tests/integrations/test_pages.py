@@ -13,11 +13,26 @@ from pages import ROOT, blocks, check_python, python_blocks
 @pytest.mark.parametrize(("page", "block"), python_blocks(of_frameworks=True))
 def test_python(page, block, tmp_path, monkeypatch, capsys):
     pytest.importorskip("trl")
-    check_python(page, block, tmp_path, monkeypatch, capsys)
+    executed = check_python(page, block, tmp_path, monkeypatch, capsys)
+    if "BandGRPOConfig" in block:
+        # A reader sees what a clip rule does: the ratios move, and the clip acts on some tokens.
+        assert not [text for text in executed.warnings if "no clip rule can act" in text]
+        log = executed.names["trainer"].state.log_history
+        clipped = [row[name] for row in log for name in ("audit/clip_high", "audit/clip_low") if name in row]
+        assert max(clipped) > 0
     if page.name == "README.md" and "trainer.train()" in block:  # it makes a log, which gets a verdict
         diagnosis = diagnose(tmp_path / "runs/example")
         assert "no verdict" not in str(diagnosis)
         assert diagnosis.healthy
+
+
+def test_the_start_page_has_readmes_code_for_trl():
+    [readme, start] = [
+        [block.text for block in blocks(ROOT / page, "python") if "BandGRPOConfig" in block.text]
+        for page in ("README.md", "docs/index.md")
+    ]
+    assert len(readme) == 1
+    assert start == readme
 
 
 def test_the_verl_overrides_compose():
