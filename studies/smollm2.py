@@ -28,7 +28,6 @@ import torch
 
 from bandpo import (
     M2PO,
-    TOPR,
     Band,
     BandAbove,
     DualClip,
@@ -38,6 +37,7 @@ from bandpo import (
     Objective,
     SequenceMask,
     Surrogate,
+    TokenTOPR,
     TotalVariation,
     TwoSided,
     Unclipped,
@@ -118,7 +118,7 @@ ARMS: Mapping[str, Arm] = {
     "dual clip": Arm(Method(HIGH_CLIP, DualClip(3.0))),
     "veto of sequences": Arm(Method(HIGH_CLIP, SequenceMask(0.5))),
     "veto of suffixes": Arm(Method(HIGH_CLIP, SuffixVeto())),
-    "truncated negatives": Arm(TOPR()),
+    "truncated negatives": Arm(TokenTOPR()),
     "M2PO": Arm(M2PO()),
     "rate by sample size": Arm(HIGH_CLIP, rate_by_sample_size=True),
     "recomputed": Arm(CLIP, recomputed=True),

@@ -263,10 +263,19 @@ def icepop(logp, logp_old, advantages, mask, *, lower=0.5, upper=5.0):
     return -ratio * kept * advantages
 
 
-def ipo(logp, logp_old, advantages, mask, *, radius=0.1):
-    """prime-rl's "ipo" without its regulariser: dropped where the probability moved by more than radius either way."""
+def ipo(logp, logp_old, advantages, mask, *, radius=0.1, coefficient=1e-3):
+    """prime-rl's "ipo": dropped where the probability moved by more than radius either way; ℓ² on every token."""
     kept = (logp.exp() - logp_old.exp()).abs() <= radius
-    return -(logp - logp_old).exp() * kept * advantages
+    return coefficient * (logp - logp_old) ** 2 - (logp - logp_old).exp() * kept * advantages
+
+
+def minirl(logp, logp_old, advantages, mask, *, logp_rollout=None, low=0.2, high=0.27, max_weight=5.0):
+    """MiniRL 2512.01374, eq. 7: the mask of π/π_old, and the weight π/μ, of the rollout engine's μ, up to a limit."""
+    ratio = (logp - logp_old).exp().detach()
+    dropped = (advantages > 0) & (ratio > 1 + high) | (advantages < 0) & (ratio < 1 - low)
+    rollout = logp_old if logp_rollout is None else logp_rollout
+    weight = (logp - rollout).exp().clamp(max=max_weight).detach()
+    return -weight * ~dropped * advantages * logp
 
 
 def vespo(logp, logp_old, advantages, mask, *, positive=(2.0, 3.0), negative=(3.0, 2.0)):
@@ -319,7 +328,16 @@ def aspo(logp, logp_old, advantages, mask, *, low=0.2, high=0.2, max_weight=3.0)
 
 
 def topr(logp, logp_old, advantages, mask):
-    """TOPR 2503.14286, token by token: weight 1 for A > 0, the ratio within [0, 1] for others."""
+    """TOPR 2503.14286, eq. 8: weight 1 for A > 0, the ratio π(τ)/μ(τ) of the sequence within [0, 1] for others."""
+    product = torch.stack(
+        [(row * counted).exp().prod() for row, counted in zip(logp - logp_old, mask, strict=True)]
+    )
+    tapered = product[:, None].clamp(0, 1).detach()
+    return -torch.where(advantages > 0, 1.0, tapered) * advantages * logp
+
+
+def token_topr(logp, logp_old, advantages, mask):
+    """ROLL's ``topr``, token by token: weight 1 for A > 0, the token's ratio within [0, 1] for others."""
     tapered = (logp - logp_old).exp().clamp(0, 1).detach()
     return -torch.where(advantages > 0, 1.0, tapered) * advantages * logp
 
@@ -358,7 +376,7 @@ class Facts(NamedTuple):
     """The properties of a method besides its formula, written by hand and not read from the tested code."""
 
     average: str
-    """token-mean, or seq-mean-token-mean where a sequence's tokens are averaged first."""
+    """token-mean; seq-mean-token-mean where a sequence's tokens are averaged first, seq-mean-token-sum where summed."""
     bounds: tuple[float, float] = (0.0, math.inf)
     """The ratios that its rule allows a token of p = 0.08; at most 12.5 by the simplex."""
     dual: float = math.inf
@@ -371,7 +389,7 @@ class Facts(NamedTuple):
     """True if the method has sums over all tokens of the update."""
 
 
-TOKENS, SEQUENCES = "token-mean", "seq-mean-token-mean"
+TOKENS, SEQUENCES, SUMS = "token-mean", "seq-mean-token-mean", "seq-mean-token-sum"
 BAND = (0.261695843, 2.410553794)  # binary KL(old‖new) of 0.05 from p = 0.08, found by bisection in 30 digits
 
 PAPER_FACTS = {
@@ -406,10 +424,15 @@ PAPER_FACTS = {
     "GMPO": Facts(SEQUENCES, (0.670320046, 1.491824698)),  # 2507.20673: e^±0.4, mean over sequences
     "VESPO": Facts(TOKENS, weights="inside"),  # 2602.10693; TRL and the authors' code
     "PSPO": Facts(TOKENS),  # 2509.21282: the authors' run, loss_type "dapo"
-    "TOPR": Facts(SEQUENCES, (0.0, 1.0)),  # 2503.14286: divided by the sequence's length; ROLL
+    "TOPR": Facts(
+        SEQUENCES, weights="inside"
+    ),  # 2503.14286, eq. 8 and §4.1: divided by the sequence's length
+    "TokenTOPR": Facts(SEQUENCES, (0.0, 1.0)),  # ROLL's _compute_topr_loss and its loss_agg_mode
     "KLCov": Facts(TOKENS, whole_batch=True),  # 2505.22617: authors' code, means over the tensors at hand
     "DRO": Facts(TOKENS),  # verl's loss_mode dro
     "PrimeRL": Facts(TOKENS, (0.0, 3.5), old_policy="rollout"),  # prime-rl's DefaultLossConfig: p ± 0.2
+    "IPO": Facts(TOKENS, (0.0, 2.25), old_policy="rollout"),  # prime-rl #3418: p ± 0.1
+    "MiniRL": Facts(SUMS, (0.8, 1.27), weights="inside"),  # 2512.01374, eq. 7 and §4.2
     "DeepSeekV32": Facts(SEQUENCES, (0.8, 1.2)),  # 2512.02556, eq. 9: 1/G Σ 1/|o|
     "TRM": Facts(TOKENS, old_policy="rollout"),  # 2512.23075; verl's rollout_rs
     "DGPO": Facts(TOKENS, (0.8, 1.2)),  # 2603.14389: verl's clip_ratio and average, which the script leaves

@@ -46,8 +46,10 @@ from bandpo.objectives import (
     Objective,
     ProbabilityPenalty,
     Quadratic,
+    RolloutSurrogate,
     SelfAnchored,
     SequenceMask,
+    SequenceProduct,
     SigmoidGate,
     Smoothed,
     Surrogate,
@@ -64,8 +66,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASPO", "BAPO", "CEGPPO", "CISPO", "CPPO", "DAPO", "DGPO", "DPPO", "DRO", "DRPO", "FIPO", "GMPO", "GPG", "GPPO",
-    "GRPO", "GSPO", "M2PO", "MASPO", "METHODS", "MHPO", "PPO", "PSPO", "SAPO", "SPO", "TOPR", "TRM", "UPGRPO",
-    "VESPO", "BandAbove", "BandPO", "ClipCov", "DeepSeekV32", "IcePop", "KLCov", "Method", "PrimeRL",
+    "GRPO", "GSPO", "IPO", "M2PO", "MASPO", "METHODS", "MHPO", "PPO", "PSPO", "SAPO", "SPO", "TOPR", "TRM", "UPGRPO",
+    "VESPO", "BandAbove", "BandPO", "ClipCov", "DeepSeekV32", "IcePop", "KLCov", "Method", "MiniRL", "PrimeRL",
+    "TokenTOPR",
 ]  # fmt: skip
 
 PER_SEQUENCE = "seq-mean-token-mean"
@@ -712,19 +715,78 @@ def MHPO() -> Method:
 
 
 @_published("2503.14286")
-def TOPR(level: str = "token") -> Method:
-    """Use the plain policy gradient for A > 0, and limit the ratio to at most 1 for the others.
+def TOPR() -> Method:
+    """Use the plain policy gradient for A > 0, and weight the others with their sequence's ratio, at most 1.
+
+    ``w = 1`` if A > 0, else ``min(W, 1)``, where ``W = π(y)/π_old(y)`` is the product of the ratios of all tokens of
+    the sequence y. Importance weights, if there are any, are factors of W. The loss is averaged per sequence, then over
+    sequences.
+
+    `TokenTOPR` is ROLL's form, with the ratio of each token. A form with the geometric mean over the sequence, as
+    proposed for verl (#6986), is ``Method(FixedClip(1.0, 0.0), SelfAnchored(ClippedWeight()), "sequence",
+    "seq-mean-token-mean")``.
+
+    Source: https://arxiv.org/abs/2503.14286, equation 8; the average is that of its experiments
+
+    >>> logp_old = torch.full((1, 2), 0.08).log()
+    >>> logp = torch.tensor([[0.04, 0.12]]).log()
+    >>> tokens = Tokens.from_batch(logp, logp_old, -torch.ones(1), rule=TOPR().clip)
+    >>> TOPR().weight(tokens)  # the product of ½ and 1½
+    tensor([[0.7500, 0.7500]])
+    """
+    return Method(Unclipped(), SelfAnchored(SequenceProduct(1.0)), aggregation=PER_SEQUENCE)
+
+
+@_published("2503.14286")
+def TokenTOPR() -> Method:
+    """Use the plain policy gradient for A > 0, and limit the ratio of each other token to at most 1.
 
     ``w = 1`` if A > 0, else ``min(r, 1)``. The loss is averaged per sequence, then over sequences.
 
-    Args:
-        level: The level of the ratio: ``token``, as in ROLL and trinity, or ``sequence``, the geometric mean over a
-            sequence. The paper's ratio is the product over a sequence, which is not available.
+    This is the ``topr`` of ROLL (version 0.2.0, February 2026), which takes the sign of the sequence's score in place
+    of that of A. The paper's method, with the ratio of the whole sequence, is `TOPR`.
 
-    Source: https://arxiv.org/abs/2503.14286
+    Source: https://arxiv.org/abs/2503.14286, in the form of ROLL's ``pg_variant: topr``
+
+    >>> logp_old = torch.full((1, 2), 0.08).log()
+    >>> logp = torch.tensor([[0.04, 0.12]]).log()
+    >>> tokens = Tokens.from_batch(logp, logp_old, -torch.ones(1), rule=TokenTOPR().clip)
+    >>> TokenTOPR().weight(tokens)  # the ratios are ½ and 1½
+    tensor([[0.5000, 1.0000]])
     """
-    objective = SelfAnchored(ClippedWeight())
-    return Method(FixedClip(1.0, 0.0), objective, level, PER_SEQUENCE)
+    return Method(FixedClip(1.0, 0.0), SelfAnchored(ClippedWeight()), aggregation=PER_SEQUENCE)
+
+
+@_published("2512.01374")
+def MiniRL(low: float = 0.2, high: float = 0.27, max_weight: float = 5.0) -> Method:
+    """Clip token ratios to [1 − low, 1 + high], and weight with the ratio to the policy that sampled.
+
+    ``w = min(π/π_rollout, max_weight)``, and 0 for a blocked token: A > 0 and r > 1 + high, or A < 0 and r < 1 − low.
+    The bounds refer to ``r = π/π_old``, the weight to the rollout engine's policy. The loss is summed over the tokens
+    of a sequence, then averaged over sequences.
+
+    The engine enters by importance weights ``c = π_old/π_rollout``, one per token: ``π/π_rollout = r·c``. Pass
+    ``weights=rollout_weights(logp_old, logp_rollout, upper=inf)`` to `policy_loss`. In TRL set
+    ``vllm_importance_sampling_mode="token_truncate"``, in verl ``rollout_correction.rollout_is=token``, each with a
+    threshold of 5. Without weights, the two policies count as one. The paper's advantage is the reward minus the
+    group's mean, not divided by its standard deviation.
+
+    Args:
+        low: Distance of the lower bound from 1, in [0, 1]. 0.2 is the paper's.
+        high: Distance of the upper bound from 1, at least 0. 0.27 is the paper's.
+        max_weight: Largest weight, above 0; ``inf`` for none. 5 is the paper's.
+
+    Source: https://arxiv.org/abs/2512.01374, equation 7 and section 4.2
+
+    >>> logp_old, logp_rollout = torch.tensor([[0.08, 0.08]]).log(), torch.tensor([[0.04, 0.08]]).log()
+    >>> logp = torch.tensor([[0.1, 0.1]]).log().requires_grad_()
+    >>> weights = rollout_weights(logp_old, logp_rollout, upper=float("inf"))
+    >>> loss = policy_loss(logp, logp_old, torch.tensor([1.0]), method=MiniRL(), weights=weights).loss
+    >>> loss.backward()
+    >>> logp.grad  # the ratios to the engine's policy are 2.5 and 1.25
+    tensor([[-2.5000, -1.2500]])
+    """
+    return Method(FixedClip(low, high), RolloutSurrogate(max_weight), aggregation="seq-mean-token-sum")
 
 
 @_published("2505.22617")
@@ -790,19 +852,55 @@ def DRO(beta: float = 0.1) -> Method:
 
 @_published("2602.02276")
 def PrimeRL(radius: float = 0.2, coefficient: float = 1e-3) -> Method:
-    """Use prime-rl's default loss: the mask of `DPPO` by total variation, and the penalty of Kimi-K2.5.
+    """Use prime-rl's default loss of April to August 2026: `DPPO`'s mask by total variation, Kimi-K2.5's penalty.
 
     ``w = r``, and 0 for a token with ``|π − π_old| > radius`` on the side to which the advantage pushes it. Every token
     has the penalty ``coefficient·(log r)²``, so ``b = −2·coefficient·log r``. The old policy is the rollout engine's.
     The loss is averaged over all tokens.
 
+    It was prime-rl's default from 6 April 2026 (#2187; releases 0.6.0 to 0.8.0) to 27 August 2026, when #3418 removed
+    it. The default since then is `IPO`.
+
     Args:
-        radius: Largest change of a token's probability, above 0. 0.2 is prime-rl's default.
-        coefficient: Factor of the penalty, above 0. 1e-3 is prime-rl's default.
+        radius: Largest change of a token's probability, above 0. 0.2 is that of these releases.
+        coefficient: Factor of the penalty, above 0. 1e-3 is that of these releases.
 
     Source: https://arxiv.org/abs/2602.02276 for the penalty; for the mask, https://arxiv.org/abs/2602.04879
     """
     objective = LogRatioPenalty(coefficient, DropOutside(math.inf))
+    clip = Band(TotalVariation(), radius, math.inf)
+    return Method(clip, objective, aggregation="token-mean", old_policy="rollout")
+
+
+@_published("2602.02276")
+def IPO(radius: float = 0.1, coefficient: float = 1e-3) -> Method:
+    """Use prime-rl's IPO: drop tokens whose probability has moved far, for both signs of A, and penalise ``log² r``.
+
+    ``w = r``, and 0 for a token with ``|π − π_old| > radius``. Every token has the penalty ``coefficient·(log r)²``, so
+    ``b = −2·coefficient·log r``. The old policy is the rollout engine's. The loss is averaged over all tokens.
+
+    It has been prime-rl's default since 27 August 2026 (#3418), with the defaults below. Since 18 September 2026
+    (#3586) prime-rl's own defaults are 0.3 and no penalty: ``IPO(0.3, 0)``. In March 2026 (#1930; the release 0.5.0) a
+    first form was the default: ``IPO(0.2)``. The letters stand for INTELLECT policy optimization. Identity preference
+    optimisation, which trains on pairs of answers, is another method.
+
+    Args:
+        radius: Largest change of a token's probability, above 0; prime-rl's ``eps``, formerly ``ipo_threshold``.
+        coefficient: Factor of the penalty, at least 0; prime-rl's ``kl_tau``. 0 is no penalty.
+
+    Source: prime-rl, https://github.com/PrimeIntellect-ai/prime-rl/pull/3418; for the penalty,
+    https://arxiv.org/abs/2602.02276
+
+    >>> logp_old = torch.full((1, 2), 0.08).log()
+    >>> logp = torch.tensor([[0.16, 0.2]]).log()
+    >>> tokens = Tokens.from_batch(logp, logp_old, -torch.ones(1), rule=IPO().clip)
+    >>> IPO().weight(tokens)  # the probabilities moved by 0.08 and 0.12
+    tensor([[2., 0.]])
+    """
+    _checks.number("coefficient", coefficient, "a finite number of at least 0", lambda x: 0 <= x < math.inf)
+    objective: Objective = DropOutside(math.inf, both_sides=True)
+    if coefficient != 0:
+        objective = LogRatioPenalty(coefficient, objective)
     clip = Band(TotalVariation(), radius, math.inf)
     return Method(clip, objective, aggregation="token-mean", old_policy="rollout")
 

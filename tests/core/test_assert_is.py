@@ -18,9 +18,11 @@ from bandpo.testing._batches import loss_batches
 
 
 def averaged(values, mask, average):
-    """Compute the mean over tokens, or over sequences without the empty ones."""
+    """Compute the mean over tokens, or over sequences without the empty ones, of means or of sums."""
     if average == "seq-mean-token-mean":
         return reference.mean_of_sequence(values, mask).sum() / mask.any(1).sum()
+    if average == "seq-mean-token-sum":
+        return (values * mask).sum() / mask.any(1).sum()
     return (values * mask).sum() / mask.sum()
 
 

@@ -47,8 +47,10 @@ from bandpo.objectives import (
     ProbabilityPenalty,
     Quadratic,
     RatioCap,
+    RolloutSurrogate,
     SelfAnchored,
     SequenceMask,
+    SequenceProduct,
     SigmoidGate,
     Smoothed,
     Unweighted,
@@ -133,10 +135,10 @@ REFERENCES = {
     "DPPO": ("DPPO()", reference.dppo_kl),
     "DPPO-TV": ("DPPO(TotalVariation(), 0.15, 2)", partial(reference.dppo_tv, max_weight=2.0)),
     "IcePop": ("IcePop()", reference.icepop),
-    "ipo": (
-        Method(Band(TotalVariation(), 0.1, torch.inf), DropOutside(torch.inf, both_sides=True)),
-        reference.ipo,
-    ),
+    "IPO": ("IPO()", reference.ipo),
+    "IPO(0.3, 0)": ("IPO(0.3, 0)", partial(reference.ipo, radius=0.3, coefficient=0.0)),
+    "MiniRL": ("MiniRL()", reference.minirl),
+    "MiniRL(…)": ("MiniRL(0.4, 0.5, 1.2)", partial(reference.minirl, low=0.4, high=0.5, max_weight=1.2)),
     "CISPO": ("CISPO()", reference.cispo),
     "CISPO, both sides": ("CISPO(0.2, 0.28)", partial(reference.cispo, low=0.2, high=0.28)),
     "GPPO": ("GPPO()", partial(reference.gppo, dual=10.0)),
@@ -170,6 +172,7 @@ REFERENCES = {
     "VESPO": ("VESPO()", reference.vespo),
     "PSPO": ("PSPO()", reference.pspo),
     "TOPR": ("TOPR()", reference.topr),
+    "TokenTOPR": ("TokenTOPR()", reference.token_topr),
     "KLCov": ("KLCov()", reference.kl_cov),
     "KLCov(0.2, 0.1)": ("KLCov(0.2, 0.1)", partial(reference.kl_cov, share=0.2, coefficient=0.1)),
     "DRO": ("DRO()", reference.dro),
@@ -190,7 +193,8 @@ REFERENCES = {
 }
 OF_SEQUENCES = ("GSPO", "GSPO(0.1, 0.2)", "GMPO")
 REPORT_ANOTHER_LOSS = (
-    *("CISPO", "CISPO, both sides", "DPPO", "DPPO-TV", "DRO", "GPG", "TOPR", "VESPO"),
+    *("CISPO", "CISPO, both sides", "DPPO", "DPPO-TV", "DRO", "GPG", "TOPR", "TokenTOPR", "VESPO"),
+    *("MiniRL", "MiniRL(…)"),
     *("BandPO", "BandAbove"),
 )
 """The formula is a constant times log π, where a loss here reports that constant; or its value is not the bound's."""
@@ -208,9 +212,12 @@ def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
 
     logp.requires_grad_()
     loss = formula(logp, old, advantages, mask.double())
-    by_sequence = reference.mean_of_sequence(loss, mask.double())
     average = reference.PAPER_FACTS.get(name.partition("(")[0], reference.Facts("token-mean")).average
-    loss = by_sequence.mean() if average == "seq-mean-token-mean" else loss[mask].mean()
+    loss = {
+        "token-mean": loss[mask].mean(),
+        "seq-mean-token-mean": reference.mean_of_sequence(loss, mask.double()).mean(),
+        "seq-mean-token-sum": (loss * mask).sum(-1).mean(),
+    }[average]
     (expected,) = torch.autograd.grad(loss, logp)
     ours = policy_loss(logp, old, advantages, mask, method=method).loss
     (found,) = torch.autograd.grad(ours, logp)
@@ -247,7 +254,7 @@ def test_every_method_has_facts():
 
 def _constant_of(aggregation):
     """Return the name that tests/method_references.py gives an average."""
-    return "TOKENS" if aggregation == "token-mean" else "SEQUENCES"
+    return {"token-mean": "TOKENS", "seq-mean-token-sum": "SUMS"}.get(aggregation, "SEQUENCES")
 
 
 @pytest.mark.parametrize("name", reference.PAPER_FACTS)
@@ -275,6 +282,44 @@ def test_a_method_is_what_its_paper_says(name):
         assert (gradient() != 0).tolist() == [True, facts.dual == torch.inf]
     outside = torch.allclose(gradient(weights=weights), 2 * gradient())
     assert outside == (facts.weights == "outside")
+
+
+@pytest.mark.parametrize("per", ["token", "sequence"])
+def test_the_ratio_of_topr_and_of_minirl_is_to_the_policy_that_sampled(per):
+    """The importance weights π_old/μ are a part of it: so are the product's factors, and what is limited."""
+    logp, old, advantages, mask = batch(11, whole_sequences=True)
+    generator = torch.Generator().manual_seed(12)
+    gap = 0.6 * torch.randn(old.shape if per == "token" else (len(old), 1), generator=generator).double()
+    weights = gap.exp() if per == "token" else gap.exp().squeeze(-1)
+    # A weight per sequence is a factor of each token's ratio in MiniRL, and one factor of the product in TOPR.
+    share = gap if per == "token" else gap / mask.sum(-1, keepdim=True)
+    logp.requires_grad_()
+    for name, losses, reduced in (
+        ("MiniRL()", reference.minirl(logp, old, advantages, mask, logp_rollout=old - gap), torch.sum),
+        ("TOPR()", reference.topr(logp, old - share, advantages, mask.double()), torch.mean),
+    ):
+        losses = torch.stack([reduced(row[counted]) for row, counted in zip(losses, mask, strict=True)])
+        (expected,) = torch.autograd.grad(losses.mean(), logp, retain_graph=True)
+        ours = policy_loss(logp, old, advantages, mask, method=name, weights=weights).loss
+        (found,) = torch.autograd.grad(ours, logp)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+        # They are more than factors of the loss.
+        unweighted = policy_loss(logp, old, advantages, mask, method=name).loss
+        (without,) = torch.autograd.grad(unweighted, logp)
+        outside = without * (weights if per == "token" else weights[:, None])
+        assert not torch.allclose(found, outside)
+
+
+def test_topr_by_hand():
+    """Two sequences of the ratios 1/2 and 3/2: the product 3/4 weighs both tokens of the loser, 1 the winner's."""
+    old = torch.full((2, 2), 0.08, dtype=torch.float64).log()
+    logp = (old + torch.tensor([[0.5, 1.5]], dtype=torch.float64).log()).requires_grad_()
+    weights = {}
+    for name in ("TOPR()", "TokenTOPR()"):
+        loss = policy_loss(logp, old, torch.tensor([1.0, -1.0]).double(), method=name).loss
+        weights[name] = (torch.autograd.grad(loss, logp)[0].abs() * 4).tolist()  # 2 sequences of 2 tokens
+    assert weights["TOPR()"] == [[1.0, 1.0], pytest.approx([0.75, 0.75])]
+    assert weights["TokenTOPR()"] == [[1.0, 1.0], pytest.approx([0.5, 1.0])]
 
 
 # --- as text ----------------------------------------------------------------------------------------------------------
@@ -404,7 +449,9 @@ ONE_OF_EACH = [
     DualClip(),
     SequenceMask(0.5),
     RatioCap(1.5),
+    RolloutSurrogate(),
     SelfAnchored(),
+    SequenceProduct(1.0),
     Smoothed(),
     DecoupledDecay(),
     MassAdaptiveGate(),

@@ -10,9 +10,13 @@ from torch import Tensor
 
 from bandpo import _checks
 from bandpo.batch import Tokens
+from bandpo.objectives._products import log_product
 from bandpo.objectives.base import Objective, check_positive
 
-__all__ = ["ClippedWeight", "DropOutside", "GeometricMean", "InverseRatio", "KeepBound", "Surrogate"]
+__all__ = [
+    "ClippedWeight", "DropOutside", "GeometricMean", "InverseRatio", "KeepBound", "RolloutSurrogate", "SequenceProduct",
+    "Surrogate",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,40 @@ class DropOutside(Objective):
         outside = tokens.clip_mask.clipped_low | tokens.clip_mask.clipped_high
         dropped = outside if self.both_sides else tokens.blocked
         return tokens.ratio.clamp(max=self.max_weight).masked_fill(dropped, 0.0)
+
+
+@dataclass(frozen=True)
+class RolloutSurrogate(Objective):
+    """MiniRL's objective: PPO's mask, and the ratio to the policy that sampled as weight.
+
+    ``w = min(r·c, max_weight)``, where ``c`` is the token's importance weight ``π_old/π_rollout`` if there are any, and
+    0 for blocked tokens. So the bounds refer to the old policy and the weight to the rollout engine's.
+
+    Args:
+        max_weight: Largest weight, > 0; ``inf`` for none.
+
+    Source: arXiv 2512.01374.
+
+    >>> old, advantages = torch.full((1, 3), 0.08).log(), torch.tensor([[1.0, 1.0, -1.0]])
+    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09, 0.8]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> RolloutSurrogate().weight(tokens)
+    tensor([[0.0000, 1.1250, 5.0000]])
+    """
+
+    max_weight: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_positive(max_weight=self.max_weight)
+
+    @property
+    def weights_inside(self) -> bool:
+        return True
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        ratio = tokens.ratio
+        if tokens.weights is not None:
+            ratio = ratio * tokens.sequences.at_tokens(tokens.weights)
+        return ratio.clamp(max=self.max_weight).masked_fill(tokens.blocked, 0.0)
 
 
 @dataclass(frozen=True)
@@ -193,3 +231,40 @@ class GeometricMean(Objective):
     def surrogate(self, tokens: Tokens) -> Tensor:
         ratio = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
         return tokens.sequence_mean(ratio.log()).exp()
+
+
+@dataclass(frozen=True)
+class SequenceProduct(Objective):
+    """The objective of TOPR's losers: every token has the product of its sequence's ratios as weight, up to a limit.
+
+    ``w = min(W, max_weight)`` with ``W = exp(sum of log(r·c))`` over the sequence, where ``c`` is the token's
+    importance weight if there are any. No clip rule is used.
+
+    Args:
+        max_weight: Largest weight, > 0; ``inf`` for none.
+
+    Source: arXiv 2503.14286.
+
+    >>> old, advantages = torch.full((2, 2), 0.08).log(), -torch.ones(2)
+    >>> logp = torch.tensor([[0.04, 0.12], [0.16, 0.12]]).log()
+    >>> tokens = Tokens.from_batch(logp, old, advantages, rule=Unclipped())
+    >>> SequenceProduct(1.0).weight(tokens)  # ½ · 1½, and 2 · 1½
+    tensor([[0.7500, 0.7500],
+            [1.0000, 1.0000]])
+    """
+
+    max_weight: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_positive(max_weight=self.max_weight)
+
+    @property
+    def weights_inside(self) -> bool:
+        return True
+
+    @property
+    def whole_sequence(self) -> bool:
+        return True
+
+    def weight(self, tokens: Tokens) -> Tensor:
+        return log_product(tokens, tokens.log_ratio).exp().clamp(max=self.max_weight)

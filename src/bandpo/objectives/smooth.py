@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 
 from bandpo import _checks
 from bandpo.batch import Tokens
+from bandpo.objectives._products import log_product
 from bandpo.objectives.base import Objective, check_positive
 
 __all__ = [
@@ -291,14 +292,7 @@ class GammaWeight(Objective):
 
     def weight(self, tokens: Tokens) -> Tensor:
         # Clamp as TRL does, so that W does not overflow.
-        log_w = tokens.sequence_sum(tokens.log_ratio.clamp(-20.0, 20.0))
-        if tokens.weights is not None:
-            log_c = tokens.weights.log().clamp(math.log(1e-8), 20.0)
-            if log_c.shape == log_w.shape:
-                log_w = log_w + tokens.sequence_sum(log_c)
-            else:  # one weight per sequence
-                log_w = log_w + tokens.sequences.at_tokens(log_c)
-        log_w = log_w.clamp(math.log(1e-8), 20.0)
+        log_w = log_product(tokens, tokens.log_ratio.clamp(-20.0, 20.0)).clamp(math.log(1e-8), 20.0)
 
         # k and λ by the sign of the advantage
         negative = tokens.advantages < 0
