@@ -80,17 +80,34 @@ def test_the_tests_named_in_the_paper_map_exist():
 
 def test_the_page_of_methods_has_each_with_its_source():
     """Each method has a row, as it is written and with the number of its paper."""
-    row = r"^\| `(\w+)\(\)` \|.*?\| \[([\d.]+)\]\(https://arxiv\.org/abs/\2\) \|$"
+    row = r"^\| `(\w+)\(\)` \|.*? \| (?:yes|no) \| \[([\d.]+)\]\(https://arxiv\.org/abs/\2\) \|$"
     sources = dict(re.findall(row, PAGE_OF_METHODS, re.M))
     require(
         [name for name, paper in METHODS.items() if sources.get(name) != paper.source],
         "docs/which-method.md",
         lambda name: (
-            f"| `{name}()` | WHAT IT DOES | [{METHODS[name].source}](https://arxiv.org/abs/{METHODS[name].source}) |"
+            f"| `{name}()` | WHAT IT DOES | no "
+            f"| [{METHODS[name].source}](https://arxiv.org/abs/{METHODS[name].source}) |"
         ),
         "one of the tables of methods",
     )
     assert sources.keys() <= METHODS.keys(), "docs/which-method.md has rows of methods that do not exist"
+
+
+def test_the_number_of_published_methods_is_that_of_the_table():
+    """`BandAbove` is a combination of our own, as its documentation says."""
+    own = [
+        name for name, paper in METHODS.items() if "is our own" in " ".join(str(paper.method.__doc__).split())
+    ]
+    assert own == ["BandAbove"]
+    published = len(METHODS) - len(own)
+    for path in ("README.md", "docs/index.md"):
+        page = (ROOT / path).read_text()
+        said = re.findall(r"(\d+) published methods", page)
+        assert said == [str(published)], f"{path} says {said}, but {published} methods are published"
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        claim = re.search(r"(?:any|every|all) published (?:clip )?(?:rule|method)s?", path.read_text())
+        assert not claim, f"{path.relative_to(ROOT)} says {claim and claim[0]!r}: say how many there are"
 
 
 def test_the_first_page_names_each_method():
