@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
@@ -271,10 +271,61 @@ def _look_up(node: ast.expr, imports: bool) -> Callable[..., Any]:
     paper_name = PAPER_NAME.fullmatch(name)
     if paper_name:
         return _paper_rule(*paper_name.groups())
-    hint = did_you_mean(name, [*vocabulary, *PAPER_DIVERGENCES])
+    hint = did_you_misspell(name, vocabulary) or did_you_mean(name, PAPER_DIVERGENCES)
     if not hint:
-        hint = f"; known are {', '.join(sorted(vocabulary))}"
+        hint = f"; known are {', '.join(sorted(vocabulary))}; bandpo.METHODS lists the methods"
     raise InvalidValue(f"unknown name {name!r}{hint}; write module.Name for a class of your own")
+
+
+def did_you_misspell(name: str, candidates: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name, with the candidate of which it is a misspelling, if any.
+
+    Names of published methods often differ by one letter (CISPO and DISPO, GRPO and TRPO), and no method may be
+    answered with another one. So a name in capitals is suggested for four slips only: upper and lower case, a letter
+    typed twice, two neighbouring letters exchanged, the last letter missing. Exchanging the first letter counts as
+    another name (PSPO and SPPO), and so does a change of a number (DeepSeekV32 and DeepSeekV4).
+
+    >>> did_you_misspell("GSPPO", ["GSPO", "PPO"]), did_you_misspell("DISPO", ["CISPO"])
+    ('; did you mean GSPO?', '')
+    """
+    for candidate in sorted(candidates, key=lambda candidate: _edits(_bare(name), _bare(candidate))):
+        if _misspelt(_bare(name), candidate):
+            return f"; did you mean {candidate}?"
+    return ""
+
+
+def _bare(name: str) -> str:
+    """Return a name in lower case without hyphens, with a letter O for a zero."""
+    return re.sub(r"[-_]", "", name.lower()).replace("0", "o")
+
+
+def _misspelt(typed: str, candidate: str) -> bool:
+    """Return True if a name, as `_bare` returns it, is a misspelling of a candidate."""
+    name = _bare(candidate)
+    if typed == name:
+        return True
+    if len(name) < 4 or re.findall(r"\d", typed) != re.findall(r"\d", name):
+        return False
+    if candidate.isupper():
+        doubled = {name[:i] + name[i] + name[i:] for i in range(len(name))}
+        exchanged = {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(1, len(name) - 1)}
+        return typed in {name[:-1], *doubled, *exchanged}
+    return _edits(typed, name) <= (2 if len(name) >= 8 else 1)
+
+
+def _edits(one: str, other: str) -> int:
+    """Count the letters to insert, delete, replace or exchange with their neighbour to make one name the other."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one):
+        after = [i + 1]
+        for j, target in enumerate(other):
+            changes = [row[j] + (letter != target), row[j + 1] + 1, after[j] + 1]
+            if i and j and (letter, one[i - 1]) == (other[j - 1], target):
+                changes.append(before[j - 1] + 1)
+            after.append(min(changes))
+        before, row = row, after
+    return row[-1]
 
 
 def _paper_rule(name: str, decimals: str | None, relaxed: str | None) -> Callable[..., ClipRule]:

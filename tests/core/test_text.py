@@ -186,3 +186,76 @@ def test_as_text_reads_back(value):
 def test_a_method_that_is_not_called_is_named(name):
     with pytest.raises(TypeError, match=rf"method is {name} itself: write {name}\(\)"):
         as_method(getattr(bandpo, name))
+
+
+ABSENT = (
+    *(
+        "NSR",
+        "DISPO",
+        "VACO",
+        "OPMD",
+        "WAPO",
+        "REAL",
+        "SAT",
+        "GEPO",
+        "SSPO",
+        "TPO",
+        "CPO",
+        "TRPO",
+        "SPPO",
+        "MAPPO",
+    ),
+    *(
+        "IPPO",
+        "APPO",
+        "GIPO",
+        "KPO",
+        "MinPRO",
+        "LUSPO",
+        "GTPO",
+        "AGAPO",
+        "RLOO",
+        "DPO",
+        "SimPO",
+        "VAPO",
+        "VCPO",
+    ),
+    *(
+        "PPG",
+        "CFPO",
+        "ARPO",
+        "SRPO",
+        "GiGPO",
+        "M3PO",
+        "DeepSeekV3",
+        "DeepSeekV4",
+        "TokenGRPO",
+        "MaxRL",
+        "ScaleRL",
+    ),
+)
+"""Names of the literature that are no methods here. Many differ from one that is by a letter."""
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_published_name_is_never_answered_with_another_method(name):
+    with pytest.raises(ValueError, match=rf"unknown name '{name}'") as error:
+        parse(f"{name}()")
+    assert "did you mean" not in str(error.value)
+    assert "bandpo.METHODS lists the methods" in str(error.value)
+    assert "GRPO, " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("grpo", "GRPO"), ("GRPOO", "GRPO"), ("GSPPO", "GSPO"), ("SAP", "SAPO"), ("SAP0", "SAPO"), ("DAOP", "DAPO"),
+        ("CSIPO", "CISPO"), ("m2p0", "M2PO"), ("Ipo", "IPO"), ("Bnad", "Band"), ("BandAbov", "BandAbove"),
+        ("bandabove", "BandAbove"), ("MinRL", "MiniRL"), ("Mini_RL", "MiniRL"), ("PrimeLR", "PrimeRL"),
+        ("ClipConv", "ClipCov"), ("IcePopp", "IcePop"), ("TokenTOP", "TokenTOPR"), ("DeepSekV32", "DeepSeekV32"),
+        ("FixdClip", "FixedClip"), ("TotalVariatoin", "TotalVariation"), ("Surogate", "Surrogate"),
+    ],
+)  # fmt: skip
+def test_a_slip_of_the_fingers_is_answered(typed, name):
+    with pytest.raises(ValueError, match=rf"unknown name '{typed}'; did you mean {name}\?"):
+        parse(f"{typed}()")

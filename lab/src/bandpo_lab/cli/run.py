@@ -309,11 +309,12 @@ def _check_method(method: str, recipes: Path) -> None:
         ValueError: The text cannot be read; if it is a single name, the message suggests a similar one.
     """
     from bandpo.methods import METHODS
+    from bandpo.text import did_you_misspell
 
     try:
         read_method(method)
     except InvalidValue as error:
-        hint = did_you_mean(method, [*METHODS, *_names(recipes, "rule"), "vanilla"])
+        hint = did_you_misspell(method, [*METHODS, *_names(recipes, "rule"), "vanilla"])
         if hint and re.fullmatch(r"[\w.-]+", method):
             raise InvalidValue(
                 f"{method!r} is no rule of the recipes in {recipes}, and no method{hint}"
