@@ -60,8 +60,8 @@ def loss(
     Args:
         inputs: prime-rl's ``LossInputs`` of one sequence.
         method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
-        kl_tau: Weight ≥ 0 of the penalty ``log_ratio²`` on every counted token. prime-rl's own default loss has one
-            of 1e-3; use the same value here to change only the method.
+        kl_tau: Weight ≥ 0 of the penalty ``log_ratio²`` on every counted token. prime-rl's own default loss had one
+            of 1e-3 until 18 September 2026, and has none since; use the same value here to change only the method.
         record: Folder to which the tokens of every sequence are written, see `bandpo.Recorder`.
 
     Returns:

@@ -508,8 +508,8 @@ def SAPO(positive: float = 1.0, negative: float = 1.05) -> Method:
     averaged per sequence, then over sequences.
 
     Args:
-        positive: Temperature τ of tokens with A > 0, above 0. 1 is TRL's default.
-        negative: Temperature τ of the other tokens, above 0. 1.05 is TRL's default.
+        positive: Temperature τ of tokens with A > 0, above 0. 1 is TRL's default (1.16).
+        negative: Temperature τ of the other tokens, above 0. 1.05 is TRL's default (1.16).
 
     Source: https://arxiv.org/abs/2511.20347
 
@@ -639,10 +639,10 @@ def VESPO(
     averaged over all tokens.
 
     Args:
-        k_positive: k of sequences with A ≥ 0, above 0. 2 is TRL's default.
-        lambda_positive: λ of sequences with A ≥ 0, above 0. 3 is TRL's default.
-        k_negative: k of sequences with A < 0, above 0. 3 is TRL's default.
-        lambda_negative: λ of sequences with A < 0, above 0. 2 is TRL's default.
+        k_positive: k of sequences with A ≥ 0, above 0. 2 is TRL's default (1.16).
+        lambda_positive: λ of sequences with A ≥ 0, above 0. 3 is TRL's default (1.16).
+        k_negative: k of sequences with A < 0, above 0. 3 is TRL's default (1.16).
+        lambda_negative: λ of sequences with A < 0, above 0. 2 is TRL's default (1.16).
 
     Source: https://arxiv.org/abs/2602.10693
     """
@@ -674,8 +674,8 @@ def DGPO(power: float = 1.0, root: float = 2.0, low: float = 0.2, high: float = 
     Args:
         power: Exponent below the lower bound, above 0. 1 by default.
         root: Root above the upper bound, above 0. 2 by default; 1 keeps the weight 1 + high.
-        low: Distance of the lower bound from 1, in [0, 1]. 0.2 is verl's default, which the authors' script leaves.
-        high: Distance of the upper bound from 1, at least 0. 0.2 is verl's default, which the authors' script leaves.
+        low: Distance of the lower bound from 1, in [0, 1]. 0.2 is verl's default (0.9), which the script leaves.
+        high: Distance of the upper bound from 1, at least 0. 0.2 is verl's default (0.9), which the script leaves.
 
     Source: https://arxiv.org/abs/2603.14389
     """
@@ -843,7 +843,7 @@ def DRO(beta: float = 0.1) -> Method:
     paper's has a learned value function, and one log-ratio per sequence.
 
     Args:
-        beta: Twice the factor of the penalty, above 0. 0.1 is the default of verl and ROLL.
+        beta: Twice the factor of the penalty, above 0. 0.1 is ROLL's default (0.2); verl 0.9 has none.
 
     Source: https://arxiv.org/abs/2405.19107
     """

@@ -209,8 +209,12 @@ BY_HAND = {
         [0.25, 0.7, 1.1, 0, 0],
         [0, 0.7, 1.1, 1.4, 1.4],
     ),
-    "ipo": (partial(reference.ipo, radius=0.15), [0, 0.7, 1.1, 0, 0], ...),
+    "ipo": (partial(reference.ipo, radius=0.15, coefficient=0), [0, 0.7, 1.1, 0, 0], ...),
     "icepop": (partial(reference.icepop, lower=0.5, upper=2.0), [0, 0.7, 1.1, 1.5, 0], ...),
+    "minirl": (partial(reference.minirl, max_weight=2.0), [0.25, 0.7, 1.1, 0, 0], [0, 0, 1.1, 1.5, 2.0]),
+    "token_topr": (reference.token_topr, [1, 1, 1, 1, 1], [0.25, 0.7, 1, 1, 1]),
+    # 0.25 · 0.7 · 1.1 · 1.5 · 2.4
+    "topr": (reference.topr, [1, 1, 1, 1, 1], [0.693] * 5),
     # r·(1 ∓ (r − 1)/0.5)
     "spo": (
         partial(reference.spo, epsilon=0.5),

@@ -12,7 +12,7 @@ import pytest
 from bandpo import DAPO, GSPO, KL, Band, FixedClip, Method, Surrogate, TwoSided, Unclipped
 from bandpo.audit.replay import method_of
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.methods import PrimeRL
+from bandpo.methods import IPO, PrimeRL
 from bandpo.objectives import ClippedWeight, DropOutside, DualClip, GammaWeight, GeometricMean, RatioCap
 from bandpo.runs.configs import read_configuration
 from bandpo.runs.setup import Setup
@@ -39,6 +39,9 @@ SKYRL_SECTIONS = {
 NEMO = {"loss_fn": {"ratio_clip_min": 0.2, "ratio_clip_max": 0.28, "ratio_clip_c": None}}
 NEMO |= {"policy": {"train_global_batch_size": 512}}
 NEMO |= {"grpo": {"num_prompts_per_step": 32, "num_generations_per_prompt": 16}}
+IPO_OF_JUNE = {"loss": {"type": "ipo", "ipo_threshold": 0.1, "adv_tau": 1.0, "kl_tau": 1e-3}}
+IPO_OF_AUGUST = {"loss": {"type": "ipo", "eps": 0.1, "adv_tau": 1.0, "kl_tau": 1e-3}}
+IPO_OF_SEPTEMBER = {"loss": {"type": "ipo", "eps": 0.3, "adv_tau": 1.0, "kl_tau": 0.0}}
 PRIME = {"loss": {"type": "default", "dppo_mask_low": 0.2, "dppo_mask_high": 0.2, "kl_tau": 1e-3}}
 CLIP = FixedClip(0.2, 0.28)
 
@@ -85,6 +88,10 @@ def verl(**loss):
         ("step_9/config.yaml", NEMO, "nemo-rl", Method(CLIP), 1),
         ("configs/trainer.json", PRIME, "prime-rl", PrimeRL(), None),
         ("configs/trainer.toml", PRIME, "prime-rl", PrimeRL(), None),
+        ("configs/trainer.toml", IPO_OF_JUNE, "prime-rl", IPO(), None),
+        ("configs/trainer.toml", IPO_OF_AUGUST, "prime-rl", IPO(), None),
+        ("configs/trainer.json", IPO_OF_SEPTEMBER, "prime-rl", IPO(0.3, 0.0), None),
+        ("configs/trainer.json", {"loss": {"type": "icepop", "kl_tau": 0.0}}, "prime-rl", None, None),
     ],
 )
 def test_a_framework_s_own_configuration(name, settings, framework, method, updates, tmp_path):

@@ -483,6 +483,9 @@ def _nemo_rl_stock_method(config: Config) -> str | None:
 def _prime_rl_stock_method(config: Config) -> str | None:
     """Return the text of the method that equals prime-rl's own loss; None if bandpo has no such method."""
     loss = config["loss"]
+    if loss["type"] == "ipo":
+        radius = loss["eps"] if "eps" in loss else loss["ipo_threshold"]  # its name until August 2026
+        return call_text("IPO", radius, loss["kl_tau"])
     if loss["dppo_mask_low"] != loss["dppo_mask_high"]:
         return None
     return call_text("PrimeRL", loss["dppo_mask_low"], loss["kl_tau"])
