@@ -90,6 +90,8 @@ def test_entropy_at_equal_reward():
         f"kept {min(above):.1f} to {max(above):.1f} nats more entropy at equal reward than each of six"
         in in_one_line(README)
     )
+    which = in_one_line((ROOT / "docs/which-method.md").read_text())
+    assert f"{min(above):.1f} to {max(above):.1f} nats more entropy at equal reward" in which
     for rule, constant, *cells in rows:
         if rule == "Band" and constant != "no bound":
             assert all(low <= 0 for _, low, _ in intervals(cells[:2]))
