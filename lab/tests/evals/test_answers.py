@@ -1,4 +1,4 @@
-r"""Answers that the grader must accept or refuse: unusual forms of right answers, and forms that imitate a right one."""
+"""Answers that the grader must accept or refuse: unusual forms of right answers, and imitations of right ones."""
 
 import pytest
 

@@ -294,16 +294,18 @@ def test_what_sympy_evaluates_holds_no_name():
     """SymPy reads a number by evaluating it as Python: nothing but digits and operators may reach that."""
     code = f"""
 import json, runpy
-from bandpo_lab.evals.normalize import normal_form, normal_prose
+from bandpo_lab.evals.extraction import extract
+from bandpo_lab.evals.normalize import normal_form
 import sympy.parsing.sympy_parser as parser
 compare = runpy.run_path({WORKER!r})["grade_pair"]
 seen, stringify = [], parser.stringify_expr
-compare("xyz", True, "1")  # loads SymPy's units, which are named by such strings
+compare("xyz", "1")  # loads SymPy's units, which are named by such strings
 parser.stringify_expr = lambda text, *rest: seen.append(text) or stringify(text, *rest)
 for answer in {HOSTILE!r}:
-    for boxed in (False, True):
+    for completion in (answer, "#### " + answer):
+        extracted = extract(completion)
         try:
-            compare(normal_form(answer) if boxed else normal_prose(answer), boxed, "27")
+            compare(normal_form(extracted.text if extracted else answer), "27")
         except Exception:
             pass
 print(json.dumps(seen))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, lru_cache
 from importlib import metadata
 from itertools import repeat
@@ -30,10 +31,11 @@ from typing import Any
 
 from bandpo.errors import InvalidValue, MissingPackage, RunProblem
 from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
-from bandpo_lab.evals.normalize import normal_form, normal_prose
+from bandpo_lab.evals.normalize import bases, has_other_case, normal_form, primes, words_of
 from bandpo_lab.evals.trivial_answers import check_triviality
 
-_NUMBER_IN_BASE = re.compile(r"(?=[A-F]*\d)[\dA-F]+_\{?\s*(\d{1,2})\s*\}?")
+_PER_CENT = re.compile(r"(.*?)((?:\s*\\%)*)\s*", re.DOTALL)
+_WHOLE_NUMBER = re.compile(r"-?\d+")
 _TRUNCATING = re.compile(r"\\[pb]?mod(?![a-z])|\\[lcv]?dots|\.\.\.|…")
 """Operators at which math-verify stops reading: it ignores them and all that follows."""
 
@@ -202,14 +204,15 @@ class MathGrader:
             return Grade(0.0, None, "no answer")
         if len(extracted.text) > LONGEST_ANSWER:
             return Grade(0.0, None, "too long")
-        normalize = normal_form if extracted.boxed else normal_prose
-        answer = normalize(extracted.text)
+        answer = normal_form(extracted.text)
+        if not answer:
+            return Grade(0.0, None, "no answer")
         gold_form = normal_form(gold)
         usual = self._time_limit
         limit = usual if batch_time is None else batch_time.limit_of_next(usual)
         if limit:
             start = time.monotonic()
-            verdict = self._compare_cached(answer, extracted.boxed, gold_form, limit)
+            verdict = self._compare_cached(answer, gold_form, limit)
             # A cached comparison takes no time, so it is not counted again.
             if batch_time and verdict.reason and time.monotonic() - start >= limit / 2:
                 batch_time.count_slow(limit, usual)
@@ -222,7 +225,7 @@ class MathGrader:
             return Grade(0.0, None, verdict.reason)
         if verdict.right:
             reason = None
-            if problem and extracted.boxed:
+            if problem:
                 reason = check_triviality(extracted.text, gold, problem)
             return Grade(float(reason is None), gold, reason or "right")
         return Grade(0.0, verdict.answer, "no answer" if verdict.answer is None else "wrong")
@@ -230,7 +233,7 @@ class MathGrader:
     def reads(self, gold: str) -> bool:
         """Return True if math-verify parses a gold as mathematics, False if only the same text can match it."""
         normal = normal_form(gold)
-        return self._compare_cached(normal, True, normal, self._time_limit).is_mathematics
+        return self._compare_cached(normal, normal, self._time_limit).is_mathematics
 
     def close(self) -> None:
         """End the processes; if the grader is used again, it starts new ones."""
@@ -246,32 +249,25 @@ class MathGrader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compare(self, answer: str, boxed: bool, gold: str, limit: float) -> "_Verdict":
+    def _compare(self, answer: str, gold: str, limit: float) -> "_Verdict":
         """Compare normalized texts, with rules for what math-verify ignores."""
-        # math-verify ignores the base of a number.
-        answer_base = _NUMBER_IN_BASE.fullmatch(answer)
-        gold_base = _NUMBER_IN_BASE.fullmatch(gold)
-        if answer_base and gold_base and answer_base[1] != gold_base[1]:
+        values = _comparable(answer, gold)
+        if values is None:
             return _Verdict(answer=answer)
-        if boxed and _TRUNCATING.search(answer) and not _TRUNCATING.search(gold):
-            return _Verdict(answer=answer)
-        # If the gold is a whole number, a per cent sign is a unit and not a division by 100.
-        if re.fullmatch(r"-?\d+", gold) and gold not in ("0", "1"):
-            answer = answer.removesuffix("\\%")
-        verdict = self._ask(answer, boxed, gold, limit)
+        verdict = self._ask(*values, limit)
         if verdict.reason == "failed":
             # The process may have ended for another reason than this answer, so try once more.
-            verdict = self._ask(answer, boxed, gold, limit)
+            verdict = self._ask(*values, limit)
         return verdict
 
-    def _ask(self, answer: str, boxed: bool, gold: str, limit: float) -> "_Verdict":
+    def _ask(self, answer: str, gold: str, limit: float) -> "_Verdict":
         """Compare normalized texts in a process, which is stopped if it fails."""
         worker = self._slots.get()
         reusable_worker = None
         try:
             if worker is None or worker.process.poll() is not None:
                 worker = _Worker(self._time_limit, self._memory)
-            verdict = worker.ask({"answer": answer, "boxed": boxed, "gold": gold}, limit)
+            verdict = worker.ask({"answer": answer, "gold": gold}, limit)
             if not verdict.reason:
                 reusable_worker = worker
             return verdict
@@ -279,6 +275,57 @@ class MathGrader:
             self._slots.put(reusable_worker)
             if reusable_worker is None and worker is not None:
                 worker.stop()
+
+
+def _comparable(answer: str, gold: str) -> tuple[str, str] | None:
+    """Return an answer and a gold as math-verify is to compare them; None if they differ in what it ignores."""
+    words = words_of(answer)
+    if answer == gold or (words is not None and words == words_of(gold)):
+        return _without_per_cent(gold, gold)
+    if bases(answer) != bases(gold) or primes(answer) != primes(gold) or has_other_case(answer, gold):
+        return None
+    if _TRUNCATING.search(answer) and not _TRUNCATING.search(gold):
+        return None
+    return _without_per_cent(answer, gold)
+
+
+def _without_per_cent(answer: str, gold: str) -> tuple[str, str] | None:
+    """Return two normalized texts of the same values without their per cent signs; None if the signs are doubled.
+
+    x % is x / 100. But a whole number other than 0 and 1 is the same with and without its sign: data sets leave the
+    sign out if the problem asks for a percentage.
+    """
+    answer_number, answer_signs = _split_per_cent(answer)
+    gold_number, gold_signs = _split_per_cent(gold)
+    if max(answer_signs, gold_signs) > 1:
+        return (answer, gold) if answer == gold else None
+    if answer_signs == gold_signs:
+        return answer_number, gold_number
+    whole = gold_number if answer_signs else answer_number
+    if _WHOLE_NUMBER.fullmatch(whole) and whole not in ("0", "1"):
+        return answer_number, gold_number
+    if answer_signs:
+        return _hundredth(answer_number), gold_number
+    return answer_number, _hundredth(gold_number)
+
+
+def _split_per_cent(text: str) -> tuple[str, int]:
+    """Return a text without the per cent signs at its end, and their number; a sum and a list keep their signs."""
+    match = _PER_CENT.fullmatch(text)
+    assert match is not None
+    signs = match[2].count("%")
+    is_sum_or_list = re.search(r"%|,|;|\\text|(?<=[^\s({^=])\s*[-+]", match[1])
+    if signs == 1 and is_sum_or_list and not re.fullmatch(r"\(.*\)|\\left\(.*\\right\)", match[1]):
+        return text, 0
+    return match[1], signs
+
+
+def _hundredth(text: str) -> str:
+    """Return the hundredth of a normalized text; of an equation, the hundredth of its right side."""
+    name, equals, value = text.rpartition("=")
+    if re.fullmatch(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)\s*", value):
+        return f"{name}{equals}{Decimal(value.strip()).scaleb(-2):f}"
+    return rf"{name}{equals}\frac{{{value}}}{{100}}"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ BOXED = [LATEX, ExprExtractionConfig()]
 # removed the real units.
 NO_UNITS = replace(LATEX, normalization_config=replace(LATEX.normalization_config, units=False))
 WITH_TEXT = [NO_UNITS, ExprExtractionConfig()]
-ANYWHERE = [replace(NO_UNITS, boxed_match_priority=-1), ExprExtractionConfig()]
 TEXT = re.compile(r"\\(?:text|mbox|math(?:rm|it|bf))")
 
 DECIMALS = 6
@@ -37,23 +36,17 @@ PRECISION = 9
 """The number of further decimals in the numeric difference of two expressions; 6 + 9 is math-verify's default."""
 
 
-def parse_answer(text: str, boxed: bool) -> list:
+def parse_answer(text: str) -> list:
     """Parse a text with math-verify.
 
     Returns:
         The expression and its text, or the text alone if it is not mathematics.
     """
-    config = ANYWHERE
-    if boxed:
-        config = WITH_TEXT if TEXT.search(text) else BOXED
-        number = text.removesuffix("\\%")
-        # math-verify reads a per cent sign only if it follows the box.
-        text = f"\\boxed{{{text}}}" if number == text else f"$\\boxed{{{number}}}$\\%"
     return parse(
-        text,
-        config,
+        f"\\boxed{{{text}}}",
+        WITH_TEXT if TEXT.search(text) else BOXED,
         # A box is parsed as one expression or not at all, so that a fraction in it is not taken for the answer.
-        extraction_mode="first_match" if boxed else "any_match",
+        extraction_mode="first_match",
         # 0 turns off math-verify's timeout, which needs the alarm signal and does not interrupt arithmetic on huge
         # numbers.
         parsing_timeout=0,
@@ -147,21 +140,20 @@ def canonical(parsed: list) -> str | None:
     return str(value)
 
 
-def grade_pair(answer: str, boxed: bool, gold: str) -> dict:
+def grade_pair(answer: str, gold: str) -> dict:
     r"""Compare an answer with the gold answer.
 
     Args:
         answer: The text of the answer.
-        boxed: True if the completion had the answer in a box, as in ``\boxed{2}``.
         gold: The text of the gold answer.
 
     Returns:
         The fields of `bandpo_lab.evals.grading._Verdict`.
     """
-    golds = parse_answer(gold, True)
-    answers = parse_answer(answer, boxed)
+    golds = parse_answer(gold)
+    answers = parse_answer(answer)
     is_mathematics = isinstance(golds[0], Basic | MatrixBase) and not golds[0].has(nan, zoo)
-    if golds[-1:] == answers[-1:]:  # the same text
+    if answer == gold:  # math-verify refuses some texts that it cannot parse
         return {"right": True, "answer": gold, "is_mathematics": is_mathematics}
     rounding = decimals_to_compare(golds)
     right = bool(answers) and verify(
@@ -203,7 +195,7 @@ def main() -> None:
     else:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     # Import all modules now, so that this is not part of the first answer's time.
-    grade_pair("\\frac{1}{2}", True, "0.5")
+    grade_pair("\\frac{1}{2}", "0.5")
     print("ready", flush=True)
     for line in sys.stdin:
         question = json.loads(line)

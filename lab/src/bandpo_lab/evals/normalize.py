@@ -13,12 +13,20 @@ LARGEST_EXPONENT = 300
 
 _CHARACTERS = str.maketrans(
     dict.fromkeys("\u00a0\u2009\u202f\u3000", " ")  # no-break, thin, narrow and wide space
-    | {"\u2212": "-", "\uff05": "%", "\u00b0": r"^\circ "}
+    | {"\u2212": "-", "\uff05": "%", "\u00b0": r"^\circ ", "\u2019": "'", "\u2032": "'"}
 )
 _PRODUCTS = str.maketrans({"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot "})
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 # A number times a power of ten is written out, but not after a letter, a point, a power, a quotient or a group.
 _ALONE = r"(?<![\w.\\^/}])"
+_PER_CENT = r"(?:per\s?cent(?:age)?|pct)"
+# What has no effect but on the look: fonts, sizes and colours. The group that follows a command stays.
+_LOOK = (
+    r"\\(?:color\s*\{[^{}]*\}|textcolor\s*\{[^{}]*\}|(?:boldsymbol|bm|pmb|underline|uline|emph|mathsf|mathtt|bf|it|sf"
+    r"|rm|tt|bfseries|itshape|normalfont|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
+    r"|displaystyle|textstyle|boldmath)(?![a-zA-Z]))\s*"
+)
+_GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
 # Words that are not part of a unit: they join answers, negate one, or change its value.
 _NO_UNIT = (
@@ -72,14 +80,52 @@ def _as_root(match: re.Match[str]) -> str:
     return rf"\sqrt{{{match[1] or match[2]}}}"
 
 
+def _without_outer_braces(match: re.Match[str]) -> str:
+    """Return the content of a group that is the whole text; the text itself if it is two groups."""
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", match[1]):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth < 0:
+            return match[0]
+    return match[1] if depth == 0 else match[0]
+
+
+_BASE = re.compile(
+    r"(?<=[\dA-F)])\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*\(?\s*(?:base[\s-]*)?(\w+)\s*\)?\s*\}?\s*\}|(\d+))"
+)
+_BASES = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+
+
+def _number_with_base(match: re.Match[str]) -> str:
+    """Return the base of a number as a subscript in digits; nothing for ten."""
+    base = (match[1] or match[2]).lower()
+    if base in _BASES:
+        base = str(_BASES.index(base) + 2)
+    return "" if base == "10" else f"_{{{base}}}"
+
+
+def _as_primes(match: re.Match[str]) -> str:
+    return "'" * match[0].count("prime")
+
+
 _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 _RULES: tuple[_Rule, ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # Invisible text, and the look.
+        (rf"\\[hv]?phantom\s*(?:{_GROUP}|[^\\{{])", ""),
+        (r"\{\s*\\rm\s+([a-zA-Z][a-zA-Z ]*)\}", r"\\mathrm{\1}"),
+        (_LOOK, ""),
+        (r"^\s*\{(.*)(?<!\\)\}\s*$", _without_outer_braces),
+        (r"(?<![\w\]})^_\\])\{\s*([-+]?[\d.,/]*\d)\s*\}", r"\1"),
+        # A choice or a name in a font of its own, quotes, and primes.
+        (r"^\s*\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox)\s*\{\s*(\(?[a-zA-Z][).]?)\s*\}\s*$", r"\1"),
+        (r"^\s*(['\"])([^'\"]*)\1\s*$", r"\2"),
+        (r"\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime)", _as_primes),
         # Markdown's emphasis, and the end of a sentence.
         (r"^\s*(\*\*|__|`)(.+)\1(\.?)\s*$", r"\2\3"),
-        (r"(?<=[^\s.])\s*[.,;]\s*$", ""),
+        (r"(?<=[^\s.\\])\s*[.,;]\s*$", ""),
         # 1\,234 and 1{,}234: groups of three digits.
         (r"(?<![\d.])[1-9]\d{0,2}(?:(?:(?<!\\)\\[,;:! ]|~|\{,\})\d{3})+(?!\d)", _without_grouping),
         (r"^\s*[1-9]\d{0,2}(?: \d{3})+\s*$", _without_grouping),
@@ -97,14 +143,23 @@ _RULES: tuple[_Rule, ...] = tuple(
         # 3 1/2 is a mixed number; 3 5 is a list, which math-verify would add up.
         (r"^(\s*[-+]?\d+)\s+(\d+)/(\d+)\s*$", r"\1\\frac{\2}{\3}"),
         (r"^\s*[-+]?\d+(?:\s+\d+)+\s*$", lambda match: ", ".join(match[0].split())),
+        # The spellings of a per cent sign. A bare % begins a comment in LaTeX.
+        (rf"\\(?:text(?:bf|it|rm)?|mathrm|mbox|hbox)\s*\{{\s*(?:{_PER_CENT}|\\?%)\s*\}}", r"\\%"),
+        (rf"(?<=[\d.}})\s%])\s*{_PER_CENT}(?![a-zA-Z])", r"\\%"),
+        (r"\s*(?:\\%|(?<!\\)%)", r"\\%"),
+        # 12 base 3 and 12_{\text{three}}; ten is the usual base.
+        (
+            r"(?<=\d)\s*(?:\\text\s*\{)?\s*\(?\s*(?:in\s+)?base[\s-]*\}?\s*(\w+)\s*\)?\s*\}?\s*$",
+            r"_{\1}",
+        ),
+        (_BASE, _number_with_base),
         # \text{1.25}, 9 (apples)
         (
-            r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|hbox)\s*\{\s*([-+]?[\d.,/]*\d[\d.,/]*)\s*\}",
+            r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|hbox)\s*\{\s*([-+]?[\d.,/]*\d[\d.,/]*(?:\\%)?)\s*\}",
             r"\1",
         ),
         # The unit after a number, also of several parts: \mathrm{m}/\mathrm{s}^2.
         (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", ""),
-        (r"(?<=\d)\s+per ?cent\s*$", r"\\%"),
         (
             rf"^(\s*-?\$?(?:{_NUMBER}|\d+/\d+))(?!.*\b{_NO_UNIT}\b)\s*[a-zA-Z]{{4,}}(?:\s+[a-zA-Z]+){{0,2}}\s*$",
             r"\1",
@@ -113,8 +168,6 @@ _RULES: tuple[_Rule, ...] = tuple(
         (r"^(\s*[-+]?[\d.,]+)\s+\((?:\\text\{)?[a-zA-Z]{3,}[a-zA-Z ,-]*\}?\)\s*$", r"\1"),
         # -1./3
         (r"(?<=\d)\.(?![\d.\\])", ""),
-        # 10 %: a bare % begins a comment in LaTeX.
-        (r"(?<=\d)\s*\\?%", r"\\%"),
         # Python's spelling. A chain 2**3**2 stays: Python and math-verify bracket it differently.
         (r"\*\*\s*(-?\w+(?:\.\d+)?)(?![\w.(]|\s*(?:\*\*|\^))", r"^{\1}"),
         (r"\*\*(?=\s*\()", "^"),
@@ -145,20 +198,51 @@ def normal_form(text: str) -> str:
     return text.strip()
 
 
-_SENTENCE_END = re.compile(r"(?<=\d)\.(?=\s|$)")
-_INLINE = re.compile(r"(?<!\\)(\$|\\\(|\\\[)(?=\S)([^$\n]*?\S)(\$|\\\)|\\\])")
+def bases(text: str) -> list[str]:
+    """Return the bases of the numbers in a normal form, in order."""
+    return re.findall(r"[\dA-F)]_\{(\w+)\}", text)
 
 
-def normal_prose(text: str) -> str:
-    r"""Normalize prose before its last expression is searched.
+def primes(text: str) -> int:
+    """Return the number of primes in a normal form, except those in the name of an answer such as f'(x) = 2x."""
+    return re.sub(r"^\s*[a-zA-Z]'*\s*(?:\([^()=]*\))?\s*=", "", text).count("'")
 
-    Formulas get their normal form, and a full stop after a number becomes a comma, since math-verify would read it as a
-    decimal point.
 
-    >>> normal_prose("The answer is 14/3."), normal_prose("It is $4.5e3$.")
-    ('The answer is 14/3,', 'It is $4500$.')
+def has_other_case(answer: str, gold: str) -> bool:
+    r"""Return True if an answer and a gold, both in normal form, differ in the case of a letter.
+
+    The case of words does not count, only that of letters and of commands such as ``\Pi``.
+
+    >>> has_other_case("N+1", "n+1"), has_other_case("yes", "Yes"), has_other_case("y=5", "5")
+    (True, False, False)
     """
-    text = _INLINE.sub(lambda match: match[1] + normal_form(match[2]) + match[3], text.translate(_CHARACTERS))
-    for pattern, replacement in _EXPONENTS:
-        text = pattern.sub(replacement, text)
-    return _SENTENCE_END.sub(",", text)
+    answer_letters = _letters(answer)
+    gold_letters = _letters(gold)
+    both_cases = {letter for letter in answer_letters if letter.swapcase() in answer_letters}
+    if both_cases - gold_letters:
+        return True
+    return any(_swapped(letter) in gold_letters for letter in answer_letters - gold_letters)
+
+
+def _swapped(letter: str) -> str:
+    r"""Return a letter, or a command such as ``\pi``, with its first letter in the other case."""
+    if letter.startswith("\\"):
+        return letter[:1] + letter[1].swapcase() + letter[2:]
+    return letter.swapcase()
+
+
+def _letters(text: str) -> set[str]:
+    """Return the letters and the commands of a normal form, without words."""
+    text = re.sub(r"\\(?:text\w*|mathrm|mbox|operatorname)\s*\{[^{}]{2,}\}", " ", text)
+    text = re.sub(r"(?<![\\a-zA-Z])(?:[a-zA-Z]{3,}|(?i:no))(?![a-zA-Z])", " ", text)
+    return set(re.findall(r"\\[a-zA-Z]+|[a-zA-Z]", text))
+
+
+def words_of(text: str) -> str | None:
+    r"""Return the words of a normal form that is a text, in small letters; None if it is mathematics.
+
+    >>> words_of(r"\text{No solution}"), words_of("Evelyn"), words_of("AB")
+    ('no solution', 'evelyn', None)
+    """
+    words = re.fullmatch(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}|([a-zA-Z]{3,}|(?i:no))", text)
+    return (words[1] or words[2] or "").strip().casefold() if words else None
