@@ -124,7 +124,7 @@ def _box_content(text: str, start: int) -> ExtractedAnswer | None:
     return ExtractedAnswer(content) if len(content) > LONGEST_ANSWER else None
 
 
-def _line_answer(text: str) -> ExtractedAnswer:
+def _line_answer(text: str) -> ExtractedAnswer | None:
     """Return the answer of a line or of a tag, which may be a sentence."""
     # "The total is 9" is a sentence that holds an answer, and not the product of its letters.
     if _TWO_WORDS.search(text) and any(character.isdecimal() for character in text):
