@@ -18,6 +18,7 @@ from bandpo.divergences import (
     PearsonChi2,
     ReverseKL,
     SquaredHellinger,
+    kl,
 )
 from helpers.missing import require
 from oracle import divergence_of_ratio, margins
@@ -164,6 +165,43 @@ def test_margins_at_random_points(divergence, points):
     logps, log10_radii = zip(*points, strict=True)
     for dtype, bar in BARS:
         check_margins(divergence, list(logps), [10**x for x in log10_radii], dtype, bar)
+
+
+def first_omitted_term(p):
+    """Return c of y = q / (1 + s·q/6 − v·q²/12 − s·(1 + 8v)·q³/1080 + c·q⁴ + …), KL's positive root, at small q."""
+    p, q = mp.mpf(p), mp.mpf("1e-4")
+    variance, skew = p * (1 - p), 1 - 2 * p
+    radius = variance * q**2 / 2
+    y = mp.findroot(lambda y: mp.log1p(p * mp.expm1(y)) - radius - p * y, q)
+    return (q / y - 1 - skew * q / 6 + variance * q**2 / 12 + skew * (1 + 8 * variance) * q**3 / 1080) / q**4
+
+
+def test_kls_steps_may_be_three_times_the_first_omitted_term():
+    """The other root's is (1 − v)²/4320, where the rarer of both events has the probability p."""
+    positive = [abs(first_omitted_term(p)) for p in (1e-6, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)]
+    largest = float(max(*positive, mp.mpf(1) / 4320))
+    one = torch.ones((), dtype=torch.float64)
+    allowed = kl._limit_step(math.inf * one, one, one).item()
+    assert 2.5 < allowed / largest < 4
+
+
+def test_kls_steps_do_not_round_bounds_of_a_small_radius():
+    """Where the start is exact to float32, the step adds nothing but rounding."""
+    p = torch.linspace(0.2, 0.8, 500)
+    logp = p.log().expand(8, -1)
+    radius = torch.logspace(math.log10(5e-4), -3, 8)[:, None]
+    rough = ratio_bounds(logp, KL(), radius)
+    exact = ratio_bounds(logp.double(), KL(), radius.double())
+    for rough_side, exact_side in zip(
+        (rough.log_lower, rough.log_upper), (exact.log_lower, exact.log_upper), strict=True
+    ):
+        errors = torch.expm1(rough_side.double()) / torch.expm1(exact_side) - 1
+        assert errors.square().mean().sqrt() < 1.15e-7
+
+
+@pytest.mark.parametrize(("dtype", "bar"), BARS, ids=str)
+def test_kls_steps_reach_the_root_of_a_large_radius(dtype, bar):
+    check_margins(KL(), [-0.6716, -0.6931, -0.6976, -0.7269], [1.01, 0.642, 0.956, 1.02], dtype, bar)
 
 
 EDGES = {  # probabilities at which the bounds reach the simplex edge, at radius 0.05

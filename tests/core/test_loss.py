@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from bandpo import KL, Band, DualClip, FixedClip, Method, TotalVariation, Unclipped, aggregate, policy_loss
 from bandpo.batch import reduce_to_level
 from bandpo.divergences import PearsonChi2
+from bandpo.methods import BandPO
 
 RULES = [
     Band(KL(), 0.05),
@@ -61,6 +62,48 @@ def test_value_is_the_textbooks(clip, dual_clip):
     tensors = batch(7)
     loss = policy_loss(*tensors, method=clipped_twice(clip, dual_clip)).loss
     torch.testing.assert_close(loss, textbook(*tensors, clip, dual_clip))
+
+
+def token_of_bandpo(p, ratio, advantage, radius, max_ratio, dual_clip):
+    """Return the surrogate and the weight of a token by BandPO's definition for total variation, in plain Python.
+
+    Its bounds are 1 ± radius/p, as p·|r − 1|/2 + (1 − p)·|(1 − p·r)/(1 − p) − 1|/2 = p·|r − 1|.
+    """
+    upper = min(1 + radius / p, max_ratio)
+    lower = 1 - radius / p
+    if advantage > 0:
+        return min(ratio, upper) * advantage, ratio if ratio <= upper else 0.0
+    if ratio > dual_clip:
+        return dual_clip * advantage, 0.0
+    return max(ratio, lower) * advantage, ratio if ratio >= lower else 0.0
+
+
+@pytest.mark.parametrize(
+    ("max_ratio", "dual_clip"), [(2.5, 6.0), (6.0, 2.5), (math.inf, 2.5), (2.5, math.inf)]
+)
+def test_bandpos_largest_ratio_and_dual_clip_are_two_settings(max_ratio, dual_clip):
+    probabilities = [[0.005, 0.02, 0.05, 0.3], [0.01, 0.03, 0.1, 0.6]]
+    ratios = [[1.5, 2.0, 3.9, 1.2], [8.0, 4.0, 3.0, 0.7]]
+    advantages = [[1.0, 0.5, 2.0, 1.5], [1.0, 0.25, 0.75, 3.0]]
+    # Each token once with either sign.
+    signed = [*advantages, *([-a for a in row] for row in advantages)]
+    logp_old = torch.tensor(probabilities * 2, dtype=torch.float64).log()
+    logp = (logp_old + torch.tensor(ratios * 2, dtype=torch.float64).log()).requires_grad_()
+    method = BandPO(TotalVariation(), 0.15, max_ratio, dual_clip)
+    loss = policy_loss(logp, logp_old, torch.tensor(signed, dtype=torch.float64), method=method).loss
+    loss.backward()
+
+    tokens = [
+        [token_of_bandpo(*token, 0.15, max_ratio, dual_clip) for token in zip(*rows, strict=True)]
+        for rows in zip(probabilities * 2, ratios * 2, signed, strict=True)
+    ]
+    value = -sum(surrogate for row in tokens for surrogate, _ in row) / 16
+    gradient = [
+        [-weight * a / 16 for (_, weight), a in zip(row, advantage_row, strict=True)]
+        for row, advantage_row in zip(tokens, signed, strict=True)
+    ]
+    assert loss.item() == pytest.approx(value, rel=1e-12)
+    torch.testing.assert_close(logp.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("clip", RULES, ids=repr)
