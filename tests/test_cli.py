@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("typer")
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -39,6 +40,32 @@ def test_bounds_are_those_of_the_rule(monkeypatch):
     assert "cap" not in free.output
     refused = CliRunner().invoke(app, ["bounds", "--max-ratio", "1"])
     assert "max_ratio must be above 1 (inf for no cap), got 1.0" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "rule"),
+    [
+        ("bandkl", [], "Band(KL(), 0.05)"),
+        ("bandtv010", [], "Band(TotalVariation(), 0.1)"),
+        ("bandchi2", ["--radius", "0.2"], "Band(PearsonChi2(), 0.2)"),
+        ("Band(KL(), 0.2, 1.5)", [], "Band(KL(), 0.2, 1.5)"),
+        ("BandPO(radius=0.1)", ["--max-ratio", "2"], "Band(KL(), 0.1, 2)"),
+    ],
+)
+def test_bounds_reads_the_names_that_method_reads(text, options, rule):
+    result = CliRunner().invoke(app, ["bounds", "0.01", "0.5", "--json", "--divergence", text, *options])
+    assert result.exit_code == 0, result.exception
+    band = bandpo.parse(rule, bandpo.ClipRule)
+    printed = json.loads(result.output)[f"Band {band.divergence}, radius {band.radius:g}"]
+    expected = band.bounds(torch.tensor([0.01, 0.5], dtype=torch.float64).log())
+    pairs = torch.stack([expected.lower, expected.upper], -1).tolist()
+    assert printed == [pytest.approx(pair) for pair in pairs]
+
+
+@pytest.mark.parametrize("text", ["DAPO", "bandkl005_relax"])
+def test_bounds_of_a_method_without_one_band_are_refused(text):
+    result = CliRunner().invoke(app, ["bounds", "--divergence", text])
+    assert f"'{text}' does not clip by Band: name a divergence" in str(result.exception)
 
 
 def test_the_bounds_on_the_page_of_methods_are_those_of_the_rules():
