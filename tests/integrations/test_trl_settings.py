@@ -70,6 +70,17 @@ def test_a_row_that_is_refused(name, case, tmp_path):
         BandGRPOConfig(str(tmp_path), **SETTINGS | case.settings)
 
 
+@pytest.mark.parametrize("name", ["epsilon", "epsilon_high"])
+def test_an_epsilon_is_accepted_if_it_is_the_methods_own(name, tmp_path):
+    own = {"epsilon": 0.2, "epsilon_high": 0.28}
+    settings = SETTINGS | {"method": "FixedClip(0.2, 0.28)"}
+    config = BandGRPOConfig(str(tmp_path), **settings | {name: own[name]})
+    assert (config.epsilon, config.epsilon_high) == (0.2, 0.28)
+    with pytest.raises(ValueError, match=f"{name}=0.3 would have no effect"):
+        BandGRPOConfig(str(tmp_path), **settings | {name: 0.3})
+    assert f"| `{name}` | refused, but for the number of a method" in trl_settings.PAGE.read_text()
+
+
 @pytest.mark.parametrize(("name", "case"), rows(trl_settings.Announced))
 def test_a_row_that_is_announced(name, case, folder, tmp_path, capsys):
     assert name in case.settings

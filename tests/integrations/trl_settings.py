@@ -48,8 +48,8 @@ class NotRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-WHOLE = "refused; it is part of the method"
 NUMBER = "refused, but for the number that the method has; it is part of the method"
+EPSILON = "refused, but for the number of a method with fixed bounds, such as FixedClip(0.2); it is part of the method"
 ADAPTIVE = {
     "use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_coef_min": 0.001, "entropy_coef_max": 0.015,
     "entropy_coef_delta": 0.01, "entropy_target": 9.0,
@@ -58,8 +58,8 @@ SYNCED = {"beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_
 ENGINE = "vLLM's, which does not run in the tests; the loss has TRL's importance weights"
 
 LOSS = {
-    "epsilon": [Refused({"epsilon": 0.2}, "epsilon=0.2 would have no effect", WHOLE)],
-    "epsilon_high": [Refused({"epsilon_high": 0.28}, "epsilon_high=0.28 would have no effect", WHOLE)],
+    "epsilon": [Refused({"epsilon": 0.2}, "epsilon=0.2 would have no effect", EPSILON)],
+    "epsilon_high": [Refused({"epsilon_high": 0.28}, "epsilon_high=0.28 would have no effect", EPSILON)],
     "delta": [
         Honoured({"delta": 1.01}, "beside a clip rule as in TRL"),
         Refused({"method": "GRPO()", "delta": 3.0}, "GRPO.* and delta=3.0", "refused beside a whole method"),
