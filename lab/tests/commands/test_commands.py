@@ -276,16 +276,26 @@ def test_a_value_of_another_kind_is_one_line(monkeypatch, capsys):
     assert "invalid float value: 'abc'" in said.err
 
 
-def test_an_interrupted_run_says_how_to_go_on(monkeypatch):
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [
+        ("checkpoint-2", "interrupted; add --resume to go on from the last checkpoint in {}"),
+        (None, "interrupted before the first checkpoint in {}, so the steps are lost; add --resume to start again"),
+        (".saving-checkpoint-2", "interrupted before the first checkpoint in {}"),
+    ],
+)
+def test_an_interrupted_run_says_how_to_go_on(monkeypatch, tmp_path, checkpoint, message):
     from bandpo_lab.training import train as training
 
     def interrupt(arguments):
+        if checkpoint:
+            (tmp_path / checkpoint).mkdir()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "run_training", interrupt)
-    end = run_main(monkeypatch, "train", "--use_cpu", "--bf16=False", "--output_dir", "runs/x")
+    end = run_main(monkeypatch, "train", "--use_cpu", "--bf16=False", "--output_dir", str(tmp_path))
     assert end.code == 130
-    assert "add --resume to go on from the last checkpoint in runs/x" in str(end)
+    assert message.format(tmp_path) in str(end)
 
 
 @pytest.mark.exhaustive

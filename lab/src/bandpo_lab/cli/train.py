@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import typer
 
@@ -31,6 +32,7 @@ def train_command(context: typer.Context) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from bandpo_lab.training.arguments import parse_arguments
+    from bandpo_lab.training.checkpoints import saved_checkpoints
     from bandpo_lab.training.train import run_training
 
     arguments = parse_arguments(context.args)
@@ -39,8 +41,12 @@ def train_command(context: typer.Context) -> None:
     try:
         folder = run_training(arguments)
     except KeyboardInterrupt:
+        folder = arguments.training.output_dir or "."
+        if saved_checkpoints(Path(folder)):
+            stop(f"interrupted; add --resume to go on from the last checkpoint in {folder}", INTERRUPTED)
         stop(
-            f"interrupted; add --resume to go on from the last checkpoint in {arguments.training.output_dir}",
+            f"interrupted before the first checkpoint in {folder}, so the steps are lost; add --resume to start again "
+            "there, with a smaller --save_steps for earlier checkpoints",
             INTERRUPTED,
         )
     if folder.evaluations:
