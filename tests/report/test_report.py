@@ -21,7 +21,7 @@ from bandpo.doctor.course import Series
 from bandpo.lint.checks import lint_file
 from bandpo.report import write_report
 from bandpo.report.audit_steps import audit_table
-from bandpo.report.curves import SEGMENTS, running_median
+from bandpo.report.curves import CHARTS, COMPONENTS, SEGMENTS, running_median
 from bandpo.runs.record import read_record
 from bandpo_lab.interval import bootstrap
 from browser import Chromium, calculated, needs_browser, needs_javascript, opened
@@ -388,6 +388,33 @@ def test_in_a_browser_the_value_under_the_cursor_is_shown(tmp_path):
     with Chromium(tmp_path) as browser:
         shown = browser.open(page.as_uri()).wait_for(value_at_the_right_end)
     assert shown == "step 100: 300, median 299"
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_titles_of_all_panels_fit(tmp_path, monkeypatch):
+    """Those of every chart (`clip` is one of those without sides), and of a component and a metric with long names."""
+    long_name = "a_reward_function_with_a_name_that_is_longer_than_a_panel_is_wide"
+    names = [
+        *(name for name in CHARTS if name not in (COMPONENTS, "clip")),
+        COMPONENTS + long_name,
+        "my/" + long_name,
+    ]
+    drawn = {name: Series([1, 2, 3], [0.1, 0.2 + number, 0.3]) for number, name in enumerate(names)}
+    monkeypatch.setattr("bandpo.report.page.collect_curves", lambda *_: drawn)
+    page = write_report([log(tmp_path / "metrics.jsonl", logged_run())], tmp_path / "page.html")
+    titles_and_fits = """(() => {
+      const others = document.querySelector(".controls select");
+      others.selectedIndex = others.length - 1;
+      others.dispatchEvent(new Event("change"));
+      return JSON.stringify([...document.querySelectorAll("[data-panel] h3")].map((title) =>
+        [title.textContent, title.scrollWidth <= title.clientWidth]));
+    })()"""
+    with Chromium(tmp_path) as browser:
+        for width in (320, 760, 1280):
+            titles = json.loads(browser.open(page.as_uri(), width=width).wait_for(titles_and_fits))
+            assert len(titles) == len(names)
+            assert [title for title, fits in titles if not fits] == []
 
 
 RADII = (1e-4, 0.01, 0.05, 0.3)
