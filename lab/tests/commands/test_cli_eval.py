@@ -1,6 +1,7 @@
 """`bandpo-lab data prepare`, `bandpo-lab eval` and `bandpo-lab compare-evals` as commands, one after the other."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -130,6 +131,28 @@ def test_a_chat_template_can_be_given(bandpo_lab, reader, tmp_path):
     bandpo_lab(*evaluate)
     ended = bandpo_lab(*evaluate, "--output-dir", "x", "--chat-template", "nothing.jinja", code=2)
     assert "has no tokens" in ended
+
+
+def test_the_default_length_is_what_the_context_leaves(bandpo_lab, monkeypatch, capsys, tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"problem": "What is 3+4?", "answer": "7"}\n')
+    bandpo_lab("data", "prepare", "sums=sums.jsonl")
+    words = ["eval", "--data", "data/trl/sums.parquet", "--n", 2, "--output-dir", "run"]
+    monkeypatch.setattr(sys, "argv", ["bandpo-lab", *map(str, words)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code, stop.value
+    said = capsys.readouterr().err
+    length = int(re.search(r"max_new_tokens is (\d+), not 4096: the longest prompt", said)[1])
+    assert 0 < length < 128
+    settings = json.loads((tmp_path / "run/settings.json").read_text())
+    assert settings["sampling"]["max_new_tokens"] == length
+    # A length that is given is used or refused.
+    message = bandpo_lab(*words[:-1], "other", "--max-new-tokens", length + 1, code=2)
+    assert f"lower max_new_tokens to {length}" in message
+    (tmp_path / "long.jsonl").write_text(json.dumps({"problem": "What is 3+4? " * 50, "answer": "7"}) + "\n")
+    bandpo_lab("data", "prepare", "long=long.jsonl", "--output-dir", "long")
+    message = bandpo_lab("eval", "--data", "long/trl/long.parquet", "--output-dir", "third", code=2)
+    assert "leaves no token of the model's context of 128" in message
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,10 @@ def test_a_value_of_another_kind_is_one_line(monkeypatch, capsys):
     ("checkpoint", "message"),
     [
         ("checkpoint-2", "interrupted; add --resume to go on from the last checkpoint in {}"),
-        (None, "interrupted before the first checkpoint in {}, so the steps are lost; add --resume to start again"),
+        (
+            None,
+            "interrupted before the first checkpoint in {}, so the steps are lost; add --resume to start again",
+        ),
         (".saving-checkpoint-2", "interrupted before the first checkpoint in {}"),
     ],
 )

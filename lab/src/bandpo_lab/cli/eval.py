@@ -51,7 +51,10 @@ def eval_command(
     top_p: Annotated[float, typer.Option(help="Probability mass kept at each step.")] = 1.0,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest completion in tokens; by default 4096, and 40 for the embedded problems."),
+        typer.Option(
+            help="Longest completion in tokens; by default 4096 or what the model's context leaves beside the longest "
+            "prompt, and 40 for the embedded problems."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     batch_size: Annotated[
@@ -76,7 +79,7 @@ def eval_command(
     ] = False,
 ) -> None:
     """Sample, grade and report mean@n, pass@k and maj@n. If interrupted, the same command resumes."""
-    from bandpo_lab.evals.generate import Sampling
+    from bandpo_lab.evals.generate import Sampling, TransformersSampler
     from bandpo_lab.evals.golds import Gold, find_bad_golds
     from bandpo_lab.evals.problems import embedded_problems, read_problems
     from bandpo_lab.evals.report import score
@@ -109,9 +112,9 @@ def eval_command(
             raise InvalidValue("no problem is left whose right answer can be graded: see --golds keep")
 
     # The sampler and its settings.
-    if max_new_tokens is None:
-        max_new_tokens = 4096 if data else MAX_COMPLETION_LENGTH
-    sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+    default_length = 4096 if data else MAX_COMPLETION_LENGTH
+    length = default_length if max_new_tokens is None else max_new_tokens
+    sampling = Sampling(length, temperature, top_p, seed)
     try:
         template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -125,6 +128,15 @@ def eval_command(
     if not server:
         settings |= _model_hashes(Path(path_or_name))
     sampler = _sampler(path_or_name, sampling, server, batch_size, template)
+    if max_new_tokens is None and isinstance(sampler, TransformersSampler):
+        sampler.fit_to_context([problem.prompt for problem in problems])
+        fitting = sampler.sampling.max_new_tokens
+        if fitting < default_length:
+            echo(
+                f"max_new_tokens is {fitting}, not {default_length}: the longest prompt and the completion fill the "
+                "model's context",
+                err=True,
+            )
     try:
         samples = evaluate(sampler, problems, n, folder, settings=settings)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -193,15 +193,38 @@ class TransformersSampler:
         finally:
             self.model.train(was_training)
 
+    def fit_to_context(self, prompts: Sequence[Prompt]) -> None:
+        """Lower ``max_new_tokens`` to what the model's context leaves beside the longest prompt, if that is less.
+
+        Raises:
+            ValueError: The context leaves nothing.
+        """
+        context = self._context
+        if context is None:
+            return
+        longest = max(map(len, all_ids(self.tokenizer, prompts)), default=0)
+        if longest >= context:
+            raise InvalidValue(
+                f"the longest prompt has {longest} tokens, which leaves no token of the model's context of {context}; "
+                "choose a model with a larger context"
+            )
+        if longest + self.sampling.max_new_tokens > context:
+            self.sampling = replace(self.sampling, max_new_tokens=context - longest)
+
     def _check_context(self, longest: int) -> None:
         """Check that the longest prompt and its completion fit into the model's context."""
-        context = getattr(self.model.config, "max_position_embeddings", None)
+        context = self._context
         if context is not None and longest + self.sampling.max_new_tokens > context:
             raise InvalidValue(
                 f"the longest prompt has {longest} tokens and max_new_tokens is "
                 f"{self.sampling.max_new_tokens}: more than the model's context of {context}; "
                 f"lower max_new_tokens to {max(context - longest, 1)}"
             )
+
+    @property
+    def _context(self) -> int | None:
+        """The largest number of tokens of a prompt and its completion; None if the model has no such number."""
+        return getattr(self.model.config, "max_position_embeddings", None)
 
     @cached_property
     def _config(self) -> Any:
