@@ -47,8 +47,10 @@ _HEDGE = re.compile(
 LONGEST_JOINT = 8
 """The largest number of words between two answers that are offered together."""
 _NEGATION = re.compile(
-    r"\b(?:not(?! only)|never|cannot|neither|nor|except|excluding|unlikely|\w+n't"
-    r"|(?:anything|everything) but|(?:other|rather) than|instead of)(?:\s+[\w=$]+){0,3}[\s$:*]*$",
+    r"\b(?:false|wrong|incorrect|untrue|not (?:true|right|correct|the case)) that\b.*$"
+    r"|\b(?:not(?! only)|never|cannot|neither|nor|except|excluding|unlikely|\w+n't"
+    r"|doubt|(?:anything|everything) but|(?:different|differs) from|instead of|at (?:least|most)"
+    r"|(?:other|rather|less|more|fewer|greater|larger|smaller) than)(?:\s+[\w=$]+){0,3}[\s$:*]*$",
     re.IGNORECASE,
 )
 _REJECTION = re.compile(

@@ -117,6 +117,7 @@ _RULES: tuple[_Rule, ...] = tuple(
         (rf"\\[hv]?phantom\s*(?:{_GROUP}|[^\\{{])", ""),
         (r"\{\s*\\rm\s+([a-zA-Z][a-zA-Z ]*)\}", r"\\mathrm{\1}"),
         (_LOOK, ""),
+        (r"\\[hv]space\*?\s*\{[^{}]*\}|\\(?:left|right)\s*\.", " "),
         (r"^\s*\{(.*)(?<!\\)\}\s*$", _without_outer_braces),
         (r"(?<![\w\]})^_\\])\{\s*([-+]?[\d.,/]*\d)\s*\}", r"\1"),
         # A choice or a name in a font of its own, quotes, and primes.
