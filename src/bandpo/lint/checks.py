@@ -170,7 +170,10 @@ class LintReport:
         return "\n".join(lines)
 
 
-NO_CONFIGURATION = "no configuration of " + ", ".join(framework.title for framework in FRAMEWORKS.values())
+NO_CONFIGURATION = (
+    f"no configuration of {', '.join(framework.title for framework in FRAMEWORKS.values())}: it has no setting that "
+    "only one of these has"
+)
 """The message for a file without a configuration of a known framework."""
 
 

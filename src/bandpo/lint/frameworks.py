@@ -1,4 +1,4 @@
-"""The frameworks whose configurations are checked, with the settings that identify each, and the defaults."""
+"""The frameworks whose configurations are checked, with the marks that identify each, and the defaults."""
 
 from __future__ import annotations
 
@@ -17,14 +17,43 @@ class Framework:
     """The version that the defaults are from."""
     defaults: Mapping[str, Any]
     """The default of each setting that a rule reads."""
-    prefixes: tuple[str, ...]
-    """Prefixes of setting names that no other framework has."""
+    marks: tuple[tuple[str, ...], ...]
+    """Setting names that no other framework has. Each entry lists names that must all occur, since some names are
+    shared and only their combination is not. A name that ends with ``*`` is a prefix."""
+    programs: tuple[str, ...] = ()
+    """Beginnings of the modules that run the framework, as in ``python -m MODULE``."""
     older_names: Mapping[str, str] = field(default_factory=dict)
     """The newest name of each setting that had another name in earlier versions."""
 
-    def recognises(self, names: Collection[str]) -> bool:
-        """Return whether any of these setting names identifies the framework."""
-        return any(name.startswith(self.prefixes) for name in names)
+    def mark_in(self, names: Collection[str], program: str = "") -> str:
+        """Return a mark of the framework, for messages; an empty text if there is none.
+
+        Args:
+            names: The dotted names of settings.
+            program: The module or file that a command runs.
+
+        >>> TRL.mark_in(["learning_rate", "importance_sampling_level"]), TRL.mark_in(["num_generations"])
+        ('importance_sampling_level', '')
+        """
+        for mark in self.marks:
+            matches = [_first_match(pattern, names) for pattern in mark]
+            if all(matches):
+                return ", ".join(matches)
+        if program.startswith(self.programs):
+            return program
+        return ""
+
+
+def _first_match(pattern: str, names: Collection[str]) -> str:
+    """Return the first name that a pattern of `Framework.marks` matches; an empty text if there is none."""
+    if pattern.endswith("*"):
+        return next((name for name in names if name.startswith(pattern[:-1])), "")
+    return pattern if pattern in names else ""
+
+
+def _each_with(name: str, *others: str) -> tuple[tuple[str, ...], ...]:
+    """Return the marks that consist of one setting name and one of several others."""
+    return tuple((name, other) for other in others)
 
 
 TRL = Framework(
@@ -55,7 +84,22 @@ TRL = Framework(
         # Not a setting of GRPOConfig: True if the script loads the model from a trained adapter.
         "model.adapter": False,
     },
-    prefixes=("num_generations", "importance_sampling_level", "vllm_importance_sampling_"),
+    marks=(
+        ("importance_sampling_level",),
+        ("vllm_importance_sampling_*",),
+        ("steps_per_generation",),
+        ("generation_batch_size",),
+        # Programs for MLX have num_generations too, but neither TRL's nor transformers' names of these.
+        *_each_with(
+            "num_generations",
+            "max_completion_length",
+            "model_name_or_path",
+            "num_train_epochs",
+            "per_device_train_batch_size",
+            "use_vllm",
+        ),
+    ),
+    programs=("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo"),
     older_names={"use_liger_loss": "use_liger_kernel"},
 )
 
@@ -102,7 +146,9 @@ VERL = Framework(
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",
     },
-    prefixes=("actor_rollout_ref.", "algorithm.adv_estimator", "algorithm.rollout_correction."),
+    marks=(("actor_rollout_ref.*",), ("algorithm.rollout_correction.*",)),
+    # Not verl.trainer.main, the program of EasyR1, which has other names.
+    programs=("verl.trainer.main_ppo", "verl.experimental."),
 )
 
 SKYRL = Framework(
@@ -137,7 +183,13 @@ SKYRL = Framework(
         "trainer.train_batch_size": 1024,
         "trainer.update_epochs_per_batch": 1,
     },
-    prefixes=("trainer.algorithm.", "trainer.policy.", "generator.n_samples_per_prompt"),
+    marks=(
+        ("trainer.algorithm.*",),
+        ("trainer.policy.model.*",),
+        ("trainer.policy.optimizer_config.*",),
+        ("generator.n_samples_per_prompt",),
+    ),
+    programs=("skyrl.train.entrypoints.", "skyrl_train.entrypoints."),
 )
 
 PRIME_RL = Framework(
@@ -158,7 +210,31 @@ PRIME_RL = Framework(
         "trainer.optim.lr": 1e-6,
         "trainer.optim.type": "adamw",
     },
-    prefixes=("orchestrator.",),
+    marks=(
+        ("orchestrator.*",),
+        # The files of the orchestrator alone and of the trainer alone have names without a prefix.
+        ("rollouts_per_example",),
+        *_each_with(
+            "group_size",
+            "train.source.*",
+            "train.env.*",
+            "train.sampling.*",
+            "env.*",
+            "sampling.*",
+            "buffer.*",
+        ),
+        *_each_with(
+            "optim.lr",
+            "loss.adv_tau",
+            "loss.dppo_mask_high",
+            "loss.dppo_mask_low",
+            "loss.kl_tau",
+            "loss.ratio_type",
+            "loss.token_mask_high",
+            "loss.token_mask_low",
+            "weight_broadcast.*",
+        ),
+    ),
     older_names={"orchestrator.rollouts_per_example": "orchestrator.group_size"},
 )
 
@@ -188,17 +264,19 @@ OPENRLHF = Framework(
         "train.max_epochs": 1,
         "train.micro_batch_size": 1,
     },
-    prefixes=(
-        "algo.advantage.",
-        "algo.kl.",
-        "rollout.n_samples_per_prompt",
-        "actor.adam.",
-        # Names before 0.10.2.
-        "actor_learning_rate",
-        "enable_vllm_is_correction",
-        "init_kl_coef",
-        "micro_rollout_batch_size",
+    marks=(
+        ("algo.advantage.*",),
+        ("algo.kl.*",),
+        ("rollout.n_samples_per_prompt",),
+        ("actor.adam.*",),
+        # Names before 0.10.2. ROLL has init_kl_coef too, slime n_samples_per_prompt, DeepSpeed-Chat the actor's rate.
+        ("enable_vllm_is_correction",),
+        *_each_with(
+            "actor_learning_rate", "advantage_estimator", "n_samples_per_prompt", "rollout_batch_size"
+        ),
+        *_each_with("micro_rollout_batch_size", "advantage_estimator", "actor_learning_rate", "init_kl_coef"),
     ),
+    programs=("openrlhf.cli.train_ppo",),
     older_names={
         "actor_learning_rate": "actor.adam.lr",
         "actor_num_gpus_per_node": "actor.num_gpus_per_node",

@@ -14,6 +14,8 @@ from bandpo.lint.configuration import Configuration, Setting, Unread
 
 CONFIGS = ("GRPOConfig", "BandGRPOConfig")
 """Classes whose arguments are read: that of TRL, and that of bandpo's integration, which has the same settings."""
+PACKAGES = ("trl", "bandpo", "unsloth")
+"""Packages of which a script must import one. AReaL, NeMo-RL and programs for MLX have their own ``GRPOConfig``."""
 DEEPEST = 20
 """Largest depth of an expression that is evaluated."""
 
@@ -70,6 +72,8 @@ class _Script:
 
     def configurations(self) -> list[Configuration]:
         """Return the configurations in the script, in the order of their lines."""
+        if not self._imports_trl():
+            return []
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         configurations = [self._read_call(call) for call in calls if self._is_config(call.func)]
         for call in calls:
@@ -84,6 +88,16 @@ class _Script:
             settings = {**self._read_trainer(), **configuration.settings}
             configurations = [replace(configuration, settings=settings)]
         return sorted(configurations, key=lambda configuration: configuration.line or 0)
+
+    def _imports_trl(self) -> bool:
+        """Return whether the script imports from one of `PACKAGES`."""
+        modules: list[str] = []
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                modules += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules.append(node.module or "")
+        return any(module.partition(".")[0] in PACKAGES for module in modules)
 
     def _is_config(self, node: ast.AST) -> bool:
         """Return whether an expression is the name of a configuration class."""

@@ -52,7 +52,7 @@ def read_configurations(path: Path) -> list[Configuration]:
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "run.yaml"
-    >>> _ = file.write_text("num_generations: 8\nlearning_rate: 1e-6\n")
+    >>> _ = file.write_text("num_generations: 8\nlearning_rate: 1e-6\nmax_completion_length: 512\n")
     >>> (configuration,) = read_configurations(file)
     >>> configuration.framework, configuration.settings["learning_rate"].line
     ('trl', 2)
@@ -106,16 +106,32 @@ def _decode(data: bytes, path: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def framework_of(names: Sequence[str] | Mapping[str, Any]) -> str | None:
-    """Identify the framework of setting names; return None if it is not known.
+def framework_of(names: Mapping[str, Any], path: str, program: str = "") -> str | None:
+    """Identify the framework of setting names; return None if no framework has a mark among them.
 
     Args:
         names: The dotted names of settings.
+        path: The path of the file, for messages.
+        program: The module or file that a command runs.
+
+    Raises:
+        ValueError: if several frameworks have a mark among the names.
     """
     # ms-swift has TRL's names with other defaults.
     if "rlhf_type" in names:
         return None
-    return next((key for key, framework in FRAMEWORKS.items() if framework.recognises(names)), None)
+    marks: dict[str, str] = {}
+    for key, framework in FRAMEWORKS.items():
+        mark = framework.mark_in(names, program)
+        if mark:
+            marks[key] = mark
+    if len(marks) > 1:
+        texts = [f"{FRAMEWORKS[key].title} ({mark})" for key, mark in marks.items()]
+        raise InvalidValue(
+            f"{path} has settings of {' and '.join(texts)}, and which of these it configures is not known: "
+            "put the settings of each into a file of its own"
+        )
+    return next(iter(marks), None)
 
 
 def _with_newest_names(configuration: Configuration) -> Configuration:
@@ -142,8 +158,9 @@ def _read_shell(text: str, path: str) -> list[Configuration]:
     """Read the configurations of the commands in a shell script."""
     configurations = []
     for command in read_commands(text):
-        if _framework_of_command(command) is not None:
-            configurations.append(_read_command(command, path))
+        configuration = _read_command(command, path)
+        if configuration is not None:
+            configurations.append(configuration)
     return configurations
 
 
@@ -201,31 +218,28 @@ def _value_of_flag(values: Sequence[Any]) -> Any:
 
 
 def _program(command: Command) -> str:
-    """Return the module or file that a command runs with Python, or else its first word."""
+    """Return the module or file that a command runs with Python, or else its first word; ``trl grpo`` for TRL's."""
     program = command[0].text
     for index, word in enumerate(command):
         if word.text == "-m" and index + 1 < len(command):
             program = command[index + 1].text
         elif word.text.endswith(".py") and "=" not in word.text and not program.count("."):
             program = word.text
+        elif word.text == "grpo" and index and command[index - 1].text == "trl":
+            program = "trl grpo"
     return program
 
 
-def _framework_of_command(command: Command) -> str | None:
-    """Identify the framework that a command runs; return None if it runs none."""
+def _read_command(command: Command, path: str) -> Configuration | None:
+    """Read the configuration of a command; return None if it runs no known framework."""
     words = [word.text for word in command]
     if "swift" in words or words[0] in ("echo", "printf", "cat", "sed", "grep"):
         return None
-    settings, _ = _settings_of_command(command)
-    return framework_of(settings)
-
-
-def _read_command(command: Command, path: str) -> Configuration:
-    """Read the configuration of a command of a known framework."""
     settings, incomplete = _settings_of_command(command)
-    framework = framework_of(settings)
-    assert framework is not None
     program = _program(command)
+    framework = framework_of(settings, path, program) if settings else None
+    if framework is None:
+        return None
     line = command[0].line
     settings["program"] = Setting(THE_COMMAND, program, line)
     if framework == "trl" and "config" in settings:
@@ -292,7 +306,7 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     for name, node in _yaml_scalars(root, path):
         settings[name] = Setting(name, _yaml_value(node), node.start_mark.line + 1)
     settings = _without_wandb_wrappers(settings)
-    framework = framework_of(settings)
+    framework = framework_of(settings, path)
     if framework is None:
         return []
     _interpolate(settings)
@@ -401,6 +415,10 @@ def _interpolate(settings: Settings) -> None:
 
 # TOML
 
+PRIME_RL_LOSSES = ("default", "custom")
+"""Values of prime-rl's ``loss.type``, a name that programs for supervised training have too."""
+NO_LOSS = Setting("loss.type", None)
+
 
 def _read_toml(text: str, path: str) -> list[Configuration]:
     """Read the configuration in a TOML file, if it is one of a known framework."""
@@ -412,19 +430,20 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
     settings: Settings = {}
     for name, value in _toml_values(content, path):
         settings[name] = Setting(name, value, _toml_line(lines, name))
+    # Of the frameworks, only prime-rl has files in this format.
+    framework = "prime-rl"
+    is_trainer = "optim.lr" in settings and settings.get("loss.type", NO_LOSS).value in PRIME_RL_LOSSES
+    if framework_of(settings, path) != framework and not is_trainer:
+        return []
     # In prime-rl's files for only the orchestrator or the trainer, settings have no prefix.
     if "group_size" in settings or "rollouts_per_example" in settings:
         settings |= {f"orchestrator.{name}": setting for name, setting in settings.items()}
-    elif "optim.lr" in settings and any(name.startswith("loss.") for name in settings):
+    elif "optim.lr" in settings:
         settings |= {f"trainer.{name}": setting for name, setting in settings.items()}
-        trainer = Configuration("prime-rl", path, settings, 1, "the file of the orchestrator")
+        trainer = Configuration(framework, path, settings, 1, "the file of the orchestrator")
         return [trainer.with_defaults("trainer.")]
-    framework = framework_of(settings)
-    if framework is None:
-        return []
     settings = _add_newest_names(framework, settings)
-    if framework == "prime-rl":
-        _add_smallest_group(content, settings)
+    _add_smallest_group(content, settings)
     return [Configuration(framework, path, settings, 1)]
 
 
