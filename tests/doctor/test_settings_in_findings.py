@@ -193,3 +193,13 @@ def test_a_configuration_of_another_program_is_not_used(tmp_path):
     diagnosis = diagnose(run)
     assert diagnosis.setup.framework == "verl"
     assert diagnosis.configuration is None
+
+
+def test_a_rate_of_sgd_is_not_compared_with_those_of_adam(tmp_path):
+    collapse = {"entropy": lambda t: max(0.001, 1 - 3 * t), "reward": lambda t: 0.5}
+    settings = TRL | {"learning_rate": 1e-3}
+    assert finding_of(diagnose(write_run(tmp_path, settings, **collapse)), "entropy-collapse").settings
+    folder = tmp_path / "sgd"
+    folder.mkdir()
+    write_run(folder, settings | {"optim": "sgd"}, **collapse)
+    assert finding_of(diagnose(folder), "entropy-collapse").settings == ()

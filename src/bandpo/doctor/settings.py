@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bandpo.doctor.findings import Finding
-from bandpo.lint.rules import billions, largest_rate, rate_is_high
+from bandpo.lint.learning_rate import billions, is_adam, largest_rate, rate_is_high
 from bandpo.runs.setup import Setup
 
 RELATED_SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -64,7 +64,8 @@ def _describe_high_rate(setup: Setup) -> str:
         return ""
     lora = bool(setup.number("LoRA rank"))
     model = setup.values["model"].value if "model" in setup.values else None
-    if not rate_is_high(rate, lora, model):
+    optimizer = setup.values["optimizer"].value if "optimizer" in setup.values else "adamw"
+    if not is_adam(str(optimizer)) or not rate_is_high(rate, lora, model):
         return ""
     size = billions(model)
     weights = "all weights"

@@ -16,6 +16,8 @@ class Unread:
 
     reason: str
     """A description of the value, such as ``the environment variable LR``."""
+    known_part: str = ""
+    """The part of the value that is known, such as ``/Qwen2.5-7B`` of ``$MODELS/Qwen2.5-7B``."""
 
 
 @dataclass(frozen=True)

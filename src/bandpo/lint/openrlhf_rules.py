@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from bandpo.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from bandpo.lint.rules import (
     ASYNCHRONOUS,
     GSPO_PAPER,
     GSPO_RANGE,
-    LARGEST_RATES,
     ONE_ANSWER,
     ONE_UPDATE,
-    RATE_HAPPENS,
-    RATE_SOURCE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
     Rule,
     Values,
     largest,
-    rate_is_high,
 )
 
 OPENRLHF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
@@ -164,11 +161,7 @@ OPENRLHF_RULES = (
             "lora": "ds.lora.rank",
             "optimizer": "actor.optim",
         },
-        condition=lambda v: (
-            v.rate > LARGEST_RATES[-1][1]
-            and v.optimizer == "adam"
-            and rate_is_high(v.rate, v.lora, v.get("model"))
-        ),
+        condition=learning_rate_is_high,
         happens=RATE_HAPPENS,
         fix="--{rate.name} 1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bandpo.lint.rules import LARGEST_RATES, ONE_ANSWER, RATE_HAPPENS, RATE_SOURCE, Rule, rate_is_high
+from bandpo.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
+from bandpo.lint.rules import ONE_ANSWER, Rule
 
 PRIME_RL_SAMPLING = "orchestrator.train.sampling.extra_body."
 
@@ -67,13 +68,10 @@ PRIME_RL_RULES = (
             "rate": "trainer.optim.lr",
             "model": "model.name",
             "lora": "trainer.model.lora.rank",
+            "older_lora": "trainer.model.experimental.lora.rank",
             "optimizer": "trainer.optim.type",
         },
-        condition=lambda v: (
-            v.rate > LARGEST_RATES[-1][1]
-            and v.optimizer == "adamw"
-            and rate_is_high(v.rate, v.lora, v.get("model"))
-        ),
+        condition=learning_rate_is_high,
         happens=RATE_HAPPENS,
         fix="lr = 1e-6 under [trainer.optim], or 1e-5 with LoRA",
         source=RATE_SOURCE,

@@ -16,6 +16,8 @@ CONFIGS = ("GRPOConfig", "BandGRPOConfig")
 """Classes whose arguments are read: that of TRL, and that of bandpo's integration, which has the same settings."""
 PACKAGES = ("trl", "bandpo", "unsloth")
 """Packages of which a script must import one. AReaL, NeMo-RL and programs for MLX have their own ``GRPOConfig``."""
+ADAPTERS = ("LoraConfig", "get_peft_model")
+"""Functions and classes that make an adapter."""
 DEEPEST = 20
 """Largest depth of an expression that is evaluated."""
 
@@ -87,7 +89,19 @@ class _Script:
             (configuration,) = configurations
             settings = {**self._read_trainer(), **configuration.settings}
             configurations = [replace(configuration, settings=settings)]
+        configurations = [self._with_possible_adapter(configuration) for configuration in configurations]
         return sorted(configurations, key=lambda configuration: configuration.line or 0)
+
+    def _with_possible_adapter(self, configuration: Configuration) -> Configuration:
+        """Return a configuration that says that an adapter may be used, if the script makes one at all."""
+        if "use_peft" in configuration.settings or configuration.incomplete:
+            return configuration
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and _last_name(node.func) in ADAPTERS:
+                reason = f"open, since line {node.lineno} makes a LoRA adapter that the trainer may get"
+                setting = Setting("use_peft", Unread(reason), node.lineno)
+                return replace(configuration, settings={**configuration.settings, "use_peft": setting})
+        return configuration
 
     def _imports_trl(self) -> bool:
         """Return whether the script imports from one of `PACKAGES`."""
@@ -253,7 +267,7 @@ class _Script:
         return settings
 
     def _read_trainer(self) -> dict[str, Setting]:
-        """Read the model's name, and the use of an adapter, from the call of ``GRPOTrainer``, if there is just one."""
+        """Read the model, the adapter and the optimizer from the call of ``GRPOTrainer``, if there is just one."""
         trainers = []
         for node in self.nodes:
             if isinstance(node, ast.Call) and _last_name(node.func).endswith("GRPOTrainer"):
@@ -261,8 +275,13 @@ class _Script:
         if len(trainers) != 1:
             return {}
         settings: dict[str, Setting] = {}
+        if trainers[0].args and not isinstance(trainers[0].args[0], ast.Starred):
+            settings |= self._read_model(trainers[0].args[0])
         for keyword in trainers[0].keywords:
-            if keyword.arg == "peft_config":
+            if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
+                value = Unread(f"set by {keyword.arg} of the trainer")
+                settings["optim"] = Setting("optim", value, keyword.lineno)
+            elif keyword.arg == "peft_config":
                 value = self._uses_adapter(keyword.value)
                 settings["use_peft"] = Setting("peft_config", value, keyword.lineno)
             elif keyword.arg == "model":
@@ -276,8 +295,9 @@ class _Script:
             return value is not None
         if isinstance(node, ast.Name) and node.id in self.constants:
             node = self.constants[node.id]
-        if isinstance(node, ast.Call) and _last_name(node.func) == "LoraConfig":
-            return True
+        if isinstance(node, ast.Call) and _last_name(node.func).endswith("Config"):
+            ranks = [self._value(keyword.value) for keyword in node.keywords if keyword.arg == "r"]
+            return ranks != [0]
         return value
 
     def _read_model(self, node: ast.expr) -> dict[str, Setting]:
@@ -295,7 +315,8 @@ class _Script:
                 return {"use_peft": Setting("model", True, line)}
             if source.endswith("from_pretrained") and arguments:
                 return {"model_name_or_path": Setting("model", self._value(arguments[0]), line)}
-            return {"model.adapter": Setting("model", Unread(f"the expression {_source(node)}"), line)}
+            setting = Setting("model", Unread(f"the expression {_source(node)}"), line)
+            return {"model_name_or_path": setting, "model.adapter": setting}
         value = self._value(node)
         settings = {"model_name_or_path": Setting("model", value, line)}
         if isinstance(value, Unread):

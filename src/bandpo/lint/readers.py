@@ -200,7 +200,9 @@ def _settings_of_command(command: Command) -> tuple[Settings, str]:
 
 def _value_of_word(word: Word, text: str) -> Any:
     """Return the value of a text that is a part of a word; `Unread` if it has an unknown part."""
-    return Unread(word.unread) if UNKNOWN in text else read_scalar(text)
+    if UNKNOWN in text:
+        return Unread(word.unread, text.replace(UNKNOWN, ""))
+    return read_scalar(text)
 
 
 def _begins_a_setting(text: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +84,19 @@ class Values:
         except UnknownValue:
             return None
 
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """All settings that the configuration sets, by their dotted names."""
+        return self._configuration.settings
+
+    def reads(self, short_name: str) -> bool:
+        """Return whether the rule reads a setting of this short name."""
+        return short_name in self._reads
+
+    def default(self, short_name: str) -> Any:
+        """Return the framework's default of a setting."""
+        return FRAMEWORKS[self._configuration.framework].defaults[self._reads[short_name]]
+
     def setting(self, short_name: str) -> Setting | None:
         """Return the setting of the configuration; None if the configuration does not set it."""
         return self._configuration.settings.get(self._reads[short_name])
@@ -157,56 +169,6 @@ GSPO_PAPER = (
     "Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, section 5.1; "
     "huggingface/trl issue 3834"
 )
-RATE_HAPPENS = (
-    "{rate.name} is {rate}. Of 314 examples that verl, SkyRL, prime-rl and OpenRLHF ship for training all weights, 268 "
-    "use 1e-6 and none more than 1e-5; 27 with LoRA use 1e-6 to 1e-4. Far above these rates, a few steps can move the "
-    "policy far from the model that training began with."
-)
-RATE_SOURCE = (
-    "examples of verl, verl-recipe, SkyRL, prime-rl and OpenRLHF, August 2026; DAPO, arXiv 2503.14476 (32B: 1e-6); "
-    "Schulman et al., LoRA Without Regret, 2025 (with LoRA ten times the rate for all weights)"
-)
-
-LARGEST_RATES = ((2.0, 3e-5), (float("inf"), 1e-5))
-"""Largest learning rates of full fine-tuning without a finding, each below a model size (billions of parameters)."""
-LARGEST_RATE_UNKNOWN = 3e-5
-"""The largest learning rate for a model of unknown size."""
-LARGEST_RATE_LORA = 2e-4
-"""The largest learning rate with LoRA."""
-
-
-def billions(model: Any) -> float | None:
-    """Return the billions of parameters in a model's name; None if the name has no size.
-
-    >>> billions("Qwen/Qwen2.5-0.5B-Instruct"), billions("gpt2"), billions("Qwen3-30B-A3B")
-    (0.5, None, 30.0)
-    """
-    match = re.search(r"(?<![A-Za-z0-9.])(\d{1,4}(?:\.\d{1,3})?)[bB](?![A-Za-z0-9])", str(model))
-    return float(match[1]) if match else None
-
-
-def rate_is_high(rate: Any, lora: Any, model: Any) -> bool:
-    """Return whether a learning rate is far above those of published runs.
-
-    >>> rate_is_high(2e-5, False, "Qwen2.5-7B"), rate_is_high(2e-5, True, "Qwen2.5-7B")
-    (True, False)
-    """
-    return rate > largest_rate(lora, model)
-
-
-def largest_rate(lora: Any, model: Any) -> float:
-    """Return the learning rate above which one is far above those of published runs.
-
-    Args:
-        lora: True if only an adapter is trained.
-        model: The model's name, from which its size is read.
-    """
-    if lora:
-        return LARGEST_RATE_LORA
-    size = billions(model)
-    if size is None:
-        return LARGEST_RATE_UNKNOWN
-    return next(rate for size_limit, rate in LARGEST_RATES if size < size_limit)
 
 
 def largest(*values: Any) -> float:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from bandpo.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from bandpo.lint.rules import (
     ASYNCHRONOUS,
     GSPO_PAPER,
     GSPO_RANGE,
-    LARGEST_RATES,
     ONE_ANSWER,
     ONE_UPDATE,
-    RATE_HAPPENS,
-    RATE_SOURCE,
     TWO_ANSWERS,
     Rule,
     Values,
     largest,
-    rate_is_high,
 )
 
 SKYRL_ALGORITHM = "trainer.algorithm."
@@ -254,7 +251,7 @@ SKYRL_RULES = (
             "model": "trainer.policy.model.path",
             "lora": "trainer.policy.model.lora.rank",
         },
-        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.get("model")),
+        condition=learning_rate_is_high,
         happens=RATE_HAPPENS,
         fix="trainer.policy.optimizer_config.lr=1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from math import gcd
 
+from bandpo.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from bandpo.lint.rules import (
     GSPO_PAPER,
     GSPO_RANGE,
-    LARGEST_RATES,
     ONE_ANSWER,
     ONE_UPDATE,
-    RATE_HAPPENS,
-    RATE_SOURCE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
     Rule,
     UnknownValue,
     Values,
     largest,
-    rate_is_high,
 )
 
 TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo")
@@ -235,8 +232,13 @@ TRL_RULES = (
         framework="trl",
         severity="look",
         title="the learning rate is far above published ones",
-        reads={"rate": "learning_rate", "model": "model_name_or_path", "lora": "use_peft"},
-        condition=lambda v: v.rate > LARGEST_RATES[-1][1] and rate_is_high(v.rate, v.lora, v.get("model")),
+        reads={
+            "rate": "learning_rate",
+            "model": "model_name_or_path",
+            "lora": "use_peft",
+            "optimizer": "optim",
+        },
+        condition=learning_rate_is_high,
         happens=RATE_HAPPENS,
         fix="learning_rate=1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from bandpo.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from bandpo.lint.rules import (
     ASYNCHRONOUS,
     GSPO_PAPER,
     GSPO_RANGE,
-    LARGEST_RATES,
     ONE_ANSWER,
     ONE_UPDATE,
-    RATE_HAPPENS,
-    RATE_SOURCE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
     Rule,
     UnknownValue,
     Values,
     largest,
-    rate_is_high,
 )
 
 VERL_ACTOR = "actor_rollout_ref.actor."
@@ -85,11 +82,6 @@ def _verl_batch_is_not_divisible(v: Values) -> bool:
         return False
     _check_verl_program(v)
     return True
-
-
-def _verl_uses_lora(v: Values) -> bool:
-    """Return whether only an adapter is trained."""
-    return bool(v.lora_rank or v.lora or v.adapter)
 
 
 VERL_RULES = (
@@ -352,11 +344,7 @@ VERL_RULES = (
             "adapter": "actor_rollout_ref.model.lora_adapter_path",
             "optimizer": f"{VERL_ACTOR}optim.optimizer",
         },
-        condition=lambda v: (
-            v.rate > LARGEST_RATES[-1][1]
-            and str(v.optimizer).lower().startswith("adam")
-            and rate_is_high(v.rate, _verl_uses_lora(v), v.get("model"))
-        ),
+        condition=learning_rate_is_high,
         happens=RATE_HAPPENS,
         fix="actor_rollout_ref.actor.optim.lr=1e-6, or 1e-5 with LoRA",
         source=RATE_SOURCE,
