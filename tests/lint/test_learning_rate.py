@@ -5,8 +5,8 @@ import re
 import pytest
 
 from bandpo.lint.checks import lint_configurations, lint_file
-from bandpo.lint.readers import parse_configurations
 from bandpo.lint.learning_rate import billions
+from bandpo.lint.readers import parse_configurations
 from pages import ROOT
 
 VERL = "python -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=8"
