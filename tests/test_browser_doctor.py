@@ -173,7 +173,7 @@ def test_the_example_is_diagnosed_as_by_the_command_and_all_comes_from_the_site(
         assert finding.cause in shown
         assert finding.advice in shown
         assert f"step {finding.onset:g}" in shown
-        assert f"{finding.tested}{finding.format_figure()}" in shown
+        assert finding.evidence in shown
 
     addresses = [
         event["params"]["request"]["url"]

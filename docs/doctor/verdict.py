@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from bandpo._numbers import format_step
 from bandpo._severities import SEVERITIES
 from bandpo._terminal import printable
 from bandpo.doctor import Diagnosis, Finding, diagnose
@@ -45,6 +46,9 @@ def verdict(path: str, names: Mapping[str, str], run_name: str) -> str:
 def _described(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as texts that a page shows as they are."""
     log = diagnosis.log
+    notes = [] if log is None else list(log.notes)
+    if diagnosis.replaced_keys:
+        notes.append(f"read from another key: {diagnosis.replaced_text}")
     return {
         "text": str(diagnosis),
         "markdown": diagnosis.as_markdown(),
@@ -55,14 +59,14 @@ def _described(diagnosis: Diagnosis) -> dict[str, Any]:
         "no_verdict": bool(diagnosis.no_verdict),
         "basis": printable(diagnosis.basis),
         "setup": printable(diagnosis.setup),
-        "notes": [] if log is None else [printable(note) for note in log.notes],
+        "notes": [printable(note) for note in notes],
         "findings": [_finding(finding) for finding in diagnosis.findings],
         "read": {}
         if log is None
         else {name: [printable(key) for key in keys] for name, keys in log.read.items()},
         "has_reward": log is not None and "reward" in log.read,
         # As they are logged, because one of them may be given back as the key of a quantity.
-        "unread": [] if log is None else list(log.unread),
+        "unread": diagnosis.unread,
         "passed": [printable(name) for name in dict.fromkeys(diagnosis.passed)],
         "untested": {printable(name): printable(how) for name, how in diagnosis.untested.items()},
     }
@@ -74,9 +78,9 @@ def _finding(finding: Finding) -> dict[str, str]:
         "code": finding.code,
         "severity": finding.severity,
         "cause": finding.cause,
-        "since": "" if onset is None or not math.isfinite(onset) else f"step {onset:g}",
+        "since": "" if onset is None or not math.isfinite(onset) else f"step {format_step(onset)}",
         "cost": finding.cost,
-        "evidence": f"{finding.tested}{finding.format_figure()}",
+        "evidence": finding.evidence,
         "advice": finding.advice,
     }
     return {name: printable(text) for name, text in texts.items()}

@@ -74,7 +74,8 @@ MLX_SCRIPT = "from mlx_tune import GRPOConfig\nargs = GRPOConfig(num_generations
         ("train.py", NEMO_RL),
         ("train.py", AREAL),
         ("train.py", MLX_SCRIPT),
-        ("config.yaml", "num_generations: 8"),
+        ("config.yaml", "num_generations: 8\nnum_epochs: 3"),
+        ("run.sh", "python train.py --num_generations 8 --clip_eps 0.2"),
     ],
 )
 def test_a_file_without_a_mark_is_unknown_and_the_answer_names_what_is_read(name, text, tmp_path):

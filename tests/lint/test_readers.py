@@ -274,7 +274,7 @@ actor_rollout_ref:
     assert read[f"{actor}.optim.lr"] == 1e-6
     assert configuration.settings[f"{actor}.optim.lr"].line == 15
 
-    wrapped = "num_generations:\n  desc: null\n  value: 8\nuse_vllm:\n  value: false\n"
+    wrapped = "num_generations:\n  desc: null\n  value: 8\nbeta:\n  value: 0.1\n"
     assert values(read_one(wrapped, "config.yaml"))["num_generations"] == 8
 
 
@@ -284,7 +284,7 @@ actor_rollout_ref:
         ("trainer: {algorithm: {eps_clip_low: 0.2}}", "skyrl"),
         ("algo: {kl: {init_coef: 0.1}}", "openrlhf"),
         ("rollout.n_samples_per_prompt: 8", "openrlhf"),
-        ("num_generations: 8\nuse_vllm: true", "trl"),
+        ("num_generations: 8", "trl"),
         ("actor_rollout_ref: {rollout: {n: 8}}", "verl"),
     ],
 )
@@ -321,8 +321,7 @@ group_size = 1
     older = "[orchestrator]\nrollouts_per_example = 1\n[[orchestrator.env]]\nid = 'x'\n"
     report = lint_configurations([read_one(older, "rl.toml")], "rl.toml")
     assert [(finding.id, finding.line) for finding in report.findings] == [("group-of-one", 2)]
-    alone = "group_size = 8\nbatch_size = 20\n[[train.source]]\nname = 'x'\n"
-    assert read_one(alone, "orch.toml").framework == "prime-rl"
+    assert read_one("group_size = 8\nbatch_size = 20\n", "orch.toml").framework == "prime-rl"
     trainer = read_one("[optim]\nlr = 1e-3\n[loss]\ntype = 'default'\n", "train.toml")
     report = lint_configurations([trainer], "train.toml")
     assert [(finding.id, finding.line) for finding in report.findings] == [("learning-rate", 2)]

@@ -338,7 +338,7 @@ def test_many_rows_take_little_more_than_their_parsing(tmp_path):
 @pytest.mark.parametrize(
     ("log", "headline"),
     [
-        ("chaos", "truncated: 100% of answers are cut off"),
+        ("chaos", "truncated: 99.6% of answers are cut off"),
         ("rith", "reward-flat: the reward is -5 in every one of the last 80 log steps"),
         (
             "wordle-tb/1767733342",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo._numbers import format_step
 from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
 from bandpo.audit.alerts import Alerts
@@ -309,7 +310,7 @@ class RunWatch:
 def _line(finding: Finding) -> str:
     """Return a finding in one line."""
     codes = " or ".join((finding.code, *finding.or_else))
-    since = "" if finding.onset is None else f", since step {finding.onset:g}"
+    since = "" if finding.onset is None else f", since step {format_step(finding.onset)}"
     # The cause may contain names from the run's log, which are untrusted.
     return printable(f"{codes}: {finding.cause} ({finding.severity}{since}). Do: {finding.advice}")
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bandpo._numbers import format_number, format_share, format_step
 from bandpo.doctor.findings import Finding
 from bandpo.doctor.recorded_advantages import NO_TOKEN, Flags, Floats, Integers, RecordedAdvantages
 
@@ -172,7 +173,9 @@ def check_groups(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> 
     # The most frequent size is that of a complete group.
     group_size = int(np.bincount(sizes).argmax())
     smaller_sizes = sizes[sizes < group_size]
-    passed = Finding("ok", True, tested, float((sizes >= group_size).mean()), None, len(sizes))
+    complete_share = float((sizes >= group_size).mean())
+    measure = "share of groups with all of their answers"
+    passed = Finding("ok", True, tested, complete_share, None, len(sizes), measure=measure)
     incomplete_groups = np.bincount(batch_of_group, weights=sizes < group_size)
     groups_per_batch = float(np.bincount(batch_of_group).mean())
     if len(incomplete_groups) < FEWEST_BATCHES or not len(smaller_sizes) or groups_per_batch < FEWEST_BATCHES:
@@ -188,6 +191,7 @@ def check_groups(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> 
         f"in nearly every batch one group has {group_size - smaller_size} of {group_size} answers fewer than the "
         "others: the last, smaller micro-batch is lost"
     )
+    passed = passed._replace(figure=1 - complete_share, measure="share of groups that lack answers")
     return passed.failed("micro-batch-lost", cause)
 
 
@@ -195,7 +199,8 @@ def check_losses(recorded: RecordedAdvantages) -> Finding:
     """Check that the mask of every loss counts at least one token."""
     tested = "every loss counts a token (share that does not)"
     share = recorded.empty_losses / max(1, recorded.losses)
-    passed = Finding("ok", True, tested, share, None, recorded.losses)
+    measure = "share of losses that count no token"
+    passed = Finding("ok", True, tested, share, None, recorded.losses, measure=measure)
     if not recorded.empty_losses:
         return passed
     cause = (
@@ -226,14 +231,18 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
     end_counts = recorded.end_counts[last_ids] - 1
     is_end_token = 2 * end_counts >= np.maximum(counts, 1)
     share = float(is_end_token.mean())
-    passed = Finding("ok", True, tested, share, None, len(last_ids))
+    measure = "share of finished answers that end with an end token"
+    passed = Finding("ok", True, tested, share, None, len(last_ids), measure=measure)
     _, frequencies = np.unique(last_ids, return_counts=True)
     share_of_common = np.sort(frequencies)[::-1][:COMMON_ENDS].sum() / len(last_ids)
     if share > MAJORITY or share_of_common > 0.8:
         return passed
     cause = (
-        f"{1 - share:.0%} of finished answers end with a token that also occurs within answers: the mask leaves the "
-        "end token out of the loss, so the policy does not learn to end its answers"
+        f"{format_share(1 - share)} of finished answers end with a token that also occurs within answers: the mask "
+        "leaves the end token out of the loss, so the policy does not learn to end its answers"
+    )
+    passed = passed._replace(
+        figure=1 - share, measure="share of finished answers that end with another token"
     )
     return passed.failed("mask", cause)
 
@@ -264,7 +273,8 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
     share = float(equal[has_several].mean())
     surprisals = -np.bincount(index, weights=data.first_logp) / sizes
     evidence = float((surprisals * (sizes - 1))[equal].sum())
-    passed = Finding("ok", True, tested, 1 - share, None, int(has_several.sum()))
+    measure = "share of prompts whose answers begin with different tokens"
+    passed = Finding("ok", True, tested, 1 - share, None, int(has_several.sum()), measure=measure)
     if share < NEARLY_ALL or evidence < FORCED_EVIDENCE:
         return passed
     probability = float(np.exp(-surprisals[equal].mean()))
@@ -272,8 +282,10 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
         return passed
     cause = (
         f"the first counted token is the same in all answers to a prompt, though its probability is "
-        f"{probability:.2g} in each: the mask counts the prompt, or a fixed beginning that was not sampled"
+        f"{format_number(probability, 2)} in each: the mask counts the prompt, or a fixed beginning that was not "
+        "sampled"
     )
+    passed = passed._replace(figure=share, measure="share of prompts whose answers begin with one token")
     return passed.failed("mask", cause)
 
 
@@ -289,7 +301,7 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
 
     data = recorded.select(has_advantage)
     zero_shares = _means(data.advantage == 0, _index(data.batch))
-    passed = Finding.of(tested, zero_shares, int(has_advantage.sum()))
+    passed = Finding.of(tested, zero_shares, int(has_advantage.sum()), "share of advantages that are 0")
 
     rewards = data.reward[~np.isnan(data.reward)]
     rewards_are_equal = len(rewards) > 1 and bool((rewards == rewards[0]).all())
@@ -297,25 +309,31 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
     # If answers below the mean were left out, the others may have equal rewards, with different advantages above 0.
     only_positive = bool((data.advantage > 0).all()) and not advantages_are_equal
     if rewards_are_equal and not only_positive:
-        cause = f"every reward is {float(rewards[0]):g}"
+        cause = f"every reward is {format_number(float(rewards[0]), 6)}"
         truncated_share = float((data.truncated == 1).mean())
         if truncated_share > MAJORITY:
-            return passed.failed("truncated", f"{truncated_share:.0%} of answers are cut off, and {cause}")
+            measure = "share of answers cut off"
+            passed = passed._replace(figure=truncated_share, error=None, measure=measure)
+            cause = f"{format_share(truncated_share)} of answers are cut off, and {cause}"
+            return passed.failed("truncated", cause)
         return passed.failed("reward-flat", f"{cause}, so nothing can be learned")
 
     if bool((zero_shares >= NO_SIGNAL_SHARE).all()):
-        cause = f"{float(zero_shares.mean()):.0%} of advantages are 0"
+        cause = f"{format_share(float(zero_shares.mean()))} of advantages are 0"
         alternatives = () if len(rewards) else ("reward-flat",)
         return passed.failed("no-signal", cause, *alternatives)
     if advantages_are_equal and has_advantage.sum() >= FEWEST_SEQUENCES:
-        cause = (
-            f"every advantage is {float(data.advantage[0]):g}, whatever the reward: no answer is preferred"
-        )
+        value = float(data.advantage[0])
+        cause = f"every advantage is {format_number(value, 6)}, whatever the reward: no answer is preferred"
+        passed = passed._replace(figure=value, error=None, measure="value of every advantage")
         return passed.failed("no-signal", cause)
 
     largest = float(np.abs(data.advantage).max())
     if largest > ADVANTAGE_LIMIT:
-        cause = f"the largest advantage is {largest:.3g}; a normalised group gives √(its size) at most"
+        cause = (
+            f"the largest advantage is {format_number(largest)}; a normalised group gives √(its size) at most"
+        )
+        passed = passed._replace(figure=largest, error=None, measure="largest absolute advantage")
         return passed.failed("advantage-scale", cause)
     return passed
 
@@ -383,7 +401,7 @@ def estimators(reward: Floats, group: Integers, batch: Integers, length: Integer
 
     values: dict[str, Floats] = {}
     for epsilon in EPSILONS:
-        text = "" if epsilon == EPSILONS[0] else f" (epsilon {epsilon:g})"
+        text = "" if epsilon == EPSILONS[0] else f" (epsilon {format_number(epsilon, 6)})"
         values[f"GRPO{text}"] = group_centred / (np.sqrt(sample_variance) + epsilon)
         values[f"GRPO (standard deviation with n){text}"] = group_centred / (np.sqrt(variance) + epsilon)
     values["Dr. GRPO"] = group_centred
@@ -531,7 +549,7 @@ class _Comparison:
                 continue
             factor = float(np.median(np.abs(self.data.advantage[large]) / np.abs(expected[large])))
             if 1e-3 < factor < 1e6:
-                scaled_name = f"{name} times {factor:.3g}"
+                scaled_name = f"{name} times {format_number(factor)}"
                 scaled.append((scaled_name, factor * expected, group, self.share(factor * expected)))
         best_scaled = max(scaled, key=lambda item: item[3], default=best)
         return best_scaled if best_scaled[3] > max(NEARLY_ALL, best[3]) else best
@@ -631,8 +649,8 @@ class _Comparison:
         )
         cause = (
             f"advantages are those of {name}: answers are compared with the whole batch, not with the answers to the "
-            f"same prompt, so {share:.0%} of the advantages' mean square depends only on how easy the prompt is. "
-            "REINFORCE++ does this on purpose, GRPO does not"
+            f"same prompt, so {format_share(share)} of the advantages' mean square depends only on how easy the prompt "
+            "is. REINFORCE++ does this on purpose, GRPO does not"
         )
         return _Departure("grouping", cause, severity="look")
 
@@ -658,7 +676,7 @@ class _Comparison:
             tied_groups = np.unique(group[self.tied & (sizes > 1)])
             cause = (
                 f"in {len(wrong_groups)} of {len(tied_groups)} groups with equal rewards, advantages reach "
-                f"±{largest:.2g}, not 0: rounding errors are divided by a standard deviation near 0"
+                f"±{format_number(largest, 2)}, not 0: rounding errors are divided by a standard deviation near 0"
             )
             return _Departure("advantages", cause, onset=float(self.data.step[wrong].min()))
         return None
@@ -760,7 +778,7 @@ class _Comparison:
         if float(self.fits(-expected)[sequences].mean()) > NEARLY_ALL:
             return "are negated: better answers have lower ones"
         if (advantage == advantage[0]).all():
-            return f"are all {float(advantage[0]):g}"
+            return f"are all {format_number(float(advantage[0]), 6)}"
         if self._reordered_share(sequences, expected, group) > 0.9:
             return "are in another order: they belong to other answers to the same prompt"
         local_batch = _index(self.batch, self.data.process)
@@ -820,7 +838,7 @@ class _Comparison:
                 code = "reward-sign"
             elif description == "are 0":
                 code = "no-signal"
-            cause = f"from step {onset:g} on advantages {description}; before it they are those of {name}"
+            cause = f"from step {format_step(onset)} on advantages {description}; before it they are those of {name}"
             return _Departure(code, cause, onset=onset)
         return None
 
@@ -842,9 +860,8 @@ class _Comparison:
                 # A permutation changes most advantages. If only a few differ, an answer of a group may be missing.
                 if share > 1 - REORDERED_SHARE:
                     continue
-                cause = (
-                    f"advantages are those of {name} in another order: {1 - share:.0%} belong to other {text}"
-                )
+                part = format_share(1 - share)
+                cause = f"advantages are those of {name} in another order: {part} belong to other {text}"
                 return _Departure("advantages", cause)
         return None
 
@@ -933,8 +950,8 @@ class _Comparison:
             share = float((np.abs(difference[has_equal]) > 1e-3 * scale).mean())
             if share > MAJORITY:
                 cause = (
-                    f"{share:.0%} of answers to one prompt with one reward differ in advantage, and groups are not "
-                    "centred: answers are compared with those to other prompts"
+                    f"{format_share(share)} of answers to one prompt with one reward differ in advantage, and groups "
+                    "are not centred: answers are compared with those to other prompts"
                 )
                 return _Departure("grouping", cause)
 
@@ -1018,7 +1035,10 @@ def _advantage_finding(comparison: _Comparison) -> Finding:
         return Finding("ok", None, tested, advice=comparison.missing)
     count = int(comparison.has_advantage.sum())
     figure = comparison.correlation if comparison.is_per_token else comparison.best[3]
-    passed = Finding("ok", True, tested, figure, None, count)
+    measure = "share of advantages that are those of the nearest estimator"
+    if comparison.is_per_token:
+        measure = "correlation of reward and advantage"
+    passed = Finding("ok", True, tested, figure, None, count, measure=measure)
     departure = comparison.departure
     if departure is None:
         return passed
@@ -1060,11 +1080,12 @@ def check_rewards(recorded: RecordedAdvantages) -> Finding:
     variance = float(prompt_squares.sum()) / max(1.0, prompt_freedom)
     share = noise / variance if variance > 0 else 0.0
     value_range = float(data.reward.max() - data.reward.min())
-    passed = Finding("ok", True, tested, share, None, pairs)
+    measure = "share of the variance of rewards that answers with the same text have"
+    passed = Finding("ok", True, tested, share, None, pairs, measure=measure)
     if share < NOISE_SHARE or math.sqrt(noise) < NOISE_OF_RANGE * value_range:
         return passed
     cause = (
-        f"rewards of the same answer to one prompt differ by {math.sqrt(noise):.2g} (standard deviation), which is "
-        f"{share:.0%} of the variance among all answers to it"
+        f"rewards of the same answer to one prompt differ by {format_number(math.sqrt(noise), 2)} (standard "
+        f"deviation), which is {format_share(share)} of the variance among all answers to it"
     )
     return passed.failed("reward-noise", cause)

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -263,21 +263,45 @@ def find_jump(values: Sequence[float]) -> Jump | None:
     return Jump(best, before, after, errors)
 
 
-def onset(metric: Series, condition: Callable[[float], bool]) -> float:
-    """Return the first step from which on the running mean of a metric always meets a condition.
+def onset(
+    metric: Series, condition: Callable[[float], bool], row_condition: Callable[[float], bool] | None = None
+) -> float | None:
+    """Return the first step from which on the running mean of a metric meets a condition.
+
+    The value at that step meets the condition too. If the running mean does not meet it up to the end, the longest
+    part of the run in which it does counts. None if it never does.
 
     Args:
         metric: The metric.
         condition: Returns True for a mean that meets the condition.
+        row_condition: The same for the value at the step, if that condition is another one.
+
+    >>> onset(Series([1, 2, 3, 4, 5], [0.0, 0.0, 1.0, 0.0, 1.0]), lambda mean: mean > 0.5)
+    5
     """
+    row_condition = row_condition or condition
     values = metric.values
     window = max(1, len(values) // 20)
     sums = [0.0, *accumulate(values)]
-    for row in range(len(values) - window, -1, -1):
-        mean = (sums[row + window] - sums[row]) / window
-        if not condition(mean):
-            return metric.steps[min(row + window, len(values) - 1)]
-    return metric.steps[0]
+    meets = [condition((after - before) / window) for before, after in zip(sums, sums[window:], strict=False)]
+
+    # The parts of the run in which the mean meets the condition, as their first and last window.
+    parts: list[tuple[int, int]] = []
+    start = 0
+    for window_meets, windows in groupby(meets):
+        end = start + sum(1 for _ in windows)
+        if window_meets:
+            parts.append((start, end - 1))
+        start = end
+    if not parts:
+        return None
+    first, last = parts[-1]
+    if last < len(meets) - 1:
+        first, last = max(parts, key=lambda part: part[1] - part[0])
+    for row in range(first, last + window):
+        if row_condition(values[row]):
+            return metric.steps[row]
+    return None
 
 
 def find_spikes(values: Sequence[float], factor: float) -> list[int]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bandpo._numbers import format_step
 from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._shown import as_html
 from bandpo._terminal import printable
@@ -18,7 +19,7 @@ from bandpo.doctor.settings import with_settings
 from bandpo.lint.checks import LintReport, lint_run_configuration
 from bandpo.runs import Run, Setup, open_run
 from bandpo.runs.logs import Log, shorten
-from bandpo.runs.quantities import Row
+from bandpo.runs.quantities import EVALUATION, Row, sources
 from bandpo.runs.run import Collector, TolerantCollector
 
 if TYPE_CHECKING:
@@ -110,6 +111,28 @@ class Diagnosis:
         return ""
 
     @property
+    def unread(self) -> list[str]:
+        """The logged keys of which no quantity is known. The log of a record is not read, so it has none."""
+        return [] if self.log is None else [key for key in self.log.unread if key not in self.replaced_keys]
+
+    @property
+    def replaced_keys(self) -> dict[str, str]:
+        """The logged keys whose quantity was read from another key, each with that key.
+
+        An example is ``entropy`` in a log that has ``audit/entropy`` too.
+        """
+        if self.log is None:
+            return {}
+        replaced: dict[str, str] = {}
+        for key in self.log.unread:
+            for source in sources((key,)):
+                keys_read = self.log.read.get(source.quantity)
+                # Scores on several sets of prompts are different quantities.
+                if keys_read and source.quantity != EVALUATION:
+                    replaced[key] = keys_read[0]
+        return replaced
+
+    @property
     def basis(self) -> str:
         """The keys and log steps of a log that were read, in a sentence; empty for a record."""
         if self.log is None or not self.rows:
@@ -119,16 +142,16 @@ class Diagnosis:
         keys = self.log.keys_of_learning
         read_keys = keys - len(self.log.unread)
         return (
-            f"read {read_keys} of {keys} logged keys in {len(self.rows)} log steps, {first:g} to {last:g}"
-            f" ({self.log.source})"
+            f"read {read_keys} of {keys} logged keys in {len(self.rows)} log steps, "
+            f"{format_step(first)} to {format_step(last)} ({self.log.source})"
         )
 
     @property
     def headline(self) -> str:
-        """The diagnosis in one line."""
+        """The diagnosis in one line: the gravest finding, or ``ok`` if there are only notes."""
         if self.no_verdict:
             return f"no verdict: {self.no_verdict}"
-        if not self.findings:
+        if all(finding.severity == "note" for finding in self.findings):
             part = f" of {self._part}" if self._part else ""
             return f"ok: nothing is wrong in what could be tested{part} ({len(self.passed)} tests)"
         first = self.findings[0]
@@ -164,8 +187,10 @@ class Diagnosis:
         lines.append(f"passed{part}: {passed}")
         if self.untested:
             lines.append(f"cannot be tested: {self._untested_text()}")
-        if self.log is not None and self.log.unread:
-            lines.append(f"not read: {shorten(self.log.unread)}")
+        if self.replaced_keys:
+            lines.append(f"read from another key: {self.replaced_text}")
+        if self.unread:
+            lines.append(f"not read: {shorten(self.unread)}")
         if self.configuration is not None:
             lines += ["", "the configuration:", *str(self.configuration).split("\n")]
 
@@ -175,6 +200,11 @@ class Diagnosis:
     def _untested_text(self) -> str:
         """Return the names of the checks that could not run, each with the data to record in parentheses."""
         return "; ".join(f"{name} ({advice})" if advice else name for name, advice in self.untested.items())
+
+    @property
+    def replaced_text(self) -> str:
+        """The keys whose quantity was read from another key, each with that key in parentheses."""
+        return shorten([f"{key} ({other})" for key, other in self.replaced_keys.items()])
 
     def _repr_html_(self) -> str:
         title = self.headline if self.coverage is None else f"{self.headline}; {self.coverage}"
@@ -208,7 +238,7 @@ class Diagnosis:
             lines += ["", "| severity | finding | since step | what to do | cost |", "|---|---|---|---|---|"]
         for finding in self.findings:
             cause = "; ".join((f"{finding.code}: {finding.cause}", *finding.settings))
-            since = "" if finding.onset is None else f"{finding.onset:g}"
+            since = "" if finding.onset is None else format_step(finding.onset)
             cells = (
                 finding.severity,
                 _as_code(cause),
@@ -222,8 +252,10 @@ class Diagnosis:
         lines += ["", f"Passed: {passed}."]
         if self.untested:
             lines += ["", f"Cannot be tested: {_as_code(self._untested_text())}"]
-        if self.log is not None and self.log.unread:
-            lines += ["", f"Not read: {_as_code(shorten(self.log.unread))}"]
+        if self.replaced_keys:
+            lines += ["", f"Read from another key: {_as_code(self.replaced_text)}"]
+        if self.unread:
+            lines += ["", f"Not read: {_as_code(shorten(self.unread))}"]
         lines += [f"\n{_as_code(note)}" for note in self.notes]
         if self.configuration is not None:
             lines += ["", f"The configuration: {self.configuration.as_markdown().rstrip()}"]
@@ -240,12 +272,13 @@ class Diagnosis:
 
 
 def _finding_lines(number: int, finding: Finding) -> list[str]:
-    """Return the lines of a numbered finding: its cause, its onset, the check, related settings and the remedy."""
+    """Return the lines of a numbered finding: its cause, its onset, the figure, related settings and the remedy."""
     lines = [f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
     if finding.onset is not None:
         cost = f"; cost: {finding.cost}" if finding.cost else ""
-        lines.append(f"   since step {finding.onset:g}{cost}")
-    lines.append(f"   tested: {finding.tested}{finding.format_figure()}")
+        lines.append(f"   since step {format_step(finding.onset)}{cost}")
+    if finding.evidence:
+        lines.append(f"   measured: {finding.evidence}")
     if finding.settings:
         lines.append(f"   configuration: {'; '.join(finding.settings)}")
     lines.append(f"   do: {finding.advice}")

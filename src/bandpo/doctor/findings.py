@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from bandpo._numbers import format_number, format_share
 from bandpo.errors import InvalidValue
 from bandpo.runs.files import load_table
 
@@ -52,33 +53,51 @@ class Finding(NamedTuple):
     quantities: tuple[str, ...] = ()
     """The quantities of the log that show the fault, the clearest first, under their names in
     `bandpo.runs.quantities.QUANTITIES`. A component of the reward is named ``rewards/NAME``."""
+    measure: str = ""
+    """The name of ``figure``, such as ``share of answers cut off``; empty without a figure."""
 
     @classmethod
-    def of(cls, tested: str, by_batch: Iterable[float], n: int) -> Finding:
+    def of(cls, tested: str, by_batch: Iterable[float], n: int, measure: str = "") -> Finding:
         """Return a passed check of a quantity that was measured in each batch.
 
         Args:
             tested: The property of a correct run that was checked.
             by_batch: The quantity in each batch, at least one value; may be a one-dimensional array.
             n: Total number of tokens or sequences in the batches.
+            measure: The name of the quantity.
         """
         figures = [float(figure) for figure in by_batch]
         mean = sum(figures) / len(figures)
         if len(figures) < 2:
-            return cls("ok", True, tested, mean, None, n)
+            return cls("ok", True, tested, mean, None, n, measure=measure)
 
         # Plain sums, since `statistics.stdev` raises an error for NaN and infinity.
         squares = [(figure - mean) * (figure - mean) for figure in figures]
         variance = sum(squares) / (len(figures) - 1)
         error = math.sqrt(variance / len(figures))
-        return cls("ok", True, tested, mean, error, n)
+        return cls("ok", True, tested, mean, error, n, measure=measure)
 
-    def format_figure(self) -> str:
-        """Return the figure with its standard error and sample size, in brackets; empty without a figure."""
-        if self.figure is None or not self.n:
+    @property
+    def evidence(self) -> str:
+        """The measured quantity with its standard error and sample size, in words; empty without a figure.
+
+        It names the quantity and not the property that was checked, so that it does not read as if the check passed.
+
+        >>> Finding("ok", True, "answers are finished", 0.996, 0.004, 25, measure="share of answers cut off").evidence
+        'share of answers cut off: 99.6% ± 0.4% (over 25)'
+        """
+        if self.figure is None or not self.n or not self.measure:
             return ""
-        spread = "" if self.error is None else f" ± {self.error:.2g}"
-        return f" ({self.figure:.3g}{spread} over {self.n:,})"
+        if self.measure.startswith("share"):
+            figure = format_share(self.figure)
+            spread = "" if self.error is None else f" ± {format_number(100 * self.error, 2)}%"
+        else:
+            figure = format_number(self.figure)
+            spread = "" if self.error is None else f" ± {format_number(self.error, 2)}"
+        unit = ""
+        if self.steps is not None:
+            unit = " log step" if self.n == 1 else " log steps"
+        return f"{self.measure}: {figure}{spread} (over {self.n:,}{unit})"
 
     def failed(
         self,
@@ -164,14 +183,14 @@ class Coverage(NamedTuple):
         """The checked part of the record, as a phrase; empty if every token was checked."""
         if self.complete:
             return ""
-        return f"{100 * self.tokens / self.total_tokens:.2g}% of the tokens"
+        return f"{format_number(100 * self.tokens / self.total_tokens, 2)}% of the tokens"
 
     def __str__(self) -> str:
         """Return the counts as a phrase."""
         if self.complete:
             batches = "1 batch" if self.total_batches == 1 else f"{self.total_batches:,} batches"
             return f"looked at all {self.tokens:,} tokens of {batches}"
-        share = f"{100 * self.tokens / self.total_tokens:.2g}%"
+        share = f"{format_number(100 * self.tokens / self.total_tokens, 2)}%"
         if self.batches < self.total_batches:
             batches = f"in {self.batches:,} of {self.total_batches:,} batches from first to last"
         elif self.total_batches == 1:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean
 
+from bandpo._numbers import format_number, format_share
 from bandpo.doctor.course import (
     Course,
     Series,
@@ -32,6 +33,9 @@ from bandpo.doctor.findings import Finding
 from bandpo.runs.quantities import EVALUATION, QUANTITIES, Row, component_name
 from bandpo.runs.setup import Setup
 from bandpo.runs.summary import summarize
+
+ALL_ROWS = slice(None)
+"""All rows of a metric."""
 
 FEW_STEPS = 8
 """Number of log steps below which trends of a metric are not checked."""
@@ -100,19 +104,51 @@ def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
     if total_seconds:
         # A row may stand for several training steps, each of which took that time.
         steps_per_row = max(1.0, (rows[-1]["step"] - rows[0]["step"]) / max(1, len(rows) - 1))
-        hours = seconds * steps_per_row / 3600
-        total_hours = total_seconds * steps_per_row / 3600
-        return finding._replace(cost=f"{hours:.2g} of {total_hours:.2g} hours, times the GPUs")
+        cost = _format_times(seconds * steps_per_row, total_seconds * steps_per_row)
+        return finding._replace(cost=f"{cost}, times the GPUs")
     # A record has several rows of one step.
     steps_since_onset = {row["step"] for row in rows_since_onset}
     steps = {row["step"] for row in rows}
     return finding._replace(cost=f"{len(steps_since_onset)} of {len(steps)} log steps")
 
 
-def _passed(tested: str, metric: Series, figure: float | None = None) -> Finding:
-    """Return a check of a metric that passed, with the number of log steps and their range."""
-    steps = (metric.steps[0], metric.steps[-1])
-    return Finding("ok", True, tested, figure, None, len(metric.values), steps=steps)
+def _format_times(seconds: float, total_seconds: float) -> str:
+    """Return a time and the total time in the largest unit in which the total is at least 1."""
+    unit, size = next(
+        ((u, n) for u, n in (("hours", 3600), ("minutes", 60)) if total_seconds >= n), ("seconds", 1)
+    )
+    return f"{format_number(seconds / size, 2)} of {format_number(total_seconds / size, 2)} {unit}"
+
+
+def _change(before: float, after: float) -> str:
+    """Return two values of a metric as a change."""
+    return f"{format_number(before)} → {format_number(after)}"
+
+
+def _passed(
+    tested: str, metric: Series, figure: float | None = None, measure: str = "", rows: slice = ALL_ROWS
+) -> Finding:
+    """Return a check of a metric that passed, with the number of log steps and their range.
+
+    Args:
+        tested: The property of a correct run that is checked.
+        metric: The metric.
+        figure: The measured quantity.
+        measure: Its name.
+        rows: The rows that the figure was computed from.
+    """
+    steps = metric.steps[rows]
+    return Finding("ok", True, tested, figure, None, len(steps), steps=(steps[0], steps[-1]), measure=measure)
+
+
+def _last_tenth(metric: Series) -> slice:
+    """Return the rows of the last tenth of a metric."""
+    return slice(-max(1, len(metric.values) // 10), None)
+
+
+def _later_half(metric: Series) -> slice:
+    """Return the rows of the second half of a metric."""
+    return slice(len(metric.values) // 2, None)
 
 
 # --- Numbers and movement ---
@@ -126,7 +162,8 @@ def _check_numbers(course: Course) -> Finding:
     """Check that the log has no NaN and no infinite values."""
     bad_rows = [row for row in course.rows if row.get("not_finite")]
     share = len(bad_rows) / len(course.rows)
-    finding = Finding("ok", True, "the log holds numbers", share, None, len(course.rows))
+    measure = "share of log steps with NaN or infinite values"
+    finding = Finding("ok", True, "the log holds numbers", share, None, len(course.rows), measure=measure)
     if not bad_rows:
         return finding
     first_step = min(row["step"] for row in bad_rows)
@@ -172,11 +209,11 @@ def _check_movement(course: Course) -> Finding:
                 cause = (
                     f"grad_norm is 0 in all {len(metric.values)} log steps, though rewards of a group differ"
                 )
-                finding = _passed(tested, metric, 0.0)
+                finding = _passed(tested, metric, 0.0, f"largest {name}")
                 return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
             continue
         largest = max(metric.values)
-        finding = _passed(tested, metric, largest)
+        finding = _passed(tested, metric, largest, f"largest {name}")
         if largest > limit:
             continue
         if name == "learning_rate":
@@ -185,7 +222,7 @@ def _check_movement(course: Course) -> Finding:
         else:
             is_fault = _rewards_differ(course)
         if is_fault:
-            cause = f"{name} never exceeds {largest:g}"
+            cause = f"{name} never exceeds {format_number(largest, 6)}"
             return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
     return finding
 
@@ -228,7 +265,7 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
     kl = course.series("kl")
     if not kl.values:
         return Finding("ok", None, tested)
-    finding = _passed(tested, kl, kl.values[0])
+    finding = _passed(tested, kl, kl.values[0], "KL to the reference in the first log step", slice(1))
 
     early = kl.values[:EARLY_ROWS]
     # The first row may be a mean over several steps, and then its KL is above 0 in any run. It is evidence if it is as
@@ -243,8 +280,8 @@ def _check_reference(course: Course, setup: Setup) -> Finding:
         return finding
 
     cause = (
-        f"KL to the reference is {kl.values[0]:.3g} at step {kl.steps[0]:.0f}, before any update could move the "
-        "policy"
+        f"KL to the reference is {format_number(kl.values[0])} at step {kl.steps[0]:.0f}, before any update could move "
+        "the policy"
     )
     if setup.number("LoRA rank"):
         # A new adapter has no effect, so its KL to the base model would be 0.
@@ -274,11 +311,12 @@ def _check_step_size(course: Course) -> Finding:
     kl = course.series("kl")
     if movement.values:
         largest = max(movement.values)
-        finding = _passed(tested, movement, largest)
+        measure = "largest mean movement of log-probabilities by the last update on a batch (nats)"
+        finding = _passed(tested, movement, largest, measure)
         if largest > TOO_FAR:
             cause = (
                 "by the last update on a batch, log-probabilities of its tokens had moved by "
-                f"{largest:.2g} nats on average"
+                f"{format_number(largest, 2)} nats on average"
             )
             step = movement.steps[movement.values.index(largest)]
             return finding.failed("step-too-large", cause, onset=step, quantities=["moved"])
@@ -287,14 +325,19 @@ def _check_step_size(course: Course) -> Finding:
         return Finding("ok", None, tested, advice="record the tokens")
 
     early = kl.values[:EARLY_ROWS]
-    finding = _passed(tested, kl, max(early))
+    measure = f"largest KL to the reference in the first {len(early)} log steps"
+    finding = _passed(tested, kl, max(early), measure, slice(len(early)))
     # In a log of few rows, the first ten may be most of the run.
-    if len(kl.values) < 3 * EARLY_ROWS or max(early) < EARLY_KL or max(early) <= GROWTH * early[0]:
-        return finding
-    row = next(row for row, value in enumerate(early) if value >= EARLY_KL)
+    is_short = len(kl.values) < 3 * EARLY_ROWS
+    # The first row that is large and has grown. A first row that is large by itself shows no growth.
+    row = next((row for row, value in enumerate(early) if value >= max(EARLY_KL, GROWTH * early[0])), None)
+    if is_short or row is None:
+        # A KL that is large and does not grow says nothing of the updates.
+        return Finding("ok", None, tested) if max(early) >= EARLY_KL else finding
     rate = max(course.series("learning_rate").values, default=0.0)
-    at_rate = f", at a learning rate of {rate:.3g}" if rate >= LARGE_RATE else ""
-    cause = f"KL to the reference went {early[0]:.3g} → {early[row]:.3g} in the first {row + 1} log steps{at_rate}"
+    at_rate = f", at a learning rate of {format_number(rate)}" if rate >= LARGE_RATE else ""
+    change = _change(early[0], early[row])
+    cause = f"KL to the reference went {change} in the first {row + 1} log steps{at_rate}"
     return finding.failed("step-too-large", cause, onset=kl.steps[row], quantities=["kl"])
 
 
@@ -304,12 +347,15 @@ def _check_divergence(course: Course) -> Finding:
     kl = course.series("kl")
     if len(kl.values) < FEW_STEPS:
         return Finding("ok", None, tested)
-    finding = _passed(tested, kl, kl.last)
+    finding = _passed(tested, kl, kl.last, "KL to the reference in the last tenth", _last_tenth(kl))
     grew = kl.last > 3 * abs(kl.values[0]) + 0.1
-    if kl.last <= LARGE_KL or not grew:
+    if kl.last <= LARGE_KL:
         return finding
+    if not grew:
+        # The policy is far from the reference, but was so at the first log step: it may not have drifted.
+        return Finding("ok", None, tested)
     severity = "stop" if kl.last > UNBOUNDED_KL else "fix"
-    cause = f"KL to the reference {kl.values[0]:.3g} → {kl.last:.3g} nats per token"
+    cause = f"KL to the reference {_change(kl.values[0], kl.last)} nats per token"
     start = onset(kl, lambda mean: mean > LARGE_KL)
     return finding.failed("kl-drift", cause, severity=severity, onset=start, quantities=["kl"])
 
@@ -340,31 +386,37 @@ def _check_engine(course: Course) -> Finding:
     age_text = ""
     age_quantities = []
     if mean_age >= 1:
-        age_text = f"; data is {mean_age:.2g} updates old on average"
+        age_text = f"; data is {format_number(mean_age, 2)} updates old on average"
         age_quantities = ["staleness"]
 
     for name, (limit, description) in MISMATCHES.items():
         metric = course.series(name)
         if not metric.values:
             continue
-        finding = _passed(tested, metric, metric.last)
+        finding = _passed(tested, metric, metric.last, f"{description}, last tenth", _last_tenth(metric))
         if metric.last > limit and fmean(metric.later_half) > limit / 2:
-            cause = f"{description}: {metric.first:.3g} → {metric.last:.3g}{age_text}"
+            cause = f"{description}: {_change(metric.first, metric.last)}{age_text}"
             start = onset(metric, lambda mean, limit=limit: mean > limit)
             quantities = [name, *age_quantities]
             return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
 
     weight = course.series("importance_weight")
-    if weight.values and finding.ok is None:
-        finding = _passed(tested, weight, weight.last)
-    if len(weight.values) >= FEW_STEPS and not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
-        cause = f"the mean importance weight between engine and trainer is {weight.last:.3g}{age_text}"
+    is_far = len(weight.values) >= FEW_STEPS and not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT
+    if weight.values and (finding.ok is None or is_far):
+        finding = _passed(
+            tested, weight, weight.last, "mean importance weight, last tenth", _last_tenth(weight)
+        )
+    if is_far:
+        cause = (
+            f"the mean importance weight between engine and trainer is {format_number(weight.last)}{age_text}"
+        )
         start = onset(weight, lambda mean: not 1 / FAR_WEIGHT <= mean <= FAR_WEIGHT)
         quantities = ["importance_weight", *age_quantities]
         return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
 
     if mean_age > STALE:
-        cause = f"data is {mean_age:.2g} updates old on average"
+        cause = f"data is {format_number(mean_age, 2)} updates old on average"
+        finding = _passed(tested, course.series("staleness"), mean_age, "mean age of the data in updates")
         return finding.failed("stale", cause, severity="look", quantities=["staleness"])
     return finding
 
@@ -399,7 +451,7 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
     if len(norm.values) < 4 * FEW_STEPS:
         return Finding("ok", None, tested)
     spikes = find_spikes(norm.values, SPIKE)
-    finding = _passed(tested, norm, len(spikes))
+    finding = _passed(tested, norm, len(spikes), "log steps with a spike")
     # If many rows are far from their neighbours, the norm has a wide spread and no spikes.
     if not FEWEST_SPIKES <= len(spikes) <= len(norm.values) / 10:
         return finding
@@ -410,7 +462,7 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
         steps = f"{steps}, …"
     cause = (
         f"in {len(spikes)} log steps (step {steps}) the gradient norm is more than {SPIKE:.0f} times the norms around "
-        f"it, up to {largest:.3g} where {usual:.3g} is usual"
+        f"it, up to {format_number(largest)} where {format_number(usual)} is usual"
     )
     severity = "fix" if fell else "look"
     start = norm.steps[spikes[0]]
@@ -438,7 +490,9 @@ def _check_clip_share(course: Course, setup: Setup) -> Finding:
     shares = _clip_shares(course)
     if len(shares.values) < FEW_STEPS:
         return Finding("ok", None, tested)
-    finding = _passed(tested, shares, shares.last)
+    finding = _passed(
+        tested, shares, shares.last, "share of tokens clipped in the last tenth", _last_tenth(shares)
+    )
     look_limit = SOME_CLIPPED
     fix_limit = MUCH_CLIPPED
     if setup.level == "sequence" or (setup.method or "").startswith("GSPO"):
@@ -449,9 +503,12 @@ def _check_clip_share(course: Course, setup: Setup) -> Finding:
         return finding
     change = f"{shares.first:.1%} → {shares.last:.1%}"
     cause = (
-        f"{share:.0%} of tokens are clipped ({change}): their gradient is lost, and updates go far from the sampling "
-        "policy"
+        f"{format_share(share)} of tokens are clipped ({change}): their gradient is lost, and updates go far from the "
+        "sampling policy"
     )
+    if share > shares.last:
+        measure = "share of tokens clipped in the later half"
+        finding = _passed(tested, shares, share, measure, _later_half(shares))
     severity = "fix" if share > fix_limit else "look"
     start = onset(shares, lambda mean: mean > look_limit)
     quantities = [name for name in ("clip", "clip_high", "clip_low") if name in course.names]
@@ -524,16 +581,18 @@ def _check_constant_reward(course: Course) -> Finding:
         if value != last:
             break
         equal_rows += 1
-    finding = _passed(tested, reward, equal_rows)
+    finding = _passed(tested, reward, equal_rows, "log steps at the end with equal rewards")
     spreads = course.series("reward_std").values[-equal_rows:]
     is_best = last >= SOLVED and max(reward.values) <= 1
     is_short = equal_rows < CONSTANT_ROWS or equal_rows < CONSTANT_SHARE * len(reward.values)
+    if equal_rows == len(reward.values) and is_short and not any(spreads):
+        # All rewards are equal, in too few log steps for a finding.
+        return Finding("ok", None, tested, advice=f"needs at least {CONSTANT_ROWS} log steps")
     if is_short or is_best or any(spreads):
         return finding
     start = reward.steps[-equal_rows]
-    cause = (
-        f"the reward is {last:.3g} in every one of the last {equal_rows} log steps, from step {start:.0f} on"
-    )
+    value = format_number(last)
+    cause = f"the reward is {value} in every one of the last {equal_rows} log steps, from step {start:.0f} on"
     return finding.failed("reward-flat", cause, onset=start, quantities=["reward"])
 
 
@@ -566,8 +625,10 @@ def _check_components(course: Course) -> list[Finding]:
     constant = {name: metric for name, metric in components.items() if len(set(metric.values)) == 1}
     varying = {name: metric for name, metric in components.items() if name not in constant}
     if constant and varying:
-        constants = ", ".join(f"{name} is {metric.values[0]:.3g}" for name, metric in constant.items())
-        means = ", ".join(f"{name} {fmean(metric.values):.3g}" for name, metric in varying.items())
+        constants = ", ".join(
+            f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items()
+        )
+        means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
         cause = (
             f"{constants} in every one of {len(first_component.values)} log steps; means of the other components: "
             f"{means}"
@@ -614,24 +675,32 @@ def _check_largest_component(course: Course, components: dict[str, Series]) -> F
     is_full = max(means) <= 1.0 and fmean(means) >= FULL
     if shares[largest] < MOST_OF_REWARD or not is_level or not is_full:
         return finding
-    other_shares = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if name != largest)
-    cause = (
-        f"{shares[largest]:.0%} of the reward is {largest}, which stays at {fmean(means):.3g} in the later half, so "
-        f"that the reward hardly shows the other components ({other_shares})"
+    other_shares = ", ".join(
+        f"{name} {format_share(share)}" for name, share in shares.items() if name != largest
     )
+    cause = (
+        f"{format_share(shares[largest])} of the reward is {largest}, which stays at {format_number(fmean(means))} in "
+        f"the later half, so that the reward hardly shows the other components ({other_shares})"
+    )
+    measure = f"share of the reward that is {largest}, later half"
+    finding = _passed(tested, reward, shares[largest], measure, _later_half(reward))
     return finding.failed("component-dominates", cause, quantities=[f"rewards/{largest}", "reward"])
 
 
 def _check_data(course: Course) -> Finding:
     """Check that reward and length do not jump at the same step, as they do when the prompts change."""
-    tested = "reward and length change gradually"
+    tested = "reward and length do not jump together"
     jumps = {}
+    if min(len(course.series(name).values) for name in ("reward", "length")) < 40:
+        return Finding("ok", None, tested)
     for name in ("reward", "length", "reward_std"):
         metric = course.series(name)
         jump = find_jump(metric.values) if len(metric.values) >= 40 else None
         if jump is not None and jump.errors > JUMP_ERRORS:
             jumps[name] = jump
-    finding = Finding("ok", True, tested, len(jumps), None, len(course.rows))
+    finding = Finding(
+        "ok", True, tested, len(jumps), None, len(course.rows), measure="quantities with a jump"
+    )
     if "reward" not in jumps or "length" not in jumps:
         return finding
     row = jumps["length"].row
@@ -639,7 +708,7 @@ def _check_data(course: Course) -> Finding:
     if "reward" not in simultaneous:
         return finding
     step = course.series("length").steps[row]
-    changes = ", ".join(f"{name} {jump.before:.3g} → {jump.after:.3g}" for name, jump in simultaneous.items())
+    changes = ", ".join(f"{name} {_change(jump.before, jump.after)}" for name, jump in simultaneous.items())
     cause = f"at step {step:.0f}, {changes}, all at once: the prompts, the reward or a setting changed there"
     return finding.failed("data-change", cause, onset=step, quantities=[*simultaneous])
 
@@ -670,9 +739,9 @@ MUCH_LONGER = 3.0
 
 def _check_truncation(course: Course, setup: Setup) -> Finding:
     """Check that few answers are cut off at the cap on length."""
-    tested = "answers are finished"
+    tested = "most answers are finished"
     cap = setup.number("length cap")
-    at_cap = f" at the cap of {cap:g} tokens" if cap else ""
+    at_cap = f" at the cap of {format_number(cap, 6)} tokens" if cap else ""
     quantities = ["cut", "length"]
     shares = course.series("cut")
     if not shares.values:
@@ -681,28 +750,43 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
     # Most answers are cut off in the later half.
     late = shares.later_half
     mean = fmean(late)
-    finding = _passed(tested, shares, mean)._replace(error=standard_error(late))
+    measure = "share of answers cut off in the later half"
+    finding = _passed(tested, shares, mean, measure, _later_half(shares))
+    if len(late) > 1:
+        finding = finding._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
-        cause = f"{mean:.0%} of answers are cut off{at_cap}"
+        cause = f"{format_share(mean)} of answers are cut off{at_cap}"
         start = onset(shares, lambda share: share > MOST)
         return finding.failed("truncated", cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
-        return finding
+        if mean <= SOME_CUT:
+            return finding
+        part = " in the later half" if len(late) > 1 else ""
+        cause = f"{format_share(mean)} of answers are cut off{at_cap}{part}"
+        start = _first_step_above(shares, SOME_CUT, len(shares.values) // 2)
+        return finding.failed("truncated", cause, severity="look", onset=start, quantities=quantities)
 
     # The share has grown towards the end.
     end = shares.values[-max(3, len(shares.values) // 10) :]
     last = fmean(end)
     before = fmean(shares.values[: len(shares.values) // 2])
     if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
-        cause = f"{last:.0%} of answers are cut off{at_cap} in the last tenth, {before:.0%} in the first half"
-        start = onset(shares, lambda share: share > MANY_CUT / 2)
+        cause = (
+            f"{format_share(last)} of answers are cut off{at_cap} in the last tenth, {format_share(before)} in the "
+            "first half"
+        )
+        start = onset(shares, lambda share: share > MANY_CUT / 2, lambda share: share > MANY_CUT)
+        finding = _passed(
+            tested, shares, last, "share of answers cut off in the last tenth", slice(-len(end), None)
+        )
+        finding = finding._replace(error=standard_error(end))
         return finding.failed("truncated", cause, onset=start, quantities=quantities)
 
     # Many answers are cut off in the later half.
     if mean > SOME_CUT:
-        cause = f"{mean:.0%} of answers are cut off{at_cap} in the later half"
+        cause = f"{format_share(mean)} of answers are cut off{at_cap} in the later half"
         severity = "fix" if mean > 3 * before else "look"
-        start = shares.steps[len(shares.steps) // 2]
+        start = _first_step_above(shares, SOME_CUT, len(shares.steps) // 2)
         return finding.failed("truncated", cause, severity=severity, onset=start, quantities=quantities)
 
     # Most answers were cut off in some tenth of the run.
@@ -710,11 +794,22 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
     if max(blocks) > MOST:
         worst = blocks.index(max(blocks))
         steps = tenth_blocks(shares.steps)[worst]
-        cause = (
-            f"{max(blocks):.0%} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
-        )
-        return finding.failed("truncated", cause, severity="look", onset=steps[0], quantities=quantities)
+        first_row = sum(len(block) for block in tenth_blocks(shares.steps)[:worst])
+        start = _first_step_above(shares, MOST, first_row)
+        rows = slice(first_row, first_row + len(steps))
+        finding = _passed(tested, shares, max(blocks), "share of answers cut off in these log steps", rows)
+        share = format_share(max(blocks))
+        cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
+        return finding.failed("truncated", cause, severity="look", onset=start, quantities=quantities)
     return finding
+
+
+def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:
+    """Return the first step from a row on at which a metric is above a limit; None if there is none."""
+    for step, value in zip(metric.steps[first_row:], metric.values[first_row:], strict=True):
+        if value > limit:
+            return step
+    return None
 
 
 def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -> Finding:
@@ -730,12 +825,13 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
         return Finding("ok", None, tested)
     if known_cap:
         late = fmean(length.later_half)
-        finding = _passed(tested, length, late / known_cap)
+        measure = "share of the cap that is the mean length in the later half"
+        finding = _passed(tested, length, late / known_cap, measure, _later_half(length))
         if late < AT_THE_CAP * known_cap:
             return finding
         cause = (
-            f"the mean length is {late:.0f} tokens in the later half, at the cap of {known_cap:g} tokens, at which "
-            "most answers are cut off"
+            f"the mean length is {late:.0f} tokens in the later half, at the cap of {format_number(known_cap, 6)} "
+            "tokens, at which most answers are cut off"
         )
         start = onset(length, lambda mean: mean >= AT_THE_CAP * known_cap)
         return finding.failed("truncated", cause, onset=start, quantities=["length"])
@@ -745,7 +841,8 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
     cap = max(length.values)
     rows_at_cap = sum(value == cap for value in length.values)
     mean = fmean(length.values)
-    finding = _passed(tested, length, mean / cap if cap else 0.0)
+    measure = "share of the largest length that is the mean length"
+    finding = _passed(tested, length, mean / cap if cap else 0.0, measure)
     if rows_at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
         share = rows_at_cap / len(length.values)
         if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
@@ -759,7 +856,7 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
 
 def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     """Check that the rewards of most groups differ, so that their advantages are not all 0."""
-    tested = "groups carry signal"
+    tested = "most groups carry signal"
     shares = course.series("dead")
     if len(shares.values) < FEW_STEPS:
         advice = f"needs at least {FEW_STEPS} log steps" if shares.values else ""
@@ -767,24 +864,29 @@ def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     late = shares.later_half
     mean = fmean(late)
     error = standard_error(late)
-    finding = _passed(tested, shares, mean)._replace(error=error)
+    measure = "share of groups without signal in the later half"
+    finding = _passed(tested, shares, mean, measure, _later_half(shares))._replace(error=error)
     # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
     # chance.
     window = max(1, len(shares.values) // 20)
     noise = error * math.sqrt(len(late) / window)
-    start = onset(shares, lambda share: share > MOST - 2 * noise)
-    end = fmean(late[-max(FEW_STEPS, len(late) // 5) :])
+    start = onset(shares, lambda share: share > MOST - 2 * noise, lambda share: share > MOST)
+    last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
+    end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         return finding
+    if end > mean:
+        rows = slice(-len(last_rows), None)
+        finding = _passed(tested, shares, end, "share of groups without signal in the last log steps", rows)
     groups = "groups"
     group_size = setup.number("group size")
     if group_size:
         unit = "answers" if group_size > 1 else "answer"
-        groups = f"groups of {group_size:g} {unit}"
-    cause = f"{max(mean, end):.0%} of {groups} carry no signal"
+        groups = f"groups of {format_number(group_size, 6)} {unit}"
+    cause = f"{format_share(max(mean, end))} of {groups} carry no signal"
     reward = course.series("reward")
     if solved:
-        cause = f"{cause}, as these prompts are solved (reward {reward.last:.3g})"
+        cause = f"{cause}, as these prompts are solved (reward {format_number(reward.last)})"
         return finding.failed("no-signal", cause, severity="look", onset=start, quantities=["dead"])
     later_rewards = reward.values[len(reward.values) // 3 :]
     still_learns = len(later_rewards) >= 20 and rises(later_rewards)
@@ -802,23 +904,22 @@ def _rise(metric: Series) -> float:
 
 def _check_length(course: Course) -> Finding:
     """Check that answers become much longer only if the score on other prompts, or else the reward, rises."""
-    tested = "longer answers are better answers"
+    tested = "answers do not grow longer without growing better"
     length = course.series("length")
     if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
         return Finding("ok", None, tested)
     growth = length.last / length.first
-    finding = _passed(tested, length, growth)
+    finding = _passed(tested, length, growth, "mean length of the last tenth, divided by that of the first")
     reward = course.series("reward")
     score = course.series(EVALUATION)
     change = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
-    middle = (length.first + length.last) / 2
-    start = onset(length, lambda mean: mean > middle)
+    start = onset(length, lambda mean: mean >= LONGER * length.first)
 
     if len(score.values) >= 6 and len(reward.values) >= 6:
         if growth < LONGER or _rise(reward) < 3 or _score_follows_reward(reward, score):
             return finding
         before, after = end_means(score.values, 3)
-        cause = f"{change}, while the score on other prompts went {before:.3g} → {after:.3g}"
+        cause = f"{change}, while the score on other prompts went {_change(before, after)}"
         # The relative rise of a reward that may be negative is not comparable.
         severity = "look" if min(reward.values) < 0 else "fix"
         quantities = ["length", EVALUATION]
@@ -827,6 +928,7 @@ def _check_length(course: Course) -> Finding:
     if growth < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
         return finding
     cause = f"{change}, and the reward does not rise"
+    start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
     return finding.failed(
         "length-growth", cause, severity="look", onset=start, quantities=["length", "reward"]
     )
@@ -898,7 +1000,7 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
         return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
     first = entropy.first
     last = entropy.last
-    change = f"entropy {first:.3g} → {last:.3g} nats per token"
+    change = f"entropy {_change(first, last)} nats per token"
 
     reward = course.series("reward")
     late_rewards = [value for step, value in zip(*reward, strict=True) if step >= flat_since]
@@ -906,11 +1008,12 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
     rose = False
     if len(late_rewards) > 1:
         before, after = end_means(late_rewards, 3)
-        change += f", while the reward went {before:.3g} → {after:.3g}"
+        change += f", while the reward went {_change(before, after)}"
         reason = "the reward did not rise"
         rose = _reward_rose(late_rewards)
 
-    finding = _passed(ENTROPY_KEPT, entropy, last / first if first else 1.0)
+    measure = "entropy of the last tenth, divided by that of the first"
+    finding = _passed(ENTROPY_KEPT, entropy, last / first if first else 1.0, measure)
     if last > max(ENTROPY_RISE * first, first + 1):
         start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
         cause = f"{change}: the policy becomes random"
@@ -920,12 +1023,14 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
     if collapsed and rose and last < LEAST_ENTROPY * first:
         # Next to nothing is left of the entropy, so the reward must have risen after it was lost.
         collapse_step = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
-        rewards_after = [value for step, value in zip(*reward, strict=True) if step >= collapse_step]
+        rewards_after: list[float] = []
+        if collapse_step is not None:
+            rewards_after = [value for step, value in zip(*reward, strict=True) if step >= collapse_step]
         if len(rewards_after) >= 3 * FEW_STEPS and not _reward_rose(rewards_after):
             rose = False
             reason = f"the reward did not rise after step {collapse_step:.0f}"
     if collapsed and not rose and not solved:
-        start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
+        start = onset(entropy, lambda mean: mean < min(ENTROPY_LEFT * first, NO_ENTROPY))
         cause = f"{change}: the policy has stopped exploring, and {reason}"
         # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may
         # be the price of learning.
@@ -938,8 +1043,14 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
 
     is_low = first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
     if len(entropy.values) >= 4 * FEW_STEPS and is_low and not solved:
-        cause = f"entropy is {first:.2g} nats per token at the start, so that the answers of a group are nearly alike"
-        return finding.failed("low-entropy", cause, onset=entropy.steps[0], quantities=["entropy"])
+        cause = (
+            f"entropy is {format_number(first, 2)} nats per token at the start, so that the answers of a group are "
+            "nearly alike"
+        )
+        rows = slice(max(1, len(entropy.values) // 10))
+        finding = _passed(ENTROPY_KEPT, entropy, first, "entropy of the first tenth (nats per token)", rows)
+        start = next(step for step, value in zip(*entropy, strict=True) if value < LOW_ENTROPY)
+        return finding.failed("low-entropy", cause, onset=start, quantities=["entropy"])
     return finding
 
 
@@ -961,8 +1072,9 @@ def _check_evaluation(course: Course) -> Finding:
     last = means[-1]
     noise = noise_of_differences(score.values) / math.sqrt(window)
     loss = means[best] - last
-    finding = _passed(tested, score, loss)
-    fell = loss > max(3 * noise, 0.1 * abs(means[best]))
+    finding = _passed(tested, score, loss, "fall of the score on other prompts from its best mean")
+    largest_loss = max(3 * noise, 0.1 * abs(means[best]))
+    fell = loss > largest_loss
 
     # The reward since the best score.
     start = score.steps[min(best + window - 1, len(score.steps) - 1)]
@@ -972,10 +1084,12 @@ def _check_evaluation(course: Course) -> Finding:
         return finding
     reward_before, reward_after = end_means(later_reward.values, 3)
     cause = (
-        f"the score on other prompts fell {means[best]:.3g} → {last:.3g} since step {start:.0f}, while the reward rose "
-        f"{reward_before:.3g} → {reward_after:.3g}: the policy exploits the reward"
+        f"the score on other prompts fell {_change(means[best], last)} since step {start:.0f}, while the reward rose "
+        f"{_change(reward_before, reward_after)}: the policy exploits the reward"
     )
-    return finding.failed("reward-hacked", cause, onset=start, quantities=[EVALUATION, "reward"])
+    after_best = Series(score.steps[best:], score.values[best:])
+    fall_start = onset(after_best, lambda mean: mean < means[best] - largest_loss)
+    return finding.failed("reward-hacked", cause, onset=fall_start, quantities=[EVALUATION, "reward"])
 
 
 # --- Updates that are too small ---
@@ -1000,19 +1114,19 @@ def _check_small_steps(course: Course) -> Finding:
     if len(reward.values) < 30 or steps < MANY_STEPS:
         return Finding("ok", None, tested)
     if kl.values and max(kl.values) > 0:
-        finding = _passed(tested, kl, kl.last)
+        finding = _passed(tested, kl, kl.last, "KL to the reference in the last tenth", _last_tenth(kl))
         quantity = "kl"
         is_small = False
         if len(kl.values) >= 30:
             # Absolute values, since some loops log the KL with the opposite sign.
             means = [kl.last, *tenths(kl.values)]
             is_small = max(abs(mean) for mean in means) < LITTLE_KL
-        evidence = f"KL to the reference is {kl.last:.2g} after {steps:.0f} steps"
+        evidence = f"KL to the reference is {format_number(kl.last, 2)} after {steps:.0f} steps"
     elif rates:
-        finding = Finding("ok", True, tested, max(rates), None, len(rates))
+        finding = Finding("ok", True, tested, max(rates), None, len(rates), measure="largest learning rate")
         quantity = "learning_rate"
         is_small = 0 < max(rates) <= LITTLE_RATE
-        evidence = f"the learning rate is at most {max(rates):.2g}, over {steps:.0f} steps"
+        evidence = f"the learning rate is at most {format_number(max(rates), 2)}, over {steps:.0f} steps"
     else:
         return Finding("ok", None, tested)
 
@@ -1021,7 +1135,7 @@ def _check_small_steps(course: Course) -> Finding:
     if not is_small or rises(reward.values) or _rise(reward) > 3 or not same_entropy:
         return finding
     before, after = end_means(reward.values, 3)
-    cause = f"{evidence}, and the reward went {before:.3g} → {after:.3g}: the policy has hardly moved"
+    cause = f"{evidence}, and the reward went {_change(before, after)}: the policy has hardly moved"
     return finding.failed("hardly-moves", cause, quantities=[quantity, "reward"])
 
 
@@ -1064,6 +1178,7 @@ def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
     """
     tested = "the last tenth of the run is like the rest"
     changes = {}
+    starts: list[float] = []
     finding = Finding("ok", None, tested)
     for name, explained_by in LATE_QUANTITIES.items():
         metric = course.series(name)
@@ -1074,21 +1189,30 @@ def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
         low = min(earlier)
         high = max(earlier)
         distance = max(low - last, last - high)
-        is_outside = last * OUTLIER_FACTOR < low or last > OUTLIER_FACTOR * high
+        is_outside = _is_outside(last, low, high)
         # The last tenth of a curve with a trend is always outside the range of the others, so it must also differ by
         # more than the curve usually changes from tenth to tenth.
         usual_change = max(abs(after - before) for before, after in pairwise(earlier[1:]))
         noise = noise_of_differences(metric.values) / math.sqrt(len(metric.values) / 10)
         is_sudden = distance > max(2 * usual_change, OUTLIER_ERRORS * noise)
         if is_sudden and is_outside and (name != "cut" or last > 0.1):
-            changes[name] = f"{name} {earlier[-1]:.3g} → {last:.3g}"
+            changes[name] = f"{name} {_change(earlier[-1], last)}"
+            last_steps = tenth_blocks(metric.steps)[-1]
+            last_values = tenth_blocks(metric.values)[-1]
+            steps = zip(last_steps, last_values, strict=True)
+            starts.append(next(step for step, value in steps if _is_outside(value, low, high)))
     if not changes:
         return finding
     step = tenth_blocks([row["step"] for row in course.rows])[-1][0]
     cause = (
         f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}"
     )
-    return finding.failed("late-change", cause, onset=step, quantities=[*changes])
+    return finding.failed("late-change", cause, onset=min(starts), quantities=[*changes])
+
+
+def _is_outside(value: float, low: float, high: float) -> bool:
+    """Return whether a value lies outside of a range by `OUTLIER_FACTOR`."""
+    return value * OUTLIER_FACTOR < low or value > OUTLIER_FACTOR * high
 
 
 def _check_fall(course: Course) -> Finding:
@@ -1103,13 +1227,14 @@ def _check_fall(course: Course) -> Finding:
     means = tenths(reward.values)
     best = max(range(10), key=lambda tenth: means[tenth])
     noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
-    finding = _passed(tested, reward, means[-1])
+    finding = _passed(tested, reward, means[-1], "mean reward of the last tenth", _last_tenth(reward))
     # The height of the best tenth is measured from 0, or from the lowest tenth if rewards are negative.
     lowest = min(0.0, *means)
     height = means[best] - lowest
     # If the reward wanders, neighbouring tenths differ by more than the noise of single steps explains.
     wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
-    if means[best] - means[-1] <= max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering):
+    largest_loss = max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering)
+    if means[best] - means[-1] <= largest_loss:
         return finding
 
     # Values in the best and in the last tenth of the metrics that may explain the fall.
@@ -1130,14 +1255,17 @@ def _check_fall(course: Course) -> Finding:
     names = sorted(ratios, key=lambda name: ratios[name], reverse=True)
     changed_names = [name for name in names if ratios[name] > 2][:3]
 
-    changes = [f"reward {means[best]:.3g} → {means[-1]:.3g}"]
+    changes = [f"reward {_change(means[best], means[-1])}"]
     for name in changed_names:
         before, after = ends[name]
-        changes.append(f"{name} {before:.3g} → {after:.3g}")
+        changes.append(f"{name} {_change(before, after)}")
     step = tenth_blocks(reward.steps)[best][-1]
     cause = f"from step {step:.0f} on {', '.join(changes)}"
+    first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
+    after_best = Series(reward.steps[first_row:], reward.values[first_row:])
+    start = onset(after_best, lambda mean: means[best] - mean > largest_loss)
     quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
-    return finding.failed("collapse", cause, onset=step, quantities=quantities)
+    return finding.failed("collapse", cause, onset=start, quantities=quantities)
 
 
 # --- A plateau ---
@@ -1182,14 +1310,16 @@ def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: boo
         fell: True if the reward fell at the end.
         solved: True if the prompts are solved.
     """
-    tested = "the reward still rises"
+    tested = "the reward is not flat for half of the run"
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
         return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
     if fell:
         # `_check_fall` has reported it.
         return Finding("ok", None, tested)
-    finding = _passed(tested, reward, fmean(reward.later_half))
+    finding = _passed(
+        tested, reward, fmean(reward.later_half), "mean reward of the later half", _later_half(reward)
+    )
     if flat is None:
         return finding
 
@@ -1201,9 +1331,12 @@ def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: boo
     end = reward.steps[-1]
     share = len(late_rewards) / len(reward.values)
     cause = (
-        f"reward {fmean(late_rewards):.3g} from step {start:.0f} to {end:.0f}, {share:.0%} of the run; a rise below "
-        f"{largest_unseen_rise:.2g} could not be seen"
+        f"reward {format_number(fmean(late_rewards))} from step {start:.0f} to {end:.0f}, {format_share(share)} of the "
+        "run"
     )
+    # Of a constant reward only rounding errors are left.
+    if largest_unseen_rise > 1e-9 * max(1.0, abs(fmean(late_rewards))):
+        cause = f"{cause}; a rise below {format_number(largest_unseen_rise, 2)} could not be seen"
     if solved:
         cause = f"{cause}; these prompts are solved"
     else:
@@ -1232,7 +1365,9 @@ def _check_clip(course: Course, updates: float | None) -> Finding:
     if summary.clipped is None and not one_update:
         return Finding("ok", None, "the clip")
     tokens = int(summary.metrics.get("tokens", 0))
-    finding = Finding("ok", True, "the clip", summary.clipped, None, tokens)
+    finding = Finding(
+        "ok", True, "the clip", summary.clipped, None, tokens, measure="share of tokens clipped"
+    )
 
     if one_update:
         return finding.failed("on-policy", "each batch gets one update, so every ratio is 1", ok=None)
@@ -1247,8 +1382,8 @@ def _check_clip(course: Course, updates: float | None) -> Finding:
     if interval is not None and interval[0] > HARMLESS_BLOCKED_SHARE:
         share = summary.metrics["blocked_mass_below_0.1"]
         cause = (
-            f"the clip blocks {share:.0%} [{interval[0]:.0%}, {interval[1]:.0%}] of the gradient that would raise "
-            "tokens below p = 0.1"
+            f"the clip blocks {format_share(share)} [{format_share(interval[0])}, {format_share(interval[1])}] of the "
+            "gradient that would raise tokens below p = 0.1"
         )
         return finding.failed("rare-tokens-blocked", cause, ok=None)
     return finding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bandpo._numbers import format_number, format_setting
 from bandpo.doctor.findings import Finding
 from bandpo.lint.learning_rate import billions, is_adam, largest_rate, rate_is_high
 from bandpo.runs.setup import Setup
@@ -72,7 +73,7 @@ def _describe_high_rate(setup: Setup) -> str:
     if lora:
         weights = "LoRA adapters"
     elif size is not None:
-        weights = f"all weights of a model of {size:g} billion parameters"
+        weights = f"all weights of a model of {format_number(size, 6)} billion parameters"
     limit = largest_rate(lora, model)
     rate_text = str(setup.values["learning rate"])
-    return f"{rate_text}, above {limit:g}, the most that published runs use to train {weights}"
+    return f"{rate_text}, above {format_setting(limit)}, the most that published runs use to train {weights}"

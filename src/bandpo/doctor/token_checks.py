@@ -18,6 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
+from bandpo._numbers import format_number, format_step
 from bandpo.doctor.findings import Finding
 from bandpo.doctor.first_pass import ROUNDING_DISTANCE, FirstPass, Flags, Floats, Integers
 
@@ -206,7 +207,8 @@ def check_numbers(first_pass: FirstPass) -> Finding:
     """Check that no sequence has NaN, an infinite value or a log-probability above 0."""
     bad = first_pass.bad_sequences
     count = bad + len(first_pass.batch)
-    passed = Finding("ok", True, "values are numbers", bad / max(1, count), None, count)
+    measure = "share of sequences with values that cannot be"
+    passed = Finding("ok", True, "values are numbers", bad / max(1, count), None, count, measure=measure)
     if not bad:
         return passed
     cause = f"{bad} of {count} sequences hold NaN, an infinite value or a log-probability above 0"
@@ -236,7 +238,7 @@ class _Trend:
     @property
     def since(self) -> str:
         """The onset, as the end of a sentence; empty without one."""
-        return "" if self.step is None else f"; before step {self.step:g} they agree"
+        return "" if self.step is None else f"; before step {format_step(self.step)} they agree"
 
     @property
     def grows_from_the_start(self) -> bool:
@@ -311,7 +313,8 @@ def check_ratio(first_pass: FirstPass) -> Finding:
     limit = ROUNDING_DISTANCE if first_pass.anchored_at_rollout else EXACT_DISTANCE
     distance = np.abs(first_pass.logp - first_pass.logp_old)
     trend = _find_trend(first_pass, distance, tokens, limit)
-    passed = Finding.of(tested, trend.values, int(tokens.sum()))
+    measure = "mean abs(log π − log π_old) before the first update (nats)"
+    passed = Finding.of(tested, trend.values, int(tokens.sum()), measure)
     if trend.figure <= limit or float(trend.values.max()) <= limit:
         return passed
     # A few wrong batches among correct ones are no fault of the passes.
@@ -581,7 +584,8 @@ def check_engine(first_pass: FirstPass) -> Finding:
     surplus = np.expm1(clamped)
     divergence = surplus - clamped
     trend = _find_trend(first_pass, divergence, tokens, KL_LIMIT)
-    passed = Finding.of(f"{tested} (KL, nats per token)", trend.values, int(tokens.sum()))
+    measure = "KL between engine and trainer (nats per token)"
+    passed = Finding.of(f"{tested} (KL, nats per token)", trend.values, int(tokens.sum()), measure)
 
     # A temperature is always tested: if the policy is nearly sure of its tokens, the divergence hardly shows it.
     temperature_ratio, _ = _fit_temperature_ratio(
@@ -837,7 +841,8 @@ class _Mismatch:
         if not only_lagged_differ:
             return None
         max_lag = int(self.first_pass.lag[lagged].max())
-        cause = f"KL {fresh_divergence:.2g} at a lag of 0, {lagged_divergence:.2g} at lags up to {max_lag}"
+        fresh = format_number(fresh_divergence, 2)
+        cause = f"KL {fresh} at a lag of 0, {format_number(lagged_divergence, 2)} at lags up to {max_lag}"
         return self.passed.failed("stale", cause)
 
     def _find_other_experts(self) -> Finding | None:
@@ -1075,7 +1080,8 @@ def check_surprisal(first_pass: FirstPass) -> Finding:
         return Finding("ok", None, tested, advice="record entropy= and update=")
 
     excesses = first_pass.batch_means(first_pass.excess_surprisal, tokens)
-    passed = Finding.of(tested, excesses, int(tokens.sum()))
+    measure = "mean of surprisal minus entropy (nats per token)"
+    passed = Finding.of(tested, excesses, int(tokens.sum()), measure)
     trend, z = _find_surprising_batches(first_pass, tokens)
     mean, _ = first_pass.mean_and_z(first_pass.excess_surprisal, trend.tokens)
     z_limit = Z_LIMIT if trend.step is None else LATE_Z_LIMIT
@@ -1113,7 +1119,7 @@ def _find_cause_of_surprisal(
     limit = max(ROUNDING_DISTANCE, 0.1 * abs(mean))
     engine_agrees = has_engine and float(np.nanmean(engine_distance)) <= limit
     witness = ", though engine and trainer agree" if engine_agrees else ""
-    since = "" if trend.step is None else f"; before step {trend.step:g} surprisal equals entropy"
+    since = "" if trend.step is None else f"; before step {format_step(trend.step)} surprisal equals entropy"
     size = f"by {abs(mean):.3f} nats (z {z:.1f})"
 
     if place:
@@ -1122,8 +1128,8 @@ def _find_cause_of_surprisal(
         if engine_agrees and is_significant and z < 0 and rare_tokens < FEWEST_FAR_TOKENS:
             cause = (
                 f"{place} of answers, sampled tokens are more probable than the policy's entropy implies, and only "
-                f"{rare_tokens} of all tokens are {RARE_EXCESS:g} nats less probable than that{witness}: rare tokens "
-                f"are missing, or the sampler edits logits{since}"
+                f"{rare_tokens} of all tokens are {format_number(RARE_EXCESS, 6)} nats less probable than that"
+                f"{witness}: rare tokens are missing, or the sampler edits logits{since}"
             )
             return passed.failed("top-p", cause, "edited-logits")
         direction = "more or less"
@@ -1234,21 +1240,23 @@ def check_updates(first_pass: FirstPass) -> Finding:
             before.append(movement.get(0, math.nan))
     if not after:
         return Finding("ok", None, tested, advice="record update= with each of several updates")
-    passed = Finding.of(f"{tested} (mean abs log-ratio)", after, len(after))
+    measure = "mean abs log-ratio after the last update on a batch (nats)"
+    passed = Finding.of(f"{tested} (mean abs log-ratio)", after, len(after), measure)
 
     advantages = first_pass.advantage[~np.isnan(first_pass.advantage)]
     has_signal = not len(advantages) or bool((advantages != 0).any())
     updates = max(max(movement) for movement in first_pass.movement.values())
     if has_signal and max(after) <= UNMOVED:
+        precision = f"{format_number(max(after), 1)} nats"
         if first_pass.repeats_sequences:
             cause = (
                 f"the same tokens are repeated after updates (up to {updates} on a batch), yet their log-probabilities "
-                f"stay the same to {max(after):.1g} nats: optimizer.step is not reached, or its learning rate is 0 or "
+                f"stay the same to {precision}: optimizer.step is not reached, or its learning rate is 0 or "
                 "too small for the weights' precision"
             )
         else:
             cause = (
-                f"the record counts up to {updates} updates on a batch, yet every ratio is 1 to {max(after):.1g} nats: "
+                f"the record counts up to {updates} updates on a batch, yet every ratio is 1 to {precision}: "
                 "optimizer.step is not reached, its learning rate is too small for the weights' precision, or logp_old "
                 "is computed again before each update"
             )
@@ -1258,9 +1266,10 @@ def check_updates(first_pass: FirstPass) -> Finding:
     # A policy that has collapsed hardly moves either, but only after batches with large updates.
     hardly_moves = float(np.median(after)) <= HARDLY_MOVED and max(after) <= NEAR_LIMIT * HARDLY_MOVED
     if has_signal and hardly_moves and distance_before <= HARDLY_MOVED:
+        movement = format_number(float(np.median(after)), 1)
         cause = (
-            f"all {updates} updates on a batch move log-probabilities by {float(np.median(after)):.1g} nats together: "
-            "the learning rate is too small to move the policy"
+            f"all {updates} updates on a batch move log-probabilities by {movement} nats together: the learning rate "
+            "is too small to move the policy"
         )
         return passed.failed("hardly-moves", cause)
 
@@ -1293,8 +1302,9 @@ def _describe_lost_gradient(first_pass: FirstPass) -> str:
         return ""
     return (
         f"log-probabilities of the last of {slopes[0].losses} micro-batches move with their advantages by "
-        f"{last_slope:.2g} nats per unit of advantage, those of the others by {other_slope:.2g}, and in {lowest} of "
-        f"{len(slopes)} batches they move least: its gradient is lost"
+        f"{format_number(last_slope, 2)} nats per unit of advantage, those of the others "
+        f"by {format_number(other_slope, 2)}, and in {lowest} of {len(slopes)} batches they move least: its gradient "
+        "is lost"
     )
 
 

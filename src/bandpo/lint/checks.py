@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bandpo._numbers import format_setting
 from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
 from bandpo.errors import InvalidValue
@@ -189,7 +190,7 @@ def _format_settings(settings: Mapping[str, Any]) -> str:
         if value is None:
             texts.append(name)
         elif isinstance(value, float):
-            texts.append(f"{name}={value:g}")
+            texts.append(f"{name}={format_setting(value)}")
         else:
             texts.append(f"{name}={str(value)[:80]}")
     return ", ".join(texts)

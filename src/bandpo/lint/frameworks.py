@@ -20,6 +20,9 @@ class Framework:
     marks: tuple[tuple[str, ...], ...]
     """Setting names that no other framework has. Each entry lists names that must all occur, since some names are
     shared and only their combination is not. A name that ends with ``*`` is a prefix."""
+    mark_among_own: str = ""
+    """A setting name that identifies the framework only if all other names are in `defaults`. Other programs have this
+    name too, but beside names of their own."""
     programs: tuple[str, ...] = ()
     """Beginnings of the modules that run the framework, as in ``python -m MODULE``."""
     older_names: Mapping[str, str] = field(default_factory=dict)
@@ -32,8 +35,8 @@ class Framework:
             names: The dotted names of settings.
             program: The module or file that a command runs.
 
-        >>> TRL.mark_in(["learning_rate", "importance_sampling_level"]), TRL.mark_in(["num_generations"])
-        ('importance_sampling_level', '')
+        >>> TRL.mark_in(["num_generations", "use_vllm"]), TRL.mark_in(["num_generations", "num_epochs"])
+        ('num_generations, use_vllm', '')
         """
         for mark in self.marks:
             matches = [_first_match(pattern, names) for pattern in mark]
@@ -41,6 +44,8 @@ class Framework:
                 return ", ".join(matches)
         if program.startswith(self.programs):
             return program
+        if self.mark_among_own in names and all(name in self.defaults for name in names):
+            return self.mark_among_own
         return ""
 
 
@@ -100,6 +105,7 @@ TRL = Framework(
             "use_vllm",
         ),
     ),
+    mark_among_own="num_generations",
     programs=("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo"),
     older_names={"use_liger_loss": "use_liger_kernel"},
 )

@@ -386,7 +386,11 @@ def _without_wandb_wrappers(settings: Settings) -> Settings:
     names = [name for name in settings if "wandb" not in name]
     if not settings or not all(_WANDB_WRAPPER.search(name) for name in names):
         return settings
-    return {re.sub(r"^([^.]+)\.value", r"\1", name): setting for name, setting in settings.items()}
+    return {
+        re.sub(r"^([^.]+)\.value", r"\1", name): setting
+        for name, setting in settings.items()
+        if not re.fullmatch(r"[^.]+\.desc", name)
+    }
 
 
 _INTERPOLATION = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
@@ -435,7 +439,11 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
     # Of the frameworks, only prime-rl has files in this format.
     framework = "prime-rl"
     is_trainer = "optim.lr" in settings and settings.get("loss.type", NO_LOSS).value in PRIME_RL_LOSSES
-    if framework_of(settings, path) != framework and not is_trainer:
+    defaults = FRAMEWORKS[framework].defaults
+    is_orchestrator = "group_size" in settings and all(
+        f"orchestrator.{name}" in defaults for name in settings
+    )
+    if framework_of(settings, path) != framework and not is_trainer and not is_orchestrator:
         return []
     # In prime-rl's files for only the orchestrator or the trainer, settings have no prefix.
     if "group_size" in settings or "rollouts_per_example" in settings:

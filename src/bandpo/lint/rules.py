@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bandpo._numbers import format_setting
 from bandpo.lint.configuration import Configuration, Setting, Unread
 from bandpo.lint.frameworks import FRAMEWORKS
 
@@ -25,7 +26,7 @@ class MessageSetting:
         if isinstance(self.value, Unread):
             return self.value.reason
         if isinstance(self.value, float):
-            return f"{self.value:g}"
+            return format_setting(self.value)
         return str(self.value)
 
 

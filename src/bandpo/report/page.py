@@ -217,8 +217,12 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         state = "look" if diagnosis.is_at_least("look") else "ok"
     coverage = diagnosis.coverage
     passed = diagnosis.passed
+    notes = [] if log is None else list(log.notes)
+    if log_diagnosis is not None and log_diagnosis.replaced_keys:
+        notes.append(f"read from another key: {log_diagnosis.replaced_text}")
     return {
         **diagnosis.as_json(),
+        "findings": [{**finding._asdict(), "evidence": finding.evidence} for finding in diagnosis.findings],
         "state": state,
         "setup": str(diagnosis.setup),
         "coverage_text": "" if coverage is None else str(coverage),
@@ -227,8 +231,8 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         "no_verdict": diagnosis.no_verdict,
         "basis": "" if log_diagnosis is None else log_diagnosis.basis,
         "configuration": None if log_diagnosis is None else log_diagnosis.as_json().get("configuration"),
-        "notes": [] if log is None else list(log.notes),
-        "unread": [] if log is None else list(log.unread),
+        "notes": notes,
+        "unread": [] if log_diagnosis is None else log_diagnosis.unread,
     }
 
 

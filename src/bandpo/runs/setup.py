@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from bandpo._numbers import format_number, format_setting
 from bandpo.runs.files import load_table
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
@@ -31,7 +32,7 @@ class Value(NamedTuple):
     """The file that sets it; empty for a configuration that was not read from a file."""
 
     def __str__(self) -> str:
-        value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)[:80]
+        value = format_setting(self.value) if isinstance(self.value, float) else str(self.value)[:80]
         return f"{self.name}={value} ({self.file})" if self.file else f"{self.name}={value}"
 
 
@@ -75,7 +76,7 @@ class Setup:
         if self.method:
             parts.append(f"{self.method} per {self.level}" if self.level else self.method)
         if self.updates:
-            parts.append(f"updates on each batch: {self.updates:g}")
+            parts.append(f"updates on each batch: {format_number(self.updates, 6)}")
         return ", ".join(parts)
 
     def setting(self, name: str) -> str:

@@ -9,12 +9,10 @@ const mark = (run) => element("span", { class: `state ${run.state}` }, `${MARKS[
 /** The id of a finding's element. */
 const findingId = (number, rank) => `run-${number + 1}-finding-${rank + 1}`;
 
-/** The figure of a finding, with its error, the number of values and the steps. */
+/** The figure of a finding, with its name, its error, the number of values and the steps. */
 function figureOf(finding) {
-  if (finding.figure === null || !finding.n) return "";
-  const spread = finding.error === null ? "" : ` ± ${short(finding.error)}`;
   const steps = finding.steps ? `, steps ${short(finding.steps[0])} to ${short(finding.steps[1])}` : "";
-  return `: ${short(finding.figure)}${spread} over ${finding.n.toLocaleString("en")}${steps}`;
+  return `${finding.evidence}${steps}`;
 }
 
 /** A line of a finding: a bold label and a text. */
@@ -28,15 +26,15 @@ function findingItem(run, number, finding, rank) {
   // The chart beside the text is a link to the first curve; these are links to the others.
   const links = finding.quantities.filter((name) => chartOf(name) && name !== shown).flatMap((name, place) => [
     place ? ", " : "", element("a", { href: `#${panelId(name)}` }, chartOf(name).title)]);
-  // The cause of the first finding is the headline.
-  const cause = rank && element("p", { class: "cause" }, finding.cause);
+  // The cause of the first finding is the headline, unless it is a note on a healthy run.
+  const cause = (rank || finding.severity === "note") && element("p", { class: "cause" }, finding.cause);
   const item = element("li", { class: `finding ${finding.severity}`, id: findingId(number, rank) },
     element("div", { class: "told" },
       element("div", { class: "kind" }, element("span", { class: "badge" }, finding.severity), element("strong", {}, codes), since),
       cause || "",
       line("Do:", finding.advice),
       finding.cost ? line("Cost:", finding.cost) : "",
-      line("Tested:", `${finding.tested}${figureOf(finding)}`, "soft"),
+      finding.evidence ? line("Measured:", figureOf(finding), "soft") : "",
       links.length ? element("div", { class: "soft" }, element("b", {}, "See also: "), ...links) : ""),
     evidence);
   return { item, draw: () => evidence && evidenceOf(evidence, run, number, rank, shown) };
