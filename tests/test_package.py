@@ -27,7 +27,7 @@ CORE = [
     if str(path.relative_to(ROOT)) not in COVERED["omit"]
 ]
 """The core, as pyproject.toml defines it for the coverage report."""
-SHARED = {"errors", "_atomic", "_limits", "_severities", "_terminal", "_shown", "data"}
+SHARED = {"errors", "_atomic", "_limits", "_numbers", "_severities", "_terminal", "_shown", "data"}
 """Modules that any layer may import: they import nothing of bandpo's but each other."""
 ALLOWED = {
     "shared": set(),

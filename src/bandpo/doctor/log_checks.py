@@ -1030,7 +1030,7 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
             rose = False
             reason = f"the reward did not rise after step {collapse_step:.0f}"
     if collapsed and not rose and not solved:
-        start = onset(entropy, lambda mean: mean < min(ENTROPY_LEFT * first, NO_ENTROPY))
+        start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
         cause = f"{change}: the policy has stopped exploring, and {reason}"
         # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may
         # be the price of learning.
