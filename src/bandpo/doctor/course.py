@@ -298,7 +298,9 @@ def onset(
     first, last = parts[-1]
     if last < len(meets) - 1:
         first, last = max(parts, key=lambda part: part[1] - part[0])
-    for row in range(first, last + window):
+    # The last row of the first window, unless the condition is met from the start on, or a row near it.
+    middle = first + window - 1 if first else 0
+    for row in chain(range(middle, last + window), range(first, middle)):
         if row_condition(values[row]):
             return metric.steps[row]
     return None
