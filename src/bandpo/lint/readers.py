@@ -19,13 +19,12 @@ from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.python_script import read_script
 from bandpo.lint.scalars import read_scalar
 from bandpo.lint.shell import UNKNOWN, Command, Word, read_commands
+from bandpo.runs.yaml_limits import check_yaml
 
 LARGEST = 2**19
 """Largest size of a file, in bytes."""
 MOST_SETTINGS = 20_000
 """Largest number of settings in a file, with YAML aliases expanded."""
-DEEPEST = 50
-"""Largest depth of a nested YAML or TOML file."""
 
 PYTHON = (".py",)
 YAML = (".yaml", ".yml")
@@ -293,12 +292,14 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
         raise InvalidValue(f"{path} is YAML, which needs PyYAML: pip install PyYAML") from error
 
     try:
-        _check_yaml_depth(text, path)
+        check_yaml(text, path)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
         raise InvalidValue(f"{path}{line}: not YAML, {getattr(error, 'problem', None) or error}") from error
+    except InvalidValue:
+        raise
     except ValueError as error:
         raise InvalidValue(f"{path}: not YAML, {error}") from error
     if not isinstance(root, yaml.MappingNode):
@@ -316,21 +317,6 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     if framework == "verl" and "defaults" in settings:
         incomplete = "its list of defaults, or the command that names this file"
     return [Configuration(framework, path, settings, 1, incomplete)]
-
-
-def _check_yaml_depth(text: str, path: str) -> None:
-    """Raise an error if a YAML text is nested too deeply for the parser, which is recursive."""
-    import yaml
-
-    level = 0
-    for token in yaml.scan(text, Loader=yaml.SafeLoader):
-        kind = type(token).__name__
-        if kind.endswith(("MappingStartToken", "SequenceStartToken")):
-            level += 1
-        elif kind.endswith(("BlockEndToken", "MappingEndToken", "SequenceEndToken")):
-            level -= 1
-        if level > DEEPEST:
-            raise InvalidValue(f"{path} is nested too deeply to be read")
 
 
 def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from bandpo.errors import InvalidValue
 from bandpo.runs.files import load_table, read_pickle
 from bandpo.runs.quantities import Row
 from bandpo.runs.setup import Setup, Value
+from bandpo.runs.yaml_limits import check_yaml
 
 Config = Mapping[str, Any]
 """The settings of a configuration file, nested."""
@@ -279,9 +280,11 @@ def _read_yaml(file: Path) -> Config:
     """Read a ``config.yaml`` of hydra, NeMo-RL, `bandpo-lab train` or wandb."""
     import yaml
 
+    data = file.read_bytes()
+    check_yaml(data)
     # libyaml's loader, where it is installed, is ten times faster.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load(file.read_bytes(), Loader=loader)  # noqa: S506  (a safe loader)
+    content = yaml.load(data, Loader=loader)  # noqa: S506  (a safe loader)
     if not isinstance(content, Mapping):
         return {}
     # `bandpo-lab train` has the settings under "arguments". wandb has each of them in an object, under "value".
