@@ -19,6 +19,7 @@ from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.python_script import read_script
 from bandpo.lint.scalars import read_scalar
 from bandpo.lint.shell import UNKNOWN, Command, Word, read_commands
+from bandpo.runs.files import check_regular, is_leaf
 from bandpo.runs.yaml_limits import check_yaml
 
 LARGEST = 2**19
@@ -56,8 +57,9 @@ def read_configurations(path: Path) -> list[Configuration]:
     >>> configuration.framework, configuration.settings["learning_rate"].line
     ('trl', 2)
     """
-    if not path.is_file():
+    if not is_leaf(path):
         raise FileProblem(f"{path} is no file")
+    check_regular(path)
     with path.open("rb") as file:
         data = file.read(LARGEST + 1)
     return parse_configurations(data, str(path))

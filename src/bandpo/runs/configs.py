@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.files import load_table, read_pickle
+from bandpo.runs.files import check_regular, is_leaf, load_table, read_pickle
 from bandpo.runs.quantities import Row
 from bandpo.runs.setup import Setup, Value
 from bandpo.runs.yaml_limits import check_yaml
@@ -149,9 +149,12 @@ def read_configuration(
     >>> read_configuration(run).method
     'FixedClip(0.2, 0.28)'
     """
-    if path.suffix == ".jsonl":
+    if path.suffix == ".jsonl" and path.is_file():
         # bandpo's integration with verl writes the method into the first line of verl's file logger.
-        with suppress(OSError, StopIteration, ValueError), path.open(encoding="utf-8") as lines:
+        with (
+            suppress(OSError, StopIteration, ValueError, RecursionError),
+            path.open(encoding="utf-8") as lines,
+        ):
             text = lookup(json.loads(next(lines)), "data.bandpo.method")
             if isinstance(text, str):
                 return Setup("verl", text)
@@ -205,6 +208,7 @@ def _read_config(file: Path, unread: list[str]) -> Config | None:
         unread.append(f"{file.name} was not read: it has more than {LARGEST_CONFIG:,} bytes")
         return None
     try:
+        check_regular(file, "it")
         config = READERS.get(file.name, _read_json)(file)
     except Exception as error:  # the file is damaged or another program's, but the log can still be diagnosed
         reason = " ".join(str(error).split())[:120] or type(error).__name__
@@ -222,7 +226,7 @@ def _configuration_files(path: Path, names: Iterable[str]) -> list[Path]:
         else:
             # Hydra and wandb write their configuration into a folder beside the log.
             files += [path.parent / name, path.parent / ".hydra" / name, path.parent / "files" / name]
-    files = [file for file in files if file.is_file()]
+    files = [file for file in files if is_leaf(file)]
     return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
 
 

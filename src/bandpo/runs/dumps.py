@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bandpo.errors import BandpoError, InvalidValue
-from bandpo.runs.files import check_size, read_jsonl, read_pickle
+from bandpo.runs.files import check_file, is_leaf, read_jsonl, read_pickle
 from bandpo.runs.record import LossBatch
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def check_dumps(files: Sequence[Path]) -> None:
 
     Raises:
         ValueError: if a file, or the content that its directory declares, is larger than the limit, or if it is
-            compressed, which files of torch never are.
+            compressed, which files of torch never are, or no regular file.
     """
     for file in files:
-        check_size(file, LARGEST_DUMP)
+        check_file(file, LARGEST_DUMP)
         if file.suffix == ".pt":
             # A damaged archive raises an error when it is read.
             with suppress(zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError):
@@ -183,12 +183,12 @@ KINDS: Mapping[str, tuple[str, Callable[[Path], Columns]]] = {
 def dump_files(path: Path) -> list[Path]:
     """Return the dumps at a path, which is a file or a folder, in the order of their steps."""
     candidates = {path: None}
-    if not path.is_file():
+    if not is_leaf(path):
         # The path may be prime-rl's folder of a single step, so the pattern with the folder's name does not match.
         candidates = {}
         for pattern in (*KINDS, "rank_*.jsonl"):
             candidates |= dict.fromkeys(path.glob(pattern))
-    files = [file for file in candidates if _kind_of(file) is not None]
+    files = [file for file in candidates if is_leaf(file) and _kind_of(file) is not None]
     return sorted(files, key=lambda file: (_step_of(file), file.name))
 
 
@@ -219,7 +219,7 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
         if kind is None:
             raise InvalidValue(f"{file} is no batch that a framework wrote")
         framework, read = kind
-        check_size(file, LARGEST_DUMP)
+        check_file(file, LARGEST_DUMP)
         try:
             batch = _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
         except (BandpoError, ImportError):

@@ -1,4 +1,7 @@
-"""Read JSONL files, which may end in an incomplete line, and pickles without importing the classes that they name."""
+"""Checks of files, and readers of JSONL files and pickles.
+
+JSONL files may end in an incomplete line. Pickles are read without importing the classes that they name.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import gzip
 import io
 import json
 import pickle
+import stat
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import cache
 from importlib import resources
@@ -32,12 +36,45 @@ LONGEST_READING = 120.0
 """The largest number of seconds for reading a log."""
 
 
-def check_size(path: Path, largest: int = LARGEST_LOG) -> None:
-    """Check that a file is not larger than a limit in bytes.
+KINDS_OF_FILE: Mapping[int, str] = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""A description of each kind of file that is not a regular one."""
+
+
+def is_leaf(path: Path) -> bool:
+    """Return True if a path exists and is no folder. If it is no regular file, `check_regular` refuses it."""
+    return path.exists() and not path.is_dir()
+
+
+def check_regular(path: Path, name: object = None) -> None:
+    """Check that a path is a regular file. Another, such as a named pipe, may wait for ever or have no end.
+
+    Args:
+        path: The path.
+        name: Its name in the error message, by default the path.
 
     Raises:
-        ValueError: if it is.
+        ValueError: if it is not.
     """
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        raise InvalidValue(
+            f"{name or path} is {KINDS_OF_FILE.get(kind, 'no file')}, and only regular files are read"
+        )
+
+
+def check_file(path: Path, largest: int = LARGEST_LOG) -> None:
+    """Check that a path is a regular file, and that it is not larger than a limit in bytes.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    check_regular(path)
     size = path.stat().st_size
     if size > largest:
         raise InvalidValue(
@@ -83,9 +120,10 @@ def _read_lines(path: Path) -> Generator[bytes]:
     Raises:
         ValueError: if a limit is exceeded, or the archive is damaged; the message names the limit.
     """
+    check_regular(path)
     is_compressed = path.suffix == ".gz"
     if not is_compressed:
-        check_size(path)
+        check_file(path)
     deadline = time.monotonic() + LONGEST_READING
     with gzip.open(path) if is_compressed else path.open("rb") as file:
         try:

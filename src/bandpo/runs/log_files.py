@@ -16,7 +16,7 @@ from typing import Any
 
 from bandpo.errors import BandpoError, InvalidValue
 from bandpo.runs.consoles import LONGEST_ROW, ROUNDED_TO_ZERO, console_rows, custom_loop_rows, table_rows
-from bandpo.runs.files import check_size, read_jsonl
+from bandpo.runs.files import check_file, check_regular, read_jsonl
 from bandpo.runs.quantities import STEP_KEYS
 from bandpo.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
@@ -69,8 +69,9 @@ def read_raw(file: Path) -> RawLog:
     """Read the rows of each run in a file.
 
     Raises:
-        ValueError: if the file is no log; the message has its likely kind.
+        ValueError: if the file is no log, or no regular file; the message has its likely kind.
     """
+    check_regular(file)
     try:
         reader = _reader_of(file)
         return reader(file)
@@ -113,10 +114,10 @@ def _reader_of(file: Path) -> Callable[[Path], RawLog]:
         ValueError: if the first bytes are those of another kind of file.
     """
     if file.match("events.out.tfevents.*"):
-        check_size(file, LARGEST_TEXT)
+        check_file(file, LARGEST_TEXT)
         return lambda path: RawLog({"": list(read_tensorboard(path))})
     if file.match("*.wandb"):
-        check_size(file, LARGEST_TEXT)
+        check_file(file, LARGEST_TEXT)
         return lambda path: RawLog({"": list(read_wandb(path))})
     if file.match("*.db"):
         return lambda path: RawLog(read_trackio(path))
@@ -180,7 +181,7 @@ def _read_json_lines(file: Path) -> RawLog:
 
 def _read_json(file: Path) -> RawLog:
     """Read one JSON value: a trainer's state, a list of rows, or an object with rows or columns."""
-    check_size(file, LARGEST_TEXT)
+    check_file(file, LARGEST_TEXT)
     try:
         content = json.loads(file.read_bytes(), parse_int=_parse_int)
     except (ValueError, RecursionError) as error:
@@ -311,7 +312,7 @@ def _parse_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _decode(file: Path) -> str:
     """Return the text of a file in UTF-8 or UTF-16."""
-    check_size(file, LARGEST_TEXT)
+    check_file(file, LARGEST_TEXT)
     data = file.read_bytes()
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     return data.decode(encoding, errors="replace")

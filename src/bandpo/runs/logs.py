@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+from bandpo.runs.files import check_file, check_regular, is_leaf
 from bandpo.runs.legs import CONSOLE, METRICS, legs_of, run_folder
-from bandpo.runs.log_files import ACCEPTED_FILES, KINDS, RawLog, RawRows, kind_of, read_raw
+from bandpo.runs.log_files import ACCEPTED_FILES, KINDS, RawRows, kind_of, read_raw
 from bandpo.runs.quantities import (
     BOOKKEEPING,
     DETAIL,
@@ -26,6 +27,9 @@ from bandpo.runs.quantities import (
 
 NAMES_FILE = "bandpo-names.json"
 """The name of the file with the user's own keys for quantities, beside the log or in the current folder."""
+
+LARGEST_NAMES = 2**20
+"""The largest size in bytes of that file."""
 
 SHORT_ATTEMPT = 10
 """The number of rows from which an attempt that was restarted from the first step counts as a run. Shorter ones are
@@ -316,9 +320,12 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
 def _run_of_leg(leg: Path) -> RawRun | None:
     """Return the rows with metrics of a leg, from its file logger or else its console output; None if it has none."""
     for file in (leg / METRICS, leg / CONSOLE):
+        if not is_leaf(file):
+            continue
+        check_regular(file)
         # Console output without rows raises an error, but here it may be of a leg before its first step.
         try:
-            log = read_raw(file) if file.is_file() else RawLog({})
+            log = read_raw(file)
         except InvalidValue:
             if file.name == METRICS:
                 raise
@@ -454,7 +461,7 @@ def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
     Raises:
         ValueError: if there is no log, or the folder contains the folders of several runs.
     """
-    if path.is_file():
+    if is_leaf(path):
         return _runs_of_file(path)
     if not path.is_dir():
         raise UnreadableLog(
@@ -469,14 +476,14 @@ def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
         )
     state = _newest_state(path)
     for file in (path / METRICS, state):
-        if file is not None and file.is_file():
+        if file is not None and is_leaf(file):
             return _runs_of_file(file)
     return _runs_of_folder(path, names)
 
 
 def _newest_state(path: Path) -> Path | None:
     """Return the newest trainer_state.json in a run's folder or its checkpoints; None if there is none."""
-    if (path / "trainer_state.json").is_file():
+    if is_leaf(path / "trainer_state.json"):
         return path / "trainer_state.json"
     states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step)
     return states[-1] if states else None
@@ -543,7 +550,7 @@ def _log_files(folder: Path) -> list[Path]:
     files: dict[Path, None] = {}
     for pattern in KINDS:
         files.update(dict.fromkeys(sorted(folder.rglob(pattern))))
-    return [file for file in files if file.is_file() and file.name != NAMES_FILE][:MOST_FILES]
+    return [file for file in files if is_leaf(file) and file.name != NAMES_FILE][:MOST_FILES]
 
 
 def _is_of_rl(run: RawRun, names: Mapping[str, str]) -> bool:
@@ -641,14 +648,15 @@ def _read_names_file(path: Path) -> Mapping[str, str]:
     """Return the user's own keys for quantities, from a `NAMES_FILE`; empty if there is none.
 
     Raises:
-        ValueError: if the file is not a JSON object of strings.
+        ValueError: if the file is not a JSON object of strings, or larger than the limit.
     """
     folder = path if path.is_dir() else path.parent
     for file in (folder / NAMES_FILE, Path(NAMES_FILE)):
-        if file.is_file():
+        if is_leaf(file):
+            check_file(file, LARGEST_NAMES)
             try:
                 names = json.loads(file.read_bytes())
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidValue(f"{file} is no JSON ({error})") from error
             if not isinstance(names, dict) or not all(isinstance(key, str) for key in names.values()):
                 raise InvalidValue(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bandpo.errors import InvalidValue
+from bandpo.runs.files import check_regular, is_leaf
 
 SUFFIX = ".sha256"
 """The suffix of the file of digests, which otherwise has the name of the record's file."""
@@ -110,8 +111,9 @@ def read_parts(file: Path) -> Iterator[tuple[int, bytes]]:
     Raises:
         ValueError: if the schema is damaged, or every loss is.
     """
+    check_regular(file)
     digests = file.with_suffix(SUFFIX)
-    if not digests.is_file():
+    if not is_leaf(digests):
         yield from _parts_without_digests(file)
         return
     parts = _read_digests(digests)
@@ -178,6 +180,7 @@ def _read_digests(file: Path) -> Mapping[int, Part]:
 
     The start of a part is the end of the part before it. So if a line is damaged, two parts are missing.
     """
+    check_regular(file)
     size = file.stat().st_size
     if size > LARGEST_DIGESTS:
         raise InvalidValue(f"{file} has {size:,} bytes, and at most {LARGEST_DIGESTS:,} are read")

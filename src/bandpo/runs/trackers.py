@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
-from bandpo.runs.files import LONGEST_LINE, LONGEST_READING, check_size
+from bandpo.runs.files import LONGEST_LINE, LONGEST_READING, check_file
 
 Raw = Iterator[Mapping[str, Any]]
 """Metrics as they were logged, with their ``step``."""
@@ -160,7 +160,7 @@ def read_trackio(file: Path) -> Mapping[str, list[Mapping[str, Any]]]:
         ValueError: if the file takes longer to read than `LONGEST_READING`, or its ``metrics`` are not a table. They
             could be a view whose computation never ends.
     """
-    check_size(file)
+    check_file(file)
     deadline = time.monotonic() + LONGEST_READING
     runs: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as store:
