@@ -63,6 +63,8 @@ class _Script:
         self.path = path
         self.nodes = list(ast.walk(tree))
         self.constants = self._names_assigned_once()
+        # The values of the names that were evaluated so far.
+        self.values: dict[str, Any] = {}
         self.blocks = self._block_of_statements()
         self.mutable_names = self._names_with_access()
         self.assignments = self._assignments_by_value()
@@ -167,9 +169,15 @@ class _Script:
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
             return node.value
         if isinstance(node, ast.Name) and node.id in self.constants:
-            return self._value(self.constants[node.id], depth + 1)
+            # Each name is evaluated once: names of names of lists would take exponential time.
+            if node.id not in self.values:
+                self.values[node.id] = Unread(f"the name {node.id}, whose value refers to itself")
+                self.values[node.id] = self._value(self.constants[node.id], depth + 1)
+            return self.values[node.id]
         if isinstance(node, ast.List | ast.Tuple):
             values = [self._value(item, depth + 1) for item in node.elts[:100]]
+            if any(isinstance(value, list) for value in values):
+                return Unread("a list of lists")
             return next((value for value in values if isinstance(value, Unread)), values)
         operands: list[Any] = []
         if isinstance(node, ast.UnaryOp):

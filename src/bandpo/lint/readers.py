@@ -19,8 +19,8 @@ from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.python_script import read_script
 from bandpo.lint.scalars import read_scalar
 from bandpo.lint.shell import UNKNOWN, Command, Word, read_commands
+from bandpo.runs.config_limits import DEEPEST, check_toml, check_yaml
 from bandpo.runs.files import check_regular, is_leaf
-from bandpo.runs.yaml_limits import check_yaml
 
 LARGEST = 2**19
 """Largest size of a file, in bytes."""
@@ -416,6 +416,7 @@ NO_LOSS = Setting("loss.type", None)
 
 def _read_toml(text: str, path: str) -> list[Configuration]:
     """Read the configuration in a TOML file, if it is one of a known framework."""
+    check_toml(text, path)
     try:
         content = tomllib.loads(text)
     except ValueError as error:
@@ -471,15 +472,15 @@ def _toml_lines(text: str) -> dict[str, int]:
     counts: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
-        header = re.match(r"\s*(\[\[?)\s*([\w.\"' -]+?)\s*\]", line)
-        if header is not None:
-            table = re.sub(r"[\"' ]", "", header[2])
+        header = re.match(r"\s*+(\[\[?+)([\w.\"'\s-]++)\]", line)
+        if header is not None and header[2].count(".") <= DEEPEST:
+            table = re.sub(r"[\"'\s]", "", header[2])
             if header[1] == "[[":
                 counts[table] = counts.get(table, -1) + 1
             table = _add_indices(table, counts)
             lines.setdefault(table, number)
             continue
-        key = re.match(r"\s*([\w.-]+)\s*=", line)
+        key = re.match(r"\s*+([\w.-]++)\s*+=", line)
         if key is not None:
             lines.setdefault(f"{table}.{key[1]}" if table else key[1], number)
     return lines

@@ -15,6 +15,12 @@ DEEPEST = 20
 """Largest depth of nested substitutions."""
 MOST_WORDS = 100_000
 """Largest number of words of a script, and of characters of a variable."""
+LONGEST_ARRAY = 1000
+"""Largest number of words of an array."""
+LONGEST_UNCERTAIN_ARRAY = 400
+"""Largest number of words of an array that is assigned in a branch, where each assignment may add to the array."""
+MOST_SUBSTITUTED = 2**22
+"""Largest number of characters that the substitutions of a script may add."""
 
 UNKNOWN = "\0"
 """Placeholder for an unknown part of a text. No script contains this character."""
@@ -122,6 +128,8 @@ class _Script:
         # Number of branches, loops and functions around the current command.
         self.depth = 0
         self.word_count = 0
+        # Number of characters of all substituted variables.
+        self.substituted = 0
         # True if the current command follows && or ||, and may not run.
         self.conditional = False
 
@@ -141,21 +149,21 @@ class _Script:
 
     def _without_keywords(self, command: Command) -> Command:
         """Remove the keywords of control structures at the start of a command, and update their depth."""
-        while command:
-            first = command[0].text
+        for index, word in enumerate(command):
+            first = word.text
             if first in _OPENING_WORDS:
                 self.depth += 1
-                if first == "for" and len(command) > 1:
-                    self.variables[command[1].text] = Word(UNKNOWN, command[1].line, "the variable of a loop")
+                if first == "for" and index + 1 < len(command):
+                    name = command[index + 1]
+                    self.variables[name.text] = Word(UNKNOWN, name.line, "the variable of a loop")
                     return []
                 if first in ("case", "select", "function"):
                     return []
             elif first in _CLOSING_WORDS:
                 self.depth = max(0, self.depth - 1)
             elif first not in _BEFORE_A_COMMAND:
-                return command
-            command = command[1:]
-        return command
+                return command[index:]
+        return []
 
     def _assign(self, words: Command) -> None:
         """Assign the values of words such as ``name=value`` and ``name+=value``."""
@@ -168,6 +176,8 @@ class _Script:
             old_value = self.variables.get(name)
             if operator == "+=" and isinstance(old_value, Word):
                 value = Word(old_value.text + value.text, word.line, old_value.unread or value.unread)
+            if len(value.text) > MOST_WORDS:
+                value = Word(UNKNOWN, word.line, _too_long(name))
             if self._may_not_run() and old_value != value:
                 value = Word(UNKNOWN, word.line, _set_in_a_branch(name))
             self.variables[name] = value
@@ -192,7 +202,12 @@ class _Script:
             if not append:
                 old_words = [_mark_uncertain(word, name) for word in old_words]
             append = True
-        self.variables[name] = [*old_words, *words] if append else words
+        array = [*old_words, *words] if append else words
+        longest = LONGEST_UNCERTAIN_ARRAY if self._may_not_run() else LONGEST_ARRAY
+        if len(array) > longest:
+            self.variables[name] = Word(UNKNOWN, self.line, _too_long(name))
+        else:
+            self.variables[name] = array
 
     def _read_command(self) -> Command:
         """Read up to the end of a command."""
@@ -424,10 +439,12 @@ class _Script:
     def _substitute(self, word: _WordBuilder, name: str) -> None:
         """Add the value of a variable to a word."""
         value = self.variables.get(name)
+        if self.substituted <= MOST_SUBSTITUTED:
+            self.substituted += _count_characters(value)
         if value is None:
             word.add_unknown(f"the environment variable {name}")
-        elif word.size + _size(value) > MOST_WORDS:
-            word.add_unknown(f"the variable {name}, which is too long")
+        elif self.substituted > MOST_SUBSTITUTED or word.size + _size(value) > MOST_WORDS:
+            word.add_unknown(_too_long(name))
         elif not isinstance(value, Word):
             word.splice(value)
         elif word.quoted or word.texts or " " not in value.text.strip():
@@ -470,7 +487,7 @@ class _Script:
             self._advance(1)
             return
         # A here-document ends at a line that contains only its delimiter.
-        end = re.compile(rf"\n\s*{re.escape(match[2])}[ \t]*(?=\n|\Z)").search(self.text, match.end())
+        end = re.compile(rf"\n[^\S\n]*+{re.escape(match[2])}[ \t]*+(?=\n|\Z)").search(self.text, match.end())
         stop = len(self.text) if end is None else end.end()
         self._advance(stop - self.position)
 
@@ -517,7 +534,20 @@ def _set_in_a_branch(name: str) -> str:
 
 def _mark_uncertain(word: Word, name: str) -> Word:
     """Return a word that an array may or may not contain, with an unknown part."""
+    if word.text.endswith(UNKNOWN):
+        return word
     return Word(word.text + UNKNOWN, word.line, word.unread or _set_in_a_branch(name))
+
+
+def _too_long(name: str) -> str:
+    """Describe a variable whose value is not read, since it is too long."""
+    return f"the variable {name}, which is too long"
+
+
+def _count_characters(value: Variable | None) -> int:
+    """Return the number of characters of a variable's value."""
+    words = [value] if isinstance(value, Word) else value or ()
+    return sum(len(word.text) + 1 for word in words)
 
 
 def _size(value: Variable) -> int:

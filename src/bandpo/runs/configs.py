@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.errors import InvalidValue
+from bandpo.runs.config_limits import check_toml, check_yaml
 from bandpo.runs.files import check_regular, is_leaf, load_table, read_pickle
 from bandpo.runs.quantities import Row
 from bandpo.runs.setup import Setup, Value
-from bandpo.runs.yaml_limits import check_yaml
 
 Config = Mapping[str, Any]
 """The settings of a configuration file, nested."""
@@ -249,8 +249,9 @@ def setup_of(framework: str, config: Config, method: str | None = None) -> Setup
     if not isinstance(text, str):
         try:
             text = _STOCK_METHODS[framework](config) or method
-        except (LookupError, TypeError, ValueError):
-            text = method  # a setting is missing, or belongs to another version of the framework
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # A setting is missing, has another type, or belongs to another version of the framework.
+            text = method
     return Setup(
         framework=framework,
         method=text,
@@ -277,7 +278,10 @@ def _updates(framework: str, config: Config) -> float | None:
     if not all(isinstance(value, int) and value > 0 for value in values):
         return None
     *factors, divisor = values
-    return math.prod(factors) / divisor
+    try:
+        return math.prod(factors) / divisor
+    except OverflowError:
+        return None
 
 
 def _read_yaml(file: Path) -> Config:
@@ -318,7 +322,9 @@ def _read_json(file: Path) -> Config:
 
 def _read_toml(file: Path) -> Config:
     """Read a configuration in TOML."""
-    return tomllib.loads(file.read_text("utf-8"))
+    text = file.read_text("utf-8")
+    check_toml(text)
+    return tomllib.loads(text)
 
 
 READERS: Mapping[str, Callable[[Path], Config]] = {

@@ -23,6 +23,10 @@ ROUNDED_TO_ZERO = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
 
 LONGEST_ROW = 20_000
 """The largest number of characters in a printed dictionary of metrics."""
+
+BRACE = re.compile(r"[{}]")
+"""The start or end of a dictionary."""
+
 DEEPEST = 10
 """The largest number of dictionaries within each other. Those of metrics have one or two."""
 
@@ -114,9 +118,10 @@ def _prime_rl_rows(text: str) -> StepMetrics:
 
 def _roll_rows(text: str) -> StepMetrics:
     """Read ROLL's tracker ``stdout``: ``metrics_tag: {"step": 3, "metrics": {…}}``."""
-    for match in re.finditer(r"\bmetrics_tag: (\{[^\n]*\})", text):
+    for match in re.finditer(r"\bmetrics_tag: (?=\{)([^\n]*)", text):
+        end = match[1].rfind("}")
         try:
-            content = json.loads(match[1])
+            content = json.loads(match[1][: end + 1])
         except (ValueError, RecursionError):
             continue
         step = content.get("step")
@@ -155,7 +160,7 @@ def _nemo_rl_rows(text: str) -> StepMetrics:
     """
     epoch = 1
     # The text before the first header, and then for each header its title, number, total and the text below it.
-    pieces = re.split(r"={5,} (Epoch|Step) (\d+)/(\d+) ={5,}", text)
+    pieces = re.split(r"(?<!=)={5,}+ (Epoch|Step) (\d+)/(\d+) ={5,}", text)
     for start in range(1, len(pieces), 4):
         title, number, total, body = pieces[start : start + 4]
         if title == "Epoch":
@@ -226,12 +231,17 @@ STEP_IN_EPOCH = re.compile(r"\bepoch\W*(\d+)(?:/\d+)?\W+(?:step\W*)?(\d+)/(\d+)"
 STEP_OF_LINE = re.compile(r"\b(?:global[_ ])?(?:step|iter|iteration|update)\W{0,3}(\d+)(?:/\d+)?", re.I)
 """A step: ``global_step=3``, ``iter 3/100``."""
 
-NAMED_NUMBER = re.compile(
-    r"(?P<name>[a-z][\w/.@-]*(?: [a-z][\w/.@-]*){0,3}) ?[:=] ?"
-    r"(?P<number>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|-?inf)(?P<percent>%?)(?=[\s,;|)\]]|$)",
+NUMBER_OF_NAME = re.compile(
+    r" ?(?P<sign>[:=]) ?(?P<number>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|-?inf)(?P<percent>%?)(?=[\s,;|)\]]|$)",
     re.I,
 )
-"""A name of up to four words and its number: ``Avg Response Len: 271.00``, ``kl=0.01``."""
+"""The number of a name, such as ``: 271.00`` of ``Avg Response Len: 271.00`` and ``=0.01`` of ``kl=0.01``."""
+
+MOST_WORDS = 4
+"""The largest number of words in a name."""
+
+WORD_CHARACTERS = re.compile(r"[\w/.@-]*")
+LETTER = re.compile(r"[a-z]", re.I)
 
 
 def custom_loop_rows(text: str) -> Rows:
@@ -245,19 +255,25 @@ def custom_loop_rows(text: str) -> Rows:
     """
     rows: Rows = []
     for line in ESCAPES.sub("", text).splitlines():
+        if len(line) > LONGEST_ROW:
+            continue
         in_epoch = STEP_IN_EPOCH.search(line)
         step_match = in_epoch or STEP_OF_LINE.search(line)
-        if step_match is None or len(line) > LONGEST_ROW:
+        if step_match is None:
             continue
         step = int(step_match[1])
         if in_epoch is not None:
             step = (step - 1) * int(in_epoch[3]) + int(in_epoch[2])
 
         row: dict[str, Any] = {"step": step}
-        for pair in NAMED_NUMBER.finditer(line, step_match.end()):
-            key = pair["name"].lower().replace(" ", "_")
+        # The names are read backwards from their numbers, so that no text is scanned twice.
+        start = step_match.end()
+        for pair in NUMBER_OF_NAME.finditer(line, start):
+            name = _name_at_end(line[start : pair.start()])
+            start = pair.end() if name else pair.end("sign")
+            key = name.lower().replace(" ", "_")
             value = _parse_number(pair["number"].lower())
-            if value == 0 and ROUNDED_TO_ZERO.search(key):
+            if not key or (value == 0 and ROUNDED_TO_ZERO.search(key)):
                 continue
             if pair["percent"] and isinstance(value, float):
                 value /= 100
@@ -267,14 +283,34 @@ def custom_loop_rows(text: str) -> Rows:
     return rows
 
 
+def _name_at_end(text: str) -> str:
+    """Return the name at the end of a text, up to `MOST_WORDS` words that begin with a letter; empty without one.
+
+    >>> _name_at_end("1.5 | Avg Response Len"), _name_at_end("12kl"), _name_at_end("kl 0.5")
+    ('Avg Response Len', 'kl', '')
+    """
+    words: list[str] = []
+    for piece in reversed(text.rsplit(" ", MOST_WORDS)[-MOST_WORDS:]):
+        match = WORD_CHARACTERS.match(piece[::-1])
+        run = piece[len(piece) - (match.end() if match else 0) :]
+        letter = LETTER.search(run)
+        if letter is None:
+            break
+        words.append(run[letter.start() :])
+        # A word before this one must be separated from it by a space alone.
+        if letter.start() or run != piece:
+            break
+    return " ".join(reversed(words))
+
+
 def _dictionary_at(text: str, start: int) -> dict[str, Any]:
     """Return the numbers of the dictionary that begins at a position of a text; empty if it is not valid."""
     end = 0
     depth = 0
-    for match in re.finditer(r"[{}]", text[start : start + LONGEST_ROW]):
+    for match in BRACE.finditer(text, start, start + LONGEST_ROW):
         depth += 1 if match[0] == "{" else -1
         if depth == 0:
-            end = start + match.end()
+            end = match.end()
             break
         if depth > DEEPEST:
             return {}

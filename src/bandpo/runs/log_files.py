@@ -43,6 +43,9 @@ MOST_COLUMNS = 2**16
 MOST_CELLS = 2**26
 """The largest number of cells of all runs of a table. The columns of steps count for each run."""
 
+LONGEST_KEY = 1000
+"""The largest number of characters of a key. Longer ones are left out."""
+
 MAGIC = {
     b"\x89PNG": "an image (PNG)",
     b"\xff\xd8\xff": "an image (JPEG)",
@@ -74,11 +77,21 @@ def read_raw(file: Path) -> RawLog:
     check_regular(file)
     try:
         reader = _reader_of(file)
-        return reader(file)
+        log = reader(file)
+        return RawLog({name: _without_long_keys(rows) for name, rows in log.runs.items()}, log.notes)
     except (BandpoError, OSError):
         raise
     except Exception as error:  # damaged or other files can raise errors of any type
         raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r:.300})") from error
+
+
+def _without_long_keys(rows: RawRows) -> RawRows:
+    """Return rows without the keys that are too long to be names of metrics."""
+    keys: set[Any] = set().union(*set(map(tuple, rows)))
+    if not any(isinstance(key, str) and len(key) > LONGEST_KEY for key in keys):
+        return rows
+    names = {key for key in keys if isinstance(key, str) and len(key) <= LONGEST_KEY}
+    return [{key: value for key, value in row.items() if key in names} for row in rows]
 
 
 def kind_of(file: Path) -> str:
@@ -246,6 +259,10 @@ def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{key: value[row] for key, value in lists.items()} for row in range(length)]
 
 
+WANDB_COLUMN = re.compile(r"(.+?) - (.+?)(__MIN|__MAX)?", re.DOTALL)
+"""The name of a column in an export of wandb: run, key, and a suffix for the smallest or largest value."""
+
+
 def _read_table(file: Path) -> RawLog:
     """Read a CSV: the log of a custom training loop, or an export of trackio or wandb.
 
@@ -264,7 +281,7 @@ def _read_table(file: Path) -> RawLog:
     if not rows:
         raise InvalidValue(f"{file} is a table without rows; {ACCEPTED_FILES}")
     # wandb adds columns RUN - KEY__MIN and RUN - KEY__MAX.
-    headers = [re.fullmatch(r"(.+?) - (.+?)(__MIN|__MAX)?", name) for name in table.fieldnames or ()]
+    headers = [WANDB_COLUMN.fullmatch(name) for name in table.fieldnames or ()]
     if not any(headers):
         return RawLog(by_run(rows))
 
@@ -332,7 +349,7 @@ def _read_text(file: Path) -> RawLog:
     if start == "[":
         return _read_json(file)
     header = text.partition("\n")[0]
-    if re.fullmatch(r"[\w./@ -]+([,;\t][\w./@ -]+)+\s*", header):
+    if re.fullmatch(r"[\w./@ -]++([,;\t][\w./@ -]++)++\s*+", header):
         return _read_table(file)
     raise InvalidValue(
         f"{file} is thought to be {_guess_kind(file, text)}: no row of metrics is in it, as a trainer prints them; "
@@ -357,7 +374,7 @@ def _guess_kind(file: Path, text: str) -> str:
 VERL_STEP = re.compile(r"\bstep:(\d+) - ([^\n]*)")
 """A line of verl's console logger: ``step:3 - actor/entropy:0.424 - …``."""
 
-PRINTED_NUMBER = re.compile(r"(?:np\.\w+\()?(-?(?:\d[\d_]*\.?\d*(?:e[+-]?\d+)?|nan|inf))\)?", re.I)
+PRINTED_NUMBER = re.compile(r"(?:np\.\w+\()?(-?(?:\d[\d_]*+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))\)?", re.I)
 """A number, possibly of numpy: ``0.5``, ``np.float64(0.5)``."""
 
 SCALED_KEY = re.compile(r"(.+)\((1e-?\d+)\)")
@@ -424,7 +441,7 @@ def trl_rows(text: str) -> list[dict[str, Any]]:
                 bar_step = int(match[1]) if int(match[2]) > 1 else 0
                 continue
             has_row = True
-            row = _parse_row(match[0])
+            row = _parse_row(match[0]) if len(match[0]) <= LONGEST_ROW else {}
             if row:
                 rows.append(row)
                 bar_steps.append(bar_step)

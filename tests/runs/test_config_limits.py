@@ -9,8 +9,8 @@ import pytest
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.errors import InvalidValue
 from bandpo.lint.readers import read_configurations
+from bandpo.runs.config_limits import DEEPEST, MOST_NODES, check_yaml
 from bandpo.runs.configs import newest_configuration
-from bandpo.runs.yaml_limits import DEEPEST, MOST_NODES, check_yaml
 
 yaml = pytest.importorskip("yaml")
 

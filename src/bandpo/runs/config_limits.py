@@ -1,7 +1,8 @@
-"""Limits on YAML, which are checked before the content of a file is built.
+"""Limits on YAML and TOML, which are checked before the content of a file is built.
 
 PyYAML's loaders are recursive, so a deep file would end the process, and their merges (``<<``) copy what an alias
-refers to, so a file of some hundred bytes could need gigabytes.
+refers to, so a file of some hundred bytes could need gigabytes. Python's reader of TOML takes quadratic time for a key
+of many parts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,24 @@ MOST_NODES = 2**16
 
 LONGEST_NUMBER = 1000
 """The largest number of characters in a number. A number in base 60, such as ``1:30:00``, takes quadratic time."""
+
+_TOML_TOKEN = re.compile(
+    r"""
+    (?P<part>
+        \"\"\"(?:[^\\"]++|\\.|"(?!""))*+(?:\"{3,5}|$)  # strings of several lines
+        |'''(?:[^']++|'(?!''))*+(?:'{3,5}|$)
+        |"(?:[^\\"\n]++|\\.)*+"?+                   # strings, which may be keys
+        |'[^'\n]*+'?+
+        |[A-Za-z0-9_-]++                           # bare keys and numbers
+    )
+    |(?P<dot>\.)
+    |(?P<space>[ \t]++)
+    |\#[^\n]*+                                      # comments
+    |.
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""A token of TOML, as far as keys are concerned."""
 
 _NUMBER = re.compile(r"[-+0-9_:.]+")
 
@@ -71,3 +90,31 @@ def check_yaml(text: str | bytes, name: object = "it") -> None:
                 raise InvalidValue(f"{name} has more than {MOST_NODES:,} values, with its aliases expanded")
     except yaml.YAMLError:
         return
+
+
+def check_toml(text: str, name: object = "it") -> None:
+    r"""Check that no key of a TOML text has too many parts. A text that is not TOML passes.
+
+    Args:
+        text: The text.
+        name: Its name in the error message.
+
+    Raises:
+        ValueError: if a key does.
+
+    >>> check_toml("a.b.c = '" + "x." * 1000 + "'")
+    >>> check_toml("a." * 60 + "b = 1")
+    Traceback (most recent call last):
+    bandpo.errors.InvalidValue: it is nested too deeply to be read
+    """
+    # A key is within one line, and few files have a line with as many dots.
+    if not any(line.count(".") > DEEPEST for line in text.split("\n")):
+        return
+    dots = 0
+    for token in _TOML_TOKEN.finditer(text):
+        if token["dot"]:
+            dots += 1
+        elif not token["part"] and not token["space"]:
+            dots = 0
+        if dots > DEEPEST:
+            raise InvalidValue(f"{name} is nested too deeply to be read")
