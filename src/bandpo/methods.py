@@ -171,6 +171,11 @@ class Method(Varies):
         return self.clip.whole_batch or self.objective.whole_batch
 
     @property
+    def within_process(self) -> bool:
+        """True if a token's gradient depends on other sequences, but only on those of its own process."""
+        return self.clip.within_process or self.objective.within_process
+
+    @property
     def only_rule(self) -> bool:
         """True if only the clip rule is set. A trainer then applies its own level, aggregation and dual clip."""
         return self == Method(self.clip)

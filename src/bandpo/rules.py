@@ -113,6 +113,17 @@ class ClipRule(Varies, ABC):
         """True if a token's bounds depend on other sequences. The loss then needs all of an update at once."""
         return any(rule.whole_batch for rule in self._inner_rules())
 
+    @property
+    def within_process(self) -> bool:
+        """True if a token's bounds depend on other sequences, but only on those of its own process.
+
+        A rule that includes the batches of ``TrainingState(processes=…)`` returns False. Trainers that divide an update
+        among processes refuse the others.
+        """
+        inner_rules = self._inner_rules()
+        is_inner = any(rule.within_process for rule in inner_rules)
+        return is_inner or (self.whole_batch and not any(rule.whole_batch for rule in inner_rules))
+
     def _inner_rules(self) -> list[ClipRule]:
         """Return the rules that are fields of this rule."""
         return [value for value in self.arguments().values() if isinstance(value, ClipRule)]
@@ -127,7 +138,8 @@ class TokenRule(ClipRule):
 
     If a token's bounds depend on other tokens, override `whole_sequence` (tokens of its sequence) or `whole_batch`
     (other sequences). Packed rows without ``segments`` or ``cu_seqlens`` then raise an error, and so do trainers that
-    compute the loss of an update in several parts.
+    compute the loss of an update in several parts. Those that divide it among processes do so too, unless the rule
+    includes the other processes and overrides `within_process`.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)

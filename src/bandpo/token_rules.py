@@ -73,6 +73,10 @@ class BalancedBounds(TokenRule):
     def whole_batch(self) -> bool:
         return True
 
+    @property
+    def within_process(self) -> bool:
+        return False
+
     def for_tokens(self, tokens: TokenData) -> RatioBounds:
         lowers = _steps(self.lower, self.max_lower, self.step)
         uppers = _steps(self.upper, self.max_upper, self.step)

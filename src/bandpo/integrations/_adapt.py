@@ -19,6 +19,7 @@ from bandpo.methods import Method
 from bandpo.objectives import DualClip, Surrogate
 from bandpo.rule_check import check
 from bandpo.rules import ClipRule
+from bandpo.schedules import Controller, TrainingState
 from bandpo.text import as_method
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _logger = logging.getLogger("bandpo")
+
+
+PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
+"""Old probabilities, from a rare token to an almost certain one, at which a rule's bounds are computed."""
+FAR = 10
+"""A ratio that hardly any token reaches: the cap of the BandPO paper, and the dual clip of its authors."""
 
 
 def read_method(
@@ -48,9 +55,10 @@ def read_method(
             the method's own, with a warning in the log. None if the integration applies the method's.
 
     Raises:
-        ValueError: the method cannot be read; `bandpo.check` refuses it; one of its numbers needs a training state that
-            the framework does not supply; or it needs all tokens of an update and the loss gets only some of them. The
-            message starts with the setting's name.
+        ValueError: the method cannot be read; `bandpo.check` refuses it; its clip can never act, see
+            `check_clip_can_act`; one of its numbers needs a training state that the framework does not supply; or it
+            needs all tokens of an update and the loss gets only some of them. The message starts with the setting's
+            name.
 
     >>> read_method(method="DAPO()").clip
     FixedClip(low=0.2, high=0.28)
@@ -140,6 +148,7 @@ def _validate(method: Any, has_state: bool, whole_batch: bool, aggregation: str 
             "of its loss; train with Tinker's forward_backward_custom or a loop of your own"
         )
     check(result)
+    check_clip_can_act(result)
 
     if aggregation and result.aggregation and canonical_aggregation(result.aggregation) != aggregation:
         _logger.warning(
@@ -149,6 +158,53 @@ def _validate(method: Any, has_state: bool, whole_batch: bool, aggregation: str 
             aggregation,
         )
     return result
+
+
+def check_clip_can_act(method: Method) -> None:
+    """Check that a method's clip rule has no bound that training never reaches, such as that of a mistyped number.
+
+    A bound above 1 is never reached if at each of `PROBABILITIES` p it is above nine tenths of the largest ratio, 1/p
+    or `FAR`. A bound below 1 is never reached if it is below 1/`FAR` everywhere. A rule without a bound on a side
+    is meant so. Bounds that depend on the tokens of a batch are not known before training. A schedule or a controller
+    is checked at both ends of its range.
+
+    Raises:
+        ValueError: if the clip rule has such a bound.
+
+    >>> check_clip_can_act(as_method("FixedClip(0.2, 28)"))
+    Traceback (most recent call last):
+    bandpo.errors.InvalidValue: at no probability does FixedClip(low=0.2, high=28) block a ratio above 1 that training \
+reaches. Is a number mistyped? No bound on a side is low=1 or high=inf
+    """
+    if method.clip.depends_on_tokens:
+        return
+    p = torch.tensor(PROBABILITIES, dtype=torch.float64)
+    largest = (1 / p).clamp(max=FAR)
+    never_above = True
+    never_below = True
+    for clip in _extremes(method.clip):
+        if clip.varying():
+            # A schedule of the user's own, whose value depends on the tokens.
+            return
+        bounds = clip.bounds(p.log()[None])
+        never_above &= bool((bounds.upper > 0.9 * largest).all() and bounds.upper.isfinite().any())
+        never_below &= bool((bounds.lower < 1 / FAR).all() and bounds.lower.any())
+    if never_above or never_below:
+        raise InvalidValue(
+            f"at no probability does {method.clip!r} block a ratio {'above' if never_above else 'below'} 1 that "
+            "training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf"
+        )
+
+
+def _extremes(clip: ClipRule) -> list[ClipRule]:
+    """Return a clip rule with each schedule and controller at the ends of its range; the rule itself without any."""
+    controllers = [number for number in clip.varying().values() if isinstance(number, Controller)]
+    extremes: list[ClipRule] = []
+    for end in (0, 1):
+        controller_state = {repr(controller): controller.range[end] for controller in controllers}
+        state = TrainingState(progress=float(end), controller_state=controller_state)
+        extremes.append(clip.resolve(state, strict=False))
+    return extremes
 
 
 _validate_text = lru_cache(_validate)  # verl reads its settings for each loss

@@ -174,8 +174,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     Raises:
         ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; ``loss_type`` is an objective of its own; a
             setting contradicts a whole method; ``epsilon``, ``epsilon_high`` or a parameter of TRL's SAPO or VESPO is
-            set as well; or ``gradient_accumulation_steps`` is above 1 beside a method whose sums are over all tokens
-            of an update.
+            set as well; ``gradient_accumulation_steps`` is above 1 beside a method whose sums are over all tokens of an
+            update; or there are several processes, and the method ranks or thresholds the tokens of one of them.
 
     >>> BandGRPOConfig("out", method="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
     'FixedClip(low=0.2, high=0.28)'
@@ -229,6 +229,13 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             raise InvalidValue(
                 f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} are over "
                 "all tokens of an update; set it to 1, and per_device_train_batch_size as much higher"
+            )
+        if method.within_process and self.world_size > 1:
+            raise InvalidValue(
+                f"method={self.method!r} ranks or thresholds all tokens of an update, and {self.world_size} processes "
+                "would each do so for their own tokens, which is not the method's gradient; train on one process with "
+                "per_device_train_batch_size as much higher, or choose a method without sums over an update, such as "
+                "'BandAbove()'"
             )
         if self.loss_type not in (*TRL_CLIPS, "cispo") and not native:
             raise InvalidValue(

@@ -13,6 +13,7 @@ import torch
 from omegaconf import OmegaConf
 
 from bandpo.integrations import _verl_average
+from bandpo.integrations._adapt import PROBABILITIES
 from bandpo.integrations._verl_announcement import FILE_LOGGER
 from bandpo.integrations._verl_correction import CORRECTION, check_correction
 from bandpo.integrations._verl_settings import (
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from verl.workers.config import ActorConfig
 
-PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""Old probabilities, from a rare token to an almost certain one, at which a rule's bounds are computed."""
-FAR = 10
-"""A ratio that hardly any token reaches: the cap of the BandPO paper, and the dual clip of its authors."""
 LOSS_SETTINGS = (
     "clip_ratio",
     "clip_ratio_low",
@@ -215,7 +212,7 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
         "dual clip or none: leave it out, or write it into the method, as in 'Method(FixedClip(0.2), DualClip(10))'",
     )
     _verl_average.check_average(method, actor)
-    _check_clip_can_act(method, config)
+    _check_updates(method, config)
     refuse_if(
         method.old_policy == "rollout" and not in_bypass_mode(config),
         f"{POLICY_LOSS}method: {method!r} refers to the rollout engine's log-probabilities, and verl gives the "
@@ -239,6 +236,7 @@ def _check_whole_batch(method: Method, actor: ActorConfig, config: DictConfig) -
     rows = actor.ppo_mini_batch_size * actor.rollout_n
     micro_batch = actor.ppo_micro_batch_size_per_gpu or 0
     refuse_if(actor.use_dynamic_bsz or micro_batch * gpus < rows, not_for_verl(method))
+    refuse_if(method.within_process and gpus > 1, not_for_processes(method, gpus))
     refuse_if(
         actor.engine.get("pipeline_model_parallel_size", 1) > 1,
         f"{POLICY_LOSS}method: {method!r} has sums over all processes, and those of a pipeline have no loss: set "
@@ -255,35 +253,22 @@ def not_for_verl(method: Method) -> str:
     )
 
 
-def _check_clip_can_act(method: Method, config: DictConfig) -> None:
-    """Check that a clip rule can block a token."""
-    if method.clip == Unclipped():
-        return
-    rule = repr(method.clip)
-
-    # The bounds of some rules depend on the tokens of a batch, so they are not known before training.
-    if not method.clip.depends_on_tokens:
-        p = torch.tensor(PROBABILITIES)
-        lower, upper = _bounds(method)
-        # A ratio is at most 1 / p. A rule without a bound on one side is meant so, and is not an error.
-        never_above = (upper > 0.9 * (1 / p).clamp(max=FAR)).all() and upper.isfinite().any()
-        never_below = (lower < 1 / FAR).all() and lower.any()
-        refuse_if(
-            never_above or never_below,
-            f"{POLICY_LOSS}method: at no probability does {rule} block a ratio {'above' if never_above else 'below'} 1 "
-            "that training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf",
-        )
-    refuse_if(
-        _updates(config) <= 1 and not in_bypass_mode(config),
-        f"{ACTOR}ppo_mini_batch_size: there is one update for each batch, so every ratio is 1 and {rule} never acts: "
-        "make it smaller than data.train_batch_size, or write method='Unclipped()'",
+def not_for_processes(method: Method, processes: int) -> str:
+    """Return the error message for a method that ranks or thresholds the tokens of one process, of several."""
+    return (
+        f"{POLICY_LOSS}method: {method!r} ranks or thresholds all tokens of a mini-batch, and each of {processes} GPUs "
+        "would do so for its own tokens, which is not the method's gradient. Set trainer.n_gpus_per_node=1 and "
+        "trainer.nnodes=1, or choose a method without sums over a mini-batch, such as 'BandAbove()'"
     )
 
 
-def _bounds(method: Method) -> Float[Tensor, "2 probability"]:
-    """Return the lower and upper bound of the ratio at each of `PROBABILITIES`."""
-    bounds = method.clip.bounds(torch.tensor([PROBABILITIES], dtype=torch.float64).log())
-    return torch.cat([bounds.lower, bounds.upper])
+def _check_updates(method: Method, config: DictConfig) -> None:
+    """Check that a ratio can differ from 1, so that a clip rule can block a token."""
+    refuse_if(
+        method.clip != Unclipped() and _updates(config) <= 1 and not in_bypass_mode(config),
+        f"{ACTOR}ppo_mini_batch_size: there is one update for each batch, so every ratio is 1 and {method.clip!r} "
+        "never acts: make it smaller than data.train_batch_size, or write method='Unclipped()'",
+    )
 
 
 def _updates(config: DictConfig) -> int:
@@ -315,6 +300,12 @@ def _updates(config: DictConfig) -> int:
     padded_batch = math.ceil(config.data.train_batch_size / batch_parts / multiple) * multiple
     updates = padded_batch // mini_batch * actor.ppo_epochs
     return updates * batch_parts if is_separate else updates
+
+
+def _bounds(method: Method) -> Float[Tensor, "2 probability"]:
+    """Return the lower and upper bound of the ratio at each of `PROBABILITIES`."""
+    bounds = method.clip.bounds(torch.tensor([PROBABILITIES], dtype=torch.float64).log())
+    return torch.cat([bounds.lower, bounds.upper])
 
 
 def _describe_anchor(config: DictConfig) -> str:

@@ -14,7 +14,7 @@ from bandpo.audit.online import BandWarning
 from bandpo.batch import Batch
 from bandpo.errors import RunProblem
 from bandpo.gradient_check import compare
-from bandpo.integrations._verl_checks import not_for_verl
+from bandpo.integrations._verl_checks import not_for_processes, not_for_verl
 from bandpo.integrations._verl_settings import POLICY_LOSS, refuse_if
 from bandpo.methods import Method
 from bandpo.schedules import TrainingState
@@ -94,13 +94,16 @@ def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
 
     Raises:
         ValueError: The method depends on the whole mini-batch, but this call has only a part of this process's share
-            of it, because the mini-batch is split into micro-batches.
+            of it, because the mini-batch is split into micro-batches, or it is divided among processes, and the method
+            does not include the other processes.
     """
     if not method.whole_batch:
         return TrainingState()
     info = config.global_batch_info
     mini_batch_rows = (info.get("global_batch_size") or 0) / (info.get("dp_size") or 1)
     refuse_if(rows < mini_batch_rows, not_for_verl(method))
+    processes = info.get("dp_size") or 1
+    refuse_if(method.within_process and processes > 1, not_for_processes(method, processes))
     group = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
     is_distributed = group is not None and torch.distributed.get_world_size(group) > 1
     return TrainingState(processes=group if is_distributed else None)

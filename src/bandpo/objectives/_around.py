@@ -46,6 +46,11 @@ class Wrapper(Objective):
     def whole_batch(self) -> bool:
         return self.objective.whole_batch
 
+    @property
+    def within_process(self) -> bool:
+        is_own = self.whole_batch and not self.objective.whole_batch
+        return is_own or self.objective.within_process
+
 
 class TokenOverride(Wrapper):
     """Base of objectives that give some tokens a constant weight, and leave the others to an inner objective."""

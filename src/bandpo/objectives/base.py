@@ -69,6 +69,14 @@ class Objective(Varies, ABC):
         """True if a token's weight depends on other sequences. The loss then needs all of an update at once."""
         return False
 
+    @property
+    def within_process(self) -> bool:
+        """True if a token's weight depends on other sequences, but only on those of its own process.
+
+        An objective that includes the batches of ``TrainingState(processes=…)`` returns False.
+        """
+        return self.whole_batch
+
 
 def check_positive(**settings: float) -> None:
     """Raise ValueError if an argument, passed by its name, is not a number above 0."""
