@@ -142,6 +142,11 @@ CONFIGURATIONS = {
     "lists of lists.py": "GRPOConfig\n" + "".join(f"a{i} = [{f'a{i + 1}, ' * 90}]\n" for i in range(40)),
     "lists of themselves.py": f"a = [{'b, ' * 90}]\nb = [{'a, ' * 90}]\nGRPOConfig(beta=a)\n",
     "sums of sums.py": "GRPOConfig(beta=a0)\n" + "".join(f"a{i} = a{i + 1} + a{i + 1}\n" for i in range(40)),
+    "dictionaries.py": "d = {" + "'a': 1, " * 25_000 + "}\nGRPOConfig(" + "**d, " * 40_000 + ")",
+    "calls with dictionaries.py": "d = {"
+    + "".join(f"'a{i}': 1, " for i in range(15_000))
+    + "}\n"
+    + "GRPOConfig(**d)\n" * 15_000,
     "a sum.py": fill("GRPOConfig(beta=1", "+1", ")"),
     "calls.py": fill("GRPOConfig(beta=a", "()", ")"),
     "assignments.py": fill("args = GRPOConfig()\n", "args.beta = 1\n"),

@@ -18,6 +18,8 @@ PACKAGES = ("trl", "bandpo", "unsloth")
 """Packages of which a script must import one. AReaL, NeMo-RL and programs for MLX have their own ``GRPOConfig``."""
 ADAPTERS = ("LoraConfig", "get_peft_model")
 """Functions and classes that make an adapter."""
+MOST_EXPANDED = 20_000
+"""Largest number of settings that are read from the dictionaries ``**NAME`` of all calls."""
 DEEPEST = 20
 """Largest depth of an expression that is evaluated."""
 
@@ -63,6 +65,8 @@ class _Script:
         self.path = path
         self.nodes = list(ast.walk(tree))
         self.constants = self._names_assigned_once()
+        # The number of settings that were read from dictionaries so far.
+        self.expanded = 0
         # The values of the names that were evaluated so far.
         self.values: dict[str, Any] = {}
         self.blocks = self._block_of_statements()
@@ -204,7 +208,9 @@ class _Script:
         return Configuration("trl", self.path, settings, call.lineno, incomplete)
 
     def _read_dictionary(self, node: ast.expr) -> dict[str, Setting] | None:
-        """Read the settings of a dictionary; return None if not all of its items are known."""
+        """Read the settings of a dictionary; return None if not all of its items are known, or too many were read."""
+        if self.expanded > MOST_EXPANDED:
+            return None
         if isinstance(node, ast.Name):
             name = node.id
             if name not in self.constants or name in self.mutable_names:
@@ -212,6 +218,7 @@ class _Script:
             node = self.constants[name]
         settings: dict[str, Setting] = {}
         if isinstance(node, ast.Call) and _last_name(node.func) == "dict" and not node.args:
+            self.expanded += len(node.keywords)
             for keyword in node.keywords:
                 if keyword.arg is None:
                     return None
@@ -219,6 +226,7 @@ class _Script:
             return settings
         if not isinstance(node, ast.Dict):
             return None
+        self.expanded += len(node.keys)
         for key, value in zip(node.keys, node.values, strict=True):
             if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
                 return None
