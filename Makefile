@@ -20,7 +20,7 @@ PYTEST := $(RUN_TESTS) -m "$(MARKED)" $(TESTS)
 
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
 # The package itself has no example, and to collect it is to import every public name.
-PATHS_core := tests/core src/bandpo/divergences src/bandpo/objectives src/bandpo/testing \
+PATHS_core := tests/core src/bandpo/core/divergences src/bandpo/core/objectives src/bandpo/testing \
   $(filter-out src/bandpo/__init__.py,$(wildcard src/bandpo/*.py))
 PATHS_runs := tests/runs tests/lint tests/doctor tests/audit tests/report src/bandpo/runs src/bandpo/lint src/bandpo/doctor src/bandpo/audit src/bandpo/report
 PATHS_docs := tests/test_browser_doctor.py

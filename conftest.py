@@ -44,12 +44,12 @@ def _doctest_names(doctest_namespace):
     import torch
 
     import bandpo
-    from bandpo import batch, divergences, loss, methods, objectives, rules, schedules, text
+    from bandpo.core import batch, divergences, loss, methods, objectives, rules, schedules, text
 
     for module in (batch, divergences, loss, methods, objectives, rules, schedules, text):
         doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
     doctest_namespace.update(
-        # Watch needs transformers, which is optional, so its examples use bandpo.Watch.
+        # Watch needs transformers, which is optional, so its examples use bandpo.watch.Watch.
         {name: getattr(bandpo, name) for name in bandpo.__all__ if name != "Watch"},
         bandpo=bandpo,
         torch=torch,

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from bandpo import KL, TotalVariation, compile_loss, policy_loss, ratio_bounds
-from bandpo.divergences import JensenShannon, PearsonChi2
-from bandpo.text import as_method
+from bandpo.core.divergences import JensenShannon, PearsonChi2
+from bandpo.core.text import as_method
 from measuring import compete, stamp
 
 RADIUS = 0.05

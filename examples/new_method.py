@@ -29,7 +29,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bandpo import Method, RatioBounds, TokenRule, as_text, certify, check, policy_loss
+from bandpo import Method, RatioBounds, certify, check, policy_loss
+from bandpo.core.rules import TokenRule
+from bandpo.core.text import as_text
 
 
 # A `TokenRule` has one method, which returns the bounds of each token as log-ratios. All tensors in ``tokens`` are

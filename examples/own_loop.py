@@ -30,7 +30,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from bandpo import Recorder, policy_loss
+from bandpo import policy_loss
+from bandpo.audit import Recorder
 
 DIGITS = 10
 END = 10  # the end token of an answer

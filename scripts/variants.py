@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.tables import Table
 

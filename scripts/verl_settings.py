@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bandpo.batch import Batch
-from bandpo.gradient_check import slope
-from bandpo.text import parse
+from bandpo.core.batch import Batch
+from bandpo.core.gradient_check import slope
+from bandpo.core.text import parse
 
 ACTOR, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss."
 ROLLOUT, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.model."

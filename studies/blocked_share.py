@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bandpo.errors import InvalidValue
-from bandpo.rules import ClipRule, FixedClip
+from bandpo.core.errors import InvalidValue
+from bandpo.core.rules import ClipRule, FixedClip
 
 
 def applied_gradients(updates: float, momentum: float) -> float:

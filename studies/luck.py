@@ -23,7 +23,7 @@ from bandpo import Band, FixedClip, Loosest, TotalVariation
 from bandpo_lab.study.bandits import RIGHT, zipf
 
 if TYPE_CHECKING:
-    from bandpo.rules import ClipRule
+    from bandpo.core.rules import ClipRule
 
 SAMPLES = 128
 """The samples of a batch."""

@@ -30,13 +30,9 @@ from bandpo import (
     M2PO,
     Band,
     BandAbove,
-    DualClip,
     FixedClip,
     Loosest,
     Method,
-    Objective,
-    SequenceMask,
-    Surrogate,
     TokenTOPR,
     TotalVariation,
     TwoSided,
@@ -44,7 +40,8 @@ from bandpo import (
     policy_loss,
     rollout_weights,
 )
-from bandpo.errors import RunProblem
+from bandpo.core.errors import RunProblem
+from bandpo.core.objectives import DualClip, Objective, SequenceMask, Surrogate
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files import drop_unfinished_line
@@ -57,8 +54,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-    from bandpo.batch import Tokens
-    from bandpo.rules import ClipRule
+    from bandpo.core.batch import Tokens
+    from bandpo.core.rules import ClipRule
 
 
 @dataclass(frozen=True)

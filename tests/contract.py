@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from bandpo import ClipRule, Surrogate, parse, policy_loss
+from bandpo import ClipRule, parse, policy_loss
+from bandpo.core.methods import METHODS
+from bandpo.core.objectives import Surrogate
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.integrations._adapt import dual_clip_of, has_bias
-from bandpo.methods import METHODS
 from bandpo.runs.record import read_record
 
 

@@ -3,10 +3,10 @@
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from bandpo import DCPO, KL, Band, DropOutside, DualClip, FixedClip, Method, TotalVariation, policy_loss
-from bandpo.divergences import JensenShannon
-from bandpo.objectives import ClippedWeight
-from bandpo.text import as_method
+from bandpo import DCPO, KL, Band, FixedClip, Method, TotalVariation, policy_loss
+from bandpo.core.divergences import JensenShannon
+from bandpo.core.objectives import ClippedWeight, DropOutside, DualClip
+from bandpo.core.text import as_method
 
 SETTINGS = [
     {"method": Band(KL(), 0.05)},

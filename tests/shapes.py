@@ -21,7 +21,7 @@ import bandpo  # noqa: E402
 typing.TYPE_CHECKING = True
 with install_import_hook([f"bandpo.{module}" for module in CORE], "shapes.checked"):
     import bandpo.audit.metrics
-    import bandpo.loss
-    import bandpo.methods
-    import bandpo.rule_check  # noqa: F401
+    import bandpo.core.loss
+    import bandpo.core.methods
+    import bandpo.core.rule_check  # noqa: F401
 typing.TYPE_CHECKING = False

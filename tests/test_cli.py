@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import bandpo
 from bandpo.cli import main
 from bandpo.cli.app import app
-from bandpo.errors import FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem
+from bandpo.core.errors import FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem
 from command_names import UPDATE, listed_names, names_of
 from pages import PAGES, ROOT, commands
 

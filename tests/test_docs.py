@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import bandpo
 from bandpo.cli.app import app
-from bandpo.methods import METHODS
+from bandpo.core.methods import METHODS
 from helpers.missing import require
 from pages import PAGES, ROOT, blocks, check_python, follow, python_blocks
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bandpo import DCPO, FixedClip, TotalVariation
-from bandpo.methods import DPPO, BandAbove, BandPO
+from bandpo.core.methods import DPPO, BandAbove, BandPO
 from browser import PAGE, needs_browser, opened
 from pages import ROOT
 

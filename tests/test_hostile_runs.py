@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bandpo import Recorder, parse
+from bandpo import parse
+from bandpo.audit import Recorder
 from bandpo.runs.record_format import META
 from helpers.hostile import check_nothing_ran, planted, result_of
 from helpers.records import write_digests

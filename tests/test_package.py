@@ -103,7 +103,7 @@ print(*sys.modules)""")
     )
     assert not {*command} & {*FRAMEWORKS, "torch", "matplotlib", "pydantic"}
     ours = {name for name in {*core} - {*command} if name.split(".")[0] == "bandpo"}
-    assert "bandpo.loss" in ours <= {*map(module_name, CORE)}
+    assert "bandpo.core.loss" in ours <= {*map(module_name, CORE)}
     assert not {*core} & {*FRAMEWORKS, "matplotlib", "pydantic"}
 
 

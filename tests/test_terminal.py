@@ -10,11 +10,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bandpo import Recorder
 from bandpo._terminal import printable
+from bandpo.audit import Recorder
 from bandpo.audit.blocked_tokens import BlockedToken, decoder, format_tokens
 from bandpo.cli.app import app
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 RED = "\x1b[31mred\x1b[0m"
 CONTROLS = {

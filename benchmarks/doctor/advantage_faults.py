@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bandpo import Recorder, policy_loss
+from bandpo import policy_loss
+from bandpo.audit import Recorder
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 
 PAD, EOS, VOCABULARY = 0, 1, 32

@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from bandpo import Recorder, policy_loss
+from bandpo import policy_loss
+from bandpo.audit import Recorder
 from bandpo_lab.models import model_path
 from bandpo_lab.tasks import EMBEDDED
 from bandpo_lab.tasks.multiplication import problems, tokenizer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from bandpo import Recorder
+from bandpo.audit import Recorder
 
 SEQUENCES, LENGTH, UPDATES, GROUP = 256, 240, 4, 8
 

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bandpo import Recorder, policy_loss
+from bandpo import policy_loss
+from bandpo.audit import Recorder
 
 PAD, EOS, BOS = 0, 1, 2
 """The ids of special tokens. A vocabulary has at least thirteen other tokens."""

@@ -9,8 +9,8 @@ from typing import Any
 from bandpo._numbers import format_step
 from bandpo._severities import SEVERITIES
 from bandpo._terminal import printable
+from bandpo.core.errors import BandpoError
 from bandpo.doctor import Diagnosis, Finding, diagnose
-from bandpo.errors import BandpoError
 from bandpo.runs import open_run
 from bandpo.runs.quantities import QUANTITIES
 

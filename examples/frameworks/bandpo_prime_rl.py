@@ -25,9 +25,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from bandpo import integrations
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import LossOutputs, policy_loss
 from bandpo.integrations import read_method
-from bandpo.loss import LossOutputs, policy_loss
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -62,7 +62,7 @@ def loss(
         method: A clip rule or a method in its text form, see `bandpo.parse`; ``Band(KL(), 0.05)`` by default.
         kl_tau: Weight ≥ 0 of the penalty ``log_ratio²`` on every counted token. prime-rl's own default loss had one
             of 1e-3 until 18 September 2026, and has none since; use the same value here to change only the method.
-        record: Folder to which the tokens of every sequence are written, see `bandpo.Recorder`.
+        record: Folder to which the tokens of every sequence are written, see `bandpo.audit.Recorder`.
 
     Returns:
         An object with prime-rl's two fields, ``loss`` and ``metrics`` (those of `bandpo.policy_loss`).

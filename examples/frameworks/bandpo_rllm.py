@@ -8,7 +8,7 @@
 The default ``method`` is ``Band(KL(), 0.05)``. In rLLM the loss aggregation belongs to the name of a loss, so there are
 three: ``bandpo_token_mean``, ``bandpo_seq_mean_token_mean`` and ``bandpo_seq_mean_token_sum``. A method with another
 loss aggregation than that of the name raises an error, and so does a method that needs all tokens of an update.
-``loss_params`` may also have ``record``, a folder for the tokens of every loss, see `bandpo.Recorder`.
+``loss_params`` may also have ``record``, a folder for the tokens of every loss, see `bandpo.audit.Recorder`.
 
 The old log-probabilities are ``logp_old``, or for methods that need the sampler's, such as ``DPPO()``,
 ``logp_rollout``. rLLM adds no KL penalty and no entropy bonus to a registered loss, and does not pass the version of
@@ -25,9 +25,9 @@ from typing import Any
 import rllm
 
 from bandpo import policy_loss
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import canonical_aggregation
 from bandpo.integrations import check_settings, read_method, record
-from bandpo.loss import canonical_aggregation
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 """The loss aggregations of methods that rLLM supports."""

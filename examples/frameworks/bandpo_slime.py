@@ -9,7 +9,7 @@ In miles the functions are ``bandpo_slime.miles_policy_loss`` and ``bandpo_slime
 - ``method: Band(KL(), 0.05)``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a
   dual clip. If a method has a mean over tokens, set ``--calculate-per-token-loss``; otherwise slime's loss aggregation
   replaces it, with a warning in the log.
-- ``record: /runs/mine/tokens``: a folder to which the tokens of every loss are written, see `bandpo.Recorder`. slime
+- ``record: /runs/mine/tokens``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`. slime
   and miles do not pass rewards, truncation flags or the version of the weights to their loss. With
   ``--custom-megatron-before-train-step-hook-path bandpo_slime.before_train_step`` the record has the numbers of rollout
   and update.
@@ -36,9 +36,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from bandpo import Method
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
+from bandpo.core.objectives import DualClip
 from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bounds, record
-from bandpo.objectives import DualClip
 
 if TYPE_CHECKING:
     from jaxtyping import Float

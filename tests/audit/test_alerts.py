@@ -10,8 +10,8 @@ import types
 import pytest
 
 from bandpo.audit import alerts
-from bandpo.audit.alerts import Alerts
-from bandpo.audit.online import BandWarning, RunWatch
+from bandpo.watch.alerts import Alerts
+from bandpo.watch.run_watch import BandWarning, RunWatch
 
 
 class Receiver(http.server.BaseHTTPRequestHandler):

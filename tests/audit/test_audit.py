@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 
-from bandpo import DCPO, KL, Audit, Band, FixedClip, Method, Recorder, TwoSided, Unclipped, policy_loss
+from bandpo import DCPO, KL, Band, FixedClip, Method, TwoSided, Unclipped, policy_loss
+from bandpo.audit import Audit, Recorder
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
-from bandpo.rules import Tightest
+from bandpo.core.rules import Tightest
 from pages import ROOT
 
 

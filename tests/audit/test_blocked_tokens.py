@@ -6,7 +6,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bandpo import Recorder, parse
+from bandpo import parse
+from bandpo.audit import Recorder
 from bandpo.audit.blocked_tokens import (
     BlockedTokens,
     DisagreeingToken,

@@ -5,7 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from bandpo import Audit, FixedClip, Recorder
+from bandpo import FixedClip
+from bandpo.audit import Audit, Recorder
 from bandpo.audit.replay import replay_record
 
 

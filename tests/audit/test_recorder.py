@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import bandpo
-from bandpo import GSPO, KL, Audit, Band, FixedClip, Method, Recorder, parse
+from bandpo import GSPO, KL, Band, FixedClip, Method, parse
+from bandpo.audit import Audit, Recorder
 from bandpo.audit.replay import RUN, as_batch, method_of, replay_record
 from bandpo.runs import record_format
 from bandpo.runs.record import read_record
@@ -370,7 +371,11 @@ def other_format(said):
             other_format,
             r"format 7 \(bandpo 3.1\), this version reads format 4; read it with",
         ),
-        (lambda t: t, lambda _: {}, "is no record of bandpo.Recorder: its schema has no metadata of bandpo"),
+        (
+            lambda t: t,
+            lambda _: {},
+            "is no record of bandpo.audit.Recorder: its schema has no metadata of bandpo",
+        ),
     ],
 )
 def test_another_kind_of_stream_is_refused(change, meta, message, tmp_path):

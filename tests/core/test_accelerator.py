@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bandpo.methods import METHODS
+from bandpo.core.methods import METHODS
 from pages import ROOT
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from test_methods import REFERENCES
 
 import method_references as reference
-from bandpo import DPPO, METHODS, FixedClip, policy_loss
-from bandpo.errors import InvalidType, InvalidValue
+from bandpo import DPPO, FixedClip, policy_loss
+from bandpo.core.errors import InvalidType, InvalidValue
+from bandpo.core.methods import METHODS
 from bandpo.testing import assert_is
 from bandpo.testing._batches import loss_batches
 

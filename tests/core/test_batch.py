@@ -5,22 +5,12 @@ import math
 import pytest
 import torch
 
-from bandpo import (
-    KL,
-    Audit,
-    Band,
-    DualClip,
-    FixedClip,
-    Loosest,
-    Method,
-    Tokens,
-    TotalVariation,
-    TwoSided,
-    policy_loss,
-    ratio_bounds,
-)
-from bandpo._checks import widest_float
-from bandpo.rules import Tightest
+from bandpo import KL, Band, FixedClip, Loosest, Method, TotalVariation, TwoSided, policy_loss, ratio_bounds
+from bandpo.audit import Audit
+from bandpo.core._checks import widest_float
+from bandpo.core.batch import Tokens
+from bandpo.core.objectives import DualClip
+from bandpo.core.rules import Tightest
 
 P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0, 1.5]])
 

@@ -10,8 +10,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fuzz
 import oracle
-from bandpo import KL, FDivergence, TotalVariation, divergences, ratio_bounds
-from bandpo.divergences import (
+from bandpo import KL, FDivergence, TotalVariation, ratio_bounds
+from bandpo.core import divergences
+from bandpo.core.divergences import (
     AlphaDivergence,
     Divergence,
     NeymanChi2,
@@ -442,14 +443,14 @@ def test_traces_to_one_graph(divergence):
     graph = make_fx(lambda x: ratio_bounds(x, divergence, 0.05).log_upper, tracing_mode="fake")
     logp = torch.tensor([-1.0, -5.0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+        patch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
         traced = graph(logp)
     torch.testing.assert_close(traced(logp), ratio_bounds(logp, divergence, 0.05).log_upper)
 
 
 def test_unread_bad_values_become_nan(monkeypatch):
     """On an accelerator values are not read, because that would cost a synchronisation."""
-    monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+    monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
     bounds = ratio_bounds(torch.tensor([math.nan, 0.7, -1.0]), KL(), 0.05)
     assert bounds.log_upper.isnan().tolist() == [True, True, False]
     assert bounds.log_lower.isnan().tolist() == [True, True, False]

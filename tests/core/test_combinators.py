@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, ClipRule, FixedClip, Loosest, Tokens, TotalVariation, TwoSided, Unclipped, parse
-from bandpo.rules import Tightest
+from bandpo import KL, Band, ClipRule, FixedClip, Loosest, TotalVariation, TwoSided, Unclipped, parse
+from bandpo.core.batch import Tokens
+from bandpo.core.rules import Tightest
 
 leaves = st.sampled_from(
     [Band(KL(), 0.05), Band(TotalVariation(), 0.1, math.inf), FixedClip(), FixedClip(0.1, 0.5), Unclipped()]

@@ -6,18 +6,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from bandpo import (
-    KL,
-    Band,
-    ClipRateController,
-    DualClip,
-    Linear,
-    Method,
-    TrainingState,
-    compile_loss,
-    policy_loss,
-)
-from bandpo.methods import METHODS
+from bandpo import KL, Band, Method, compile_loss, policy_loss
+from bandpo.core.methods import METHODS
+from bandpo.core.objectives import DualClip
+from bandpo.core.schedules import ClipRateController, Linear, TrainingState
 
 pytestmark = pytest.mark.slow
 

@@ -5,28 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bandpo import (
-    KL,
-    Band,
-    ClipRule,
-    DualClip,
-    FixedClip,
-    Linear,
-    Method,
-    Objective,
-    Surrogate,
-    Tokens,
-    TrainingState,
-    TwoSided,
-    Unclipped,
-    policy_loss,
-)
-from bandpo.batch import Batch
-from bandpo.bounds import RatioBounds
-from bandpo.methods import METHODS, SAPO, BandPO
-from bandpo.objectives import SequenceMask
-from bandpo.schedules import ClipRateController, Radius
-from bandpo.token_rules import BalancedBounds
+from bandpo import KL, Band, ClipRule, FixedClip, Method, TwoSided, Unclipped, policy_loss
+from bandpo.core.batch import Batch, Tokens
+from bandpo.core.bounds import RatioBounds
+from bandpo.core.methods import METHODS, SAPO, BandPO
+from bandpo.core.objectives import DualClip, Objective, SequenceMask, Surrogate
+from bandpo.core.schedules import ClipRateController, Linear, Radius, TrainingState
+from bandpo.core.token_rules import BalancedBounds
 
 LOGP = torch.tensor([[0.3, 0.1, 0.4], [0.2, 0.5, 0.6]]).log()
 OLD = torch.tensor([[0.2, 0.2, 0.2], [0.3, 0.3, 0.3]]).log()

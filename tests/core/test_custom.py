@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bandpo import KL, FDivergence
-from bandpo.divergences import AlphaDivergence
+from bandpo.core.divergences import AlphaDivergence
 
 
 def triangular(u):

@@ -43,7 +43,7 @@ def test_no_probability_has_no_bound():
     uncapped = DCPO(max_ratio=math.inf).bounds(torch.tensor([-math.inf]))
     assert (uncapped.lower.item(), uncapped.upper.item()) == (0.5, math.inf)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+        patch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
         bounds = DCPO().bounds(torch.tensor([math.nan, 0.7, -1.0]))
     assert bounds.log_lower.isnan().tolist() == [True, True, False]
     assert bounds.log_upper.isnan().tolist() == [True, True, False]

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import method_references as reference
-from bandpo import Band, FixedClip, Method, TrainingState, certify, policy_loss
-from bandpo.batch import Batch
-from bandpo.gradient_check import compare, near_discontinuity
-from bandpo.methods import METHODS
+from bandpo import Band, FixedClip, Method, certify, policy_loss
+from bandpo.core.batch import Batch
+from bandpo.core.gradient_check import compare, near_discontinuity
+from bandpo.core.methods import METHODS
+from bandpo.core.schedules import TrainingState
 
 
 def batch(seed=0, rows=12, columns=10, dtype=torch.float32):

@@ -9,7 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
 from bandpo import KL, policy_loss, ratio_bounds
-from bandpo.text import as_method
+from bandpo.core.text import as_method
 from lean import (
     SETTINGS,
     batch,

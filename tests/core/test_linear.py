@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from bandpo import linear_logp, policy_loss
-from bandpo.methods import METHODS
+from bandpo.core.methods import METHODS
 from two_processes import run_on_two_processes
 
 

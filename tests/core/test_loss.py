@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo import KL, Band, DualClip, FixedClip, Method, TotalVariation, Unclipped, aggregate, policy_loss
-from bandpo.batch import reduce_to_level
-from bandpo.divergences import PearsonChi2
-from bandpo.methods import BandPO
+from bandpo import KL, Band, FixedClip, Method, TotalVariation, Unclipped, aggregate, policy_loss
+from bandpo.core.batch import reduce_to_level
+from bandpo.core.divergences import PearsonChi2
+from bandpo.core.methods import BandPO
+from bandpo.core.objectives import DualClip
 
 RULES = [
     Band(KL(), 0.05),
@@ -280,7 +281,7 @@ def test_where_values_are_not_read_a_wrong_one_poisons_the_gradient(name, value,
     tensors[name][0, 1] = value
     with pytest.raises(ValueError, match=name):
         policy_loss(**tensors, method=method)
-    monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+    monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
     leaf = tensors["logp"].clone().requires_grad_()
     loss = policy_loss(**tensors | {"logp": leaf}, method=method).loss
     loss.backward()
@@ -295,7 +296,7 @@ def test_where_values_are_not_read_a_wrong_one_poisons_the_gradient(name, value,
 @pytest.mark.parametrize("aggregation", ["token-mean", "grpo", "seq-mean-token-mean", "sum"])
 def test_a_batch_without_a_token(aggregation, readable, monkeypatch):
     """The loss is 0 with a gradient, because another process may have tokens and waits for the backward pass."""
-    monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: readable)
+    monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: readable)
     logp = torch.full((2, 4), -1.0, requires_grad=True)
     loss, metrics = policy_loss(
         logp, logp.detach(), torch.ones(2), torch.zeros(2, 4), aggregation=aggregation

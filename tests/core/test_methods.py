@@ -12,30 +12,27 @@ from bandpo import (
     DAPO,
     DCPO,
     KL,
-    Audit,
     Band,
     ClipRule,
-    DropOutside,
-    DualClip,
     FixedClip,
     Loosest,
     Method,
-    Objective,
-    Surrogate,
     TotalVariation,
     Unclipped,
-    as_text,
-    objectives,
     parse,
     policy_loss,
 )
-from bandpo.batch import Batch
-from bandpo.methods import METHODS
-from bandpo.objectives import (
+from bandpo.audit import Audit
+from bandpo.core import objectives
+from bandpo.core.batch import Batch
+from bandpo.core.methods import METHODS
+from bandpo.core.objectives import (
     ClippedWeight,
     CovarianceMask,
     CovariancePenalty,
     DecoupledDecay,
+    DropOutside,
+    DualClip,
     FutureKL,
     GammaWeight,
     GeometricMean,
@@ -44,6 +41,7 @@ from bandpo.objectives import (
     KeepBound,
     LogRatioPenalty,
     MassAdaptiveGate,
+    Objective,
     ProbabilityPenalty,
     Quadratic,
     RatioCap,
@@ -53,10 +51,11 @@ from bandpo.objectives import (
     SequenceProduct,
     SigmoidGate,
     Smoothed,
+    Surrogate,
     Unweighted,
 )
-from bandpo.text import as_method
-from bandpo.token_rules import PrefixBudget, SecondMoment
+from bandpo.core.text import as_method, as_text
+from bandpo.core.token_rules import PrefixBudget, SecondMoment
 from helpers.missing import require
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import bandpo
-from bandpo import methods
-from bandpo.errors import MissingPackage
+from bandpo.core import methods
+from bandpo.core.errors import MissingPackage
 from helpers.missing import require
 from public_names import ROOT_MODULE, SNAPSHOT, public_names, root_source
 
@@ -48,7 +48,7 @@ def test_each_function_that_makes_a_method_is_published():
     ]
     require(
         [name for name in functions if name not in methods.METHODS],
-        "src/bandpo/methods.py",
+        "src/bandpo/core/methods.py",
         lambda name: f'@_published("ARXIV NUMBER")\ndef {name}(',
         "the function, as its decorator",
     )
@@ -69,7 +69,7 @@ def test_each_component_is_in_the_list_of_its_module(module):
     names = [
         name
         for name, value in inspect.getmembers(imported, inspect.isclass)
-        if issubclass(value, (bandpo.Divergence, bandpo.Objective, bandpo.ClipRule))
+        if issubclass(value, (bandpo.Divergence, bandpo.core.objectives.Objective, bandpo.ClipRule))
         and value.__module__ == imported.__name__
         and not name.startswith("_")
     ]
@@ -84,7 +84,7 @@ def test_each_component_is_in_the_list_of_its_module(module):
 def test_every_method_can_be_imported():
     require(
         [name for name in methods.METHODS if name not in methods.__all__],
-        "src/bandpo/methods.py",
+        "src/bandpo/core/methods.py",
         lambda name: f'    "{name}",',
         "__all__",
     )

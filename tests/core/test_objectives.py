@@ -4,21 +4,18 @@ from functools import partial
 import pytest
 import torch
 
-from bandpo import (
-    DCPO,
-    KL,
-    Band,
+from bandpo import DCPO, KL, Band, FixedClip, Method, TotalVariation, Unclipped, policy_loss
+from bandpo.core.batch import Tokens, reduce_to_level
+from bandpo.core.objectives import (
+    ClippedWeight,
+    CovarianceMask,
     DropOutside,
     DualClip,
-    FixedClip,
-    Method,
+    FutureKL,
+    SelfAnchored,
+    SequenceMask,
     Surrogate,
-    TotalVariation,
-    Unclipped,
-    policy_loss,
 )
-from bandpo.batch import Tokens, reduce_to_level
-from bandpo.objectives import ClippedWeight, CovarianceMask, FutureKL, SelfAnchored, SequenceMask
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):

@@ -5,20 +5,13 @@ import re
 import pytest
 import torch
 
-from bandpo import (
-    Audit,
-    FixedClip,
-    Method,
-    Surrogate,
-    Tokens,
-    certify,
-    policy_loss,
-)
-from bandpo.batch import Batch
-from bandpo.methods import METHODS
-from bandpo.objectives import DualClip, FutureKL, GammaWeight, GeometricMean, SequenceMask
-from bandpo.rules import Band
-from bandpo.schedules import Radius
+from bandpo import FixedClip, Method, certify, policy_loss
+from bandpo.audit import Audit
+from bandpo.core.batch import Batch, Tokens
+from bandpo.core.methods import METHODS
+from bandpo.core.objectives import DualClip, FutureKL, GammaWeight, GeometricMean, SequenceMask, Surrogate
+from bandpo.core.rules import Band
+from bandpo.core.schedules import Radius
 
 ROWS, COLUMNS = 2, 6
 OLD = torch.full((ROWS, COLUMNS), -1.0)
@@ -192,13 +185,13 @@ def test_a_single_sequence_without_a_batch_dimension():
 
 @pytest.mark.parametrize("advantages", [CONSTANT, CONSTANT[:, None], CONSTANT[:, None].expand(ROWS, COLUMNS)])
 def test_no_value_is_looked_at_where_advantages_are_of_sequences(advantages, monkeypatch):
-    monkeypatch.setattr("bandpo._packed._pairs", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("bandpo.core._packed._pairs", lambda *_: pytest.fail("looked"))
     assert loss_of(advantages, method="GSPO()").isfinite()
     assert loss_of(advantages, method="GRPO()").isfinite()
 
 
 def test_values_are_not_read_where_that_would_cost_a_synchronisation(monkeypatch):
-    monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+    monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
     assert loss_of(PACKED, method="GRPO()").isfinite()
 
 

@@ -15,23 +15,17 @@ from bandpo import (
     Band,
     ClipRule,
     Divergence,
-    DropOutside,
-    DualClip,
     FDivergence,
     FixedClip,
-    Linear,
     Loosest,
     Method,
-    Objective,
     RatioBounds,
-    Surrogate,
     TotalVariation,
-    TrainingState,
     TwoSided,
     Unclipped,
     check,
 )
-from bandpo.divergences import (
+from bandpo.core.divergences import (
     AlphaDivergence,
     JensenShannon,
     NeymanChi2,
@@ -39,10 +33,19 @@ from bandpo.divergences import (
     ReverseKL,
     SquaredHellinger,
 )
+from bandpo.core.objectives import (
+    CovarianceMask,
+    DropOutside,
+    DualClip,
+    LogRatioPenalty,
+    Objective,
+    RatioCap,
+    SequenceMask,
+    Surrogate,
+)
+from bandpo.core.rules import ClipMask, LogClip, Tightest, TokenRule
+from bandpo.core.schedules import ClipRateController, Linear, Radius, TrainingState
 from bandpo.integrations._adapt import read_method
-from bandpo.objectives import CovarianceMask, LogRatioPenalty, RatioCap, SequenceMask
-from bandpo.rules import ClipMask, LogClip, Tightest, TokenRule
-from bandpo.schedules import ClipRateController, Radius
 
 PAGE = r"docs/write-your-own\.md"
 
@@ -445,7 +448,8 @@ MODULE = """
 from dataclasses import dataclass
 
 import torch
-from bandpo import ClipRule, Divergence, Objective, RatioBounds
+from bandpo import ClipRule, Divergence, RatioBounds
+from bandpo.core.objectives import Objective
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bandpo import KL, Band, FDivergence, FixedClip, TotalVariation, Unclipped
-from bandpo.divergences import AlphaDivergence, JensenShannon, PearsonChi2, ReverseKL
+from bandpo.core.divergences import AlphaDivergence, JensenShannon, PearsonChi2, ReverseKL
 
 BANDS = [Band(KL(), 0.05), Band(TotalVariation(), 0.1), Band(PearsonChi2(), 0.1, max_ratio=math.inf)]
 

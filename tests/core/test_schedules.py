@@ -11,20 +11,18 @@ from bandpo import (
     Band,
     ClipRule,
     FixedClip,
-    Linear,
     Loosest,
     Method,
     TotalVariation,
-    TrainingState,
     TwoSided,
     Unclipped,
     parse,
     policy_loss,
 )
 from bandpo.audit.metrics import Audit
+from bandpo.core.rules import Tightest, bands
+from bandpo.core.schedules import ClipRateController, Linear, TrainingState
 from bandpo.integrations._adapt import read_method
-from bandpo.rules import Tightest, bands
-from bandpo.schedules import ClipRateController
 
 sizes = st.floats(1e-4, 1.0)
 shares = st.floats(0.0, 1.0)

@@ -5,14 +5,15 @@ import functools
 import pytest
 import torch
 
-from bandpo import Audit, Tokens, aggregate, certify, linear_logp, policy_loss
-from bandpo.batch import Batch
-from bandpo.loss import AGGREGATIONS, TRL_LOSS_TYPES
-from bandpo.methods import METHODS, Method
-from bandpo.objectives import SequenceMask
-from bandpo.rules import Band, FixedClip
-from bandpo.schedules import Radius, TrainingState
-from bandpo.sequences import Sequences
+from bandpo import aggregate, certify, linear_logp, policy_loss
+from bandpo.audit import Audit
+from bandpo.core.batch import Batch, Tokens
+from bandpo.core.loss import AGGREGATIONS, TRL_LOSS_TYPES
+from bandpo.core.methods import METHODS, Method
+from bandpo.core.objectives import SequenceMask
+from bandpo.core.rules import Band, FixedClip
+from bandpo.core.schedules import Radius, TrainingState
+from bandpo.core.sequences import Sequences
 
 LENGTHS = (5, 1, 9, 2, 17, 3)
 """Of sequences with their prompts; no token of the second counts."""
@@ -344,7 +345,7 @@ def test_advantages_of_another_number_of_sequences_are_refused():
 
 
 def test_where_values_cannot_be_read_a_lost_token_makes_the_loss_nan(monkeypatch):
-    monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+    monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
     logp = torch.full((1, 6), -1.0)
     assert policy_loss(logp, logp, torch.ones(1, 6), cu_seqlens=torch.tensor([0, 3, 5])).loss.isnan()
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [f"src/bandpo/{name}.py" for name in ("batch", "bounds", "loss", "methods", "schedules", "rules")]
-EXAMPLES += ["src/bandpo/divergences", "src/bandpo/objectives", "src/bandpo/audit/metrics.py"]
+EXAMPLES += ["src/bandpo/core/divergences", "src/bandpo/core/objectives", "src/bandpo/audit/metrics.py"]
 TESTS = [f"tests/core/test_{name}.py" for name in ("batch", "loss", "combinators", "objectives", "dcpo")]
 
 

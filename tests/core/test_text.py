@@ -11,23 +11,19 @@ from bandpo import (
     Band,
     ClipRule,
     Divergence,
-    DropOutside,
-    DualClip,
     FDivergence,
     FixedClip,
-    Linear,
     Loosest,
     Method,
-    Objective,
     TotalVariation,
     TwoSided,
     Unclipped,
-    as_text,
     parse,
 )
-from bandpo.divergences import PearsonChi2
-from bandpo.objectives import SequenceMask
-from bandpo.text import as_method
+from bandpo.core.divergences import PearsonChi2
+from bandpo.core.objectives import DropOutside, DualClip, Objective, SequenceMask
+from bandpo.core.schedules import Linear
+from bandpo.core.text import as_method, as_text
 
 RULES = [
     Band(),
@@ -242,7 +238,7 @@ def test_a_published_name_is_never_answered_with_another_method(name):
     with pytest.raises(ValueError, match=rf"unknown name '{name}'") as error:
         parse(f"{name}()")
     assert "did you mean" not in str(error.value)
-    assert "bandpo.METHODS lists the methods" in str(error.value)
+    assert "bandpo.core.methods.METHODS lists the methods" in str(error.value)
     assert "GRPO, " in str(error.value)
 
 

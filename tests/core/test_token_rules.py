@@ -10,33 +10,25 @@ import method_references as reference
 from bandpo import (
     CISPO,
     KL,
-    BalancedBounds,
     Band,
-    ClippedWeight,
     ClipRule,
-    DropOutside,
     FixedClip,
-    Linear,
     Loosest,
     Method,
-    PrefixBudget,
     RatioBounds,
-    SecondMoment,
-    SequenceMask,
-    Surrogate,
-    Tightest,
-    Tokens,
     TotalVariation,
-    TrainingState,
     TwoSided,
     Unclipped,
-    as_text,
     check,
     parse,
     policy_loss,
 )
-from bandpo.batch import Batch
-from bandpo.rules import TokenRule
+from bandpo.core.batch import Batch, Tokens
+from bandpo.core.objectives import ClippedWeight, DropOutside, SequenceMask, Surrogate
+from bandpo.core.rules import Tightest, TokenRule
+from bandpo.core.schedules import Linear, TrainingState
+from bandpo.core.text import as_text
+from bandpo.core.token_rules import BalancedBounds, PrefixBudget, SecondMoment
 from core.test_sequences import FORMS, loss_and_gradient, padded_batch
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bandpo import Recorder
+from bandpo.audit import Recorder
 from bandpo.audit.blocked_tokens import BlockedTokens
 from bandpo.cli.app import app
 from bandpo.doctor import first_pass

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from bandpo._numbers import format_number, format_share
+from bandpo.core.errors import InvalidValue
 from bandpo.doctor.course import Course, Series, onset
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
 from bandpo.doctor.log_checks import log_findings
-from bandpo.errors import InvalidValue
 from bandpo.runs.logs import Log
 from helpers.simulated_runs import FAULTS, simulate
 from pages import ROOT

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from bandpo.core.text import as_method
 from bandpo.runs.record import read_record
-from bandpo.text import as_method
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 from pages import framework_blocks

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from bandpo import Audit, linear_logp, parse, policy_loss, rollout_weights
-from bandpo.methods import METHODS
+from bandpo import linear_logp, parse, policy_loss, rollout_weights
+from bandpo.audit import Audit
+from bandpo.core.methods import METHODS
 
 DEVICE = "absent"
 WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal")

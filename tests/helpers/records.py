@@ -1,4 +1,4 @@
-"""Records that were not written by `bandpo.Recorder`, with the digests that it would have written."""
+"""Records that were not written by `bandpo.audit.Recorder`, with the digests that it would have written."""
 
 import hashlib
 from pathlib import Path

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import torch
 
-from bandpo import Recorder
+from bandpo.audit import Recorder
 
 PROMPTS, GROUP, VOCABULARY, UPDATES = 8, 4, 24, 3
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from bandpo.core.text import as_method
 from bandpo.integrations import check_settings
 from bandpo.integrations._settings import REFUSED
-from bandpo.text import as_method
 from pages import ROOT
 
 PAGES = {"miles": "slime"}

@@ -7,24 +7,13 @@ import pytest
 import torch
 
 import bandpo
-from bandpo import (
-    KL,
-    Band,
-    BandPO,
-    FixedClip,
-    Linear,
-    Method,
-    Tightest,
-    TwoSided,
-    Unclipped,
-    policy_loss,
-)
+from bandpo import KL, Band, BandPO, FixedClip, Method, TwoSided, Unclipped, policy_loss
+from bandpo.core.methods import METHODS
+from bandpo.core.objectives import CovarianceMask, CovariancePenalty, DropOutside, DualClip
+from bandpo.core.rules import LogClip, Tightest, TokenRule
+from bandpo.core.schedules import ClipRateController, Linear
+from bandpo.core.token_rules import BalancedBounds, SecondMoment
 from bandpo.integrations import read_bounds, read_method
-from bandpo.methods import METHODS
-from bandpo.objectives import CovarianceMask, CovariancePenalty, DropOutside, DualClip
-from bandpo.rules import LogClip, TokenRule
-from bandpo.schedules import ClipRateController
-from bandpo.token_rules import BalancedBounds, SecondMoment
 from two_processes import run_on_two_processes
 
 MISTYPED = (
@@ -74,7 +63,7 @@ def test_a_clip_that_can_never_act_is_refused_by_each_reader(text):
 
 @pytest.mark.parametrize("text", MEANT)
 def test_a_wide_or_missing_bound_is_accepted(text):
-    assert read_method(method=text) == bandpo.as_method(text)
+    assert read_method(method=text) == bandpo.core.text.as_method(text)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -140,7 +129,7 @@ def halves_differ(method) -> bool:
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_of_a_whole_batch_are_those_whose_gradient_depends_on_the_split(name):
     """Measured on each published method: the property that integrations read says what the gradient does."""
-    method = bandpo.as_method(f"{name}()")
+    method = bandpo.core.text.as_method(f"{name}()")
     assert halves_differ(method) == method.whole_batch
     assert method.within_process == (method.whole_batch and name != "BAPO")
 
@@ -200,7 +189,7 @@ def test_trl_refuses_methods_of_one_process_on_two(name, monkeypatch):
     arguments = {"method": f"{name}()", "bf16": False, "use_cpu": True, "num_generations": 2}
     BandGRPOConfig("out", **arguments)
     monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: 2))
-    if not bandpo.as_method(f"{name}()").within_process:
+    if not bandpo.core.text.as_method(f"{name}()").within_process:
         BandGRPOConfig("out", **arguments)
         return
     with pytest.raises(ValueError, match=rf"method='{name}\(.*2 processes would each .*train on one process"):
@@ -230,7 +219,7 @@ def test_verl_refuses_them_at_its_start_and_in_its_workers():
 
     actor = "actor_rollout_ref.actor."
     for name in METHODS:
-        method = bandpo.as_method(f"{name}()")
+        method = bandpo.core.text.as_method(f"{name}()")
         if method.old_policy == "rollout":
             continue
         for gpus in (1, 2):

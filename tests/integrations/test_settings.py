@@ -5,7 +5,7 @@ import torch
 
 from bandpo import FixedClip, Method
 from bandpo.audit.replay import method_of
-from bandpo.objectives import DualClip
+from bandpo.core.objectives import DualClip
 from bandpo.runs.configs import read_configuration
 from bandpo.runs.setup import SETTINGS, Setup
 

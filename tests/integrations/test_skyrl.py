@@ -20,9 +20,9 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry, Polic
 from skyrl.train.config.config import AlgorithmConfig
 
 from bandpo import policy_loss
+from bandpo.core.text import as_method
 from bandpo.integrations.skyrl import BandAlgorithmConfig, band, settings
 from bandpo.runs.configs import read_configuration
-from bandpo.text import as_method
 
 
 def call(loss_fn, config, batch, rollout=None):

@@ -13,14 +13,14 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 import byte_model
-from bandpo.errors import RunProblem
+from bandpo.core.errors import RunProblem
 from bandpo.integrations._trl_gradient_check import EVERY, WatchedLoss
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.quantities import named_rows
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
-pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
 OTHERS = {"per_device_train_batch_size": 4, "learning_rate": 4e-3, "seed": 3, "max_steps": 4}
 
 

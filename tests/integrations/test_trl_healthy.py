@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
 @pytest.mark.filterwarnings(
-    "ignore::bandpo.audit.online.BandWarning"
+    "ignore::bandpo.watch.run_watch.BandWarning"
 )  # twelve tokens at a high learning rate
 @pytest.mark.parametrize("settings", CASES)
 def test_a_healthy_run_is_silent(settings, folder, tmp_path, monkeypatch, capsys):

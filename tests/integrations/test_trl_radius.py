@@ -8,9 +8,9 @@ import torch
 from test_trl import make
 
 from bandpo import KL, Band, ClipRule, parse
+from bandpo.core.schedules import ClipRateController, Radius
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.quantities import named_rows
-from bandpo.schedules import ClipRateController, Radius
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -90,7 +90,7 @@ def test_radii_per_token_are_logged(tmp_path):
     trainer.evaluate(eval_dataset=multiplication.dataset("eval", 8))
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
 @pytest.mark.slow
 def test_a_controller_acts_on_what_the_audit_shows_of_each_batch(tmp_path):
     rule = "Band(KL(), ClipRateController(0.2, 0.005, 0.5))"
@@ -111,7 +111,7 @@ def test_a_controller_acts_on_what_the_audit_shows_of_each_batch(tmp_path):
 
 
 @pytest.mark.parametrize("restore", [False, True])
-@pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
 @pytest.mark.slow
 def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     settings = {

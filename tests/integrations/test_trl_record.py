@@ -15,7 +15,7 @@ from bandpo.testing import check_record
 from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bandpo.runs.record import read_record
 from bandpo_lab.tasks import multiplication
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::bandpo.audit.online.BandWarning", "ignore:You are using 'rollout_func'"
+    "ignore::bandpo.watch.run_watch.BandWarning", "ignore:You are using 'rollout_func'"
 )
 
 
@@ -306,7 +306,7 @@ def sampled_from_a_part(prompts, trainer):
     return outputs | {"logprobs": logprobs}
 
 
-@pytest.mark.filterwarnings("default::bandpo.audit.online.BandWarning")
+@pytest.mark.filterwarnings("default::bandpo.watch.run_watch.BandWarning")
 def test_the_doctor_names_top_p_and_no_dropout(tmp_path):
     trainer = make(
         BandGRPOTrainer, BandGRPOConfig, tmp_path, sampled_from_a_part, method="IcePop()", top_p=0.9

@@ -1,4 +1,4 @@
-"""`bandpo.Watch` in stock trainers of TRL and transformers."""
+"""`bandpo.watch.Watch` in stock trainers of TRL and transformers."""
 
 import json
 import logging
@@ -11,10 +11,10 @@ from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArgume
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 import bandpo
-from bandpo.audit.online import BandWarning
-from bandpo.integrations._watch import STATE, setup_of_arguments
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.runs.setup import Setup
+from bandpo.watch.run_watch import BandWarning
+from bandpo.watch.trainer_callback import STATE, setup_of_arguments
 from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
@@ -64,7 +64,7 @@ def constant_reward(completions, **_):
 
 
 def test_a_healthy_run_has_no_fault(folder, tmp_path):
-    watch = bandpo.Watch(every=2, stop_on="fix")
+    watch = bandpo.watch.Watch(every=2, stop_on="fix")
     trainer = trainer_of(folder, tmp_path, watch, learning_rate=1e-5)
     assert announced_by(trainer) == []
     assert trainer.state.global_step == 24
@@ -80,7 +80,7 @@ def test_equal_rewards_are_announced_once_with_their_onset(folder, tmp_path):
             if "reward-flat" in watch.run_watch.announced:
                 steps.append(state.global_step)
 
-    watch = bandpo.Watch(every=1)
+    watch = bandpo.watch.Watch(every=1)
     trainer = trainer_of(folder, tmp_path, watch, Steps(), reward=constant_reward, max_steps=70)
     texts = [text for text in announced_by(trainer) if text.startswith("reward-flat")]
     assert len(texts) == 1
@@ -91,7 +91,7 @@ def test_equal_rewards_are_announced_once_with_their_onset(folder, tmp_path):
 
 
 def test_a_learning_rate_far_too_high(folder, tmp_path):
-    watch = bandpo.Watch(every=2)
+    watch = bandpo.watch.Watch(every=2)
     trainer = trainer_of(
         folder, tmp_path, watch, learning_rate=3.0, beta=0.1, max_steps=40, max_grad_norm=1e9
     )
@@ -103,9 +103,9 @@ def test_a_learning_rate_far_too_high(folder, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps"])
-@pytest.mark.filterwarnings("ignore::bandpo.audit.online.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
 def test_stop_on_ends_the_run_with_a_checkpoint(strategy, folder, tmp_path, caplog):
-    watch = bandpo.Watch(every=2, stop_on="fix")
+    watch = bandpo.watch.Watch(every=2, stop_on="fix")
     trainer = trainer_of(
         folder,
         tmp_path,
@@ -144,12 +144,12 @@ class NaNs(TrainerCallback):
 
 def test_a_resumed_run_announces_nothing_again(folder, tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 4, "learning_rate": 1e-5}
-    first = trainer_of(folder, tmp_path, NaNs(), bandpo.Watch(), max_steps=8, **settings)
+    first = trainer_of(folder, tmp_path, NaNs(), bandpo.watch.Watch(), max_steps=8, **settings)
     (text,) = announced_by(first)
     assert text.startswith("nan: ")
     assert "(stop, since step 3)" in text
 
-    watch = bandpo.Watch(every=1)
+    watch = bandpo.watch.Watch(every=1)
     again = trainer_of(folder, tmp_path, NaNs(), watch, max_steps=12, **settings)
     assert announced_by(again, resume_from_checkpoint=str(tmp_path / "checkpoint-8")) == []
     assert watch.run_watch.announced["nan"] == "stop"
@@ -159,13 +159,13 @@ def test_a_resumed_run_announces_nothing_again(folder, tmp_path):
     content = json.loads(state.read_text())
     del content["stateful_callbacks"][STATE]
     state.write_text(json.dumps(content))
-    unknown = trainer_of(folder, tmp_path, NaNs(), bandpo.Watch(every=1), max_steps=12, **settings)
+    unknown = trainer_of(folder, tmp_path, NaNs(), bandpo.watch.Watch(every=1), max_steps=12, **settings)
     (text,) = announced_by(unknown, resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert "(stop, since step 3)" in text  # the whole history is judged
 
 
 def test_evaluations_and_the_last_summary_are_read_as_the_log_reader_reads_them(folder, tmp_path):
-    watch = bandpo.Watch(every=1, stop_on="fix")
+    watch = bandpo.watch.Watch(every=1, stop_on="fix")
     settings = {"max_steps": 12, "eval_strategy": "steps", "eval_steps": 4, "per_device_eval_batch_size": 8}
     evaluated = multiplication.dataset("train", 8)
     trainer = trainer_of(folder, tmp_path, watch, evaluated=evaluated, learning_rate=1e-5, **settings)
@@ -176,7 +176,7 @@ def test_evaluations_and_the_last_summary_are_read_as_the_log_reader_reads_them(
 
 
 def test_another_trainer_of_trl(folder, tmp_path):
-    watch = bandpo.Watch(every=1)
+    watch = bandpo.watch.Watch(every=1)
     trainer = trainer_of(
         folder, tmp_path, watch, NaNs(), cls=RLOOTrainer, config=RLOOConfig, max_steps=6, learning_rate=1e-5
     )
@@ -206,7 +206,9 @@ def test_a_trainer_without_rewards_is_left_alone(tmp_path):
         disable_tqdm=True,
     )  # fmt: skip
     assert setup_of_arguments(args) == Setup()
-    trainer = Trainer(Line(), args, train_dataset=Rows(), callbacks=[bandpo.Watch(every=1, stop_on="fix")])
+    trainer = Trainer(
+        Line(), args, train_dataset=Rows(), callbacks=[bandpo.watch.Watch(every=1, stop_on="fix")]
+    )
     assert announced_by(trainer) == []
     assert trainer.state.global_step == 20
 
@@ -221,7 +223,9 @@ def test_the_configuration_is_known(tmp_path):
 def test_an_audited_trainer_watches_by_the_same_callback(tmp_path):
     def watches(trainer):
         return [
-            callback for callback in trainer.callback_handler.callbacks if isinstance(callback, bandpo.Watch)
+            callback
+            for callback in trainer.callback_handler.callbacks
+            if isinstance(callback, bandpo.watch.Watch)
         ]
 
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path)
@@ -234,7 +238,7 @@ def test_an_audited_trainer_watches_by_the_same_callback(tmp_path):
         def __init__(self, *arguments, **named):
             super().__init__(*arguments, callbacks=[watch], **named)
 
-    watch = bandpo.Watch(every=3)
+    watch = bandpo.watch.Watch(every=3)
     audited = make(WithWatch, GRPOConfig, tmp_path)
     assert watches(audited) == [watch] == [audited._watch]
     WithWatch.watched = "stop"
@@ -248,9 +252,9 @@ from pathlib import Path
 from test_trl_watch import NaNs, trainer_of
 from bandpo_lab.tasks import multiplication
 import bandpo
-from bandpo.audit.online import BandWarning
+from bandpo.watch.run_watch import BandWarning
 folder = Path(sys.argv[1])
-watch = bandpo.Watch(every=1, stop_on="stop")
+watch = bandpo.watch.Watch(every=1, stop_on="stop")
 settings = {"learning_rate": 1e-5, "max_steps": 12, "save_strategy": "steps", "save_steps": 1000}
 trainer = trainer_of(multiplication.base_model_path(), folder / "out", NaNs(), watch, **settings)
 with warnings.catch_warnings(record=True) as caught:

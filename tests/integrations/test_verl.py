@@ -12,8 +12,8 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import BandPolicyLossConfig
-from bandpo.methods import METHODS
 
 AGGREGATIONS = ["token-mean", "token-sum"]
 AGGREGATIONS += ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -22,16 +22,16 @@ from verl.utils.tracking import Tracking
 from verl.workers.config import PolicyLossConfig
 
 from bandpo.audit.metrics import LOGGED, Audit, logged
-from bandpo.audit.online import BandWarning
-from bandpo.batch import Batch
 from bandpo.cli.app import app
+from bandpo.core.batch import Batch
+from bandpo.core.text import as_method
 from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
 from bandpo.runs.configs import verl_method
 from bandpo.runs.logs import read_log
 from bandpo.runs.summary import summarize
 from bandpo.testing import check_record
-from bandpo.text import as_method
+from bandpo.watch.run_watch import BandWarning
 from integrations.test_verl import SAME, actor_config, batch, batch_for, evaluate, ranges
 
 OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})

@@ -8,12 +8,12 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 from verl.utils import config as verls_settings
 from verl.workers.config import PolicyLossConfig
 
-from bandpo.audit.online import BandWarning
+from bandpo.core.methods import METHODS
 from bandpo.integrations import verl
 from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations._verl_contract import Certifier
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
-from bandpo.methods import METHODS
+from bandpo.watch.run_watch import BandWarning
 from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, whole_config
 from two_processes import run_on_two_processes
 
@@ -198,7 +198,7 @@ WRONG = {
 @pytest.mark.parametrize("readable", [True, False], ids=["CPU", "accelerator"])
 def test_a_wrong_token_is_named_before_anything_blames_the_loss(name, value, readable, fresh, monkeypatch):
     if not readable:  # as of tensors on an accelerator, whose values the core does not read
-        monkeypatch.setattr("bandpo._checks.values_can_be_read", lambda x: False)
+        monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
     tensors = batch(4, (16, 9), 1.2)
     tensors[name] = tensors[name].clone()
     tensors[name][3, 0] = value

@@ -6,7 +6,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from bandpo.cli.app import app
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.readers import parse_configurations
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bandpo.errors import BandpoError
+from bandpo.core.errors import BandpoError
 from bandpo.lint.checks import lint_configurations
 from bandpo.lint.configuration import Unread
 from bandpo.lint.readers import LARGEST, parse_configurations, read_configurations

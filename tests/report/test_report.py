@@ -12,10 +12,11 @@ import torch
 from scipy import stats
 from typer.testing import CliRunner
 
-from bandpo import DCPO, KL, Band, FixedClip, Recorder, ratio_bounds
-from bandpo import divergences as all_divergences
+from bandpo import DCPO, KL, Band, FixedClip, ratio_bounds
+from bandpo.audit import Recorder
 from bandpo.audit.replay import replay_record
 from bandpo.cli.app import app
+from bandpo.core import divergences as all_divergences
 from bandpo.doctor import Diagnosis, diagnose, first_pass
 from bandpo.doctor.course import Series
 from bandpo.lint.checks import lint_file
@@ -431,8 +432,8 @@ def close(found, bounds):
 @needs_javascript
 def test_the_formulas_of_the_pages_are_the_library_s(tmp_path):
     bands = calculated(
-        f"""Object.fromEntries(Object.keys(bandpo.divergences).map((name) => [name, {{
-          radius: bandpo.divergences[name].radius,
+        f"""Object.fromEntries(Object.keys(bandpo.core.divergences).map((name) => [name, {{
+          radius: bandpo.core.divergences[name].radius,
           bounds: {list(RADII)}.map((radius) => {SPREAD}.map((p) => bandpo.band(name, radius, Infinity)(p)))
             .map((row) => row.map(({{ lower, upper }}) => [lower, upper])) }}]))""",
         tmp_path,

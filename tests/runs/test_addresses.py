@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo.cli.app import app
-from bandpo.errors import InvalidValue, MissingPackage
+from bandpo.core.errors import InvalidValue, MissingPackage
 from bandpo.runs.addresses import download_run
 
 ROWS = [

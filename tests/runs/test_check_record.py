@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bandpo import Recorder
+from bandpo.audit import Recorder
 from bandpo.runs.record_format import record_schema
 from bandpo.testing import check_record
 from helpers.records import write_digests

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from bandpo.core.errors import InvalidValue
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.errors import InvalidValue
 from bandpo.lint.readers import read_configurations
 from bandpo.runs.config_limits import DEEPEST, MOST_NODES, check_yaml
 from bandpo.runs.configs import newest_configuration

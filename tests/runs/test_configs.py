@@ -9,14 +9,22 @@ from argparse import Namespace
 
 import pytest
 
-from bandpo import DAPO, GSPO, KL, Band, FixedClip, Method, Surrogate, TwoSided, Unclipped
+from bandpo import DAPO, GSPO, KL, Band, FixedClip, Method, TwoSided, Unclipped
 from bandpo.audit.replay import method_of
+from bandpo.core.methods import IPO, PrimeRL
+from bandpo.core.objectives import (
+    ClippedWeight,
+    DropOutside,
+    DualClip,
+    GammaWeight,
+    GeometricMean,
+    RatioCap,
+    Surrogate,
+)
+from bandpo.core.text import as_method
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.methods import IPO, PrimeRL
-from bandpo.objectives import ClippedWeight, DropOutside, DualClip, GammaWeight, GeometricMean, RatioCap
 from bandpo.runs.configs import read_configuration
 from bandpo.runs.setup import Setup
-from bandpo.text import as_method
 from helpers.simulated_runs import trl_log
 
 ACTOR = {"ppo_mini_batch_size": 256, "ppo_epochs": 1, "clip_ratio": 0.2, "clip_ratio_c": 3.0}

@@ -15,8 +15,8 @@ from contextlib import closing, suppress
 import pytest
 import torch
 
+from bandpo.core.errors import InvalidValue
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.errors import InvalidValue
 from bandpo.runs.configs import newest_configuration
 from bandpo.runs.log_files import read_raw
 from bandpo.runs.trackers import read_tensorboard, read_wandb

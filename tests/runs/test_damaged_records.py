@@ -10,10 +10,10 @@ from contextlib import suppress
 import pytest
 import torch
 
-from bandpo import Recorder
+from bandpo.audit import Recorder
 from bandpo.audit.replay import replay_record
+from bandpo.core.errors import InvalidValue
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.errors import InvalidValue
 from bandpo.runs.record import read_record
 from helpers.damage import damaged
 from helpers.records import write_digests

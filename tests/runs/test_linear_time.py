@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.lint.readers import parse_configurations
 from bandpo.runs.configs import newest_configuration
 from bandpo.runs.log_files import read_raw

@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from bandpo.audit.replay import method_of
 from bandpo.cli.app import app
+from bandpo.core.text import as_method, parse
 from bandpo.doctor.diagnosis import diagnose
 from bandpo.runs.configs import read_setup
 from bandpo.runs.logs import read_log
 from bandpo.runs.setup import Setup
 from bandpo.runs.summary import summarize
-from bandpo.text import as_method, parse
 
 
 def row(step, **changed):

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from bandpo import Recorder
+from bandpo.audit import Recorder
 from bandpo.runs import open_run, progress
 
 pytest.importorskip("pyarrow")

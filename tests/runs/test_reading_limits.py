@@ -14,8 +14,8 @@ from contextlib import closing
 import pytest
 import torch
 
+from bandpo.core.errors import InvalidValue
 from bandpo.doctor.diagnosis import diagnose
-from bandpo.errors import InvalidValue
 from bandpo.runs.configs import newest_configuration
 from bandpo.runs.files import read_pickle
 from bandpo.runs.logs import read_log

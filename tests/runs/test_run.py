@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from bandpo import Recorder
-from bandpo.errors import InvalidValue
+from bandpo.audit import Recorder
+from bandpo.core.errors import InvalidValue
 from bandpo.runs import LossBatch, Run, Setup, open_run
 from bandpo.runs.record import read_record
 from bandpo.runs.run import TolerantCollector

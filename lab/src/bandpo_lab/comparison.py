@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bandpo._shown import as_html
-from bandpo.errors import InvalidValue
-from bandpo.loss import policy_loss
-from bandpo.methods import Method
-from bandpo.objectives import Objective
-from bandpo.rule_check import check
-from bandpo.rules import ClipRule, Unclipped
-from bandpo.schedules import TrainingState
-from bandpo.text import as_method
+from bandpo.core._shown import as_html
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import policy_loss
+from bandpo.core.methods import Method
+from bandpo.core.objectives import Objective
+from bandpo.core.rule_check import check
+from bandpo.core.rules import ClipRule, Unclipped
+from bandpo.core.schedules import TrainingState
+from bandpo.core.text import as_method
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Picture
 from bandpo_lab.study.bandits import Outcome, World, rare_arm, simulate

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from bandpo.errors import FileProblem, InvalidValue
+from bandpo.core.errors import FileProblem, InvalidValue
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.files import SEAL, digest, is_path, seal, sealed
 

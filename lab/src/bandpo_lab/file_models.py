@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from bandpo.errors import InvalidValue, did_you_mean
+from bandpo.core.errors import InvalidValue, did_you_mean
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def validate_as(kind: type[T], raw: Any, name: str) -> T:
 
     >>> validate_as(list[int], 3, "run.yaml")
     Traceback (most recent call last):
-    bandpo.errors.InvalidValue: run.yaml: Input should be a valid list, got 3
+    bandpo.core.errors.InvalidValue: run.yaml: Input should be a valid list, got 3
     """
     try:
         return _adapter(kind).validate_python(raw)

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from bandpo._atomic import naming, sync
-from bandpo.errors import FileProblem, InvalidValue
+from bandpo.core.errors import FileProblem, InvalidValue
 
 LOCK = ".lock"
 """The beginning of the names of lock files."""

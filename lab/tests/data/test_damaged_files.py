@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("math_verify")
 
-from bandpo.errors import BandpoError
+from bandpo.core.errors import BandpoError
 from bandpo_lab.data.prepare import prepare_data
 from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.problems import read_problems

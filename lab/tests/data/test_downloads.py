@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bandpo.errors import FileProblem
+from bandpo.core.errors import FileProblem
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.downloads import HubModel, changed_files, check_whole, downloaded_folder, hub_model

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from bandpo.errors import FileProblem
+from bandpo.core.errors import FileProblem
 
 pytest.importorskip("math_verify")
 pytest.importorskip("filelock")

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from verl.utils import config as verls_settings
 
 from bandpo import policy_loss
+from bandpo.core.text import as_method
 from bandpo.integrations.verl import loss_method
-from bandpo.text import as_method
 from bandpo_lab.cli import run
 from bandpo_lab.cli.app import app
 from bandpo_lab.cli.recipes import SHIPPED

@@ -14,7 +14,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 from omegaconf import OmegaConf
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.rehearsal import preflight
 from bandpo_lab.rehearsal.checks import demanded_metrics

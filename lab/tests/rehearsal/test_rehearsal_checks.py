@@ -11,9 +11,9 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 import torch
 
 from bandpo import KL, Band, FixedClip, TotalVariation, Unclipped, policy_loss
-from bandpo.divergences import PearsonChi2
-from bandpo.methods import METHODS, Method
-from bandpo.objectives import DualClip
+from bandpo.core.divergences import PearsonChi2
+from bandpo.core.methods import METHODS, Method
+from bandpo.core.objectives import DualClip
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.checks import Expectations, demanded_metrics, explain, first_run_checks
 from bandpo_lab.rehearsal.shrink import compose

@@ -14,8 +14,8 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 import bandpo_lab
-from bandpo import ClipRule, FixedClip, Method, Objective, RatioBounds
-from bandpo.objectives import SigmoidGate
+from bandpo import ClipRule, FixedClip, Method, RatioBounds
+from bandpo.core.objectives import Objective, SigmoidGate
 from bandpo_lab.cli.app import app
 from bandpo_lab.comparison import Case, Comparison, compare
 from bandpo_lab.study.bandits import Outcome, simulate

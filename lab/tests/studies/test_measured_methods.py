@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bandpo import ClippedWeight, DualClip, FixedClip, Method, SelfAnchored
-from bandpo.methods import METHODS
-from bandpo.text import as_method
+from bandpo import FixedClip, Method
+from bandpo.core.methods import METHODS
+from bandpo.core.objectives import ClippedWeight, DualClip, SelfAnchored
+from bandpo.core.text import as_method
 from bandpo_lab.study import grid
 from studies import smollm2, staleness
 

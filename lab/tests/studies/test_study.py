@@ -14,7 +14,7 @@ import yaml
 from scipy import stats
 from typer.testing import CliRunner
 
-from bandpo.errors import FileProblem
+from bandpo.core.errors import FileProblem
 from bandpo_lab.cli.app import app
 from bandpo_lab.file_models import with_seal
 from bandpo_lab.files import locked

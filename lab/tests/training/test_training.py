@@ -13,7 +13,7 @@ import yaml
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
-from bandpo.errors import FileProblem, RunProblem
+from bandpo.core.errors import FileProblem, RunProblem
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo.runs.logs import read_log
 from bandpo.runs.record import read_record

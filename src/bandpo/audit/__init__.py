@@ -1,1 +1,6 @@
-"""The audit of a run: clip metrics, records of tokens and their replay, checks during training, and alerts."""
+"""What a method did to the tokens of a batch, and records of tokens."""
+
+from bandpo.audit.metrics import Audit
+from bandpo.audit.recorder import Recorder
+
+__all__ = ["Audit", "Recorder"]

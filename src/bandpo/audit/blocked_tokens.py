@@ -12,16 +12,16 @@ import numpy as np
 from bandpo._terminal import printable
 from bandpo.audit.metrics import method_at_level
 from bandpo.audit.replay import RUN, RecordedMethod, as_batch
-from bandpo.errors import InvalidValue
-from bandpo.methods import Method
-from bandpo.rules import ClipRule, FixedClip
+from bandpo.core.errors import InvalidValue
+from bandpo.core.methods import Method
+from bandpo.core.rules import ClipRule, FixedClip
 from bandpo.runs import LossBatch
 from bandpo.runs.record import record_files
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bandpo.batch import Tokens
+    from bandpo.core.batch import Tokens
 
 RULES: Mapping[str, Method | ClipRule | str] = {
     "clip 0.2": "FixedClip(0.2)",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo.batch import Batch
+from bandpo.core.batch import Batch
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

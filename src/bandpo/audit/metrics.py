@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo import _checks
-from bandpo._packed import check_unpacked
-from bandpo._shown import as_html
 from bandpo.audit.luck import hard_advantages
-from bandpo.batch import Batch, Tokens
-from bandpo.errors import InvalidValue
-from bandpo.methods import Method
-from bandpo.rules import DCPO, Band, ClipRule, FixedClip, bands
+from bandpo.core import _checks
+from bandpo.core._packed import check_unpacked
+from bandpo.core._shown import as_html
+from bandpo.core.batch import Batch, Tokens
+from bandpo.core.errors import InvalidValue
+from bandpo.core.methods import Method
+from bandpo.core.rules import DCPO, Band, ClipRule, FixedClip, bands
+from bandpo.core.schedules import TrainingState
+from bandpo.core.text import as_method
 from bandpo.runs.metric_names import BINS, RARE
-from bandpo.schedules import TrainingState
-from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

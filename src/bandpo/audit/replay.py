@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, method_at_level
-from bandpo.batch import Batch
-from bandpo.errors import InvalidValue
-from bandpo.methods import Method
-from bandpo.rules import ClipRule, FixedClip
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidValue
+from bandpo.core.methods import Method
+from bandpo.core.rules import ClipRule, FixedClip
+from bandpo.core.schedules import TrainingState
+from bandpo.core.sequences import Sequences
+from bandpo.core.text import as_method, as_text, parse
 from bandpo.runs import LossBatch, Run, Setup, open_run
 from bandpo.runs.quantities import Row, named_rows
 from bandpo.runs.setup import framework_of
-from bandpo.schedules import TrainingState
-from bandpo.sequences import Sequences
-from bandpo.text import as_method, as_text, parse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -226,10 +226,10 @@ def replay_record(
 ) -> Replay:
     """Audit the tokens of a record under the run's own method, if it is known, and under others.
 
-    The metrics of the run's own method equal those of `bandpo.Audit` during the run.
+    The metrics of the run's own method equal those of `bandpo.audit.Audit` during the run.
 
     Args:
-        run: The folder that `bandpo.Recorder` wrote, one file of it, or an open run.
+        run: The folder that `bandpo.audit.Recorder` wrote, one file of it, or an open run.
         methods: Rules and methods to audit, by name, as objects or text. A rule is used with PPO's surrogate at the
             run's level, a method as it is.
         method: The run's own method, if the record does not name it. Nothing that a record names is imported.

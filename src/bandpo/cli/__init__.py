@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from bandpo._terminal import escape_warnings, printable, printable_lines
-from bandpo.errors import BandpoError
+from bandpo.core.errors import BandpoError
 
 if TYPE_CHECKING:
-    from bandpo.methods import Method
+    from bandpo.core.methods import Method
 
 BAD_INPUT = 2
 """The exit status for input that cannot be used. Other errors have status 1."""
@@ -86,7 +86,7 @@ def read_method(text: str) -> Method | str:
     """
     if importlib.util.find_spec("torch") is None:
         return text
-    from bandpo.text import as_method, importable_current_folder
+    from bandpo.core.text import as_method, importable_current_folder
 
     with importable_current_folder():
         return as_method(text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bandpo.cli import read_method
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from bandpo.audit.replay import Replay
@@ -22,7 +22,7 @@ def audit_command(
         list[Path],
         typer.Argument(
             help="Run folders, trainer_state.json files, the .jsonl of verl's file logger, or records of "
-            "bandpo.Recorder. Several are compared.",
+            "bandpo.audit.Recorder. Several are compared.",
             metavar="RUN...",
         ),
     ],
@@ -58,7 +58,7 @@ def audit_command(
     logs = [run for run in runs if not run.is_record]
     if logs and method:
         raise InvalidValue(
-            f"{logs[0].path} is a log, which has no tokens; --method is for records of bandpo.Recorder"
+            f"{logs[0].path} is a log, which has no tokens; --method is for records of bandpo.audit.Recorder"
         )
     replays = _replays(records, method or (), run_method)
     summaries = {str(run.path): summarize(run.rows) for run in logs}

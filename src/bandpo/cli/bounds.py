@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from bandpo import Band
@@ -47,7 +47,7 @@ def bounds_command(
     from rich.table import Table
 
     from bandpo import FixedClip, check
-    from bandpo.text import importable_current_folder
+    from bandpo.core.text import importable_current_folder
 
     for p in probabilities or ():
         if not 0 < p <= 1:

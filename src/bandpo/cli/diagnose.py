@@ -14,11 +14,11 @@ import typer
 
 from bandpo.cli import read_method
 from bandpo.cli.severity import Severity
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from bandpo.audit.blocked_tokens import BlockedTokens, DisagreeingTokens
-    from bandpo.methods import Method
+    from bandpo.core.methods import Method
 
 
 class Format(StrEnum):
@@ -32,7 +32,7 @@ def diagnose_command(
     run: Annotated[
         str,
         typer.Argument(
-            help="A log, a run folder, or a record of bandpo.Recorder; or wandb://ENTITY/PROJECT/RUN or hub://OWNER/NAME.",
+            help="A log, a run folder, or a record of bandpo.audit.Recorder; or wandb://ENTITY/PROJECT/RUN or hub://OWNER/NAME.",
         ),
     ],
     run_method: Annotated[
@@ -147,6 +147,6 @@ def _disagreeing_tokens() -> DisagreeingTokens:
 def _blocked_tokens(method: Method | str | None) -> BlockedTokens:
     """Return the collector of blocked tokens under a method. Its module needs torch."""
     from bandpo.audit.blocked_tokens import BlockedTokens
-    from bandpo.text import as_method
+    from bandpo.core.text import as_method
 
     return BlockedTokens(None if method is None else as_method(method))

@@ -57,7 +57,7 @@ def lint_command(
     """
     from bandpo._terminal import printable
     from bandpo.cli import BAD_INPUT, stop
-    from bandpo.errors import BandpoError
+    from bandpo.core.errors import BandpoError
     from bandpo.lint.checks import NO_CONFIGURATION
 
     reports: list[LintReport] = []

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from bandpo._numbers import format_step
 from bandpo._severities import SEVERITIES, is_at_least
-from bandpo._shown import as_html
 from bandpo._terminal import printable
+from bandpo.core._shown import as_html
 from bandpo.doctor.findings import Coverage, Finding
 from bandpo.doctor.log_checks import log_findings
 from bandpo.doctor.settings import with_settings
@@ -23,10 +23,10 @@ from bandpo.runs.quantities import EVALUATION, Row, sources
 from bandpo.runs.run import Collector, TolerantCollector
 
 if TYPE_CHECKING:
+    from bandpo.core.methods import Method
+    from bandpo.core.rules import ClipRule
     from bandpo.doctor.first_pass import FirstPass
     from bandpo.doctor.recorded_advantages import RecordedAdvantages
-    from bandpo.methods import Method
-    from bandpo.rules import ClipRule
 
 
 FEW_TOKENS = 1000
@@ -425,6 +425,6 @@ def _replay_collector(method: Method | ClipRule | str | None) -> Any:
     if importlib.util.find_spec("torch") is None:
         return None
     from bandpo.audit.replay import ReplayCollector
-    from bandpo.text import as_method
+    from bandpo.core.text import as_method
 
     return ReplayCollector(method=None if method is None else as_method(method))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bandpo._numbers import format_number, format_share
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.files import load_table
 
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo.audit.recorder import Recorder
-from bandpo.batch import Batch
-from bandpo.errors import InvalidValue
-from bandpo.loss import canonical_aggregation
-from bandpo.methods import Method
-from bandpo.objectives import DualClip, Surrogate
-from bandpo.rule_check import check
-from bandpo.rules import ClipRule
-from bandpo.schedules import Controller, TrainingState
-from bandpo.text import as_method
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import canonical_aggregation
+from bandpo.core.methods import Method
+from bandpo.core.objectives import DualClip, Surrogate
+from bandpo.core.rule_check import check
+from bandpo.core.rules import ClipRule
+from bandpo.core.schedules import Controller, TrainingState
+from bandpo.core.text import as_method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -173,7 +173,7 @@ def check_clip_can_act(method: Method) -> None:
 
     >>> check_clip_can_act(as_method("FixedClip(0.2, 28)"))
     Traceback (most recent call last):
-    bandpo.errors.InvalidValue: at no probability does FixedClip(low=0.2, high=28) block a ratio above 1 that training \
+    bandpo.core.errors.InvalidValue: at no probability does FixedClip(low=0.2, high=28) block a ratio above 1 that training \
 reaches. Is a number mistyped? No bound on a side is low=1 or high=inf
     """
     if method.clip.depends_on_tokens:
@@ -282,7 +282,7 @@ def record(
         prompts: The token ids of each sequence's prompt. Their hash becomes the sequence's ``group``, so equal prompts
             have the same number in all losses and processes. For frameworks that do not number their prompts.
         sampling: Settings of the sampler; None for those that are not set.
-        fields: Further arguments of `bandpo.Recorder.add`.
+        fields: Further arguments of `bandpo.audit.Recorder.add`.
     """
     if not folder:
         return

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bandpo.errors import InvalidValue
-from bandpo.methods import Method
+from bandpo.core.errors import InvalidValue
+from bandpo.core.methods import Method
 
 
 @dataclass(frozen=True)
@@ -281,10 +281,10 @@ def check_settings(framework: str, settings: object, method: Method) -> None:
     Raises:
         ValueError: some are refused; the message has the name, value, reason and fix of each.
 
-    >>> from bandpo.text import as_method
+    >>> from bandpo.core.text import as_method
     >>> check_settings("rLLM", {"eps_clip": 0.2, "eps_clip_high": 0.28}, as_method("DAPO()"))
     Traceback (most recent call last):
-    bandpo.errors.InvalidValue: algorithm.eps_clip_high=0.28: it would have no effect, as the method has its own \
+    bandpo.core.errors.InvalidValue: algorithm.eps_clip_high=0.28: it would have no effect, as the method has its own \
 bounds; leave it out, and write the interval as FixedClip(low, high)
     """
     entries = REFUSED[framework]

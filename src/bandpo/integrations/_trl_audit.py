@@ -19,18 +19,18 @@ from trl import GRPOTrainer
 
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
-from bandpo.batch import Batch
-from bandpo.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
+from bandpo.core.methods import METHODS, Method
+from bandpo.core.objectives import SequenceMask
+from bandpo.core.schedules import TrainingState
+from bandpo.core.text import parse
 from bandpo.integrations._trl_announcements import sampling_settings
 from bandpo.integrations._trl_gradient_check import Certifier, high_entropy_mask
 from bandpo.integrations._trl_parameter_check import ForwardCall
-from bandpo.integrations._watch import Watch
-from bandpo.methods import METHODS, Method
-from bandpo.objectives import SequenceMask
 from bandpo.runs.configs import trl_method
 from bandpo.runs.quantities import DETAIL
-from bandpo.schedules import TrainingState
-from bandpo.text import parse
+from bandpo.watch.trainer_callback import Watch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,10 +126,10 @@ class AuditMixin(GRPOTrainer):
     """Reaction to a gradient of the loss that is not the one of `loss_method`: ``warn``, ``stop`` the run, or ``off``
     to compare none."""
     record: str | None = None
-    """Folder to which the tokens of every training loss are written, see `bandpo.Recorder`."""
+    """Folder to which the tokens of every training loss are written, see `bandpo.audit.Recorder`."""
     watched: str = "warn"
     """Reaction to a failed check of `bandpo diagnose` during training: ``warn``, ``stop`` the run, or ``off`` to check
-    nothing. A `bandpo.Watch` among the callbacks is used in place of ``warn``."""
+    nothing. A `bandpo.watch.Watch` among the callbacks is used in place of ``warn``."""
 
     hooked: bool = False
     """True if the method supplies TRL's loss with the weight of each token, see `bandpo.integrations.trl`."""
@@ -200,10 +200,10 @@ class AuditMixin(GRPOTrainer):
             )
 
     def _add_watch(self, anchor: str) -> Watch | None:
-        """Add the callback that diagnoses the run, and return it: the user's `bandpo.Watch`, or one for ``watched``.
+        """Add the callback that diagnoses the run, and return it: the user's `bandpo.watch.Watch`, or one for ``watched``.
 
         Args:
-            anchor: As for `bandpo.Recorder`.
+            anchor: As for `bandpo.audit.Recorder`.
         """
         if self.watched not in ("warn", "stop", "off"):
             raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {self.watched!r}")
@@ -211,7 +211,7 @@ class AuditMixin(GRPOTrainer):
         watch = next((callback for callback in callbacks if isinstance(callback, Watch)), None)
         if watch is not None and self.watched != "warn":
             raise InvalidValue(
-                f"watched={self.watched!r} contradicts the bandpo.Watch among the callbacks; leave one of them out"
+                f"watched={self.watched!r} contradicts the bandpo.watch.Watch among the callbacks; leave one of them out"
             )
         if self.watched == "off":
             return None

@@ -7,14 +7,14 @@ from typing import Any, NoReturn, cast
 
 from trl import GRPOConfig
 
-from bandpo.errors import InvalidType, InvalidValue
+from bandpo.core.errors import InvalidType, InvalidValue
+from bandpo.core.loss import TRL_LOSS_TYPES, canonical_aggregation
+from bandpo.core.methods import Method
+from bandpo.core.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
+from bandpo.core.rules import ClipRule, FixedClip, TwoSided, Unclipped
+from bandpo.core.text import as_method, as_text
 from bandpo.integrations._adapt import read_method
-from bandpo.loss import TRL_LOSS_TYPES, canonical_aggregation
-from bandpo.methods import Method
-from bandpo.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
-from bandpo.rules import ClipRule, FixedClip, TwoSided, Unclipped
 from bandpo.runs.configs import TRL_CLIPS
-from bandpo.text import as_method, as_text
 
 LOSS_TYPES = {aggregation: name for name, aggregation in TRL_LOSS_TYPES.items()}
 """TRL's ``loss_type`` for each loss aggregation. Where two have it, the one that normalises over the whole update."""
@@ -150,9 +150,9 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     ``epsilon_high``, ``SAPO()`` sets ``loss_type='sapo'`` and its temperatures.
 
     Attributes:
-        method: A clip rule, a method of `bandpo.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
+        method: A clip rule, a method of `bandpo.core.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
             ``"DPPO()"``, ``"Method(FixedClip(0.2), DropOutside(20))"``) or as an object, which becomes text. By default
-            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.schedules`. At the level of sequences a rule bounds
+            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.core.schedules`. At the level of sequences a rule bounds
             GSPO's ratio, see `bandpo.policy_loss`.
         loss_type: The loss aggregation. By default the method's own; ``dapo`` for a rule alone.
         importance_sampling_level: The level of the ratios, ``token`` or ``sequence``. By default the method's own;
@@ -166,7 +166,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         audit_steps: Number of optimiser steps from one audited step to the next; 0 to audit none.
         audit_detail: True to log all ``audit/…`` metrics to the console and trackers, False for the twelve of
             `bandpo.audit.metrics.LOGGED`.
-        record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`; ``bandpo audit`` replays
+        record: Folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`; ``bandpo audit`` replays
             it under any rule. A resumed run continues the record of its folder.
         watched: Reaction to a failed check of `bandpo diagnose`, made on every tenth batch: ``warn``, ``stop`` the run,
             or ``off`` to check nothing.

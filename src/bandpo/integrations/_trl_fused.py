@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import linear
 from trl import GRPOTrainer
 
-from bandpo.errors import InvalidValue
-from bandpo.linear import linear_logp
+from bandpo.core.errors import InvalidValue
+from bandpo.core.linear import linear_logp
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,11 +13,11 @@ import torch
 import trl
 from trl import GRPOTrainer
 
-from bandpo.batch import Batch, reduce_to_level
-from bandpo.errors import RunProblem
-from bandpo.gradient_check import TOLERANCE, GradientCheck, compare, near_discontinuity, slope
+from bandpo.core.batch import Batch, reduce_to_level
+from bandpo.core.errors import RunProblem
+from bandpo.core.gradient_check import TOLERANCE, GradientCheck, compare, near_discontinuity, slope
+from bandpo.core.methods import Method
 from bandpo.integrations._trl_parameter_check import ExpectedGradient, ForwardCall, ParameterCheck, loss_scale
-from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,13 +18,13 @@ import yaml
 from omegaconf import open_dict
 
 from bandpo._atomic import write_whole
+from bandpo.core.text import as_text
 from bandpo.runs.legs import METRICS, new_leg
-from bandpo.text import as_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from bandpo.methods import Method
+    from bandpo.core.methods import Method
 
 LEG = "BANDPO_LEG"
 """The environment variable with the folder of the leg, if a launcher has created it."""

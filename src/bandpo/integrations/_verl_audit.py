@@ -18,12 +18,12 @@ import torch
 from verl.utils import metric
 
 from bandpo.audit.metrics import Audit, logged
-from bandpo.audit.online import RunWatch
-from bandpo.batch import Batch
-from bandpo.errors import InvalidValue
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidValue
+from bandpo.core.methods import Method
 from bandpo.integrations._verl_announcement import begin_leg, logging_into
-from bandpo.methods import Method
 from bandpo.runs import Setup
+from bandpo.watch.run_watch import RunWatch
 
 if TYPE_CHECKING:
     from verl import DataProto

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import aggregation_weights, canonical_aggregation
+from bandpo.core.methods import Method
+from bandpo.core.sequences import Sequences
 from bandpo.integrations._verl_settings import ACTOR, POLICY_LOSS, overrides, refuse_if
-from bandpo.loss import aggregation_weights, canonical_aggregation
-from bandpo.methods import Method
-from bandpo.sequences import Sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ def average_of(method: Method, average: str | None, loss_agg_mode: str) -> str:
             clip rule alone, which has none; ``framework`` for ``loss_agg_mode``; or one of `MODES`.
         loss_agg_mode: verl's setting.
 
-    >>> from bandpo.methods import GRPO
+    >>> from bandpo.core.methods import GRPO
     >>> average_of(GRPO(), None, "token-mean"), average_of(GRPO(), "framework", "token-mean")
     ('seq-mean-token-mean', 'token-mean')
     """

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import OmegaConf
 
+from bandpo.core.methods import Method
+from bandpo.core.rules import Unclipped
+from bandpo.core.text import as_text
 from bandpo.integrations import _verl_average
 from bandpo.integrations._adapt import PROBABILITIES
 from bandpo.integrations._verl_announcement import FILE_LOGGER
@@ -29,10 +32,7 @@ from bandpo.integrations._verl_settings import (
     uses_bandpo,
     uses_critic,
 )
-from bandpo.methods import Method
-from bandpo.rules import Unclipped
 from bandpo.runs.legs import LEGS
-from bandpo.text import as_text
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo._limits import LOGP_SLACK
-from bandpo.audit.online import BandWarning
-from bandpo.batch import Batch
-from bandpo.errors import RunProblem
-from bandpo.gradient_check import compare
+from bandpo.core._limits import LOGP_SLACK
+from bandpo.core.batch import Batch
+from bandpo.core.errors import RunProblem
+from bandpo.core.gradient_check import compare
+from bandpo.core.methods import Method
+from bandpo.core.schedules import TrainingState
 from bandpo.integrations._verl_checks import not_for_processes, not_for_verl
 from bandpo.integrations._verl_settings import POLICY_LOSS, refuse_if
-from bandpo.methods import Method
-from bandpo.schedules import TrainingState
+from bandpo.watch.run_watch import BandWarning
 
 if TYPE_CHECKING:
     from jaxtyping import Bool

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.integrations._verl_settings import POLICY_LOSS, ROLLOUT, in_bypass_mode, overrides, refuse_if
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from verl.workers.config import ActorConfig
 
-    from bandpo.methods import Method
+    from bandpo.core.methods import Method
 
 CORRECTION = "algorithm.rollout_correction."
 LOSS_CORRECTION = f"{POLICY_LOSS}rollout_correction."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

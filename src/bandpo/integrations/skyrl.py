@@ -27,11 +27,11 @@ from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_o
 from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import policy_loss
+from bandpo.core.methods import Method
 from bandpo.integrations._adapt import as_floats, has_bias, read_method, record
 from bandpo.integrations._settings import check_settings
-from bandpo.loss import policy_loss
-from bandpo.methods import Method
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -58,7 +58,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
             SkyRL's default is kept, with a warning in the log. SkyRL passes micro-batches to its loss, and scales the
             advantages for the aggregation before. Therefore methods that need all tokens of an update are refused, and
             so are methods with a term that does not contain the advantage.
-        record: Absolute path of a folder to which each worker writes the tokens of every loss, see `bandpo.Recorder`.
+        record: Absolute path of a folder to which each worker writes the tokens of every loss, see `bandpo.audit.Recorder`.
             It has SkyRL's scaled advantages, and no version of the weights that sampled a token, as SkyRL does not pass
             it to its loss.
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import policy_loss
+from bandpo.core.methods import Method
+from bandpo.core.rules import ClipRule
 from bandpo.integrations import _adapt
 from bandpo.integrations._adapt import as_floats, read_method
-from bandpo.loss import policy_loss
-from bandpo.methods import Method
-from bandpo.rules import ClipRule
 
 if TYPE_CHECKING:
     from tinker import Datum
@@ -43,7 +43,7 @@ def custom_loss(
 
     Args:
         method: A method, a clip rule, or the text form of one; ``Band(KL(), 0.05)`` by default.
-        record: Folder to which the tokens of every loss are written, see `bandpo.Recorder`.
+        record: Folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`.
 
     Raises:
         ValueError: ``method`` cannot be read; and at a call of the loss, if an input's shape is not that of the target

@@ -18,7 +18,7 @@ method's surrogate.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
-Schedules and controllers of `bandpo.schedules` are updated whenever a batch is generated. Their values are constant for
+Schedules and controllers of `bandpo.core.schedules` are updated whenever a batch is generated. Their values are constant for
 all updates on that batch.
 """
 
@@ -32,18 +32,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from bandpo import _checks
 from bandpo.audit.metrics import Audit
-from bandpo.batch import Batch, Tokens
-from bandpo.errors import InvalidType, InvalidValue, RunProblem
+from bandpo.core import _checks
+from bandpo.core.batch import Batch, Tokens
+from bandpo.core.errors import InvalidType, InvalidValue, RunProblem
+from bandpo.core.methods import Method
+from bandpo.core.rules import bands
+from bandpo.core.schedules import Controller, TrainingState
 from bandpo.integrations._trl_announcements import card_entries, sampling_lines
 from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations._trl_config import BandGRPOConfig
 from bandpo.integrations._trl_fused import FusedLogits
 from bandpo.integrations._trl_gradient_check import check_trl_loss, high_entropy_mask
-from bandpo.methods import Method
-from bandpo.rules import bands
-from bandpo.schedules import Controller, TrainingState
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,10 +23,13 @@ from verl.utils import device
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
-from bandpo import _checks
-from bandpo.audit.online import BandWarning
-from bandpo.batch import Batch
-from bandpo.errors import InvalidValue
+from bandpo.core import _checks
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import policy_loss
+from bandpo.core.methods import Method
+from bandpo.core.objectives import DualClip
+from bandpo.core.text import parse
 from bandpo.integrations._adapt import as_floats, prefix_errors, read_method
 from bandpo.integrations._verl_announcement import announce
 from bandpo.integrations._verl_audit import Driver, instead_of, report_sums
@@ -41,11 +44,8 @@ from bandpo.integrations._verl_settings import (
     trainer_of,
     uses_bandpo,
 )
-from bandpo.loss import policy_loss
-from bandpo.methods import Method
-from bandpo.objectives import DualClip
 from bandpo.runs.configs import verl_method
-from bandpo.text import parse
+from bandpo.watch.run_watch import BandWarning
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -144,7 +144,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
 
     Args:
         loss_mode: Always ``band``; verl's own default, ``vanilla``, counts as not set.
-        method: A clip rule, a method of `bandpo.methods`, or a combination such as
+        method: A clip rule, a method of `bandpo.core.methods`, or a combination such as
             ``Method(FixedClip(0.2), DropOutside(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. Beside a
             clip rule alone verl's loss aggregation and dual clip apply; a whole method fixes both, see docs/verl.md.
         average: The loss aggregation: ``method`` for the method's own, or ``loss_agg_mode`` if the method is a clip

@@ -12,7 +12,7 @@ from typing import Any
 from bandpo._numbers import format_setting
 from bandpo._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.lint.configuration import Configuration, Setting, Unread
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.openrlhf_rules import OPENRLHF_RULES

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.lint.configuration import Configuration, Setting, Unread
 
 CONFIGS = ("GRPOConfig", "BandGRPOConfig")

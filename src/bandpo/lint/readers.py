@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import FileProblem, InvalidValue
+from bandpo.core.errors import FileProblem, InvalidValue
 from bandpo.lint.configuration import Configuration, Setting, Unread
 from bandpo.lint.frameworks import FRAMEWORKS
 from bandpo.lint.python_script import read_script

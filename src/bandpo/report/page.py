@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from bandpo import __version__
 from bandpo._atomic import write_whole
+from bandpo.core.errors import InvalidValue
 from bandpo.doctor.diagnosis import Diagnosis, diagnose
-from bandpo.errors import InvalidValue
 from bandpo.report.audit_steps import audit_table
 from bandpo.report.curves import (
     Curves,
@@ -31,9 +31,9 @@ from bandpo.runs.metric_names import BINS
 from bandpo.runs.quantities import Row
 
 if TYPE_CHECKING:
-    from bandpo.methods import Method
+    from bandpo.core.methods import Method
+    from bandpo.core.rules import ClipRule
     from bandpo.report.tokens import TokenAnalysis
-    from bandpo.rules import ClipRule
 
 
 def write_report(
@@ -175,7 +175,9 @@ def _report_run(run: Run, analysis: TokenAnalysis | None) -> ReportedRun:
             data["no_tokens"] = "a record, whose tokens need torch, which is not installed"
         else:
             kind = "batches saved before their losses" if run.dumps else "a log"
-            data["no_tokens"] = f"{kind}, without the tokens of losses, which a record of bandpo.Recorder has"
+            data["no_tokens"] = (
+                f"{kind}, without the tokens of losses, which a record of bandpo.audit.Recorder has"
+            )
         if token_diagnosis is None or path_of_losses != run.path:
             log_diagnosis = diagnose(run)
             method = method or log_diagnosis.setup.method

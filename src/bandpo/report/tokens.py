@@ -18,16 +18,16 @@ from bandpo.audit.blocked_tokens import (
     kept_shares,
 )
 from bandpo.audit.replay import RUN, RecordedMethod, ReplayCollector, method_of, no_losses
+from bandpo.core.methods import Method
+from bandpo.core.rule_check import check
+from bandpo.core.rules import ClipRule
+from bandpo.core.text import as_method
 from bandpo.doctor.diagnosis import Diagnosis, diagnose_record
 from bandpo.doctor.first_pass import FirstPass
 from bandpo.doctor.recorded_advantages import AdvantageCollector
-from bandpo.methods import Method
-from bandpo.rule_check import check
-from bandpo.rules import ClipRule
 from bandpo.runs import LossBatch, Run
 from bandpo.runs.quantities import Row
 from bandpo.runs.run import TolerantCollector
-from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from torch import Tensor

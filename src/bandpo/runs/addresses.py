@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo._terminal import printable
-from bandpo.errors import BandpoError, InvalidValue, MissingPackage
+from bandpo.core.errors import BandpoError, InvalidValue, MissingPackage
 
 HUB_FILES = (
     "*.jsonl",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 DEEPEST = 50
 """The largest depth of a nested file."""
@@ -54,7 +54,7 @@ def check_yaml(text: str | bytes, name: object = "it") -> None:
     >>> check_yaml("a: &a [1, 2]\nb: *a")
     >>> check_yaml("[" * 60)
     Traceback (most recent call last):
-    bandpo.errors.InvalidValue: it is nested too deeply to be read
+    bandpo.core.errors.InvalidValue: it is nested too deeply to be read
     """
     import yaml
 
@@ -105,7 +105,7 @@ def check_toml(text: str, name: object = "it") -> None:
     >>> check_toml("a.b.c = '" + "x." * 1000 + "'")
     >>> check_toml("a." * 60 + "b = 1")
     Traceback (most recent call last):
-    bandpo.errors.InvalidValue: it is nested too deeply to be read
+    bandpo.core.errors.InvalidValue: it is nested too deeply to be read
     """
     # A key is within one line, and few files have a line with as many dots.
     if not any(line.count(".") > DEEPEST for line in text.split("\n")):

@@ -1,7 +1,7 @@
 """Read the method and settings of a run from the configuration files that its framework wrote.
 
 No class or function that these files name is imported or called. So a method is returned as its text, an expression
-such as ``"Method(FixedClip(0.2), DualClip(3.0))"``, which `bandpo.text.parse` parses when it is needed.
+such as ``"Method(FixedClip(0.2), DualClip(3.0))"``, which `bandpo.core.text.parse` parses when it is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.config_limits import check_toml, check_yaml
 from bandpo.runs.files import check_regular, is_leaf, load_table, read_pickle
 from bandpo.runs.quantities import Row

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bandpo.errors import BandpoError, InvalidValue
+from bandpo.core.errors import BandpoError, InvalidValue
 from bandpo.runs.files import check_file, is_leaf, read_jsonl, read_pickle
 from bandpo.runs.record import LossBatch
 

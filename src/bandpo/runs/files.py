@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 LARGEST_LOG = 2**29
 """The largest size of a log in bytes, after decompression."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import BandpoError, InvalidValue
+from bandpo.core.errors import BandpoError, InvalidValue
 from bandpo.runs.consoles import LONGEST_ROW, ROUNDED_TO_ZERO, console_rows, custom_loop_rows, table_rows
 from bandpo.runs.files import check_file, check_regular, read_jsonl
 from bandpo.runs.quantities import STEP_KEYS

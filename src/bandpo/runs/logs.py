@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.files import check_file, check_regular, is_leaf
 from bandpo.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from bandpo.runs.log_files import ACCEPTED_FILES, KINDS, RawRows, kind_of, read_raw

@@ -10,7 +10,7 @@ from itertools import chain
 from math import isfinite
 from typing import Any, NamedTuple
 
-from bandpo.errors import InvalidValue, did_you_mean
+from bandpo.core.errors import InvalidValue, did_you_mean
 from bandpo.runs.files import load_table
 
 Row = Mapping[str, float]

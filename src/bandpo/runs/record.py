@@ -1,4 +1,4 @@
-"""Read the records of `bandpo.Recorder`: the tokens of every loss of a run."""
+"""Read the records of `bandpo.audit.Recorder`: the tokens of every loss of a run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bandpo._limits import LOGP_SLACK
-from bandpo.errors import InvalidValue
+from bandpo.core._limits import LOGP_SLACK
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.record_format import (
     FILE_NAME,
     FORMAT,
@@ -45,7 +45,7 @@ class LossBatch:
     step: int | None
     """The trainer's step."""
     method: str | None
-    """The text of the run's method. It comes from a file that may not be trusted, see `bandpo.text.parse`."""
+    """The text of the run's method. It comes from a file that may not be trusted, see `bandpo.core.text.parse`."""
     anchor: str
     """The policy whose log-probabilities the bounds are computed from: ``trainer`` or ``rollout``."""
     framework: str
@@ -167,7 +167,7 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
     and sequences with invalid values (NaN, a log-probability above 0), with their number and the first of them.
 
     Args:
-        path: The folder that `bandpo.Recorder` wrote, or one file of it.
+        path: The folder that `bandpo.audit.Recorder` wrote, or one file of it.
 
     Raises:
         ValueError: if there is no record, or a file is of another kind or format, lacks a column or is damaged. The
@@ -177,7 +177,7 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
     files = record_files(path)
     if not files:
         raise InvalidValue(
-            f"{path} holds no record; give the folder that bandpo.Recorder wrote, or a tokens-….arrow in it"
+            f"{path} holds no record; give the folder that bandpo.audit.Recorder wrote, or a tokens-….arrow in it"
         )
     first_repeated = _first_repeated_steps(files)
     bad_sequences = 0
@@ -206,13 +206,17 @@ def _parse_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
         ValueError: if they are not those of a record, or of another version of the format.
     """
     if text is None:
-        raise InvalidValue(f"{file} is no record of bandpo.Recorder: its schema has no metadata of bandpo")
+        raise InvalidValue(
+            f"{file} is no record of bandpo.audit.Recorder: its schema has no metadata of bandpo"
+        )
     try:
         metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidValue(f"{file} is no record of bandpo.Recorder: its metadata are no JSON") from error
+        raise InvalidValue(
+            f"{file} is no record of bandpo.audit.Recorder: its metadata are no JSON"
+        ) from error
     if not isinstance(metadata, dict):
-        raise InvalidValue(f"{file} is no record of bandpo.Recorder: its metadata are no object")
+        raise InvalidValue(f"{file} is no record of bandpo.audit.Recorder: its metadata are no object")
     if metadata.get("format") != FORMAT:
         raise InvalidValue(
             f"{file} is in format {metadata.get('format')} (bandpo {metadata.get('bandpo')}), this version reads "
@@ -230,7 +234,7 @@ def _parse_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
     for name, valid in is_valid.items():
         if not valid:
             raise InvalidValue(
-                f"{file} is no record of bandpo.Recorder: its {name} is {metadata[name]!r:.80}"
+                f"{file} is no record of bandpo.audit.Recorder: its {name} is {metadata[name]!r:.80}"
             )
     return metadata
 

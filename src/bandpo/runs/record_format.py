@@ -1,6 +1,6 @@
 """The format of a record: the names of its files, their columns, and their metadata.
 
-docs/record-format.md describes it. `bandpo.Recorder` writes it, and `bandpo.runs.record` reads it.
+docs/record-format.md describes it. `bandpo.audit.Recorder` writes it, and `bandpo.runs.record` reads it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 import re
 from typing import Any
 
-from bandpo.errors import MissingPackage
+from bandpo.core.errors import MissingPackage
 
 FORMAT = 4
 """The version of the format. Files of other versions are not read."""

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.files import check_regular, is_leaf
 
 SUFFIX = ".sha256"
@@ -222,7 +222,7 @@ def _parts_without_digests(file: Path) -> Iterator[tuple[int, bytes]]:
             return  # the process was killed before it wrote the schema
         start = stream.read(len(MESSAGE_START))
         if not MESSAGE_START.startswith(start):
-            raise InvalidValue(f"{file} is no record of bandpo.Recorder: it is no Arrow stream")
+            raise InvalidValue(f"{file} is no record of bandpo.audit.Recorder: it is no Arrow stream")
         warnings.warn(
             f"{file} has no {file.with_suffix(SUFFIX).name} with its digests beside it, so that damage is not noticed",
             stacklevel=3,
@@ -291,7 +291,7 @@ def decompressed_size(part: bytes) -> int:
 
     >>> decompressed_size(b"")
     Traceback (most recent call last):
-    bandpo.errors.InvalidValue: no batch of Arrow
+    bandpo.core.errors.InvalidValue: no batch of Arrow
     """
     try:
         (size,) = struct.unpack_from("<i", part, 4)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.configs import RunConfiguration, newest_configuration, read_setup
 from bandpo.runs.dumps import check_dumps, dump_files, read_dumps
 from bandpo.runs.logs import Log, read_log
@@ -54,7 +54,7 @@ class Run:
     Use `open_run` to construct one.
 
     Args:
-        path: A record of `bandpo.Recorder`, a run folder, a log, or batches that a framework saved.
+        path: A record of `bandpo.audit.Recorder`, a run folder, a log, or batches that a framework saved.
         method: The text of the run's method, used if no file names one.
         names: The log's keys for quantities, see `open_run`.
         run_name: The name of the run in a log of several, see `open_run`.

@@ -49,7 +49,7 @@ class Setup:
     framework: str | None = None
     """A key of `SETTINGS`."""
     method: str | None = None
-    """The text of the method. It comes from a file that may not be trusted, see `bandpo.text.parse`."""
+    """The text of the method. It comes from a file that may not be trusted, see `bandpo.core.text.parse`."""
     level: str | None = None
     """The level of the ratios, ``token`` or ``sequence``, if the framework's configuration has it."""
     updates: float | None = None

@@ -21,7 +21,7 @@ class Summary:
     steps: int
     """The last step."""
     metrics: Mapping[str, float]
-    """Metrics of the whole run, with the names of `bandpo.Audit.metrics`. Rates are means over log steps, weighted by
+    """Metrics of the whole run, with the names of `bandpo.audit.Audit.metrics`. Rates are means over log steps, weighted by
     their denominators. The denominators are sums. A log without the audit has only ``clip_high`` and ``clip_low``, or
     less."""
     blocked: Sequence[tuple[float, float]]

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.files import LONGEST_LINE, LONGEST_READING, check_file
 
 Raw = Iterator[Mapping[str, Any]]

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo import _checks
-from bandpo.errors import InvalidType, InvalidValue
-from bandpo.gradient_check import TOLERANCE
-from bandpo.loss import canonical_aggregation
-from bandpo.methods import Method
-from bandpo.rules import ClipRule
+from bandpo.core import _checks
+from bandpo.core.errors import InvalidType, InvalidValue
+from bandpo.core.gradient_check import TOLERANCE
+from bandpo.core.loss import canonical_aggregation
+from bandpo.core.methods import Method
+from bandpo.core.rules import ClipRule
+from bandpo.core.text import as_method
 from bandpo.testing._batches import LossBatch, loss_batches
 from bandpo.testing._differences import Variant, compare_loss
 from bandpo.testing._records import check_record
-from bandpo.text import as_method
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bandpo.batch import Batch
-from bandpo.gradient_check import TOLERANCE, near_discontinuity
-from bandpo.gradient_check import compare as compare_gradient
-from bandpo.loss import aggregate, policy_loss
-from bandpo.methods import Method
-from bandpo.objectives import DropOutside, DualClip
-from bandpo.rules import FixedClip, Unclipped
+from bandpo.core.batch import Batch
+from bandpo.core.gradient_check import TOLERANCE, near_discontinuity
+from bandpo.core.gradient_check import compare as compare_gradient
+from bandpo.core.loss import aggregate, policy_loss
+from bandpo.core.methods import Method
+from bandpo.core.objectives import DropOutside, DualClip
+from bandpo.core.rules import FixedClip, Unclipped
 from bandpo.testing._batches import LossBatch
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ COUNTS_EMPTY = "empty sequences count in the mean"
 MOST_CHANGES = 3
 """Largest number of changes that are applied together."""
 UNEXPLAINABLE = ("it is not finite", "no gradient reached")
-"""Beginnings of the causes of `bandpo.gradient_check` that no known change explains."""
+"""Beginnings of the causes of `bandpo.core.gradient_check` that no known change explains."""
 EXAMPLES = 3
 """Number of tokens that a message names."""
 
@@ -476,7 +476,7 @@ def _roundest(start: float, end: float) -> float | None:
 
 
 def _cause(expected: Variant, case: Case) -> str:
-    """Return the cause of a difference that `bandpo.gradient_check` names."""
+    """Return the cause of a difference that `bandpo.core.gradient_check` names."""
     check = compare_gradient(
         case.gradient, expected.method, expected.tokens(case.batch), case.share(expected)
     )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bandpo import _checks
-from bandpo.errors import InvalidValue, did_you_mean
+from bandpo.core import _checks
+from bandpo.core.errors import InvalidValue, did_you_mean
 from bandpo.runs import open_run
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def check_record(
 ) -> None:
     """Check that a record, or batches dumped by a framework, contain the losses that were passed to the writer.
 
-    Each loss is described by the arguments of `bandpo.Recorder.add`, under the same names, as tensors, arrays or lists.
+    Each loss is described by the arguments of `bandpo.audit.Recorder.add`, under the same names, as tensors, arrays or lists.
     Quantities that a loss does not name are not checked, so leave out ``entropy`` for a writer without entropies.
     Groups may be numbered differently, but the same sequences must share one.
 
@@ -105,7 +105,7 @@ def check_record(
     >>> import tempfile, torch
     >>> folder = tempfile.mkdtemp()
     >>> loss = {"logp_old": [[-1.0, -2.0]], "logp": [[-1.1, -1.8]], "advantages": [0.5], "reward": [1.0]}
-    >>> with bandpo.Recorder(folder) as recorder:
+    >>> with bandpo.audit.Recorder(folder) as recorder:
     ...     recorder.add(**{name: torch.tensor(values) for name, values in loss.items()})
     >>> check_record(folder, [loss])
     >>> check_record(folder, [loss | {"logp": [[-1.1, -1.9]]}])

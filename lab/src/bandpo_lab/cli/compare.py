@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bandpo.cli import read_method
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo_lab.console import echo
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 
 
 def compare_evals_command(

@@ -13,7 +13,7 @@ import typer
 
 from bandpo._terminal import printable_lines
 from bandpo.cli import INTERRUPTED, stop
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo_lab.console import echo
 from bandpo_lab.data.sets import Golds
 from bandpo_lab.files import SEAL, check_writable, digest, sealed

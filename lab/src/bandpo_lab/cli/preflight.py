@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bandpo.errors import InvalidValue, did_you_mean
+from bandpo.core.errors import InvalidValue, did_you_mean
 from bandpo_lab.console import echo
 
 CHECKPOINTS = 3

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo_lab.console import echo
 from bandpo_lab.files import check_writable, replacing
 

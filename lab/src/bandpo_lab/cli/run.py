@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from bandpo.cli import read_method
-from bandpo.errors import InvalidValue, did_you_mean
+from bandpo.core.errors import InvalidValue, did_you_mean
 from bandpo.runs.legs import CONSOLE, new_leg
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
@@ -308,8 +308,8 @@ def _check_method(method: str, recipes: Path) -> None:
     Raises:
         ValueError: The text cannot be read; if it is a single name, the message suggests a similar one.
     """
-    from bandpo.methods import METHODS
-    from bandpo.text import did_you_misspell
+    from bandpo.core.methods import METHODS
+    from bandpo.core.text import did_you_misspell
 
     try:
         read_method(method)

@@ -93,7 +93,7 @@ def _prepare(sets: list[DataSet]) -> None:
 
     The sets of a folder are prepared together, so that training problems that repeat evaluation problems are dropped.
     """
-    from bandpo.errors import FileProblem
+    from bandpo.core.errors import FileProblem
     from bandpo_lab.data.prepare import prepare_data
     from bandpo_lab.downloads import changed_files, prepared_revision
 

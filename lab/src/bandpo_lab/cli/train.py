@@ -14,7 +14,7 @@ from bandpo_lab.console import echo, print_table
 
 def train_command(context: typer.Context) -> None:
     """Train with GRPO and a clip rule; without arguments, the embedded task with Band."""
-    from bandpo.text import importable_current_folder, parse
+    from bandpo.core.text import importable_current_folder, parse
     from bandpo_lab.files import PATHS, check_path
 
     # Check the method and the paths before TRL is imported, which takes seconds.

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bandpo.core.loss import policy_loss
+from bandpo.core.methods import Method
+from bandpo.core.objectives import DualClip, Surrogate
+from bandpo.core.rules import Band, ClipRule, FixedClip, Unclipped
 from bandpo.integrations._verl_average import average_of
-from bandpo.loss import policy_loss
-from bandpo.methods import Method
-from bandpo.objectives import DualClip, Surrogate
-from bandpo.rules import Band, ClipRule, FixedClip, Unclipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

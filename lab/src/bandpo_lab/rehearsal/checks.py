@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bandpo.methods import Method
-from bandpo.rules import Unclipped
+from bandpo.core.methods import Method
+from bandpo.core.rules import Unclipped
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.run import FATAL

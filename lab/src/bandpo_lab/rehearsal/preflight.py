@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import BandpoError, InvalidValue
-from bandpo.methods import Method
+from bandpo.core.errors import BandpoError, InvalidValue
+from bandpo.core.methods import Method
 from bandpo_lab.files import is_path
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import named_unset, unset

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo.errors import InvalidValue, MissingPackage
+from bandpo.core.errors import InvalidValue, MissingPackage
 
 PROMPT_TOKENS = 512
 """The longest prompt of a rehearsal, in tokens."""

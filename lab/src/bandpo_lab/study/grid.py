@@ -20,11 +20,11 @@ import numpy as np
 import torch
 
 import bandpo
-from bandpo.divergences import TotalVariation
-from bandpo.errors import InvalidValue, RunProblem
-from bandpo.methods import BandAbove, Method
-from bandpo.objectives import DualClip
-from bandpo.rules import Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
+from bandpo.core.divergences import TotalVariation
+from bandpo.core.errors import InvalidValue, RunProblem
+from bandpo.core.methods import BandAbove, Method
+from bandpo.core.objectives import DualClip
+from bandpo.core.rules import Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
 from bandpo.runs.files import read_jsonl
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.interval import Interval

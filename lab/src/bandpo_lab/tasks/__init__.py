@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from bandpo.text import importable_current_folder
+from bandpo.core.text import importable_current_folder
 
 EMBEDDED = "multiplication"
 """The default task and model of a run."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from bandpo.errors import BandpoError, RunProblem
+from bandpo.core.errors import BandpoError, RunProblem
 
 if TYPE_CHECKING:
     from bandpo_lab.training.arguments import TrainingConfig

@@ -19,7 +19,7 @@ import yaml
 from transformers import SchedulerType
 
 from bandpo._terminal import printable
-from bandpo.errors import FileProblem, InvalidValue, RunProblem
+from bandpo.core.errors import FileProblem, InvalidValue, RunProblem
 from bandpo.report.page import write_report
 from bandpo.runs.files import read_jsonl
 from bandpo.runs.quantities import named_rows
@@ -44,7 +44,7 @@ from bandpo_lab.training.processes import Processes
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from bandpo.methods import Method
+    from bandpo.core.methods import Method
     from bandpo_lab.training.arguments import Arguments
 
 DAMAGED = "damaged"

@@ -14,7 +14,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
-from bandpo.errors import InvalidValue
+from bandpo.core.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.console import echo
 from bandpo_lab.evals.dataset_io import check_prepared

@@ -1,0 +1,317 @@
+"""Log-probabilities from hidden states without storing all logits, which allows larger batches.
+
+The vocabulary is processed in chunks. The logits of a chunk update a running log-sum-exp and are then discarded; the
+backward pass computes them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from . import _checks
+from .errors import InvalidType, InvalidValue
+from .sequences import offsets
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+__all__ = ["linear_logp"]
+
+SMALLEST_CHUNK = 2**24
+"""Smallest default number of logits in a chunk: 64 MiB in float32."""
+
+
+def linear_logp(
+    hidden: Float[Tensor, "*tokens width"],
+    lm_head_weight: Float[Tensor, "vocabulary width"],
+    ids: Int[Tensor, "*tokens"],
+    *,
+    bias: Float[Tensor, " vocabulary"] | None = None,
+    temperature: float = 1.0,
+    logit_softcap: float | None = None,
+    chunk: int | None = None,
+    entropy: bool = False,
+    top: int = 0,
+    group: Any = None,
+    offset: int = 0,
+) -> Any:
+    """Compute the log-probabilities (nats) of ``ids`` from the last hidden states of a model.
+
+    They are those under ``softmax(softcap(hidden @ lm_head_weight.T + bias) / temperature)``. Neither the forward nor
+    the backward pass stores more than a chunk of logits. ``hidden``, ``lm_head_weight`` and ``bias`` get a gradient if
+    they require one. The backward pass skips tokens whose gradient is 0 (masked, blocked, or with A = 0), for which it
+    synchronises once with an accelerator. Matrix products have the precision of the inputs or of autocast; everything
+    else is in float32, or in float64 for float64 inputs. A graph of ``torch.compile`` breaks at this function.
+
+    Args:
+        hidden: Hidden states at the position before each id, (..., width): the input of the model's head. With jagged
+            ``ids``, a jagged tensor (batch, jagged, width).
+        lm_head_weight: The head's weight, (vocabulary, width). Gather it if it is sharded: pass ``full_tensor()`` of a
+            DTensor.
+        ids: Ids of the sampled tokens, (...).
+        bias: The head's bias, (vocabulary,).
+        temperature: The sampling temperature.
+        logit_softcap: ``c`` for a model whose logits are ``c·tanh(x/c)``, such as Gemma 2.
+        chunk: Number of vocabulary entries per chunk; by default such that a chunk has four times as many logits as
+            ``hidden`` has entries.
+        entropy: True to return the entropy (nats) at each token as well. It is differentiable, at no cost if unused.
+        top: If above 0, also return the total probability of this many most likely tokens, without a gradient.
+        group: The process group over which the vocabulary is split. Each rank passes the same ``hidden`` and ``ids``
+            and its own rows of the head, and gets the same results and the whole gradient of ``hidden``.
+        offset: The id of the first row of ``lm_head_weight``.
+
+    Returns:
+        The log-probabilities in the shape of ``ids``. With ``entropy`` or ``top`` a tuple: the log-probabilities, then
+        the entropies and the total probabilities as requested.
+
+    Raises:
+        TypeError: if ``hidden`` or a weight is not floating-point, or ``ids`` are not integers.
+        ValueError: if shapes do not fit, a number is out of range, or an id has no row in the head. Ids are read on the
+            CPU only; on an accelerator the log-probability of such a token is NaN.
+
+    >>> hidden, head, ids = torch.randn(2, 3, 8), torch.randn(50, 8), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    >>> full = (hidden @ head.T).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    >>> torch.allclose(linear_logp(hidden, head, ids), full, atol=1e-5)
+    True
+    >>> loss = policy_loss(linear_logp(hidden, head, ids), full, torch.ones(2), method="GSPO()").loss
+    """
+    ends = None
+    if hidden.is_nested or ids.is_nested:
+        if not (hidden.is_nested and ids.is_nested) or hidden.values().shape[:-1] != ids.values().shape:
+            raise InvalidType(
+                "hidden and ids must both be jagged, with rows of the same lengths, or both dense"
+            )
+        ends = offsets(ids)
+        hidden = hidden.values()
+        ids = ids.values()
+    _check_head(hidden, lm_head_weight, bias, ids)
+    for name, number in {"temperature": temperature, "logit_softcap": logit_softcap, "chunk": chunk}.items():
+        if number is not None:
+            _checks.positive(name, number)
+
+    dtype = torch.promote_types(hidden.dtype, lm_head_weight.dtype)
+    # torch.is_autocast_enabled raises an error for the meta device.
+    if hidden.device.type != "meta" and torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+    vocabulary, width = lm_head_weight.shape
+    tokens = hidden.reshape(-1, width).to(dtype)
+    if chunk is None:
+        # Four tensors of the size of ``hidden`` are less than a model stores for the backward pass of one layer.
+        chunk = max(4 * tokens.numel(), SMALLEST_CHUNK) // max(len(tokens), 1)
+    settings = _Settings(temperature, logit_softcap, min(chunk, vocabulary), entropy, top, group, offset)
+    weight = lm_head_weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    apply: Any = torch.compiler.disable(_LinearLogp.apply)  # pyright: ignore
+    outputs = apply(tokens, weight, bias, ids.flatten(), settings)
+
+    results = [x.view(ids.shape) for x in outputs if x is not None]
+    if ends is not None:
+        results = [torch.nested.nested_tensor_from_jagged(x, ends) for x in results]
+    return tuple(results) if entropy or top else results[0]
+
+
+def _check_head(hidden: Tensor, lm_head_weight: Tensor, bias: Tensor | None, ids: Tensor) -> None:
+    """Check the types and shapes of the tensors of `linear_logp`.
+
+    Raises:
+        TypeError: if ``hidden`` or a weight is not floating-point, or ``ids`` are not integers.
+        ValueError: if shapes do not fit.
+    """
+    weights = {"hidden": hidden, "lm_head_weight": lm_head_weight}
+    if bias is not None:
+        weights["bias"] = bias
+    for name, x in weights.items():
+        _checks.as_float(name, x[:0])  # a slice without elements, so that nothing is converted
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise InvalidType(f"ids must be integers, got {ids.dtype}; convert them with ids.long()")
+
+    vocabulary, width = lm_head_weight.shape if lm_head_weight.dim() == 2 else (0, 0)
+    bias_fits = bias is None or bias.shape == (vocabulary,)
+    if not vocabulary or hidden.shape != (*ids.shape, width) or not bias_fits:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in {**weights, "ids": ids}.items())
+        raise InvalidValue(
+            f"{shapes} do not fit; they must be hidden (…, width), lm_head_weight (vocabulary, width), gathered if it "
+            "is sharded, bias (vocabulary,), and ids (…)"
+        )
+
+
+class _Chunk(NamedTuple):
+    """The logits of one chunk of the vocabulary."""
+
+    rows: slice
+    """The chunk's rows of the head's weight."""
+    logits: Float[Tensor, "tokens chunk"]
+    """The logits. The next chunk overwrites them."""
+    column: Int[Tensor, "tokens 1"]
+    """The column of each token's id in the chunk; any column if it is not there."""
+    has_id: Bool[Tensor, " tokens"]
+    """True if the token's id is in the chunk."""
+
+
+class _Settings(NamedTuple):
+    """The arguments of `linear_logp` that are not tensors."""
+
+    temperature: float
+    softcap: float | None
+    chunk: int
+    entropy: bool
+    top: int
+    group: Any
+    offset: int
+
+    def chunks(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor) -> Iterator[_Chunk]:
+        """Compute the logits of hidden states (tokens, width), one chunk of the vocabulary after the other."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        buffer = hidden.new_empty(len(hidden) * self.chunk, dtype=wide)
+        for start in range(0, len(weight), self.chunk):
+            rows = slice(start, min(start + self.chunk, len(weight)))
+            width = rows.stop - start
+            logits = buffer[: len(hidden) * width].view(len(hidden), width)
+            if wide == hidden.dtype:
+                torch.mm(hidden, weight[rows].T, out=logits)
+            elif hidden.is_cuda and hasattr(torch.ops.aten.mm, "dtype_out"):
+                # From torch 2.8 on the product is not rounded to the inputs' half precision.
+                torch.mm(hidden, weight[rows].T, out_dtype=wide, out=logits)
+            else:
+                logits.copy_(hidden @ weight[rows].T)
+            if bias is not None:
+                logits += bias[rows]
+            if self.softcap is not None:
+                logits.div_(self.softcap).tanh_().mul_(self.softcap)
+            if self.temperature != 1:
+                logits.div_(self.temperature)
+            column = ids - (self.offset + start)
+            has_id = (column >= 0) & (column < width)
+            yield _Chunk(rows, logits, column.clamp(0, width - 1)[:, None], has_id)
+
+    def gather_ranks(self, x: Tensor) -> Tensor:
+        """Return the tensors of all ranks, stacked along a new first dimension."""
+        if self.group is None:
+            return x[None]
+        tensors = [torch.empty_like(x) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(tensors, x, group=self.group)  # pyright: ignore[reportUnknownMemberType]
+        return torch.stack(tensors)
+
+
+class _LinearLogp(torch.autograd.Function):
+    """The autograd function of `linear_logp`, for hidden states (tokens, width) and ids (tokens,).
+
+    It returns the log-probabilities, the entropies and the total probabilities of the most likely tokens, with None for
+    those that were not requested.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, settings: _Settings
+    ) -> tuple[Tensor | None, ...]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+
+        # Per token: the logit of its id, the number of rows for its id, the running maximum of the logits, the sums of
+        # exp(logit − maximum) and of logit·exp(logit − maximum), and the highest logits.
+        id_logit = hidden.new_zeros(len(hidden), dtype=wide)
+        id_count = torch.zeros_like(id_logit)
+        exp_sum = torch.zeros_like(id_logit)
+        weighted_sum = torch.zeros_like(id_logit)
+        # The smallest finite number instead of −inf: if all logits so far are −inf (by the bias), their exponentials
+        # must be 0, not NaN.
+        maximum = torch.full_like(exp_sum, torch.finfo(wide).min)
+        highest = hidden.new_full((len(hidden), settings.top), -torch.inf, dtype=wide)
+        for chunk in settings.chunks(hidden, weight, bias, ids):
+            logits = chunk.logits
+            id_count += chunk.has_id
+            id_logit += logits.gather(1, chunk.column)[:, 0].masked_fill(~chunk.has_id, 0.0)
+            if settings.top:
+                highest = torch.cat([highest, logits], 1).topk(settings.top).values
+            previous_maximum = maximum
+            maximum = torch.maximum(maximum, logits.amax(1))
+            rescale = (previous_maximum - maximum).exp()
+            if settings.entropy:
+                exponentials = (logits - maximum[:, None]).exp_()
+                weighted_sum = weighted_sum * rescale + logits.mul_(exponentials).sum(1)
+            else:
+                exponentials = logits.sub_(maximum[:, None]).exp_()
+            exp_sum = exp_sum * rescale + exponentials.sum(1)
+
+        # Combine the ranks: log-sum-exp, mean logit, and the results.
+        gather_ranks = settings.gather_ranks
+        rank_logsumexp = gather_ranks(maximum + exp_sum.log())
+        id_count = gather_ranks(id_count).sum(0)
+        logsumexp = rank_logsumexp.logsumexp(0)
+        mean_logit = (gather_ranks(weighted_sum / exp_sum) * (rank_logsumexp - logsumexp).exp()).sum(0)
+        logp = (gather_ranks(id_logit).sum(0) - logsumexp).masked_fill(id_count == 0, torch.nan)
+        highest = gather_ranks(highest).movedim(0, 1).flatten(1).topk(settings.top).values
+        top = (highest - logsumexp[:, None]).exp().sum(1)
+        if _checks.values_can_be_read(ids) and not id_count.all():
+            raise InvalidValue(
+                f"ids hold {ids[id_count == 0][0].item()}, which has no row in lm_head_weight {tuple(weight.shape)}; "
+                "pass another id for tokens that do not count, and a mask to the loss"
+            )
+
+        ctx.settings = settings
+        ctx.save_for_backward(hidden, weight, bias, ids, logsumexp, mean_logit)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(top)
+        entropy = logsumexp - mean_logit if settings.entropy else None
+        return logp, entropy, top if settings.top else None
+
+    @staticmethod
+    @once_differentiable  # a second derivative would need the logits once more
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's signature)
+        ctx: Any, *gradients: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        settings: _Settings = ctx.settings
+        hidden, weight, bias, ids, logsumexp, mean_logit = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_logp, grad_entropy = (torch.zeros_like(logsumexp) if x is None else x for x in gradients[:2])
+
+        # Only tokens with a gradient are computed.
+        active = ((grad_logp != 0) | (grad_entropy != 0)).nonzero()[:, 0]
+        active_hidden = hidden[active]
+        ids = ids[active]
+        logsumexp = logsumexp[active, None]
+        mean_logit = mean_logit[active, None]
+        grad_logp = grad_logp[active, None] / settings.temperature
+        grad_entropy = grad_entropy[active, None] / settings.temperature
+
+        grad_active = torch.zeros_like(active_hidden, dtype=logsumexp.dtype)
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        grad_bias = torch.empty_like(bias) if needs_bias else None
+        for chunk in settings.chunks(active_hidden, weight, bias, ids):
+            logits = chunk.logits
+            softcap_derivative = None
+            if settings.softcap is not None:
+                # d/dx c·tanh(x/c) = 1 − tanh²(x/c); logits are c·tanh(x/c)/temperature.
+                softcap_derivative = 1 - (logits * (settings.temperature / settings.softcap)).square_()
+
+            # Overwrite the logits with the gradient with respect to them.
+            if gradients[1] is None:
+                logits.sub_(logsumexp).exp_().mul_(-grad_logp)
+            else:
+                probabilities = (logits - logsumexp).exp_()
+                logits.sub_(mean_logit).mul_(-grad_entropy).sub_(grad_logp).mul_(probabilities)
+            logits.scatter_add_(1, chunk.column, grad_logp.masked_fill(~chunk.has_id[:, None], 0.0))
+            if softcap_derivative is not None:
+                logits.mul_(softcap_derivative)
+
+            grad_logits = logits.to(active_hidden.dtype)
+            if needs_hidden:
+                grad_active += grad_logits @ weight[chunk.rows]
+            if grad_weight is not None:
+                torch.mm(grad_logits.T, active_hidden, out=grad_weight[chunk.rows])
+            if grad_bias is not None:
+                grad_bias[chunk.rows] = logits.sum(0)
+
+        grad_hidden = None
+        if needs_hidden:
+            grad_hidden = torch.zeros_like(hidden, dtype=logsumexp.dtype).index_copy_(0, active, grad_active)
+            if settings.group is not None:
+                # Each rank has the gradient of its own rows of the vocabulary.
+                dist.all_reduce(grad_hidden, group=settings.group)  # pyright: ignore[reportUnknownMemberType]
+            grad_hidden = grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None
