@@ -20,19 +20,19 @@ PYTEST := $(RUN_TESTS) -m "$(MARKED)" $(TESTS)
 
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
 # The package itself has no example, and to collect it is to import every public name.
-PATHS_core := tests/core src/bandpo/core/divergences src/bandpo/core/objectives src/bandpo/testing \
-  $(filter-out src/bandpo/__init__.py,$(wildcard src/bandpo/*.py))
-PATHS_runs := tests/runs tests/lint tests/doctor tests/audit tests/report src/bandpo/runs src/bandpo/lint src/bandpo/doctor src/bandpo/audit src/bandpo/report
+PATHS_core := packages/bandpo/tests/core packages/bandpo/src/bandpo/core/divergences packages/bandpo/src/bandpo/core/objectives packages/bandpo/src/bandpo/testing \
+  $(filter-out packages/bandpo/src/bandpo/__init__.py,$(wildcard packages/bandpo/src/bandpo/*.py))
+PATHS_runs := packages/rlvet/tests/runs packages/rlvet/tests/lint packages/rlvet/tests/checks packages/bandpo/tests/audit packages/rlvet/tests/report packages/rlvet/src/rlvet/runs packages/rlvet/src/rlvet/lint packages/rlvet/src/rlvet/checks packages/bandpo/src/bandpo/audit packages/rlvet/src/rlvet/report
 PATHS_docs := tests/test_browser_doctor.py
-PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) src/bandpo/cli
-PATHS_trl := $(wildcard tests/integrations/test_trl*.py) src/bandpo/integrations/_trl_config.py
-PATHS_verl := $(wildcard tests/integrations/test_verl*.py) src/bandpo/integrations/verl.py
-PATHS_frameworks := tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl),$(wildcard tests/integrations/test_*.py))
-PATHS_training := lab/tests/training lab/tests/commands lab/src/bandpo_lab/training lab/src/bandpo_lab/cli $(wildcard lab/src/bandpo_lab/*.py)
-PATHS_evaluation := lab/tests/evals lab/tests/data lab/tests/tasks lab/src/bandpo_lab/evals lab/src/bandpo_lab/data lab/src/bandpo_lab/tasks
-PATHS_recipes := lab/tests/recipes
-PATHS_rehearsal := lab/tests/rehearsal lab/src/bandpo_lab/rehearsal
-PATHS_studies := lab/tests/studies lab/src/bandpo_lab/study studies
+PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) packages/bandpo/src/bandpo/cli
+PATHS_trl := $(wildcard packages/bandpo/tests/integrations/test_trl*.py) packages/bandpo/src/bandpo/integrations/_trl_config.py
+PATHS_verl := $(wildcard packages/bandpo/tests/integrations/test_verl*.py) packages/bandpo/src/bandpo/integrations/verl.py
+PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl),$(wildcard packages/bandpo/tests/integrations/test_*.py))
+PATHS_training := packages/bandpo-lab/tests/training packages/bandpo-lab/tests/commands packages/bandpo-lab/src/bandpo_lab/training packages/bandpo-lab/src/bandpo_lab/cli $(wildcard packages/bandpo-lab/src/bandpo_lab/*.py)
+PATHS_evaluation := packages/bandpo-lab/tests/evals packages/bandpo-lab/tests/data packages/bandpo-lab/tests/tasks packages/bandpo-lab/src/bandpo_lab/evals packages/bandpo-lab/src/bandpo_lab/data packages/bandpo-lab/src/bandpo_lab/tasks
+PATHS_recipes := packages/bandpo-lab/tests/recipes
+PATHS_rehearsal := packages/bandpo-lab/tests/rehearsal packages/bandpo-lab/src/bandpo_lab/rehearsal
+PATHS_studies := packages/bandpo-lab/tests/studies packages/bandpo-lab/src/bandpo_lab/study studies
 TEST_JOBS := core recipes trl training commands studies runs evaluation verl rehearsal frameworks
 # The longest first, so that all cores end together, and beside them those that mostly wait.
 LONG := core recipes trl
@@ -92,9 +92,9 @@ conformance: $(DEMO)
 # What pages show of the committed studies: the pictures, the reports, and the tables of docs/when.md.
 figures: $(DEV)
 	PYTHONPATH=. $(BIN)/python scripts/pictures.py docs/figures
-	$(BIN)/python scripts/map_page.py results/optimizers docs/studies/optimizers/map.md
-	$(BIN)/python -m studies.smollm2_report results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
-	$(BIN)/python -m studies.staleness_report results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
+	$(BIN)/python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
+	$(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
+	$(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 	PYTHONPATH=. $(BIN)/python scripts/when_tables.py
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
@@ -104,12 +104,12 @@ rehearsals: $(DEV)
 # The main recipe, small, in the environment for verl of docs/install.md, without vLLM. NODE_TORCH names a CPU build of its torch,
 # as a file or otherwise; torch's usual build for Linux brings 5 GB of CUDA.
 NODE := build/node
-NODE_LOCK := lab/src/bandpo_lab/recipes/gpu.txt
+NODE_LOCK := packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt
 NODE_TORCH ?= torch
 node-rehearsal: $(NODE)/.installed
 	$(NODE)/bin/bandpo-lab rehearse --stand-in -- +paper/model=qwen2.5-3b-instruct +paper/rule=band-kl +paper=recommended
 
-$(NODE)/.installed: $(NODE_LOCK) pyproject.toml lab/pyproject.toml
+$(NODE)/.installed: $(NODE_LOCK) pyproject.toml packages/bandpo-lab/pyproject.toml
 	python3.12 -m venv $(NODE)
 	$(NODE)/bin/python -m pip install --quiet -c $(NODE_LOCK) $(NODE_TORCH)
 	$(NODE)/bin/python -m pip install --quiet -c $(NODE_LOCK) -e '.[verl]' -e './lab[verl]'
@@ -149,12 +149,12 @@ audit-deps: $(DEV)
 # What only a GPU can tell, in at most 20 minutes, and the table of it in docs/measured/benchmarks.md. In the Python at hand, not in
 # $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only speed' for a part.
 gpu-check:
-	PYTHONPATH=src:tests:lab/src $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
+	PYTHONPATH=src:tests:packages/bandpo-lab/src $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
 # One GPU: gpu-check, then a 1.5B model by four rules with two seeds, each judged: docs/first-hour.md. In the Python at hand, as
 # gpu-check. FIRST_HOUR=--dry-run prints the plan, FIRST_HOUR=--rehearse goes through it on a CPU.
 first-hour:
-	PYTHONPATH=src:scripts:lab/src $(PYTHON) scripts/first_hour.py $(FIRST_HOUR)
+	PYTHONPATH=src:scripts:packages/bandpo-lab/src $(PYTHON) scripts/first_hour.py $(FIRST_HOUR)
 
 # Resolves anew for Python 3.11 to 3.13 and every platform. What is pinned stays, unless LOCK='--upgrade-package NAME' or
 # LOCK=--upgrade says otherwise.
@@ -166,7 +166,7 @@ lock:
 # torch is pinned by its version alone: a machine may have a build of its own, such as one for the CPU, with another digest.
 # What it requires is here by then, but for the CUDA libraries of its usual build for Linux. Modules are compiled when they
 # are first imported, which most never are.
-$(DEMO): pyproject.toml lab/pyproject.toml constraints.txt locks/build.txt locks/demo.txt
+$(DEMO): pyproject.toml packages/bandpo-lab/pyproject.toml constraints.txt locks/build.txt locks/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(LOCKED) -r locks/build.txt

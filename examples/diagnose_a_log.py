@@ -1,13 +1,13 @@
 """Diagnose a training log: find the problems of a run, with a remedy for each.
 
-What it shows: `bandpo.runs.open_run`, which reads the logs that TRL, verl, prime-rl and SkyRL write by default,
-`bandpo.doctor.diagnosis.diagnose`, and the contents of a diagnosis: the headline, the findings with their advice, the
+What it shows: `rlvet.runs.open_run`, which reads the logs that TRL, verl, prime-rl and SkyRL write by default,
+`rlvet.checks.diagnosis.diagnose`, and the contents of a diagnosis: the headline, the findings with their advice, the
 checks that passed, and those that are not possible with this log.
 
 If no path is given, it writes the log of a simulated TRL run with one fault: the entropy of the policy falls from 1.2
 to 0.1 nats, while the reward is constant.
 
-What it needs: ``pip install .`` in a clone, without torch. On the command line it is ``bandpo diagnose PATH``.
+What it needs: ``pip install .`` in a clone, without torch. On the command line it is ``rlvet diagnose PATH``.
 
 How to run it (about 1 second)::
 
@@ -31,8 +31,8 @@ import random
 import tempfile
 from pathlib import Path
 
-from bandpo.doctor.diagnosis import diagnose
-from bandpo.runs import open_run
+from rlvet.checks.diagnosis import diagnose
+from rlvet.runs import open_run
 
 
 def write_faulty_log(folder):

@@ -1,7 +1,7 @@
 """Train a policy with GRPO in a training loop of your own, with torch and bandpo only.
 
 What it shows: `policy_loss` in a training loop with its inputs (new and old log-probabilities, advantages and a mask)
-and metrics, and `Recorder`, which stores the tokens for `bandpo diagnose` and `bandpo audit`.
+and metrics, and `Recorder`, which stores the tokens for `rlvet diagnose` and `bandpo audit`.
 
 The task is to sort: the prompt has three digits, and the right answer has the same digits in ascending order, followed
 by an end token. The policy is a transformer with two layers and random initial weights. The reward is the share of the
@@ -12,7 +12,7 @@ What it needs: ``pip install '.[torch]'`` in a clone, and pyarrow for ``--record
 How to run it (about 15 seconds on one core)::
 
     python examples/own_loop.py
-    python examples/own_loop.py --method "DAPO()" --record runs/own-loop && bandpo diagnose runs/own-loop
+    python examples/own_loop.py --method "DAPO()" --record runs/own-loop && rlvet diagnose runs/own-loop
 
 What one should see::
 
@@ -203,7 +203,7 @@ def main():
     last = sum(rewards[-tenth:]) / tenth
     print(f"reward rose from {first:.2f} to {last:.2f} under {arguments.method}")
     if arguments.record:
-        print(f"tokens are in {arguments.record}: bandpo diagnose {arguments.record}")
+        print(f"tokens are in {arguments.record}: rlvet diagnose {arguments.record}")
 
 
 if __name__ == "__main__":

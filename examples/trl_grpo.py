@@ -76,7 +76,7 @@ def main():
         learning_rate=2e-4,
         lr_scheduler_type="constant",
         logging_steps=8,
-        # The log, trainer_state.json, is written with a checkpoint: `bandpo diagnose` reads it.
+        # The log, trainer_state.json, is written with a checkpoint: `rlvet diagnose` reads it.
         save_strategy="steps" if arguments.output_dir else "no",
         save_steps=arguments.max_steps,
         report_to="none",

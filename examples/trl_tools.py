@@ -37,7 +37,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo.runs import open_run
+from rlvet.runs import open_run
 from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH, base_model_path, dataset, reward
 
 UPDATES = 4

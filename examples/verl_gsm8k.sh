@@ -68,7 +68,7 @@ overrides=(
   trainer.project_name=bandpo-examples
   trainer.experiment_name=gsm8k
   trainer.default_local_dir="$OUTPUT"
-  # The file logger writes the log that `bandpo diagnose` reads.
+  # The file logger writes the log that `rlvet diagnose` reads.
   'trainer.logger=[console,file]'
   trainer.nnodes=1
   trainer.n_gpus_per_node=1
@@ -98,7 +98,7 @@ case "$action" in
     python -m verl.trainer.main_ppo "${overrides[@]}"
     ;;
   diagnose)
-    bandpo diagnose "$OUTPUT"
+    rlvet diagnose "$OUTPUT"
     ;;
   overrides)
     printf '%s\n' "${overrides[@]}"

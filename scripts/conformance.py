@@ -6,7 +6,7 @@
 
 Each framework has its own virtual environment in the folder, as in scripts/matrix.py. Settings that
 scripts/conformance.txt does not name have the framework's defaults. The comparison is that of
-`bandpo.testing.assert_is`. Results go to results/conformance.json, and docs/measured/conformance.md is written from
+`bandpo.testing.assert_is`. Results go to research/results/conformance.json, and docs/measured/conformance.md is written from
 them. A framework that is not on the index is run from a clone, and the page names its commit. Exits with 1 if a
 difference is unexplained or a loss failed.
 
@@ -39,7 +39,7 @@ from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, install
 
 PAGE = ROOT / "docs/measured/conformance.md"
-RESULTS = ROOT / "results/conformance.json"
+RESULTS = ROOT / "research/results/conformance.json"
 LOSSES = ROOT / "scripts/conformance.txt"
 START = "== results"
 """The line before the results in the output of a process. Frameworks print before it."""
@@ -252,7 +252,7 @@ def read_settings(text: str) -> dict[str, Any]:
 
 
 def compare(loss: Loss, method: Method, *, weighted: bool = False) -> dict[str, Any]:
-    """Compare a framework's loss with a method, and return an entry of results/conformance.json.
+    """Compare a framework's loss with a method, and return an entry of research/results/conformance.json.
 
     If the loss counts empty sequences in its mean, this is noted separately and not reported as a difference.
     """

@@ -191,7 +191,7 @@ def fault(metrics_by_step: Steps, steps: int, seconds: float) -> str | None:
     for step, metrics in sorted(metrics_by_step.items()):
         gradient = metrics.get("actor/grad_norm", math.nan)
         if not math.isfinite(gradient):
-            return f"the gradient of step {step} is {gradient}: `bandpo diagnose` on the log says where that began"
+            return f"the gradient of step {step} is {gradient}: `rlvet diagnose` on the log says where that began"
     if all(metrics["actor/grad_norm"] == 0 for metrics in metrics_by_step.values()):
         return "every gradient is 0: all answers to a prompt have the same reward; look at the responses"
     if all(metrics.get("critic/score/mean", 0.0) <= 0 for metrics in metrics_by_step.values()):

@@ -7,7 +7,7 @@ each file of the packages:
 
 - ``build.txt``: the packages that build the two distributions;
 - ``demo.txt``, ``test.txt``, ``dev.txt``: the packages that each set-up command of the Makefile adds to those before;
-- ``gpu.txt``: the packages of ``lab/src/bandpo_lab/recipes/gpu.txt``, and those that build the two distributions.
+- ``gpu.txt``: the packages of ``packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt``, and those that build the two distributions.
 
 torch and its CUDA libraries are in ``constraints.txt`` only: a machine may have another build of torch, such as one for
 the CPU, with another digest. Existing pins stay unless an option of uv changes them. No file names a package index, so
@@ -25,8 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = "constraints.txt"
-GPU = "lab/src/bandpo_lab/recipes/gpu.txt"
-PROJECTS = ("pyproject.toml", "lab/pyproject.toml")
+GPU = "packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt"
+PROJECTS = ("pyproject.toml", "packages/bandpo-lab/pyproject.toml")
 UNIVERSAL = ("--universal", "--python-version", "3.11")
 NODE = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28")
 EXTRAS = {

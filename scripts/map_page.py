@@ -1,6 +1,6 @@
 """Write the page of the map under four optimizers from its committed rows.
 
-    python scripts/map_page.py results/optimizers docs/studies/optimizers/map.md
+    python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
 
 `bandpo-lab study map` writes the same report, without the introduction. Its file is committed in parts, one for each
 optimizer.

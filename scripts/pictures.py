@@ -28,8 +28,8 @@ from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
 ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "results/staleness/runs.jsonl.gz"
-MAP = ROOT / "results/optimizers"
+RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
+MAP = ROOT / "research/results/optimizers"
 ARMS = (CLIP, "Clip-Higher", "clip [.8, 2]", "BandAbove", "no upper bound")
 BY_AGE = ("lag 0", "lag 2", "lag 4", "lag 8")
 """The cells that differ only in the age of the data."""

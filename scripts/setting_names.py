@@ -2,7 +2,7 @@
 
     python scripts/setting_names.py CLONES
 
-CLONES is a folder that holds a clone of each repository in ``src/bandpo/data/settings.json`` as ``OWNER+NAME`` or
+CLONES is a folder that holds a clone of each repository in ``packages/rlvet/src/rlvet/data/settings.json`` as ``OWNER+NAME`` or
 ``OWNER+NAME/repo``. Exits with 1 if a name is not in its file. After a change of a name, write the file that has the
 new name, and the commit, into the data file.
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-DATA = Path(__file__).parents[1] / "src/bandpo/data/settings.json"
+DATA = Path(__file__).parents[1] / "packages/rlvet/src/rlvet/data/settings.json"
 
 
 def patterns_of(name: str) -> list[str]:

@@ -44,9 +44,9 @@ from studies.smollm2_report import BEST_CONSTANT, SMALLEST, World, worlds_of
 from studies.staleness import CELLS, read_runs
 
 ROOT = Path(__file__).parents[1]
-RUNS = ROOT / "results/staleness/runs.jsonl.gz"
-MAP = ROOT / "results/optimizers"
-VOCABULARY = ROOT / "results/smollm2/runs.jsonl.gz"
+RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
+MAP = ROOT / "research/results/optimizers"
+VOCABULARY = ROOT / "research/results/smollm2/runs.jsonl.gz"
 SHAPES = ("Band", "BandAbove", "room by mass")
 """The arms whose upper bounds depend on the probability."""
 SAME_RATE = 6e-4

@@ -13,7 +13,7 @@ import pytest
 
 from pages import ROOT
 
-PAGE = ROOT / "src/bandpo/report/assets"
+PAGE = ROOT / "packages/rlvet/src/rlvet/report/assets"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NODE = shutil.which("node")
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no Chromium here: apt install chromium")

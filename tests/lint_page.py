@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bandpo.lint.checks import RULES
-from bandpo.lint.frameworks import FRAMEWORKS
+from rlvet.lint.checks import RULES
+from rlvet.lint.frameworks import FRAMEWORKS
 
 PAGE = Path(__file__).parents[1] / "docs/lint.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"

@@ -4,7 +4,7 @@ Nothing here imports bandpo, and nothing is fast. Each function takes log-probab
 ``(batch, time)`` or ``(batch, 1)``, and a mask, and returns the loss of each token, to be differentiated by autograd.
 The mask is used where a method looks at the whole sequence; the caller masks and aggregates the result. A method of
 sequences returns its loss once per token, so that a mean over tokens and then over sequences is the paper's.
-`tests/core/test_method_references.py` holds them to the frameworks that ship them.
+`packages/bandpo/tests/core/test_method_references.py` holds them to the frameworks that ship them.
 """
 
 import math

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [*sorted((ROOT / "docs/frameworks").glob("*.md")), *sorted((ROOT / "docs/measured").glob("*.md"))]
-PAGES += sorted((ROOT / "lab/src/bandpo_lab/recipes").rglob("*.md"))
+PAGES += sorted((ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes").rglob("*.md"))
 
 
 class Block(NamedTuple):
@@ -121,7 +121,7 @@ def follow(steps: list[Block], folder: Path) -> None:
 def _shell(command: str, folder: Path) -> str:
     """Return what a command prints in ``folder``."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    packages = f"{ROOT / 'src'}{os.pathsep}{ROOT / 'lab/src'}"
+    packages = f"{ROOT / 'src'}{os.pathsep}{ROOT / 'packages/bandpo-lab/src'}"
     variables = {"PATH": path, "PYTHONPATH": packages, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
     words, environment = ["bash", "-ec", command], os.environ | variables
     run = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)

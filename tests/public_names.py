@@ -2,7 +2,7 @@
 
     python tests/public_names.py
 
-writes that file, and the three lists of names in src/bandpo/__init__.py: the imports for type checkers, ``_MODULES``
+writes that file, and the three lists of names in packages/bandpo/src/bandpo/__init__.py: the imports for type checkers, ``_MODULES``
 and ``__all__``. Sources are read, not imported, so no framework needs to be installed.
 """
 
@@ -81,7 +81,7 @@ def name_order(name: str) -> tuple[int, str]:
 
 
 def root_source() -> str:
-    """Return the source of src/bandpo/__init__.py with its three lists of names as they should be."""
+    """Return the source of packages/bandpo/src/bandpo/__init__.py with its three lists of names as they should be."""
     modules = modules_of_names()
     imports = []
     for module in dict.fromkeys(modules.values()):

@@ -1,4 +1,4 @@
-"""Checks the shape annotations of bandpo as it runs: a pytest plugin, `pytest -p shapes tests/core/test_loss.py`.
+"""Checks the shape annotations of bandpo as it runs: a pytest plugin, `pytest -p shapes packages/bandpo/tests/core/test_loss.py`.
 
 The annotations are imported for type checkers alone, since the core needs torch alone. Here they are imported
 for good, and each function is wrapped in beartype's check; so this is for a process of its own, before bandpo is.

@@ -9,7 +9,7 @@ from bandpo.integrations import ADAPTERS
 from helpers.missing import require
 from pages import ROOT
 
-SOURCE = ROOT / "src/bandpo/integrations"
+SOURCE = ROOT / "packages/bandpo/src/bandpo/integrations"
 MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("_"))
 FRAMEWORKS = {adapter.module: adapter for adapter in ADAPTERS}
 OWN_CONTRACT = {"trl", "verl"}
@@ -54,17 +54,17 @@ def page_of(module):
 def test_each_adapter_is_registered():
     require(
         [module for module in MODULES if module not in FRAMEWORKS],
-        "src/bandpo/integrations/__init__.py",
+        "packages/bandpo/src/bandpo/integrations/__init__.py",
         lambda module: f'    Adapter("FRAMEWORK", "{module}", "{module}", "{module}", "VERSION"),',
         "ADAPTERS (its name, its distribution, its package, the module here, the tested version)",
     )
     absent = [adapter.module for adapter in ADAPTERS if adapter.module not in MODULES]
-    assert not absent, f"src/bandpo/integrations/__init__.py registers modules that do not exist: {absent}"
+    assert not absent, f"packages/bandpo/src/bandpo/integrations/__init__.py registers modules that do not exist: {absent}"
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_an_adapter_is_tested_against_its_framework(module):
-    file = f"tests/integrations/test_{module}.py"
+    file = f"packages/bandpo/tests/integrations/test_{module}.py"
     path = ROOT / file
     tests = path.read_text() if path.exists() else ""
     missing = ["the contract"] if module not in OWN_CONTRACT and "(Contract)" not in tests else []
@@ -130,11 +130,11 @@ def test_each_adapter_has_an_extra():
 def test_no_placeholder_of_a_suggested_line_is_left():
     """The lines that the tests of this file suggest have words in capitals to replace."""
     texts = {
-        "src/bandpo/integrations/__init__.py": "\n".join(map(str, ADAPTERS)),
+        "packages/bandpo/src/bandpo/integrations/__init__.py": "\n".join(map(str, ADAPTERS)),
         "scripts/matrix.py": "\n".join(map(str, matrix.ENVIRONMENTS.values())),
     }
     files = ["docs/frameworks.md", "mkdocs.yml", "pyproject.toml"]
-    files += [f"tests/integrations/test_{module}.py" for module in MODULES]
+    files += [f"packages/bandpo/tests/integrations/test_{module}.py" for module in MODULES]
     texts |= {file: (ROOT / file).read_text() for file in files if (ROOT / file).exists()}
     left = {
         file: sorted(

@@ -1,4 +1,4 @@
-"""The page that diagnoses a log in the browser says what `bandpo diagnose` says, and sends nothing anywhere."""
+"""The page that diagnoses a log in the browser says what `rlvet diagnose` says, and sends nothing anywhere."""
 
 import base64
 import gzip
@@ -19,8 +19,8 @@ from functools import partial
 import pytest
 
 import fetch_pyodide
-from bandpo.doctor import diagnose
-from bandpo.runs.logs import UnreadableLog, read_log
+from rlvet.checks import diagnose
+from rlvet.runs.logs import UnreadableLog, read_log
 from browser import CHROMIUM, Chromium, needs_browser
 from pages import ROOT
 
@@ -146,7 +146,7 @@ def paste(tab, text):
 
 
 def printed_by_command(path, *options):
-    """Return what `bandpo diagnose` prints."""
+    """Return what `rlvet diagnose` prints."""
     result = CliRunner().invoke(app, ["diagnose", str(path), *options])
     assert result.exit_code in (0, 1, 2)
     return result.stdout.removesuffix("\n")

@@ -51,12 +51,12 @@ def test_names_in_the_package_exist(page):
     for block in blocks(page):
         text = text.replace(block.text, "") if block.title else text
     for path in set(re.findall(r"\bbandpo(?:\.\w+)+", text)):
-        place, names = ROOT / "src/bandpo", path.split(".")[1:]
+        place, names = ROOT / "packages/bandpo/src/bandpo", path.split(".")[1:]
         while names and (place / names[0]).is_dir():
             place /= names.pop(0)
         if names and (place / f"{names[0]}.py").is_file():
             place /= f"{names.pop(0)}.py"
-        elif names and place == ROOT / "src/bandpo":  # which takes its names from its modules
+        elif names and place == ROOT / "packages/bandpo/src/bandpo":  # which takes its names from its modules
             assert hasattr(bandpo, names[0]), path
             names = names[2:]
         elif names:
@@ -71,7 +71,7 @@ def test_the_tests_named_in_the_paper_map_exist():
     for in_file, test in named:
         file = in_file or file
         if file:
-            (path,) = [*(ROOT / "tests").rglob(file), *(ROOT / "lab/tests").rglob(file)]
+            (path,) = [*(ROOT / "tests").rglob(file), *(ROOT / "packages/bandpo-lab/tests").rglob(file)]
             text = path.read_text()
             assert not test or f"def {test}(" in text, f"{file}::{test}"
             checked += 1
@@ -126,7 +126,7 @@ def test_the_verdict_on_the_first_page_is_that_of_the_log():
     folder = Path(os.environ.get("BANDPO_TEST_DATA", "nowhere")) / "logs/chaos"
     if not folder.is_dir():
         pytest.skip("BANDPO_TEST_DATA has no logs/chaos")
-    shown = (ROOT / "README.md").read_text().partition("$ bandpo diagnose trainer_state.json\n")[2]
+    shown = (ROOT / "README.md").read_text().partition("$ rlvet diagnose trainer_state.json\n")[2]
     shown = shown.partition("```")[0]
     output = CliRunner().invoke(app, ["diagnose", str(folder / "trainer_state.json")]).output
     assert " ".join(output.split()).startswith(" ".join(shown.split()))

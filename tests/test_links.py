@@ -66,7 +66,7 @@ def test_the_index_lists_every_page():
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "lab/README.md", *PAGES],
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packages/bandpo-lab/README.md", *PAGES],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_links_and_pictures_exist(page):

@@ -18,7 +18,7 @@ from pages import ROOT
 
 SRC = Path(bandpo.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LAB = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())
+LAB = tomllib.loads((ROOT / "packages/bandpo-lab/pyproject.toml").read_text())
 COVERED = PROJECT["tool"]["coverage"]["report"]
 CORE = [
     path
@@ -117,7 +117,7 @@ def paths_of_jobs():
 
 
 def test_every_test_is_in_one_job_of_continuous_integration():
-    tests = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "lab/tests").rglob("test_*.py")]
+    tests = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "packages/bandpo-lab/tests").rglob("test_*.py")]
     jobs = {job: [ROOT / path for path in paths] for job, paths in paths_of_jobs().items()}
     for file in tests:
         owners = [job for job, paths in jobs.items() if any(file == p or p in file.parents for p in paths)]
@@ -330,7 +330,7 @@ def test_each_step_installs_what_its_extras_ask_for(step, extras, of_lab):
 
 
 def test_the_lock_of_the_nodes_has_the_versions_of_its_environment():
-    lines = (ROOT / "lab/src/bandpo_lab/recipes/gpu.txt").read_text().splitlines()
+    lines = (ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt").read_text().splitlines()
     versions = {line for line in lines if not line.startswith("#")}
     tools = {line.partition("==")[0] for line in locked("build")}
     assert versions - locked("gpu").keys() == set(), "make lock"

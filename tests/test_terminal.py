@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bandpo._terminal import printable
 from bandpo.audit import Recorder
-from bandpo.audit.blocked_tokens import BlockedToken, decoder, format_tokens
+from bandpo.replay.blocked_tokens import BlockedToken, decoder, format_tokens
 from bandpo.cli.app import app
 from bandpo.core.errors import InvalidValue
 

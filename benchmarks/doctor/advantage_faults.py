@@ -1,4 +1,4 @@
-"""Faults of advantages, rewards and masks, healthy runs beside them, and how often `bandpo diagnose` is right.
+"""Faults of advantages, rewards and masks, healthy runs beside them, and how often `rlvet diagnose` is right.
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/advantage_faults.py --seeds 100 101 --healthy 40
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bandpo import policy_loss
 from bandpo.audit import Recorder
-from bandpo.doctor.diagnosis import Diagnosis, diagnose
+from rlvet.checks.diagnosis import Diagnosis, diagnose
 
 PAD, EOS, VOCABULARY = 0, 1, 32
 PROMPT_LENGTH = 4

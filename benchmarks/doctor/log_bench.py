@@ -1,4 +1,4 @@
-"""Benchmark of `bandpo diagnose` on logs: simulated faults and healthy runs, rldoctor's scenarios, and real logs.
+"""Benchmark of `rlvet diagnose` on logs: simulated faults and healthy runs, rldoctor's scenarios, and real logs.
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/log_bench.py --seeds 0 1 2 3 4 --logs FOLDER [FOLDER...]
 
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from log_scenarios import SCENARIOS, SHAPES, Rows, healthy, named_as_verl, rough
 
 from bandpo.core.errors import InvalidValue
-from bandpo.doctor.diagnosis import diagnose
+from rlvet.checks.diagnosis import diagnose
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/diagnose.md"

@@ -1,4 +1,4 @@
-"""Peak memory and time of `bandpo diagnose`, `audit` and `report` on a long record.
+"""Peak memory and time of `rlvet diagnose`, `audit` and `report` on a long record.
 
     python benchmarks/doctor/long_record.py build/long --tokens 60000000
 

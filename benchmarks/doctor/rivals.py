@@ -24,7 +24,7 @@ import numpy as np
 import rlwatch
 from rlprobe.recorder import Recorder
 
-from bandpo.runs.record import read_record
+from rlvet.runs.record import read_record
 
 
 def log_of(record: Path) -> list[dict[str, float]]:

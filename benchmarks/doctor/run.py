@@ -1,4 +1,4 @@
-"""Run `bandpo diagnose` on runs with a fault and on healthy runs, and write the table in docs/diagnose.md.
+"""Run `rlvet diagnose` on runs with a fault and on healthy runs, and write the table in docs/diagnose.md.
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/run.py --seeds 10 11 12 --healthy 40
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from bandpo.doctor.diagnosis import diagnose
+from rlvet.checks.diagnosis import diagnose
 from faults import FAULTS, Fault, Setting, train
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Run `bandpo diagnose` on the runs of `token_faults.py`, and count how often it is right.
+"""Run `rlvet diagnose` on the runs of `token_faults.py`, and count how often it is right.
 
     PYTHONPATH=benchmarks/doctor python benchmarks/doctor/token_bench.py --seeds 900 901 --healthy 40 --keep build/runs
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from token_faults import FAULTS, HEALTHY, UNUSUAL, TokenFault, TokenSetting, random_setting, train
 
-from bandpo.doctor.diagnosis import Diagnosis, diagnose
+from rlvet.checks.diagnosis import Diagnosis, diagnose
 
 
 def healthy_setting(seed: int) -> tuple[str, TokenSetting]:

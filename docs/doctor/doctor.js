@@ -137,12 +137,12 @@
     }
     const { kept, leftOut } = chosenFiles;
     if (!kept.length) {
-      return refuse(`None of the ${given.length} files has the name of a log: ${listed(given.map(({ path }) => path))}. A record of tokens is diagnosed by the command, bandpo diagnose FOLDER.`);
+      return refuse(`None of the ${given.length} files has the name of a log: ${listed(given.map(({ path }) => path))}. A record of tokens is diagnosed by the command, rlvet diagnose FOLDER.`);
     }
     const size = kept.reduce((sum, { content }) => sum + content.size, 0);
     if (size > LARGEST) {
       const what = kept.length === 1 ? `${kept[0].path} has` : `The ${kept.length} files have`;
-      return refuse(`${what} ${megabytes(size)}. This page reads at most ${megabytes(LARGEST)}, because a browser's memory is small. Give the part with the metrics, or use the command: bandpo diagnose LOG.`);
+      return refuse(`${what} ${megabytes(size)}. This page reads at most ${megabytes(LARGEST)}, because a browser's memory is small. Give the part with the metrics, or use the command: rlvet diagnose LOG.`);
     }
     if (!size) return refuse("There is nothing in it: the log is empty.");
     const paths = kept.map(({ path }) => path.split("/").filter((part) => part && part !== "." && part !== ".."));
@@ -185,7 +185,7 @@
   }
 
   function inWords(message) {
-    if (/MemoryError|out of memory|Array buffer allocation/i.test(message)) return "The log needs more memory than this browser gives a page. Give a part of it, or use the command: bandpo diagnose LOG.";
+    if (/MemoryError|out of memory|Array buffer allocation/i.test(message)) return "The log needs more memory than this browser gives a page. Give a part of it, or use the command: rlvet diagnose LOG.";
     return `Python failed on this log, which is an error of this page or of bandpo: ${message.trim().split("\n").slice(-1)[0]}`;
   }
 
@@ -300,7 +300,7 @@
       sharingShown(answer),
       readingShown(answer, task.leftOut),
       answer.has_reward ? namesForm(task, answer.unread, answer.quantities, false) : "",
-      element("details", { class: "printed", open: true }, element("summary", {}, "As bandpo diagnose prints it"), printed(answer.text)));
+      element("details", { class: "printed", open: true }, element("summary", {}, "As rlvet diagnose prints it"), printed(answer.text)));
   }
 
   // --- A verdict in a link ---

@@ -6,15 +6,15 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from bandpo._numbers import format_step
-from bandpo._severities import SEVERITIES
+from rlvet._numbers import format_step
+from rlvet._severities import SEVERITIES
 from bandpo._terminal import printable
 from bandpo.core.errors import BandpoError
-from bandpo.doctor import Diagnosis, Finding, diagnose
-from bandpo.runs import open_run
-from bandpo.runs.quantities import QUANTITIES
+from rlvet.checks import Diagnosis, Finding, diagnose
+from rlvet.runs import open_run
+from rlvet.runs.quantities import QUANTITIES
 
-RECORD = "A record of tokens is diagnosed by the command: bandpo diagnose FOLDER. This page reads logs."
+RECORD = "A record of tokens is diagnosed by the command: rlvet diagnose FOLDER. This page reads logs."
 
 
 def verdict(path: str, names: Mapping[str, str], run_name: str) -> str:

@@ -111,7 +111,7 @@ def bandpo_archive() -> bytes:
     """Return a zip archive of bandpo and of PyYAML, which it needs and which is Python throughout."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
-        for package in (ROOT / "src/bandpo", Path(yaml.__file__).parent):
+        for package in (ROOT / "packages/bandpo/src/bandpo", Path(yaml.__file__).parent):
             for file in sorted(package.rglob("*")):
                 if file.suffix in (".py", ".json"):
                     # A fixed date, so that the same source makes the same archive.
@@ -123,9 +123,9 @@ def bandpo_archive() -> bytes:
 
 def readable_patterns() -> list[str]:
     """Return the names of the files that are read in the folder of a run."""
-    from bandpo.runs.configs import READERS
-    from bandpo.runs.log_files import KINDS
-    from bandpo.runs.logs import NAMES_FILE
+    from rlvet.runs.configs import READERS
+    from rlvet.runs.log_files import KINDS
+    from rlvet.runs.logs import NAMES_FILE
 
     return [*KINDS, *READERS, NAMES_FILE]
 

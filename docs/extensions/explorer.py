@@ -1,11 +1,11 @@
-"""Puts the scripts that the explorer shares with `bandpo report` beside it on the site."""
+"""Puts the scripts that the explorer shares with `rlvet report` beside it on the site."""
 
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
 
-PAGE = Path(__file__).parents[2] / "src/bandpo/report/assets"
+PAGE = Path(__file__).parents[2] / "packages/rlvet/src/rlvet/report/assets"
 SHARED = ("uPlot.js", "uPlot.css", "uPlot-LICENSE", "bounds.js", "chart.js")
 
 

@@ -10,7 +10,7 @@ SCRIPT = """
 import json, sys
 
 sys.modules["torch"] = None
-from bandpo.doctor.diagnosis import diagnose
+from rlvet.checks.diagnosis import diagnose
 
 for path in sys.argv[1:]:
     diagnosis = diagnose(path)

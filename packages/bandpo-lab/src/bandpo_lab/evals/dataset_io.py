@@ -1,0 +1,224 @@
+"""Read the rows of JSONL and parquet files, and the prompts and answers in them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from bandpo.core.errors import FileProblem, InvalidValue
+from rlvet.runs.files import read_jsonl
+from bandpo_lab.evals.extraction import extract
+from bandpo_lab.file_models import read_json
+from bandpo_lab.files import digest
+
+
+class TextPart(BaseModel):
+    """A text part of a message, in OpenAI's format; other parts, such as images, are refused."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[TextPart]
+
+
+_PROMPT = TypeAdapter(str | list[Message])
+
+
+def read_prompt(value: Any) -> str | list[dict[str, str]]:
+    """Return a prompt as a text, or as messages with `role` and `content`; the parts of a message are joined.
+
+    Raises:
+        ValueError: The value is neither a text nor messages of text.
+
+    >>> read_prompt([{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}])
+    [{'role': 'user', 'content': '1+1?'}]
+    """
+    try:
+        prompt = _PROMPT.validate_python(value, strict=True)
+    except ValidationError as error:
+        raise InvalidValue(f"{value!r:.80} is neither text nor messages of text") from error
+    if isinstance(prompt, str):
+        return prompt
+    messages = []
+    for message in prompt:
+        content = message.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        messages.append({"role": message.role, "content": content})
+    return messages
+
+
+_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+_WHOLE_NUMBER = re.compile(r"(-?\d+)\.0+")
+
+
+def read_answer(value: Any) -> str:
+    r"""Return the answer in a column of a data set: a number, a list, a worked solution or verl's reward model.
+
+    A number is written without an exponent. All answers of a list are required, in any order.
+
+    Returns:
+        The answer; an empty text if there is none.
+
+    Raises:
+        ValueError: The value is not an answer, such as true.
+
+    >>> read_answer(27.0), read_answer("5 + 5 = 10\n#### 1,234"), read_answer(r"So $\boxed{\frac{1}{2}}$.")
+    ('27', '1234', '\\frac{1}{2}')
+    """
+    if isinstance(value, Mapping):
+        value = value.get("ground_truth")
+    if isinstance(value, list | tuple):
+        return ", ".join(filter(None, map(read_answer, value)))
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise InvalidValue(f"{value} is no answer")
+    if isinstance(value, float):
+        value = format(Decimal(repr(value)), "f")
+    text = "" if value is None else str(value).strip()
+    if "####" in text or "\\boxed{" in text:
+        extracted = extract(text)
+        text = "" if extracted is None else extracted.text.strip()
+    while len(text) > 1 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = text[1:-1].strip()
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    whole_number = _WHOLE_NUMBER.fullmatch(text)
+    return whole_number[1] if whole_number else text
+
+
+def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a ``.jsonl``, ``.json`` or ``.parquet`` file; blank lines are skipped.
+
+    Args:
+        path: The file.
+        limit: The number of rows to read from the start; by default all.
+
+    Raises:
+        FileProblem: The file does not exist.
+        ValueError: The file has another suffix, a line is not a JSON object, or the file was changed after
+            `bandpo-lab data prepare` wrote it.
+    """
+    if not path.exists():
+        raise FileProblem(f"{path} does not exist")
+    check_prepared(path)
+    if path.suffix in (".jsonl", ".json"):  # verl names JSONL files .json
+        return [row for _, row in islice(read_jsonl(path, growing=False, parse=_parse), limit)]
+    if path.suffix != ".parquet":
+        raise InvalidValue(f"{path} must be a .parquet or .jsonl file")
+    import pyarrow.parquet
+
+    try:
+        return list(islice(_parquet_rows(path), limit))
+    except (pyarrow.ArrowException, OSError, ArithmeticError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"{path} cannot be read as parquet: {error!s:.300}") from error
+
+
+LARGEST_PARQUET = 2**30
+"""The largest size of a parquet file's columns after decompression, in bytes."""
+
+MOST_PARQUET_ROWS = 2**21
+"""The largest number of rows of a parquet file."""
+
+MOST_PARQUET_COLUMNS = 1000
+"""The largest number of columns of a parquet file."""
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a parquet file, within the limits on its size.
+
+    Raises:
+        ValueError: The file exceeds a limit; the message names it.
+    """
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(
+        path,
+        page_checksum_verification=True,
+        thrift_string_size_limit=LARGEST_FOOTER,
+        thrift_container_size_limit=LARGEST_FOOTER,
+    )
+    metadata = file.metadata
+    chunks = metadata.num_row_groups * metadata.num_columns
+    limit = ""
+    if metadata.num_columns > MOST_PARQUET_COLUMNS:
+        limit = f"{metadata.num_columns:,} columns, and at most {MOST_PARQUET_COLUMNS:,} are read"
+    elif metadata.num_rows > MOST_PARQUET_ROWS:
+        limit = f"{metadata.num_rows:,} rows, and at most {MOST_PARQUET_ROWS:,} are read"
+    elif chunks > MOST_PARQUET_ROWS:
+        limit = f"{chunks:,} parts of columns, and at most {MOST_PARQUET_ROWS:,} are read"
+    if limit:
+        raise InvalidValue(f"{path} has {limit}; give a part of it")
+    sizes = []
+    for group in range(metadata.num_row_groups):
+        columns = metadata.row_group(group)
+        sizes += [columns.column(column).total_uncompressed_size for column in range(metadata.num_columns)]
+    column_bytes = sum(sizes)
+    if column_bytes > LARGEST_PARQUET:
+        raise InvalidValue(
+            f"{path} has {column_bytes / 2**20:,.0f} MiB once it is decompressed, and at most "
+            f"{LARGEST_PARQUET / 2**20:,.0f} are read; give a part of it"
+        )
+
+    # A value that is stored once may be in any number of rows, so the bytes of the rows are limited as well.
+    largest = max(sizes, default=1)
+    rows_per_batch = max(1, min(2**16, 2**24 // max(largest, 1)))
+    most_bytes = min(LARGEST_PARQUET, max(2**27, MOST_REPETITION * column_bytes))
+    row_bytes = 0
+    for batch in file.iter_batches(rows_per_batch):
+        row_bytes += batch.nbytes
+        if row_bytes > most_bytes:
+            raise InvalidValue(
+                f"{path} has more than {most_bytes / 2**20:,.0f} MiB in its rows, the limit for a file with "
+                f"{column_bytes / 2**20:,.1f} MiB in its columns; give a part of it"
+            )
+        yield from batch.to_pylist()
+
+
+MOST_REPETITION = 16
+"""The largest size of a file's rows, as a multiple of the size of its columns, for rows of more than 128 MiB.
+
+Rows can be larger than columns because a value may be stored once for many rows.
+"""
+
+LARGEST_FOOTER = 2**24
+"""The largest text, in bytes, and the longest list, in entries, in the footer of a parquet file."""
+
+
+def check_prepared(path: Path) -> None:
+    """Check that a file of `bandpo-lab data prepare` has the digest in its manifest; other files pass.
+
+    Raises:
+        ValueError: The digests differ, or the manifest cannot be read.
+    """
+    manifest = path.absolute().parent.parent / "manifest.json"
+    if path.suffix != ".parquet" or not manifest.is_file():
+        return
+    entry = read_json(manifest).get(path.stem)
+    digests = entry.get("sha256") if isinstance(entry, dict) else None
+    expected = digests.get(path.absolute().parent.name) if isinstance(digests, dict) else None
+    if expected is not None and expected != digest(path):
+        raise InvalidValue(
+            f"{path} has changed since it was prepared (its digest is not the one in {manifest.name}): prepare it "
+            "again, or move it to another folder"
+        )
+
+
+def _parse(line: bytes) -> Any:
+    """Parse a line of JSON strictly: Python's parser accepts half a surrogate pair or a NaN, which JSON cannot hold."""
+    try:
+        return from_json(line, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidValue(str(error).replace("at line 1 column", "in column")) from error

@@ -1,0 +1,273 @@
+"""Shrink a recipe so that it runs on two CPU cores, and refuse recipes that cannot be rehearsed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bandpo.core.errors import InvalidValue, MissingPackage
+
+PROMPT_TOKENS = 512
+"""The longest prompt of a rehearsal, in tokens."""
+RESPONSE_TOKENS = 64
+"""The longest response, in tokens."""
+PROMPTS = 4
+"""The prompts of a batch."""
+SAMPLES = 4
+"""The largest number of responses to one prompt."""
+MINI_BATCH = 2
+"""The prompts of a mini-batch."""
+_FP32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that the rehearsal replaces, with its value in the recipe."""
+
+    key: str
+    value: str
+    reason: str
+    original: str = "unset"
+
+    @property
+    def override(self) -> str:
+        """The override for hydra, which sets the key even if the recipe does not have it."""
+        return f"++{self.key}={self.value}"
+
+
+def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> Any:
+    """Return the full config of a recipe, as `python -m verl.trainer.main_ppo` composes it.
+
+    Args:
+        overrides: The overrides, as on hydra's command line.
+        config_dir: A folder with further config files, such as recipes.
+        config_name: The name of verl's main config file.
+
+    Raises:
+        ImportError: verl is not installed.
+        ValueError: The config cannot be composed; hydra's message names the key.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise MissingPackage(
+            "this needs verl: in a clone of bandpo, with Python 3.12, "
+            "pip install -c packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
+        )
+
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf import open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    search_path = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
+        try:
+            config = hydra_compose(config_name, [*overrides, *search_path], return_hydra_config=True)
+        # hydra raises ValueError, without a name, for a group of config files that is null.
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise InvalidValue(f"the config cannot be composed: {error}{named_unset(overrides)}") from error
+    # As in hydra's own main: bandpo's checks read the overrides of the command line from there.
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    return config
+
+
+def unset(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that set a setting to null or delete it.
+
+    >>> unset(["trainer.nnodes=2", "data.seed=null", "~critic"])
+    ['data.seed=null', '~critic']
+    """
+    return [override for override in overrides if override.endswith("=null") or override.startswith("~")]
+
+
+def named_unset(overrides: Sequence[str]) -> str:
+    """Return the end of an error message that names the overrides of `unset`; empty if there are none.
+
+    verl and hydra may fail over such a setting without naming it.
+    """
+    names = unset(overrides)
+    return f" (of the command line: {', '.join(names)})" if names else ""
+
+
+def refuse(config: Any) -> None:
+    """Refuse a recipe with a central part that cannot run on a CPU.
+
+    Raises:
+        ValueError: The recipe has such a part; the message names it and the reason.
+    """
+    from omegaconf import OmegaConf
+
+    actor = config.actor_rollout_ref.actor
+    model = config.actor_rollout_ref.model
+    # A null rank is refused by the checks of the settings.
+    lora_rank = max(model.lora_rank or 0, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank") or 0)
+    conditions = {
+        "algorithm.adv_estimator=gae (a critic): verl's critic runs on FlashAttention only": (
+            config.algorithm.adv_estimator == "gae" or bool(config.critic.enable)
+        ),
+        f"actor.strategy={actor.strategy}: only FSDP (as FSDP2) runs on a CPU": actor.strategy
+        not in ("fsdp", "fsdp2"),
+        "reward.reward_model.enable: a reward model needs an inference engine": config.reward.reward_model.enable,
+        "LoRA: its weights reach the inference engine by a path of their own": lora_rank > 0,
+    }
+    reasons = [reason for reason, applies in conditions.items() if applies]
+    if reasons:
+        raise InvalidValue(f"this recipe cannot be rehearsed on a CPU: {'; '.join(reasons)}")
+
+
+def samples(config: Any) -> int:
+    """Return the number of responses to one prompt; at least two, since a right one is planted in each group."""
+    count = config.actor_rollout_ref.rollout.n
+    return min(max(count, 2), SAMPLES) if isinstance(count, int) else SAMPLES
+
+
+def changes(config: Any, folder: Path, steps: int) -> list[Change]:
+    """Return every setting of a recipe that the rehearsal replaces, grouped by reason.
+
+    Args:
+        config: The recipe's composed config.
+        folder: The folder of the rehearsal.
+        steps: The number of training steps.
+    """
+    from omegaconf import OmegaConf
+
+    changes = []
+    for reason, replacements in _replacements(config, folder, steps).items():
+        for key, value in replacements.items():
+            original = OmegaConf.select(config, key, default="unset")
+            is_null = original is None and value == "null"
+            if str(original) != str(value) and not is_null:
+                changes.append(Change(key, str(value), reason, str(original)))
+    return changes
+
+
+def _replacements(config: Any, folder: Path, steps: int) -> dict[str, dict[str, Any]]:
+    """Return the settings of a rehearsal, by the reason for replacing those of the recipe."""
+    from omegaconf import OmegaConf
+
+    settings = config.actor_rollout_ref
+    actor = "actor_rollout_ref.actor"
+    ref = "actor_rollout_ref.ref"
+    rollout = "actor_rollout_ref.rollout"
+    micro_batch_sizes = (
+        f"{actor}.ppo_micro_batch_size_per_gpu",
+        f"{ref}.log_prob_micro_batch_size_per_gpu",
+        f"{rollout}.log_prob_micro_batch_size_per_gpu",
+    )
+    return {
+        "no GPU": {
+            "trainer.device": "cpu",
+            "trainer.nnodes": 1,
+            "trainer.n_gpus_per_node": 1,
+            f"{actor}.strategy": "fsdp2",
+            f"{actor}.fsdp_config.use_torch_compile": False,
+            f"{ref}.fsdp_config.use_torch_compile": False,
+            "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+            "actor_rollout_ref.model.use_fused_kernels": False,
+            "actor_rollout_ref.model.use_liger": False,
+            f"{actor}.fsdp_config.param_offload": False,
+            f"{actor}.fsdp_config.optimizer_offload": False,
+            f"{actor}.fsdp_config.offload_policy": False,
+            f"{ref}.fsdp_config.param_offload": False,
+            f"{ref}.fsdp_config.optimizer_offload": False,
+            f"{ref}.fsdp_config.offload_policy": False,
+        },
+        "one process, and no FlashAttention, which verl needs to split a sequence": {
+            f"{actor}.ulysses_sequence_parallel_size": 1,
+            f"{actor}.fsdp_config.ulysses_sequence_parallel_size": 1,
+            f"{ref}.ulysses_sequence_parallel_size": 1,
+            f"{ref}.fsdp_config.ulysses_sequence_parallel_size": 1,
+        },
+        # verl wraps a forward-only model with pinned memory, which needs a GPU.
+        "no GPU to pin memory for": {
+            f"{ref}.fsdp_config.forward_only": False,
+            f"{ref}.optim": "{_target_:verl.workers.config.FSDPOptimizerConfig,lr:0}",
+        },
+        "fp32, so that trainer and sampler agree to 1e-6": {
+            f"{actor}.fsdp_config.mixed_precision": _FP32,
+            f"{ref}.fsdp_config.mixed_precision": _FP32,
+        },
+        "transformers in place of vLLM or SGLang": {
+            f"{rollout}.name": "transformers",
+            f"{rollout}.mode": "async",
+            f"{rollout}.free_cache_engine": False,
+            f"{rollout}.tensor_model_parallel_size": 1,
+            f"{rollout}.data_parallel_size": 1,
+            f"{rollout}.pipeline_model_parallel_size": 1,
+        },
+        "stand-in": {
+            "actor_rollout_ref.model.path": folder / "model",
+            "data.train_files": folder / "train.parquet",
+            "data.val_files": folder / "val.parquet",
+        },
+        "small": {
+            "data.max_prompt_length": PROMPT_TOKENS,
+            "data.max_response_length": RESPONSE_TOKENS,
+            "data.train_batch_size": PROMPTS,
+            "data.train_max_samples": -1,
+            "data.val_max_samples": -1,
+            "data.val_batch_size": "null",
+            f"{rollout}.n": samples(config),
+            f"{rollout}.val_kwargs.n": min(settings.rollout.val_kwargs.n, 2),
+            **_overlong_penalty(config),
+            **{key: 2 for key in micro_batch_sizes if OmegaConf.select(config, key) is not None},
+        },
+        "few processes": {
+            f"{rollout}.agent.num_workers": 1,
+            "reward.num_workers": 1,
+            "data.dataloader_num_workers": 0,
+            "data.filter_overlong_prompts_workers": 1,
+            "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        },
+        "large steps, so that the rule clips and stale weights would show": {
+            f"{actor}.ppo_mini_batch_size": MINI_BATCH,
+            f"{actor}.optim.lr": 1e-2,
+            f"{actor}.optim.lr_warmup_steps": 0,
+            f"{actor}.optim.lr_warmup_steps_ratio": 0.0,
+        },
+        "every stage within a few steps": {
+            "trainer.total_training_steps": steps,
+            "trainer.save_freq": steps,
+            "trainer.test_freq": steps,
+            "trainer.val_before_train": False,
+            "trainer.val_only": False,
+            "trainer.resume_mode": "auto",
+            "trainer.default_local_dir": folder / "checkpoints",
+            "trainer.default_hdfs_dir": "null",
+            "trainer.rollout_data_dir": folder / "rollouts",
+            "trainer.logger": "[console,file]",
+            "trainer.v1.trainer_mode": "sync",
+        },
+        "a private Ray on this machine": {
+            "ray_kwargs.ray_init.address": "local",
+            "ray_kwargs.ray_init.num_gpus": 1,
+            "ray_kwargs.ray_init.num_cpus": 9,
+            "ray_kwargs.ray_init.include_dashboard": False,
+            "ray_kwargs.ray_init.object_store_memory": 300_000_000,
+            "ray_kwargs.ray_init._temp_dir": folder / "ray",
+        },
+    }
+
+
+def _overlong_penalty(config: Any) -> dict[str, int]:
+    """Return the settings of DAPO's penalty for long responses, at the same share of the longest response."""
+    from omegaconf import OmegaConf
+
+    key = "reward.reward_kwargs"
+    buffer = OmegaConf.select(config, f"{key}.overlong_buffer_cfg.len")
+    if buffer is None:
+        return {}
+    share = buffer / config.data.max_response_length
+    return {
+        f"{key}.max_resp_len": RESPONSE_TOKENS,
+        f"{key}.overlong_buffer_cfg.len": max(1, round(share * RESPONSE_TOKENS)),
+    }

@@ -1,0 +1,354 @@
+"""The recorder, which writes the tokens of each loss to disk, to be audited later with ``bandpo audit FOLDER``.
+
+Each process writes an Arrow stream of its own, ``tokens-PROCESS-OPENING.arrow``. Each call of `Recorder.add` appends a
+record batch with one row per sequence. A second file has digests, by which a reader detects damage. The data is in the
+file when `add` returns, so a killed process loses at most the batch that was being written. docs/record-format.md
+describes the files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import bandpo
+from bandpo.core.batch import normalize_mask
+from bandpo.core.errors import InvalidValue
+from bandpo.core.methods import Method
+from bandpo.core.rules import ClipRule
+from bandpo.core.sequences import unpack
+from bandpo.core.text import as_method, as_text
+from rlvet.runs.record_format import FORMAT, META, import_pyarrow, record_schema
+from rlvet.runs.record_parts import STREAM_END, SealedFile
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+
+class Recorder:
+    """A writer of the tokens of each loss. Call `add` where the loss is computed.
+
+    Several processes may write to one folder: each has a file of its own. A resumed run starts another file, and steps
+    that it repeats count once. The recorder does not use torch's random numbers.
+
+    Args:
+        folder: The folder of the files; created if it does not exist.
+        method: The run's method, as for `bandpo.policy_loss`; it is the first in a replay. Optional.
+        anchor: The policy that the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
+        every: Only steps that are a multiple of it are recorded. Without a step, calls of `add` are counted instead.
+        dtype: ``float32`` gives exact metrics in a replay; ``float16`` takes half the space, see docs/record.md.
+        process: Number of this process; by default its rank in torch.distributed, else 0.
+        framework: Name and version of the training framework, such as ``trl 1.16``.
+        sampling: The engine's settings, such as ``{"temperature": 0.7, "top_p": 1.0}``.
+
+    Raises:
+        ImportError: if pyarrow is not installed.
+        ValueError: if a setting is out of range, or the method has no text form.
+        OSError: if the folder cannot be written to.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
+    >>> with Recorder(folder, method="FixedClip(0.2)") as recorder:
+    ...     recorder.add(logp=logp_old + 0.5, logp_old=logp_old, advantages=torch.tensor([1.0]), step=3)
+    >>> recorder.path.name
+    'tokens-00000-0000.arrow'
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        method: Method | ClipRule | str | None = None,
+        anchor: str = "trainer",
+        every: int = 1,
+        dtype: str = "float32",
+        process: int | None = None,
+        framework: str = "",
+        sampling: Mapping[str, float] | None = None,
+    ):
+        import_pyarrow()
+        if every < 1:
+            raise InvalidValue(f"every must be at least 1 (each step), got {every!r}")
+        if dtype not in ("float32", "float16"):
+            raise InvalidValue(f"dtype must be 'float32' or 'float16', got {dtype!r}")
+        if anchor not in ("trainer", "rollout"):
+            raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+        self.every = every
+        self.dtype = dtype
+        process = _rank() if process is None else process
+        self._method = None if method is None else as_text(as_method(method))
+        metadata = {
+            "format": FORMAT,
+            "method": self._method,
+            "anchor": anchor,
+            "every": every,
+            "process": process,
+            "framework": framework,
+            "sampling": dict(sampling or {}),
+            "bandpo": bandpo.__version__,
+            "torch": torch.__version__,
+        }
+        self._schema = record_schema(dtype).with_metadata({META: json.dumps(metadata).encode()})
+        self._calls = 0
+        self.path, self._file = _new_file(Path(folder), process)
+        schema_part = _stream_of(self._schema)[: -len(STREAM_END)]
+        self._schema_size = len(schema_part)
+        self._file.write_part(schema_part)
+        # The finalizer also closes the file at exit, if close was not called.
+        self._end = weakref.finalize(self, self._file.close)
+
+    @torch.no_grad()
+    def add(
+        self,
+        *,
+        logp: Float[Tensor, "batch time"] | None = None,
+        logp_old: Float[Tensor, "batch time"],
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
+        mask: Tensor | None = None,
+        logp_rollout: Float[Tensor, "batch time"] | None = None,
+        entropy: Float[Tensor, "batch time"] | None = None,
+        step: int | None = None,
+        version: int | Tensor | None = None,
+        tokens: Tensor | None = None,
+        generation: int | None = None,
+        update: int | None = None,
+        group: Sequence[int] | Tensor | None = None,
+        reward: Sequence[float] | Tensor | None = None,
+        truncated: Sequence[bool] | Tensor | None = None,
+        method: Method | ClipRule | str | None = None,
+        segments: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> None:
+        """Append the tokens of one loss. Padding is not recorded.
+
+        Values are not checked: NaN is recorded, and a replay names its row. Shapes and the mask are checked as for
+        `bandpo.policy_loss`.
+
+        Args:
+            logp: Log-probabilities (nats) of the sampled tokens under the policy in training, (batch, time). None for
+                a batch that is recorded before its loss is computed; no rule can be replayed on it.
+            logp_old: The same under the old policy, the denominator of the ratio.
+            advantages: One per token or per sequence.
+            mask: 1 (or True) for tokens that count, 0 for padding. All tokens count if not given.
+            logp_rollout: The log-probabilities (nats) that the rollout engine reported; NaN where there are none.
+            entropy: Entropy (nats) of the policy at each token.
+            step: The trainer's step.
+            version: The step of the weights that sampled, counted like ``step``: one number, one per sequence, or one
+                per token. ``step − version`` is the lag of an asynchronous trainer.
+            tokens: Ids of the sampled tokens, in the shape of ``logp_old``.
+            generation: Number of the generated batch that the sequences belong to.
+            update: Number of optimiser steps on that batch before this loss, from 0.
+            group: Index of each sequence's prompt.
+            reward: Total reward of each sequence, before any baseline.
+            truncated: True for each sequence that was cut off at the length limit.
+            method: The run's method in this loss, if it differs from that of the constructor, as with a radius that
+                changes.
+            segments: Index of each token's sequence in a packed batch, as for `bandpo.policy_loss`. Each sequence
+                becomes a row of the record.
+            cu_seqlens: Start of each sequence in a packed batch, as for `bandpo.policy_loss`.
+
+        Raises:
+            ValueError: if shapes differ, the mask holds another value than 0 and 1, or the recorder is closed.
+        """
+        if not self._end.alive:
+            raise InvalidValue(f"{self.path} is closed; create another Recorder to record more")
+        number = self._calls if step is None else step
+        self._calls += 1
+        if number % self.every:
+            return
+        tensors = unpack(
+            {
+                "logp_old": logp_old,
+                "logp": logp,
+                "advantages": advantages,
+                "mask": mask,
+                "logp_rollout": logp_rollout,
+                "entropy": entropy,
+                "tokens": tokens,
+                "version": version,
+            },
+            segments,
+            cu_seqlens,
+        )
+        logp_old = tensors["logp_old"]
+        if logp_old.dim() != 2:
+            raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
+        counted = normalize_mask(logp_old, tensors["mask"]).cpu() != 0
+        rows = len(counted)
+
+        token_columns = _token_columns(tensors)
+        columns: dict[str, Any] = {
+            "step": [step] * rows,
+            "generation": [generation] * rows,
+            "update": [update] * rows,
+        }
+        for name, x in {"group": group, "reward": reward, "truncated": truncated}.items():
+            columns[name] = _values_of_sequences(name, x, rows)
+        for name, dtype in {"version": torch.int64, "advantages": torch.float32}.items():
+            columns[name] = _by_sequence(name, tensors[name], counted, dtype)
+        for name, x in token_columns.items():
+            columns[name] = (x, counted)
+        batch = _record_batch(columns, self._schema, rows)
+
+        text = None if method is None else as_text(as_method(method))
+        metadata = None
+        if text and text != self._method:
+            metadata = {META: json.dumps({"method": text}).encode()}
+        stream = _stream_of(self._schema, batch, metadata)
+        self._file.write_part(stream[self._schema_size : -len(STREAM_END)])
+
+    def flush(self) -> None:
+        """Force all added losses to the disk (fsync), so that they survive a crash of the machine."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Close the file. Nothing can be added afterwards."""
+        self._end()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _token_columns(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the columns with one value per token, each (batch, time) on the CPU.
+
+    Args:
+        tensors: The arguments of `Recorder.add` by name; None for those that were not given.
+
+    Raises:
+        ValueError: if a tensor has another shape than ``logp_old``.
+    """
+    logp_old = tensors["logp_old"]
+
+    def on_cpu(name: str) -> Tensor:
+        x = tensors[name]
+        if x.shape != logp_old.shape:
+            raise InvalidValue(
+                f"{name} has shape {tuple(x.shape)}, logp_old {tuple(logp_old.shape)}; they must be equal"
+            )
+        return x.detach().cpu()
+
+    old = on_cpu("logp_old").float()
+    columns = {"logp_old": old}
+    if tensors["logp"] is not None:
+        columns["log_ratio"] = on_cpu("logp").float() - old
+    if tensors["logp_rollout"] is not None:
+        columns["log_weight"] = old - on_cpu("logp_rollout").float()
+    if tensors["entropy"] is not None:
+        columns["entropy"] = on_cpu("entropy")
+    if tensors["tokens"] is not None:
+        columns["token"] = on_cpu("tokens").int()
+    columns["position"] = torch.arange(logp_old.shape[1], dtype=torch.int32).expand(len(logp_old), -1)
+    return columns
+
+
+def _rank() -> int:
+    """Return the number of this process among those that train together."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def _new_file(folder: Path, process: int) -> tuple[Path, SealedFile]:
+    """Create another file of this process, and return its path and the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for opening in itertools.count():
+        path = folder / f"tokens-{process:05d}-{opening:04d}.arrow"
+        try:
+            return path, SealedFile(path)
+        except FileExistsError:
+            continue
+    raise AssertionError("unreachable")
+
+
+def _values_of_sequences(name: str, x: Any, rows: int) -> list[Any] | None:
+    """Return a tensor or list with one value per sequence as a list; None if there is none."""
+    if x is None:
+        return None
+    values = torch.as_tensor(x).detach().cpu()
+    if values.shape != (rows,):
+        raise InvalidValue(f"{name} has shape {tuple(values.shape)}; there are {rows} sequences")
+    return values.tolist()
+
+
+def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+    """Return the values of a column, with one value per sequence in place of one per token if nothing is lost by it.
+
+    Args:
+        name: The column, for errors.
+        x: A number, or a tensor with one value per sequence or per token.
+        counted: True for the counted tokens, (batch, time).
+        dtype: The dtype of the column.
+
+    Returns:
+        The values, and True for those that are stored. Both have the shape (batch, 1) if all counted tokens of a
+        sequence have the same value, in every sequence; else (batch, time). None if ``x`` is None.
+    """
+    if x is None:
+        return None
+    x = torch.as_tensor(x).detach().cpu().to(dtype)
+    shape = counted.shape
+    if x.shape == (shape[0], 1):
+        x = x.squeeze(-1)
+    if x.shape not in ((), shape[:1], shape):
+        raise InvalidValue(
+            f"{name} of shape {tuple(x.shape)} fits neither the tokens {tuple(shape)} nor the sequences "
+            f"{tuple(shape[:1])}"
+        )
+    x = x if x.shape == shape else x.expand(shape[:1]).unsqueeze(-1).expand(shape)
+    first = x.gather(1, counted.int().argmax(1, keepdim=True))
+    shared = bool(((x == first) | ~counted).all())
+    if shared:
+        return first, torch.ones_like(first, dtype=torch.bool)
+    return x, counted
+
+
+def _stream_of(schema: Any, batch: Any = None, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
+    """Return the bytes of an Arrow stream with a schema and, if given, one batch with its metadata."""
+    pa = import_pyarrow()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        if batch is not None:
+            stream.write_batch(batch, custom_metadata=metadata)
+    return sink.getvalue().to_pybytes()
+
+
+def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
+    """Build an Arrow record batch.
+
+    Args:
+        columns: A list of one value per row, or for a column of lists a pair (values, stored): the list of row i has
+            the entries of ``values[i]`` for which ``stored[i]`` is True. Missing columns are null.
+        schema: The schema.
+        rows: The number of rows.
+    """
+    pa = import_pyarrow()
+
+    def array(field: Any) -> Any:
+        column = columns.get(field.name)
+        if column is None:
+            return pa.nulls(rows, field.type)
+        if isinstance(column, list):
+            return pa.array(column, field.type)
+        values, stored = column
+        if pa.types.is_float16(field.type.value_type):
+            values = values.half()
+        offsets = torch.zeros(rows + 1, dtype=torch.int32)
+        offsets[1:] = stored.sum(1).cumsum(0)
+        return pa.ListArray.from_arrays(
+            pa.array(offsets.numpy()), pa.array(values[stored].numpy()), type=field.type
+        )
+
+    return pa.record_batch([array(field) for field in schema], schema=schema)

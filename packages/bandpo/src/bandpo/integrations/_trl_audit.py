@@ -1,0 +1,504 @@
+"""An audit of any GRPOTrainer: metrics of how its loss treats the tokens, logged with TRL's own.
+
+TRL computes the log-probabilities inside its loss, so the mixin reads them in the method that the loss calls for them,
+``_get_per_token_logps_and_entropies``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import trl
+from transformers import Trainer, TrainerCallback
+from trl import GRPOTrainer
+
+from bandpo.audit.metrics import Audit, logged
+from bandpo.audit.recorder import Recorder
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
+from bandpo.core.methods import METHODS, Method
+from bandpo.core.objectives import SequenceMask
+from bandpo.core.schedules import TrainingState
+from bandpo.core.text import parse
+from bandpo.integrations._trl_announcements import sampling_settings
+from bandpo.integrations._trl_gradient_check import Certifier, high_entropy_mask
+from bandpo.integrations._trl_parameter_check import ForwardCall
+from rlvet.runs.configs import trl_method
+from rlvet.runs.quantities import DETAIL
+from bandpo.watch.trainer_callback import Watch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+OLDEST = (1, 10)
+"""The oldest version of TRL whose loss aggregations are as documented."""
+
+
+def check_trl_version(version: str) -> None:
+    """Check that a version of TRL aggregates its losses as documented.
+
+    Raises:
+        ImportError: it is too old.
+    """
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        raise MissingPackage(
+            f"bandpo.integrations.trl needs trl 1.10 or later, and this is {version}, which multiplies the loss of "
+            "loss_type='dapo' and 'cispo' by gradient_accumulation_steps / steps_per_generation and averages "
+            "'luspo' over padding; pip install 'trl>=1.10'"
+        )
+
+
+check_trl_version(trl.__version__)
+
+REWARD = "bandpo_reward"
+"""The key, in a batch of TRL, of each sequence's total reward."""
+TRUNCATED = "bandpo_truncated"
+"""The key, in a batch of TRL, of the flag of each sequence that was cut off at the length limit."""
+
+
+@dataclass
+class _LossCall:
+    """The state of one call of `compute_loss`, or of `_compute_loss` within it."""
+
+    inputs: dict[str, Any]
+    """The batch that the loss reads. Entries that are changed during the call change the loss."""
+    forward: ForwardCall | None = None
+    """The forward pass that the loss asked for, if its gradient may be compared."""
+    has_logps: bool = False
+    """True once the loss has asked for the log-probabilities."""
+    has_returned: bool = False
+    """True once `_compute_loss` has returned. Log-probabilities that are asked for later belong to another term."""
+
+
+class _LogDetail(TrainerCallback):
+    """A callback that adds unlogged metrics to the log history, which `bandpo audit` reads and no tracker does."""
+
+    def __init__(self) -> None:
+        self.detail: dict[str, float] = {}
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.detail:
+            state.log_history[-1][DETAIL] = self.detail
+            self.detail = {}
+
+
+class _EndOfTraining(TrainerCallback):
+    """A callback that calls a function at the end of training, unless there was no optimiser step."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._first_step = state.global_step
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step > self._first_step:
+            self._function()
+
+
+class AuditMixin(GRPOTrainer):
+    """A mixin for GRPOTrainers that logs ``audit/…`` metrics of the loss and diagnoses the run while it trains.
+
+    The log has the metrics of `bandpo.audit.metrics.LOGGED`. The others are in ``state.log_history``, and so in
+    ``trainer_state.json``, under the single key ``audit_detail``. docs/record.md describes all of them.
+
+    Put it before any GRPOTrainer that calls TRL's own loss: ``class Mine(AuditMixin, TheirTrainer): ...``. It needs no
+    forward pass of its own, as it reads the loss's log-probabilities. Sums are reduced over processes and read from the
+    device once per log step. Only training steps are audited.
+
+    Raises:
+        TypeError: the class derives from a trainer other than TRL's GRPOTrainer.
+        RuntimeError: the loss never asked for log-probabilities, or got none, so nothing can be audited.
+    """
+
+    audit_steps: int = 1
+    """Number of optimiser steps from one audited step to the next; 0 to audit none."""
+    audit_detail: bool = False
+    """True if the console and trackers get all ``audit/…`` metrics."""
+    certify: str = "warn"
+    """Reaction to a gradient of the loss that is not the one of `loss_method`: ``warn``, ``stop`` the run, or ``off``
+    to compare none."""
+    record: str | None = None
+    """Folder to which the tokens of every training loss are written, see `bandpo.audit.Recorder`."""
+    watched: str = "warn"
+    """Reaction to a failed check of `rlvet diagnose` during training: ``warn``, ``stop`` the run, or ``off`` to check
+    nothing. A `bandpo.watch.Watch` among the callbacks is used in place of ``warn``."""
+
+    hooked: bool = False
+    """True if the method supplies TRL's loss with the weight of each token, see `bandpo.integrations.trl`."""
+
+    _loss: _LossCall | None = None
+    """The call of the loss in progress."""
+    _rewards: Tensor | None = None
+    """The rewards of the batch that is being generated, in all processes; shape (sequences, reward functions)."""
+    _audit_since_log: Audit | None = None
+    _watch: Watch | None = None
+    _recorder: Recorder | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__:
+            is_from_trl = base.__module__.startswith("trl.")
+            is_grpo = issubclass(base, GRPOTrainer) or base in GRPOTrainer.__mro__
+            if is_from_trl and issubclass(base, Trainer) and not is_grpo:
+                raise InvalidType(
+                    f"{cls.__name__} derives from {base.__name__}, which is no GRPOTrainer; AuditMixin and "
+                    "BandGRPOTrainer only support the loss of GRPOTrainer"
+                )
+            # Some subclasses of GRPOTrainer in TRL replace its loss.
+            replaces_loss = base is not GRPOTrainer and "_compute_loss" in vars(base)
+            if is_from_trl and replaces_loss:
+                name = base.__name__.removesuffix("Trainer")
+                remedy = (
+                    f"train BandGRPOTrainer with method='{name}()'" if name in METHODS else "use it alone"
+                )
+                raise InvalidType(
+                    f"{cls.__name__} derives from {base.__name__}, which replaces the loss of GRPOTrainer; {remedy}"
+                )
+
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: Any = None, *arguments: Any, **kwargs: Any
+    ):
+        if any("unsloth" in f"{cls.__module__}.{cls.__name__}".lower() for cls in type(self).__mro__):
+            raise InvalidValue(
+                "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
+                "bandpo.integrations.trl before unsloth, or train without it"
+            )
+        self._certifier = Certifier(self.certify)
+        if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
+            raise InvalidValue(
+                "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which only supports "
+                "epsilon; leave it out, or use BandGRPOConfig(fused_logits=True)"
+            )
+        super().__init__(model, reward_funcs, args, *arguments, **kwargs)
+        if self.loss_method().old_policy == "rollout":
+            anchor = "rollout"
+        else:
+            anchor = getattr(self.args, "anchor", "trainer")
+
+        self._log_detail = _LogDetail()
+        self.add_callback(self._log_detail)
+        self._watch = self._add_watch(anchor)
+        self.add_callback(_EndOfTraining(self._announce_missing_comparison))
+
+        if self.record is not None:
+            sampling = sampling_settings(self.args)
+            self._recorder = Recorder(
+                self.record,
+                method=self.audited_method(),
+                anchor=anchor,
+                process=self.accelerator.process_index,
+                framework=f"trl {trl.__version__}",
+                sampling={name: value for name, value in sampling.items() if value is not None},
+            )
+
+    def _add_watch(self, anchor: str) -> Watch | None:
+        """Add the callback that diagnoses the run, and return it: the user's `bandpo.watch.Watch`, or one for ``watched``.
+
+        Args:
+            anchor: As for `bandpo.audit.Recorder`.
+        """
+        if self.watched not in ("warn", "stop", "off"):
+            raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {self.watched!r}")
+        callbacks = self.callback_handler.callbacks
+        watch = next((callback for callback in callbacks if isinstance(callback, Watch)), None)
+        if watch is not None and self.watched != "warn":
+            raise InvalidValue(
+                f"watched={self.watched!r} contradicts the bandpo.watch.Watch among the callbacks; leave one of them out"
+            )
+        if self.watched == "off":
+            return None
+
+        if watch is not None:
+            # Callbacks run in the order in which they were added, and this one reads the entries of `_LogDetail`.
+            self.remove_callback(watch)
+        else:
+            watch = Watch(stop_on="fix" if self.watched == "stop" else None)
+        watch.anchor = anchor
+        self.add_callback(watch)
+        return watch
+
+    def loss_method(self) -> Method:
+        """Return the method of the loss; for a stock trainer, the one of its ``loss_type``, ``epsilon`` and ``delta``.
+
+        It is used by the audit and by the gradient check.
+        """
+        # The loss reads these from the trainer, where a callback may have changed them.
+        current = {
+            "loss_type": self.loss_type,
+            "importance_sampling_level": self.importance_sampling_level,
+            "epsilon": self.epsilon_low,
+            "epsilon_high": self.epsilon_high,
+        }
+        return parse(trl_method(vars(self.args) | current))
+
+    def audited_method(self) -> Method:
+        """Return the method of the loss together with TRL's off-policy mask.
+
+        The mask's drift is measured from the anchor. TRL measures it from the rollout engine's log-probabilities, which
+        only differ from the anchor with vLLM.
+        """
+        method = self.loss_method()
+        threshold = cast("Any", self.args).off_policy_mask_threshold
+        if threshold is None:
+            return method
+        return replace(method, objective=SequenceMask(threshold, method.objective))
+
+    @property
+    def training(self) -> bool:
+        """True if the model is in training mode, by which TRL too separates training and evaluation metrics."""
+        return self.model is not None and self.model.training
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        # Subclasses may compute a loss here without calling TRL's `_compute_loss`, so both methods open a loss call.
+        inputs = dict(inputs)  # copy to avoid mutating the batch, which TRL uses again in the next iteration
+        with self._loss_call(inputs):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        # Subclasses may pass on another object than `compute_loss` got. TRL's loss reads this one.
+        inputs = dict(inputs)
+        with self._loss_call(inputs):
+            return super()._compute_loss(model, inputs)
+
+    @contextmanager
+    def _loss_call(self, inputs: dict[str, Any]) -> Generator[None, None, None]:
+        """Associate log-probabilities that are computed in the block with the batch ``inputs``.
+
+        Raises:
+            RuntimeError: the loss did not ask for log-probabilities.
+        """
+        outer = self._loss
+        loss = _LossCall(inputs)
+        self._loss = loss
+        try:
+            yield
+        finally:
+            self._loss = outer
+        if not loss.has_logps:
+            raise RunProblem(
+                "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could"
+                " act; is the trainer's loss replaced by a fused one?"
+            )
+        if outer is not None:
+            outer.has_logps = True
+            outer.has_returned = True
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **kwargs: Any) -> Any:
+        # TRL also calls this outside of the loss, for the log-probabilities of the old policy and of the reference.
+        loss = self._loss
+        if loss is None or loss.has_returned:
+            return super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
+
+        loss.forward = self._certifier.save_forward(self, arguments, kwargs)
+        outputs = super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
+        if outputs[0] is None:
+            raise RunProblem(
+                "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
+                "neither a clip rule nor the audit can act; train without it"
+            )
+        loss.has_logps = True
+        logp, entropy, *_ = outputs
+        if self.training:
+            self._check_and_record(loss.inputs, logp, entropy)
+        with torch.no_grad():
+            self._on_logps(loss.inputs, logp, entropy)
+        return outputs
+
+    def _check_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        """Check and record the tokens of a loss, before the method changes any of its inputs."""
+        generation, loss_of_batch = divmod(self._step, self.losses_per_batch)
+        update = loss_of_batch // cast("Any", self.args).gradient_accumulation_steps
+        step = self.state.global_step
+        version = inputs.get("version")
+
+        run_watch = None
+        if self._watch is not None and self.is_world_process_zero():
+            is_due = self._watch.run_watch.is_due(generation, update)
+            # The checks expect a ratio of 1, which data from older weights does not have.
+            if is_due and (version is None or bool((version >= step).all())):
+                run_watch = self._watch.run_watch
+        # Return early, as most losses are neither checked nor recorded and finding the groups costs time.
+        if run_watch is None and self._recorder is None:
+            return
+
+        tokens = {
+            "logp": logp,
+            "logp_old": self._logp_old(inputs, logp),
+            "logp_rollout": inputs.get("sampling_per_token_logps"),
+            "advantages": inputs["advantages"],
+            "mask": counted_tokens(inputs),
+            "entropy": entropy,
+            "tokens": inputs["completion_ids"],
+            "group": torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)[1],
+            "reward": inputs.get(REWARD),
+            "truncated": inputs.get(TRUNCATED),
+            "generation": generation,
+            "update": update,
+        }
+        if run_watch is not None:
+            run_watch.check_batch(**tokens)
+        if self._recorder is not None:
+            self._recorder.add(**tokens, step=step, version=version, method=self.audited_method())
+
+    def _calculate_rewards(self, *arguments: Any, **kwargs: Any) -> Tensor:
+        rewards = cast("Tensor", super()._calculate_rewards(*arguments, **kwargs))
+        self._rewards = rewards
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        self._rewards = None
+        outputs = super()._generate_and_score_completions(inputs)
+        if self.training and (self._watch is not None or self._recorder is not None):
+            self._add_reward_and_truncated(outputs)
+        return outputs
+
+    def _add_reward_and_truncated(self, outputs: dict[str, Any]) -> None:
+        """Add each sequence's reward and truncation flag to a batch, so that TRL shuffles and splits them with it."""
+        mask = outputs["completion_mask"]
+        ids = outputs["completion_ids"]
+        rows = len(mask)
+
+        # With other aggregations each reward function is normalised by itself, so there is no single reward.
+        has_total = self.multi_objective_aggregation == "sum_then_normalize"
+        if self._rewards is not None and has_total:
+            # The same weighted sum as TRL's, but NaN for a sequence without any score.
+            is_unscored = self._rewards.isnan().all(dim=1)
+            weights = self.reward_weights.to(self._rewards)
+            total = (self._rewards * weights).nansum(dim=1).masked_fill(is_unscored, torch.nan)
+            # The rewards are gathered from all processes, in the order of the processes.
+            first = self.accelerator.process_index * rows
+            outputs[REWARD] = total[first : first + rows]
+
+        tokenizer = self._tokenizer
+        eos_ids = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL before 1.16 has a single one
+        end_ids = torch.tensor([*eos_ids, tokenizer.pad_token_id], device=ids.device)
+        last_position = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
+        last_token = ids.gather(1, last_position).squeeze(1)
+        # mask_truncated_completions=True masks every token of a truncated sequence.
+        is_masked = mask.sum(1) == 0
+        outputs[TRUNCATED] = ~torch.isin(last_token, end_ids) | is_masked
+
+    def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
+        """Audit a loss. It is called when TRL's loss has computed its log-probabilities, and before it uses them.
+
+        Subclasses override it to change the loss, by changing its inputs.
+
+        Args:
+            inputs: The batch, with tensors of shape (sequences, tokens). Changes to it change the loss.
+            logp: The log-probabilities that the loss asked for, in nats, with their graph.
+            entropy: The entropies of the same tokens; None if the loss needs none.
+        """
+        batch = self._batch_of(inputs, logp, entropy)
+        self._watch_gradient(inputs, batch, logp, entropy)
+        if self._audits_this_step():
+            method = self.audited_method()
+            counted = high_entropy_mask(self, batch, entropy)
+            self._add_to_audit(Audit.of(batch, method, method.tokens(batch), counted=counted))
+
+    def training_step(self, *arguments: Any, **kwargs: Any) -> Tensor:
+        loss = super().training_step(*arguments, **kwargs)
+        # Here the backward pass is complete, including terms of subclasses, and the optimiser has not stepped yet.
+        for line in self._certifier.compare_watched(self, self.loss_method()):
+            self._announce(line)
+        return loss
+
+    def _watch_gradient(
+        self, inputs: dict[str, Any], batch: Batch, logp: Tensor, entropy: Tensor | None
+    ) -> None:
+        """Register a loss for a comparison of its gradient after the backward pass, if a comparison is due."""
+        forward = None if self._loss is None else self._loss.forward
+        self._certifier.watch(self, inputs, batch, logp, entropy, forward)
+
+    def _announce_missing_comparison(self) -> None:
+        """Print a line at the end of training if no gradient was compared with the method's."""
+        line = self._certifier.summary(self, self.loss_method())
+        if line:
+            self._announce(line)
+
+    def _announce(self, line: str) -> None:
+        """Print a line to stderr, on the main process only."""
+        self.accelerator.print(f"bandpo: {line}", file=sys.stderr)
+
+    def _audits_this_step(self) -> bool:
+        """Return True if the losses of this optimiser step are audited."""
+        return self.training and bool(self.audit_steps) and self.state.global_step % self.audit_steps == 0
+
+    def _batch_of(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Batch:
+        """Return the tokens of a loss as a `Batch`."""
+        return Batch.read(
+            logp,
+            self._logp_old(inputs, logp),
+            inputs["advantages"],
+            counted_tokens(inputs),
+            logp_anchor=self._logp_anchor(inputs, logp),
+            entropy=entropy,
+            weights=inputs.get("importance_sampling_ratio"),
+            state=self._training_state(inputs),
+        )
+
+    def _add_to_audit(self, audit: Audit) -> None:
+        """Add an audit to the metrics of the next log."""
+        self._audit_since_log = audit if self._audit_since_log is None else self._audit_since_log + audit
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        metrics: dict[str, float] = {}
+        if self.training and self._audit_since_log is not None:
+            metrics = self._reduce_metrics(self._audit_since_log)
+            all_metrics = logged(metrics, detail=True)
+            shown = logged(metrics, detail=self.audit_detail)
+            logs |= shown
+            self._log_detail.detail = {
+                name: value for name, value in all_metrics.items() if name not in shown
+            }
+        super().log(logs, start_time)
+        if metrics:
+            self._audit_since_log = None
+
+    @property
+    def losses_per_batch(self) -> int:
+        """The number of losses that each process computes on one generated batch."""
+        return (cast("Any", self.args).steps_per_generation or 1) * self.num_iterations
+
+    def _reduce_metrics(self, audit: Audit) -> dict[str, float]:
+        """Return the metrics of an audit over the tokens of all processes."""
+
+        def all_reduce(sums: Tensor) -> Tensor:
+            return cast("Tensor", self.accelerator.reduce(sums, reduction="sum"))
+
+        return audit.reduced(all_reduce).metrics()
+
+    def _logp_old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
+        """Return the log-probabilities in the denominator of the ratio.
+
+        TRL omits them from a batch where they are equal to the current ones.
+        """
+        old = inputs.get("old_per_token_logps")
+        return logp.detach() if old is None else old
+
+    def _logp_anchor(self, inputs: dict[str, Any], logp: Tensor) -> Tensor | None:
+        """Return the log-probabilities from which the bounds are computed; None if they are those of the ratio."""
+        return None
+
+    def _training_state(self, inputs: dict[str, Any]) -> TrainingState | None:
+        """Return the training state for the method's schedules and controllers; None if it has none."""
+        return None
+
+
+class AuditedGRPOTrainer(AuditMixin):
+    """TRL's `GRPOTrainer` with an audit: a drop-in replacement that trains identically."""
+
+
+def counted_tokens(inputs: dict[str, Any]) -> Tensor:
+    """Return a mask of the tokens that count in TRL's loss: completion tokens that no tool wrote."""
+    mask = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask

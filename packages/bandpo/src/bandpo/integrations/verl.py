@@ -1,0 +1,348 @@
+"""Any method as a policy loss of verl, without changes to verl: install bandpo and add two overrides.
+
+    actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig
+    +actor_rollout_ref.actor.policy_loss.method='SAPO(1.0, 1.05)'
+
+verl loads the entry points of the group ``verl.plugins``, of which this module is one, on every ``import verl``, in
+Ray's workers too. So bandpo must be installed on every node, and this module imports no more than it needs.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
+from verl.utils import config as verls_settings
+from verl.utils import device
+from verl.utils.torch_functional import masked_mean
+from verl.workers.config import PolicyLossConfig
+
+from bandpo.core import _checks
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidValue
+from bandpo.core.loss import policy_loss
+from bandpo.core.methods import Method
+from bandpo.core.objectives import DualClip
+from bandpo.core.text import parse
+from bandpo.integrations._adapt import as_floats, prefix_errors, read_method
+from bandpo.integrations._verl_announcement import announce
+from bandpo.integrations._verl_audit import Driver, instead_of, report_sums
+from bandpo.integrations._verl_average import NORM, average_of, check_name, token_shares
+from bandpo.integrations._verl_checks import check_settings
+from bandpo.integrations._verl_contract import Certifier, InvalidTokens, state_of
+from bandpo.integrations._verl_settings import (
+    ACTOR,
+    POLICY_LOSS,
+    check_required,
+    refuse_if,
+    trainer_of,
+    uses_bandpo,
+)
+from rlvet.runs.configs import verl_method
+from bandpo.watch.run_watch import BandWarning
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+    from verl.workers.config import ActorConfig
+
+_certifier = Certifier()
+
+
+def _check_and_announce(config: DictConfig) -> None:
+    """Check the settings of a run, and print its description, once per run."""
+    if "bandpo" in config:  # this was done before, or in another process
+        return
+    if uses_bandpo(config):
+        check_required(config)
+    actor = verls_settings.omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    method = loss_method(actor)
+    lines = check_settings(method, actor, config)
+    if lines:
+        announce(config, method, lines)
+
+
+@instead_of(verls_settings.validate_config)
+def validate_config(
+    validate: Callable[..., None], config: DictConfig, *arguments: Any, **kwargs: Any
+) -> None:
+    """Check all settings, in addition to verl's check, which `verl.trainer.main_ppo` calls before Ray starts."""
+    if uses_bandpo(config):
+        # Before verl's own check, whose errors about missing values do not name the setting.
+        check_required(config)
+    validate(config, *arguments, **kwargs)
+    _check_and_announce(config)
+
+
+@instead_of(device.auto_set_device)
+def auto_set_device(choose: Callable[..., None], config: DictConfig) -> None:
+    """Check all settings at the start of verl's asynchronous trainers, which start Ray before they validate."""
+    choose(config)
+    if "actor_rollout_ref" in config and trainer_of(config) in ("one_step_off", "fully_async"):
+        _check_and_announce(config)
+
+
+def _check_late(config: dict[str, Any]) -> None:
+    """Check the settings of a trainer that calls none of the functions above, such as one of another project."""
+    if "bandpo" in config or "actor_rollout_ref" not in config:
+        return
+    dict_config = OmegaConf.create(config)
+    assert isinstance(dict_config, DictConfig)
+    if uses_bandpo(dict_config):
+        _check_and_announce(dict_config)
+        config["bandpo"] = OmegaConf.to_container(dict_config.bandpo)
+
+
+Driver().install(_check_late)
+
+
+@dataclass
+class AuditedPolicyLossConfig(PolicyLossConfig):
+    """verl's policy-loss settings for one of verl's own losses with an audit. Training is unchanged.
+
+    Args:
+        loss_mode: Any loss in verl's registry. After construction ``loss_mode`` is ``audited``, and the field
+            ``audited`` has the loss.
+        audit: True to log ``audit/…`` metrics.
+        audit_detail: True to log all of them, False for the twelve of docs/verl.md.
+        record: Folder to which verl's driver writes every batch before training on it, for `rlvet diagnose`.
+        watched: Reaction to a failed check of `rlvet diagnose`: ``warn``, ``stop`` the run, or ``off`` to check
+            nothing.
+    """
+
+    audited: str | None = None
+    audit: bool = True
+    audit_detail: bool = False
+    record: str | None = None
+    watched: str = "warn"
+
+    def __post_init__(self) -> None:
+        if self.loss_mode == "band":
+            raise InvalidValue(f"{POLICY_LOSS}_target_: write BandPolicyLossConfig, which audits band too")
+        # In a config that was constructed from another one, both are set already.
+        if bool(self.audited) != (self.loss_mode == "audited"):
+            raise InvalidValue(f"{POLICY_LOSS}audited is not to be set: name the loss in loss_mode")
+        # The loss that is registered as "audited" computes the audit, and calls the one in `audited`. Settings are
+        # immutable, therefore object.__setattr__.
+        if (self.audit or self.record) and not self.audited:
+            object.__setattr__(self, "audited", self.loss_mode)
+            object.__setattr__(self, "loss_mode", "audited")
+
+
+@dataclass
+class BandPolicyLossConfig(AuditedPolicyLossConfig):
+    """verl's policy-loss settings with a method. Like all of verl's settings they are immutable after construction.
+
+    Hydra constructs them in the driver, so errors are raised within seconds. For the other settings see
+    `AuditedPolicyLossConfig`.
+
+    Args:
+        loss_mode: Always ``band``; verl's own default, ``vanilla``, counts as not set.
+        method: A clip rule, a method of `bandpo.core.methods`, or a combination such as
+            ``Method(FixedClip(0.2), DropOutside(20), level='sequence')``; ``Band(KL(), 0.05)`` by default. Beside a
+            clip rule alone verl's loss aggregation and dual clip apply; a whole method fixes both, see docs/verl.md.
+        average: The loss aggregation: ``method`` for the method's own, or ``loss_agg_mode`` if the method is a clip
+            rule alone; ``framework`` for ``loss_agg_mode``; or one of verl's modes such as ``token-mean``. If not
+            given, it is ``method``, and a ``loss_agg_mode`` that was set and differs raises an error.
+        certify: Reaction to an invalid value of a token, and to a gradient of the log-probabilities that is not the
+            method's: ``stop`` the run, ``warn``, or ``off`` to compare no gradient.
+
+    Raises:
+        ValueError: ``loss_mode`` is another loss, a setting cannot be read, or a number of the method needs a training
+            state that verl does not pass to its losses. The message starts with the setting's name.
+
+    >>> BandPolicyLossConfig(method="SAPO(1.0, 1.05)").loss_mode
+    'band'
+    """
+
+    loss_mode: str = "band"
+    method: str | None = None
+    average: str | None = None
+    certify: str = "stop"
+
+    def __post_init__(self) -> None:
+        check_name(self.average)
+        if self.certify not in ("stop", "warn", "off"):
+            raise InvalidValue(f"{POLICY_LOSS}certify must be 'stop', 'warn' or 'off', got {self.certify!r}")
+        loss = self.audited or self.loss_mode
+        if loss not in ("band", PolicyLossConfig.loss_mode):
+            raise InvalidValue(
+                f"{POLICY_LOSS}loss_mode: {loss!r} reads no method: write loss_mode=band, or leave _target_ out; "
+                "AuditedPolicyLossConfig in its place audits a loss of verl's own"
+            )
+        object.__setattr__(self, "loss_mode", "band")
+        read_method(POLICY_LOSS, self.method, whole_batch=True)
+
+
+def loss_method(config: ActorConfig) -> Method | None:
+    """Return the method of an actor's settings, with verl's dual clip if it applies; None if bandpo has no such method.
+
+    Args:
+        config: The actor's settings.
+    """
+    settings = config.policy_loss
+    if settings.loss_mode != "band":
+        text = verl_method(settings.get("audited") or settings.loss_mode, config)
+        return None if text is None else parse(text)
+    method = read_method(POLICY_LOSS, settings.get("method"), whole_batch=True)
+    if not method.only_rule:
+        return method
+    with prefix_errors(f"{ACTOR}clip_ratio_c"):
+        return replace(method, objective=DualClip(config.clip_ratio_c))
+
+
+@register_policy_loss("band")  # type: ignore[arg-type]  # verl's alias has another name for the last parameter
+def band(
+    old_log_prob: Float[Tensor, "batch time"],
+    log_prob: Float[Tensor, "batch time"],
+    advantages: Float[Tensor, "batch time"],
+    response_mask: Float[Tensor, "batch time"],
+    loss_agg_mode: str = "token-mean",
+    config: ActorConfig | None = None,
+    rollout_is_weights: Float[Tensor, "batch time"] | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    """`bandpo.policy_loss` in the signature of verl's policy losses.
+
+    Args:
+        old_log_prob: The old log-probabilities (nats): the trainer's own at the start of the step, or the sampler's
+            under ``algorithm.rollout_correction.bypass_mode``.
+        log_prob: The current log-probabilities (nats).
+        advantages: The advantages.
+        response_mask: 1 for tokens that count.
+        loss_agg_mode: verl's aggregation mode, which applies if the method and the setting ``average`` have none.
+        config: The actor's settings.
+        rollout_is_weights: verl's importance weights.
+
+    Returns:
+        The loss, and metrics: those of `bandpo.policy_loss`, except that ``clip_low`` includes the tokens of the dual
+        clip, as in the audit; three of verl's own; and the sums of the audit. If a token has an invalid value and
+        ``certify`` is not ``stop``, the loss is NaN, so that verl skips the update.
+
+    Raises:
+        RuntimeError: in the backward pass, if the gradient is not the method's.
+        ValueError: see `bandpo.policy_loss`; a token has an invalid value; the method needs all sequences of a
+            mini-batch and gets only some; or the aggregation mode needs ``loss_scale_factor``.
+    """
+    assert config is not None
+    method = loss_method(config)
+    assert method is not None
+    settings = config.policy_loss
+    info = config.global_batch_info
+    certify = settings.get("certify", "stop")
+    mode = average_of(method, settings.get("average"), loss_agg_mode)
+    refuse_if(
+        mode == NORM and not info.get("loss_scale_factor"),
+        f"{NORM} needs {ACTOR}loss_scale_factor, one length for the whole run: verl would divide by the longest "
+        "response of each micro-batch",
+    )
+    state = state_of(method, len(response_mask), config)
+
+    logps = {"log_prob": log_prob.detach(), "old_log_prob": old_log_prob}
+    invalid = InvalidTokens(response_mask, logps, advantages, rollout_is_weights)
+    if invalid.count:
+        refuse_if(
+            certify == "stop", f"{invalid}; {POLICY_LOSS}certify=warn leaves out the update that it is in"
+        )
+        warnings.warn(f"{invalid}; verl leaves out this update", BandWarning, stacklevel=2)
+        response_mask = (response_mask > 0) & ~invalid.mask
+
+    # verl's KL term sends a gradient to log_prob too. A view of it only gets the gradient of this loss.
+    own_log_prob = log_prob.view_as(log_prob) if config.use_kl_loss else log_prob
+    own_log_prob = _checks.as_float("log_prob", own_log_prob)
+    loss, metrics = policy_loss(
+        own_log_prob,
+        old_log_prob,
+        advantages,
+        response_mask,
+        method=method,
+        weights=rollout_is_weights,
+        state=state,
+        # A micro-batch without tokens needs a backward pass too, as the other processes wait for it.
+        aggregation=lambda x: agg_loss(x, response_mask, mode, **info) if response_mask.any() else x.sum(),
+        # verl pads to one sequence per row. With a critic or step rewards advantages vary within a sequence, which
+        # must not be mistaken for a packed row.
+        packed=False,
+    )
+
+    scalars = _actor_metrics(metrics, log_prob, old_log_prob, response_mask)
+    logged = {f"actor/{name}": value for name, value in scalars.items()}
+
+    # Only in training: verl also computes losses without a gradient.
+    if torch.is_grad_enabled() and log_prob.requires_grad:
+        tensors = (log_prob, old_log_prob, advantages, response_mask)
+        batch = Batch.read(*tensors, weights=rollout_is_weights, state=state)
+        if certify != "off" and not invalid.count:
+            blocked = scalars["pg_clipfrac"] + scalars["dual_clip"] > 0
+            share = token_shares(batch.mask, mode, info)
+            _certifier(loss, own_log_prob, method, batch, share, blocked=blocked, stop=certify == "stop")
+        logged |= report_sums(method, batch, config, invalid.count)
+
+    if invalid.count:
+        loss = loss * math.nan
+    return loss, logged
+
+
+def _actor_metrics(
+    metrics: Mapping[str, Tensor],
+    log_prob: Float[Tensor, "batch time"],
+    old_log_prob: Float[Tensor, "batch time"],
+    response_mask: Float[Tensor, "batch time"],
+) -> dict[str, float]:
+    """Return the metrics of `bandpo.policy_loss` as floats, with those of verl's own losses.
+
+    Args:
+        metrics: The metrics of `bandpo.policy_loss`.
+        log_prob: As for `band`.
+        old_log_prob: As for `band`.
+        response_mask: As for `band`.
+    """
+    scalars = as_floats(metrics)
+    log_ratio = (old_log_prob - log_prob).detach().masked_fill(response_mask == 0, 0.0)
+    return scalars | {
+        "pg_clipfrac": scalars["clip_high"] + scalars["clip_low"],
+        "pg_clipfrac_lower": scalars["dual_clip"],
+        "ppo_kl": masked_mean(log_ratio, response_mask).item(),
+        # As in the audit's metric of this name: all blocked tokens with a negative advantage.
+        "clip_low": scalars["clip_low"] + scalars["dual_clip"],
+    }
+
+
+@register_policy_loss("audited")  # type: ignore[arg-type]
+def audited(*, config: ActorConfig, **tensors: Any) -> tuple[Float[Tensor, ""], dict[str, float]]:
+    """Compute a loss of verl's own, or of another plug-in, and audit it if it is a method of bandpo.
+
+    The loss is unchanged. Tokens with an invalid value are not audited, and a warning describes the first of them.
+
+    Args:
+        config: The actor's settings.
+        tensors: The arguments of verl's policy losses, see `band`.
+    """
+    name = config.policy_loss.get("audited")
+    if not name:
+        raise InvalidValue(
+            f"{POLICY_LOSS}loss_mode: AuditedPolicyLossConfig sets audited; name the loss itself"
+        )
+    loss, metrics = get_policy_loss_fn(name)(config=config, **tensors)  # pyright: ignore
+
+    log_prob = tensors["log_prob"]
+    text = verl_method(name, config)
+    if text is None or not (torch.is_grad_enabled() and log_prob.requires_grad):
+        return loss, metrics
+
+    old_log_prob = tensors["old_log_prob"]
+    advantages = tensors["advantages"]
+    mask = tensors["response_mask"]
+    weights = tensors.get("rollout_is_weights")
+    logps = {"log_prob": log_prob.detach(), "old_log_prob": old_log_prob}
+    invalid = InvalidTokens(mask, logps, advantages, weights)
+    if invalid.count:
+        warnings.warn(f"{invalid}; the audit leaves it out", BandWarning, stacklevel=2)
+        mask = (mask > 0) & ~invalid.mask
+    batch = Batch.read(log_prob, old_log_prob, advantages, mask, weights=weights)
+    return loss, metrics | report_sums(parse(text), batch, config, invalid.count)

@@ -1,0 +1,111 @@
+"""The tables that `bandpo audit` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+from rich.table import Table
+
+from bandpo._terminal import printable
+from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
+
+if TYPE_CHECKING:
+    from bandpo.replay.record import Replay
+    from rlvet.runs.summary import Summary
+
+UNKNOWN = "–"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
+    """Build a table; an empty row becomes a line between sections."""
+
+    # Names of runs and rules are untrusted text: control characters and rich's markup in them are escaped.
+    def plain(text: str) -> str:
+        return escape(printable(text))
+
+    table = Table(*map(plain, header), title=plain(title))
+    for cells in rows:
+        if cells:
+            table.add_row(*map(plain, cells))
+        else:
+            table.add_section()
+    return table
+
+
+def share(x: float | None, over: float | None = None) -> str:
+    """Format a share in per cent, with the number of tokens that it refers to; a dash if it is None.
+
+    >>> share(0.4), share(0.4, 20.0), share(None)
+    ('40.00%', '40.00% of 20', '–')
+    """
+    if x is None:
+        return UNKNOWN
+    return f"{x:.2%}" if over is None else f"{x:.2%} of {over:.0f}"
+
+
+def bin_label(name: str) -> str:
+    """Return the label of one of `BINS` or `RARE`, such as ``p below 1e-4``."""
+    return f"p {name.replace('_', ' ')}"
+
+
+def _known_rows(rows: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the rows, each headed by its name, that have a known value in some column."""
+    return [[name, *cells] for name, cells in rows.items() if set(cells) != {UNKNOWN}]
+
+
+def _cells(columns: Iterable[Mapping[str, float]], key: str, over: str = "") -> list[str]:
+    """Format a metric of each column, with the number of tokens under the key ``over``."""
+    return [share(metrics.get(key), metrics.get(over)) for metrics in columns]
+
+
+def clip_table(runs: Mapping[str, Summary]) -> Table:
+    """Build the table of each run's clip rates and those of other rules on its tokens.
+
+    Each run is a column. Rows without a value in any run are left out.
+    """
+    columns = [summary.metrics for summary in runs.values()]
+    # Without clip_low, clip_high is the rate of both sides.
+    two_sided = [metrics if "clip_low" in metrics else {} for metrics in columns]
+    rows = {
+        "clip rate": [share(summary.clipped) for summary in runs.values()],
+        "  clip-high": _cells(two_sided, "clip_high"),
+        "  clip-low": _cells(columns, "clip_low"),
+    }
+    for name in (*BINS, "below_0.1"):
+        suffix = f"_{name}" if name in RARE else f"/{name}"
+        cells = _cells(columns, f"clip_high{suffix}", f"tokens_positive{suffix}")
+        rows[f"  clip-high, {bin_label(name)}"] = cells
+    rows["positive gradient blocked, p < 0.1"] = _cells(columns, "blocked_mass_below_0.1")
+    rows["radius used"] = _cells(columns, "radius_used")
+    for rule in COUNTERFACTUALS:
+        rows[f"{rule} would clip high"] = _cells(columns, f"if/{rule}/clip_high")
+        rows[f"{rule} would clip low"] = _cells(columns, f"if/{rule}/clip_low")
+        rows[f"{rule} would block, p < 0.1"] = _cells(columns, f"if/{rule}/blocked_mass_below_0.1")
+    return _table(["", *runs], _known_rows(rows), "on the run's own tensors")
+
+
+def methods_table(replay: Replay) -> Table:
+    """Build the table of a replay: each method is a column, on the same tokens."""
+    columns = [audit.metrics() for audit in replay.audits.values()]
+    rows: list[list[str]] = []
+    for side, sign in (("high", "positive"), ("low", "negative")):
+        section = {f"clip-{side} rate": _cells(columns, f"clip_{side}")}
+        for name in BINS:
+            cells = _cells(columns, f"clip_{side}/{name}", f"tokens_{sign}/{name}")
+            section[f"  {bin_label(name)}"] = cells
+        rows += [[], *_known_rows(section)]
+
+    section = {
+        "softened": _cells(columns, "softened"),
+        "amplified": _cells(columns, "amplified"),
+        "losses untouched": _cells(columns, "inert"),
+        "positive gradient blocked": _cells(columns, "blocked_mass"),
+    }
+    for name in RARE:
+        section[f"  {bin_label(name)}"] = _cells(columns, f"blocked_mass_{name}")
+    # This depends on the batch only, so all columns are equal.
+    section["winners' advantages on common tokens, hard prompts"] = _cells(columns, "luck")
+    title = f"on the same tokens, bounds around the {replay.anchor}'s policy"
+    return _table(["", *replay.by_step], [*rows, [], *_known_rows(section)], title)

@@ -1,0 +1,49 @@
+"""Safe output of untrusted text on a terminal: control characters are escaped."""
+
+from __future__ import annotations
+
+import unicodedata
+import warnings
+from typing import Any
+
+HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode categories of invisible characters: controls, formats such as those of the writing direction, lone
+surrogates, private and unassigned code points, and line and paragraph separators."""
+JOINERS = ("\u200c", "\u200d")
+"""Format characters that ordinary words and emoji contain: the zero-width non-joiner and joiner."""
+
+
+def printable(text: object) -> str:
+    r"""Return text as one line, with control and invisible characters escaped.
+
+    Args:
+        text: Any object; its ``str`` is used. Letters of all scripts, spaces and emoji are unchanged.
+
+    >>> printable("\x1b[31mred\n")
+    '\\x1b[31mred\\n'
+    >>> printable("naïve 🙂")
+    'naïve 🙂'
+    """
+    return "".join(map(_visible, str(text)))
+
+
+def printable_lines(text: object) -> str:
+    """Return text with each of its lines escaped by `printable`."""
+    return "\n".join(map(printable, str(text).split("\n")))
+
+
+def _visible(letter: str) -> str:
+    """Return a character, escaped if it is invisible."""
+    if letter in JOINERS or unicodedata.category(letter) not in HIDDEN:
+        return letter
+    return letter.encode("unicode_escape").decode("ascii")
+
+
+def escape_warnings() -> None:
+    """Escape all further warnings of this process with `printable_lines`."""
+    original = warnings.formatwarning
+
+    def format_warning(*arguments: Any, **options: Any) -> str:
+        return printable_lines(original(*arguments, **options))
+
+    warnings.formatwarning = format_warning

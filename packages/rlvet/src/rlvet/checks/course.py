@@ -1,0 +1,386 @@
+"""Statistics of a metric over a run: noise, means of ten equal parts, change points and jumps.
+
+Only the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, groupby, pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from rlvet.runs.quantities import Row
+
+
+class Series(NamedTuple):
+    """A metric over a run: its values, and the training step of each."""
+
+    steps: Sequence[float]
+    values: Sequence[float]
+
+    @property
+    def first(self) -> float:
+        """The mean of the first tenth of the values."""
+        return end_means(self.values, 10)[0]
+
+    @property
+    def last(self) -> float:
+        """The mean of the last tenth of the values."""
+        return end_means(self.values, 10)[1]
+
+    @property
+    def later_half(self) -> Sequence[float]:
+        """The second half of the values."""
+        return self.values[len(self.values) // 2 :]
+
+
+class Course:
+    """The metrics of a run over its steps. Each metric is collected from the rows once, when it is first used.
+
+    Args:
+        rows: The log, one row per log step.
+
+    >>> Course([{"step": 1, "reward": 0.5}, {"step": 2}]).series("reward")
+    Series(steps=[1], values=[0.5])
+    """
+
+    def __init__(self, rows: Sequence[Row]):
+        self.rows = rows
+        self._series: dict[str, Series] = {}
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """The names of all metrics, in the order in which they were first logged."""
+        return list(dict.fromkeys(chain.from_iterable(rows_of_each_layout(self.rows))))
+
+    def series(self, name: str) -> Series:
+        """Return the steps and values of a metric in the rows that have it."""
+        if name not in self._series:
+            # A run logs few of the known quantities, and a pass over 100,000 rows is slow.
+            rows: list[Row] = []
+            if name in self.names:
+                rows = [row for row in self.rows if name in row]
+            self._series[name] = Series([row["step"] for row in rows], [row[name] for row in rows])
+        return self._series[name]
+
+
+def rows_of_each_layout(rows: Sequence[Row]) -> list[Row]:
+    """Return one row for each distinct sequence of keys."""
+    return list({tuple(row): row for row in rows}.values())
+
+
+def end_means(values: Sequence[float], fraction: int) -> tuple[float, float]:
+    """Compute the means of the first and of the last part of a curve.
+
+    Args:
+        values: The curve.
+        fraction: The denominator of the size of each part, such as 10 for a tenth.
+    """
+    count = max(1, len(values) // fraction)
+    return fmean(values[:count]), fmean(values[-count:])
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Compute the standard deviation of a population.
+
+    For long logs this is ten times faster than `statistics.pstdev`.
+
+    >>> deviation([1.0, 3.0])
+    1.0
+    """
+    n = len(values)
+    return math.dist(values, [fmean(values)] * n) / math.sqrt(n)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Compute the standard error of the mean of the values."""
+    return deviation(values) / math.sqrt(len(values))
+
+
+def noise_of_differences(values: Sequence[float]) -> float:
+    """Compute the standard deviation of the differences between neighbouring values."""
+    if len(values) < 2:
+        return 0.0
+    differences = list(map(operator.sub, values[1:], values))
+    return deviation(differences)
+
+
+def tenth_blocks(values: Sequence[float]) -> list[Sequence[float]]:
+    """Split a curve into ten consecutive blocks of nearly equal length. The longer blocks come first."""
+    size, longer_blocks = divmod(len(values), 10)
+    blocks = []
+    start = 0
+    for tenth in range(10):
+        end = start + size + (tenth < longer_blocks)
+        blocks.append(values[start:end])
+        start = end
+    return blocks
+
+
+def tenths(values: Sequence[float]) -> list[float]:
+    """Compute the means of the ten blocks of a curve of at least ten values."""
+    return [fmean(block) for block in tenth_blocks(values)]
+
+
+class Slope(NamedTuple):
+    """The rise of a fitted line from the start of a curve to its end, with its standard error."""
+
+    rise: float
+    error: float
+
+
+ROUNDING = 1e-3
+"""Relative rise per tenth that rounding may give to a flat curve."""
+
+
+def fit_slope(values: Sequence[float]) -> Slope:
+    """Fit a line to the means of the ten blocks of a curve.
+
+    Block means are used because neighbouring steps are correlated.
+
+    >>> round(fit_slope(list(range(100))).rise)
+    100
+    """
+    means = tenths(values)
+    offsets = [tenth - 4.5 for tenth in range(10)]
+    square_sum = sum(offset**2 for offset in offsets)
+    slope = sum(offset * mean for offset, mean in zip(offsets, means, strict=True)) / square_sum
+    centre = fmean(means)
+    residuals = [mean - centre - slope * offset for offset, mean in zip(offsets, means, strict=True)]
+    error = math.sqrt(sum(residual**2 for residual in residuals) / 8 / square_sum)
+    return Slope(10 * slope, 10 * error)
+
+
+def rises(values: Sequence[float]) -> bool:
+    """Check whether a curve of at least ten values rises by more than two standard errors of the fitted slope."""
+    slope = fit_slope(values)
+    largest = max(abs(value) for value in tenths(values))
+    return slope.rise > 2 * slope.error + 10 * ROUNDING * largest
+
+
+class ChangePoint(NamedTuple):
+    """The point at which a curve stops rising linearly and becomes flat."""
+
+    row: int
+    """The row at which the curve becomes flat; 0 if a constant fits best."""
+    rise: float
+    """The rise of the curve up to that row."""
+    noise: float
+    """Standard deviation of the residuals."""
+
+
+def find_change_point(values: Sequence[float]) -> ChangePoint:
+    """Fit a line that becomes flat at some row, by least squares over all candidate rows.
+
+    With ``h_t = min(t, turn)/turn`` the fit is ``values ≈ a + rise·h``, and its residual variance is
+    ``var(values) − cov(h, values)²/var(h)``. Running sums give this variance for every turn in one pass.
+
+    >>> find_change_point([min(t, 10.0) for t in range(40)]).row
+    10
+    """
+    n = len(values)
+    mean = fmean(values)
+    centred = [value - mean for value in values]
+    variance = fmean(value * value for value in centred)
+    best_turn = 0
+    best_rise = 0.0
+    most_explained = 0.0  # the largest explained variance so far
+
+    weighted_before = 0.0  # Σ t·v_t over the rows before the turn
+    sum_before = 0.0  # Σ v_t over the rows before the turn
+    first_turn = max(1, n // 20)
+    for turn in range(1, n):
+        weighted_before += (turn - 1) * centred[turn - 1]
+        sum_before += centred[turn - 1]
+        if turn < first_turn:
+            continue
+        after = n - turn
+        hinge_mean = ((turn - 1) / 2 + after) / n
+        # Σ_{t<turn} (t/turn)² = (turn − 1)(2·turn − 1)/(6·turn)
+        hinge_square = ((turn - 1) * (2 * turn - 1) / (6 * turn) + after) / n
+        hinge_variance = hinge_square - hinge_mean**2
+        # The centred values sum to 0, so those from the turn on sum to −sum_before.
+        covariance = (weighted_before / turn - sum_before) / n
+        explained = covariance * covariance / hinge_variance
+        if explained > most_explained:
+            best_turn = turn
+            best_rise = covariance / hinge_variance
+            most_explained = explained
+    noise = math.sqrt(max(0.0, variance - most_explained))
+    return ChangePoint(best_turn, best_rise, noise)
+
+
+class Jump(NamedTuple):
+    """A sudden change of a curve's level."""
+
+    row: int
+    """The first row after the jump."""
+    before: float
+    """The mean of the window before the jump."""
+    after: float
+    """The mean of the window after the jump."""
+    errors: float
+    """The size of the jump, in standard errors."""
+
+
+JUMP_SHARE = 0.6
+"""Share of a change of level that must happen within a few rows for it to be a jump."""
+
+
+def find_jump(values: Sequence[float]) -> Jump | None:
+    """Find the largest change of level between two adjacent windows, if it is sudden.
+
+    >>> find_jump([0.0, 0.1] * 20 + [5.0, 5.1] * 20).row
+    40
+    """
+    n = len(values)
+    window = max(5, n // 12)
+    if n < 4 * window:
+        return None
+    sums = [0.0, *accumulate(values)]
+    # The median distance between neighbours is 0.954 standard deviations for normal noise. Jumps hardly change it.
+    noise = median(abs(after - before) for before, after in pairwise(values)) / 0.954
+    best = max(
+        range(window, n - window),
+        key=lambda row: abs(sums[row + window] - 2 * sums[row] + sums[row - window]),
+    )
+    before = (sums[best] - sums[best - window]) / window
+    after = (sums[best + window] - sums[best]) / window
+    if before == after:
+        return None
+    errors = abs(after - before) / (noise * math.sqrt(2 / window) + 1e-12)
+
+    # A gradual change differs little between the few rows on either side.
+    near = 3
+    change_nearby = fmean(values[best : best + near]) - fmean(values[best - near : best])
+    if change_nearby / (after - before) < JUMP_SHARE:
+        return None
+    return Jump(best, before, after, errors)
+
+
+def onset(
+    metric: Series, condition: Callable[[float], bool], row_condition: Callable[[float], bool] | None = None
+) -> float | None:
+    """Return the first step from which on the running mean of a metric meets a condition.
+
+    The value at that step meets the condition too. If the running mean does not meet it up to the end, the longest
+    part of the run in which it does counts. None if it never does.
+
+    Args:
+        metric: The metric.
+        condition: Returns True for a mean that meets the condition.
+        row_condition: The same for the value at the step, if that condition is another one.
+
+    >>> onset(Series([1, 2, 3, 4, 5], [0.0, 0.0, 1.0, 0.0, 1.0]), lambda mean: mean > 0.5)
+    5
+    """
+    row_condition = row_condition or condition
+    values = metric.values
+    window = max(1, len(values) // 20)
+    sums = [0.0, *accumulate(values)]
+    meets = [condition((after - before) / window) for before, after in zip(sums, sums[window:], strict=False)]
+
+    # The parts of the run in which the mean meets the condition, as their first and last window.
+    parts: list[tuple[int, int]] = []
+    start = 0
+    for window_meets, windows in groupby(meets):
+        end = start + sum(1 for _ in windows)
+        if window_meets:
+            parts.append((start, end - 1))
+        start = end
+    if not parts:
+        return None
+    first, last = parts[-1]
+    if last < len(meets) - 1:
+        first, last = max(parts, key=lambda part: part[1] - part[0])
+    # The last row of the first window, unless the condition is met from the start on, or a row near it.
+    middle = first + window - 1 if first else 0
+    for row in chain(range(middle, last + window), range(first, middle)):
+        if row_condition(values[row]):
+            return metric.steps[row]
+    return None
+
+
+def find_spikes(values: Sequence[float], factor: float) -> list[int]:
+    """Return the rows whose value is many times the median of the rows before it, and of the rows after it.
+
+    Args:
+        values: The values. Zeros, as of steps without a gradient, are left out of the usual level.
+        factor: A spike is more than this many times the values around it.
+    """
+    above_zero = sorted(value for value in values if value > 0)
+    if len(above_zero) < 10:
+        return []
+    usual = above_zero[len(above_zero) // 2]
+    near = 5
+    spikes = []
+
+    # Only large values can be spikes, so that medians are computed for few rows.
+    first_candidate = bisect.bisect_right(above_zero, factor * usual / 2)
+    if first_candidate == len(above_zero):
+        return []
+    smallest_candidate = above_zero[first_candidate]
+    for row, value in enumerate(values):
+        if value < smallest_candidate or row < near or row + near >= len(values):
+            continue
+        level_before = median(values[row - near : row])
+        level_after = median(values[row + 1 : row + 1 + near])
+        if value > factor * max(level_before, level_after, usual / 2):
+            spikes.append(row)
+    return spikes
+
+
+def fit_weights(
+    target: Sequence[float], curves: Sequence[Sequence[float]]
+) -> tuple[list[float], float] | None:
+    """Fit a curve by a weighted sum of other curves and a constant, by least squares.
+
+    Args:
+        target: The curve to fit, (n,).
+        curves: The other curves, each (n,).
+
+    Returns:
+        The weights, and the share of the target's variance that they explain; None if the curves are linearly
+        dependent.
+
+    >>> weights, explained = fit_weights([1.0, 3.0, 5.0, 8.0], [[0.0, 1.0, 2.0, 3.0], [1.0, 1.0, 1.0, 2.0]])
+    >>> [round(weight, 6) for weight in weights], round(explained, 6)
+    ([2.0, 1.0], 1.0)
+    """
+    n = len(target)
+    centred = []
+    for curve in (*curves, target):
+        mean = fmean(curve)
+        centred.append([value - mean for value in curve])
+
+    # The normal equations: covariances of the curves, with those of the target as the last column.
+    size = len(curves)
+    matrix = []
+    for first in centred[:-1]:
+        covariances = [sum(map(math.prod, zip(first, second, strict=True))) / n for second in centred]
+        matrix.append(covariances)
+
+    # Gauss-Jordan elimination.
+    scale = max((matrix[i][i] for i in range(size)), default=0.0)
+    for pivot in range(size):
+        if matrix[pivot][pivot] <= 1e-9 * scale or scale == 0:
+            return None
+        for row in range(size):
+            if row == pivot:
+                continue
+            factor = matrix[row][pivot] / matrix[pivot][pivot]
+            matrix[row] = [x - factor * y for x, y in zip(matrix[row], matrix[pivot], strict=True)]
+    weights = [matrix[i][size] / matrix[i][i] for i in range(size)]
+
+    fitted = []
+    for k in range(n):
+        fitted.append(sum(weight * curve[k] for weight, curve in zip(weights, centred, strict=False)))
+    variance = sum(value * value for value in centred[-1])
+    residual = sum((value - fit) ** 2 for value, fit in zip(centred[-1], fitted, strict=True))
+    explained = 1 - residual / variance if variance else 0.0
+    return weights, explained

@@ -1,0 +1,430 @@
+"""Diagnose a run: check its tokens, then the course of its metrics, and return causes before their effects."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlvet._numbers import format_step
+from rlvet._severities import SEVERITIES, is_at_least
+from rlvet._terminal import printable
+from rlvet._shown import as_html
+from rlvet.checks.findings import Coverage, Finding
+from rlvet.checks.log_checks import log_findings
+from rlvet.checks.settings import with_settings
+from rlvet.lint.checks import LintReport, lint_run_configuration
+from rlvet.runs import Run, Setup, open_run
+from rlvet.runs.logs import Log, shorten
+from rlvet.runs.quantities import EVALUATION, Row, sources
+from rlvet.runs.run import Collector, TolerantCollector
+
+if TYPE_CHECKING:
+    from bandpo.core.methods import Method
+    from bandpo.core.rules import ClipRule
+    from rlvet.checks.first_pass import FirstPass
+    from rlvet.checks.recorded_advantages import RecordedAdvantages
+
+
+FEW_TOKENS = 1000
+"""Number of tokens of a record below which a note says that they are few."""
+
+FEWEST_REWARDS = 10
+"""Number of log steps with a reward below which a log without findings gets no verdict."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The findings of a run, causes first, and the checks that passed.
+
+    >>> finding = Finding("ok", True, "values are numbers").failed("nan", "3 of 64 sequences hold NaN")
+    >>> Diagnosis([finding]).headline
+    'nan: 3 of 64 sequences hold NaN'
+    """
+
+    tested: Sequence[Finding]
+    """The results of all checks, those that passed and those that could not run included."""
+    setup: Setup = field(default_factory=Setup)
+    """Framework and method of the run. Advice names the settings of the framework."""
+    rows: Sequence[Row] = ()
+    """The metrics that were checked: the rows of the log, or one row per batch of a record."""
+    coverage: Coverage | None = None
+    """The part of a record that was checked; None for a log, which is read completely and has no tokens."""
+    log: Log | None = None
+    """The log that was checked; None for a record."""
+    configuration: LintReport | None = None
+    """The report of `rlvet lint` on the configuration in the run's folder, or beside its log. None for a record, and
+    without a configuration of a known framework. It changes neither `healthy` nor an exit code: a risk that did no harm
+    is no fault."""
+    notes: Sequence[str] = ()
+    """Sentences about the run that are not findings, such as the estimator of a record's advantages, and the files that
+    could not be read."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Faults (``stop`` and ``fix``), causes first; then ``look``, with a plateau as the last; then notes."""
+        findings = [finding for finding in self.tested if finding.cause]
+        findings.sort(
+            key=lambda finding: (max(SEVERITIES.index(finding.severity), 1), finding.code == "plateau")
+        )
+        return [finding._replace(advice=self.setup.fill(finding.advice)) for finding in findings]
+
+    @property
+    def passed(self) -> list[str]:
+        """The names of the checks that passed."""
+        return [finding.tested for finding in self.tested if finding.ok]
+
+    @property
+    def untested(self) -> dict[str, str]:
+        """The names of the checks that could not run, with the data to record for each."""
+        return {f.tested: f.advice for f in self.tested if f.ok is None and not f.cause}
+
+    @property
+    def healthy(self) -> bool:
+        """True if no check failed."""
+        return all(finding.ok is not False for finding in self.tested)
+
+    def is_at_least(self, severity: str) -> bool:
+        """Check whether any finding has this severity or a graver one.
+
+        Args:
+            severity: One of `rlvet._severities.SEVERITIES`.
+        """
+        return any(is_at_least(finding.severity, severity) for finding in self.findings)
+
+    @property
+    def no_verdict(self) -> str:
+        """The reason why a log without findings gets no verdict; empty if it gets one, or if there are findings.
+
+        A verdict needs a reward, and enough log steps to show a trend.
+        """
+        if self.log is None or any(finding.severity != "note" for finding in self.findings):
+            return ""
+        rewards = sum("reward" in row for row in self.rows)
+        if not rewards:
+            return "no key of the log is known to be the reward; name it by --map reward=KEY"
+        if rewards < FEWEST_REWARDS:
+            return f"{rewards} log steps with a reward are too few, {FEWEST_REWARDS} are needed"
+        return ""
+
+    @property
+    def unread(self) -> list[str]:
+        """The logged keys of which no quantity is known. The log of a record is not read, so it has none."""
+        return [] if self.log is None else [key for key in self.log.unread if key not in self.replaced_keys]
+
+    @property
+    def replaced_keys(self) -> dict[str, str]:
+        """The logged keys whose quantity was read from another key, each with that key.
+
+        An example is ``entropy`` in a log that has ``audit/entropy`` too.
+        """
+        if self.log is None:
+            return {}
+        replaced: dict[str, str] = {}
+        for key in self.log.unread:
+            for source in sources((key,)):
+                keys_read = self.log.read.get(source.quantity)
+                # Scores on several sets of prompts are different quantities.
+                if keys_read and source.quantity != EVALUATION:
+                    replaced[key] = keys_read[0]
+        return replaced
+
+    @property
+    def basis(self) -> str:
+        """The keys and log steps of a log that were read, in a sentence; empty for a record."""
+        if self.log is None or not self.rows:
+            return ""
+        first = self.rows[0]["step"]
+        last = self.rows[-1]["step"]
+        keys = self.log.keys_of_learning
+        read_keys = keys - len(self.log.unread)
+        return (
+            f"read {read_keys} of {keys} logged keys in {len(self.rows)} log steps, "
+            f"{format_step(first)} to {format_step(last)} ({self.log.source})"
+        )
+
+    @property
+    def headline(self) -> str:
+        """The diagnosis in one line: the gravest finding, or ``ok`` if there are only notes."""
+        if self.no_verdict:
+            return f"no verdict: {self.no_verdict}"
+        if all(finding.severity == "note" for finding in self.findings):
+            part = f" of {self._part}" if self._part else ""
+            return f"ok: nothing is wrong in what could be tested{part} ({len(self.passed)} tests)"
+        first = self.findings[0]
+        return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
+
+    @property
+    def _part(self) -> str:
+        """The part of a record that was checked, as a phrase; empty for a log, or if all tokens were checked."""
+        return "" if self.coverage is None else self.coverage.part
+
+    def __str__(self) -> str:
+        """Return the findings, the part of the run that was read, and the checks that passed or could not run.
+
+        Control characters in the run's texts are escaped, so that the result is safe to print.
+        """
+        lines = [self.headline]
+        if self.coverage is not None:
+            lines.append(str(self.coverage))
+        if self.basis:
+            lines.append(self.basis)
+        if self.log is not None:
+            lines += self.log.notes
+        lines += self.notes
+
+        for number, finding in enumerate(self.findings, 1):
+            lines += ["", *_finding_lines(number, finding)]
+
+        lines.append("")
+        if str(self.setup):
+            lines.append(f"the run: {self.setup}")
+        part = f" in {self._part}" if self._part else ""
+        passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
+        lines.append(f"passed{part}: {passed}")
+        if self.untested:
+            lines.append(f"cannot be tested: {self._untested_text()}")
+        if self.replaced_keys:
+            lines.append(f"read from another key: {self.replaced_text}")
+        if self.unread:
+            lines.append(f"not read: {shorten(self.unread)}")
+        if self.configuration is not None:
+            lines += ["", "the configuration:", *str(self.configuration).split("\n")]
+
+        # Some of these lines contain names from the run's log and folders.
+        return "\n".join(map(printable, lines))
+
+    def _untested_text(self) -> str:
+        """Return the names of the checks that could not run, each with the data to record in parentheses."""
+        return "; ".join(f"{name} ({advice})" if advice else name for name, advice in self.untested.items())
+
+    @property
+    def replaced_text(self) -> str:
+        """The keys whose quantity was read from another key, each with that key in parentheses."""
+        return shorten([f"{key} ({other})" for key, other in self.replaced_keys.items()])
+
+    def _repr_html_(self) -> str:
+        title = self.headline if self.coverage is None else f"{self.headline}; {self.coverage}"
+        return as_html(title, ["", "do"], ((f.cause, f.advice) for f in self.findings))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the diagnosis as a dictionary for JSON, with the codes that docs/diagnose.md lists."""
+        return {
+            "headline": self.headline,
+            "coverage": None if self.coverage is None else self.coverage.as_json(),
+            "log": None if self.log is None else self._log_as_json(self.log),
+            "findings": [finding._asdict() for finding in self.findings],
+            "passed": self.passed,
+            "untested": self.untested,
+            "configuration": None if self.configuration is None else self.configuration.as_json(),
+            "notes": list(self.notes),
+        }
+
+    def as_markdown(self) -> str:
+        """Return the diagnosis in Markdown, for the summary of a job of continuous integration.
+
+        Texts of the run are formatted as code, so that none is taken for a link, an image or HTML.
+        """
+        lines = [f"**rlvet diagnose:** {_as_code(self.headline)}", ""]
+        if self.coverage is not None:
+            lines.append(_as_code(str(self.coverage)))
+        if self.basis:
+            lines.append(_as_code(self.basis))
+
+        if self.findings:
+            lines += ["", "| severity | finding | since step | what to do | cost |", "|---|---|---|---|---|"]
+        for finding in self.findings:
+            cause = "; ".join((f"{finding.code}: {finding.cause}", *finding.settings))
+            since = "" if finding.onset is None else format_step(finding.onset)
+            cells = (
+                finding.severity,
+                _as_code(cause),
+                since,
+                _as_code(finding.advice),
+                finding.cost,
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+
+        passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
+        lines += ["", f"Passed: {passed}."]
+        if self.untested:
+            lines += ["", f"Cannot be tested: {_as_code(self._untested_text())}"]
+        if self.replaced_keys:
+            lines += ["", f"Read from another key: {_as_code(self.replaced_text)}"]
+        if self.unread:
+            lines += ["", f"Not read: {_as_code(shorten(self.unread))}"]
+        lines += [f"\n{_as_code(note)}" for note in self.notes]
+        if self.configuration is not None:
+            lines += ["", f"The configuration: {self.configuration.as_markdown().rstrip()}"]
+        return "\n".join(lines)
+
+    def _log_as_json(self, log: Log) -> dict[str, Any]:
+        return {
+            "source": log.source,
+            "rows": len(self.rows),
+            "read": {quantity: list(keys) for quantity, keys in log.read.items()},
+            "unread": list(log.unread),
+            "notes": list(log.notes),
+        }
+
+
+def _finding_lines(number: int, finding: Finding) -> list[str]:
+    """Return the lines of a numbered finding: its cause, its onset, the figure, related settings and the remedy."""
+    lines = [f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
+    if finding.onset is not None:
+        cost = f"; cost: {finding.cost}" if finding.cost else ""
+        lines.append(f"   since step {format_step(finding.onset)}{cost}")
+    if finding.evidence:
+        lines.append(f"   measured: {finding.evidence}")
+    if finding.settings:
+        lines.append(f"   configuration: {'; '.join(finding.settings)}")
+    lines.append(f"   do: {finding.advice}")
+    return lines
+
+
+def _as_code(text: str) -> str:
+    """Return a text as inline code of Markdown. Its characters end neither the code nor a cell of a table."""
+    text = printable(text).replace("`", "'").replace("|", "\\|").replace("\n", " ")
+    return f"`{text}`"
+
+
+def diagnose(
+    run: str | Path | Run,
+    *,
+    method: Method | ClipRule | str | None = None,
+    collectors: Sequence[Collector] = (),
+) -> Diagnosis:
+    """Diagnose a run from its log, its record of tokens, or the batches that its framework wrote.
+
+    A log needs only the standard library. The effect of the clip on a record's tokens is checked only if torch is
+    installed.
+
+    Args:
+        run: An open run, or a path that `rlvet.runs.open_run` accepts.
+        method: The method that the run was trained with, if no file of the run names one.
+        collectors: Further collectors to feed during the pass over a record, so that it is read only once.
+
+    Returns:
+        The findings, with the part of the run that they are based on.
+
+    Raises:
+        ValueError: if the run cannot be read.
+    """
+    run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
+    if not run.is_record:
+        findings = with_settings(log_findings(run.rows, run.setup), run.setup)
+        # A configuration of a framework that did not write the log belongs to another run.
+        same_run = run.setup.framework == run.configuration.framework
+        return Diagnosis(
+            findings,
+            run.setup,
+            run.rows,
+            log=run.log,
+            configuration=lint_run_configuration(run.configuration) if same_run else None,
+            notes=run.configuration.unread,
+        )
+
+    from rlvet.checks.first_pass import FirstPass
+    from rlvet.checks.recorded_advantages import AdvantageCollector
+
+    first_pass = FirstPass.collector()
+    advantages = AdvantageCollector()
+    replay = _replay_collector(method)
+    all_collectors: list[Collector] = [first_pass, advantages, *collectors]
+    if replay is not None:
+        all_collectors.append(TolerantCollector([replay]))
+    with warnings.catch_warnings():
+        # The findings report impossible values.
+        warnings.filterwarnings("ignore", "(?s).*values that cannot be right")
+        run.scan(all_collectors)
+    replayed = None if replay is None else replay.result()
+    rows = [] if replayed is None else replayed.rows
+    return diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
+
+
+def diagnose_record(
+    first_pass: FirstPass,
+    advantages: RecordedAdvantages,
+    setup: Setup,
+    replayed_rows: Sequence[Row] = (),
+) -> Diagnosis:
+    """Diagnose a record from its first pass, and from a replay of its tokens if there is one.
+
+    Args:
+        first_pass: The tokens of every sequence when it was first recorded.
+        advantages: Rewards, advantages and masks of the sequences.
+        setup: The framework, method and settings of the run.
+        replayed_rows: The rows of a replay, see `bandpo.replay.record.Replay`.
+    """
+    from rlvet.checks.advantage_checks import findings_and_notes
+
+    advantage_findings, notes = findings_and_notes(advantages)
+    tokens = first_pass.coverage.total_tokens
+    if 0 < tokens < FEW_TOKENS:
+        notes = [
+            *notes,
+            f"{tokens:,} tokens are few: a small fault, or a fault of few tokens, would not show",
+        ]
+    findings = _findings_in_order(first_pass, advantage_findings)
+    batch_rows = first_pass.batch_rows()
+
+    # The clip and the learning rate are not judged if the tokens violate an assumption that every method makes.
+    if any(finding.ok is False for finding in findings):
+        return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
+
+    # A replay only estimates the entropy; the batch rows have the recorded one.
+    clip_rows = [{name: x for name, x in row.items() if name != "entropy"} for row in replayed_rows]
+    findings += log_findings([*clip_rows, *batch_rows])
+    return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
+
+
+def record_findings(
+    first_pass: FirstPass, advantages: RecordedAdvantages, *, whole_groups: bool = True
+) -> list[Finding]:
+    """Run all checks of a record's tokens, advantages, rewards and masks, causes before their effects.
+
+    Args:
+        first_pass: The tokens of every sequence when it was first recorded.
+        advantages: Rewards, advantages and masks of the sequences.
+        whole_groups: True if `advantages` has all answers to each prompt. It has not in a micro-batch.
+    """
+    from rlvet.checks.advantage_checks import advantage_findings
+
+    findings = advantage_findings(advantages, whole_groups=whole_groups)
+    return _findings_in_order(first_pass, findings)
+
+
+def _findings_in_order(first_pass: FirstPass, advantage_findings: Sequence[Finding]) -> list[Finding]:
+    """Run the checks of tokens, and return all findings of a record, causes before their effects.
+
+    Args:
+        first_pass: The tokens of every sequence when it was first recorded.
+        advantage_findings: The findings on advantages, rewards and masks.
+    """
+    from rlvet.checks.advantage_checks import ENDS, PROMPTS
+    from rlvet.checks.token_checks import token_findings
+
+    mask_findings = [finding for finding in advantage_findings if finding.tested in (ENDS, PROMPTS)]
+    counts_drawn_tokens = all(finding.ok is not False for finding in mask_findings)
+    findings = token_findings(first_pass, counts_drawn_tokens=counts_drawn_tokens)
+    numbers, *probability_findings, updates = findings
+
+    # If a micro-batch of each batch is lost, the advantages of incomplete groups look wrong.
+    if updates.code == "micro-batch-lost":
+        return [numbers, updates, *advantage_findings, *probability_findings]
+
+    # A wrong mask, or missing answers, change the statistics of the tokens, so they come first.
+    return [numbers, *advantage_findings, *probability_findings, updates]
+
+
+def _replay_collector(method: Method | ClipRule | str | None) -> Any:
+    """Return a collector that replays the record under the run's method and others; None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from bandpo.replay.record import ReplayCollector
+    from bandpo.core.text import as_method
+
+    return ReplayCollector(method=None if method is None else as_method(method))

@@ -1,0 +1,100 @@
+"""The `bandpo` command. Each subcommand is one file, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+from rlvet._terminal import escape_warnings, printable, printable_lines
+from rlvet.errors import RlvetError
+
+if TYPE_CHECKING:
+    from bandpo.core.methods import Method
+
+BAD_INPUT = 2
+"""The exit status for input that cannot be used. Other errors have status 1."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+
+OPTIONAL_PACKAGES = {
+    "torch": "'.[torch]'",
+    **dict.fromkeys(("pyarrow", "numpy"), "'.[records]'"),
+    **dict.fromkeys(("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'.[trl]'"),
+}
+"""The optional packages of `bandpo`'s commands, each with the argument of pip that installs it in a clone."""
+
+
+def main() -> None:
+    """Run the `bandpo` command."""
+
+    def load_app() -> Callable[[], object]:
+        from rlvet.cli.app import app
+
+        return app
+
+    run_app(load_app, OPTIONAL_PACKAGES)
+
+
+def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Mapping[str, str]) -> None:
+    """Run a command line app, and print errors about its input in one line.
+
+    Errors of bandpo and of the operating system end the process with one line and exit status 2, and so does a missing
+    optional package. All other errors are printed with their traceback.
+
+    Args:
+        load_app: A function that imports and returns the app. It is called within the error handling, as the import
+            fails if typer is not installed.
+        optional_packages: The optional packages, each with the argument of pip that installs it in a clone.
+    """
+    # Print a question mark for characters that the terminal's encoding does not have, such as π.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    # If the output goes to a file, let progress bars write a line only every ten seconds.
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "10")
+    escape_warnings()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        stop("error: the current folder was deleted; change to one that is there", BAD_INPUT)
+    try:
+        app = load_app()
+        app()
+    except (RlvetError, OSError) as error:
+        # The name of a file may contain a newline, and the text after it must not look like a line of this program.
+        stop(f"error: {printable(error)}", BAD_INPUT)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in optional_packages:
+            raise
+        stop(
+            f"error: this command needs the package {package}; in a clone of bandpo, "
+            f"pip install {optional_packages[package]}",
+            BAD_INPUT,
+        )
+
+
+def read_method(text: str) -> Method | str:
+    """Return the method or clip rule of an option's text, which may name a class of a module in the current folder.
+
+    Methods need torch. If it is not installed, the text itself is returned, which is enough to print it.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return text
+    from bandpo.core.text import as_method, importable_current_folder
+
+    with importable_current_folder():
+        return as_method(text)
+
+
+def stop(line: str, status: int) -> NoReturn:
+    """Print a line on standard error, and exit with a status."""
+    print(printable_lines(line), file=sys.stderr)
+    end = SystemExit(line)
+    end.code = status
+    raise end

@@ -1,0 +1,152 @@
+"""The command `rlvet diagnose`."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlvet.cli import read_method
+from rlvet.cli.severity import Severity
+from rlvet.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from bandpo.replay.blocked_tokens import BlockedTokens, DisagreeingTokens
+    from bandpo.core.methods import Method
+
+
+class Format(StrEnum):
+    """The format of the output."""
+
+    text = "text"
+    markdown = "markdown"
+
+
+def diagnose_command(
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="A log, a run folder, or a record of bandpo.audit.Recorder; or wandb://ENTITY/PROJECT/RUN or hub://OWNER/NAME.",
+        ),
+    ],
+    run_method: Annotated[
+        str | None,
+        typer.Option(help="The run's method, if its files have none: 'GSPO()', ...", show_default=False),
+    ] = None,
+    words: Annotated[
+        bool,
+        typer.Option(
+            "--words",
+            help="For a record with token ids: show the ten tokens whose blocked gradient is largest, and the ten on "
+            "which engine and trainer disagree most.",
+        ),
+    ] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokenizer for --words: a folder or a name on the Hugging Face hub. By default that of the run's "
+            "folder; without one, ids are shown."
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="QUANTITY=KEY",
+            help="The log's key of a quantity, such as reward=iteration_reward; may be repeated.",
+        ),
+    ] = None,
+    run_name: Annotated[
+        str | None,
+        typer.Option(help="The run to read, if a log or folder contains several.", show_default=False),
+    ] = None,
+    fail_on: Annotated[
+        Severity, typer.Option(help="Exit with 1 if there is a finding of this severity or a higher one.")
+    ] = Severity.fix,
+    output_format: Annotated[
+        Format, typer.Option("--format", help="Print text, or Markdown, as for the summary of a CI job.")
+    ] = Format.text,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Diagnose a run: list its problems, causes first, each with one remedy.
+
+    Exits with 1 if there is a finding of the severity --fail-on or a higher one, with 2 if the run cannot be read or
+    its log is too short for a diagnosis, and else with 0.
+    """
+    from rlvet.checks.diagnosis import diagnose
+    from rlvet.runs import open_run
+
+    path = _local_path(run)
+    method = read_method(run_method) if run_method else None
+    blocked = _blocked_tokens(method) if words else None
+    disagreeing = _disagreeing_tokens() if words else None
+    collectors = [collector for collector in (blocked, disagreeing) if collector is not None]
+    opened_run = open_run(path, method=run_method, names=_read_names(names or []), run_name=run_name)
+    diagnosis = diagnose(opened_run, method=method, collectors=collectors)
+    if as_json:
+        # ASCII, so that no control character in a log's keys reaches the terminal.
+        print(json.dumps(diagnosis.as_json(), indent=1))
+    elif output_format is Format.markdown:
+        print(diagnosis.as_markdown())
+    else:
+        print(diagnosis)
+        if blocked is not None and disagreeing is not None:
+            from bandpo.replay.blocked_tokens import decoder, format_disagreeing_tokens, format_tokens
+
+            decode = decoder(path, tokenizer)
+            print(f"\nblocked, the largest gradient first:\n{format_tokens(blocked.result(), decode)}")
+            print(
+                "\nengine and trainer disagree, the farthest apart first:\n"
+                f"{format_disagreeing_tokens(disagreeing.result(), decode)}"
+            )
+    if diagnosis.is_at_least(fail_on):
+        sys.exit(1)
+    if diagnosis.no_verdict:
+        sys.exit(2)
+
+
+def _local_path(text: str) -> Path:
+    """Return the path of a run, which is downloaded to a temporary folder if the text is an address."""
+    from rlvet.runs.addresses import download_run, is_address
+
+    if not is_address(text):
+        return Path(text)
+    folder = tempfile.TemporaryDirectory(prefix="bandpo-")
+    atexit.register(folder.cleanup)
+    return download_run(text, Path(folder.name))
+
+
+def _read_names(texts: list[str]) -> dict[str, str] | None:
+    """Return the user's keys by quantity; None if there are none.
+
+    Raises:
+        ValueError: if a text is not of the form QUANTITY=KEY.
+    """
+    names = {}
+    for text in texts:
+        quantity, equals, key = text.partition("=")
+        if not (quantity and equals and key):
+            raise InvalidValue(f"--map takes QUANTITY=KEY, such as reward=iteration_reward, got {text!r}")
+        names[quantity] = key
+    return names or None
+
+
+def _disagreeing_tokens() -> DisagreeingTokens:
+    """Return the collector of tokens on which engine and trainer disagree. Its module needs torch."""
+    from bandpo.replay.blocked_tokens import DisagreeingTokens
+
+    return DisagreeingTokens()
+
+
+def _blocked_tokens(method: Method | str | None) -> BlockedTokens:
+    """Return the collector of blocked tokens under a method. Its module needs torch."""
+    from bandpo.replay.blocked_tokens import BlockedTokens
+    from bandpo.core.text import as_method
+
+    return BlockedTokens(None if method is None else as_method(method))

@@ -1,0 +1,17 @@
+"""Check a training configuration before the run: report settings that are wrong or risky, with the settings to change.
+
+Nothing in a configuration is imported or executed. Only the standard library and PyYAML are needed.
+"""
+
+from rlvet.lint.checks import LintFinding, LintReport, Unchecked, lint_file, lint_findings, lint_run
+from rlvet.lint.configuration import Configuration
+
+__all__ = [
+    "Configuration",
+    "LintFinding",
+    "LintReport",
+    "Unchecked",
+    "lint_file",
+    "lint_findings",
+    "lint_run",
+]

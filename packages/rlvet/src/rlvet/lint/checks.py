@@ -1,0 +1,366 @@
+"""Check configurations by the rules, and format the findings as text, JSON, Markdown or annotations for GitHub."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlvet._numbers import format_setting
+from rlvet._severities import SEVERITIES, is_at_least
+from rlvet._terminal import printable
+from rlvet.errors import InvalidValue
+from rlvet.lint.configuration import Configuration, Setting, Unread
+from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.openrlhf_rules import OPENRLHF_RULES
+from rlvet.lint.prime_rl_rules import PRIME_RL_RULES
+from rlvet.lint.readers import THE_COMMAND, read_configurations
+from rlvet.lint.rules import Rule, UnknownValue, Values
+from rlvet.lint.skyrl_rules import SKYRL_RULES
+from rlvet.lint.trl_rules import TRL_RULES
+from rlvet.lint.verl_rules import VERL_RULES
+from rlvet.runs.configs import RunConfiguration, newest_configuration
+
+RULES: tuple[Rule, ...] = (*TRL_RULES, *VERL_RULES, *SKYRL_RULES, *PRIME_RL_RULES, *OPENRLHF_RULES)
+"""The rules of all frameworks."""
+
+
+@dataclass(frozen=True)
+class LintFinding:
+    """A fault or risk in a configuration."""
+
+    id: str
+    """The id of the rule, see docs/lint.md."""
+    severity: str
+    """``fix``, ``look`` or ``note``, as for findings of `rlvet diagnose`."""
+    framework: str
+    path: str
+    line: int | None
+    """The line of one of the settings; None if the format has no lines."""
+    settings: Mapping[str, Any]
+    """The settings that the rule reads and the configuration sets, with their values; None for a value that is not
+    known."""
+    title: str
+    """The fault, in a few words."""
+    happens: str
+    """The effect of the fault, in a sentence or two."""
+    fix: str
+    """The settings to change, under the framework's own names."""
+    source: str
+    """The evidence: a paper, the framework's source or documentation, or a thread."""
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A rule that could not be checked, since a value that it needs is not known."""
+
+    id: str
+    framework: str
+    path: str
+    line: int | None
+    """The line where the configuration begins."""
+    reason: str
+    """The value, and the reason why it is not known."""
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """The result of checking the configurations in one file."""
+
+    path: str
+    configurations: Sequence[Configuration]
+    """The configurations in the file; empty if there is none of a known framework."""
+    findings: Sequence[LintFinding] = ()
+    """The findings, the gravest first, then in the order of their lines."""
+    unchecked: Sequence[Unchecked] = ()
+    """The rules that could not be checked."""
+    passed: int = 0
+    """Number of checks without a finding."""
+
+    def fails(self, severity: str) -> bool:
+        """Return whether there is a finding of this severity or a graver one."""
+        return any(is_at_least(finding.severity, severity) for finding in self.findings)
+
+    def __str__(self) -> str:
+        """Return the findings with their lines, and the rules that could not be checked, as safe text.
+
+        Control characters are escaped.
+        """
+        if not self.configurations:
+            return printable(f"{self.path}: {NO_CONFIGURATION}")
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{_location(finding)}: {finding.severity}: {finding.title} [{finding.id}]")
+            lines.append(f"    {finding.happens}")
+            if finding.settings:
+                lines.append(f"    set: {_format_settings(finding.settings)}")
+            lines.append(f"    fix: {finding.fix}")
+            lines.append(f"    see: {finding.source}")
+        for reason, ids in self._unchecked_by_reason():
+            lines.append(f"{self.path}: not checked, because {reason}: {', '.join(ids)}")
+        lines.append(f"{self.path}: {self.summary}")
+        return "\n".join(map(printable, lines))
+
+    @property
+    def summary(self) -> str:
+        """The frameworks and the number of findings, in one line."""
+        titles = [FRAMEWORKS[configuration.framework].title for configuration in self.configurations]
+        frameworks = []
+        for title, count in Counter(titles).items():
+            frameworks.append(title if count == 1 else f"{title} ({count} runs)")
+
+        counts = Counter(finding.severity for finding in self.findings)
+        findings = [f"{counts[severity]} {severity}" for severity in SEVERITIES if counts[severity]]
+        checks = f"{self.passed} checks passed, {len(self.unchecked)} not made"
+        return f"{', '.join(frameworks)}: {', '.join(findings) or 'nothing found'}; {checks}"
+
+    def _unchecked_by_reason(self) -> list[tuple[str, list[str]]]:
+        """Return each reason with the ids of the rules that could not be checked because of it."""
+        ids: dict[str, list[str]] = {}
+        for rule in self.unchecked:
+            ids_of_reason = ids.setdefault(rule.reason, [])
+            if rule.id not in ids_of_reason:
+                ids_of_reason.append(rule.id)
+        return list(ids.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as a dictionary for JSON."""
+        return {
+            "path": self.path,
+            "frameworks": [configuration.framework for configuration in self.configurations],
+            "findings": [asdict(finding) for finding in self.findings],
+            "unchecked": [asdict(rule) for rule in self.unchecked],
+            "passed": self.passed,
+        }
+
+    def as_markdown(self) -> str:
+        """Return a table of the findings in Markdown, for the summary of a job of continuous integration."""
+        if not self.configurations:
+            return f"**{_cell(self.path)}**: {NO_CONFIGURATION}\n"
+        lines = [f"**{_cell(self.path)}**: {_cell(self.summary)}"]
+        if self.findings:
+            lines += ["", "| line | | what | fix |", "|---|---|---|---|"]
+        for finding in self.findings:
+            description = (
+                f"**{finding.title}** (`{finding.id}`). {_cell(finding.happens)} *{_cell(finding.source)}*"
+            )
+            lines.append(
+                f"| {finding.line or ''} | {finding.severity} | {description} | {_cell(finding.fix)} |"
+            )
+        reasons = self._unchecked_by_reason()
+        if reasons:
+            lines.append("")
+        for reason, ids in reasons:
+            lines.append(f"- not checked, because {_cell(reason)}: {', '.join(ids)}")
+        return "\n".join(lines) + "\n"
+
+    def as_annotations(self) -> str:
+        """Return a GitHub workflow command for each finding, which annotates its line in a pull request."""
+        commands = {"stop": "error", "fix": "error", "look": "warning", "note": "notice"}
+        lines = []
+        for finding in self.findings:
+            location = f"file={_property(finding.path)}"
+            if finding.line:
+                location += f",line={finding.line}"
+            message = f"{finding.happens} Fix: {finding.fix} ({finding.source})"
+            title = _property(f"{finding.title} ({finding.id})")
+            lines.append(f"::{commands[finding.severity]} {location},title={title}::{_message(message)}")
+        return "\n".join(lines)
+
+
+NO_CONFIGURATION = (
+    f"no configuration of {', '.join(framework.title for framework in FRAMEWORKS.values())}: it has no setting that "
+    "only one of these has"
+)
+"""The message for a file without a configuration of a known framework."""
+
+
+def _location(finding: LintFinding) -> str:
+    """Return the path of a finding, with its line if there is one."""
+    return finding.path if finding.line is None else f"{finding.path}:{finding.line}"
+
+
+def _format_settings(settings: Mapping[str, Any]) -> str:
+    """Format settings with their values in one line."""
+    texts = []
+    for name, value in settings.items():
+        if value is None:
+            texts.append(name)
+        elif isinstance(value, float):
+            texts.append(f"{name}={format_setting(value)}")
+        else:
+            texts.append(f"{name}={str(value)[:80]}")
+    return ", ".join(texts)
+
+
+def _cell(text: str) -> str:
+    """Escape a text for a cell of a Markdown table: one line, without characters that end the cell or are markup."""
+    escaped = printable(text)
+    for character in "\\`*_[]|":
+        escaped = escaped.replace(character, f"\\{character}")
+    return escaped.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _message(text: str) -> str:
+    """Escape a text for the message of a workflow command."""
+    return printable(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    """Escape a text for a property of a workflow command."""
+    return _message(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def lint_file(path: str | Path) -> LintReport:
+    r"""Check the configurations in a file.
+
+    Args:
+        path: A Python script (TRL), a YAML or TOML file, or a shell script with the training command.
+
+    Raises:
+        ValueError: if the file cannot be read.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "train.py"
+    >>> _ = file.write_text("from trl import GRPOConfig\nargs = GRPOConfig('out', num_generations=1)\n")
+    >>> [(finding.id, finding.line) for finding in lint_file(file).findings]
+    [('group-of-one', 2)]
+    """
+    return lint_configurations(read_configurations(Path(path)), str(path))
+
+
+def lint_configurations(
+    configurations: Sequence[Configuration], path: str, *, started: bool = False
+) -> LintReport:
+    """Check configurations that were read from a file.
+
+    Args:
+        configurations: The configurations.
+        path: The path of the file, for messages.
+        started: True if a run saved them after its start. Rules with `Rule.only_before_start` are then left out.
+    """
+    findings: list[LintFinding] = []
+    unchecked: list[Unchecked] = []
+    passed = 0
+    for configuration in configurations:
+        for rule in RULES:
+            if rule.framework != configuration.framework or (started and rule.only_before_start):
+                continue
+            result = _check(rule, configuration)
+            if isinstance(result, LintFinding):
+                findings.append(result)
+            elif isinstance(result, Unchecked):
+                unchecked.append(result)
+            else:
+                passed += 1
+    findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.line or 0))
+    return LintReport(path, configurations, findings, unchecked, passed)
+
+
+def lint_findings(configuration: Configuration) -> list[LintFinding]:
+    """Check one configuration, and return the findings, the gravest first.
+
+    >>> configuration = Configuration.from_mapping("trl", {"num_generations": 2})
+    >>> [finding.id for finding in lint_findings(configuration)]
+    ['group-of-two']
+    """
+    return list(lint_configurations([configuration], configuration.path).findings)
+
+
+def lint_run(path: str | Path) -> list[LintFinding]:
+    """Check the newest configuration of a run, and return the findings, the gravest first.
+
+    Args:
+        path: The run's folder, or its log. If there is no configuration of a known framework, the result is empty.
+
+    >>> import json, tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> settings = {"importance_sampling_level": "token", "num_generations": 2}
+    >>> _ = (folder / "config.yaml").write_text(json.dumps(settings))
+    >>> [finding.id for finding in lint_run(folder)]
+    ['group-of-two']
+    """
+    report = lint_run_configuration(newest_configuration(Path(path)))
+    return [] if report is None else list(report.findings)
+
+
+def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
+    """Check the configuration of a run; return None if there are no rules for its framework.
+
+    Args:
+        newest: The newest configuration of the run.
+    """
+    if newest.framework is None or newest.framework not in FRAMEWORKS:
+        return None
+    path = str(newest.file)
+    nested = newest.settings
+    if newest.framework == "prime-rl":
+        # The file has only the settings of the trainer, without a prefix.
+        nested = {"trainer": nested}
+    configuration = Configuration.from_mapping(newest.framework, nested, path)
+    if newest.framework == "prime-rl":
+        configuration = configuration.with_defaults("trainer.")
+        configuration = replace(configuration, incomplete="the file of the orchestrator")
+    configuration = _with_lines(configuration, newest.file)
+    if newest.framework == "trl" and (newest.adapter is not None or "LoRA rank" in newest.values):
+        # The adapter is no setting of TRL's configuration.
+        adapter = {"use_peft": Setting("use_peft", True)}
+        configuration = replace(configuration, settings={**adapter, **configuration.settings})
+    return lint_configurations([configuration], path, started=True)
+
+
+def _with_lines(configuration: Configuration, file: Path) -> Configuration:
+    """Return a configuration with the lines of its settings, if the format of the file has lines."""
+    if file.suffix not in (".yaml", ".toml"):
+        return configuration
+    settings_with_lines: dict[str, Setting] = {}
+    with suppress(InvalidValue):
+        for file_configuration in read_configurations(file):
+            settings_with_lines.update(file_configuration.settings)
+    settings = dict(configuration.settings)
+    for name, setting in settings.items():
+        if name in settings_with_lines:
+            settings[name] = replace(setting, line=settings_with_lines[name].line)
+    return replace(configuration, settings=settings)
+
+
+def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:
+    """Apply a rule to a configuration; return None if the configuration does not have the fault."""
+    values = Values(configuration, rule.reads)
+    try:
+        if not rule.condition(values):
+            return None
+    except UnknownValue as error:
+        return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, str(error))
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        reason = f"one of {', '.join(rule.reads.values())} has a value of another type than {rule.framework} expects"
+        return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, reason)
+
+    message_settings = {short_name: values.for_message(short_name) for short_name in rule.reads}
+    settings: list[Setting] = []
+    for short_name in rule.reads:
+        setting = values.setting(short_name)
+        if setting is not None:
+            settings.append(setting)
+    # The line is that of the first setting. The command itself comes last, since its settings are more specific.
+    settings.sort(key=lambda setting: setting.name == THE_COMMAND)
+    line = next((setting.line for setting in settings if setting.line is not None), configuration.line)
+    setting_values = {}
+    for setting in settings:
+        if setting.name != THE_COMMAND:
+            setting_values[setting.name] = None if isinstance(setting.value, Unread) else setting.value
+    return LintFinding(
+        id=rule.id,
+        severity=rule.severity,
+        framework=rule.framework,
+        path=configuration.path,
+        line=line,
+        settings=setting_values,
+        title=rule.title,
+        happens=rule.happens.format(**message_settings),
+        fix=rule.fix.format(**message_settings),
+        source=rule.source,
+    )

@@ -1,0 +1,319 @@
+"""The frameworks whose configurations are checked, with the marks that identify each, and the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Framework:
+    """The names and defaults of a framework's settings, as far as rules depend on them."""
+
+    title: str
+    """The name of the framework, as it is printed."""
+    version: str
+    """The version that the defaults are from."""
+    defaults: Mapping[str, Any]
+    """The default of each setting that a rule reads."""
+    marks: tuple[tuple[str, ...], ...]
+    """Setting names that no other framework has. Each entry lists names that must all occur, since some names are
+    shared and only their combination is not. A name that ends with ``*`` is a prefix."""
+    mark_among_own: str = ""
+    """A setting name that identifies the framework only if all other names are in `defaults`. Other programs have this
+    name too, but beside names of their own."""
+    programs: tuple[str, ...] = ()
+    """Beginnings of the modules that run the framework, as in ``python -m MODULE``."""
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    """The newest name of each setting that had another name in earlier versions."""
+
+    def mark_in(self, names: Collection[str], program: str = "") -> str:
+        """Return a mark of the framework, for messages; an empty text if there is none.
+
+        Args:
+            names: The dotted names of settings.
+            program: The module or file that a command runs.
+
+        >>> TRL.mark_in(["num_generations", "use_vllm"]), TRL.mark_in(["num_generations", "num_epochs"])
+        ('num_generations, use_vllm', '')
+        """
+        for mark in self.marks:
+            matches = [_first_match(pattern, names) for pattern in mark]
+            if all(matches):
+                return ", ".join(matches)
+        if program.startswith(self.programs):
+            return program
+        if self.mark_among_own in names and all(name in self.defaults for name in names):
+            return self.mark_among_own
+        return ""
+
+
+def _first_match(pattern: str, names: Collection[str]) -> str:
+    """Return the first name that a pattern of `Framework.marks` matches; an empty text if there is none."""
+    if pattern.endswith("*"):
+        return next((name for name in names if name.startswith(pattern[:-1])), "")
+    return pattern if pattern in names else ""
+
+
+def _each_with(name: str, *others: str) -> tuple[tuple[str, ...], ...]:
+    """Return the marks that consist of one setting name and one of several others."""
+    return tuple((name, other) for other in others)
+
+
+TRL = Framework(
+    title="TRL",
+    version="1.16.0",
+    defaults={
+        "beta": 0.0,
+        "delta": None,
+        "epsilon": 0.2,
+        "epsilon_high": None,
+        "generation_batch_size": None,
+        "gradient_accumulation_steps": 1,
+        "importance_sampling_level": "token",
+        "learning_rate": 1e-6,
+        "loss_type": "dapo",
+        "min_p": None,
+        "model_name_or_path": None,
+        "num_generations": 8,
+        "num_iterations": 1,
+        "optim": "adamw_torch_fused",
+        "per_device_train_batch_size": 8,
+        "steps_per_generation": None,
+        "top_k": 0,
+        "top_p": 1.0,
+        "use_liger_kernel": False,
+        "use_peft": False,
+        "use_vllm": False,
+        "vllm_importance_sampling_correction": True,
+        # Not a setting of GRPOConfig: True if the script loads the model from a trained adapter.
+        "model.adapter": False,
+    },
+    marks=(
+        ("importance_sampling_level",),
+        ("vllm_importance_sampling_*",),
+        ("steps_per_generation",),
+        ("generation_batch_size",),
+        # Programs for MLX have num_generations too, but neither TRL's nor transformers' names of these.
+        *_each_with(
+            "num_generations",
+            "max_completion_length",
+            "model_name_or_path",
+            "num_train_epochs",
+            "per_device_train_batch_size",
+            "use_vllm",
+        ),
+    ),
+    mark_among_own="num_generations",
+    programs=("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo"),
+    older_names={"use_liger_loss": "use_liger_kernel"},
+)
+
+VERL = Framework(
+    title="verl",
+    version="0.9.1",
+    defaults={
+        "actor_rollout_ref.actor.clip_ratio": 0.2,
+        "actor_rollout_ref.actor.clip_ratio_high": 0.2,
+        "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+        "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+        "actor_rollout_ref.actor.loss_scale_factor": None,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "actor_rollout_ref.actor.optim.optimizer": "AdamW",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+        "actor_rollout_ref.actor.ppo_epochs": 1,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
+        "actor_rollout_ref.actor.strategy": "fsdp",
+        "actor_rollout_ref.actor.use_dynamic_bsz": False,
+        "actor_rollout_ref.actor.use_kl_loss": False,
+        "actor_rollout_ref.model.lora.rank": 0,
+        "actor_rollout_ref.model.lora_adapter_path": None,
+        "actor_rollout_ref.model.lora_rank": 0,
+        "actor_rollout_ref.model.path": None,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "actor_rollout_ref.rollout.n": 1,
+        "actor_rollout_ref.rollout.top_k": -1,
+        "actor_rollout_ref.rollout.top_p": 1.0,
+        "algorithm.adv_estimator": "gae",
+        "algorithm.norm_adv_by_std_in_grpo": True,
+        "algorithm.rollout_correction.bypass_mode": False,
+        "algorithm.rollout_correction.loss_type": "ppo_clip",
+        "algorithm.rollout_correction.rollout_is": None,
+        "algorithm.rollout_correction.rollout_rs": None,
+        "algorithm.rollout_correction.rollout_rs_threshold": None,
+        "algorithm.use_kl_in_reward": False,
+        "async_training.use_rollout_log_probs": None,
+        "data.train_batch_size": 1024,
+        "distillation.enabled": False,
+        # Not a setting: the module or script that a command runs.
+        "program": "",
+        "trainer.n_gpus_per_node": 8,
+        "trainer.nnodes": 1,
+        "trainer.use_v1": True,
+        "trainer.v1.trainer_mode": "sync",
+    },
+    marks=(("actor_rollout_ref.*",), ("algorithm.rollout_correction.*",)),
+    # Not verl.trainer.main, the program of EasyR1, which has other names.
+    programs=("verl.trainer.main_ppo", "verl.experimental."),
+)
+
+SKYRL = Framework(
+    title="SkyRL",
+    version="0.3.0",
+    defaults={
+        "generator.n_samples_per_prompt": 5,
+        "generator.sampling_params.min_p": 0.0,
+        "generator.sampling_params.top_k": -1,
+        "generator.sampling_params.top_p": 1.0,
+        "program": "",
+        "trainer.algorithm.advantage_estimator": "grpo",
+        "trainer.algorithm.cispo.cispo_anchor": "old",  # a setting of later versions
+        "trainer.algorithm.eps_clip_high": 0.2,
+        "trainer.algorithm.eps_clip_low": 0.2,
+        "trainer.algorithm.grpo_norm_by_std": True,
+        "trainer.algorithm.loss_reduction": "token_mean",
+        "trainer.algorithm.off_policy_correction.sequence_mask_metric": None,
+        "trainer.algorithm.off_policy_correction.tis_ratio_type": None,
+        "trainer.algorithm.policy_loss_type": "regular",
+        "trainer.algorithm.use_tis": False,
+        "trainer.fully_async.enabled": False,
+        "trainer.micro_train_batch_size_per_gpu": 1,
+        "trainer.placement.policy_num_gpus_per_node": 1,
+        "trainer.placement.policy_num_nodes": 1,
+        "trainer.policy.model.lora.rank": 0,
+        "trainer.policy.model.path": None,
+        "trainer.policy.optimizer_config.lr": 1e-6,
+        "trainer.policy.sequence_parallel_size": 1,
+        "trainer.policy_mini_batch_size": 256,
+        "trainer.strategy": "fsdp",
+        "trainer.train_batch_size": 1024,
+        "trainer.update_epochs_per_batch": 1,
+    },
+    marks=(
+        ("trainer.algorithm.*",),
+        ("trainer.policy.model.*",),
+        ("trainer.policy.optimizer_config.*",),
+        ("generator.n_samples_per_prompt",),
+    ),
+    programs=("skyrl.train.entrypoints.", "skyrl_train.entrypoints."),
+)
+
+PRIME_RL = Framework(
+    title="prime-rl",
+    version="0.8.0",
+    defaults={
+        "model.name": None,
+        "orchestrator.algo.type": "grpo",
+        "orchestrator.batch_size": None,
+        "orchestrator.group_size": 1,
+        "orchestrator.token_batch_size": None,
+        # Not a setting: the smallest group size of the sources.
+        "orchestrator.train.source.group_size": None,
+        "orchestrator.train.sampling.extra_body.min_p": None,
+        "orchestrator.train.sampling.extra_body.top_k": None,
+        "orchestrator.train.sampling.extra_body.top_p": None,
+        "trainer.model.experimental.lora.rank": None,
+        "trainer.model.lora.rank": None,
+        "trainer.optim.lr": 1e-6,
+        "trainer.optim.type": "adamw",
+    },
+    marks=(
+        ("orchestrator.*",),
+        # The files of the orchestrator alone and of the trainer alone have names without a prefix.
+        ("rollouts_per_example",),
+        *_each_with(
+            "group_size",
+            "train.source.*",
+            "train.env.*",
+            "train.sampling.*",
+            "env.*",
+            "sampling.*",
+            "buffer.*",
+        ),
+        *_each_with(
+            "optim.lr",
+            "loss.adv_tau",
+            "loss.dppo_mask_high",
+            "loss.dppo_mask_low",
+            "loss.kl_tau",
+            "loss.ratio_type",
+            "loss.token_mask_high",
+            "loss.token_mask_low",
+            "weight_broadcast.*",
+        ),
+    ),
+    older_names={"orchestrator.rollouts_per_example": "orchestrator.group_size"},
+)
+
+OPENRLHF = Framework(
+    title="OpenRLHF",
+    version="0.11.0",
+    defaults={
+        "actor.adam.lr": 1e-6,
+        "actor.eps_clip": 0.2,
+        "actor.eps_clip_low_high": None,
+        "actor.model_name_or_path": None,
+        "actor.num_gpus_per_node": 8,
+        "actor.num_nodes": 1,
+        "actor.optim": "adam",
+        "actor.policy_loss_type": "ppo",
+        "algo.advantage.estimator": "gae",
+        "algo.advantage.is_correction_enable": False,
+        "ds.lora.rank": 0,
+        "ds.ring_attn_size": 1,
+        "ds.tensor_parallel_size": 1,
+        "rollout.batch_size": 1024,
+        "rollout.n_samples_per_prompt": 1,
+        "rollout.top_p": 1.0,
+        "train.async_enable": False,
+        "train.batch_size": 128,
+        "train.dynamic_batch_enable": False,
+        "train.max_epochs": 1,
+        "train.micro_batch_size": 1,
+    },
+    marks=(
+        ("algo.advantage.*",),
+        ("algo.kl.*",),
+        ("rollout.n_samples_per_prompt",),
+        ("actor.adam.*",),
+        # Names before 0.10.2. ROLL has init_kl_coef too, slime n_samples_per_prompt, DeepSpeed-Chat the actor's rate.
+        ("enable_vllm_is_correction",),
+        *_each_with(
+            "actor_learning_rate", "advantage_estimator", "n_samples_per_prompt", "rollout_batch_size"
+        ),
+        *_each_with("micro_rollout_batch_size", "advantage_estimator", "actor_learning_rate", "init_kl_coef"),
+    ),
+    programs=("openrlhf.cli.train_ppo",),
+    older_names={
+        "actor_learning_rate": "actor.adam.lr",
+        "actor_num_gpus_per_node": "actor.num_gpus_per_node",
+        "actor_num_nodes": "actor.num_nodes",
+        "advantage_estimator": "algo.advantage.estimator",
+        "async_train": "train.async_enable",
+        "enable_vllm_is_correction": "algo.advantage.is_correction_enable",
+        "eps_clip": "actor.eps_clip",
+        "eps_clip_low_high": "actor.eps_clip_low_high",
+        "init_kl_coef": "algo.kl.init_coef",
+        "lora_rank": "ds.lora.rank",
+        "max_epochs": "train.max_epochs",
+        "micro_train_batch_size": "train.micro_batch_size",
+        "n_samples_per_prompt": "rollout.n_samples_per_prompt",
+        "policy_loss_type": "actor.policy_loss_type",
+        "pretrain": "actor.model_name_or_path",
+        "ring_attn_size": "ds.ring_attn_size",
+        "rollout_batch_size": "rollout.batch_size",
+        "top_p": "rollout.top_p",
+        "train_batch_size": "train.batch_size",
+        "use_dynamic_batch": "train.dynamic_batch_enable",
+    },
+)
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    "trl": TRL,
+    "verl": VERL,
+    "skyrl": SKYRL,
+    "prime-rl": PRIME_RL,
+    "openrlhf": OPENRLHF,
+}
+"""The frameworks, by their names in `rlvet.runs.Setup`."""

@@ -1,0 +1,542 @@
+"""Read the configurations in a file: a Python script, YAML, TOML, or a shell script with commands.
+
+Nothing in a file is imported or executed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlvet.errors import FileProblem, InvalidValue
+from rlvet.lint.configuration import Configuration, Setting, Unread
+from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.python_script import read_script
+from rlvet.lint.scalars import read_scalar
+from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
+from rlvet.runs.config_limits import DEEPEST, check_toml, check_yaml
+from rlvet.runs.files import check_regular, is_leaf
+
+LARGEST = 2**19
+"""Largest size of a file, in bytes."""
+MOST_SETTINGS = 20_000
+"""Largest number of settings in a file, with YAML aliases expanded."""
+
+PYTHON = (".py",)
+YAML = (".yaml", ".yml")
+TOML = (".toml",)
+# Files with other suffixes are read as shell scripts.
+
+VERL_DEFAULTS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer")
+"""Configurations of verl that have the defaults of `rlvet.lint.frameworks.VERL`."""
+
+THE_COMMAND = "the command"
+"""The name, in messages, of the entry ``program``, which is not a setting."""
+
+Settings = dict[str, Setting]
+
+
+def read_configurations(path: Path) -> list[Configuration]:
+    r"""Read the configurations of known frameworks in a file, in the order of the file.
+
+    Args:
+        path: The file. Its suffix determines the format.
+
+    Raises:
+        ValueError: if it cannot be read.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "run.yaml"
+    >>> _ = file.write_text("num_generations: 8\nlearning_rate: 1e-6\nmax_completion_length: 512\n")
+    >>> (configuration,) = read_configurations(file)
+    >>> configuration.framework, configuration.settings["learning_rate"].line
+    ('trl', 2)
+    """
+    if not is_leaf(path):
+        raise FileProblem(f"{path} is no file")
+    check_regular(path)
+    with path.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    return parse_configurations(data, str(path))
+
+
+def parse_configurations(data: bytes, path: str) -> list[Configuration]:
+    """Read the configurations in the bytes of a file.
+
+    Args:
+        data: The contents of the file.
+        path: The path of the file. Its suffix determines the format.
+
+    Raises:
+        ValueError: if the bytes cannot be read.
+    """
+    if len(data) > LARGEST:
+        raise InvalidValue(f"{path} has more than {LARGEST:,} bytes, and is no configuration")
+    text = _decode(data, path)
+    suffix = Path(path).suffix.lower()
+    try:
+        if suffix in PYTHON:
+            configurations = read_script(text, path)
+        elif suffix in YAML:
+            configurations = _read_yaml(text, path)
+        elif suffix in TOML:
+            configurations = _read_toml(text, path)
+        else:
+            configurations = _read_shell(text, path)
+    except (RecursionError, MemoryError) as error:
+        raise InvalidValue(f"{path} is nested too deeply to be read") from error
+    return [_with_newest_names(configuration) for configuration in configurations]
+
+
+def _decode(data: bytes, path: str) -> str:
+    """Decode the bytes of a file, with line feeds as the only line ends."""
+    encoding = "utf-8-sig"
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{path} is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+    if "\0" in text:
+        raise InvalidValue(f"{path} holds the character NUL, and is no configuration")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def framework_of(names: Mapping[str, Any], path: str, program: str = "") -> str | None:
+    """Identify the framework of setting names; return None if no framework has a mark among them.
+
+    Args:
+        names: The dotted names of settings.
+        path: The path of the file, for messages.
+        program: The module or file that a command runs.
+
+    Raises:
+        ValueError: if several frameworks have a mark among the names.
+    """
+    # ms-swift has TRL's names with other defaults.
+    if "rlhf_type" in names:
+        return None
+    marks: dict[str, str] = {}
+    for key, framework in FRAMEWORKS.items():
+        mark = framework.mark_in(names, program)
+        if mark:
+            marks[key] = mark
+    if len(marks) > 1:
+        texts = [f"{FRAMEWORKS[key].title} ({mark})" for key, mark in marks.items()]
+        raise InvalidValue(
+            f"{path} has settings of {' and '.join(texts)}, and which of these it configures is not known: "
+            "put the settings of each into a file of its own"
+        )
+    return next(iter(marks), None)
+
+
+def _with_newest_names(configuration: Configuration) -> Configuration:
+    """Return a configuration with its settings also under the framework's newest names."""
+    settings = _add_newest_names(configuration.framework, configuration.settings)
+    return replace(configuration, settings=settings)
+
+
+def _add_newest_names(framework: str, settings: Mapping[str, Setting]) -> Settings:
+    """Return the settings, those with older names also under the newest names."""
+    older_names = FRAMEWORKS[framework].older_names
+    renamed = {older_names[name]: setting for name, setting in settings.items() if name in older_names}
+    return {**renamed, **settings}
+
+
+# Commands
+
+
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+|model_engine)=(.*)", re.DOTALL)
+_FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
+
+
+def _read_shell(text: str, path: str) -> list[Configuration]:
+    """Read the configurations of the commands in a shell script."""
+    configurations = []
+    for command in read_commands(text):
+        configuration = _read_command(command, path)
+        if configuration is not None:
+            configurations.append(configuration)
+    return configurations
+
+
+def _settings_of_command(command: Command) -> tuple[Settings, str]:
+    """Read the overrides ``name=value`` and the flags ``--name value`` of a command.
+
+    Returns:
+        The settings; and a description of the words that may be further settings, empty if all words are known.
+    """
+    settings: Settings = {}
+    incomplete = ""
+    index = 0
+    while index < len(command):
+        word = command[index]
+        index += 1
+        override = _OVERRIDE.fullmatch(word.text)
+        flag = _FLAG.fullmatch(word.text)
+        if override is not None:
+            name = override[1]
+            settings[name] = Setting(name, _value_of_word(word, override[2]), word.line)
+        elif flag is not None:
+            values = []
+            if flag[2] is not None:
+                # --name=value
+                values.append(_value_of_word(word, flag[2]))
+            else:
+                # --name value value …
+                while index < len(command) and not _begins_a_setting(command[index].text):
+                    values.append(_value_of_word(command[index], command[index].text))
+                    index += 1
+            name = flag[1].replace("-", "_")
+            settings[name] = Setting(name, _value_of_flag(values), word.line)
+        elif word.unread and settings:
+            incomplete = word.unread
+    return settings, incomplete
+
+
+def _value_of_word(word: Word, text: str) -> Any:
+    """Return the value of a text that is a part of a word; `Unread` if it has an unknown part."""
+    if UNKNOWN in text:
+        return Unread(word.unread, text.replace(UNKNOWN, ""))
+    return read_scalar(text)
+
+
+def _begins_a_setting(text: str) -> bool:
+    """Return whether a word begins a flag or an override, or ends the flags."""
+    return bool(_FLAG.fullmatch(text) or _OVERRIDE.fullmatch(text)) or text == "--"
+
+
+def _value_of_flag(values: Sequence[Any]) -> Any:
+    """Return the value of a flag: True without a value, a single value, or a list; `Unread` if one is not known."""
+    if not values:
+        return True
+    if len(values) == 1:
+        return values[0]
+    return next((value for value in values if isinstance(value, Unread)), values)
+
+
+def _program(command: Command) -> str:
+    """Return the module or file that a command runs with Python, or else its first word; ``trl grpo`` for TRL's."""
+    program = command[0].text
+    for index, word in enumerate(command):
+        if word.text == "-m" and index + 1 < len(command):
+            program = command[index + 1].text
+        elif word.text.endswith(".py") and "=" not in word.text and not program.count("."):
+            program = word.text
+        elif word.text == "grpo" and index and command[index - 1].text == "trl":
+            program = "trl grpo"
+    return program
+
+
+def _read_command(command: Command, path: str) -> Configuration | None:
+    """Read the configuration of a command; return None if it runs no known framework."""
+    words = [word.text for word in command]
+    if "swift" in words or words[0] in ("echo", "printf", "cat", "sed", "grep"):
+        return None
+    settings, incomplete = _settings_of_command(command)
+    program = _program(command)
+    framework = framework_of(settings, path, program) if settings else None
+    if framework is None:
+        return None
+    line = command[0].line
+    settings["program"] = Setting(THE_COMMAND, program, line)
+    if framework == "trl" and "config" in settings:
+        incomplete = "the file that --config names"
+    elif framework == "verl":
+        _add_verl_strategy(command, settings)
+        incomplete = incomplete or _custom_verl_configuration(command)
+    return Configuration(framework, path, settings, line, incomplete)
+
+
+def _configuration_name(command: Command) -> str | None:
+    """Return the value of hydra's ``--config-name`` without the suffix ``.yaml``; None if it is not set."""
+    words = [word.text for word in command]
+    for index, text in enumerate(words):
+        name, separator, value = text.partition("=")
+        if name in ("--config-name", "-cn", "--config_name"):
+            if not separator:
+                value = "".join(words[index + 1 : index + 2])
+            return value.strip("'\"").removesuffix(".yaml")
+    return None
+
+
+def _custom_verl_configuration(command: Command) -> str:
+    """Describe the configuration that a command uses in place of verl's defaults; empty if it uses verl's."""
+    name = _configuration_name(command)
+    if name is None or name in VERL_DEFAULTS:
+        return ""
+    return f"the configuration {name.replace(UNKNOWN, '?')} that --config-name names"
+
+
+def _add_verl_strategy(command: Command, settings: Settings) -> None:
+    """Set the actor's strategy to the engine that the command chooses, unless the command sets it."""
+    name = _configuration_name(command) or ""
+    engine = settings.get("model_engine")
+    if engine is None and "megatron" in name:
+        engine = Setting("--config-name", "megatron", command[0].line)
+    if engine is not None:
+        settings.setdefault("actor_rollout_ref.actor.strategy", engine)
+
+
+# YAML
+
+
+def _read_yaml(text: str, path: str) -> list[Configuration]:
+    """Read the configuration in a YAML file, if it is one of a known framework."""
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise InvalidValue(f"{path} is YAML, which needs PyYAML: pip install PyYAML") from error
+
+    try:
+        check_yaml(text, path)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise InvalidValue(f"{path}{line}: not YAML, {getattr(error, 'problem', None) or error}") from error
+    except InvalidValue:
+        raise
+    except ValueError as error:
+        raise InvalidValue(f"{path}: not YAML, {error}") from error
+    if not isinstance(root, yaml.MappingNode):
+        return []
+
+    settings: Settings = {}
+    for name, node in _yaml_scalars(root, path):
+        settings[name] = Setting(name, _yaml_value(node), node.start_mark.line + 1)
+    settings = _without_wandb_wrappers(settings)
+    framework = framework_of(settings, path)
+    if framework is None:
+        return []
+    _interpolate(settings)
+    incomplete = ""
+    if framework == "verl" and "defaults" in settings:
+        incomplete = "its list of defaults, or the command that names this file"
+    return [Configuration(framework, path, settings, 1, incomplete)]
+
+
+def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the scalars and lists of a YAML node with their dotted names.
+
+    Values of merged mappings (``<<``) come before the values that override them.
+    """
+    import yaml
+
+    pending: list[tuple[str, Any]] = [("", root)]
+    count = 0
+    while pending:
+        prefix, node = pending.pop()
+        count += 1
+        if count > MOST_SETTINGS:
+            raise InvalidValue(f"{path} has more than {MOST_SETTINGS:,} settings, and is no configuration")
+        if not isinstance(node, yaml.MappingNode):
+            yield prefix, node
+            continue
+        merged: list[tuple[str, Any]] = []
+        children: list[tuple[str, Any]] = []
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.tag == "tag:yaml.org,2002:merge":
+                sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for source in reversed(sources):
+                    if isinstance(source, yaml.MappingNode):
+                        merged.append((prefix, source))
+            else:
+                children.append((f"{prefix}.{key.value}" if prefix else key.value, value))
+        # The list is a stack: its last entry is read first, and may be overridden by later ones.
+        pending += [*reversed(children), *reversed(merged)]
+
+
+def _yaml_value(node: Any) -> Any:
+    """Return the value of a YAML scalar or list. Quoted scalars are texts."""
+    import yaml
+
+    if isinstance(node, yaml.SequenceNode):
+        items = [item for item in node.value[:100] if isinstance(item, yaml.ScalarNode)]
+        return [_yaml_value(item) for item in items]
+    if node.style in ("'", '"', "|", ">"):
+        return node.value
+    return read_scalar(node.value)
+
+
+_WANDB_WRAPPER = re.compile(r"^[^.]+\.(value|desc)(\.|$)")
+
+
+def _without_wandb_wrappers(settings: Settings) -> Settings:
+    """Return the settings without the key ``value`` that wandb's ``config.yaml`` has under each top-level name."""
+    names = [name for name in settings if "wandb" not in name]
+    if not settings or not all(_WANDB_WRAPPER.search(name) for name in names):
+        return settings
+    return {
+        re.sub(r"^([^.]+)\.value", r"\1", name): setting
+        for name, setting in settings.items()
+        if not re.fullmatch(r"[^.]+\.desc", name)
+    }
+
+
+_INTERPOLATION = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
+
+
+def _interpolate(settings: Settings) -> None:
+    """Replace hydra's interpolations ``${name}`` of settings of the same file; mark all others as `Unread`.
+
+    An interpolation is replaced only if it is the whole value.
+    """
+    for name, setting in list(settings.items()):
+        value = setting.value
+        # An interpolation may refer to another one.
+        for _ in range(10):
+            match = _INTERPOLATION.fullmatch(value) if isinstance(value, str) else None
+            if match is None:
+                break
+            if match[1] in settings:
+                value = settings[match[1]].value
+            elif match[2] is not None:
+                value = read_scalar(match[2])
+            else:
+                break
+        if isinstance(value, str) and "${" in value:
+            value = Unread(f"the interpolation {value[:60]}")
+        settings[name] = Setting(setting.name, value, setting.line)
+
+
+# TOML
+
+PRIME_RL_LOSSES = ("default", "custom")
+"""Values of prime-rl's ``loss.type``, a name that programs for supervised training have too."""
+NO_LOSS = Setting("loss.type", None)
+
+
+def _read_toml(text: str, path: str) -> list[Configuration]:
+    """Read the configuration in a TOML file, if it is one of a known framework."""
+    check_toml(text, path)
+    try:
+        content = tomllib.loads(text)
+    except ValueError as error:
+        raise InvalidValue(f"{path}: not TOML, {error}") from error
+    lines = _toml_lines(text)
+    settings: Settings = {}
+    for name, value in _toml_values(content, path):
+        settings[name] = Setting(name, value, _toml_line(lines, name))
+    # Of the frameworks, only prime-rl has files in this format.
+    framework = "prime-rl"
+    is_trainer = "optim.lr" in settings and settings.get("loss.type", NO_LOSS).value in PRIME_RL_LOSSES
+    defaults = FRAMEWORKS[framework].defaults
+    is_orchestrator = "group_size" in settings and all(
+        f"orchestrator.{name}" in defaults for name in settings
+    )
+    if framework_of(settings, path) != framework and not is_trainer and not is_orchestrator:
+        return []
+    # In prime-rl's files for only the orchestrator or the trainer, settings have no prefix.
+    if "group_size" in settings or "rollouts_per_example" in settings:
+        settings |= {f"orchestrator.{name}": setting for name, setting in settings.items()}
+    elif "optim.lr" in settings:
+        settings |= {f"trainer.{name}": setting for name, setting in settings.items()}
+        trainer = Configuration(framework, path, settings, 1, "the file of the orchestrator")
+        return [trainer.with_defaults("trainer.")]
+    settings = _add_newest_names(framework, settings)
+    _add_smallest_group(content, settings)
+    return [Configuration(framework, path, settings, 1)]
+
+
+def _toml_values(content: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables with their dotted names. A table in a list has its index as its name."""
+    pending: list[tuple[str, Any]] = [("", content)]
+    count = 0
+    while pending:
+        prefix, value = pending.pop()
+        count += 1
+        if count > MOST_SETTINGS:
+            raise InvalidValue(f"{path} has more than {MOST_SETTINGS:,} settings, and is no configuration")
+        if isinstance(value, Mapping):
+            pending += [(f"{prefix}.{key}" if prefix else key, item) for key, item in value.items()]
+            if not value:
+                # An empty table enables a part of the configuration.
+                yield prefix, True
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            pending += [(f"{prefix}.{index}", item) for index, item in enumerate(value)]
+        else:
+            yield prefix, value
+
+
+def _toml_lines(text: str) -> dict[str, int]:
+    """Return the line number of each table header and each key at the beginning of a line."""
+    lines: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    table = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        header = re.match(r"\s*+(\[\[?+)([\w.\"'\s-]++)\]", line)
+        if header is not None and header[2].count(".") <= DEEPEST:
+            table = re.sub(r"[\"'\s]", "", header[2])
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+            table = _add_indices(table, counts)
+            lines.setdefault(table, number)
+            continue
+        key = re.match(r"\s*+([\w.-]++)\s*+=", line)
+        if key is not None:
+            lines.setdefault(f"{table}.{key[1]}" if table else key[1], number)
+    return lines
+
+
+def _add_indices(table: str, counts: Mapping[str, int]) -> str:
+    """Return the name of a table with the index of each list of tables that contains it.
+
+    Args:
+        table: The name in the table's header.
+        counts: The index of the last table of each list so far, by the name of the list.
+    """
+    indexed_name = ""
+    name = ""
+    for part in table.split("."):
+        name = f"{name}.{part}" if name else part
+        indexed_name = f"{indexed_name}.{part}" if indexed_name else part
+        if name in counts:
+            indexed_name += f".{counts[name]}"
+    return indexed_name
+
+
+def _toml_line(lines: Mapping[str, int], name: str) -> int | None:
+    """Return the line of a setting, or of the innermost table with a known line that contains it."""
+    while name:
+        if name in lines:
+            return lines[name]
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _add_smallest_group(content: Mapping[str, Any], settings: Settings) -> None:
+    """Add the smallest group size of prime-rl's sources. Each source may set its own.
+
+    Args:
+        content: The tables of the file.
+        settings: The settings, to which ``orchestrator.train.source.group_size`` is added.
+    """
+    orchestrator = content.get("orchestrator", content)
+    smallest_group = "orchestrator.train.source.group_size"
+    if "orchestrator.group_size" in settings:
+        settings[smallest_group] = settings["orchestrator.group_size"]
+    train = orchestrator.get("train") if isinstance(orchestrator, Mapping) else None
+    sources = train.get("source") if isinstance(train, Mapping) else None
+    if not isinstance(sources, list) or not all(isinstance(source, Mapping) for source in sources):
+        return
+
+    default = settings.get("orchestrator.group_size", Setting("orchestrator.group_size", 1))
+    sizes: list[Setting] = []
+    for index in range(len(sources)):
+        name = f"orchestrator.train.source.{index}"
+        algorithm = settings.get(f"{name}.algo.type", settings.get("orchestrator.algo.type"))
+        if algorithm is None or algorithm.value in ("grpo", "max_rl", "echo"):
+            sizes.append(settings.get(f"{name}.group_size", default))
+    if sizes and all(isinstance(size.value, int) for size in sizes):
+        settings[smallest_group] = min(sizes, key=lambda size: size.value)
+    elif sources and not sizes:
+        # No source has an algorithm that compares the answers of a group, so the size does not matter.
+        settings[smallest_group] = Setting("orchestrator.algo.type", None)

@@ -1,0 +1,177 @@
+"""The class of a rule, with texts and limits that rules of several frameworks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvet._numbers import format_setting
+from rlvet.lint.configuration import Configuration, Setting, Unread
+from rlvet.lint.frameworks import FRAMEWORKS
+
+
+class UnknownValue(Exception):
+    """Raised if a rule needs a value that is not known. The message names the value and the reason."""
+
+
+@dataclass(frozen=True)
+class MessageSetting:
+    """A setting in a message: ``{x}`` is formatted as its value, ``{x.name}`` as its name."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        if isinstance(self.value, Unread):
+            return self.value.reason
+        if isinstance(self.value, float):
+            return format_setting(self.value)
+        return str(self.value)
+
+
+class Values:
+    """The values of the settings that a rule reads, as attributes with the rule's short names.
+
+    A setting that the configuration does not set has the framework's default.
+
+    Args:
+        configuration: The configuration.
+        reads: The dotted name of each setting, by its short name.
+    """
+
+    def __init__(self, configuration: Configuration, reads: Mapping[str, str]):
+        self._configuration = configuration
+        self._reads = reads
+
+    def __getattr__(self, short_name: str) -> Any:
+        """Return the value of a setting.
+
+        Raises:
+            UnknownValue: if the value is not known.
+        """
+        name = self._reads[short_name]
+        setting = self._configuration.settings.get(name)
+        if setting is None:
+            if self._configuration.incomplete:
+                raise UnknownValue(f"{name} may come from {self._configuration.incomplete}")
+            return FRAMEWORKS[self._configuration.framework].defaults[name]
+        if isinstance(setting.value, Unread):
+            raise UnknownValue(f"{setting.name} is {setting.value.reason}")
+        return setting.value
+
+    def is_set(self, *short_names: str) -> bool:
+        """Return whether the configuration sets at least one of the settings.
+
+        Raises:
+            UnknownValue: if it sets none, and is not complete.
+        """
+        names = [self._reads[short_name] for short_name in short_names]
+        if any(name in self._configuration.settings for name in names):
+            return True
+        if self._configuration.incomplete:
+            raise UnknownValue(f"{names[0]} may come from {self._configuration.incomplete}")
+        return False
+
+    def has_value(self, short_name: str) -> bool:
+        """Return whether the configuration sets a setting to anything but None, even to a value that is not known."""
+        setting = self.setting(short_name)
+        return setting is not None and setting.value is not None
+
+    def get(self, short_name: str) -> Any:
+        """Return the value of a setting; None if it is not known."""
+        try:
+            return getattr(self, short_name)
+        except UnknownValue:
+            return None
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """All settings that the configuration sets, by their dotted names."""
+        return self._configuration.settings
+
+    def reads(self, short_name: str) -> bool:
+        """Return whether the rule reads a setting of this short name."""
+        return short_name in self._reads
+
+    def default(self, short_name: str) -> Any:
+        """Return the framework's default of a setting."""
+        return FRAMEWORKS[self._configuration.framework].defaults[self._reads[short_name]]
+
+    def setting(self, short_name: str) -> Setting | None:
+        """Return the setting of the configuration; None if the configuration does not set it."""
+        return self._configuration.settings.get(self._reads[short_name])
+
+    def for_message(self, short_name: str) -> MessageSetting:
+        """Return a setting for a message, with the name that the configuration uses for it."""
+        setting = self.setting(short_name)
+        if setting is None:
+            return MessageSetting(self._reads[short_name], self.get(short_name))
+        return MessageSetting(setting.name, setting.value)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check of the configurations of one framework for one fault."""
+
+    id: str
+    """The name of the rule, unique within its framework."""
+    framework: str
+    """A key of `FRAMEWORKS`."""
+    severity: str
+    """``fix``: the run stops, or does not train as intended; ``look``: a risk; ``note``: worth knowing, or true only
+    for earlier versions."""
+    title: str
+    """The fault, in a few words."""
+    reads: Mapping[str, str]
+    """The dotted names of the settings that the rule reads, by short names. The line of a finding is that of the first
+    one that the configuration sets."""
+    condition: Callable[[Values], bool]
+    """A function that returns True if the configuration has the fault."""
+    happens: str
+    """The effect of the fault, with ``{short_name}`` for the value of a setting and ``{short_name.name}`` for its
+    name."""
+    fix: str
+    """The settings to change, under the framework's own names."""
+    source: str
+    """The evidence: a paper, the framework's source or documentation, or a thread."""
+    only_before_start: bool = False
+    """True if the rule does not apply to the configuration that a run has saved, since the framework derives one of the
+    settings from the others when the run begins."""
+
+
+# Parts of the texts `happens` and `source` of several rules.
+
+ONE_UPDATE = (
+    "Each batch gets one update. The ratio of new to old probabilities is computed before it, so it is 1 for every "
+    "token, and the clip has no effect."
+)
+TRUNCATED_SAMPLING = (
+    "The engine reports probabilities over the tokens that remain after truncation, the trainer computes them over "
+    "all tokens. Every importance weight is thus multiplied by the total probability of the remaining tokens, although "
+    "the policy has not changed."
+)
+ONE_ANSWER = (
+    "An advantage compares an answer with the other answers to its prompt, and there are no other answers: "
+)
+TWO_ANSWERS = (
+    "With two answers to a prompt, division by their standard deviation gives all advantages the same absolute value, "
+    "however little the rewards differ."
+)
+GSPO_RANGE = (
+    "GSPO clips the geometric mean of the ratios of an answer, which stays near 1: its paper clips at 3e-4 and 4e-4. "
+    "At 0.05 or more, hardly any answer is clipped."
+)
+ASYNCHRONOUS = (
+    "The trainer computes the old probabilities from newer weights than those that sampled the answers. The ratio does "
+    "not measure the distance from the sampling policy, so the clip does not bound it."
+)
+GSPO_PAPER = (
+    "Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, section 5.1; "
+    "huggingface/trl issue 3834"
+)
+
+
+def largest(*values: Any) -> float:
+    """Return the largest of the values that are not None."""
+    return max(value for value in values if value is not None)

@@ -1,0 +1,253 @@
+"""Write an HTML page about runs. This module collects the page's data, and the scripts in ``assets`` draw them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bandpo import __version__
+from rlvet._atomic import write_whole
+from rlvet.errors import InvalidValue
+from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.report.audit_steps import audit_table
+from rlvet.report.curves import (
+    Curves,
+    as_json,
+    charts,
+    collect_curves,
+    segments_per_curve,
+    start_of_last_tenth,
+)
+from rlvet.runs import Run, open_run
+from rlvet.runs.metric_names import BINS
+from rlvet.runs.quantities import Row
+
+if TYPE_CHECKING:
+    from bandpo.core.methods import Method
+    from bandpo.core.rules import ClipRule
+    from bandpo.replay.token_figures import TokenAnalysis
+
+
+def write_report(
+    runs: Sequence[str | Path],
+    output: str | Path,
+    *,
+    methods: Mapping[str, Method | ClipRule | str] | Sequence[Method | ClipRule | str] = (),
+    method: Method | ClipRule | str | None = None,
+    tokenizer: str | None = None,
+) -> Path:
+    """Write an HTML file with the diagnosis of runs, their curves, and the effect of clip rules on their tokens.
+
+    The file is self-contained, and executes nothing from the files of a run. The report of a log needs only the
+    standard library; that of recorded tokens needs torch.
+
+    Args:
+        runs: Paths for `rlvet.runs.open_run`. A record in a folder of a run is shown with the run's log.
+        output: The file to write. Its folder is created if necessary, and an existing file is kept if writing fails.
+        methods: Rules and methods to apply to recorded tokens, beside those of `bandpo.replay.blocked_tokens.RULES`.
+            Their names in the report are their texts, or the keys of a mapping.
+        method: The method of the runs, used if their files name none.
+        tokenizer: The tokenizer for recorded ids, as for `bandpo.replay.blocked_tokens.decoder`.
+
+    Raises:
+        ValueError: if a run or a method cannot be read, or ``output`` does not end in .html.
+    """
+    output = Path(output)
+    if output.suffix != ".html":
+        raise InvalidValue(f"{output}: the report is written as .html")
+    methods_by_name = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
+    opened_runs = [open_run(path, method=None if method is None else str(method)) for path in runs]
+
+    # Torch is not needed for the report of a log, unless there are methods that must be checked.
+    has_methods = bool(methods_by_name) or method is not None
+    needs_torch = has_methods or any(_path_of_losses(run) is not None for run in opened_runs)
+    analysis = _token_analysis(methods_by_name, method, tokenizer) if needs_torch else None
+
+    reported = [_report_run(run, analysis) for run in opened_runs]
+    data: dict[str, Any] = {
+        "version": __version__,
+        "bins": {name: name.replace("_", " ") for name in BINS},
+        "grid": [] if analysis is None else analysis.grid,
+        **_curves_data(reported),
+        "runs": [run.data for run in reported],
+    }
+    # Escape every <, so that no text can close the script element that contains the data.
+    text = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(output, _fill_template({"data": text}))
+    return output
+
+
+def _token_analysis(
+    methods: Mapping[str, Method | ClipRule | str],
+    method: Method | ClipRule | str | None,
+    tokenizer: str | None,
+) -> TokenAnalysis | None:
+    """Return the analysis of recorded tokens; None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from bandpo.replay.token_figures import TokenAnalysis
+
+    return TokenAnalysis(methods, method, tokenizer)
+
+
+def _fill_template(values: Mapping[str, str]) -> str:
+    """Return the template with each ``{{ NAME }}`` replaced by a value, or by the content of the file of that name."""
+    folder = resources.files("rlvet.report") / "assets"
+
+    def replacement(match: re.Match[str]) -> str:
+        name = match[1]
+        return values[name] if name in values else (folder / name).read_text(encoding="utf-8")
+
+    return re.sub(r"{{ (\S+) }}", replacement, (folder / "report.html").read_text(encoding="utf-8"))
+
+
+def _plain(value: Any) -> Any:
+    """Return data for JSON: integers and floats of five digits, None for NaN and infinity, and keys as strings."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() else float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+@dataclass
+class ReportedRun:
+    """The data and curves of one run in a report."""
+
+    data: dict[str, Any]
+    """The diagnosis and the figures of recorded tokens, in the form that the page's scripts read."""
+    curves: Curves
+    """The curves of the run."""
+
+    @property
+    def evidence(self) -> set[str]:
+        """The names of curves to which findings refer."""
+        return set().union(*(finding["quantities"] for finding in self.data["findings"]))
+
+
+def _path_of_losses(run: Run) -> Path | None:
+    """Return the path of a run's record, or of a framework's batches if they have the policy in training; else None.
+
+    Raises:
+        ValueError: if the batches cannot be read.
+    """
+    if not run.dumps:
+        return run.record
+    first = next(run.batches(), None)
+    return run.path if first is not None and first.has_logp else None
+
+
+def _report_run(run: Run, analysis: TokenAnalysis | None) -> ReportedRun:
+    """Return the data and curves of one run. The entry ``no_tokens`` is the reason if there are no recorded tokens."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data: dict[str, Any] = {"name": str(run.path), "no_tokens": ""}
+        token_diagnosis: Diagnosis | None = None
+        log_diagnosis: Diagnosis | None = None
+        token_rows: list[Row] = []
+        method = None
+        path_of_losses = _path_of_losses(run)
+        if path_of_losses is not None and analysis is not None:
+            # Open the record itself, whose method may differ from that of the configuration in the run's folder.
+            figures = analysis.analyze(open_run(path_of_losses, method=run.method))
+            token_diagnosis = figures.diagnosis
+            token_rows = [*figures.diagnosis.rows]
+            method = figures.method
+            if figures.no_tokens:
+                data["no_tokens"] = figures.no_tokens
+            else:
+                token_rows += figures.rows
+                data |= figures.data
+        elif path_of_losses is not None:
+            data["no_tokens"] = "a record, whose tokens need torch, which is not installed"
+        else:
+            kind = "batches saved before their losses" if run.dumps else "a log"
+            data["no_tokens"] = (
+                f"{kind}, without the tokens of losses, which a record of bandpo.audit.Recorder has"
+            )
+        if token_diagnosis is None or path_of_losses != run.path:
+            log_diagnosis = diagnose(run)
+            method = method or log_diagnosis.setup.method
+
+    data |= _diagnosis_data(_merge_diagnoses(token_diagnosis, log_diagnosis), log_diagnosis)
+    data["method"] = method or ""
+    data["warnings"] = list(dict.fromkeys(str(warning.message) for warning in caught))
+
+    log_rows = [] if log_diagnosis is None else log_diagnosis.rows
+    read = {} if log_diagnosis is None or log_diagnosis.log is None else log_diagnosis.log.read
+    curves = collect_curves(log_rows, token_rows, read)
+    data["last_tenth"] = start_of_last_tenth(curves)
+    data["audit"] = audit_table(token_rows if "tokens" in data else [*log_rows, *token_rows])
+    return ReportedRun(data, curves)
+
+
+def _merge_diagnoses(of_tokens: Diagnosis | None, of_log: Diagnosis | None) -> Diagnosis:
+    """Return the diagnosis of a run from those of its tokens and its log, of which at least one is given."""
+    if of_tokens is None or of_log is None:
+        diagnosis = of_tokens or of_log
+        assert diagnosis is not None
+        return diagnosis
+    return Diagnosis([*of_tokens.tested, *of_log.tested], of_tokens.setup, coverage=of_tokens.coverage)
+
+
+def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> dict[str, Any]:
+    """Return the diagnosis of a run for the page's data.
+
+    Args:
+        diagnosis: The diagnosis of the run, from its log, its record of tokens, or both.
+        log_diagnosis: The diagnosis of its log alone; None without a log.
+    """
+    log = None if log_diagnosis is None else log_diagnosis.log
+    if diagnosis.no_verdict:
+        state = "none"
+    elif not diagnosis.healthy:
+        state = "fault"
+    else:
+        state = "look" if diagnosis.is_at_least("look") else "ok"
+    coverage = diagnosis.coverage
+    passed = diagnosis.passed
+    notes = [] if log is None else list(log.notes)
+    if log_diagnosis is not None and log_diagnosis.replaced_keys:
+        notes.append(f"read from another key: {log_diagnosis.replaced_text}")
+    return {
+        **diagnosis.as_json(),
+        "findings": [{**finding._asdict(), "evidence": finding.evidence} for finding in diagnosis.findings],
+        "state": state,
+        "setup": str(diagnosis.setup),
+        "coverage_text": "" if coverage is None else str(coverage),
+        "covered_part": "" if coverage is None else coverage.part,
+        "untested": {name: remedy for name, remedy in diagnosis.untested.items() if name not in passed},
+        "no_verdict": diagnosis.no_verdict,
+        "basis": "" if log_diagnosis is None else log_diagnosis.basis,
+        "configuration": None if log_diagnosis is None else log_diagnosis.as_json().get("configuration"),
+        "notes": notes,
+        "unread": [] if log_diagnosis is None else log_diagnosis.unread,
+    }
+
+
+def _curves_data(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """Return the charts of a page, and add the points of their curves to the data of each run."""
+    evidence: set[str] = set().union(*(run.evidence for run in runs))
+    plan = charts([run.curves for run in runs], evidence)
+    drawn = [chart["name"] for chart in plan["charts"]]
+    for run in runs:
+        run.data["curves"] = {}
+    for names in (drawn, plan["others"]):
+        segments = segments_per_curve(len(names) * len(runs))
+        for run in runs:
+            names_of_run = [name for name in names if name in run.curves]
+            run.data["curves"] |= {name: as_json(run.curves[name], segments) for name in names_of_run}
+    return plan

@@ -1,0 +1,514 @@
+"""Read the method and settings of a run from the configuration files that its framework wrote.
+
+No class or function that these files name is imported or called. So a method is returned as its text, an expression
+such as ``"Method(FixedClip(0.2), DualClip(3.0))"``, which `bandpo.core.text.parse` parses when it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlvet.errors import InvalidValue
+from rlvet.runs.config_limits import check_toml, check_yaml
+from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle
+from rlvet.runs.quantities import Row
+from rlvet.runs.setup import Setup, Value
+
+Config = Mapping[str, Any]
+"""The settings of a configuration file, nested."""
+
+LARGEST_CONFIG = 2**24
+"""The largest size in bytes of a configuration file. Those of all frameworks are smaller than 2**16."""
+
+FRAMEWORKS: Mapping[str, Mapping[str, Any]] = load_table("frameworks")
+"""A description of each framework. Settings are named by their dotted path.
+
+- ``log_keys``: keys of its log that no other framework has
+- ``setting``: a setting that no other framework has
+- ``method_prefix``: the prefix of the setting ``method`` of bandpo's integration
+- ``updates``: the number of optimiser steps on each batch, as a product of settings divided by a setting
+- ``values``: the settings that findings refer to, by quantity
+"""
+
+ADAPTER_FILE = "adapter_config.json"
+"""The file that peft writes beside the weights of an adapter."""
+
+
+@dataclass(frozen=True)
+class RunConfiguration:
+    """The newest configuration in a run's folder, or beside its log."""
+
+    framework: str | None = None
+    """A key of `FRAMEWORKS`; None if there is no configuration of a known framework."""
+    settings: Config = field(default_factory=dict)
+    """The content of the file."""
+    file: Path = Path()
+    """The file of the configuration."""
+    folder: Path = Path()
+    """The run's folder, or that of its log."""
+    adapter: Config | None = None
+    """The content of the run's newest `ADAPTER_FILE`; None without one."""
+    adapter_file: Path = Path()
+    """The file of the adapter's configuration."""
+    unread: tuple[str, ...] = ()
+    """For each configuration file that cannot be read, a sentence with the reason."""
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The settings that findings refer to, as far as the configuration has them."""
+        if self.framework is None:
+            return {}
+        values = _values(self.framework, self.settings, self._relative(self.file))
+        if self.adapter is not None:
+            file = self._relative(self.adapter_file)
+            values["LoRA rank"] = Value("r", self.adapter.get("r"), file)
+            base_model = str(self.adapter.get("base_model_name_or_path"))
+            values.setdefault("model", Value("base_model_name_or_path", base_model, file))
+        return values
+
+    def _relative(self, file: Path) -> str:
+        """Return the path of a file relative to the folder, if it is in it."""
+        return str(file.relative_to(self.folder)) if file.is_relative_to(self.folder) else str(file)
+
+
+def _values(framework: str, config: Config, file: str = "") -> dict[str, Value]:
+    """Return the settings that findings refer to, as far as a configuration has them."""
+    values = {}
+    for quantity, name in FRAMEWORKS[framework].get("values", {}).items():
+        value = lookup(config, name)
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            values[quantity] = Value(name, _parse_number(value), file)
+    return values
+
+
+def _parse_number(value: float | str) -> float | str:
+    """Return a text as a number if it is one, such as ``1e-6``, which YAML 1.1 reads as a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def read_setup(
+    path: Path,
+    rows: Sequence[Row],
+    method: str | None = None,
+    configuration: RunConfiguration | None = None,
+) -> Setup:
+    """Return the setup of a run from the keys of its log and the configuration beside it.
+
+    Args:
+        path: The run's folder, or its log.
+        rows: The log. Its keys may show the framework.
+        method: The text of the method, used if no configuration names one, such as ``"GSPO()"``.
+        configuration: The configuration of the run, if it was read already.
+
+    >>> read_setup(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], "GSPO()").framework
+    'verl'
+    """
+    logged_framework = _framework_of_log(rows)
+    setup = read_configuration(path, method, configuration)
+    if logged_framework in (None, setup.framework):
+        return setup
+    # The configuration beside the log belongs to another program.
+    return Setup(logged_framework, method)
+
+
+def _framework_of_log(rows: Sequence[Row]) -> str | None:
+    """Return the framework that a log's keys belong to; None if they belong to no known one."""
+    keys = set().union(*rows)
+    for name, framework in FRAMEWORKS.items():
+        if any(key.endswith(tuple(framework["log_keys"])) for key in keys):
+            return name
+    return None
+
+
+def read_configuration(
+    path: Path, method: str | None = None, configuration: RunConfiguration | None = None
+) -> Setup:
+    """Return the setup of a run from the newest configuration in its folder, or beside its log.
+
+    Args:
+        path: The folder, or the log.
+        method: The text of the method, used if no configuration names one.
+        configuration: The configuration of the run, if it was read already.
+
+    >>> import tempfile
+    >>> run = Path(tempfile.mkdtemp())
+    >>> _ = (run / "config.yaml").write_text("loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, ratio_clip_c: null}")
+    >>> read_configuration(run).method
+    'FixedClip(0.2, 0.28)'
+    """
+    if path.suffix == ".jsonl" and path.is_file():
+        # bandpo's integration with verl writes the method into the first line of verl's file logger.
+        with (
+            suppress(OSError, StopIteration, ValueError, RecursionError),
+            path.open(encoding="utf-8") as lines,
+        ):
+            text = lookup(json.loads(next(lines)), "data.bandpo.method")
+            if isinstance(text, str):
+                return Setup("verl", text)
+
+    configuration = configuration or newest_configuration(path)
+    if configuration.framework is None:
+        return Setup(method=method, values=configuration.values)
+    setup = setup_of(configuration.framework, configuration.settings, method)
+    return replace(setup, values=configuration.values)
+
+
+def newest_configuration(path: Path) -> RunConfiguration:
+    """Return the newest configuration of a known framework in a run's folder, or beside a log.
+
+    Args:
+        path: The folder, or the log.
+    """
+    folder = path if path.is_dir() else path.parent
+    unread: list[str] = []
+    adapter, adapter_file = _newest_adapter(path, unread)
+    for file in _configuration_files(path, READERS):
+        config = _read_config(file, unread)
+        if config is None:
+            continue
+        for name in _STOCK_METHODS:
+            if lookup(config, FRAMEWORKS[name]["setting"]) is not None:
+                return RunConfiguration(
+                    framework=name,
+                    settings=config,
+                    file=file,
+                    folder=folder,
+                    adapter=adapter,
+                    adapter_file=adapter_file,
+                    unread=tuple(unread),
+                )
+    return RunConfiguration(folder=folder, adapter=adapter, adapter_file=adapter_file, unread=tuple(unread))
+
+
+def _newest_adapter(path: Path, unread: list[str]) -> tuple[Config | None, Path]:
+    """Return the content and the path of the newest `ADAPTER_FILE` with a LoRA rank; None without one."""
+    for file in _configuration_files(path, [ADAPTER_FILE]):
+        config = _read_config(file, unread)
+        if config is not None and isinstance(config.get("r"), int):
+            return config, file
+    return None, Path()
+
+
+def _read_config(file: Path, unread: list[str]) -> Config | None:
+    """Read a configuration file. If that fails, return None, and add a sentence with the reason to ``unread``."""
+    if file.stat().st_size > LARGEST_CONFIG:
+        unread.append(f"{file.name} was not read: it has more than {LARGEST_CONFIG:,} bytes")
+        return None
+    try:
+        check_regular(file, "it")
+        config = READERS.get(file.name, _read_json)(file)
+    except Exception as error:  # the file is damaged or another program's, but the log can still be diagnosed
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        unread.append(f"{file.name} was not read: {reason}")
+        return None
+    return config if isinstance(config, Mapping) else {}
+
+
+def _configuration_files(path: Path, names: Iterable[str]) -> list[Path]:
+    """Return the files with these names in a folder, or beside a log, the newest first."""
+    files: list[Path] = []
+    for name in names:
+        if path.is_dir():
+            files += path.rglob(name)
+        else:
+            # Hydra and wandb write their configuration into a folder beside the log.
+            files += [path.parent / name, path.parent / ".hydra" / name, path.parent / "files" / name]
+    files = [file for file in files if is_leaf(file)]
+    return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def setup_of(framework: str, config: Config, method: str | None = None) -> Setup:
+    """Return the setup of a run from the configuration of its framework.
+
+    Args:
+        framework: The framework, such as ``trl``.
+        config: The settings, nested.
+        method: The text of the method, used if the configuration names none.
+
+    >>> setup_of("trl", {"num_iterations": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}).updates
+    2.0
+    """
+    level = lookup(config, "importance_sampling_level") if framework == "trl" else None
+    # Only configurations of `bandpo-lab train` have the setting lag.
+    stale = bool(config.get("lag")) if framework == "trl" else None
+    prefix = FRAMEWORKS[framework]["method_prefix"]
+    text = lookup(config, f"{prefix}method")
+    if not isinstance(text, str):
+        try:
+            text = _STOCK_METHODS[framework](config) or method
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # A setting is missing, has another type, or belongs to another version of the framework.
+            text = method
+    return Setup(
+        framework=framework,
+        method=text,
+        level=level if isinstance(level, str) else None,
+        updates=_updates(framework, config),
+        stale=stale,
+        values=_values(framework, config),
+    )
+
+
+def lookup(config: Config, name: str) -> Any:
+    """Return a setting by its dotted path; None if there is none."""
+    value: Any = config
+    for level in name.split("."):
+        value = value.get(level) if isinstance(value, Mapping) else None
+    return value
+
+
+def _updates(framework: str, config: Config) -> float | None:
+    """Return the number of optimiser steps on each batch; None if a setting is missing."""
+    product, _, divisor_name = FRAMEWORKS[framework]["updates"].partition(" / ")
+    names = [*product.split(" * "), divisor_name]
+    values = [lookup(config, name) for name in names]
+    if not all(isinstance(value, int) and value > 0 for value in values):
+        return None
+    *factors, divisor = values
+    try:
+        return math.prod(factors) / divisor
+    except OverflowError:
+        return None
+
+
+def _read_yaml(file: Path) -> Config:
+    """Read a ``config.yaml`` of hydra, NeMo-RL, `bandpo-lab train` or wandb."""
+    import yaml
+
+    data = file.read_bytes()
+    check_yaml(data)
+    # libyaml's loader, where it is installed, is ten times faster.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load(data, Loader=loader)  # noqa: S506  (a safe loader)
+    if not isinstance(content, Mapping):
+        return {}
+    # `bandpo-lab train` has the settings under "arguments". wandb has each of them in an object, under "value".
+    content = content.get("arguments", content)
+    config = {}
+    for name, value in content.items():
+        config[name] = value["value"] if isinstance(value, Mapping) and "value" in value else value
+    return config
+
+
+def _read_training_args(file: Path) -> Config:
+    """Read transformers' ``training_args.bin``, a pickle in a zip archive, without importing the classes in it."""
+    with zipfile.ZipFile(file) as archive:
+        entry = next(entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
+        # The size in the archive's directory may be forged, so the limit applies while decompressing.
+        with archive.open(entry) as stream:
+            data = stream.read(LARGEST_CONFIG + 1)
+        if len(data) > LARGEST_CONFIG:
+            raise InvalidValue(f"it holds more than {LARGEST_CONFIG:,} bytes")
+        return read_pickle(data, file).state
+
+
+def _read_json(file: Path) -> Config:
+    """Read a configuration in JSON."""
+    return json.loads(file.read_bytes())
+
+
+def _read_toml(file: Path) -> Config:
+    """Read a configuration in TOML."""
+    text = file.read_text("utf-8")
+    check_toml(text)
+    return tomllib.loads(text)
+
+
+READERS: Mapping[str, Callable[[Path], Config]] = {
+    "training_args.bin": _read_training_args,
+    "config.yaml": _read_yaml,
+    "trainer.json": _read_json,  # prime-rl's
+    "trainer.toml": _read_toml,
+}
+"""The reader for each name of a configuration file."""
+
+
+def method_text(clip: str, objective: str | None = None, level: str = "token") -> str:
+    """Return the text of a method from the texts of its parts.
+
+    >>> method_text("FixedClip(0.2)"), method_text("FixedClip(0.2)", "DualClip(3.0)")
+    ('FixedClip(0.2)', 'Method(FixedClip(0.2), DualClip(3.0))')
+    """
+    arguments = [clip]
+    if objective is not None:
+        arguments.append(objective)
+    if level != "token":
+        arguments.append(f"level={level!r}")
+    return clip if len(arguments) == 1 else f"Method({', '.join(arguments)})"
+
+
+def call_text(name: str, *numbers: Any) -> str:
+    """Return the text of a class or method with numbers as arguments.
+
+    Raises:
+        TypeError: if an argument is not a number, as in a damaged configuration or one of another version.
+
+    >>> call_text("FixedClip", 0.2, 0.28)
+    'FixedClip(0.2, 0.28)'
+    """
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{name} takes numbers, got {number!r}")
+    return f"{name}({', '.join(map(repr, numbers))})"
+
+
+def fixed_clip(low: float, high: float | None) -> str:
+    """Return the text of a clip. A ``low`` above 1 is the same as 1, since ratios are positive."""
+    return call_text("FixedClip", min(low, 1.0), low if high is None else high)
+
+
+TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+"""TRL's ``loss_type``s that clamp the ratio."""
+
+
+def trl_method(config: Config) -> str:
+    """Return the text of the method of a stock GRPOTrainer with these arguments."""
+    loss_type = config["loss_type"]
+    level = config["importance_sampling_level"]
+    low = config["epsilon"]
+    high = config.get("epsilon_high")
+    if not isinstance(loss_type, str) or not isinstance(level, str):
+        raise TypeError(f"loss_type and importance_sampling_level are texts, got {loss_type!r} and {level!r}")
+    if loss_type in TRL_CLIPS:
+        delta = config.get("delta")
+        objective = None if delta is None else call_text("RatioCap", delta)
+        return method_text(fixed_clip(low, high), objective, level)
+    if loss_type == "cispo":
+        # For CISPO, epsilon_high is the bound itself, not its distance from 1.
+        return method_text("Unclipped()", call_text("ClippedWeight", low if high is None else high), level)
+    if loss_type == "sapo":
+        gate = call_text("SigmoidGate", config["sapo_temperature_pos"], config["sapo_temperature_neg"])
+        return method_text("Unclipped()", gate, level)
+    if loss_type == "vespo":
+        names = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
+        weight = call_text("GammaWeight", *(config[f"vespo_{name}"] for name in names))
+        return method_text("Unclipped()", weight)
+    return method_text("Unclipped()", "Surrogate()", level)
+
+
+def verl_method(loss_mode: str, actor: Any) -> str | None:
+    """Return the text of the method that equals one of verl's policy losses; None if bandpo has no such method.
+
+    There is none for ``clip_cov``, since it draws the tokens that it drops at random. `ClipCov` drops the same share of
+    tokens, but not the same tokens.
+
+    Args:
+        loss_mode: The loss's name in verl's registry.
+        actor: The settings of ``actor_rollout_ref.actor``, and those of its ``policy_loss``.
+    """
+    low = actor["clip_ratio"] if actor["clip_ratio_low"] is None else actor["clip_ratio_low"]
+    high = actor["clip_ratio"] if actor["clip_ratio_high"] is None else actor["clip_ratio_high"]
+    if loss_mode == "vanilla":
+        return method_text(fixed_clip(low, high), call_text("DualClip", actor["clip_ratio_c"]))
+    if loss_mode in ("dppo_tv", "dppo_kl"):
+        divergence = "TotalVariation()" if loss_mode == "dppo_tv" else "KL()"
+        lower = f"Band({divergence}, {low}, inf)"
+        upper = f"Band({divergence}, {high}, inf)"
+        clip = lower if low == high else f"TwoSided({lower}, {upper})"
+        return method_text(clip, call_text("DropOutside", actor["clip_ratio_c"]))
+    if loss_mode == "gspo":
+        return call_text("GSPO", low, high)
+    if loss_mode == "sapo":
+        return call_text("SAPO", actor["tau_pos"], actor["tau_neg"])
+    if loss_mode == "gpg":
+        return "GPG()"
+    if loss_mode == "geo_mean":
+        # verl's bounds of this loss are distances of log r from 0: convert them to distances of r from 1.
+        return method_text(call_text("FixedClip", -math.expm1(-low), math.expm1(high)), "GeometricMean()")
+    if loss_mode == "cispo":
+        return call_text("CISPO", low, high)
+    return None
+
+
+def _verl_stock_method(config: Config) -> str | None:
+    """Return the text of the method that equals verl's configured loss; None if bandpo has no such method."""
+    actor = lookup(config, "actor_rollout_ref.actor")
+    loss = actor["policy_loss"]
+    return verl_method(loss.get("audited") or loss["loss_mode"], actor)
+
+
+def _skyrl_stock_method(config: Config) -> str | None:
+    """Return the text of the method of SkyRL's own loss; None if bandpo has no such method.
+
+    There is none for ``cross_entropy``, and none for ``clip_cov``, which draws the tokens that it drops: `ClipCov`
+    drops the same share of them, but other tokens.
+    """
+    settings = lookup(config, "trainer.algorithm")
+    epsilons = (settings["eps_clip_low"], settings["eps_clip_high"])
+    loss_type = settings["policy_loss_type"]
+    if loss_type == "regular":
+        return call_text("FixedClip", *epsilons)
+    if loss_type == "dual_clip":
+        return method_text(call_text("FixedClip", *epsilons), call_text("DualClip", settings["clip_ratio_c"]))
+    if loss_type == "gspo":
+        return call_text("GSPO", *epsilons)
+    if loss_type == "sapo":
+        return call_text("SAPO", settings["sapo"]["tau_pos"], settings["sapo"]["tau_neg"])
+    if loss_type == "cispo":
+        cispo = settings["cispo"]
+        return call_text("CISPO", cispo["cispo_eps_clip_low"], cispo["cispo_eps_clip_high"])
+    if loss_type == "rollout_is":
+        return call_text("IcePop", *epsilons)
+    if loss_type == "dppo":
+        return _skyrl_dppo(settings["dppo"])
+    if loss_type == "kl_cov":
+        return call_text("KLCov", settings["kl_cov"]["kl_cov_frac"], settings["kl_cov"]["ppo_kl_coef"])
+    if loss_type == "importance_sampling":
+        return "Unclipped()"
+    return None
+
+
+def _skyrl_dppo(settings: Config) -> str:
+    """Return the text of SkyRL's DPPO, whose ratio is not truncated."""
+    divergence = "TotalVariation()" if settings["dppo_type"] == "binary_tv" else "KL()"
+    low = settings["delta_low"]
+    high = settings["delta_high"]
+    if low == high:
+        return f"DPPO({divergence}, {high}, inf)"
+    clip = f"TwoSided(Band({divergence}, {low}, inf), Band({divergence}, {high}, inf))"
+    return f"Method({clip}, DropOutside(inf), old_policy='rollout')"
+
+
+def _nemo_rl_stock_method(config: Config) -> str | None:
+    """Return the text of the method that equals NeMo-RL's own loss; None if bandpo has no such method."""
+    loss = config["loss_fn"]
+    if loss.get("use_cispo") or loss.get("disable_ppo_ratio"):
+        return None
+    clip = call_text("FixedClip", loss["ratio_clip_min"], loss["ratio_clip_max"])
+    objective = None if loss["ratio_clip_c"] is None else call_text("DualClip", loss["ratio_clip_c"])
+    level = "sequence" if loss.get("sequence_level_importance_ratios") else "token"
+    return method_text(clip, objective, level)
+
+
+def _prime_rl_stock_method(config: Config) -> str | None:
+    """Return the text of the method that equals prime-rl's own loss; None if bandpo has no such method."""
+    loss = config["loss"]
+    if loss["type"] == "ipo":
+        radius = loss["eps"] if "eps" in loss else loss["ipo_threshold"]  # its name until August 2026
+        return call_text("IPO", radius, loss["kl_tau"])
+    if loss["dppo_mask_low"] != loss["dppo_mask_high"]:
+        return None
+    return call_text("PrimeRL", loss["dppo_mask_low"], loss["kl_tau"])
+
+
+_STOCK_METHODS: Mapping[str, Callable[[Config], str | None]] = {
+    "trl": trl_method,
+    "verl": _verl_stock_method,
+    "skyrl": _skyrl_stock_method,
+    "nemo-rl": _nemo_rl_stock_method,
+    "prime-rl": _prime_rl_stock_method,
+}
+"""For each framework, the function that returns the text of its own loss's method from a configuration."""

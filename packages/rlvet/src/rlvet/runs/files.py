@@ -1,0 +1,262 @@
+"""Checks of files, and readers of JSONL files and pickles.
+
+JSONL files may end in an incomplete line. Pickles are read without importing the classes that they name.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import pickle
+import stat
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlvet.errors import InvalidValue
+
+LARGEST_LOG = 2**29
+"""The largest size of a log in bytes, after decompression."""
+
+LONGEST_LINE = 2**24
+"""The largest number of bytes in a line."""
+
+MOST_ROWS = 2**21
+"""The largest number of lines in a log."""
+
+LONGEST_READING = 120.0
+"""The largest number of seconds for reading a log."""
+
+
+KINDS_OF_FILE: Mapping[int, str] = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""A description of each kind of file that is not a regular one."""
+
+
+def is_leaf(path: Path) -> bool:
+    """Return True if a path exists and is no folder. If it is no regular file, `check_regular` refuses it."""
+    return path.exists() and not path.is_dir()
+
+
+def check_regular(path: Path, name: object = None) -> None:
+    """Check that a path is a regular file. Another, such as a named pipe, may wait for ever or have no end.
+
+    Args:
+        path: The path.
+        name: Its name in the error message, by default the path.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        raise InvalidValue(
+            f"{name or path} is {KINDS_OF_FILE.get(kind, 'no file')}, and only regular files are read"
+        )
+
+
+def check_file(path: Path, largest: int = LARGEST_LOG) -> None:
+    """Check that a path is a regular file, and that it is not larger than a limit in bytes.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    check_regular(path)
+    size = path.stat().st_size
+    if size > largest:
+        raise InvalidValue(
+            f"{path} has {size / 2**20:,.0f} MiB, and at most {largest / 2**20:,.0f} are read; give the part with the "
+            "metrics"
+        )
+
+
+def _check_limits(file: io.BufferedIOBase, path: Path, deadline: float) -> None:
+    """Check that an open file is within the limits, before any line of it is parsed.
+
+    Raises:
+        ValueError: if a limit is exceeded; the message names it.
+    """
+    lines = 0
+    total = 0
+    line_length = 0
+    while chunk := file.read(2**20):
+        lines += chunk.count(b"\n")
+        total += len(chunk)
+        last_newline = chunk.rfind(b"\n")
+        if last_newline < 0:
+            line_length += len(chunk)
+        else:
+            line_length = len(chunk) - last_newline - 1
+
+        limit = ""
+        if lines > MOST_ROWS:
+            limit = f"{MOST_ROWS:,} lines"
+        elif line_length > LONGEST_LINE:
+            limit = f"{LONGEST_LINE / 2**20:,.0f} MiB in line {lines + 1}"
+        elif total > LARGEST_LOG:
+            limit = f"{LARGEST_LOG / 2**20:,.0f} MiB"
+        elif time.monotonic() > deadline:
+            limit = f"{LONGEST_READING:g} seconds of reading"
+        if limit:
+            raise InvalidValue(f"{path} takes more than {limit}, the limit; give the part with the metrics")
+
+
+def _read_lines(path: Path) -> Generator[bytes]:
+    """Yield the lines of a file, which may be a .gz.
+
+    Raises:
+        ValueError: if a limit is exceeded, or the archive is damaged; the message names the limit.
+    """
+    check_regular(path)
+    is_compressed = path.suffix == ".gz"
+    if not is_compressed:
+        check_file(path)
+    deadline = time.monotonic() + LONGEST_READING
+    with gzip.open(path) if is_compressed else path.open("rb") as file:
+        try:
+            _check_limits(file, path, deadline)
+        except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+            raise InvalidValue(f"{path} is no gzip archive, or a damaged one ({error})") from error
+        file.seek(0)
+        for number in range(1, MOST_ROWS + 2):
+            line = file.readline(LONGEST_LINE + 1)
+            if not line:
+                return
+            if not number % 1024 and time.monotonic() > deadline:
+                raise InvalidValue(
+                    f"{path} takes more than {LONGEST_READING:g} seconds of reading, the limit; give the part with the "
+                    "metrics"
+                )
+            yield line
+
+
+def read_jsonl(
+    path: Path,
+    *,
+    growing: bool = True,
+    parse: Callable[[bytes], Any] = json.loads,
+    notes: list[str] | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Read the objects of a JSONL file, each with the number of its line, from 1; empty lines are skipped.
+
+    Args:
+        path: The file, which may be a .gz. It is read lazily.
+        growing: True if a process writes to the file, or did until it was killed. The last line may then be
+            incomplete, and is left out with a warning if it cannot be parsed.
+        parse: The function that parses a line, which raises a ValueError if it cannot.
+        notes: A list to which a sentence is added if the last line is left out.
+
+    Raises:
+        ValueError: a line is no JSON object; the message names the file and the line.
+    """
+    with closing(_read_lines(path)) as lines:
+        for number, line in enumerate(lines, 1):
+            is_complete = line.endswith(b"\n")
+            line = line.removeprefix(codecs.BOM_UTF8).strip()
+            if line:
+                row: Any = None
+                problem = ""
+                try:
+                    row = parse(line)
+                except (ValueError, RecursionError) as error:
+                    problem = str(error)
+                else:
+                    if not isinstance(row, dict):
+                        problem = f"but a {type(row).__name__}"
+
+                if not problem:
+                    yield number, row
+                elif growing and not is_complete:
+                    if notes is not None:
+                        notes.append(_describe_incomplete_line(path))
+                    warnings.warn(
+                        f"{path}, line {number}: the last line is cut off and is left out: {line[:60]!r}",
+                        stacklevel=2,
+                    )
+                else:
+                    raise InvalidValue(f"{path}, line {number}: not a JSON object, {problem}: {line[:60]!r}")
+            if not is_complete:
+                return  # a process may have appended the remainder of this line in the meantime
+
+
+STILL_WRITING = 600.0
+"""The largest number of seconds since a file's last change for which its run counts as still running."""
+
+
+def _describe_incomplete_line(path: Path) -> str:
+    """Return a sentence about the incomplete last line of a file, with the likely reason.
+
+    The reason is a process that is writing the file, or one that was killed while it did.
+    """
+    seconds = time.time() - path.stat().st_mtime
+    if seconds <= STILL_WRITING:
+        reason = f"the run is thought to be still at work, as it wrote {max(0.0, seconds):.0f} seconds ago"
+    else:
+        date = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        reason = f"the run was killed, or this is not the whole file; it was last written to on {date}"
+    return f"the last line of {path.name} is incomplete and is left out: {reason}"
+
+
+class PickledObject(dict[Any, Any]):
+    """A placeholder for an object, class or function that a pickle names, with its arguments and state."""
+
+    state: Any = None
+
+    def __init__(self, *arguments: Any):
+        super().__init__()
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _SafeUnpickler(pickle._Unpickler):
+    """An unpickler that creates a `PickledObject` for everything that a pickle names, and imports nothing.
+
+    It derives from Python's unpickler, as the one in C allocates gigabytes for a forged index of the memo.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        return PickledObject
+
+    def persistent_load(self, pid: Any) -> Any:  # a tensor's values, in torch's archives
+        return PickledObject(pid)
+
+
+def read_pickle(data: bytes, name: object = "it") -> Any:
+    """Read a pickle with a `PickledObject` for each object, class or function that it names.
+
+    Args:
+        data: The pickle.
+        name: Its name in the error message.
+
+    Raises:
+        ValueError: it is no pickle, or a damaged one.
+
+    >>> import argparse
+    >>> read_pickle(pickle.dumps(argparse.Namespace(epsilon=0.2))).state
+    {'epsilon': 0.2}
+    """
+    try:
+        return _SafeUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # other bytes can raise errors of any type
+        raise InvalidValue(f"{name} is no pickle, or a damaged one ({error!r})") from error
+
+
+@cache
+def load_table(name: str) -> Any:
+    """Return the content of a JSON file in ``bandpo/data``, such as each framework's names of settings."""
+    return json.loads((resources.files("bandpo") / "data" / f"{name}.json").read_text(encoding="utf-8"))

@@ -1,0 +1,525 @@
+"""Read log files of every kind into rows as they were logged, with a list of rows for each run in a file."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvet.errors import RlvetError, InvalidValue
+from rlvet.runs.consoles import LONGEST_ROW, ROUNDED_TO_ZERO, console_rows, custom_loop_rows, table_rows
+from rlvet.runs.files import check_file, check_regular, read_jsonl
+from rlvet.runs.quantities import STEP_KEYS
+from rlvet.runs.trackers import read_tensorboard, read_trackio, read_wandb
+
+RawRows = Sequence[Mapping[str, Any]]
+"""Rows with their keys and values as they were logged."""
+
+
+@dataclass(frozen=True)
+class RawLog:
+    """The rows in a file, as they were logged."""
+
+    runs: Mapping[str, RawRows]
+    """The rows of each run, by its name; the name is empty if the file has none."""
+    notes: tuple[str, ...] = ()
+    """Sentences about rows that were left out."""
+
+
+LARGEST_TEXT = 2**28
+"""The largest size in bytes of a file that must be in memory as a whole."""
+
+MOST_COLUMNS = 2**16
+"""The largest number of columns of a table."""
+
+MOST_CELLS = 2**26
+"""The largest number of cells of all runs of a table. The columns of steps count for each run."""
+
+LONGEST_KEY = 1000
+"""The largest number of characters of a key. Longer ones are left out."""
+
+MAGIC = {
+    b"\x89PNG": "an image (PNG)",
+    b"\xff\xd8\xff": "an image (JPEG)",
+    b"%PDF": "a PDF document",
+    b"PK\x03\x04": "a zip archive, such as a checkpoint of torch",
+    b"\x1f\x8b": "a gzip archive",
+    b"PAR1": "a Parquet table, such as a data set",
+    b"ARROW1": "an Arrow file",
+    b"GGUF": "weights of a model (GGUF)",
+    b"\x80\x02": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x7fELF": "a program",
+}
+"""The first bytes of files that are no log, with a description of each kind."""
+
+ACCEPTED_FILES = (
+    "give the folder of the run, or one of: metrics.jsonl, trainer_state.json, the .jsonl of a file logger, a CSV, the "
+    "console output of a trainer, or what wandb (run-….wandb), trackio (PROJECT.db) or TensorBoard (events.out.…) "
+    "left"
+)
+
+
+def read_raw(file: Path) -> RawLog:
+    """Read the rows of each run in a file.
+
+    Raises:
+        ValueError: if the file is no log, or no regular file; the message has its likely kind.
+    """
+    check_regular(file)
+    try:
+        reader = _reader_of(file)
+        log = reader(file)
+        return RawLog({name: _without_long_keys(rows) for name, rows in log.runs.items()}, log.notes)
+    except (RlvetError, OSError):
+        raise
+    except Exception as error:  # damaged or other files can raise errors of any type
+        raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r:.300})") from error
+
+
+def _without_long_keys(rows: RawRows) -> RawRows:
+    """Return rows without the keys that are too long to be names of metrics."""
+    keys: set[Any] = set().union(*set(map(tuple, rows)))
+    if not any(isinstance(key, str) and len(key) > LONGEST_KEY for key in keys):
+        return rows
+    names = {key for key in keys if isinstance(key, str) and len(key) <= LONGEST_KEY}
+    return [{key: value for key, value in row.items() if key in names} for row in rows]
+
+
+def kind_of(file: Path) -> str:
+    """Return a description of the kind of a log file, by its name."""
+    for pattern, kind in KINDS.items():
+        if file.match(pattern):
+            return kind
+    return "text"
+
+
+KINDS: Mapping[str, str] = {
+    "events.out.tfevents.*": "TensorBoard's events",
+    "*.wandb": "wandb's history",
+    "*.db": "trackio's store",
+    "trainer_state.json": "a trainer's state",
+    "*.jsonl": "JSON lines",
+    "*.ndjson": "JSON lines",
+    "*.jsonl.gz": "JSON lines",
+    "*.json": "JSON",
+    "*.csv": "a table",
+    "*.tsv": "a table",
+    "*.log": "console output",
+    "*.out": "console output",
+    "*.txt": "console output",
+}
+"""A description of each kind of log file, by a pattern of its name."""
+
+
+def _reader_of(file: Path) -> Callable[[Path], RawLog]:
+    """Return the function that reads a file, by its name and first bytes.
+
+    Raises:
+        ValueError: if the first bytes are those of another kind of file.
+    """
+    if file.match("events.out.tfevents.*"):
+        check_file(file, LARGEST_TEXT)
+        return lambda path: RawLog({"": list(read_tensorboard(path))})
+    if file.match("*.wandb"):
+        check_file(file, LARGEST_TEXT)
+        return lambda path: RawLog({"": list(read_wandb(path))})
+    if file.match("*.db"):
+        return lambda path: RawLog(read_trackio(path))
+    if any(file.match(pattern) for pattern in ("*.gz", "*.jsonl", "*.ndjson")):
+        return _read_json_lines
+
+    with file.open("rb") as stream:
+        start = stream.read(4096)
+    kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), None)
+    # A text in UTF-16, which begins with a byte order mark, contains zero bytes too.
+    if kind is None and b"\0" in start and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        kind = "a binary file"
+    if kind is not None:
+        raise InvalidValue(f"{file} is thought to be {kind}, and no log of a run; {ACCEPTED_FILES}")
+
+    if file.match("*.json"):
+        return _read_json
+    if file.match("*.csv") or file.match("*.tsv"):
+        return _read_table
+    return _read_text
+
+
+def _parse_int(text: str) -> float | None:
+    """Return an integer of a log as a float; None if it is larger than every float.
+
+    Raises:
+        ValueError: if it has more digits than Python parses.
+    """
+    number = float(text)
+    if math.isfinite(number):
+        return number
+    int(text)  # raises the ValueError
+    return None
+
+
+DECODER = json.JSONDecoder(parse_int=_parse_int)
+
+
+def _parse_line(line: bytes) -> Any:
+    """Parse a JSON line in UTF-8. This is faster than `json.loads`, which detects the encoding of each line."""
+    text = line.decode()
+    value, end = DECODER.raw_decode(text)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
+
+
+def _read_json_lines(file: Path) -> RawLog:
+    """Read JSON lines. In those of verl's file logger the metrics are under ``data``, beside ``step``."""
+    rows = []
+    notes: list[str] = []
+    for number, row in read_jsonl(file, parse=_parse_line, notes=notes):
+        data: Any = row.get("data", row)
+        if not isinstance(data, dict):
+            raise InvalidValue(f"{file}, line {number}: data is no object")
+        if data is not row and "step" in row:
+            data = {**data, "step": row["step"]}
+        rows.append(data)
+    return RawLog(by_run(rows), tuple(notes))
+
+
+def _read_json(file: Path) -> RawLog:
+    """Read one JSON value: a trainer's state, a list of rows, or an object with rows or columns."""
+    check_file(file, LARGEST_TEXT)
+    try:
+        content = json.loads(file.read_bytes(), parse_int=_parse_int)
+    except (ValueError, RecursionError) as error:
+        if file.name == "trainer_state.json":
+            raise InvalidValue(
+                f"{file} is no trainer_state.json, or only a part of one ({error!r})"
+            ) from error
+        # It may be JSON lines with another suffix.
+        with file.open("rb") as stream:
+            if stream.readline().rstrip().endswith(b"}"):
+                return _read_json_lines(file)
+        raise InvalidValue(
+            f"{file} is no JSON, or only a part of one ({error!r}); {ACCEPTED_FILES}"
+        ) from error
+
+    if isinstance(content, dict):
+        runs = _runs_of_object(content)
+        if runs:
+            return RawLog(runs)
+        content = _rows_of_object(content)
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise InvalidValue(
+            f"{file} is no trainer_state.json, or only a part of one, and holds no list of rows either; "
+            f"{ACCEPTED_FILES}"
+        )
+    return RawLog(by_run(content))
+
+
+def _runs_of_object(content: Mapping[str, Any]) -> dict[str, RawRows]:
+    """Return the rows of each run in an object of runs, by their names; empty if a value is not a run.
+
+    A run is an object with a list of rows.
+    """
+    runs: dict[str, RawRows] = {}
+    for name, value in content.items():
+        if not isinstance(value, dict):
+            return {}
+        lists = [rows for rows in value.values() if isinstance(rows, list)]
+        rows = next((rows for rows in lists if rows and all(isinstance(row, dict) for row in rows)), None)
+        if rows is None:
+            return {}
+        runs[name] = rows
+    return runs
+
+
+def _rows_of_object(content: Mapping[str, Any]) -> Any:
+    """Return the list of rows in the object of a single run; the object itself if it has no lists."""
+    if isinstance(content.get("log_history"), list):
+        return content["log_history"]
+    lists = [value for value in content.values() if isinstance(value, list) and value]
+    for value in lists:
+        if isinstance(value[0], dict):
+            return value
+    return _rows_of_columns(content) if lists else content
+
+
+def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return rows made of the longest lists in an object; shorter lists are left out."""
+    lists = {key: value for key, value in columns.items() if isinstance(value, list)}
+    length = max(len(value) for value in lists.values())
+    lists = {key: value for key, value in lists.items() if len(value) == length}
+    return [{key: value[row] for key, value in lists.items()} for row in range(length)]
+
+
+WANDB_COLUMN = re.compile(r"(.+?) - (.+?)(__MIN|__MAX)?", re.DOTALL)
+"""The name of a column in an export of wandb: run, key, and a suffix for the smallest or largest value."""
+
+
+def _read_table(file: Path) -> RawLog:
+    """Read a CSV: the log of a custom training loop, or an export of trackio or wandb.
+
+    The columns of a wandb export are named ``RUN - KEY``.
+    """
+    text = _decode(file)
+    first_line = text.partition("\n")[0]
+    delimiter = max(",;\t", key=first_line.count)
+    if first_line.count(delimiter) >= MOST_COLUMNS:
+        raise InvalidValue(
+            f"{file} has {first_line.count(delimiter) + 1:,} columns, and at most {MOST_COLUMNS:,} are read; give the "
+            "part with the metrics"
+        )
+    table = csv.DictReader(io.StringIO(text), delimiter=delimiter)
+    rows = [_parse_cells(row) for row in table]
+    if not rows:
+        raise InvalidValue(f"{file} is a table without rows; {ACCEPTED_FILES}")
+    # wandb adds columns RUN - KEY__MIN and RUN - KEY__MAX.
+    headers = [WANDB_COLUMN.fullmatch(name) for name in table.fieldnames or ()]
+    if not any(headers):
+        return RawLog(by_run(rows))
+
+    # The columns of each run, and for each of them the key that was logged.
+    columns_by_run: dict[str, dict[str, str]] = {}
+    for match in headers:
+        if match:
+            columns = columns_by_run.setdefault(match[1], {})
+            if not match[3]:
+                columns[match[0]] = match[2]
+    step_columns = {key: key for key in rows[0] if " - " not in key}
+    cells = len(rows) * (len(headers) + len(columns_by_run) * len(step_columns))
+    if cells > MOST_CELLS:
+        raise InvalidValue(
+            f"{file} has {len(columns_by_run):,} runs with {cells:,} cells, and at most {MOST_CELLS:,} are read; give "
+            "the part with the runs that you mean"
+        )
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for name, columns in sorted(columns_by_run.items()):
+        keys = columns | step_columns
+        rows_of_run = [row for row in rows if any(column in row for column in columns)]
+        runs[name] = [_rename_keys(row, keys) for row in rows_of_run]
+    return RawLog(runs)
+
+
+def _rename_keys(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the cells of some columns of a row under other keys."""
+    return {name: row[column] for column, name in names.items() if column in row}
+
+
+def _parse_cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cells of a row, with numbers parsed and empty cells left out."""
+    result: dict[str, Any] = {}
+    for key, text in row.items():
+        if not isinstance(key, str) or not isinstance(text, str) or not text.strip():
+            continue
+        # A notebook's table has ``completions / mean_length``.
+        key = key.strip().replace(" / ", "/")
+        try:
+            result[key] = float(text)
+        except ValueError:
+            result[key] = text
+    return result
+
+
+def _decode(file: Path) -> str:
+    """Return the text of a file in UTF-8 or UTF-16."""
+    check_file(file, LARGEST_TEXT)
+    data = file.read_bytes()
+    encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    return data.decode(encoding, errors="replace")
+
+
+def _read_text(file: Path) -> RawLog:
+    """Read console output, or a table or JSON lines with another suffix."""
+    text = _decode(file)
+    for reader in (verl_rows, console_rows, trl_rows, table_rows, custom_loop_rows):
+        rows = reader(text)
+        if rows:
+            return RawLog({"": rows})
+
+    start = text.lstrip()[:1]
+    if start == "{":
+        return _read_json_lines(file)
+    if start == "[":
+        return _read_json(file)
+    header = text.partition("\n")[0]
+    if re.fullmatch(r"[\w./@ -]++([,;\t][\w./@ -]++)++\s*+", header):
+        return _read_table(file)
+    raise InvalidValue(
+        f"{file} is thought to be {_guess_kind(file, text)}: no row of metrics is in it, as a trainer prints them; "
+        f"{ACCEPTED_FILES}"
+    )
+
+
+def _guess_kind(file: Path, text: str) -> str:
+    """Return a description of the likely kind of a text."""
+    start = text.lstrip()[:200].lower()
+    if start.startswith(("<!doctype html", "<html")):
+        return "a page of HTML"
+    if file.suffix in (".py", ".sh", ".yaml", ".yml", ".toml", ".md", ".ipynb"):
+        return f"a file {file.suffix}"
+    if re.match(r"(import|from|def|class) ", start):
+        return "source code"
+    return "a text"
+
+
+# --- Console output ---
+
+VERL_STEP = re.compile(r"\bstep:(\d+) - ([^\n]*)")
+"""A line of verl's console logger: ``step:3 - actor/entropy:0.424 - …``."""
+
+PRINTED_NUMBER = re.compile(r"(?:np\.\w+\()?(-?(?:\d[\d_]*+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))\)?", re.I)
+"""A number, possibly of numpy: ``0.5``, ``np.float64(0.5)``."""
+
+SCALED_KEY = re.compile(r"(.+)\((1e-?\d+)\)")
+"""A key with the unit of its value: ``actor/lr(1e-4):0.010``."""
+
+
+def verl_rows(text: str) -> list[dict[str, Any]]:
+    """Return the rows in verl's console output.
+
+    verl rounds to three decimals there, so a learning rate or gradient norm that is printed as 0.000 is left out.
+
+    >>> verl_rows("(TaskRunner pid=1) step:2 - actor/lr:0.000 - critic/score/mean:np.float64(0.5)")
+    [{'step': 2, 'critic/score/mean': 0.5}]
+    """
+    rows = []
+    for line in VERL_STEP.finditer(text):
+        row: dict[str, Any] = {"step": int(line[1])}
+        for metric in line[2].split(" - "):
+            key, _, text_of_value = metric.strip().rpartition(":")
+            number = PRINTED_NUMBER.fullmatch(text_of_value.strip())
+            if not key or number is None:
+                continue
+            unit = 1.0
+            scaled = SCALED_KEY.fullmatch(key)
+            if scaled is not None:
+                key = scaled[1]
+                unit = float(scaled[2])
+            if re.fullmatch(r"-?0\.000", text_of_value.strip()) and ROUNDED_TO_ZERO.search(key):
+                continue
+            row[key] = float(number[1]) * unit
+        if len(row) > 1:
+            rows.append(row)
+    return rows
+
+
+TRL_ROW_OR_PROGRESS = re.compile(r"\{['\"][^{}\n]*\}|\b(\d+)/(\d+) \[")
+"""A row that a trainer printed as a dictionary, or the steps on its progress bar."""
+
+PAIR_OF_ROW = re.compile(r"""(['"])[^'"\n]+\1: (?:'[^'\n]*'|"[^"\n]*"|[^\s,'"{}]+)(?=\s*[,}])""")
+"""A key and its value in a row. A comma or brace must follow, as the last value of a truncated row is incomplete."""
+
+FEWEST_PAIRS = 4
+"""The smallest number of pairs in a truncated row."""
+
+
+def trl_rows(text: str) -> list[dict[str, Any]]:
+    """Return the rows in the console output of TRL, ms-swift or another trainer of transformers.
+
+    The step of a row is the one in the row. If the rows have none, it is that of the progress bar before the row if the
+    bar advances between rows, and else the number of the row.
+
+    >>> trl_rows("{'loss': '0.1', 'reward': nan}")
+    [{'loss': 0.1, 'reward': 'NaN', 'step': 1}]
+    """
+    rows: list[dict[str, Any]] = []
+    # For each row, the step on the progress bar before it; 0 without a bar.
+    bar_steps: list[int] = []
+    bar_step = 0
+    for line in text.split("\n"):
+        has_row = False
+        for match in TRL_ROW_OR_PROGRESS.finditer(line):
+            if match[1] is not None:
+                # Shards and data sets have bars too. That of training is the last one before a row, with a total > 1.
+                bar_step = int(match[1]) if int(match[2]) > 1 else 0
+                continue
+            has_row = True
+            row = _parse_row(match[0]) if len(match[0]) <= LONGEST_ROW else {}
+            if row:
+                rows.append(row)
+                bar_steps.append(bar_step)
+        row = {} if has_row else _parse_truncated_row(line)
+        if row:
+            rows.append(row)
+            bar_steps.append(bar_step)
+
+    increases = all(before < after for before, after in itertools.pairwise(bar_steps))
+    use_bar = len(rows) > 1 and increases and bar_steps[0] >= 1
+    for number, row in enumerate(rows, 1):
+        if not any(key in row for key in STEP_KEYS):
+            row["step"] = bar_steps[number - 1] if use_bar else number
+    return rows
+
+
+def _parse_truncated_row(line: str) -> dict[str, Any]:
+    """Return the metrics in a line that is a row without its start or end; empty if it is none."""
+    if len(line) > LONGEST_ROW or not ("reward'" in line or 'reward"' in line or "loss" in line):
+        return {}
+    pairs = [match[0] for match in PAIR_OF_ROW.finditer(line)]
+    if len(pairs) < FEWEST_PAIRS:
+        return {}
+    row = _parse_row("{" + ", ".join(pairs) + "}")
+    return row if "reward" in row or "loss" in row else {}
+
+
+def _parse_row(text: str) -> dict[str, Any]:
+    """Return a printed dictionary of metrics; empty if the text is none."""
+    text = re.sub(r"(?<=: )(nan|-?inf)(?=[,}])", lambda match: repr(match[1]), text)
+    try:
+        row = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    if not isinstance(row, dict):
+        return {}
+    result: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, str):
+            value = _parse_number(value)
+        if isinstance(key, str) and isinstance(value, (int, float, str)):
+            result[key] = value
+    numbers = [value for value in result.values() if not isinstance(value, str)]
+    is_metrics = len(numbers) >= 3 or "loss" in result or "reward" in result
+    return result if is_metrics else {}
+
+
+def _parse_number(text: str) -> float | str:
+    """Return a text as a number, ``240/960`` as 240; the text itself if it is no number."""
+    text = text.strip()
+    words = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    if text in words:
+        return words[text]
+    progress = re.fullmatch(r"(\d+)/\d+", text)
+    try:
+        return float(progress[1] if progress else text)
+    except ValueError:
+        return text
+
+
+# --- Several runs in one file ---
+
+RUN_KEYS = ("run", "run_id", "run_name", "run_number", "Run", "Name", "experiment", "experiment_name")
+"""Keys of the name of a row's run."""
+
+
+def by_run(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, RawRows]:
+    """Return the rows of each run, by its name; all rows under an empty name if they do not name several runs.
+
+    ms-swift's step, such as ``240/960``, becomes the number 240.
+    """
+    rows = list(rows)
+    logged: set[str] = set().union(*set(map(tuple, rows)))
+    for key in logged & set(RUN_KEYS):
+        names = {str(row[key]) for row in rows if isinstance(row.get(key), str)}
+        if len(names) > 1:
+            return {name: [row for row in rows if str(row.get(key)) == name] for name in sorted(names)}
+    progress = "global_step/max_steps"
+    if progress in logged:
+        rows = [{**row, progress: _parse_number(str(row.get(progress, "")))} for row in rows]
+    return {"": rows}

@@ -1,0 +1,666 @@
+"""Read the log of a run, of any framework or tracker, with one name per quantity."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rlvet.errors import InvalidValue
+from rlvet.runs.files import check_file, check_regular, is_leaf
+from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
+from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, RawRows, kind_of, read_raw
+from rlvet.runs.quantities import (
+    BOOKKEEPING,
+    DETAIL,
+    QUANTITIES,
+    STEP_KEYS,
+    Row,
+    component_name,
+    named_rows,
+    sources,
+)
+
+NAMES_FILE = "bandpo-names.json"
+"""The name of the file with the user's own keys for quantities, beside the log or in the current folder."""
+
+LARGEST_NAMES = 2**20
+"""The largest size in bytes of that file."""
+
+SHORT_ATTEMPT = 10
+"""The number of rows from which an attempt that was restarted from the first step counts as a run. Shorter ones are
+left out."""
+
+MOST_STEPS = 1e15
+"""A larger number under a name of steps is no step."""
+
+FEWEST_QUANTITIES = 3
+"""The smallest number of quantities in a log of RL, if it has none that only RL logs."""
+
+MOST_FILES = 2000
+"""The largest number of files of a folder that are read."""
+
+
+class UnreadableLog(InvalidValue):
+    """The error for a path that is not the log of a single RL run, with the reason as a code.
+
+    Args:
+        code: ``no-log``, ``several-runs``, ``not-rl`` or ``no-quantity``.
+        message: The problem and the remedy.
+        choices: The values among which the user may choose: names of runs, or keys that may be the reward.
+    """
+
+    def __init__(self, code: str, message: str, choices: Iterable[str] = ()):
+        super().__init__(message)
+        self.code = code
+        self.choices = tuple(choices)
+
+
+@dataclass(frozen=True)
+class Log:
+    """The log of one run.
+
+    >>> log = Log.of([{"step": 1, "train/reward": 0.5, "my/score": 0.25}])
+    >>> log.rows[0]["reward"], log.read, log.unread
+    (0.5, {'reward': ('train/reward',)}, ('my/score',))
+    """
+
+    rows: Sequence[Row]
+    """One row per log step with its ``step``, in the order of steps."""
+    source: str = ""
+    """A description of the file and its kind."""
+    read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The keys of each quantity that was read. A component of the reward is named ``rewards/NAME``."""
+    unread: tuple[str, ...] = ()
+    """Keys with an unknown meaning. Counters and times are not among them."""
+    notes: tuple[str, ...] = ()
+    """Sentences about changes of the rows, such as steps that were logged twice."""
+
+    @classmethod
+    def of(
+        cls,
+        raw: Iterable[Mapping[str, Any]],
+        source: str = "",
+        names: Mapping[str, str] | None = None,
+    ) -> Log:
+        """Return the log with rows as they were logged.
+
+        Args:
+            raw: The rows.
+            source: A description of the file.
+            names: The user's own keys for quantities.
+        """
+        raw = list(raw)
+        if all(row.keys().isdisjoint(STEP_KEYS) for row in raw):
+            raw = [{**row, "step": number} for number, row in enumerate(raw, 1)]
+        rows, notes = _merge_steps(named_rows(raw, names))
+        read, unread = _coverage(raw, names)
+        return cls(rows, source, read, unread, tuple(notes))
+
+    @property
+    def keys_of_learning(self) -> int:
+        """The number of logged keys, without counters and times."""
+        known: set[str] = set().union(*self.read.values())
+        return len(self.unread) + len(known)
+
+
+def _coverage(
+    raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+    """Return the keys of each quantity that was read, and the other keys with numbers."""
+    # One row for each set of keys is enough.
+    layouts: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for row in raw:
+        layouts.setdefault(tuple(row), row)
+
+    # Dictionaries without values serve as ordered sets.
+    numeric: dict[str, None] = {}
+    read: dict[str, dict[str, None]] = {}
+    user_names = tuple((names or {}).items())
+    for keys, row in layouts.items():
+        detail = row.get(DETAIL)
+        metrics = {**row, **detail} if isinstance(detail, dict) else row
+        numeric.update({key: None for key, value in metrics.items() if isinstance(value, (int, float))})
+        for source in sources(tuple(metrics), user_names):
+            read.setdefault(source.quantity, {})[source.key] = None
+        for key in keys:
+            name = component_name(key)
+            if name is not None:
+                read.setdefault(f"rewards/{name}", {})[key] = None
+    known: set[str] = set().union(*read.values())
+    unread = []
+    for key in numeric:
+        is_other = key in STEP_KEYS or BOOKKEEPING.search(key) or key.startswith("audit/")
+        if key not in known and not is_other:
+            unread.append(key)
+    return {quantity: tuple(keys) for quantity, keys in read.items()}, tuple(unread)
+
+
+def _merge_steps(rows: Sequence[dict[str, float]]) -> tuple[list[Row], list[str]]:
+    """Return one row per step in the order of steps, and sentences about replaced rows.
+
+    Consecutive rows of a step become one row with the mean of each metric. Rows that were logged again after a restart
+    replace the earlier ones.
+
+    Args:
+        rows: The rows, of which some are modified.
+    """
+    by_step: dict[float, dict[str, float]] = {}
+    # The number of values in the mean of a metric of a step.
+    counts: dict[tuple[float, str], int] = {}
+    repeated: set[float] = set()
+    last_step = None
+    for row in rows:
+        step = row["step"]
+        merged = by_step.get(step)
+        if merged is None:
+            by_step[step] = row
+        elif last_step == step:
+            for key, value in row.items():
+                if key in merged and key != "step":
+                    n = counts.get((step, key), 1)
+                    merged[key] += (value - merged[key]) / (n + 1)
+                    counts[step, key] = n + 1
+                else:
+                    merged[key] = value
+        else:
+            if "reward" in row and "reward" in merged:
+                repeated.add(step)
+            merged.update(row)
+        last_step = step
+
+    steps = sorted(by_step)
+    notes = []
+    if repeated:
+        notes.append(
+            f"steps {min(repeated):g} to {max(repeated):g} were logged again after a restart: the later rows replace "
+            "the earlier"
+        )
+    return [by_step[step] for step in steps], notes
+
+
+def _split_attempts(raw: RawRows) -> Sequence[RawRows]:
+    """Split rows into attempts. A new one begins where the step goes back to the first step or before it."""
+    key = next((key for key in STEP_KEYS if any(key in row for row in raw)), None)
+    if key is None:
+        return [raw]
+    attempts: list[list[Mapping[str, Any]]] = [[]]
+    first = None
+    last = None
+    for row in raw:
+        step = row.get(key)
+        if not isinstance(step, (int, float)):
+            attempts[-1].append(row)
+            continue
+        if first is None:
+            first = step
+        elif step <= first and last is not None and last > step:
+            attempts.append([])
+            first = step
+        attempts[-1].append(row)
+        last = step
+    return attempts
+
+
+def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:
+    """Read the log of one run.
+
+    An incomplete last line, from a run that was killed or is still writing, is left out with a warning.
+
+    Args:
+        path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, console output, wandb's
+            ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
+        names: The user's own keys for quantities, such as ``{"reward": "iteration_reward"}``. If not given, they are
+            read from a file `NAMES_FILE` beside the log or in the current folder.
+        run_name: The name of the run, if there are several. The error without it lists the names.
+
+    Raises:
+        ValueError: if there is no such log, it has no metrics of RL, there are several runs, or a line cannot be read.
+            The message names the file.
+    """
+    path = Path(path)
+    names = _read_names_file(path) if names is None else names
+    if path.is_dir() and legs_of(path):
+        return _log_of_legs(path, names)
+    runs = _runs_at(path, names)
+    if run_name is not None:
+        if run_name not in runs:
+            raise UnreadableLog(
+                "several-runs", f"{path} holds no run {run_name!r}; it holds {_list_runs(runs)}", runs
+            )
+        return _log_of(runs[run_name], names, path)
+    if len(runs) > 1:
+        raise UnreadableLog("several-runs", _several_runs_message(path, runs), runs)
+    return _log_of(next(iter(runs.values())), names, path)
+
+
+def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | None = None) -> Log:
+    """Return the log of a run.
+
+    Args:
+        run: The rows of the run, with their file.
+        names: The user's own keys for quantities.
+        path: The path that the user gave.
+        source: A description of the file; its kind and name if not given.
+
+    Raises:
+        ValueError: the rows are not of RL, or none of their keys is known.
+    """
+    file = run.file
+    raw = run.rows
+    log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
+    log = replace(log, notes=(*run.replaced, *log.notes, *run.left_out))
+    kind = kind_of_training(log, raw)
+    if kind is not None:
+        raise UnreadableLog(
+            "not-rl",
+            f"{file} is no log of RL: it is thought to be of {kind}, as it holds no reward but "
+            f"{shorten(_numeric_keys(raw))}; to have it read as one, say which key is the reward: --map reward=KEY",
+            _numeric_keys(raw),
+        )
+    if not log.rows or not log.read:
+        keys = _numeric_keys(raw)
+        others = f"but {shorten(keys)}" if keys else "and no other number"
+        raise UnreadableLog(
+            "no-quantity",
+            f"{file} logs none of {', '.join(QUANTITIES)} under a name that is known, {others}; say which key is the "
+            "reward: --map reward=KEY; or set logging_steps (TRL) or the file logger (verl)",
+            keys,
+        )
+    return log
+
+
+def _numeric_keys(raw: RawRows) -> list[str]:
+    """Return the keys of the first rows that have numbers, without counters and times."""
+    keys = {}
+    for row in raw[:1000]:
+        keys.update({key: None for key, value in row.items() if isinstance(value, (int, float))})
+    return [key for key in keys if not BOOKKEEPING.search(key) and key not in STEP_KEYS]
+
+
+def shorten(names: Sequence[str]) -> str:
+    """Return names as a text, the first twelve of many: ``a, b, … and 3 more``."""
+    if not names:
+        return "nothing"
+    text = ", ".join(names[:12])
+    return f"{text} and {len(names) - 12} more" if len(names) > 12 else text
+
+
+# --- Legs ---
+
+
+def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
+    """Return the log of a run with a folder for each leg.
+
+    Raises:
+        ValueError: no leg has logged a step yet, or the rows are not of RL.
+    """
+    legs = legs_of(run)
+    logged: dict[Path, RawRun] = {}
+    for leg in legs:
+        run_of_leg = _run_of_leg(leg)
+        if run_of_leg is not None:
+            logged[leg] = run_of_leg
+    if not logged:
+        raise UnreadableLog(
+            "no-log",
+            f"{run} is no log of a run yet: none of its {len(legs)} legs has logged a step yet; {legs[-1] / CONSOLE} "
+            "has what was printed",
+        )
+    rows, replaced = _join_legs({leg: run_of_leg.rows for leg, run_of_leg in logged.items()})
+    last = next(reversed(logged))
+    source = f"{len(logged)} legs, {run.name}" if len(logged) > 1 else f"one leg, {run.name}"
+    return _log_of(RawRun(last, rows, tuple(replaced), logged[last].left_out), names, run, source)
+
+
+def _run_of_leg(leg: Path) -> RawRun | None:
+    """Return the rows with metrics of a leg, from its file logger or else its console output; None if it has none."""
+    for file in (leg / METRICS, leg / CONSOLE):
+        if not is_leaf(file):
+            continue
+        check_regular(file)
+        # Console output without rows raises an error, but here it may be of a leg before its first step.
+        try:
+            log = read_raw(file)
+        except InvalidValue:
+            if file.name == METRICS:
+                raise
+            continue
+        rows = [row for row in chain.from_iterable(log.runs.values()) if _has_number(row)]
+        if rows:
+            return RawRun(file, rows, left_out=log.notes)
+    return None
+
+
+def _has_number(row: Mapping[str, Any]) -> bool:
+    """Return True if a row has a metric. The first line of a leg, a description of the run, has none."""
+    return any(isinstance(value, (int, float)) for key, value in row.items() if key not in STEP_KEYS)
+
+
+def _join_legs(logged: Mapping[Path, RawRows]) -> tuple[RawRows, list[str]]:
+    """Return the rows of all legs, and sentences about replaced rows.
+
+    A leg resumes from a checkpoint. Rows of earlier legs after that checkpoint are removed, even if the leg has not
+    reached their steps yet, because their weights were lost.
+    """
+    rows: list[Mapping[str, Any]] = []
+    notes: list[str] = []
+    previous_leg = ""
+    for leg, raw in logged.items():
+        first = min(_training_steps(raw) or _steps(raw))
+        replaced: list[Mapping[str, Any]] = []
+        remaining: list[Mapping[str, Any]] = []
+        for row in rows:
+            step = _step(row)
+            if step is not None and step >= first:
+                replaced.append(row)
+            else:
+                remaining.append(row)
+        if replaced:
+            steps = _steps(replaced)
+            notes.append(
+                f"steps {min(steps):g} to {max(steps):g} of leg {previous_leg} were replaced: leg {leg.name} went on "
+                "from an earlier checkpoint"
+            )
+        rows = [*remaining, *raw]
+        previous_leg = leg.name
+    return rows, notes
+
+
+def _training_steps(raw: RawRows) -> list[float]:
+    """Return the steps of rows with other metrics than those of an evaluation.
+
+    verl evaluates before the first step of a leg, under the step of the checkpoint.
+    """
+    return _steps(row for row in raw if _has_training_metric(row))
+
+
+def _has_training_metric(row: Mapping[str, Any]) -> bool:
+    """Return True if a row has a key other than steps and verl's metrics of an evaluation."""
+    return any(key not in STEP_KEYS and not key.startswith("val-") for key in row)
+
+
+# --- Detection of logs that are not of RL ---
+
+RL_QUANTITIES = {
+    "reward",
+    "clip_high",
+    "clip_low",
+    "clip",
+    "dead",
+    "cut",
+    "mismatch",
+    "mismatch_kl",
+    "mismatch_probs",
+    "kl_old",
+    "importance_weight",
+    "staleness",
+}
+"""Quantities that only logs of RL have."""
+
+OTHER_TRAININGS = {
+    r"(^|/)(rewards/(chosen|rejected|margins)|logps/chosen)$": "preference training, such as DPO",
+    r"(^|/)(eval_)?margin$": "a reward model",
+    r"(^|/)(eval_)?accuracy$": "a classifier or a reward model",
+    r"(^|/|_)(mean_token_accuracy|loss|train_loss|eval_loss|perplexity|ppl)$": "supervised training",
+}
+"""The kind of training for patterns of keys, in logs without a reward."""
+
+REWARD_MODEL_KEYS = {"accuracy", "margin"}
+"""Keys that trainers of reward models log beside the mean of the rewards."""
+
+REWARD_KEY = re.compile(r"(^|[/_ -])reward([/_ -]|$)", re.I)
+"""A key that may be the reward of a custom training loop."""
+
+
+def kind_of_training(log: Log, raw: RawRows) -> str | None:
+    """Return the kind of training of a log that is not of RL; None if it is of RL or unknown."""
+    keys = set().union(*raw[:1000])
+    if keys >= REWARD_MODEL_KEYS:
+        return "a reward model"
+    if RL_QUANTITIES & log.read.keys() or any(REWARD_KEY.search(key) for key in keys):
+        return None
+    for pattern, kind in OTHER_TRAININGS.items():
+        if any(re.search(pattern, key) for key in keys):
+            return kind
+    return None
+
+
+# --- Search for the log ---
+
+
+@dataclass(frozen=True)
+class RawRun:
+    """The rows of one run, as they were logged."""
+
+    file: Path
+    """The file of the rows; the first of several files, or the folder of the last leg."""
+    rows: RawRows
+    """The rows."""
+    replaced: tuple[str, ...] = ()
+    """Sentences about rows that were replaced by later ones."""
+    left_out: tuple[str, ...] = ()
+    """Sentences about rows of the file that were left out."""
+
+
+Runs = dict[str, RawRun]
+"""The runs of a file or folder, by name."""
+
+
+def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
+    """Return the runs of a file or folder.
+
+    Args:
+        path: The file or folder.
+        names: The user's own keys for quantities, by which logs in a folder are recognised.
+
+    Raises:
+        ValueError: if there is no log, or the folder contains the folders of several runs.
+    """
+    if is_leaf(path):
+        return _runs_of_file(path)
+    if not path.is_dir():
+        raise UnreadableLog(
+            "no-log", f"{path} is no log of a run: there is nothing of that name; {ACCEPTED_FILES}"
+        )
+    folders = {run_folder(file) for file in path.rglob(METRICS)}
+    if len(folders) > 1 and path not in folders:
+        raise UnreadableLog(
+            "several-runs",
+            f"{path} holds {len(folders)} runs: name those that you mean, such as {min(folders)}, or if it is a study, "
+            f"bandpo-lab study page {path}",
+        )
+    state = _newest_state(path)
+    for file in (path / METRICS, state):
+        if file is not None and is_leaf(file):
+            return _runs_of_file(file)
+    return _runs_of_folder(path, names)
+
+
+def _newest_state(path: Path) -> Path | None:
+    """Return the newest trainer_state.json in a run's folder or its checkpoints; None if there is none."""
+    if is_leaf(path / "trainer_state.json"):
+        return path / "trainer_state.json"
+    states = sorted(path.glob("checkpoint-*/trainer_state.json"), key=_checkpoint_step)
+    return states[-1] if states else None
+
+
+def _checkpoint_step(state: Path) -> int:
+    """Return the step of the checkpoint that contains a file; −1 if its name has none."""
+    step = state.parent.name.rpartition("-")[2]
+    return int(step) if step.isdigit() else -1
+
+
+def _runs_of_file(file: Path) -> Runs:
+    """Return the runs in one file, without short attempts that were restarted from the first step."""
+    runs: Runs = {}
+    log = read_raw(file)
+    for name, raw in log.runs.items():
+        *earlier_attempts, last_attempt = _split_attempts(raw)
+        long_attempts = [attempt for attempt in earlier_attempts if len(attempt) >= SHORT_ATTEMPT]
+        long_attempts.append(last_attempt)
+        if len(long_attempts) == 1:
+            runs[name] = RawRun(file, long_attempts[0], left_out=log.notes)
+            continue
+        for number, attempt in enumerate(long_attempts, 1):
+            runs[f"{name} {number}".strip()] = RawRun(file, attempt, left_out=log.notes)
+    if not runs:
+        raise UnreadableLog("no-log", f"{file} holds no rows; {ACCEPTED_FILES}")
+    return runs
+
+
+def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
+    """Return the runs of the logs in a folder.
+
+    If there are logs of several kinds of file, those of the kind with the most values are returned.
+    """
+    by_kind: dict[str, Runs] = {}
+    errors: list[str] = []
+    files = _log_files(folder)
+    for file in files:
+        try:
+            runs = _runs_of_file(file)
+        except InvalidValue as error:
+            errors.append(str(error))
+            continue
+        for name, run in runs.items():
+            if _is_of_rl(run, names):
+                label = f"{file.relative_to(folder)} {name}".strip()
+                by_kind.setdefault(kind_of(file), {})[label] = run
+
+    if not by_kind:
+        if len(errors) == 1:
+            raise InvalidValue(errors[0])
+        other_training = _other_training(files)
+        reason = other_training or f"none of its {len(files)} files with a log's name holds one"
+        raise UnreadableLog(
+            "not-rl" if other_training else "no-log",
+            f"{folder} is no log of a run: {reason}; {ACCEPTED_FILES}",
+        )
+    joined = {kind: _join_files(runs, kind) for kind, runs in by_kind.items()}
+    return max(joined.values(), key=_count_values)
+
+
+def _log_files(folder: Path) -> list[Path]:
+    """Return the files in a folder whose names may be those of logs, up to `MOST_FILES`."""
+    files: dict[Path, None] = {}
+    for pattern in KINDS:
+        files.update(dict.fromkeys(sorted(folder.rglob(pattern))))
+    return [file for file in files if is_leaf(file) and file.name != NAMES_FILE][:MOST_FILES]
+
+
+def _is_of_rl(run: RawRun, names: Mapping[str, str]) -> bool:
+    """Return True if the first rows of a run have quantities of RL."""
+    log = Log.of(run.rows[:500], names=names)
+    if RL_QUANTITIES & log.read.keys():
+        return True
+    return len(log.read) >= FEWEST_QUANTITIES and not kind_of_training(log, run.rows)
+
+
+def _other_training(files: Sequence[Path]) -> str:
+    """Return a sentence about a log among files that is of another training than RL; empty if there is none."""
+    for file in files:
+        try:
+            for run in _runs_of_file(file).values():
+                kind = kind_of_training(Log.of(run.rows), run.rows)
+                if kind is not None:
+                    return f"{file.name} is thought to be of {kind}, as it holds no reward"
+        except InvalidValue:
+            continue
+    return ""
+
+
+def _count_values(runs: Runs) -> int:
+    """Return the number of values in all rows of runs."""
+    rows = chain.from_iterable(run.rows for run in runs.values())
+    return sum(map(len, rows))
+
+
+def _join_files(runs: Runs, kind: str) -> Runs:
+    """Join the files of wandb or TensorBoard that belong to one run; each continues the steps of the one before."""
+    if kind not in ("TensorBoard's events", "wandb's history"):
+        return runs
+    groups: dict[str, Runs] = {}
+    for name, run in runs.items():
+        # wandb writes a file of the same name at each start of a run, TensorBoard several in the same folder.
+        group = groups.setdefault(run.file.name if kind == "wandb's history" else str(run.file.parent), {})
+        last_name = next(reversed(group), None)
+        if last_name is not None and _continues(run, group[last_name]):
+            last = group[last_name]
+            group[last_name] = RawRun(last.file, [*last.rows, *run.rows])
+        else:
+            group[name] = RawRun(run.file, run.rows)
+
+    joined: Runs = {}
+    for group in groups.values():
+        joined |= group
+    return joined
+
+
+def _continues(run: RawRun, previous: RawRun) -> bool:
+    """Return True if the first step of a run is after that of another one."""
+    steps = _steps(run.rows)
+    previous_steps = _steps(previous.rows)
+    return bool(steps) and bool(previous_steps) and min(steps) > min(previous_steps)
+
+
+def _steps(raw: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Return the steps of the rows that have one."""
+    steps = [_step(row) for row in raw]
+    return [step for step in steps if step is not None]
+
+
+def _step(row: Mapping[str, Any]) -> float | None:
+    """Return the step of a row; None if it has none, or one that no run reaches, such as infinity."""
+    step = next((row[key] for key in STEP_KEYS if key in row), None)
+    return step if isinstance(step, (int, float)) and abs(step) < MOST_STEPS else None
+
+
+def _list_runs(runs: Runs) -> str:
+    """Return the names of runs with their steps, the first twelve of many."""
+    texts = []
+    for name, run in list(runs.items())[:12]:
+        steps = _steps(run.rows)
+        span = f"steps {min(steps):g} to {max(steps):g}" if steps else f"{len(run.rows)} rows"
+        texts.append(f"{name!r} ({span})")
+    more = f" and {len(runs) - 12} more" if len(runs) > 12 else ""
+    return ", ".join(texts) + more
+
+
+def _several_runs_message(path: Path, runs: Runs) -> str:
+    """Return the error message for a log of several runs."""
+    return (
+        f"{path} holds {len(runs)} runs, which are not read as one: name the one that you mean, by its file or by "
+        f"--run-name: {_list_runs(runs)}"
+    )
+
+
+def _relative(file: Path, path: Path) -> str:
+    """Return the path of a file relative to the folder that the user gave; its name if the user gave a file."""
+    return str(file.relative_to(path)) if path.is_dir() else file.name
+
+
+def _read_names_file(path: Path) -> Mapping[str, str]:
+    """Return the user's own keys for quantities, from a `NAMES_FILE`; empty if there is none.
+
+    Raises:
+        ValueError: if the file is not a JSON object of strings, or larger than the limit.
+    """
+    folder = path if path.is_dir() else path.parent
+    for file in (folder / NAMES_FILE, Path(NAMES_FILE)):
+        if is_leaf(file):
+            check_file(file, LARGEST_NAMES)
+            try:
+                names = json.loads(file.read_bytes())
+            except (ValueError, RecursionError) as error:
+                raise InvalidValue(f"{file} is no JSON ({error})") from error
+            if not isinstance(names, dict) or not all(isinstance(key, str) for key in names.values()):
+                raise InvalidValue(
+                    f'{file} must be an object such as {{"reward": "iteration_reward"}}, got {names!r}'
+                )
+            return names
+    return {}

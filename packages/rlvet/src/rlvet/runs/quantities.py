@@ -1,0 +1,312 @@
+"""The quantities of a run, and the keys under which frameworks log them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from math import isfinite
+from typing import Any, NamedTuple
+
+from rlvet.errors import InvalidValue, did_you_mean
+from rlvet.runs.files import load_table
+
+Row = Mapping[str, float]
+"""The metrics of one log step, under the keys of the log and under the names of `QUANTITIES`."""
+
+QUANTITIES: Mapping[str, Mapping[str, Sequence[str]]] = load_table("names")
+"""The keys of each quantity, by framework, the best key first. In a log, a tracker's prefix may precede a key:
+``train/reward``. An entry may be a complement or a percentage: ``1 - by_group/frac_mixed``.
+
+- ``dead``: the share of groups with equal rewards
+- ``cut``: the share of truncated completions
+- ``kl``: the KL divergence to the reference model
+- ``kl_old``: the KL divergence to the policy before the update
+- ``mismatch_kl``: the KL divergence between rollout engine and trainer
+- ``mismatch``: the mean distance of their log-probabilities
+- ``mismatch_probs``: the mean distance of their probabilities
+"""
+
+EVALUATION = "evaluation"
+"""The quantity of the score on evaluation prompts, for which no framework has a fixed key."""
+
+REWARD_COMPONENT = re.compile(r"(?:^|/)rewards/(?P<name>[^/]+?)(?:/mean)?$")
+"""Keys of the components of a reward, such as ``rewards/format/mean``."""
+
+NOT_COMPONENTS = ("mean", "std", "min", "max", "chosen", "rejected", "margins", "accuracies", "avg", "total")
+"""Names in keys like those of reward components that are none."""
+
+EVALUATION_KEY = re.compile(r"(^|/)(eval|val|test|validation)([-_/]|$)", re.I)
+"""Keys of an evaluation, which are not quantities of training."""
+
+OTHER_MODEL_KEY = re.compile(
+    r"(^|/)(critic|ref|reference|teacher|\w*length\w*|advantages?|returns|values)/[^/]*$"
+)
+"""Keys of other models than the policy, or of tensors, that end like a key of the policy."""
+
+SUM_KEY = re.compile(r"(^|/)objective/(kl|entropy)$")
+"""Keys of TRL's PPO trainer that are sums over a completion, but end like keys of means over tokens."""
+
+SCORE = re.compile(
+    r"(^|[/_@-])(acc|accuracy|score|scores|reward|pass|pass@?\d+|correct|solve|success|mean@\d+)", re.I
+)
+"""Keys of an evaluation that are its score."""
+
+SPREAD = re.compile(r"(std|min|max|worst|best|var|maj)(@|/|$|_)", re.I)
+"""Keys of statistics of a score other than its mean."""
+
+BOOKKEEPING = re.compile(
+    r"(^|/)(_?step|_timestamp|_runtime|global_step.*|epoch|.*runtime|.*per_second.*|total_flos|num_tokens|"
+    r"num_input_tokens_seen|progress/.*|elapsed_time|remaining_time|percentage|.*wall.?time)$"
+    r"|(^|/)(timing|timing_s|timing_per_token_ms|time|perf|global_seqlen|throughput|ray|system|mfu|profiling)/",
+    re.I,
+)
+"""Keys of counters, times and throughput."""
+
+STEP_KEYS = (
+    "step",
+    "train/global_step",
+    "trainer/global_step",
+    "training/global_step",
+    "global_step",
+    "global_step/max_steps",
+    "_step",
+    "Step",
+    "system/step",
+    "system/global_step",
+    "progress/batch",
+    "rollout/step",
+    "train/step",
+    "training_step",
+    "iteration",
+    "iter",
+)
+"""Keys of the step of a row, the best first."""
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf")
+"""Texts that trackers write for values that are not finite."""
+
+MUST_BE_FINITE = re.compile(r"(^|/)(reward|entropy|\w*loss|grad_norm|kl)$")
+"""Keys whose values are finite in a healthy run. Others may be NaN, such as a mean over no tokens."""
+
+DETAIL = "audit_detail"
+"""The key, in a row of TRL's log, of the ``audit/…`` metrics that were not sent to the trackers."""
+
+
+class Source(NamedTuple):
+    """The key from which a quantity of a row is computed.
+
+    >>> Source("dead", "by_group/frac_mixed", complement=True).value({"by_group/frac_mixed": 0.25})
+    0.75
+    """
+
+    quantity: str
+    """The quantity."""
+    key: str
+    """The key in the row."""
+    complement: bool = False
+    """True if the quantity is 1 minus the logged value."""
+    percent: bool = False
+    """True if the logged value is a percentage."""
+
+    def value(self, row: Row) -> float:
+        """Return the quantity in a row."""
+        value = row[self.key] / 100 if self.percent else row[self.key]
+        return 1 - value if self.complement else value
+
+
+def _parse_entry(quantity: str, entry: str) -> Source:
+    """Return the source that an entry of `QUANTITIES` describes, such as ``1 - by_group/frac_mixed``."""
+    key = entry.removeprefix("1 - ")
+    return Source(
+        quantity=quantity,
+        key=key.removesuffix(" / 100"),
+        complement=key != entry,
+        percent=key.endswith(" / 100"),
+    )
+
+
+def _sources_by_quantity() -> dict[str, list[Source]]:
+    """Return the sources of each quantity over all frameworks, without duplicates; those of the audit come first."""
+    sources_by_quantity = {}
+    for quantity, frameworks in QUANTITIES.items():
+        entries = [*frameworks.get("bandpo", ())]
+        for framework_entries in frameworks.values():
+            entries += framework_entries
+        sources_by_quantity[quantity] = [_parse_entry(quantity, entry) for entry in dict.fromkeys(entries)]
+    return sources_by_quantity
+
+
+_SOURCES = _sources_by_quantity()
+
+_EXACT_KEYS = {source.key for source in chain.from_iterable(_SOURCES.values())}
+
+
+def is_of_evaluation(key: str) -> bool:
+    """Return True if a logged key is of an evaluation.
+
+    >>> is_of_evaluation("val-core/gsm8k/acc/mean@1"), is_of_evaluation("val/ratio"), is_of_evaluation("reward")
+    (True, True, False)
+    """
+    return bool(EVALUATION_KEY.search(key))
+
+
+def component_name(key: str) -> str | None:
+    """Return the name of the reward component of a key; None if the key is of none.
+
+    >>> component_name("train/rewards/format/mean"), component_name("rewards/chosen")
+    ('format', None)
+    """
+    match = REWARD_COMPONENT.search(key)
+    if match is None or is_of_evaluation(key) or match["name"] in NOT_COMPONENTS:
+        return None
+    return match["name"]
+
+
+@lru_cache(maxsize=4096)
+def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ()) -> tuple[Source, ...]:
+    """Return the best source of each quantity among the keys of a row.
+
+    Args:
+        keys: The keys of a row.
+        user_names: Pairs of a quantity and the user's own key for it, which replaces those of frameworks.
+    """
+    user_keys = {key for _, key in user_names}
+    exact_keys = {
+        key: key for key in keys if key in user_keys or key in _EXACT_KEYS or not is_of_evaluation(key)
+    }
+    keys_by_ending = _keys_by_ending(keys)
+
+    result: dict[str, Source] = {}
+    for quantity, user_key in user_names:
+        if user_key in exact_keys:
+            result[quantity] = Source(quantity, user_key)
+    for quantity, entries in _SOURCES.items():
+        if quantity in result:
+            continue
+        # Exact keys come first: ``critic/grad_norm`` ends like a key of another framework.
+        for candidates in (exact_keys, keys_by_ending):
+            source = next((entry for entry in entries if entry.key in candidates), None)
+            if source is not None:
+                result[quantity] = source._replace(key=candidates[source.key])
+                break
+    if EVALUATION not in result:
+        key = _evaluation_key(keys)
+        if key is not None:
+            result[EVALUATION] = Source(EVALUATION, key)
+    return tuple(result.values())
+
+
+def _keys_by_ending(keys: Iterable[str]) -> dict[str, str]:
+    """Return a dict from each ending of a key after a slash to the key, the first one if several have this ending.
+
+    It finds the keys of a framework to which a tracker has added a prefix. Keys of evaluations, of other models, such
+    as a critic, and of sums are left out.
+    """
+    keys_by_ending: dict[str, str] = {}
+    for key in keys:
+        if is_of_evaluation(key) or OTHER_MODEL_KEY.search(key) or SUM_KEY.search(key):
+            continue
+        position = key.find("/")
+        while position >= 0:
+            keys_by_ending.setdefault(key[position + 1 :], key)
+            position = key.find("/", position + 1)
+    return keys_by_ending
+
+
+def _evaluation_key(keys: Iterable[str]) -> str | None:
+    """Return the key of an evaluation's score; of several the shortest, which is that of an average over data sets."""
+    scores: list[str] = []
+    for key in keys:
+        is_score = is_of_evaluation(key) and SCORE.search(key) and not SPREAD.search(key)
+        if is_score and key not in _EXACT_KEYS:
+            scores.append(key)
+    return min(scores, key=lambda key: (len(key), key)) if scores else None
+
+
+def check_names(names: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Check the quantities of a user's own keys, and return pairs of quantity and key.
+
+    Raises:
+        ValueError: if one is no quantity.
+    """
+    for quantity in names:
+        if quantity not in (*QUANTITIES, EVALUATION):
+            raise InvalidValue(
+                f"{quantity!r} is no quantity of a run{did_you_mean(quantity, QUANTITIES)}; "
+                f"there are {', '.join((*QUANTITIES, EVALUATION))}"
+            )
+    return tuple(names.items())
+
+
+def _finite_numbers(logged: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values of a row that are finite numbers, as floats; integers larger than every float are left out."""
+    values = logged.values()
+    try:
+        # The fast path for most rows, without a loop in Python: logs may have 100,000 rows.
+        if set(map(type, values)) == {float} and isfinite(sum(values)):
+            return dict(logged)
+        return {
+            key: float(value)
+            for key, value in logged.items()
+            if isinstance(value, (float, int)) and isfinite(value)
+        }
+    except OverflowError:
+        return {
+            key: float(value)
+            for key, value in logged.items()
+            if isinstance(value, (float, int)) and abs(value) <= sys.float_info.max
+        }
+
+
+def named_rows(
+    raw: Iterable[Mapping[str, Any]], names: Mapping[str, str] | None = None
+) -> list[dict[str, float]]:
+    """Return copies of logged rows with the names of `QUANTITIES` added.
+
+    Values that are no finite numbers are left out, and so are rows without any of the quantities. The metrics under
+    `DETAIL` are added to their row. A row gets ``not_finite`` = 1 if a metric of `MUST_BE_FINITE`, such as a loss or a
+    reward, is not finite.
+
+    Args:
+        raw: The rows as they were logged.
+        names: The user's own keys for quantities.
+    """
+    user_names = check_names(names or {})
+    rows: list[dict[str, float]] = []
+    for logged in raw:
+        detail = logged.get(DETAIL)
+        metrics = {**logged, **detail} if isinstance(detail, dict) else logged
+        row = _finite_numbers(metrics)
+        is_not_finite = len(row) < len(metrics) and _has_not_finite(metrics, row)
+
+        row_sources = sources(tuple(row), user_names)
+        # Keys with an "@" are metrics of an evaluation, such as mean@8.
+        if not row_sources and not is_not_finite and not any("@" in key for key in row):
+            continue
+        if "step" not in row:
+            step_key = next((key for key in STEP_KEYS if key in row), None)
+            if step_key is None:
+                continue
+            row["step"] = row[step_key]
+        for source in row_sources:
+            # Without a function call for most quantities, which would take a tenth of the time for a long log.
+            if source.complement or source.percent:
+                row[source.quantity] = source.value(row)
+            else:
+                row[source.quantity] = row[source.key]
+        if is_not_finite:
+            row["not_finite"] = 1.0
+        rows.append(row)
+    return rows
+
+
+def _has_not_finite(metrics: Mapping[str, Any], row: Mapping[str, float]) -> bool:
+    """Return True if a metric that must be finite has another value, and is therefore missing from the row."""
+    for key, value in metrics.items():
+        is_not_finite = key not in row and (isinstance(value, (float, int)) or value in NOT_FINITE)
+        if is_not_finite and MUST_BE_FINITE.search(key):
+            return True
+    return False

@@ -1,0 +1,280 @@
+"""The checks of a log on courses of its metrics."""
+
+import math
+import time
+
+import pytest
+
+from rlvet.checks.course import Series, find_jump, find_spikes, fit_weights, onset
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log_checks import log_findings
+from rlvet.runs.setup import Setup
+
+
+def course(steps=40, **metrics):
+    """Return the rows of a healthy run whose reward rises, with some metrics replaced.
+
+    Args:
+        steps: Log steps.
+        **metrics: Functions of the part of the run that is over, from 0 to 1.
+    """
+    functions = {"reward": lambda t: t, "entropy": lambda t: 1.0, "grad_norm": lambda t: 0.3} | metrics
+    return [
+        {"step": float(step)} | {name: value(step / steps) for name, value in functions.items()}
+        for step in range(1, steps + 1)
+    ]
+
+
+def findings(rows, **setup):
+    """Return the findings that are said, in their order."""
+    setup = Setup(**{"updates": 4} | setup)
+    return Diagnosis(log_findings(rows, setup), setup).findings
+
+
+def codes(rows, **setup):
+    """Return the codes of the faults and remarks, in their order."""
+    return [finding.code for finding in findings(rows, **setup)]
+
+
+def test_a_healthy_run_has_no_findings():
+    assert codes(course()) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", 1e-10), ("grad_norm", 0.0)])
+def test_no_step(name, value):
+    rows = course(**{name: lambda t: value})
+    assert codes(rows) == ["no-step"]
+
+
+@pytest.mark.parametrize("spread", [{"reward_std": 0.4}, {"dead": 0.5}])
+def test_a_gradient_of_0_in_few_rows_whose_rewards_differ(spread):
+    rows = course(2, grad_norm=lambda t: 0.0, **{name: lambda t, x=x: x for name, x in spread.items()})
+    assert codes(rows) == ["no-step"]
+
+
+@pytest.mark.parametrize("spread", [{}, {"reward_std": 0.0}, {"dead": 1.0}])
+def test_a_gradient_of_0_in_few_rows_that_may_be_right(spread):
+    rows = course(2, grad_norm=lambda t: 0.0, **{name: lambda t, x=x: x for name, x in spread.items()})
+    assert "no-step" not in codes(rows)
+
+
+@pytest.mark.parametrize(("epoch", "expected"), [(0.01, ["reference-kl"]), (0.4, [])])
+def test_few_rows_of_the_middle_of_a_run_say_nothing_of_its_start(epoch, expected):
+    rows = course(4, kl=lambda t: 0.5, epoch=lambda t: epoch)
+    assert codes(rows) == expected
+
+
+def test_entropy_rise():
+    (finding,) = findings(course(entropy=lambda t: 1 + 3 * t))
+    assert finding.code == "entropy-rise"
+    assert 17 <= finding.onset <= 20
+
+
+def test_clip_idle():
+    rows = course(clip_high=lambda t: 0.0, clip_low=lambda t: 0.0)
+    assert codes(rows) == ["clip-idle"]
+
+
+def test_the_reference_is_not_the_start():
+    (finding,) = findings(course(kl=lambda t: 1.1))
+    assert (finding.code, finding.severity, finding.onset) == ("reference-kl", "fix", 1)
+    assert codes(course(kl=lambda t: 0.2 * t)) == []
+    later = [row | {"step": 10 * row["step"]} for row in course(kl=lambda t: 0.3 * t)]
+    assert codes(later) == []
+
+
+def test_verls_mean_over_the_updates_of_the_first_step_is_not_the_start():
+    rows = course(kl=lambda t: 0.15 + 0.3 * t)
+    assert codes(rows, framework="verl", updates=4) == []
+    assert codes(rows, framework="verl", updates=1) == ["reference-kl"]
+    assert codes(course(kl=lambda t: 1.1), framework="verl", updates=4) == ["reference-kl"]
+
+
+def test_step_too_large():
+    rows = course(kl=lambda t: min(3.7, 30 * (t - 1 / 40)), learning_rate=lambda t: 5e-4)
+    first = findings(rows)[0]
+    assert first.code == "step-too-large"
+    assert "in the first 3 log steps, at a learning rate of 0.0005" in first.cause
+
+
+@pytest.mark.parametrize(("end", "severity"), [(3.0, "fix"), (1e6, "stop")])
+def test_kl_drift(end, severity):
+    (finding,) = findings(course(kl=lambda t: end * max(0.0, t - 0.4) ** 2 * 3))
+    assert (finding.code, finding.severity) == ("kl-drift", severity)
+
+
+def test_gradient_spikes_are_graver_before_a_fall():
+    rows = course(80)
+    for row in (20, 40, 60):
+        rows[row]["grad_norm"] = 30.0
+    (finding,) = findings(rows)
+    assert (finding.code, finding.severity, finding.onset) == ("gradient-spikes", "look", 21)
+    for row in rows[64:]:
+        row["reward"] = 0.0
+    assert codes(rows)[:2] == ["gradient-spikes", "collapse"]
+    assert findings(rows)[0].severity == "fix"
+
+
+def test_clip_heavy():
+    rows = course(clip=lambda t: 0.4)
+    assert codes(rows) == ["clip-heavy"]
+    assert codes(rows, level="sequence") == []
+    assert findings(course(clip=lambda t: 0.25))[0].severity == "look"
+
+
+def test_data_change():
+    rows = course(80, reward=lambda t: t - 0.4 * (t > 0.5), length=lambda t: 100.3 + 80.4 * (t > 0.5))
+    (finding,) = findings(rows)
+    assert (finding.code, finding.severity, finding.onset) == ("data-change", "look", 41)
+    assert codes(course(80, length=lambda t: 100.3 + 80.4 * (t > 0.5))) == []
+
+
+COMPONENTS = {"rewards/judge/mean": lambda t: 0.46, "rewards/other/mean": lambda t: t}
+
+
+def test_component_constant():
+    (finding,) = findings(course(**COMPONENTS))
+    assert (finding.code, finding.severity) == ("component-constant", "look")
+    assert finding.cause.startswith("judge is 0.46 in every one of 40 log steps")
+    assert codes(course(**{"rewards/judge/mean": lambda t: 0.46})) == []
+
+
+def test_component_dominates():
+    def form(t):
+        return min(1.0, 0.2 + 8 * t)
+
+    metrics = {"rewards/form/mean": form, "rewards/right/mean": lambda t: 0.05 * t}
+    rows = course(80, reward=lambda t: form(t) + 0.05 * t, **metrics)
+    assert "component-dominates" in codes(rows)
+    rows = course(80, reward=lambda t: form(t) + 2 * t, **metrics | {"rewards/right/mean": lambda t: 2 * t})
+    assert codes(rows) == []
+
+
+def test_reward_flat():
+    first = findings(course(reward=lambda t: -5.0))[0]
+    assert (first.code, first.severity, first.onset) == ("reward-flat", "stop", 1)
+    assert codes(course(reward=lambda t: 1.0)) == ["plateau"]
+    # A gradient of 0 is no other cause then.
+    assert codes(course(reward=lambda t: 0.0, grad_norm=lambda t: 0.0)) == ["reward-flat", "plateau"]
+
+
+@pytest.mark.parametrize(
+    ("cut", "severity"),
+    [
+        (lambda t: 0.9, "fix"),
+        (lambda t: 0.01 + 0.5 * t**3, "fix"),
+        (lambda t: 0.02 if t < 0.9 else 0.6, "fix"),
+        (lambda t: 0.4, "look"),
+        (lambda t: 0.7 if 0.3 < t < 0.42 else 0.05, "look"),
+    ],
+)
+def test_truncated(cut, severity):
+    (finding,) = findings(course(80, cut=cut))
+    assert (finding.code, finding.severity) == ("truncated", severity)
+
+
+def test_lengths_at_a_cap_show_that_answers_are_cut_off():
+    (finding,) = findings(course(length=lambda t: 256.0 if t > 0.3 else 240.5))
+    assert finding.code == "truncated"
+    assert "exactly 256 in 28 of 40 log steps" in finding.cause
+    assert codes(course(length=lambda t: 240.5 + t)) == []
+
+
+def test_no_signal_is_a_fault_unless_the_prompts_are_solved():
+    (hard, plateau) = findings(course(reward=lambda t: 0.03, dead=lambda t: 0.8, moved=lambda t: 0.1))[:2]
+    assert (hard.code, hard.severity, plateau.code) == ("reward-flat", "stop", "no-signal")
+    solved = findings(course(80, reward=lambda t: min(0.98, 3 * t), dead=lambda t: min(0.9, 2 * t)))[0]
+    assert (solved.code, solved.severity) == ("no-signal", "look")
+    assert "these prompts are solved" in solved.cause
+
+
+def test_length_growth():
+    rows = course(80, length=lambda t: 100 + 200 * t)
+    assert codes(rows) == []
+    for row in rows[::8]:
+        row["evaluation"] = 0.3
+    (finding,) = findings(rows)
+    assert (finding.code, finding.severity) == ("length-growth", "fix")
+    rising = [row | {"evaluation": row["reward"]} for row in rows]
+    assert codes(rising) == []
+
+
+def test_reward_hacked():
+    rows = course(80)
+    for row in rows[::8]:
+        row["evaluation"] = 0.2 + 0.3 * min(row["step"], 30) / 30 - 0.004 * max(0, row["step"] - 30)
+    (finding,) = findings(rows)
+    assert finding.code == "reward-hacked"
+
+
+def test_low_entropy():
+    assert codes(course(entropy=lambda t: 0.05)) == ["low-entropy"]
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"kl": lambda t: 0.004 * t, "entropy": lambda t: 1.0}, {"learning_rate": lambda t: 2e-7}]
+)
+def test_hardly_moves(metrics):
+    rows = course(200, reward=lambda t: 0.3 + 0.01 * math.sin(300 * t), **metrics)
+    assert codes(rows) == ["hardly-moves", "plateau"]
+    assert codes(course(200, **metrics)) == []
+
+
+def test_a_kl_of_the_other_sign_is_no_small_one():
+    """Loops of one's own log the mean of log π_ref − log π, which is below 0."""
+    functions = {"reward": lambda t: 0.3 + 0.01 * math.sin(300 * t), "entropy": lambda t: 1.0}
+    assert codes(course(200, kl=lambda t: 0.005 - 0.5 * t, **functions)) == ["plateau"]
+    assert codes(course(200, kl=lambda t: 0.001 - 0.005 * t, **functions)) == ["hardly-moves", "plateau"]
+
+
+@pytest.mark.parametrize("name", ["entropy", "length"])
+def test_late_change(name):
+    (finding,) = findings(course(80, **{name: lambda t: 1.0 if t < 0.9 else 1.9}))
+    assert (finding.code, finding.severity, finding.onset) == ("late-change", "look", 73)
+
+
+def test_engine_mismatch_and_stale():
+    (finding,) = findings(course(mismatch=lambda t: 0.02 + 0.4 * t, staleness=lambda t: 2.0))
+    assert (finding.code, finding.or_else) == ("engine-mismatch", ("stale",))
+    assert "data is 2 updates old" in finding.cause
+    assert codes(course(importance_weight=lambda t: 0.1)) == ["engine-mismatch"]
+    assert codes(course(mismatch=lambda t: 0.02, importance_weight=lambda t: 1.01)) == []
+    assert codes(course(staleness=lambda t: 9.0)) == ["stale"]
+
+
+def test_a_finding_says_what_it_has_cost():
+    (finding,) = findings(course(kl=lambda t: 3 * t**3, step_time=lambda t: 360.0))
+    assert finding.cost == f"{(41 - finding.onset) / 10:.2g} of 4 hours, times the GPUs"
+    (finding,) = findings(course(kl=lambda t: 3 * t**3))
+    assert finding.cost == f"{41 - finding.onset:.0f} of 40 log steps"
+
+
+def test_faults_come_before_what_is_worth_a_look_and_a_plateau_last():
+    rows = course(80, reward=lambda t: 0.3 + 0.02 * math.sin(300 * t), cut=lambda t: 0.9, **COMPONENTS)
+    found = findings(rows)
+    assert [finding.code for finding in found] == ["truncated", "component-constant", "plateau"]
+    assert [finding.severity for finding in found] == ["fix", "look", "look"]
+
+
+def test_advice_names_the_settings_of_the_framework():
+    (finding,) = findings(course(kl=lambda t: 3 * t**3), framework="trl")
+    assert "(learning_rate) or strengthen the KL term (beta)" in finding.advice
+    (finding,) = findings(course(kl=lambda t: 3 * t**3), framework="a framework without a table")
+    assert "learning rate or strengthen" in finding.advice
+
+
+def test_statistics():
+    assert find_jump([float(t) for t in range(100)]) is None
+    assert find_spikes([0.0, 1.0] * 20, 15.0) == []
+    assert fit_weights([1.0, 2.0, 3.0], [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]) is None
+    metric = Series(list(range(1, 101)), [0.0] * 50 + [1.0] * 50)
+    assert onset(metric, lambda mean: mean > 0.5) == pytest.approx(51, abs=3)
+
+
+def test_the_time_of_a_log_grows_with_its_rows():
+    """With components of the reward and longer answers. A mean computed anew for each row would make it minutes."""
+    components = {f"rewards/{k}/mean": lambda t, k=k: math.sin(1e4 * k * t) for k in (1, 2, 3)}
+    rows = course(20_000, length=lambda t: 300 + 50 * t, kl=lambda t: 0.01 * t, **components)
+    start = time.process_time()
+    assert codes(rows) == []
+    assert time.process_time() - start < 5

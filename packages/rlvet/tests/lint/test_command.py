@@ -1,0 +1,158 @@
+"""`rlvet lint`: its formats, its exit codes, and the hook for pre-commit."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from rlvet.cli.app import app
+from lint_page import PAGE, page_with_table
+from pages import ROOT
+
+FAULTY = """python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+    actor_rollout_ref.rollout.n=1 \\
+    actor_rollout_ref.actor.optim.lr=1e-3 \\
+    trainer.n_gpus_per_node=$GPUS
+"""
+RISKY = "python -m verl.trainer.main_ppo actor_rollout_ref.actor.optim.lr=1e-3\n"
+SOUND = "python -m verl.trainer.main_ppo actor_rollout_ref.actor.optim.lr=1e-6\n"
+
+
+def lint(*arguments, **options):
+    return CliRunner().invoke(app, ["lint", *map(str, arguments)], **options)
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text(FAULTY)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "status"),
+    [
+        (FAULTY, [], 1),
+        (RISKY, [], 0),
+        (RISKY, ["--fail-on", "look"], 1),
+        (RISKY, ["--fail-on", "note"], 1),
+        (SOUND, ["--fail-on", "note"], 0),
+        (FAULTY, ["--fail-on", "stop"], 0),
+    ],
+)
+def test_the_exit_code_follows_the_severity(text, options, status, tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text(text)
+    assert lint(file, *options).exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.sh", "echo hello\n", "holds no configuration of TRL, verl, SkyRL, prime-rl, OpenRLHF"),
+        ("run.yaml", "num_generations: [\n", "line 2: not YAML"),
+        ("run.toml", "group_size = \n", "not TOML"),
+        ("run.py", "GRPOConfig(\n", "line 1: not Python"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused(name, text, message, tmp_path):
+    file = tmp_path / name
+    file.write_text(text)
+    result = lint(file)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {file}")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert len(json.loads(lint(file, "--json").stdout)["errors"]) == 1
+
+
+def test_other_files_are_passed_over_where_that_is_asked_for(script, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text("print('hello')\n")
+    assert lint(other).exit_code == 2
+    assert lint("--ignore-other-files", other).exit_code == 0
+    assert lint("--ignore-other-files", other, script).exit_code == 1
+
+
+def test_a_file_that_cannot_be_read_does_not_hide_the_others(script, tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("group_size = \n")
+    result = lint(broken, script, tmp_path / "missing.sh")
+    assert result.exit_code == 2
+    assert "one answer to each prompt" in result.stdout
+    assert [line.split()[0] for line in result.stderr.splitlines()] == ["error:", "error:"]
+
+
+def test_a_command_is_read_from_standard_input():
+    result = lint("-", input=FAULTY)
+    assert result.exit_code == 1
+    assert "-:2: fix: one answer to each prompt [group-of-one]" in result.output
+
+
+def test_text_names_the_line_the_fix_and_the_source_and_what_was_not_checked(script):
+    output = lint(script).output
+    assert f"{script}:2: fix: one answer to each prompt [group-of-one]\n" in output
+    assert "    fix: actor_rollout_ref.rollout.n=8\n" in output
+    assert "    see: verl 0.9.1, verl/trainer/ppo/core_algos.py" in output
+    assert (
+        f"{script}: not checked, because trainer.n_gpus_per_node is the environment variable GPUS: "
+        "batch-does-not-divide-among-gpus\n"
+    ) in output
+    assert re.search(r"verl: 1 fix, 1 look; \d+ checks passed, 1 not made\n", output)
+
+
+def test_json_has_findings_and_what_was_not_checked(script):
+    (file,) = json.loads(lint(script, "--json").output)["files"]
+    assert file["frameworks"] == ["verl"]
+    assert [(one["id"], one["severity"], one["line"]) for one in file["findings"]] == [
+        ("group-of-one", "fix", 2),
+        ("learning-rate", "look", 3),
+    ]
+    assert [one["id"] for one in file["unchecked"]] == ["batch-does-not-divide-among-gpus"]
+
+
+def test_annotations_of_github_have_file_and_line(script):
+    lines = lint(script, "--format", "github").output.splitlines()
+    assert lines[0].startswith(
+        f"::error file={script},line=2,title=one answer to each prompt (group-of-one)::"
+    )
+    assert lines[1].startswith(f"::warning file={script},line=3,title=")
+    assert len(lines) == 2
+
+
+def test_markdown_is_a_table(script):
+    lines = lint(script, "--format", "markdown").output.splitlines()
+    assert lines[2:4] == ["| line | | what | fix |", "|---|---|---|---|"]
+    assert lines[4].startswith("| 2 | fix | **one answer to each prompt** (`group-of-one`). ")
+    assert lines[4].endswith(r" | actor\_rollout\_ref.rollout.n=8 |")
+
+
+def test_a_value_of_a_stranger_cannot_leave_its_cell_or_its_annotation(tmp_path):
+    file = tmp_path / "run.yaml"
+    hostile = "a\\n::error::x | <b> [y](z) \\u001b[31m"
+    file.write_text(
+        f'algorithm: {{rollout_correction: {{rollout_rs: "{hostile}"}}}}\nactor_rollout_ref: {{x: 1}}\n'
+    )
+    annotations = lint(file, "--format", "github").output
+    assert annotations.count("::error") - annotations.count("a\\n::error") == 1
+    assert len(annotations.splitlines()) == 1
+    table = lint(file, "--format", "markdown").output
+    assert "\x1b" not in table + annotations + lint(file).output
+    assert "\\| &lt;b> \\[y\\](z)" in table
+
+
+def test_the_hook_for_pre_commit_is_the_command():
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    program, name, *options = hook["entry"].split()
+    assert (program, name) == ("bandpo", "lint")
+    assert lint(*options, "missing").exit_code != 0
+    assert hook["language"] == "python"
+    assert set(hook["types_or"]) == {"python", "yaml", "toml", "shell"}
+
+
+def test_the_table_of_rules_on_the_page_is_made_from_the_rules():
+    assert PAGE.read_text() == page_with_table(), "run `python tests/lint_page.py` and commit docs/lint.md"

@@ -1,0 +1,510 @@
+"""Every rule finds its fault in a configuration of its framework's own form, and is silent where it is mended."""
+
+import ast
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from rlvet._severities import SEVERITIES
+from rlvet.lint.checks import RULES, lint_configurations, lint_findings, lint_run
+from rlvet.lint.configuration import Configuration
+from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.readers import parse_configurations
+
+TRL = """from trl import GRPOConfig, GRPOTrainer
+
+args = GRPOConfig(
+    "out",
+    {settings},
+)
+trainer = GRPOTrainer(model="Qwen/Qwen2.5-7B", args=args, reward_funcs=len)
+"""
+VERL = """set -x
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct \\
+    actor_rollout_ref.rollout.n=8 \\
+    {settings} \\
+    trainer.nnodes=1
+"""
+SKYRL = """uv run --isolated --extra fsdp -m {program} \\
+  trainer.algorithm.advantage_estimator="grpo" \\
+  trainer.policy.model.path="Qwen/Qwen2.5-7B-Instruct" \\
+  {settings} \\
+  trainer.logger="console"
+"""
+OPENRLHF = """python3 -m openrlhf.cli.train_ppo_ray \\
+   --actor.model_name_or_path meta/Llama-8B \\
+   --algo.advantage.estimator group_norm \\
+   --rollout.n_samples_per_prompt 8 \\
+   {settings} \\
+   --ckpt.save_hf
+"""
+PRIME_RL = """seq_len = 2048
+
+[model]
+name = "Qwen/Qwen3-4B"
+
+[orchestrator]
+batch_size = 128
+{settings}
+
+[[orchestrator.train.source]]
+name = "reverse-text"
+"""
+
+
+def read(framework, settings, *, program="skyrl.train.entrypoints.main_base"):
+    """Return the configurations of a script or file of the framework with some settings, one in a line each."""
+    if framework == "trl":
+        text, name = TRL.format(settings=",\n    ".join(settings)), "train.py"
+    elif framework == "verl":
+        text, name = VERL.format(settings=" \\\n    ".join(settings)), "run.sh"
+    elif framework == "skyrl":
+        text, name = SKYRL.format(settings=" \\\n  ".join(settings), program=program), "run.sh"
+    elif framework == "openrlhf":
+        text, name = OPENRLHF.format(settings=" \\\n   ".join(settings)), "run.sh"
+    else:
+        text, name = PRIME_RL.format(settings="\n".join(settings)), "rl.toml"
+    configurations = parse_configurations(text.encode(), name)
+    assert [one.framework for one in configurations] == [framework]
+    return text, configurations
+
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+CORRECTION = "algorithm.rollout_correction"
+ASYNC = "examples.train.async.main_async"
+FULLY_ASYNC = "examples.train.fully_async.main_fully_async"
+
+CASES = [
+    # framework, rule, settings with the fault (the first is where it is shown), settings without it
+    ("trl", "clip-cannot-act", ["epsilon_high=0.28"], ["epsilon_high=0.28", "num_iterations=2"]),
+    (
+        "trl",
+        "clip-cannot-act",
+        ["epsilon=0.1", "gradient_accumulation_steps=4", "steps_per_generation=4"],
+        ["epsilon=0.1", "gradient_accumulation_steps=4", "steps_per_generation=8"],
+    ),
+    ("trl", "truncated-sampling", ["top_p=0.95", "use_vllm=True"], ["top_p=0.95"]),
+    ("trl", "truncated-sampling", ["top_k=50", "use_vllm=True"], ["top_k=0", "use_vllm=True"]),
+    (
+        "trl",
+        "truncated-sampling",
+        ["min_p=0.05", "use_vllm=True"],
+        ["min_p=0.05", "use_vllm=True", "vllm_importance_sampling_correction=False"],
+    ),
+    ("trl", "liger-drops-the-weight", ["use_liger_kernel=True", "use_vllm=True"], ["use_liger_kernel=True"]),
+    ("trl", "liger-drops-the-weight", ["use_liger_loss=True", "use_vllm=True"], ["use_liger_loss=True"]),
+    (
+        "trl",
+        "gspo-clip",
+        ["importance_sampling_level='sequence'", "num_iterations=2"],
+        ["importance_sampling_level='sequence'", "epsilon=3e-4", "epsilon_high=4e-4", "num_iterations=2"],
+    ),
+    (
+        "trl",
+        "batch-does-not-divide",
+        ["generation_batch_size=20", "num_generations=8"],
+        ["generation_batch_size=24", "num_generations=8"],
+    ),
+    (
+        "trl",
+        "batch-set-twice",
+        ["generation_batch_size=16", "steps_per_generation=2"],
+        ["steps_per_generation=2"],
+    ),
+    (
+        "trl",
+        "processes-must-divide",
+        ["num_generations=16", "per_device_train_batch_size=4"],
+        ["num_generations=16", "per_device_train_batch_size=4", "gradient_accumulation_steps=4"],
+    ),
+    ("trl", "group-of-one", ["num_generations=1"], ["num_generations=4"]),
+    ("trl", "group-of-two", ["num_generations=2"], ["num_generations=4"]),
+    (
+        "trl",
+        "mean-depends-on-micro-batch",
+        ["loss_type='bnpo'", "gradient_accumulation_steps=4"],
+        ["loss_type='dapo'", "gradient_accumulation_steps=4"],
+    ),
+    ("trl", "learning-rate", ["learning_rate=5e-4"], ["learning_rate=1e-6"]),
+    (
+        "verl",
+        "clip-cannot-act",
+        [f"{ACTOR}.clip_ratio_high=0.28", "data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=64"],
+        [f"{ACTOR}.clip_ratio_high=0.28", "data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=32"],
+    ),
+    (
+        "verl",
+        "asynchronous-anchor",
+        ["trainer.v1.trainer_mode=separate_async"],
+        ["trainer.v1.trainer_mode=separate_async", f"{CORRECTION}.bypass_mode=True"],
+    ),
+    (
+        "verl",
+        "truncated-sampling",
+        [f"{ROLLOUT}.top_p=0.9", f"{CORRECTION}.rollout_is=token"],
+        [f"{ROLLOUT}.top_p=1.0", f"{CORRECTION}.rollout_is=token"],
+    ),
+    (
+        "verl",
+        "gspo-clip",
+        [f"{ACTOR}.policy_loss.loss_mode=gspo"],
+        [
+            f"{ACTOR}.policy_loss.loss_mode=gspo",
+            f"{ACTOR}.clip_ratio_low=3e-4",
+            f"{ACTOR}.clip_ratio_high=4e-4",
+        ],
+    ),
+    (
+        "verl",
+        "batch-does-not-divide",
+        ["data.train_batch_size=100", f"{ACTOR}.ppo_mini_batch_size=64"],
+        ["data.train_batch_size=128", f"{ACTOR}.ppo_mini_batch_size=64"],
+    ),
+    (
+        "verl",
+        "batch-does-not-divide-among-gpus",
+        ["data.train_batch_size=4", f"{ROLLOUT}.n=3", f"{ACTOR}.ppo_mini_batch_size=4"],
+        ["data.train_batch_size=8", f"{ROLLOUT}.n=3", f"{ACTOR}.ppo_mini_batch_size=4"],
+    ),
+    ("verl", "group-of-one", [f"{ROLLOUT}.n=1"], [f"{ROLLOUT}.n=1", "algorithm.adv_estimator=gae"]),
+    (
+        "verl",
+        "group-of-two",
+        [f"{ROLLOUT}.n=2"],
+        [f"{ROLLOUT}.n=2", "algorithm.norm_adv_by_std_in_grpo=False"],
+    ),
+    (
+        "verl",
+        "lora-reference",
+        ["actor_rollout_ref.model.lora_adapter_path=$HOME/sft", f"{ACTOR}.use_kl_loss=True"],
+        ["actor_rollout_ref.model.lora_rank=32", f"{ACTOR}.use_kl_loss=True"],
+    ),
+    (
+        "verl",
+        "correction-without-probabilities",
+        [
+            f"{ROLLOUT}.calculate_log_probs=False",
+            f"{CORRECTION}.rollout_rs=token_k1",
+            f"{CORRECTION}.rollout_rs_threshold=2.0",
+        ],
+        [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=2.0"],
+    ),
+    (
+        "verl",
+        "correction-in-bypass",
+        [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=sequence"],
+        [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=sequence", "trainer.use_v1=False"],
+    ),
+    (
+        "verl",
+        "rejection-without-threshold",
+        [f"{CORRECTION}.rollout_rs=token_k1"],
+        [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=0.5_2.0"],
+    ),
+    (
+        "verl",
+        "mean-depends-on-micro-batch",
+        [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"],
+        [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor=1024"],
+    ),
+    (
+        "verl",
+        "learning-rate",
+        [f"{ACTOR}.optim.lr=1e-4"],
+        [f"{ACTOR}.optim.lr=1e-4", "actor_rollout_ref.model.lora_rank=32"],
+    ),
+    (
+        "skyrl",
+        "clip-cannot-act",
+        [
+            "trainer.algorithm.eps_clip_high=0.28",
+            "trainer.train_batch_size=64",
+            "trainer.policy_mini_batch_size=64",
+        ],
+        [
+            "trainer.algorithm.eps_clip_high=0.28",
+            "trainer.train_batch_size=64",
+            "trainer.policy_mini_batch_size=32",
+        ],
+    ),
+    (
+        "skyrl",
+        "asynchronous-anchor",
+        ["trainer.fully_async.enabled=true"],
+        ["trainer.fully_async.enabled=true", "trainer.algorithm.policy_loss_type=rollout_is"],
+    ),
+    (
+        "skyrl",
+        "truncated-sampling",
+        [
+            "generator.sampling_params.top_p=0.9",
+            "trainer.algorithm.off_policy_correction.tis_ratio_type=token",
+        ],
+        ["trainer.algorithm.off_policy_correction.tis_ratio_type=token"],
+    ),
+    (
+        "skyrl",
+        "gspo-clip",
+        ["trainer.algorithm.policy_loss_type=gspo"],
+        [
+            "trainer.algorithm.policy_loss_type=gspo",
+            "trainer.algorithm.eps_clip_low=3e-4",
+            "trainer.algorithm.eps_clip_high=4e-4",
+        ],
+    ),
+    (
+        "skyrl",
+        "batch-does-not-divide",
+        ["trainer.train_batch_size=100", "trainer.policy_mini_batch_size=64"],
+        ["trainer.train_batch_size=128", "trainer.policy_mini_batch_size=64"],
+    ),
+    (
+        "skyrl",
+        "micro-batch-does-not-divide",
+        ["trainer.micro_train_batch_size_per_gpu=7", "generator.n_samples_per_prompt=4"],
+        ["trainer.micro_train_batch_size_per_gpu=8", "generator.n_samples_per_prompt=4"],
+    ),
+    ("skyrl", "group-of-one", ["generator.n_samples_per_prompt=1"], ["generator.n_samples_per_prompt=4"]),
+    (
+        "skyrl",
+        "group-of-two",
+        ["generator.n_samples_per_prompt=2"],
+        ["generator.n_samples_per_prompt=2", "trainer.algorithm.grpo_norm_by_std=false"],
+    ),
+    (
+        "skyrl",
+        "mean-depends-on-micro-batch",
+        ["trainer.algorithm.loss_reduction=token_mean_legacy"],
+        ["trainer.algorithm.loss_reduction=token_mean"],
+    ),
+    (
+        "skyrl",
+        "learning-rate",
+        ["trainer.policy.optimizer_config.lr=1.0e-4"],
+        ["trainer.policy.optimizer_config.lr=1.0e-4", "trainer.policy.model.lora.rank=32"],
+    ),
+    ("prime-rl", "group-of-one", ["oversampling = 1"], ["group_size = 16"]),
+    ("prime-rl", "group-of-one", ["oversampling = 1"], ["[orchestrator.algo]", "type = 'rae'"]),
+    ("prime-rl", "batch-does-not-divide", ["group_size = 20"], ["group_size = 16"]),
+    (
+        "prime-rl",
+        "truncated-sampling",
+        ["[orchestrator.train.sampling.extra_body]", "top_p = 0.9"],
+        ["[orchestrator.train.sampling]", "temperature = 0.9"],
+    ),
+    (
+        "prime-rl",
+        "learning-rate",
+        ["[trainer.optim]", "lr = 1e-4"],
+        ["[trainer.optim]", "lr = 1e-4", "[trainer.model.lora]", "rank = 8"],
+    ),
+    (
+        "openrlhf",
+        "clip-cannot-act",
+        ["--actor.eps_clip_low_high 0.2 0.28", "--rollout.batch_size 128", "--train.batch_size 1024"],
+        ["--actor.eps_clip_low_high 0.2 0.28", "--rollout.batch_size 128", "--train.batch_size 128"],
+    ),
+    (
+        "openrlhf",
+        "asynchronous-anchor",
+        ["--train.async_enable"],
+        ["--train.async_enable", "--algo.advantage.is_correction_enable"],
+    ),
+    (
+        "openrlhf",
+        "truncated-sampling",
+        ["--rollout.top_p 0.9", "--algo.advantage.is_correction_enable"],
+        ["--rollout.top_p 0.9"],
+    ),
+    (
+        "openrlhf",
+        "gspo-clip",
+        ["--actor.policy_loss_type gspo"],
+        ["--actor.policy_loss_type gspo", "--actor.eps_clip_low_high 3e-4 4e-4"],
+    ),
+    (
+        "openrlhf",
+        "batch-does-not-divide",
+        ["--train.batch_size 100", "--train.micro_batch_size 4"],
+        ["--train.batch_size 128", "--train.micro_batch_size 4"],
+    ),
+    (
+        "openrlhf",
+        "batch-larger-than-answers",
+        ["--train.batch_size 1024", "--rollout.batch_size 64"],
+        ["--train.batch_size 512", "--rollout.batch_size 64"],
+    ),
+    ("openrlhf", "group-of-one", ["--rollout.n_samples_per_prompt 1"], ["--rollout.n_samples_per_prompt 4"]),
+    ("openrlhf", "group-of-two", ["--rollout.n_samples_per_prompt 2"], ["--rollout.n_samples_per_prompt 4"]),
+    ("openrlhf", "learning-rate", ["--actor.adam.lr 1e-4"], ["--actor.adam.lr 1e-4", "--ds.lora.rank 32"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("framework", "rule", "faulty", "mended"),
+    CASES,
+    ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate(CASES)],
+)
+def test_a_fault_is_found_at_its_line_and_not_where_it_is_mended(framework, rule, faulty, mended):
+    text, configurations = read(framework, faulty)
+    report = lint_configurations(configurations, "file")
+    (finding,) = [finding for finding in report.findings if finding.id == rule]
+    assert finding.line is not None
+    line = text.splitlines()[finding.line - 1]
+    assert any(setting in line for setting in faulty) or framework == "prime-rl"
+    assert "{" not in finding.happens + finding.fix
+    assert finding.source
+
+    _, configurations = read(framework, mended)
+    report = lint_configurations(configurations, "file")
+    assert rule not in [finding.id for finding in report.findings]
+    assert rule not in [one.id for one in report.unchecked]
+
+
+def test_one_step_asynchronous_training_of_skyrl_is_known_by_its_program():
+    _, configurations = read("skyrl", ["trainer.epochs=1"], program=ASYNC)
+    assert [one.id for one in lint_findings(configurations[0])] == ["asynchronous-anchor-one-step"]
+    mended = ["trainer.algorithm.off_policy_correction.tis_ratio_type=token"]
+    _, configurations = read("skyrl", mended, program=ASYNC)
+    assert lint_findings(configurations[0]) == []
+    _, configurations = read("skyrl", ["trainer.epochs=1"], program=FULLY_ASYNC)
+    assert [one.id for one in lint_findings(configurations[0])] == ["asynchronous-anchor"]
+
+
+def test_a_program_that_is_not_verls_may_make_its_batches_otherwise():
+    settings = [
+        f"{ACTOR}.clip_ratio_high=0.28",
+        "data.train_batch_size=64",
+        f"{ACTOR}.ppo_mini_batch_size=64",
+    ]
+    text, _ = read("verl", [*settings, f"{ROLLOUT}.n=1"])
+    for program, judged in (("recipe.dapo.main_dapo", True), ("mine.main_ppo", False)):
+        configurations = parse_configurations(
+            text.replace("verl.trainer.main_ppo", program).encode(), "run.sh"
+        )
+        report = lint_configurations(configurations, "run.sh")
+        names = {"clip-cannot-act", "group-of-one"}
+        assert names & {finding.id for finding in report.findings} == (names if judged else set())
+        assert names & {one.id for one in report.unchecked} == (set() if judged else names)
+
+
+def test_a_trained_adapter_is_known_by_how_the_model_is_made():
+    script = """
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B")
+model = PeftModel.from_pretrained(base, "sft-adapter", is_trainable=True)
+args = GRPOConfig("out", beta=0.04)
+GRPOTrainer(model=model, args=args, reward_funcs=len)
+"""
+    (configuration,) = parse_configurations(script.encode(), "train.py")
+    (finding,) = lint_findings(configuration)
+    assert (finding.id, finding.severity, finding.line) == ("lora-reference", "note", 7)
+    mended = script.replace("beta=0.04", "beta=0.0")
+    assert lint_findings(parse_configurations(mended.encode(), "train.py")[0]) == []
+
+
+def test_every_rule_has_a_case():
+    cases = {(framework, rule) for framework, rule, *_ in CASES}
+    cases |= {("skyrl", "asynchronous-anchor-one-step"), ("trl", "lora-reference")}
+    assert cases == {(rule.framework, rule.id) for rule in RULES}
+
+
+def test_rules_are_named_once_and_read_known_settings():
+    names = [(rule.framework, rule.id) for rule in RULES]
+    assert len(set(names)) == len(names)
+    for rule in RULES:
+        assert rule.severity in SEVERITIES
+        assert set(rule.reads.values()) <= FRAMEWORKS[rule.framework].defaults.keys()
+    for key, framework in FRAMEWORKS.items():
+        read_settings = {name for rule in RULES if rule.framework == key for name in rule.reads.values()}
+        assert read_settings == framework.defaults.keys(), "a default that no rule reads"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_defaults_of_a_framework_give_nothing_but_notes(framework):
+    configuration = Configuration(framework, "file", {})
+    assert [finding.id for finding in lint_findings(configuration) if finding.severity != "note"] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--n_samples_per_prompt 1 --advantage_estimator rloo --init_kl_coef 0", "group-of-one"),
+        ("--async_train --init_kl_coef 0", "asynchronous-anchor"),
+    ],
+)
+def test_openrlhf_of_earlier_versions_is_read_and_named_as_it_is_written(old, new):
+    (configuration,) = parse_configurations(f"python -m openrlhf.cli.train_ppo_ray {old}".encode(), "run.sh")
+    (finding,) = lint_findings(configuration)
+    assert finding.id == new
+    if new == "group-of-one":
+        assert finding.fix == "--n_samples_per_prompt 8"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "rules"),
+    [
+        ("config.yaml", {"importance_sampling_level": "token", "num_generations": 2}, ["group-of-two"]),
+        ("config.yaml", {"importance_sampling_level": "token", "epsilon": 0.2, "num_generations": 8}, []),
+        (
+            "config.yaml",
+            {
+                "actor_rollout_ref": {"actor": {"optim": {"lr": "1e-3"}}, "rollout": {"n": 1}},
+                "algorithm": {"adv_estimator": "grpo"},
+            },
+            ["group-of-one", "learning-rate"],
+        ),
+        ("trainer.json", {"loss": {"type": "default"}, "optim": {"lr": 1e-3}}, ["learning-rate"]),
+        ("config.yaml", {"loss_fn": {"ratio_clip_min": 0.2}}, []),
+        ("config.yaml", {"learning_rate": 1.0}, []),
+    ],
+)
+def test_the_configuration_of_a_finished_run_is_checked(name, settings, rules, tmp_path):
+    (tmp_path / name).write_text(json.dumps(settings))
+    findings = lint_run(tmp_path)
+    assert [finding.id for finding in findings] == rules
+    assert all(finding.path == str(tmp_path / name) for finding in findings)
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert lint_run(tmp_path / "metrics.jsonl") == findings
+
+
+def installed_file(package, path):
+    """Return a file of a framework in the version whose defaults are listed, without importing the framework."""
+    try:
+        distribution = metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    if distribution.version != FRAMEWORKS[package].version:
+        pytest.skip(f"another version of {package} is installed")
+    return Path(str(distribution.locate_file(path)))
+
+
+def test_defaults_are_those_of_the_installed_trl():
+    tree = ast.parse(installed_file("trl", "trl/trainer/grpo_config.py").read_text())
+    installed = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
+            keywords = {keyword.arg: keyword.value for keyword in node.value.keywords}
+            if isinstance(keywords.get("default"), ast.Constant | ast.UnaryOp):
+                installed[ast.unparse(node.target)] = ast.literal_eval(keywords["default"])
+    listed = {name: value for name, value in FRAMEWORKS["trl"].defaults.items() if name in installed}
+    assert len(listed) >= 16
+    assert listed == {name: installed[name] for name in listed}
+
+
+def test_defaults_are_those_of_the_installed_verl():
+    file = installed_file("verl", "verl/trainer/config/_generated_ppo_trainer.yaml")
+    (configuration,) = parse_configurations(file.read_bytes(), file.name)
+    listed = dict(FRAMEWORKS["verl"].defaults)
+    # What a command runs, a model that every run names, and a setting of an earlier program.
+    for name in ("program", "actor_rollout_ref.model.path", "async_training.use_rollout_log_probs"):
+        del listed[name]
+    assert listed == {name: configuration.settings[name].value for name in listed}

@@ -1,0 +1,471 @@
+"""The page of `rlvet report`: its data against the library, and the page itself in a browser."""
+
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+
+import pytest
+import torch
+from scipy import stats
+from typer.testing import CliRunner
+
+from bandpo import DCPO, KL, Band, FixedClip, ratio_bounds
+from bandpo.audit import Recorder
+from bandpo.replay.record import replay_record
+from rlvet.cli.app import app
+from bandpo.core import divergences as all_divergences
+from rlvet.checks import Diagnosis, diagnose, first_pass
+from rlvet.checks.course import Series
+from rlvet.lint.checks import lint_file
+from rlvet.report import write_report
+from rlvet.report.audit_steps import audit_table
+from rlvet.report.curves import CHARTS, COMPONENTS, SEGMENTS, running_median
+from rlvet.runs.record import read_record
+from bandpo_lab.interval import bootstrap
+from browser import Chromium, calculated, needs_browser, needs_javascript, opened
+
+pytest.importorskip("pyarrow")
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!--"
+
+
+def recorded(folder, steps=12):
+    """Tokens at three old probabilities, which move by chance."""
+    g = torch.Generator().manual_seed(0)
+    with Recorder(folder, method="FixedClip(0.2)") as recorder:
+        for step in range(steps):
+            old = torch.tensor([0.005, 0.05, 0.5]).log().repeat(16, 3)
+            new = (old + 0.3 * torch.randn(old.shape, generator=g)).clamp(max=-0.01)
+            advantages = torch.randn(16, generator=g)
+            ids = torch.randint(9, old.shape, generator=g)
+            recorder.add(logp=new, logp_old=old, advantages=advantages, tokens=ids, step=step)
+    return folder
+
+
+def log(path, rows):
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def held(page):
+    """Return the data in a page."""
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)
+    return json.loads(found)
+
+
+def test_a_record_gives_each_rule_its_figures_and_the_tokens_that_moved_most(tmp_path):
+    record = recorded(tmp_path / "record")
+    (run,) = held(write_report([record], tmp_path / "page.html", methods=["DCPO()"]))["runs"]
+    seen = replay_record(record, {"DCPO()": "DCPO()"})
+    for name, prefix in (("the run", ""), ("DCPO()", "if/DCPO()/")):
+        rates = [audit.metrics()["clip_high"] for audit in seen.by_step[name].values()]
+        assert run["audit"]["columns"][f"audit/{prefix}clip_high"] == pytest.approx(rates, rel=1e-4)
+    assert list(run["rules"]) == [
+        "the run",
+        "clip 0.2",
+        "Clip-Higher",
+        "no clip",
+        "Band",
+        "Band above",
+        "DCPO()",
+    ]
+    loss = next(read_record(record))
+    far = abs(loss.log_ratio).flatten()
+    tokens = run["tokens"]["0"]
+    assert len(tokens) == len(far)
+    _, ratio, advantage, *kept = tokens[0]
+    assert abs(torch.tensor(ratio).log()) == pytest.approx(float(far.max()), rel=1e-3)
+    assert kept[0] == kept[1] == (0 if (ratio - 1) * advantage > 0 and not 0.8 <= ratio <= 1.2 else 1)
+    assert kept[3] == 1  # no clip
+    assert run["rules"]["Clip-Higher"]["limits"][1][0] == pytest.approx(1.28)
+    assert len(run["words"]) == 10
+
+
+def test_where_it_is_written_and_what_is_refused(tmp_path):
+    rows = [{"step": 1234567 + k, "reward": k} for k in range(2)]
+    run = log(tmp_path / "run" / "metrics.jsonl", rows).parent
+    result = CliRunner().invoke(app, ["report", str(run)])
+    assert result.output == f"wrote {run / 'report.html'}\n"
+    assert held(run / "report.html")["runs"][0]["curves"]["reward"]["steps"] == [1234567, 1234568]
+    with pytest.raises(ValueError, match=r"x\.pdf: the report is written as \.html"):
+        write_report([run], tmp_path / "x.pdf")
+    elsewhere = tmp_path / "new" / "page.html"
+    assert CliRunner().invoke(app, ["report", str(run), "--output", str(elsewhere)]).exit_code == 0
+    assert [*elsewhere.parent.iterdir()] == [elsewhere]
+    nothing = CliRunner().invoke(app, ["report", str(tmp_path / "nothing")])
+    assert "is no log of a run" in str(nothing.exception)
+
+
+def test_nothing_in_a_run_is_read_as_html_and_nothing_is_loaded(tmp_path):
+    path = log(tmp_path / "<img src=y>" / "log.jsonl", [{"step": 1, "reward": 0.5, HOSTILE: 1.0}])
+    text = write_report([path], tmp_path / "page.html").read_text()
+    assert HOSTILE not in text
+    assert "<img" not in text
+    assert "Content-Security-Policy\" content=\"default-src 'none'" in text
+    assert not re.search(r"<(link|img|iframe)|<script src|url\(|@import", text)
+
+
+def test_the_page_says_how_much_of_a_record_was_looked_at(tmp_path, monkeypatch):
+    record = recorded(tmp_path / "run" / "record")
+    log(tmp_path / "run" / "metrics.jsonl", [{"step": k, "reward": k / 9} for k in range(3)])
+    (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
+    assert (run["coverage_text"], run["covered_part"]) == ("looked at all 1,728 tokens of 12 batches", "")
+    monkeypatch.setattr(first_pass, "TOKENS", 1000)
+    monkeypatch.setattr(first_pass, "FEWEST_TOKENS", 64)
+    (run,) = held(write_report([record], tmp_path / "page.html"))["runs"]
+    looked_at = run["coverage"]["tokens"]
+    share = f"{100 * looked_at / 1728:.2g}%"
+    assert 300 < looked_at <= 1000
+    assert run["coverage_text"] == f"looked at {looked_at} of 1,728 tokens ({share}), in all 12 batches"
+    assert run["covered_part"] == f"{share} of the tokens"
+    assert run["coverage"]["total_tokens"] == 1728
+    (run,) = held(write_report([tmp_path / "run" / "metrics.jsonl"], tmp_path / "page.html"))["runs"]
+    assert (run["coverage_text"], run["covered_part"], run["coverage"]) == ("", "", None)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
+    record = recorded(tmp_path / "a" / "record")
+    log(tmp_path / "a" / "metrics.jsonl", [{"step": k, "reward": k / 9, HOSTILE: k} for k in range(3)])
+    rows = [{"step": 1, "reward": float("nan"), "entropy": 0.3}, {"step": 2, "reward": 0.5, "entropy": 0.2}]
+    torn = log(tmp_path / "b" / "log.jsonl", rows)
+    torn.write_text(torn.read_text() + '{"step": 3, "rew')
+    page = write_report([tmp_path / "a", torn], tmp_path / "page.html")
+    seen = opened(page, tmp_path)
+    assert "Made by bandpo" in seen.text  # at the end: no script failed
+    assert "looked at all 1,728 tokens of 12 batches" in seen.text
+    assert "img" not in [tag for tag, _ in seen.elements]
+    assert HOSTILE in seen.text  # as a column's name
+    assert {"reward", "entropy", "clip_high", "audit/approx_kl"} <= {*seen.having("data-panel")}
+    assert "cut" not in seen.having("data-panel")
+    assert re.search("Not drawn, as no run logs it: [^.]*Answers cut off", seen.text)
+    assert "log.jsonl has no picture of single tokens: a log, without the tokens" in seen.text
+    assert "the last line is cut off" in seen.text
+    assert "nan: 1 of 2 log steps hold NaN" in seen.text
+    # Another rule, at the fourth step.
+    then = """
+      const step = document.getElementById("step");
+      step.value = 4; step.dispatchEvent(new Event("input"));
+      document.querySelector('[name=rule][value="Band"]').click();"""
+    chosen = opened(page, tmp_path, then)
+    metrics = replay_record(record, {"Band": "Band()"}).by_step["Band"][3].metrics()
+    share, n = (metrics[f"{name}/0.01_to_0.1"] for name in ("clip_high", "tokens_positive"))
+    assert f"p 0.01 to 0.1{100 * share:.1f} %" in chosen.text
+    assert f"n = {n:.0f}" in chosen.text
+    assert "Band, step 3." in chosen.text
+    # A Band of one's own blocks what the library's does.
+    mine = opened(page, tmp_path, "document.querySelector('[value=\"a Band of yours\"]').click();")
+    ours = opened(page, tmp_path, "document.querySelector('[name=rule][value=\"Band\"]').click();")
+    counts = [re.findall(r"(kept|blocked, A [<>] 0): (\d+)", one.text) for one in (mine, ours)]
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == 3
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
+    path = log(tmp_path / "log.jsonl", [{"step": 1, "data": {"actor/entropy": 0.4}}])
+    seen = opened(write_report([path], tmp_path / "page.html"), tmp_path)
+    assert seen.having("data-panel") == []
+    for text in (
+        "no verdict: no key of the log is known to be the reward",
+        "One value in every log step, and so not drawn: Entropy (nats per token) 0.4.",
+        "What other clip rules would have blocked is not shown",
+        "Made by bandpo",
+    ):
+        assert text in seen.text
+    # No section is empty: there is the diagnosis, and the curves' sentence.
+    assert [tag for tag, _ in seen.elements].count("section") == 2
+
+
+def logged_run(steps=100):
+    """Return the log of a run whose completions are truncated from the middle on, with two reward components."""
+    return [
+        {
+            "step": step,
+            "reward": 0.5 + 0.1 * (step % 3),
+            "rewards/format/mean": 0.2 + 0.1 * (step % 2),
+            "rewards/format/std": 0.1 * (step % 5),
+            "rewards/answer/mean": 0.3 + 0.1 * (step % 3),
+            "completions/mean_length": 200 + step,
+            "completions/clipped_ratio": 0.02 if step < steps / 2 else 0.9,
+            "clip_ratio/high_mean": 0.0,
+            "clip_ratio/low_mean": 0.0,
+            "grad_norm": 500.0 if step == 7 else 0.5 + 0.01 * (step % 7),
+            "learning_rate": 1e-6,
+            "my/own": step % 4,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+def test_the_page_holds_the_findings_with_their_onset_and_what_they_rest_on(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    data = held(write_report([path], tmp_path / "page.html"))
+    (run,) = data["runs"]
+    diagnosis = diagnose(path)
+    first = run["findings"][0]
+    assert first["code"] == "truncated"
+    assert first["onset"] == diagnosis.findings[0].onset == pytest.approx(50, abs=5)
+    assert first["quantities"] == ["cut", "length"]
+    assert (run["state"], run["basis"], run["no_verdict"]) == ("fault", diagnosis.basis, "")
+    assert run["unread"] == ["rewards/format/std", "my/own"]
+    assert {"cut", "length"} <= run["curves"].keys()
+
+
+def test_charts_stand_in_order_and_what_is_constant_is_said_in_words(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    data = held(write_report([path], tmp_path / "page.html"))
+    charts = {chart["name"]: chart for chart in data["charts"]}
+    names = ["reward", "rewards/format", "rewards/answer", "length", "cut", "grad_norm"]
+    assert list(charts) == names
+    assert [name for name in charts if charts[name]["log"]] == ["grad_norm"]
+    constant = {one["name"]: one["values"] for one in data["constant"]}
+    assert constant == {"learning_rate": [1e-6], "clip_high": [0], "clip_low": [0]}
+    assert data["others"] == ["rewards/format/std", "my/own"]
+    assert "Entropy" in data["missing"]
+
+
+def test_a_constant_curve_is_drawn_if_a_finding_rests_on_it(tmp_path):
+    rows = [{"step": step, "reward": step / 40, "learning_rate": 0.0} for step in range(1, 41)]
+    data = held(write_report([log(tmp_path / "log.jsonl", rows)], tmp_path / "page.html"))
+    assert data["runs"][0]["findings"][0]["code"] == "no-step"
+    assert [chart["name"] for chart in data["charts"]] == ["reward", "learning_rate"]
+
+
+def test_a_single_component_that_is_the_reward_is_not_drawn_twice(tmp_path):
+    rows = [{"step": step, "reward": step / 40, "rewards/only/mean": step / 40} for step in range(1, 41)]
+    data = held(write_report([log(tmp_path / "log.jsonl", rows)], tmp_path / "page.html"))
+    assert [chart["name"] for chart in data["charts"]] == ["reward"]
+    assert data["same_as_reward"] == ["Reward: only"]
+
+
+def test_a_log_and_a_record_are_one_diagnosis(tmp_path):
+    recorded(tmp_path / "run" / "record")
+    log(tmp_path / "run" / "metrics.jsonl", logged_run())
+    (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
+    assert "truncated" in [finding["code"] for finding in run["findings"]]
+    assert run["coverage_text"]
+    assert run["basis"]
+    assert {"cut", "audit/approx_kl"} <= run["curves"].keys()
+
+
+@pytest.mark.slow
+def test_a_report_of_a_log_imports_no_torch(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    code = (
+        "import sys; from rlvet.report import write_report;"
+        f"write_report([{str(path)!r}], {str(tmp_path / 'page.html')!r});"
+        "print([name for name in ('torch', 'numpy', 'pyarrow') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_a_long_log_keeps_its_extremes_and_is_a_small_page(tmp_path):
+    steps = 20_000
+    rows = [
+        {"step": step, "reward": math.sin(step / 900), **{f"my/{k}": (step * k) % 7 for k in range(20)}}
+        for step in range(steps)
+    ]
+    rows[12_345]["reward"] = 40.0
+    rows[6_789]["reward"] = -30.0
+    page = write_report([log(tmp_path / "metrics.jsonl", rows)], tmp_path / "page.html")
+    reward = held(page)["runs"][0]["curves"]["reward"]
+    assert reward["rows"] == steps
+    assert len(reward["values"]) <= 2 * SEGMENTS + 2
+    points = dict(zip(reward["steps"], reward["values"], strict=True))
+    assert (points[12_345], points[6_789]) == (40, -30)
+    assert page.stat().st_size < 1.5e6
+
+
+def test_a_running_median_is_of_the_rows_around():
+    values = [(7 * k) % 31 + k / 10 for k in range(301)]
+    medians = running_median(Series(list(range(301)), values))
+    assert len(medians.steps) == 250
+    assert medians.steps[-1] == 300
+    for k, value in zip(map(int, medians.steps), medians.values, strict=True):
+        assert value == statistics.median(values[max(0, k - 6) : k + 7])
+
+
+def test_an_audit_of_many_steps_is_put_together_with_the_same_sums():
+    rows = [
+        {
+            "step": step,
+            "audit/clip_high/above_0.1": 0.01 * (step % 9),
+            "audit/tokens_positive/above_0.1": 100 + step,
+            "audit/if/Band/blocked_mass_below_0.1": 0.02 * (step % 5),
+            "audit/mass_positive_below_0.1": 3.0 + step % 4,
+            "reward": 1.0,
+        }
+        for step in range(50)
+    ]
+    table = audit_table(rows, most_steps=10)
+    assert (len(table["steps"]), table["steps_per_row"], table["steps"][1]) == (10, 5, 5)
+    columns = table["columns"]
+    assert "reward" not in columns
+    for share, over in (
+        ("clip_high/above_0.1", "tokens_positive/above_0.1"),
+        ("if/Band/blocked_mass_below_0.1", "mass_positive_below_0.1"),
+    ):
+        parts = zip(columns[f"audit/{share}"], columns[f"audit/{over}"], strict=True)
+        expected = sum(row[f"audit/{share}"] * row[f"audit/{over}"] for row in rows)
+        assert sum(part * whole for part, whole in parts) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_configuration_follows_the_findings(tmp_path, monkeypatch):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    settings = tmp_path / "grpo.yaml"
+    settings.write_text("learning_rate: 1.0e-3\nnum_generations: 1\nloss_type: grpo\n")
+    report = lint_file(settings).as_json()
+    assert report["findings"]
+    without = Diagnosis.as_json
+    monkeypatch.setattr(Diagnosis, "as_json", lambda self: without(self) | {"configuration": report})
+    seen = opened(write_report([path], tmp_path / "page.html"), tmp_path)
+    for finding in report["findings"]:
+        places = [seen.text.index(text) for text in ("truncated", finding["title"], finding["fix"], "Curves")]
+        assert places == sorted(places)
+
+
+def in_a_window(page, folder, width, script):
+    """Return what a script of a page posts to its parent, where the page is so many pixels wide."""
+    inner = folder / "inner.html"
+    inner.write_text(f"{page.read_text()}<script>{script}</script>")
+    outer = folder / "outer.html"
+    outer.write_text(
+        "<body><script>onmessage = ({ data }) => { document.body.textContent = data; };</script>"
+        f'<iframe src="{inner.name}" style="border: 0; width: {width}px; height: 900px"></iframe>'
+    )
+    return json.loads(opened(outer, folder).text)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", logged_run())
+    page = write_report([path], tmp_path / "page.html")
+    onset = diagnose(path).findings[0].onset
+    assert onset is not None
+    script = """
+      const lines = [...document.querySelectorAll("[data-panel] .onset")].map((line) => [
+        line.closest("[data-panel]").dataset.panel, line.textContent, getComputedStyle(line).borderLeftColor,
+        parseFloat(line.style.left) / line.parentElement.clientWidth]);
+      const wide = document.documentElement.scrollWidth;
+      parent.postMessage(JSON.stringify({ lines, wide, window: innerWidth }), "*");
+    """
+    label = f"1 truncated · step {onset:g}"
+    for width in (400, 1280):
+        drawn = in_a_window(page, tmp_path, width, script)
+        shown = [line for line in drawn["lines"] if line[1] == label]
+        assert [line[0] for line in shown] == ["length", "cut"]
+        for _, _, colour, place in shown:
+            assert colour == "rgb(184, 74, 0)"
+            assert place == pytest.approx((onset - 1) / 99, abs=0.01)
+        assert drawn["wide"] <= drawn["window"] == width
+    text = opened(page, tmp_path).text
+    assert text.index("truncated: ") < text.index("since step") < text.index("Curves")
+    assert "Not read: rewards/format/std, my/own" in text
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_value_under_the_cursor_is_shown(tmp_path):
+    page = write_report([log(tmp_path / "metrics.jsonl", logged_run())], tmp_path / "page.html")
+    value_at_the_right_end = """(() => {
+      const figure = document.querySelector("[data-panel=length]");
+      const over = figure.querySelector(".u-over");
+      const box = over.getBoundingClientRect();
+      const place = { clientX: box.right - 1, clientY: box.top + 9, bubbles: true };
+      over.dispatchEvent(new MouseEvent("mousemove", place));
+      return figure.querySelector(".value").textContent;
+    })()"""
+    with Chromium(tmp_path) as browser:
+        shown = browser.open(page.as_uri()).wait_for(value_at_the_right_end)
+    assert shown == "step 100: 300, median 299"
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_titles_of_all_panels_fit(tmp_path, monkeypatch):
+    """Those of every chart (`clip` is one of those without sides), and of a component and a metric with long names."""
+    long_name = "a_reward_function_with_a_name_that_is_longer_than_a_panel_is_wide"
+    names = [
+        *(name for name in CHARTS if name not in (COMPONENTS, "clip")),
+        COMPONENTS + long_name,
+        "my/" + long_name,
+    ]
+    drawn = {name: Series([1, 2, 3], [0.1, 0.2 + number, 0.3]) for number, name in enumerate(names)}
+    monkeypatch.setattr("rlvet.report.page.collect_curves", lambda *_: drawn)
+    page = write_report([log(tmp_path / "metrics.jsonl", logged_run())], tmp_path / "page.html")
+    titles_and_fits = """(() => {
+      const others = document.querySelector(".controls select");
+      others.selectedIndex = others.length - 1;
+      others.dispatchEvent(new Event("change"));
+      return JSON.stringify([...document.querySelectorAll("[data-panel] h3")].map((title) =>
+        [title.textContent, title.scrollWidth <= title.clientWidth]));
+    })()"""
+    with Chromium(tmp_path) as browser:
+        for width in (320, 760, 1280):
+            titles = json.loads(browser.open(page.as_uri(), width=width).wait_for(titles_and_fits))
+            assert len(titles) == len(names)
+            assert [title for title, fits in titles if not fits] == []
+
+
+RADII = (1e-4, 0.01, 0.05, 0.3)
+SPREAD = [1e-6, 1e-4, 0.003, 0.08, 0.3, 0.5, 0.75, 0.97, 0.9999]
+P = torch.tensor(SPREAD, dtype=torch.float64)
+
+
+def close(found, bounds):
+    """Log-bounds of a page to 1e-7 of themselves, a hundred times what rounding makes of them."""
+    ends = torch.tensor([[float(end) for end in pair] for pair in found], dtype=torch.float64)
+    torch.testing.assert_close(ends, torch.stack([bounds.log_lower, bounds.log_upper], 1), rtol=1e-7, atol=0)
+
+
+@needs_javascript
+def test_the_formulas_of_the_pages_are_the_library_s(tmp_path):
+    bands = calculated(
+        f"""Object.fromEntries(Object.keys(bandpo.core.divergences).map((name) => [name, {{
+          radius: bandpo.core.divergences[name].radius,
+          bounds: {list(RADII)}.map((radius) => {SPREAD}.map((p) => bandpo.band(name, radius, Infinity)(p)))
+            .map((row) => row.map(({{ lower, upper }}) => [lower, upper])) }}]))""",
+        tmp_path,
+    )
+    assert bands
+    for name, found in bands.items():
+        divergence = getattr(all_divergences, name)()
+        assert found["radius"] == divergence.default_radius
+        for radius, row in zip(RADII, found["bounds"], strict=True):
+            close(row, ratio_bounds(P.log(), divergence, radius))
+
+
+@needs_javascript
+def test_rules_and_intervals_of_the_pages_are_the_library_s_and_scipy_s(tmp_path):
+    rules = {
+        'band("KL", 0.05)': Band(KL(), 0.05),
+        "fixed(0.2, 0.28)": FixedClip(0.2, 0.28),
+        "dcpo(0.16, 0.2)": DCPO(),
+    }
+    for text, rule in rules.items():
+        pairs = calculated(
+            f"{SPREAD}.map(bandpo.{text}).map(({{ lower, upper }}) => [lower, upper])", tmp_path
+        )
+        close(pairs, rule.bounds(P.log()))
+    cases = [[0, 3], [1, 40], [17, 17]]
+    wilson = calculated(f"{cases}.map(([k, n]) => bandpo.wilson(k / n, n))", tmp_path)
+    for (k, n), found in zip(cases, wilson, strict=True):
+        assert found == pytest.approx(stats.binomtest(k, n).proportion_ci(method="wilson"), abs=1e-9)
+    g = torch.Generator().manual_seed(0)
+    whole = 10 + 90 * torch.rand(60, generator=g)
+    part = whole * torch.rand(60, generator=g) ** 2
+    drawn = bootstrap((part, whole), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True)
+    found = calculated(f"bandpo.shareOver({torch.stack([part, whole], 1).tolist()})", tmp_path)
+    assert found["share"] == pytest.approx(drawn.value, rel=1e-6)
+    assert [found["low"], found["high"]] == pytest.approx([drawn.low, drawn.high], abs=0.15 * drawn.half)

@@ -1,0 +1,266 @@
+"""Console output of frameworks, in the form in which their own source prints it."""
+
+import json
+import pprint
+
+import pytest
+
+from rlvet.checks.diagnosis import diagnose
+from rlvet.runs.consoles import console_rows, custom_loop_rows, table_rows
+from rlvet.runs.logs import read_log
+
+STEPS = range(1, 13)
+
+
+def skyrl(step):
+    """ConsoleLogger of skyrl/train/utils/tracking.py: floats as texts of four decimals, through pprint and loguru."""
+    data = {
+        "reward/avg_raw_reward": 0.1 * step,
+        "policy/policy_entropy": 0.5,
+        "policy/raw_grad_norm": 0.25,
+        "trainer/global_step": step,
+        "policy/policy_lr": 1e-6,
+    }
+    texts = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in data.items()}
+    return (
+        f"2026-08-21 10:00:00.000 | INFO     | skyrl.train.utils.tracking:log:189 - Step {step}: \n"
+        f"{pprint.pformat(texts)}\n"
+    )
+
+
+def openrlhf(step):
+    """PPOTrainer.fit of openrlhf/trainer/ppo_trainer.py."""
+    status = {"reward": 0.1 * step, "ppo_clip_ratio": 0.01, "actor_grad_norm": 0.25, "entropy_loss": 0.5}
+    prefix = "\x1b[36m(PPOTrainer pid=7)\x1b[0m INFO 08-21 10:00:00 ppo_trainer.py:547]"
+    return f"{prefix} ✨ Global step {step}: {status}\n"
+
+
+def slime(step):
+    """gather_log_data of slime/observability/train_metric_utils.py and train of backends/megatron_utils/model.py."""
+    rollout = {"rollout/raw_reward": 0.1 * step, "rollout/response_lengths": 300.0}
+    lines = [
+        f"(Actor pid=3) [2026-08-21 10:00:00] train_metric_utils.py:135 - rollout {step - 1}: {rollout}\n"
+    ]
+    for update in range(2):
+        number = 2 * (step - 1) + update
+        train = {
+            "train/pg_clipfrac": 0.01,
+            "train/entropy_loss": 0.5,
+            "train/grad_norm": 0.25,
+            "train/step": number,
+        }
+        lines.append(f"(Actor pid=3) [2026-08-21 10:00:00] model.py:918 - step {number}: {train}\n")
+    return "".join(lines)
+
+
+def prime_rl(step):
+    """Return the step messages of prime-rl's orchestrator and trainer."""
+    return (
+        f"10:00:00 SUCCESS Step {step} |   1m 2s | Reward {0.1 * step:.4f} | Trainable 60/64 (93.8%) | Turns 1.0 | "
+        "Branches 1.0 | Max Off-Policy 1 | Error 0.0% | Cancelled 0.0% | Truncation 12.5%\n"
+        f"10:00:09 SUCCESS Step {step} |   9.51s | Loss 0.0100 | Entropy 0.5000 | Mismatch KL 0.0010 | "
+        "Grad. Norm 0.2500 | LR 1.00e-06 | Throughput 9000 tokens/s | MFU 30.1% | Peak Mem. 60.0 GiB\n"
+    )
+
+
+def roll(step):
+    """StdoutTracker of roll/utils/tracking.py."""
+    metrics = {"critic/score/mean": 0.1 * step, "actor/ppo_ratio_clipfrac": 0.01, "actor/entropy": 0.5}
+    content = json.dumps({"step": step, "metrics": metrics})
+    return f"[2026-08-21 10:00:00] [tracking.py (161)] [INFO] metrics_tag: {content}\n"
+
+
+def areal(step):
+    """StatsLogger.commit of areal/utils/stats_logger.py, with the table of areal/utils/printing.py (fancy_grid)."""
+    line = "═" * 24
+    return (
+        f"20260821-10:00:00.000 StatsLogger INFO: Epoch 1/1 Step {step}/12 Train step {step}/12 done.\n"
+        "20260821-10:00:00.000 StatsLogger INFO: Stats (1/1):\n"
+        f"20260821-10:00:00.000 StatsLogger INFO: \n╒{line}╤{line}╤{line}╤{line}╕\n"
+        f"│ ppo_actor/task_reward/avg │ {0.1 * step:.4e} │ ppo_actor/update/entropy/avg │ 5.0000e-01 │\n"
+        f"├{line}┼{line}┼{line}┼{line}┤\n"
+        f"│ ppo_actor/update/grad_norm │ 2.5000e-01 │                   │            │\n"
+        f"╘{line}╧{line}╧{line}╧{line}╛\n"
+    )
+
+
+def nemo_rl(step):
+    """grpo_train of nemo_rl/algorithms/grpo.py, for runs of two epochs of six steps."""
+    epoch, number = divmod(step - 1, 6)
+    line = "=" * 25
+    title = f"\n{line} Epoch {epoch + 1}/2 {line}\n" if number == 0 else ""
+    return (
+        f"{title}\n{line} Step {number + 1}/6 {line}\n▶ Preparing batch...\n\n📊 Training Results:\n"
+        f"  • Loss: 0.0100\n  • Generation KL Error: 0.0010\n  • Avg Reward: {0.1 * step:.4f}\n"
+        "  • Mean Generation Length: 300.5000\n\n⏱️  Timing:\n  • Total step time: 35.70s\n"
+        "  • policy_training: 10.97s (30.7%)\n"
+    )
+
+
+@pytest.mark.parametrize("printed", [skyrl, openrlhf, slime, prime_rl, roll, areal, nemo_rl])
+def test_the_console_of_a_framework_is_a_log(printed, tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text("loading the model 3/3 [00:01]\n" + "".join(f"{printed(step)}noise\n" for step in STEPS))
+    log = read_log(file)
+    assert [round(row["reward"], 4) for row in log.rows] == [round(0.1 * step, 4) for step in STEPS]
+    # NeMo-RL prints no entropy.
+    assert printed is nemo_rl or all(row["entropy"] == 0.5 for row in log.rows)
+    expected = list(STEPS) if printed is not slime else [step - 1 for step in STEPS]
+    assert [row["step"] for row in log.rows] == expected
+    assert diagnose(file).healthy
+
+
+def test_quantities_beside_reward_and_entropy(tmp_path):
+    (row,) = console_rows(prime_rl(3))
+    assert row == {
+        "step": 3,
+        "reward/mean": 0.3,
+        "is_truncated/mean": 0.125,
+        "loss/mean": 0.01,
+        "entropy/all/mean": 0.5,
+        "mismatch_kl/all/mean": 0.001,
+        "optim/grad_norm": 0.25,
+        "optim/lr": 1e-6,
+    }
+
+
+def test_quantities_that_nemo_rl_prints():
+    (row,) = console_rows(nemo_rl(3))
+    assert row == {
+        "step": 3,
+        "loss": 0.01,
+        "gen_kl_error": 0.001,
+        "reward": 0.3,
+        "mean_gen_tokens_per_sample": 300.5,
+    }
+
+
+def test_colons_that_prime_rl_printed_in_2025():
+    """src/prime_rl/trainer/rl/train.py of version 0.3."""
+    (row,) = console_rows(
+        "[default0]:15:41:30 SUCCESS Step 9 | Time: 4.29s | Loss: 0.0000 | Entropy: 0.3571 | Mismatch KL: 0.0007 | "
+        "Grad. Norm: 0.0000 | LR: 3.00e-06 | Throughput: 3964 tokens/s | Peak Mem.: 17.4 GiB"
+    )
+    assert row["entropy/all/mean"] == 0.3571
+    assert row["mismatch_kl/all/mean"] == 0.0007
+    assert row["optim/lr"] == 3e-6
+    assert set(row) == {
+        "step",
+        "loss/mean",
+        "entropy/all/mean",
+        "mismatch_kl/all/mean",
+        "optim/grad_norm",
+        "optim/lr",
+    }
+
+
+# NotebookProgressCallback of transformers/utils/notebook.py, as browsers copy its table.
+NOTEBOOK = """the logs:
+
+Step {s} Training Loss {s} reward {s} completions / mean_length {s} kl {s} rewards / format / mean
+{line}1 {s} -0.283600 {s} 0.437500 {s} 1115.4 {s} nan {s} 0.1
+2 {s} -0.149100 {s} 0.931818 {s} 1203.2 {s} No Log {s} 0.2
+12 {s} 0.1 {s} 0.5 {s} 11
+"""
+
+
+@pytest.mark.parametrize(
+    ("separator", "line"), [("|", "-- | -- | -- | -- | -- | --\n"), ("\t", "")], ids=["markdown", "tabs"]
+)
+def test_a_table_of_a_notebook_is_a_log(separator, line, tmp_path):
+    file = tmp_path / "pasted.txt"
+    file.write_text(NOTEBOOK.format(s=separator, line=line))
+    log = read_log(file)
+    assert [row["step"] for row in log.rows] == [1, 2, 12]
+    assert [row["reward"] for row in log.rows] == [0.4375, 0.931818, 0.5]
+    assert [row.get("length") for row in log.rows] == [1115.4, 1203.2, None]
+    assert log.rows[0]["not_finite"]
+    assert log.rows[1]["rewards/format/mean"] == 0.2
+
+
+def test_a_table_without_steps_is_no_log():
+    assert table_rows("name | reward | kl\na | 0.5 | 0.1\n1 | 2 | 3\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Global step 3: {'reward': __import__('os').system('touch ran')}",
+        "Global step 3: {" * 5000,
+        "Step 1:\n{'a'",
+        'metrics_tag: {"step": 1, "metrics": [1]}',
+        "metrics_tag: {1}",
+        "Step 1 | nothing | at all",
+        "Train step 1/3 done.",
+        "step 3: {}",
+    ],
+)
+def test_what_is_no_row_of_metrics_is_none(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert console_rows(text) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_nested_values_the_numbers_of_the_outer_dictionary_are_read():
+    line = "Global step 3: {'reward': 0.5, 'by source': {'a': {'b': 0.1}}, 'lengths': [1, 2], 'none': None}"
+    assert console_rows(line) == [{"step": 3, "reward": 0.5}]
+    assert console_rows("Global step 3: {'reward': 0.5, 'deep': " + "{'a': " * 10 + "1" + "}" * 11) == []
+
+
+def test_a_learning_rate_that_skyrl_rounds_away_is_not_0():
+    (row,) = console_rows(skyrl(3))
+    assert "policy/policy_lr" not in row
+    assert row["policy/raw_grad_norm"] == 0.25
+
+
+def test_not_a_number_is_kept():
+    (row,) = console_rows("Global step 3: {'reward': nan, 'actor_grad_norm': inf}")
+    assert row == {"step": 3, "reward": "NaN", "actor_grad_norm": "Infinity"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[10:00] step {step} | Reward: {reward:.4f} | KL_ref: -0.0010, Avg Response Len: 271.00, Learning Rate: 3e-7",
+        "Step {step}/100: reward={reward:.4f} kl_ref=-0.001 avg_response_len=271.00 learning_rate=3e-7",
+        "iteration: {step}, Reward = {reward:.4f}; KL ref = -1e-3; Avg Response Len = 271; learning rate = 3e-07 (1 s)",
+    ],
+)
+def test_lines_of_a_loop_of_one_s_own_are_rows(line, tmp_path):
+    file = tmp_path / "train.log"
+    text = "Model Params: 30.03M\n"
+    for step in STEPS:
+        text += line.format(step=step, reward=0.1 * step) + "\nanswer 3: the reward is large\n"
+    file.write_text(text)
+    log = read_log(file)
+    assert [row["step"] for row in log.rows] == list(STEPS)
+    assert [row["reward"] for row in log.rows] == [round(0.1 * step, 4) for step in STEPS]
+    assert {row["kl"] for row in log.rows} == {-0.001}
+    assert {row["length"] for row in log.rows} == {271.0}
+    assert {row["learning_rate"] for row in log.rows} == {3e-7}
+
+
+def test_steps_of_a_second_epoch_go_on_after_the_first():
+    text = "\n".join(
+        f"Epoch:[{epoch}/2]({step}/3), Reward: 0.5, Loss: 0.1" for epoch in (1, 2) for step in (1, 2, 3)
+    )
+    assert [row["step"] for row in custom_loop_rows(text)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 3: the reward is 0.5",
+        "step 3 loss=0.5 lr=0.1",
+        "reward: 0.5, kl: 0.1",
+        "step 3 reward: 0.5",
+        "Run step 3 of the guide: set reward: true, kl: none",
+    ],
+)
+def test_lines_without_a_step_and_a_reward_beside_another_number_are_no_rows(line):
+    assert custom_loop_rows(f"{line}\n" * 12) == []
+
+
+def test_a_learning_rate_that_a_loop_rounds_away_is_not_0():
+    (row,) = custom_loop_rows("step 1: Reward: 0.5, Loss: 0.0000, Learning Rate: 0.00000000")
+    assert row == {"step": 1, "reward": 0.5, "loss": 0.0}
