@@ -10,8 +10,8 @@ import torch
 from bandpo import ClipRule, parse, policy_loss
 from bandpo.core.methods import METHODS
 from bandpo.core.objectives import Surrogate
-from rlvet.checks.diagnosis import diagnose
 from bandpo.integrations._adapt import dual_clip_of, has_bias
+from rlvet.checks.diagnosis import diagnose
 from rlvet.runs.record import read_record
 
 

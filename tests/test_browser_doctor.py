@@ -19,10 +19,10 @@ from functools import partial
 import pytest
 
 import fetch_pyodide
-from rlvet.checks import diagnose
-from rlvet.runs.logs import UnreadableLog, read_log
 from browser import CHROMIUM, Chromium, needs_browser
 from pages import ROOT
+from rlvet.checks import diagnose
+from rlvet.runs.logs import UnreadableLog, read_log
 
 pytest.importorskip("typer")
 from typer.testing import CliRunner

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from bandpo import certify
-from rlvet.checks.diagnosis import diagnose
 from helpers.missing import require
 from pages import ROOT
+from rlvet.checks.diagnosis import diagnose
 
 FOLDER = ROOT / "examples"
 PROGRAMS = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.sh")])

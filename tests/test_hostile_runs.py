@@ -11,9 +11,9 @@ import torch
 
 from bandpo import parse
 from bandpo.audit import Recorder
-from rlvet.runs.record_format import META
 from helpers.hostile import check_nothing_ran, planted, result_of
 from helpers.records import write_digests
+from rlvet.runs.record_format import META
 
 pytest.importorskip("typer")
 pa = pytest.importorskip("pyarrow")

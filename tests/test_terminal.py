@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from bandpo._terminal import printable
 from bandpo.audit import Recorder
-from bandpo.replay.blocked_tokens import BlockedToken, decoder, format_tokens
 from bandpo.cli.app import app
 from bandpo.core.errors import InvalidValue
+from bandpo.replay.blocked_tokens import BlockedToken, decoder, format_tokens
 
 RED = "\x1b[31mred\x1b[0m"
 CONTROLS = {

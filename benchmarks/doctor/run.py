@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from rlvet.checks.diagnosis import diagnose
 from faults import FAULTS, Fault, Setting, train
+from rlvet.checks.diagnosis import diagnose
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/diagnose.md"

@@ -42,12 +42,12 @@ from bandpo import (
 )
 from bandpo.core.errors import RunProblem
 from bandpo.core.objectives import DualClip, Objective, SequenceMask, Surrogate
-from rlvet.runs.files import read_jsonl
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.models import smollm2_path
 from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.provenance import commit, machine, now
+from rlvet.runs.files import read_jsonl
 from studies.stacked_llama import StackedLayers, select_rows
 
 if TYPE_CHECKING:

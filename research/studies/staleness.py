@@ -24,10 +24,10 @@ from torch.nn import functional
 
 from bandpo import Band, BandAbove, FixedClip, Loosest, Method, TotalVariation, TwoSided, policy_loss
 from bandpo.audit.metrics import Audit
-from rlvet.runs.files import read_jsonl
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH, SCRATCHPAD, Product, problems, tokenizer
+from rlvet.runs.files import read_jsonl
 from studies.rewards import any_opener
 
 if TYPE_CHECKING:

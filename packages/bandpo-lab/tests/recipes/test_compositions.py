@@ -13,6 +13,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import torch
 from hydra.errors import HydraException
+from integrations.test_verl import batch, evaluate
 from omegaconf.errors import OmegaConfBaseException
 from typer.testing import CliRunner
 from verl.utils import config as verls_settings
@@ -24,7 +25,6 @@ from bandpo_lab.cli import run
 from bandpo_lab.cli.app import app
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.rehearsal.shrink import compose
-from integrations.test_verl import batch, evaluate
 
 A, L = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss."
 C, D, V = "algorithm.rollout_correction.", "distillation.distillation_loss.", "trainer.v1."

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlvet.runs.legs import CONSOLE, legs_of, new_leg
 from bandpo_lab.cli.app import app
+from rlvet.runs.legs import CONSOLE, legs_of, new_leg
 
 LAUNCH = """
 import sys

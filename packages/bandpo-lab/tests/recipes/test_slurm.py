@@ -210,11 +210,11 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish_as_one_run_of_
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
     from test_launching import end_ray, small
 
-    from rlvet.runs import open_run
-    from rlvet.runs.legs import legs_of
     from bandpo_lab.cost import read_steps
     from bandpo_lab.rehearsal import files
     from bandpo_lab.rehearsal.run import environment
+    from rlvet.runs import open_run
+    from rlvet.runs.legs import legs_of
 
     folder = tmp_path_factory.mktemp("s")
     fakes = {name: FAKES[name] for name in ("srun", "scontrol")}

@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from bandpo.core.errors import FileProblem, RunProblem
 from bandpo.integrations.trl import BandGRPOTrainer
-from rlvet.runs.logs import read_log
-from rlvet.runs.record import read_record
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
 from bandpo_lab.training.checkpoints import AtomicCheckpoints, saving
 from bandpo_lab.training.run_folder import RunFolder, reason_against_more_steps
 from bandpo_lab.training.train import RunTrainer, run_training
+from rlvet.runs.logs import read_log
+from rlvet.runs.record import read_record
 
 # Few of so short answers earn anything, and the live diagnosis says so.
 pytestmark = [

@@ -12,12 +12,12 @@ import bandpo
 from bandpo import GSPO, KL, Band, FixedClip, Method, parse
 from bandpo.audit import Audit, Recorder
 from bandpo.replay.record import RUN, as_batch, method_of, replay_record
+from helpers.records import write_digests
+from pages import ROOT
 from rlvet.runs import record_format
 from rlvet.runs.record import read_record
 from rlvet.runs.record_format import FORMAT, META, REQUIRED_COLUMNS, record_schema
 from rlvet.runs.setup import Setup
-from helpers.records import write_digests
-from pages import ROOT
 
 pa = pytest.importorskip("pyarrow")
 assert_array_equal, assert_allclose = np.testing.assert_array_equal, np.testing.assert_allclose

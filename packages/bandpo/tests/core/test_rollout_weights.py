@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from core.test_sequences import FORMS, pack, padded_batch
 
 from bandpo import GRPO, policy_loss, rollout_weights
-from core.test_sequences import FORMS, pack, padded_batch
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from core.test_sequences import FORMS, loss_and_gradient, padded_batch
 
 import method_references as reference
 from bandpo import (
@@ -29,7 +30,6 @@ from bandpo.core.rules import Tightest, TokenRule
 from bandpo.core.schedules import Linear, TrainingState
 from bandpo.core.text import as_text
 from bandpo.core.token_rules import BalancedBounds, PrefixBudget, SecondMoment
-from core.test_sequences import FORMS, loss_and_gradient, padded_batch
 
 
 @dataclass(frozen=True)

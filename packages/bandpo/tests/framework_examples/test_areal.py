@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from rlvet.runs.record import read_record
 from bandpo.testing import check_record
 from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
+from rlvet.runs.record import read_record
 
 needs("areal")
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlvet.runs.record import read_record
 from bandpo.testing import check_record
 from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
+from rlvet.runs.record import read_record
 
 needs("swift")
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from bandpo.core.text import as_method
-from rlvet.runs.record import read_record
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
+from rlvet.runs.record import read_record
 
 needs("rllm", clone="rllm")
 

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 import bandpo_slime
 from bandpo import Band
-from rlvet.runs.record import read_record
 from bandpo.testing import check_record
 from bandpo_slime import before_train_step, miles_policy_loss, miles_start, policy_loss, start
 from contract import Batch, Contract, dense_loss, make_batch, written
 from helpers.frameworks import importing, is_here
+from rlvet.runs.record import read_record
 from stand_ins import stand_in
 
 MODULES = {

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from rlvet.checks.diagnosis import diagnose
 from pages import ROOT, blocks, check_python, python_blocks
+from rlvet.checks.diagnosis import diagnose
 
 
 @pytest.mark.parametrize(("page", "block"), python_blocks(of_frameworks=True))

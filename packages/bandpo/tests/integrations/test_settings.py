@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bandpo import FixedClip, Method
-from bandpo.replay.record import method_of
 from bandpo.core.objectives import DualClip
+from bandpo.replay.record import method_of
 from rlvet.runs.configs import read_configuration
 from rlvet.runs.setup import SETTINGS, Setup
 

@@ -16,11 +16,11 @@ from bandpo.core.methods import CISPO, SAPO
 from bandpo.core.objectives import ClippedWeight, SequenceMask, SigmoidGate
 from bandpo.core.token_rules import BalancedBounds
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
+from bandpo.watch.run_watch import BandWarning
+from bandpo_lab.tasks import multiplication
 from rlvet.runs.configs import TRL_CLIPS
 from rlvet.runs.logs import read_log
 from rlvet.runs.quantities import named_rows
-from bandpo.watch.run_watch import BandWarning
-from bandpo_lab.tasks import multiplication
 from two_processes import run_on_two_processes
 
 SETTINGS = {

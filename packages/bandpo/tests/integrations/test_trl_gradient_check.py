@@ -16,8 +16,8 @@ import byte_model
 from bandpo.core.errors import RunProblem
 from bandpo.integrations._trl_gradient_check import EVERY, WatchedLoss
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
-from rlvet.runs.quantities import named_rows
 from bandpo_lab.tasks import multiplication
+from rlvet.runs.quantities import named_rows
 from two_processes import run_on_two_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")

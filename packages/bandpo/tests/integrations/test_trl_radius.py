@@ -10,8 +10,8 @@ from test_trl import make
 from bandpo import KL, Band, ClipRule, parse
 from bandpo.core.schedules import ClipRateController, Radius
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from rlvet.runs.quantities import named_rows
 from bandpo_lab.tasks import multiplication
+from rlvet.runs.quantities import named_rows
 from two_processes import run_on_two_processes
 
 # Two batches of four updates, each of which is logged.

@@ -8,10 +8,10 @@ import torch
 from test_trl import LOG, SETTINGS, half, make, varied_reward
 from trl import GRPOConfig, GRPOTrainer
 
-from bandpo.replay.record import RUN, method_of, replay_record
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
-from rlvet.runs.record import read_record
+from bandpo.replay.record import RUN, method_of, replay_record
 from bandpo.testing import check_record
+from rlvet.runs.record import read_record
 from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")

@@ -14,8 +14,8 @@ from trl import GRPOConfig, GRPOTrainer
 import byte_model
 from bandpo.integrations._trl_audit import check_trl_version
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
-from rlvet.runs.record import read_record
 from bandpo_lab.tasks import multiplication
+from rlvet.runs.record import read_record
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::bandpo.watch.run_watch.BandWarning", "ignore:You are using 'rollout_func'"

@@ -18,8 +18,8 @@ from trl.trainer import grpo_trainer
 
 from bandpo import BandPO, parse
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from rlvet.runs.configs import TRL_CLIPS
 from helpers.frameworks import CLONES
+from rlvet.runs.configs import TRL_CLIPS
 
 PAGE = Path(__file__).parents[2] / "docs/upstream/trl.md"
 PATCH = PAGE.with_name("trl-per-token-loss.patch")

@@ -12,10 +12,10 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 import bandpo
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
-from rlvet.runs.setup import Setup
 from bandpo.watch.run_watch import BandWarning
 from bandpo.watch.trainer_callback import STATE, setup_of_arguments
 from bandpo_lab.tasks import multiplication
+from rlvet.runs.setup import Setup
 from two_processes import run_on_two_processes
 
 LOGGED = {"logging_strategy": "steps", "logging_steps": 1, "per_device_train_batch_size": 8}

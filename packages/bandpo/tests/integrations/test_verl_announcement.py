@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
+from integrations.test_verl import whole_config
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 from verl.utils import config as verls_settings
@@ -21,7 +22,6 @@ from bandpo.integrations._verl_audit import Driver
 from rlvet.runs import open_run
 from rlvet.runs.configs import read_setup
 from rlvet.runs.legs import new_leg
-from integrations.test_verl import whole_config
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
 BASE = [

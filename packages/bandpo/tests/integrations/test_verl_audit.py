@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
+from integrations.test_verl import SAME, actor_config, batch, batch_for, evaluate, ranges
 from typer.testing import CliRunner
 from verl import DataProto
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -27,12 +28,11 @@ from bandpo.core.batch import Batch
 from bandpo.core.text import as_method
 from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
+from bandpo.testing import check_record
+from bandpo.watch.run_watch import BandWarning
 from rlvet.runs.configs import verl_method
 from rlvet.runs.logs import read_log
 from rlvet.runs.summary import summarize
-from bandpo.testing import check_record
-from bandpo.watch.run_watch import BandWarning
-from integrations.test_verl import SAME, actor_config, batch, batch_for, evaluate, ranges
 
 OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})
 RANGES = ranges(0.1, 0.3)

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
+from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, whole_config
 from verl.utils import config as verls_settings
 from verl.workers.config import PolicyLossConfig
 
@@ -14,7 +15,6 @@ from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations._verl_contract import Certifier
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
 from bandpo.watch.run_watch import BandWarning
-from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, whole_config
 from two_processes import run_on_two_processes
 
 WHOLE = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32", "trainer.n_gpus_per_node=8"]

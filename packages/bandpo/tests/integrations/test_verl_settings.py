@@ -16,6 +16,7 @@ import verl as package
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from integrations.test_verl import whole_config
 from omegaconf import OmegaConf, open_dict
 from verl.utils import config as verls_settings
 from verl.utils import device
@@ -24,7 +25,6 @@ from verl.utils.tracking import Tracking
 from bandpo.integrations._verl_announcement import FILE
 from bandpo.integrations._verl_audit import Driver
 from bandpo.integrations._verl_settings import REQUIRED, SECTIONS, check_required, leaves
-from integrations.test_verl import whole_config
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."
 R, M, S = "actor_rollout_ref.rollout.", "actor_rollout_ref.model.", "ulysses_sequence_parallel_size"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bandpo.audit import Recorder
-from rlvet.runs.record_format import record_schema
 from bandpo.testing import check_record
 from helpers.records import write_digests
+from rlvet.runs.record_format import record_schema
 
 pa = pytest.importorskip("pyarrow")
 

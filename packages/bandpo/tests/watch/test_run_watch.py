@@ -4,8 +4,8 @@ import warnings
 import pytest
 import torch
 
-from rlvet.runs import Setup
 from bandpo.watch.run_watch import EVERY, FEWEST_BATCHES, BandWarning, RunWatch
+from rlvet.runs import Setup
 
 
 def batch(generation, temperature=1.0, shift=0):

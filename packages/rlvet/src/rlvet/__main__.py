@@ -1,4 +1,4 @@
-"""``python -m bandpo``: the `bandpo` command of this interpreter."""
+"""``python -m rlvet``: the `rlvet` command of this interpreter."""
 
 import os
 import sys

@@ -1,11 +1,4 @@
-"""The errors that bandpo raises. Each also derives from the built-in error of its kind, so either name catches it.
-
->>> try:
-...     Band(KL(), radius=-1.0)
-... except rlvet.errors.RlvetError as error:
-...     isinstance(error, ValueError)
-True
-"""
+"""The errors that rlvet raises. Each also derives from the built-in error of its kind, so either name catches it."""
 
 from __future__ import annotations
 
@@ -16,11 +9,11 @@ __all__ = ["RlvetError", "FileProblem", "InvalidType", "InvalidValue", "MissingP
 
 
 class RlvetError(Exception):
-    """The base of bandpo's errors. Messages name the value and the fix; commands print them in one line."""
+    """The base of rlvet's errors. Messages name the value and the fix; commands print them in one line."""
 
 
 class InvalidValue(RlvetError, ValueError):
-    """The error for an invalid value: a negative radius, a text that names no rule, shapes that do not fit."""
+    """The error for an invalid value: a key that the log lacks, a file of another kind."""
 
 
 class InvalidType(RlvetError, TypeError):

@@ -444,8 +444,8 @@ class TestCollector:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_healthy_run_of_the_bench(tmp_path: Path, seed: int):
-    from rlvet.checks.diagnosis import diagnose
     from doctor.advantage_faults import Setting, train
+    from rlvet.checks.diagnosis import diagnose
 
     train(tmp_path, "", Setting(seed, estimator="RLOO", processes=2))
     diagnosis = diagnose(tmp_path)
@@ -456,8 +456,8 @@ def test_a_healthy_run_of_the_bench(tmp_path: Path, seed: int):
 
 @pytest.mark.parametrize("name", ["sign flipped midway", "one rank negated", "prompt inside the loss"])
 def test_a_fault_of_the_bench(tmp_path: Path, name: str):
-    from rlvet.checks.diagnosis import diagnose
     from doctor.advantage_faults import FAULTS, Setting, score, train
+    from rlvet.checks.diagnosis import diagnose
 
     train(tmp_path, name, Setting(7, processes=2))
     assert score(FAULTS[name], diagnose(tmp_path)) == "right"

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from rlvet.checks.findings import Finding
 from helpers.missing import require
 from pages import ROOT
+from rlvet.checks.findings import Finding
 
 DOCTOR = sorted((ROOT / "packages/rlvet/src/rlvet/checks").glob("*.py"))
 ADVICE = "packages/rlvet/src/rlvet/data/advice.json"

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
+from pages import ROOT
 from rlvet.checks.diagnosis import diagnose
 from rlvet.checks.watch import LogWatch
 from rlvet.runs import Setup
-from pages import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
 

@@ -5,10 +5,6 @@ import json
 import pytest
 import torch
 
-from rlvet.checks.diagnosis import diagnose
-from rlvet.runs import Setup, open_run
-from rlvet.runs.files import read_pickle
-from rlvet.runs.logs import read_log
 from helpers.run_files import (
     batch,
     miles,
@@ -20,6 +16,10 @@ from helpers.run_files import (
     wandb,
 )
 from helpers.without_torch import diagnosed_without_torch
+from rlvet.checks.diagnosis import diagnose
+from rlvet.runs import Setup, open_run
+from rlvet.runs.files import read_pickle
+from rlvet.runs.logs import read_log
 
 
 @pytest.mark.parametrize("write", [nemo_rl, slime, miles, skyrl])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers.setting_names import names_in
 from rlvet.runs.files import load_table
 from rlvet.runs.setup import SETTINGS
-from helpers.setting_names import names_in
 
 ENTRIES = load_table("settings")
 NAMES = [

@@ -6,11 +6,11 @@ import re
 import pytest
 
 from bandpo.replay.record import replay_record
+from bandpo.testing import check_record
+from helpers.token_exports import ROWS, batch, miles, prime_rl
 from rlvet.checks.diagnosis import diagnose
 from rlvet.report import write_report
 from rlvet.runs import open_run
-from bandpo.testing import check_record
-from helpers.token_exports import ROWS, batch, miles, prime_rl
 
 EXPORTS = [(prime_rl, "token_exports", "prime-rl"), (miles, "policy_loss_debug", "miles")]
 

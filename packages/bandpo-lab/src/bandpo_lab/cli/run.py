@@ -16,7 +16,7 @@ import typer
 
 from bandpo.cli import read_method
 from bandpo.core.errors import InvalidValue, did_you_mean
-from rlvet.runs.legs import CONSOLE, new_leg
+from bandpo.integrations.legs import CONSOLE, new_leg
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
 

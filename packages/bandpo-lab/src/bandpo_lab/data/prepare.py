@@ -12,7 +12,6 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from bandpo.core.errors import InvalidValue
-from rlvet.runs.files import read_jsonl
 from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
@@ -21,6 +20,7 @@ from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.golds import Gold, find_bad_golds
 from bandpo_lab.file_models import read_json, validate_as
 from bandpo_lab.files import check_writable, replacing
+from rlvet.runs.files import read_jsonl
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """The instruction on the form of the answer, which grading expects; Qwen's models were trained with this sentence."""

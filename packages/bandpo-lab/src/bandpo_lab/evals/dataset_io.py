@@ -14,10 +14,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from bandpo.core.errors import FileProblem, InvalidValue
-from rlvet.runs.files import read_jsonl
 from bandpo_lab.evals.extraction import extract
 from bandpo_lab.file_models import read_json
 from bandpo_lab.files import digest
+from rlvet.runs.files import read_jsonl
 
 
 class TextPart(BaseModel):

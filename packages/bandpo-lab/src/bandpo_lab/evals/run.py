@@ -16,12 +16,12 @@ from typing import Any
 from tqdm import tqdm
 
 from bandpo.core.errors import FileProblem, InvalidValue
-from rlvet.runs.files import read_jsonl
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import ANSWERS_IN_A_ROW, CORES, BatchTime, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
 from bandpo_lab.file_models import read_sealed_json, validate_as, with_seal
 from bandpo_lab.files import drop_unfinished_line, locked, replacing
+from rlvet.runs.files import read_jsonl
 
 SAMPLES = "samples.jsonl"
 """The file with the graded completions, one per line."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from bandpo.core.methods import Method
 from bandpo.core.rules import Unclipped
-from rlvet.runs.files import read_jsonl
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.run import FATAL
+from rlvet.runs.files import read_jsonl
 
 PROBABILITY_TOLERANCE = 2e-5
 """The largest accepted difference of a token's probability between sampler and trainer, in fp32.

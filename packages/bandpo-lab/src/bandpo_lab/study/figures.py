@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from rlvet.runs.metric_names import BINS
 from bandpo_lab.interval import bootstrap
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.style import LineStyle, add_legend, plot_style, spread
+from rlvet.runs.metric_names import BINS
 
 PANELS = {
     "reward": "reward in training",

@@ -25,7 +25,6 @@ from bandpo.core.errors import InvalidValue, RunProblem
 from bandpo.core.methods import BandAbove, Method
 from bandpo.core.objectives import DualClip
 from bandpo.core.rules import Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
-from rlvet.runs.files import read_jsonl
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.interval import Interval
 from bandpo_lab.study.bandits import (
@@ -46,6 +45,7 @@ from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.provenance import commit, machine, now
 from bandpo_lab.study.statistics import Curve, difference, remembering, simulated_coverage
+from rlvet.runs.files import read_jsonl
 
 Size = Literal["quick", "full"]
 

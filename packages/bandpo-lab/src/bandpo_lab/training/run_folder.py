@@ -20,9 +20,6 @@ from transformers import SchedulerType
 
 from bandpo._terminal import printable
 from bandpo.core.errors import FileProblem, InvalidValue, RunProblem
-from rlvet.report.page import write_report
-from rlvet.runs.files import read_jsonl
-from rlvet.runs.quantities import named_rows
 from bandpo_lab.console import echo
 from bandpo_lab.file_models import read_json, read_yaml, validate_as
 from bandpo_lab.files import (
@@ -40,6 +37,9 @@ from bandpo_lab.files import (
 from bandpo_lab.training.arguments import OUTPUT_DIR
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 from bandpo_lab.training.processes import Processes
+from rlvet.report.page import write_report
+from rlvet.runs.files import read_jsonl
+from rlvet.runs.quantities import named_rows
 
 if TYPE_CHECKING:
     from transformers import Trainer

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bandpo.audit.luck import hard_advantages
+from bandpo.audit.metric_names import BINS, RARE
 from bandpo.core import _checks
 from bandpo.core._packed import check_unpacked
 from bandpo.core._shown import as_html
@@ -24,7 +25,6 @@ from bandpo.core.methods import Method
 from bandpo.core.rules import DCPO, Band, ClipRule, FixedClip, bands
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
-from rlvet.runs.metric_names import BINS, RARE
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

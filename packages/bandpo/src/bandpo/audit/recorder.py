@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import bandpo
+from bandpo.audit.record_format import FORMAT, META, import_pyarrow, record_schema
+from bandpo.audit.sealed_file import STREAM_END, SealedFile
 from bandpo.core.batch import normalize_mask
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.sequences import unpack
 from bandpo.core.text import as_method, as_text
-from rlvet.runs.record_format import FORMAT, META, import_pyarrow, record_schema
-from rlvet.runs.record_parts import STREAM_END, SealedFile
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import sys
@@ -21,9 +20,10 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 
 OPTIONAL_PACKAGES = {
-    "torch": "'.[torch]'",
-    **dict.fromkeys(("pyarrow", "numpy"), "'.[records]'"),
-    **dict.fromkeys(("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'.[trl]'"),
+    "rlvet": "./packages/rlvet",
+    **dict.fromkeys(
+        ("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'./packages/bandpo[trl]'"
+    ),
 }
 """The optional packages of `bandpo`'s commands, each with the argument of pip that installs it in a clone."""
 
@@ -65,7 +65,7 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
     try:
         app = load_app()
         app()
-    except (BandpoError, OSError) as error:
+    except (BandpoError, *_errors_of_rlvet(), OSError) as error:
         # The name of a file may contain a newline, and the text after it must not look like a line of this program.
         stop(f"error: {printable(error)}", BAD_INPUT)
     except ModuleNotFoundError as error:
@@ -79,13 +79,14 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
         )
 
 
-def read_method(text: str) -> Method | str:
-    """Return the method or clip rule of an option's text, which may name a class of a module in the current folder.
+def _errors_of_rlvet() -> tuple[type[Exception], ...]:
+    """Return the base of rlvet's errors; nothing if rlvet was not imported."""
+    errors = sys.modules.get("rlvet.errors")
+    return () if errors is None else (errors.RlvetError,)
 
-    Methods need torch. If it is not installed, the text itself is returned, which is enough to print it.
-    """
-    if importlib.util.find_spec("torch") is None:
-        return text
+
+def read_method(text: str) -> Method:
+    """Return the method or clip rule of an option's text, which may name a class of a module in the current folder."""
     from bandpo.core.text import as_method, importable_current_folder
 
     with importable_current_folder():

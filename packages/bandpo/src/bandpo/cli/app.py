@@ -6,19 +6,13 @@ import bandpo
 from bandpo.cli.audit import audit_command
 from bandpo.cli.bounds import bounds_command
 from bandpo.cli.command_line import new_app
-from rlvet.cli.diagnose import diagnose_command
 from bandpo.cli.env import env_command
-from rlvet.cli.lint import lint_command
-from rlvet.cli.report import report_command
 
 app = new_app(
-    "Probability-aware ratio bounds (Band) for PPO and GRPO: diagnose runs, and audit their clipping.",
+    "Probability-aware ratio bounds (Band) for PPO and GRPO: bounds, and the audit of a run's clipping.",
     bandpo.__version__,
 )
 
-app.command("diagnose")(diagnose_command)
-app.command("lint")(lint_command)
 app.command("audit")(audit_command)
-app.command("report")(report_command)
 app.command("bounds")(bounds_command)
 app.command("env")(env_command)

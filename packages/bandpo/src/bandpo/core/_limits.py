@@ -1,4 +1,4 @@
-"""Limits that `ratio_bounds`, the reader of records and the checks share."""
+"""Limits that `ratio_bounds` and the checks of tensors share."""
 
 LOGP_SLACK = 0.05
 """Largest value (nats) above 0 that a log-probability may have by rounding. log_softmax over bfloat16 logits of size 10

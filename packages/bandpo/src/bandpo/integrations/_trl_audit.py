@@ -6,6 +6,7 @@ TRL computes the log-probabilities inside its loss, so the mixin reads them in t
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ import trl
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
+from bandpo._siblings import INSTALL_RLVET, has_rlvet, require_rlvet
+from bandpo.audit.metric_names import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
 from bandpo.core.batch import Batch
@@ -28,12 +31,14 @@ from bandpo.core.text import parse
 from bandpo.integrations._trl_announcements import sampling_settings
 from bandpo.integrations._trl_gradient_check import Certifier, high_entropy_mask
 from bandpo.integrations._trl_parameter_check import ForwardCall
-from rlvet.runs.configs import trl_method
-from rlvet.runs.quantities import DETAIL
-from bandpo.watch.trainer_callback import Watch
+from bandpo.integrations.stock_methods import trl_method
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bandpo.watch import Watch
+
+_logger = logging.getLogger("bandpo")
 
 
 OLDEST = (1, 10)
@@ -207,6 +212,14 @@ class AuditMixin(GRPOTrainer):
         """
         if self.watched not in ("warn", "stop", "off"):
             raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {self.watched!r}")
+        if not has_rlvet():
+            if self.watched == "stop":
+                require_rlvet("watched='stop'")
+            if self.watched == "warn":
+                _logger.info("bandpo: the run is not checked while it trains, as rlvet is missing: %s", INSTALL_RLVET)
+            return None
+        from bandpo.watch import Watch
+
         callbacks = self.callback_handler.callbacks
         watch = next((callback for callback in callbacks if isinstance(callback, Watch)), None)
         if watch is not None and self.watched != "warn":

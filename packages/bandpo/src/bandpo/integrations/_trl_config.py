@@ -14,7 +14,7 @@ from bandpo.core.objectives import ClippedWeight, GammaWeight, RatioCap, Sigmoid
 from bandpo.core.rules import ClipRule, FixedClip, TwoSided, Unclipped
 from bandpo.core.text import as_method, as_text
 from bandpo.integrations._adapt import read_method
-from rlvet.runs.configs import TRL_CLIPS
+from bandpo.integrations.stock_methods import TRL_CLIPS
 
 LOSS_TYPES = {aggregation: name for name, aggregation in TRL_LOSS_TYPES.items()}
 """TRL's ``loss_type`` for each loss aggregation. Where two have it, the one that normalises over the whole update."""

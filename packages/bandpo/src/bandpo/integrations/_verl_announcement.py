@@ -19,7 +19,7 @@ from omegaconf import open_dict
 
 from bandpo._atomic import write_whole
 from bandpo.core.text import as_text
-from rlvet.runs.legs import METRICS, new_leg
+from bandpo.integrations.legs import METRICS, new_leg
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

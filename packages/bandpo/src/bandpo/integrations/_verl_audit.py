@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from verl.utils import metric
 
+from bandpo._siblings import has_rlvet, require_rlvet
 from bandpo.audit.metrics import Audit, logged
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.integrations._verl_announcement import begin_leg, logging_into
-from rlvet.runs import Setup
-from bandpo.watch.run_watch import RunWatch
 
 if TYPE_CHECKING:
     from verl import DataProto
     from verl.workers.config import ActorConfig
 
     from bandpo.audit.recorder import Recorder
+    from bandpo.watch import RunWatch
 
 SUMS = "actor/audit_sums/"
 """The prefix of the sums among the metrics of a loss."""
@@ -89,7 +89,12 @@ class Driver:
         reaction = settings.get("watched", "warn")
         if reaction not in ("warn", "stop", "off"):
             raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {reaction!r}")
-        if reaction != "off":
+        if reaction == "stop":
+            require_rlvet("watched=stop")
+        if reaction != "off" and has_rlvet():
+            from bandpo.watch import RunWatch
+            from rlvet.runs import Setup
+
             self._watch = RunWatch(Setup("verl"), stop_on="fix" if reaction == "stop" else None)
 
         folder = settings.get("record")

@@ -32,7 +32,7 @@ from bandpo.integrations._verl_settings import (
     uses_bandpo,
     uses_critic,
 )
-from rlvet.runs.legs import LEGS
+from bandpo.integrations.legs import LEGS
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -44,7 +44,7 @@ from bandpo.integrations._verl_settings import (
     trainer_of,
     uses_bandpo,
 )
-from rlvet.runs.configs import verl_method
+from bandpo.integrations.stock_methods import verl_method
 from bandpo.watch.run_watch import BandWarning
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import numpy as np
 
 from bandpo._terminal import printable
 from bandpo.audit.metrics import method_at_level
-from bandpo.replay.record import RUN, RecordedMethod, as_batch
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule, FixedClip
+from bandpo.replay.record import RUN, RecordedMethod, as_batch
 from rlvet.runs import LossBatch
 from rlvet.runs.record import record_files
 

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo.core.methods import Method
+from bandpo.core.rule_check import check
+from bandpo.core.rules import ClipRule
+from bandpo.core.text import as_method
 from bandpo.replay.blocked_tokens import (
     RULES,
     BlockedTokens,
@@ -18,10 +22,6 @@ from bandpo.replay.blocked_tokens import (
     kept_shares,
 )
 from bandpo.replay.record import RUN, RecordedMethod, ReplayCollector, method_of, no_losses
-from bandpo.core.methods import Method
-from bandpo.core.rule_check import check
-from bandpo.core.rules import ClipRule
-from bandpo.core.text import as_method
 from rlvet.checks.diagnosis import Diagnosis, diagnose_record
 from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.recorded_advantages import AdvantageCollector

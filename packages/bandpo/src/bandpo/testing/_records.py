@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from bandpo._siblings import require_rlvet
 from bandpo.core import _checks
 from bandpo.core.errors import InvalidValue, did_you_mean
-from rlvet.runs import open_run
 
 if TYPE_CHECKING:
     from rlvet.runs.record import LossBatch
@@ -114,6 +114,9 @@ def check_record(
       loss 1, column log_ratio: logp is -1.8 at counted token 2 of sequence 1, expected -1.9; log_ratio is log π − ...
     """
     _checks.positive("tolerance", tolerance)
+    require_rlvet("check_record")
+    from rlvet.runs import open_run
+
     expected = [_Expected(number, loss) for number, loss in enumerate(losses, 1)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

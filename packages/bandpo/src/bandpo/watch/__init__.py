@@ -1,6 +1,10 @@
-"""Checks during training: the findings of a diagnosis, announced while a run trains. This part needs rlvet."""
+"""Checks during training: the findings of a diagnosis by rlvet, announced while a run trains."""
 
-from bandpo.watch.run_watch import BandWarning, RunWatch
-from bandpo.watch.trainer_callback import Watch
+from bandpo._siblings import require_rlvet
+
+require_rlvet("bandpo.watch")
+
+from bandpo.watch.run_watch import BandWarning, RunWatch  # noqa: E402 - these modules import rlvet
+from bandpo.watch.trainer_callback import Watch  # noqa: E402
 
 __all__ = ["BandWarning", "RunWatch", "Watch"]

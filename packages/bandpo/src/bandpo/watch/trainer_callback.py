@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bandpo.core.errors import MissingPackage
+from bandpo.watch.run_watch import EVERY, RunWatch
 from rlvet.checks.findings import Finding
 from rlvet.runs.configs import setup_of
 from rlvet.runs.setup import Setup
-from bandpo.watch.run_watch import EVERY, RunWatch
 
 try:
     from transformers import TrainerCallback

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlvet._numbers import format_step
 from rlvet._severities import SEVERITIES, is_at_least
-from rlvet._terminal import printable
 from rlvet._shown import as_html
+from rlvet._terminal import printable
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.settings import with_settings
@@ -424,7 +424,7 @@ def _replay_collector(method: Method | ClipRule | str | None) -> Any:
     """Return a collector that replays the record under the run's method and others; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
-    from bandpo.replay.record import ReplayCollector
     from bandpo.core.text import as_method
+    from bandpo.replay.record import ReplayCollector
 
     return ReplayCollector(method=None if method is None else as_method(method))

@@ -1,35 +1,27 @@
-"""The `bandpo` command. Each subcommand is one file, imported when it is called."""
+"""The `rlvet` command. Each subcommand is one file, imported when it is called."""
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from rlvet._terminal import escape_warnings, printable, printable_lines
 from rlvet.errors import RlvetError
-
-if TYPE_CHECKING:
-    from bandpo.core.methods import Method
 
 BAD_INPUT = 2
 """The exit status for input that cannot be used. Other errors have status 1."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 
-OPTIONAL_PACKAGES = {
-    "torch": "'.[torch]'",
-    **dict.fromkeys(("pyarrow", "numpy"), "'.[records]'"),
-    **dict.fromkeys(("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'.[trl]'"),
-}
-"""The optional packages of `bandpo`'s commands, each with the argument of pip that installs it in a clone."""
+OPTIONAL_PACKAGES = dict.fromkeys(("pyarrow", "numpy"), "'./packages/rlvet[records]'")
+"""The optional packages of the commands, each with the argument of pip that installs it in a clone."""
 
 
 def main() -> None:
-    """Run the `bandpo` command."""
+    """Run the `rlvet` command."""
 
     def load_app() -> Callable[[], object]:
         from rlvet.cli.app import app
@@ -42,7 +34,7 @@ def main() -> None:
 def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Mapping[str, str]) -> None:
     """Run a command line app, and print errors about its input in one line.
 
-    Errors of bandpo and of the operating system end the process with one line and exit status 2, and so does a missing
+    Errors of rlvet and of the operating system end the process with one line and exit status 2, and so does a missing
     optional package. All other errors are printed with their traceback.
 
     Args:
@@ -73,23 +65,10 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
         if package not in optional_packages:
             raise
         stop(
-            f"error: this command needs the package {package}; in a clone of bandpo, "
+            f"error: this command needs the package {package}; in a clone of the repository, "
             f"pip install {optional_packages[package]}",
             BAD_INPUT,
         )
-
-
-def read_method(text: str) -> Method | str:
-    """Return the method or clip rule of an option's text, which may name a class of a module in the current folder.
-
-    Methods need torch. If it is not installed, the text itself is returned, which is enough to print it.
-    """
-    if importlib.util.find_spec("torch") is None:
-        return text
-    from bandpo.core.text import as_method, importable_current_folder
-
-    with importable_current_folder():
-        return as_method(text)
 
 
 def stop(line: str, status: int) -> NoReturn:

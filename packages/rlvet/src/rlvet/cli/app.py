@@ -1,24 +1,15 @@
-"""The `bandpo` app with its subcommands. They import frameworks within their functions, so `bandpo --help` is fast."""
+"""The `rlvet` app with its subcommands, whose modules are imported when they run."""
 
 from __future__ import annotations
 
-import bandpo
-from rlvet.cli.audit import audit_command
-from rlvet.cli.bounds import bounds_command
+import rlvet
 from rlvet.cli.command_line import new_app
 from rlvet.cli.diagnose import diagnose_command
-from rlvet.cli.env import env_command
 from rlvet.cli.lint import lint_command
 from rlvet.cli.report import report_command
 
-app = new_app(
-    "Probability-aware ratio bounds (Band) for PPO and GRPO: diagnose runs, and audit their clipping.",
-    bandpo.__version__,
-)
+app = new_app("Find out what is wrong with a run of RL post-training, or with its configuration.", rlvet.__version__)
 
 app.command("diagnose")(diagnose_command)
 app.command("lint")(lint_command)
-app.command("audit")(audit_command)
 app.command("report")(report_command)
-app.command("bounds")(bounds_command)
-app.command("env")(env_command)

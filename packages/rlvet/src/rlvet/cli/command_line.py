@@ -1,4 +1,4 @@
-"""The typer app without subcommands that `bandpo` and `bandpo-lab` share, with help and ``--version``."""
+"""The typer app without subcommands, with help and ``--version``."""
 
 from typing import Annotated
 

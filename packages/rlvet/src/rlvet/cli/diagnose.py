@@ -17,8 +17,8 @@ from rlvet.cli.severity import Severity
 from rlvet.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from bandpo.replay.blocked_tokens import BlockedTokens, DisagreeingTokens
     from bandpo.core.methods import Method
+    from bandpo.replay.blocked_tokens import BlockedTokens, DisagreeingTokens
 
 
 class Format(StrEnum):
@@ -146,7 +146,7 @@ def _disagreeing_tokens() -> DisagreeingTokens:
 
 def _blocked_tokens(method: Method | str | None) -> BlockedTokens:
     """Return the collector of blocked tokens under a method. Its module needs torch."""
-    from bandpo.replay.blocked_tokens import BlockedTokens
     from bandpo.core.text import as_method
+    from bandpo.replay.blocked_tokens import BlockedTokens
 
     return BlockedTokens(None if method is None else as_method(method))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from bandpo import __version__
 from rlvet._atomic import write_whole
-from rlvet.errors import InvalidValue
 from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.errors import InvalidValue
 from rlvet.report.audit_steps import audit_table
 from rlvet.report.curves import (
     Curves,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvet._terminal import printable
-from rlvet.errors import RlvetError, InvalidValue, MissingPackage
+from rlvet.errors import InvalidValue, MissingPackage, RlvetError
 
 HUB_FILES = (
     "*.jsonl",

@@ -24,27 +24,6 @@ CONSOLE = "console.log"
 """The name of the output of the process, in the folder of a leg."""
 
 
-def new_leg(run: Path) -> Path:
-    """Create the folder of a run's next leg. Processes that call this at the same time get different folders.
-
-    >>> import tempfile
-    >>> run = Path(tempfile.mkdtemp())
-    >>> new_leg(run).name, new_leg(run).name
-    ('0001', '0002')
-    """
-    legs = run / LEGS
-    legs.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(leg.name) for leg in legs_of(run)), default=0)
-    while True:
-        leg = legs / f"{number:04}"
-        try:
-            leg.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return leg
-
-
 def legs_of(run: Path) -> Sequence[Path]:
     """Return the folders of a run's legs in the order of their numbers; empty if the run has none."""
     legs = [leg for leg in (run / LEGS).glob("*") if leg.name.isdecimal() and leg.is_dir()]

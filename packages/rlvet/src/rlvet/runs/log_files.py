@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvet.errors import RlvetError, InvalidValue
+from rlvet.errors import InvalidValue, RlvetError
 from rlvet.runs.consoles import LONGEST_ROW, ROUNDED_TO_ZERO, console_rows, custom_loop_rows, table_rows
 from rlvet.runs.files import check_file, check_regular, read_jsonl
 from rlvet.runs.quantities import STEP_KEYS

@@ -1,4 +1,4 @@
-"""Parts of the names of the audit's metrics in a log, for the audit and for the readers of logs."""
+"""Parts of the names of metrics that bandpo's audit logs. A test compares them with those that it writes."""
 
 BINS = ("below_1e-4", "1e-4_to_1e-3", "1e-3_to_0.01", "0.01_to_0.1", "above_0.1")
 """The bins of old probability, in ascending order."""

@@ -8,12 +8,10 @@ in, and never changes a result unnoticed.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -49,44 +47,6 @@ STREAM_END = MESSAGE_START + bytes(4)
 
 RECORD_BATCH = 3
 """The type of an Arrow message with rows."""
-
-
-class SealedFile:
-    """A writer for a record's file and the digest of each part.
-
-    Args:
-        path: The file of tokens; it must not exist.
-
-    Raises:
-        FileExistsError: if it exists.
-    """
-
-    def __init__(self, path: Path):
-        # If the second file cannot be opened, the first is closed.
-        with ExitStack() as stack:
-            self._file = stack.enter_context(path.open("xb"))
-            self._digests = stack.enter_context(path.with_suffix(SUFFIX).open("wb"))
-            self._open_files = stack.pop_all()
-        self._number = 0
-
-    def write_part(self, data: bytes) -> None:
-        """Write a part, then its digest, and flush both to the operating system."""
-        self._file.write(data)
-        self._file.flush()
-        digest = hashlib.sha256(data).hexdigest()
-        self._digests.write(f"{self._number} {self._file.tell()} {digest}\n".encode())
-        self._digests.flush()
-        self._number += 1
-
-    def sync(self) -> None:
-        """Force the operating system to write both files to the disk."""
-        os.fsync(self._file.fileno())
-        os.fsync(self._digests.fileno())
-
-    def close(self) -> None:
-        """Write the end of the stream, and close both files."""
-        with self._open_files:
-            self._file.write(STREAM_END)
 
 
 class Part(NamedTuple):

@@ -1,0 +1,19 @@
+"""rlvet: what is wrong with a run of RL post-training, or with its configuration.
+
+It reads the logs, records and configurations of many frameworks with the standard library, and executes nothing of
+them. The commands are ``rlvet diagnose``, ``rlvet lint`` and ``rlvet report``.
+"""
+
+from importlib import metadata as _metadata
+
+from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.runs import Run, open_run
+
+__all__ = ["Diagnosis", "Run", "diagnose", "open_run"]
+
+try:
+    # The newest tag, and the commits since then.
+    __version__ = _metadata.version("rlvet")
+except _metadata.PackageNotFoundError:
+    # The package is on the path, and not installed.
+    __version__ = "0+unknown"

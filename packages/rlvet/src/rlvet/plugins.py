@@ -1,0 +1,47 @@
+"""What other packages add to rlvet by entry points. bandpo adds all of them; rlvet works without.
+
+- ``rlvet.readers``: a function for each type of file that needs more than the standard library, named by its suffix.
+- ``rlvet.collectors``: functions that return collectors of a record's tokens:
+
+  - ``replay(method)``: what the run's method and others do with the tokens, for a diagnosis;
+  - ``words(method, tokenizer)``: the tokens whose gradient is blocked, and those on which engine and trainer disagree;
+  - ``token_figures(methods, method, tokenizer)``: the figures of a report about recorded tokens.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from rlvet.errors import MissingPackage
+
+READERS = "rlvet.readers"
+COLLECTORS = "rlvet.collectors"
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """Return the object of an entry point; None if no package has it.
+
+    Args:
+        group: `READERS` or `COLLECTORS`.
+        name: The name in the group.
+    """
+    points = entry_points(group=group, name=name)
+    return next((point.load() for point in points), None)
+
+
+def require_plugin(group: str, name: str, user: str) -> Any:
+    """Return the object of an entry point.
+
+    Args:
+        group: `READERS` or `COLLECTORS`.
+        name: The name in the group.
+        user: What needs it, as the beginning of a sentence.
+
+    Raises:
+        ImportError: if no package has it.
+    """
+    plugin = load_plugin(group, name)
+    if plugin is None:
+        raise MissingPackage(f"{user} needs bandpo: in a clone of it, pip install './packages/bandpo'")
+    return plugin
