@@ -125,7 +125,9 @@ def test_only_the_helpers_rename():
     calls = [call for path in files for call in renaming_calls(path)]
     elsewhere = [call for call in calls if not call.startswith(HELPERS)]
     # A damaged checkpoint that is moved aside: nothing is written.
-    assert [call.partition(":")[0] for call in elsewhere] == ["packages/bandpo-lab/src/bandpo_lab/training/run_folder.py"]
+    assert [call.partition(":")[0] for call in elsewhere] == [
+        "packages/bandpo-lab/src/bandpo_lab/training/run_folder.py"
+    ]
 
 
 def stray(folder, process):

@@ -8,9 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [f"packages/bandpo/src/bandpo/{name}.py" for name in ("batch", "bounds", "loss", "methods", "schedules", "rules")]
-EXAMPLES += ["packages/bandpo/src/bandpo/core/divergences", "packages/bandpo/src/bandpo/core/objectives", "packages/bandpo/src/bandpo/audit/metrics.py"]
-TESTS = [f"packages/bandpo/tests/core/test_{name}.py" for name in ("batch", "loss", "combinators", "objectives", "dcpo")]
+EXAMPLES = [
+    f"packages/bandpo/src/bandpo/{name}.py"
+    for name in ("batch", "bounds", "loss", "methods", "schedules", "rules")
+]
+EXAMPLES += [
+    "packages/bandpo/src/bandpo/core/divergences",
+    "packages/bandpo/src/bandpo/core/objectives",
+    "packages/bandpo/src/bandpo/audit/metrics.py",
+]
+TESTS = [
+    f"packages/bandpo/tests/core/test_{name}.py"
+    for name in ("batch", "loss", "combinators", "objectives", "dcpo")
+]
 
 
 def run(*arguments):

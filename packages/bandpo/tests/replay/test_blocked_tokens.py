@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from bandpo import parse
 from bandpo.audit import Recorder
-from bandpo.cli.app import app
+from rlvet.cli.app import app
 from bandpo.replay.blocked_tokens import (
     BlockedTokens,
     DisagreeingToken,

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from bandpo.audit import alerts
+from bandpo.watch import alerts
 from bandpo.watch.alerts import Alerts
 from bandpo.watch.run_watch import BandWarning, RunWatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["RlvetError", "FileProblem", "InvalidType", "InvalidValue", "MissingPackage", "RunProblem"]
+__all__ = ["FileProblem", "InvalidType", "InvalidValue", "MissingPackage", "RlvetError", "RunProblem"]
 
 
 class RlvetError(Exception):
@@ -35,7 +35,7 @@ class RunProblem(RlvetError, RuntimeError):
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return the end of an error about an unknown name, with the closest candidate; empty if none is close.
 
-    >>> rlvet.errors.did_you_mean("bnd", ["Band", "FixedClip"])
+    >>> did_you_mean("bnd", ["Band", "FixedClip"])
     '; did you mean Band?'
     """
     by_lowercase = {candidate.lower(): candidate for candidate in candidates}

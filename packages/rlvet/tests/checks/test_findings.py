@@ -112,7 +112,10 @@ def test_each_check_is_called(path):
 
 def test_each_finding_is_made_by_a_test():
     """A test names the code itself, or begins a headline with it."""
-    files = [*(ROOT / "packages/rlvet/tests/checks").glob("test_*_checks.py"), ROOT / "packages/rlvet/tests/checks/test_diagnose.py"]
+    files = [
+        *(ROOT / "packages/rlvet/tests/checks").glob("test_*_checks.py"),
+        ROOT / "packages/rlvet/tests/checks/test_diagnose.py",
+    ]
     texts = [text for path in files for text in texts_of(path)]
     texts += texts_of("tests/helpers/simulated_runs.py")
     require(

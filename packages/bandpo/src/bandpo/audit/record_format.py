@@ -17,6 +17,7 @@ FORMAT = 4
 META = b"bandpo"
 """The key of the metadata, JSON, in a file's schema, and in a batch whose method is not that of the schema."""
 
+
 def import_pyarrow() -> Any:
     """Import pyarrow, which reads and writes records.
 

@@ -216,7 +216,9 @@ class AuditMixin(GRPOTrainer):
             if self.watched == "stop":
                 require_rlvet("watched='stop'")
             if self.watched == "warn":
-                _logger.info("bandpo: the run is not checked while it trains, as rlvet is missing: %s", INSTALL_RLVET)
+                _logger.info(
+                    "bandpo: the run is not checked while it trains, as rlvet is missing: %s", INSTALL_RLVET
+                )
             return None
         from bandpo.watch import Watch
 

@@ -239,6 +239,7 @@ def replay_record(
             be parsed; or a radius depends on something that records do not contain.
 
     >>> import tempfile
+    >>> from bandpo.audit import Recorder
     >>> folder = tempfile.mkdtemp()
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
     >>> with Recorder(folder, method="FixedClip(0.2)") as recorder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.settings import with_settings
 from rlvet.lint.checks import LintReport, lint_run_configuration
+from rlvet.plugins import COLLECTORS, load_plugin
 from rlvet.runs import Run, Setup, open_run
 from rlvet.runs.logs import Log, shorten
 from rlvet.runs.quantities import EVALUATION, Row, sources
 from rlvet.runs.run import Collector, TolerantCollector
 
 if TYPE_CHECKING:
-    from bandpo.core.methods import Method
-    from bandpo.core.rules import ClipRule
     from rlvet.checks.first_pass import FirstPass
     from rlvet.checks.recorded_advantages import RecordedAdvantages
 
@@ -294,17 +292,18 @@ def _as_code(text: str) -> str:
 def diagnose(
     run: str | Path | Run,
     *,
-    method: Method | ClipRule | str | None = None,
+    method: object | None = None,
     collectors: Sequence[Collector] = (),
 ) -> Diagnosis:
     """Diagnose a run from its log, its record of tokens, or the batches that its framework wrote.
 
-    A log needs only the standard library. The effect of the clip on a record's tokens is checked only if torch is
+    A log needs only the standard library. The effect of the clip on a record's tokens is checked only if bandpo is
     installed.
 
     Args:
         run: An open run, or a path that `rlvet.runs.open_run` accepts.
-        method: The method that the run was trained with, if no file of the run names one.
+        method: The method that the run was trained with, if no file of the run names one: its text, or an object of
+            bandpo with this text.
         collectors: Further collectors to feed during the pass over a record, so that it is read only once.
 
     Returns:
@@ -357,7 +356,7 @@ def diagnose_record(
         first_pass: The tokens of every sequence when it was first recorded.
         advantages: Rewards, advantages and masks of the sequences.
         setup: The framework, method and settings of the run.
-        replayed_rows: The rows of a replay, see `bandpo.replay.record.Replay`.
+        replayed_rows: The rows of a replay, see `rlvet.plugins`.
     """
     from rlvet.checks.advantage_checks import findings_and_notes
 
@@ -420,11 +419,7 @@ def _findings_in_order(first_pass: FirstPass, advantage_findings: Sequence[Findi
     return [numbers, *advantage_findings, *probability_findings, updates]
 
 
-def _replay_collector(method: Method | ClipRule | str | None) -> Any:
-    """Return a collector that replays the record under the run's method and others; None without torch."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    from bandpo.core.text import as_method
-    from bandpo.replay.record import ReplayCollector
-
-    return ReplayCollector(method=None if method is None else as_method(method))
+def _replay_collector(method: object | None) -> Any:
+    """Return a collector that replays the record under the run's method and others; None without bandpo."""
+    plugin = load_plugin(COLLECTORS, "replay")
+    return None if plugin is None else plugin(method)

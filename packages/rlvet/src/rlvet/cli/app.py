@@ -8,7 +8,9 @@ from rlvet.cli.diagnose import diagnose_command
 from rlvet.cli.lint import lint_command
 from rlvet.cli.report import report_command
 
-app = new_app("Find out what is wrong with a run of RL post-training, or with its configuration.", rlvet.__version__)
+app = new_app(
+    "Find out what is wrong with a run of RL post-training, or with its configuration.", rlvet.__version__
+)
 
 app.command("diagnose")(diagnose_command)
 app.command("lint")(lint_command)

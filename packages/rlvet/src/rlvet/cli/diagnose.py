@@ -8,17 +8,12 @@ import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rlvet.cli import read_method
 from rlvet.cli.severity import Severity
 from rlvet.errors import InvalidValue
-
-if TYPE_CHECKING:
-    from bandpo.core.methods import Method
-    from bandpo.replay.blocked_tokens import BlockedTokens, DisagreeingTokens
 
 
 class Format(StrEnum):
@@ -80,15 +75,16 @@ def diagnose_command(
     its log is too short for a diagnosis, and else with 0.
     """
     from rlvet.checks.diagnosis import diagnose
+    from rlvet.plugins import COLLECTORS, require_plugin
     from rlvet.runs import open_run
 
     path = _local_path(run)
-    method = read_method(run_method) if run_method else None
-    blocked = _blocked_tokens(method) if words else None
-    disagreeing = _disagreeing_tokens() if words else None
-    collectors = [collector for collector in (blocked, disagreeing) if collector is not None]
+    word_collector = None
+    if words:
+        word_collector = require_plugin(COLLECTORS, "words", "--words")(run_method, tokenizer)
+    collectors = [] if word_collector is None else [word_collector]
     opened_run = open_run(path, method=run_method, names=_read_names(names or []), run_name=run_name)
-    diagnosis = diagnose(opened_run, method=method, collectors=collectors)
+    diagnosis = diagnose(opened_run, method=run_method, collectors=collectors)
     if as_json:
         # ASCII, so that no control character in a log's keys reaches the terminal.
         print(json.dumps(diagnosis.as_json(), indent=1))
@@ -96,15 +92,8 @@ def diagnose_command(
         print(diagnosis.as_markdown())
     else:
         print(diagnosis)
-        if blocked is not None and disagreeing is not None:
-            from bandpo.replay.blocked_tokens import decoder, format_disagreeing_tokens, format_tokens
-
-            decode = decoder(path, tokenizer)
-            print(f"\nblocked, the largest gradient first:\n{format_tokens(blocked.result(), decode)}")
-            print(
-                "\nengine and trainer disagree, the farthest apart first:\n"
-                f"{format_disagreeing_tokens(disagreeing.result(), decode)}"
-            )
+        if word_collector is not None:
+            print(f"\n{word_collector.text(path)}")
     if diagnosis.is_at_least(fail_on):
         sys.exit(1)
     if diagnosis.no_verdict:
@@ -117,7 +106,7 @@ def _local_path(text: str) -> Path:
 
     if not is_address(text):
         return Path(text)
-    folder = tempfile.TemporaryDirectory(prefix="bandpo-")
+    folder = tempfile.TemporaryDirectory(prefix="rlvet-")
     atexit.register(folder.cleanup)
     return download_run(text, Path(folder.name))
 
@@ -135,18 +124,3 @@ def _read_names(texts: list[str]) -> dict[str, str] | None:
             raise InvalidValue(f"--map takes QUANTITY=KEY, such as reward=iteration_reward, got {text!r}")
         names[quantity] = key
     return names or None
-
-
-def _disagreeing_tokens() -> DisagreeingTokens:
-    """Return the collector of tokens on which engine and trainer disagree. Its module needs torch."""
-    from bandpo.replay.blocked_tokens import DisagreeingTokens
-
-    return DisagreeingTokens()
-
-
-def _blocked_tokens(method: Method | str | None) -> BlockedTokens:
-    """Return the collector of blocked tokens under a method. Its module needs torch."""
-    from bandpo.core.text import as_method
-    from bandpo.replay.blocked_tokens import BlockedTokens
-
-    return BlockedTokens(None if method is None else as_method(method))

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from rlvet.cli import read_method
-
 
 def report_command(
     runs: Annotated[
@@ -36,7 +34,5 @@ def report_command(
 
     folder = runs[0] if runs[0].is_dir() else runs[0].parent
     file = output or folder / "report.html"
-    methods = {text: read_method(text) for text in method or ()}
-    run_rule = read_method(run_method) if run_method else None
-    page = write_report(runs, file, methods=methods, method=run_rule, tokenizer=tokenizer)
+    page = write_report(runs, file, methods=method or (), method=run_method, tokenizer=tokenizer)
     print(f"wrote {printable(page)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -11,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bandpo import __version__
+import rlvet
 from rlvet._atomic import write_whole
 from rlvet.checks.diagnosis import Diagnosis, diagnose
 from rlvet.errors import InvalidValue
+from rlvet.plugins import COLLECTORS, load_plugin, require_plugin
 from rlvet.report.audit_steps import audit_table
 from rlvet.report.curves import (
     Curves,
@@ -30,32 +30,27 @@ from rlvet.runs import Run, open_run
 from rlvet.runs.metric_names import BINS
 from rlvet.runs.quantities import Row
 
-if TYPE_CHECKING:
-    from bandpo.core.methods import Method
-    from bandpo.core.rules import ClipRule
-    from bandpo.replay.token_figures import TokenAnalysis
-
 
 def write_report(
     runs: Sequence[str | Path],
     output: str | Path,
     *,
-    methods: Mapping[str, Method | ClipRule | str] | Sequence[Method | ClipRule | str] = (),
-    method: Method | ClipRule | str | None = None,
+    methods: Mapping[str, object] | Sequence[object] = (),
+    method: object | None = None,
     tokenizer: str | None = None,
 ) -> Path:
     """Write an HTML file with the diagnosis of runs, their curves, and the effect of clip rules on their tokens.
 
     The file is self-contained, and executes nothing from the files of a run. The report of a log needs only the
-    standard library; that of recorded tokens needs torch.
+    standard library; that of recorded tokens needs bandpo.
 
     Args:
         runs: Paths for `rlvet.runs.open_run`. A record in a folder of a run is shown with the run's log.
         output: The file to write. Its folder is created if necessary, and an existing file is kept if writing fails.
-        methods: Rules and methods to apply to recorded tokens, beside those of `bandpo.replay.blocked_tokens.RULES`.
+        methods: Rules and methods to apply to recorded tokens, as texts or as objects of bandpo.
             Their names in the report are their texts, or the keys of a mapping.
         method: The method of the runs, used if their files name none.
-        tokenizer: The tokenizer for recorded ids, as for `bandpo.replay.blocked_tokens.decoder`.
+        tokenizer: The tokenizer for recorded ids: a folder, or a name on the Hugging Face hub.
 
     Raises:
         ValueError: if a run or a method cannot be read, or ``output`` does not end in .html.
@@ -66,14 +61,14 @@ def write_report(
     methods_by_name = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
     opened_runs = [open_run(path, method=None if method is None else str(method)) for path in runs]
 
-    # Torch is not needed for the report of a log, unless there are methods that must be checked.
+    # bandpo, and so torch, is not needed for the report of a log, unless there are methods that must be checked.
     has_methods = bool(methods_by_name) or method is not None
     needs_torch = has_methods or any(_path_of_losses(run) is not None for run in opened_runs)
     analysis = _token_analysis(methods_by_name, method, tokenizer) if needs_torch else None
 
     reported = [_report_run(run, analysis) for run in opened_runs]
     data: dict[str, Any] = {
-        "version": __version__,
+        "version": rlvet.__version__,
         "bins": {name: name.replace("_", " ") for name in BINS},
         "grid": [] if analysis is None else analysis.grid,
         **_curves_data(reported),
@@ -87,16 +82,20 @@ def write_report(
 
 
 def _token_analysis(
-    methods: Mapping[str, Method | ClipRule | str],
-    method: Method | ClipRule | str | None,
+    methods: Mapping[str, object],
+    method: object | None,
     tokenizer: str | None,
-) -> TokenAnalysis | None:
-    """Return the analysis of recorded tokens; None without torch."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    from bandpo.replay.token_figures import TokenAnalysis
+) -> Any:
+    """Return the analysis of recorded tokens; None without bandpo.
 
-    return TokenAnalysis(methods, method, tokenizer)
+    Raises:
+        ImportError: if methods are named, and bandpo is missing.
+    """
+    if methods or method is not None:
+        plugin = require_plugin(COLLECTORS, "token_figures", "a method")
+    else:
+        plugin = load_plugin(COLLECTORS, "token_figures")
+    return None if plugin is None else plugin(methods, method, tokenizer)
 
 
 def _fill_template(values: Mapping[str, str]) -> str:
@@ -150,7 +149,7 @@ def _path_of_losses(run: Run) -> Path | None:
     return run.path if first is not None and first.has_logp else None
 
 
-def _report_run(run: Run, analysis: TokenAnalysis | None) -> ReportedRun:
+def _report_run(run: Run, analysis: Any) -> ReportedRun:
     """Return the data and curves of one run. The entry ``no_tokens`` is the reason if there are no recorded tokens."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -172,7 +171,7 @@ def _report_run(run: Run, analysis: TokenAnalysis | None) -> ReportedRun:
                 token_rows += figures.rows
                 data |= figures.data
         elif path_of_losses is not None:
-            data["no_tokens"] = "a record, whose tokens need torch, which is not installed"
+            data["no_tokens"] = "a record, whose tokens need bandpo, which is not installed"
         else:
             kind = "batches saved before their losses" if run.dumps else "a log"
             data["no_tokens"] = (

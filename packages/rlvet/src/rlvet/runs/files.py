@@ -258,5 +258,5 @@ def read_pickle(data: bytes, name: object = "it") -> Any:
 
 @cache
 def load_table(name: str) -> Any:
-    """Return the content of a JSON file in ``bandpo/data``, such as each framework's names of settings."""
-    return json.loads((resources.files("bandpo") / "data" / f"{name}.json").read_text(encoding="utf-8"))
+    """Return the content of a JSON file in ``rlvet/data``, such as each framework's names of settings."""
+    return json.loads((resources.files("rlvet") / "data" / f"{name}.json").read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ def import_pyarrow() -> Any:
         return importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            "records of tokens need pyarrow: in a clone of bandpo, pip install '.[records]'"
+            "records of tokens need pyarrow: in a clone of the repository, pip install './packages/rlvet[records]'"
         ) from error
 
 

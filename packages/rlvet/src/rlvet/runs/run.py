@@ -34,7 +34,7 @@ class TolerantCollector:
 
     def __init__(self, collectors: Iterable[Collector]):
         self._collectors = list(collectors)
-        self.error: InvalidValue | None = None
+        self.error: ValueError | None = None
         """The error of a collector; None if none raised one."""
 
     def add(self, batch: LossBatch) -> None:
@@ -44,7 +44,7 @@ class TolerantCollector:
         try:
             for collector in self._collectors:
                 collector.add(batch)
-        except InvalidValue as error:
+        except ValueError as error:  # a collector of another package raises errors of its own
             self.error = error
 
 
