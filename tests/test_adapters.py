@@ -59,7 +59,9 @@ def test_each_adapter_is_registered():
         "ADAPTERS (its name, its distribution, its package, the module here, the tested version)",
     )
     absent = [adapter.module for adapter in ADAPTERS if adapter.module not in MODULES]
-    assert not absent, f"packages/bandpo/src/bandpo/integrations/__init__.py registers modules that do not exist: {absent}"
+    assert not absent, (
+        f"packages/bandpo/src/bandpo/integrations/__init__.py registers modules that do not exist: {absent}"
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)

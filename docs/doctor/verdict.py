@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from rlvet._numbers import format_step
-from rlvet._severities import SEVERITIES
 from bandpo._terminal import printable
 from bandpo.core.errors import BandpoError
+from rlvet._numbers import format_step
+from rlvet._severities import SEVERITIES
 from rlvet.checks import Diagnosis, Finding, diagnose
 from rlvet.runs import open_run
 from rlvet.runs.quantities import QUANTITIES

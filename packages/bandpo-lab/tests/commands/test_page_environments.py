@@ -94,7 +94,10 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
         "trainer.nnodes=2",
     ): VERL,
     ("rehearsal.md", "bandpo-lab run verl --one-step --model qwen2.5-3b-instruct --method band-kl"): GPU,
-    ("study.md", "bandpo-lab study quick"): "takes seven minutes; packages/bandpo-lab/tests/studies runs smaller ones",
+    (
+        "study.md",
+        "bandpo-lab study quick",
+    ): "takes seven minutes; packages/bandpo-lab/tests/studies runs smaller ones",
     ("study.md", "bandpo-lab study page runs/study-quick"): "needs the study of the command before it",
     ("which-method.md", "bandpo bounds 0.01 0.08 --divergence TotalVariation --radius 0.2"): Run(CORE),
     (

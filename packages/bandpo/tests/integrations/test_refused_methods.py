@@ -212,10 +212,10 @@ def test_trl_refuses_them_on_two_real_processes(tmp_path):
 
 def test_verl_refuses_them_at_its_start_and_in_its_workers():
     pytest.importorskip("verl")
+    from integrations.test_verl import actor_config, batch, evaluate, whole_config
     from verl.utils import config as verls_settings
 
     from bandpo.integrations.verl import BandPolicyLossConfig
-    from integrations.test_verl import actor_config, batch, evaluate, whole_config
 
     actor = "actor_rollout_ref.actor."
     for name in METHODS:

@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from bandpo import parse
 from bandpo.audit import Recorder
-from rlvet.cli.app import app
 from bandpo.replay.blocked_tokens import (
     BlockedTokens,
     DisagreeingToken,
     DisagreeingTokens,
     format_disagreeing_tokens,
 )
+from rlvet.cli.app import app
 from rlvet.runs import open_run
 
 pytest.importorskip("pyarrow")

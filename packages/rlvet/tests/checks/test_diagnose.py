@@ -10,10 +10,6 @@ from typer.testing import CliRunner
 
 from bandpo.audit import Recorder
 from bandpo.replay.blocked_tokens import BlockedTokens
-from rlvet.cli.app import app
-from rlvet.checks import first_pass
-from rlvet.checks.diagnosis import Diagnosis, diagnose
-from rlvet.runs import open_run
 from helpers.simulated_runs import (
     FAULTS,
     GROUP,
@@ -28,6 +24,10 @@ from helpers.simulated_runs import (
     trl_log,
 )
 from helpers.without_torch import diagnosed_without_torch, token_part
+from rlvet.checks import first_pass
+from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.cli.app import app
+from rlvet.runs import open_run
 
 pytest.importorskip("pyarrow")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from helpers.simulated_runs import FAULTS, simulate
+from pages import ROOT
 from rlvet._numbers import format_number, format_share
-from rlvet.errors import InvalidValue
 from rlvet.checks.course import Course, Series, onset
 from rlvet.checks.diagnosis import Diagnosis, diagnose
 from rlvet.checks.log_checks import log_findings
+from rlvet.errors import InvalidValue
 from rlvet.runs.logs import Log
-from helpers.simulated_runs import FAULTS, simulate
-from pages import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rlvet.cli.app import app
 from rlvet.checks.diagnosis import diagnose
+from rlvet.cli.app import app
 
 TRL = {"importance_sampling_level": "token", "learning_rate": 1e-6, "num_generations": 8, "beta": 0.04}
 """Some settings of TRL, as wandb's config.yaml has them."""

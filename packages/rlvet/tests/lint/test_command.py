@@ -9,9 +9,9 @@ import yaml
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from rlvet.cli.app import app
 from lint_page import PAGE, page_with_table
 from pages import ROOT
+from rlvet.cli.app import app
 
 FAULTY = """python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
     actor_rollout_ref.rollout.n=1 \\

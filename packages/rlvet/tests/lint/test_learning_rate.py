@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from pages import ROOT
 from rlvet.lint.checks import lint_configurations, lint_file
 from rlvet.lint.learning_rate import billions
 from rlvet.lint.readers import parse_configurations
-from pages import ROOT
 
 VERL = "python -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=8"
 VERL_RATE = f"{VERL} actor_rollout_ref.actor.optim.lr"

@@ -14,18 +14,18 @@ from typer.testing import CliRunner
 
 from bandpo import DCPO, KL, Band, FixedClip, ratio_bounds
 from bandpo.audit import Recorder
-from bandpo.replay.record import replay_record
-from rlvet.cli.app import app
 from bandpo.core import divergences as all_divergences
+from bandpo.replay.record import replay_record
+from bandpo_lab.interval import bootstrap
+from browser import Chromium, calculated, needs_browser, needs_javascript, opened
 from rlvet.checks import Diagnosis, diagnose, first_pass
 from rlvet.checks.course import Series
+from rlvet.cli.app import app
 from rlvet.lint.checks import lint_file
 from rlvet.report import write_report
 from rlvet.report.audit_steps import audit_table
 from rlvet.report.curves import CHARTS, COMPONENTS, SEGMENTS, running_median
 from rlvet.runs.record import read_record
-from bandpo_lab.interval import bootstrap
-from browser import Chromium, calculated, needs_browser, needs_javascript, opened
 
 pytest.importorskip("pyarrow")
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from rlvet.errors import InvalidValue
 from rlvet.checks.diagnosis import diagnose
+from rlvet.errors import InvalidValue
 from rlvet.lint.readers import read_configurations
 from rlvet.runs.config_limits import DEEPEST, MOST_NODES, check_yaml
 from rlvet.runs.configs import newest_configuration

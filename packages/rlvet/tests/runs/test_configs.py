@@ -10,7 +10,6 @@ from argparse import Namespace
 import pytest
 
 from bandpo import DAPO, GSPO, KL, Band, FixedClip, Method, TwoSided, Unclipped
-from bandpo.replay.record import method_of
 from bandpo.core.methods import IPO, PrimeRL
 from bandpo.core.objectives import (
     ClippedWeight,
@@ -22,10 +21,11 @@ from bandpo.core.objectives import (
     Surrogate,
 )
 from bandpo.core.text import as_method
+from bandpo.replay.record import method_of
+from helpers.simulated_runs import trl_log
 from rlvet.checks.diagnosis import diagnose
 from rlvet.runs.configs import read_configuration
 from rlvet.runs.setup import Setup
-from helpers.simulated_runs import trl_log
 
 ACTOR = {"ppo_mini_batch_size": 256, "ppo_epochs": 1, "clip_ratio": 0.2, "clip_ratio_c": 3.0}
 ACTOR |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "policy_loss": {"loss_mode": "vanilla"}}

@@ -15,14 +15,14 @@ from contextlib import closing, suppress
 import pytest
 import torch
 
-from rlvet.errors import InvalidValue
-from rlvet.checks.diagnosis import diagnose
-from rlvet.runs.configs import newest_configuration
-from rlvet.runs.log_files import read_raw
-from rlvet.runs.trackers import read_tensorboard, read_wandb
 from helpers import token_exports
 from helpers.damage import damaged
 from helpers.run_files import batch, nemo_rl, skyrl, slime, tensorboard, wandb
+from rlvet.checks.diagnosis import diagnose
+from rlvet.errors import InvalidValue
+from rlvet.runs.configs import newest_configuration
+from rlvet.runs.log_files import read_raw
+from rlvet.runs.trackers import read_tensorboard, read_wandb
 
 faulthandler.enable()
 

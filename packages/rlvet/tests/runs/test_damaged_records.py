@@ -12,11 +12,11 @@ import torch
 
 from bandpo.audit import Recorder
 from bandpo.replay.record import replay_record
-from rlvet.errors import InvalidValue
-from rlvet.checks.diagnosis import diagnose
-from rlvet.runs.record import read_record
 from helpers.damage import damaged
 from helpers.records import write_digests
+from rlvet.checks.diagnosis import diagnose
+from rlvet.errors import InvalidValue
+from rlvet.runs.record import read_record
 
 pa = pytest.importorskip("pyarrow")
 faulthandler.enable()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlvet.cli.app import app
 from rlvet.checks.diagnosis import diagnose
+from rlvet.cli.app import app
 from rlvet.runs.log_files import trl_rows, verl_rows
 from rlvet.runs.logs import UnreadableLog, read_log
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bandpo.replay.record import method_of
-from rlvet.cli.app import app
 from bandpo.core.text import as_method, parse
+from bandpo.replay.record import method_of
 from rlvet.checks.diagnosis import diagnose
+from rlvet.cli.app import app
 from rlvet.runs.configs import read_setup
 from rlvet.runs.logs import read_log
 from rlvet.runs.setup import Setup

@@ -14,8 +14,8 @@ from contextlib import closing
 import pytest
 import torch
 
-from rlvet.errors import InvalidValue
 from rlvet.checks.diagnosis import diagnose
+from rlvet.errors import InvalidValue
 from rlvet.runs.configs import newest_configuration
 from rlvet.runs.files import read_pickle
 from rlvet.runs.logs import read_log

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlvet._numbers import format_step
-from rlvet._severities import SEVERITIES, is_at_least
 from bandpo._terminal import printable
 from bandpo.core.batch import normalize_mask
 from bandpo.core.errors import InvalidValue, RunProblem
 from bandpo.core.sequences import unpack
+from bandpo.watch.alerts import Alerts
+from rlvet._numbers import format_step
+from rlvet._severities import SEVERITIES, is_at_least
 from rlvet.checks.diagnosis import Diagnosis, record_findings
 from rlvet.checks.findings import Finding
 from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.recorded_advantages import RecordedAdvantages
 from rlvet.checks.watch import LogWatch
 from rlvet.runs import LossBatch, Setup
-from bandpo.watch.alerts import Alerts
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array

@@ -7,7 +7,6 @@ update. prime-rl's token exports and miles' ``policy_loss_debug`` have them, so 
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import zipfile
@@ -17,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlvet.errors import RlvetError, InvalidValue
+from rlvet.errors import InvalidValue, RlvetError
+from rlvet.plugins import READERS, require_plugin
 from rlvet.runs.files import check_file, is_leaf, read_jsonl, read_pickle
 from rlvet.runs.record import LossBatch
 
@@ -76,7 +76,7 @@ def _null_to_nan(row: Sequence[float | None]) -> list[float]:
 
 
 def check_dumps(files: Sequence[Path]) -> None:
-    """Check the sizes of files before torch is imported, which takes seconds.
+    """Check the sizes of files before they are read, as importing torch takes seconds.
 
     Raises:
         ValueError: if a file, or the content that its directory declares, is larger than the limit, or if it is
@@ -111,9 +111,7 @@ def _load_tensors(path: Path) -> Any:
         ValueError: if its content is larger than the limit, or it is compressed, which torch never writes.
     """
     _check_archive(path)
-    import torch
-
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return require_plugin(READERS, ".pt", f"{path}, a file of torch,")(path)
 
 
 def _check_bytes(path: Path, size: int) -> None:
@@ -164,9 +162,7 @@ def _decode_array(column: Mapping[str, Any]) -> Any:
     import numpy as np
 
     if column["format"] == "torch":
-        import torch
-
-        return torch.load(io.BytesIO(column["data"]), weights_only=True)
+        return require_plugin(READERS, ".pt", "a column that torch wrote")(column["data"])
     return np.frombuffer(column["data"], column["dtype"]).reshape(column["shape"]).copy()
 
 
