@@ -43,7 +43,7 @@
 
   const option = (name, chosen) => element("option", { value: name, selected: name === chosen }, name);
   const method = element("select", { "aria-label": "method", onchange: () => choose() }, ...Object.keys(METHODS).map((name) => option(name, state.method)));
-  const divergence = element("select", { "aria-label": "divergence", onchange: () => choose() }, ...Object.keys(bandpo.core.divergences).map((name) => option(name, state.divergence)));
+  const divergence = element("select", { "aria-label": "divergence", onchange: () => choose() }, ...Object.keys(bandpo.divergences).map((name) => option(name, state.divergence)));
   const slider = element("input", { type: "range", min: -3, max: 0, step: 0.01, "aria-label": "size", oninput: () => set({ size: 10 ** Number(slider.value) }) });
   const [sizeName, size, told] = [element("span"), element("output"), element("div")];
   const [allowed, move] = [element("div"), element("div")];
@@ -57,7 +57,7 @@
   function choose() {
     const its = METHODS[method.value];
     const same = its.divergence && METHODS[state.method].divergence && divergence.value === state.divergence;
-    const start = its.divergence ? bandpo.core.divergences[divergence.value].radius : its.size;
+    const start = its.divergence ? bandpo.divergences[divergence.value].radius : its.size;
     slider.max = Math.log10(its.most || 1);
     set({ method: method.value, divergence: divergence.value, size: same ? state.size : start });
   }

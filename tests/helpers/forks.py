@@ -17,7 +17,7 @@ from typing import Any
 from helpers.watched import Watch, run
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (ROOT / "src", ROOT / "lab" / "src", ROOT / "tests")
+SOURCES = (*(ROOT / "packages").glob("*/src"), ROOT / "tests")
 
 
 class Job:

@@ -120,7 +120,7 @@ def test_each_finding_is_made_by_a_test():
     texts += texts_of("tests/helpers/simulated_runs.py")
     require(
         [code for code in CODES if not any(re.match(rf"{code}(:|$)", text) for text in texts)],
-        "packages/rlvet/tests/checks/test_log_checks.py, or packages/rlvet/tests/checks/test_token_checks.py for a check of tokens,",
+        "packages/rlvet/tests/checks/test_log_checks.py, or test_token_checks.py beside it for a check of tokens,",
         lambda code: (
             f"def test_{code.replace('-', '_')}():\n"
             f"    rows = course(METRIC=lambda t: 100 * t)  # a log that the check must report\n"

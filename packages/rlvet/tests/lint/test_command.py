@@ -148,7 +148,7 @@ def test_a_value_of_a_stranger_cannot_leave_its_cell_or_its_annotation(tmp_path)
 def test_the_hook_for_pre_commit_is_the_command():
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     program, name, *options = hook["entry"].split()
-    assert (program, name) == ("bandpo", "lint")
+    assert (hook["id"], program, name) == ("rlvet-lint", "rlvet", "lint")
     assert lint(*options, "missing").exit_code != 0
     assert hook["language"] == "python"
     assert set(hook["types_or"]) == {"python", "yaml", "toml", "shell"}

@@ -432,8 +432,8 @@ def close(found, bounds):
 @needs_javascript
 def test_the_formulas_of_the_pages_are_the_library_s(tmp_path):
     bands = calculated(
-        f"""Object.fromEntries(Object.keys(bandpo.core.divergences).map((name) => [name, {{
-          radius: bandpo.core.divergences[name].radius,
+        f"""Object.fromEntries(Object.keys(bandpo.divergences).map((name) => [name, {{
+          radius: bandpo.divergences[name].radius,
           bounds: {list(RADII)}.map((radius) => {SPREAD}.map((p) => bandpo.band(name, radius, Infinity)(p)))
             .map((row) => row.map(({{ lower, upper }}) => [lower, upper])) }}]))""",
         tmp_path,

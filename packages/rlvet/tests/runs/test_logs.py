@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bandpo.cli.app import app as bandpo_app
 from bandpo.core.text import as_method, parse
 from bandpo.replay.record import method_of
 from rlvet.checks.diagnosis import diagnose
@@ -81,7 +82,7 @@ def test_a_log_that_is_cut_off_or_still_being_written_is_read_up_to_there(tmp_pa
     with path.open("a") as file:
         file.write(json.dumps(row(3))[:30])
     with pytest.warns(UserWarning, match=r"run/metrics.jsonl, line 3: the last line is cut off"):
-        result = CliRunner().invoke(app, ["audit", "run"])
+        result = CliRunner().invoke(bandpo_app, ["audit", "run"])
     assert result.exit_code == 0, result.output
     assert "run, 2 steps" in result.output
 
@@ -114,14 +115,14 @@ def test_the_command_compares_runs(tmp_path, monkeypatch):
     write(tmp_path / "a" / "metrics.jsonl", [row(1), row(2)])
     history = [{"step": 1, "entropy": 0.4, "clip_ratio/high_mean": 0.0}]
     write(tmp_path / "b" / "trainer_state.json", [{"log_history": history}])
-    result = CliRunner().invoke(app, ["audit", "a", "b"])
+    result = CliRunner().invoke(bandpo_app, ["audit", "a", "b"])
     assert result.exit_code == 0, result.output
     assert "30.00%" in result.output  # of the gradient on rare tokens
     assert "Band would clip high" in result.output
-    told = json.loads(CliRunner().invoke(app, ["audit", "a", "b", "--json"]).output)
+    told = json.loads(CliRunner().invoke(bandpo_app, ["audit", "a", "b", "--json"]).output)
     assert told["a"]["blocked_mass_below_0.1"] == pytest.approx(0.3)
     assert told["b"]["clip_high"] == 0.0
-    failed = CliRunner().invoke(app, ["audit", "nowhere"])
+    failed = CliRunner().invoke(bandpo_app, ["audit", "nowhere"])
     assert isinstance(failed.exception, ValueError)
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+import bandpo.cli
 import rlvet.cli
-from rlvet.cli import main
 
 pytest.importorskip("typer")
 
@@ -41,16 +41,17 @@ class Result(NamedTuple):
 
 
 def run(*arguments: object) -> Result:
-    """Run a command of bandpo in this process. An alarm ends it if it waits for more than 30 seconds."""
+    """Run a command of rlvet, or `bandpo audit`, in this process. An alarm ends it after 30 seconds."""
+    program = bandpo.cli if arguments[0] == "audit" else rlvet.cli
     stdout = io.StringIO()
     stderr = io.StringIO()
     status = 0
     signal.alarm(30)
     try:
         with redirect_stdout(stdout), redirect_stderr(stderr), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["bandpo", *map(str, arguments)])
-            patch.setattr(rlvet.cli, "escape_warnings", lambda: None)
-            main()
+            patch.setattr(sys, "argv", [program.__name__.partition(".")[0], *map(str, arguments)])
+            patch.setattr(program, "escape_warnings", lambda: None)
+            program.main()
     except SystemExit as end:
         status = int(end.code or 0)
     finally:

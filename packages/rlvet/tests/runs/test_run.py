@@ -110,7 +110,7 @@ def test_a_path_that_holds_nothing_is_refused_when_it_is_read(tmp_path):
             read()
     for read in (lambda: list(run.batches()), lambda: run.scan([])):
         with pytest.raises(
-            ValueError, match=r"nothing holds no record; give the folder that bandpo\.Recorder"
+            ValueError, match=r"nothing holds no record; give the folder that bandpo\.audit\.Recorder"
         ):
             read()
 

@@ -1,7 +1,7 @@
 """Read the metrics that SkyRL, OpenRLHF, slime, miles, prime-rl, ROLL, AReaL and NeMo-RL print during training.
 
-The patterns follow the frameworks' source code, to which ``packages/rlvet/tests/runs/test_consoles.py`` refers. Tables of notebooks
-and lines printed by custom training loops are read too.
+The patterns follow the frameworks' source code, to which ``packages/rlvet/tests/runs/test_consoles.py`` refers. Tables
+of notebooks and lines printed by custom training loops are read too.
 """
 
 from __future__ import annotations

@@ -200,8 +200,8 @@ function rules() {
       const radius = element("output", {}, short(state.radius));
       fields.push(
         element("label", {}, "Divergence", element("select", {
-          onchange: (event) => { state.divergence = event.target.value; state.radius = bandpo.core.divergences[state.divergence].radius; control(); draw(); },
-        }, ...Object.keys(bandpo.core.divergences).map((name) => element("option", { value: name, selected: name === state.divergence }, name)))),
+          onchange: (event) => { state.divergence = event.target.value; state.radius = bandpo.divergences[state.divergence].radius; control(); draw(); },
+        }, ...Object.keys(bandpo.divergences).map((name) => element("option", { value: name, selected: name === state.divergence }, name)))),
         element("label", {}, "Radius", element("input", {
           type: "range", min: -3, max: 0, step: 0.02, value: Math.log10(state.radius),
           oninput: (event) => { state.radius = 10 ** Number(event.target.value); radius.textContent = short(state.radius); draw(); },
