@@ -18,6 +18,9 @@ from rlvet.errors import MissingPackage
 READERS = "rlvet.readers"
 COLLECTORS = "rlvet.collectors"
 
+INSTALL_BANDPO = "in a clone of bandpo, pip install ./packages/bandpo"
+"""The command that installs bandpo. Its name is on no index, and is not to be installed from one."""
+
 
 def load_plugin(group: str, name: str) -> Any:
     """Return the object of an entry point; None if no package has it.
@@ -25,9 +28,18 @@ def load_plugin(group: str, name: str) -> Any:
     Args:
         group: `READERS` or `COLLECTORS`.
         name: The name in the group.
+
+    Raises:
+        ImportError: if a package has it, but lacks a package that it requires.
     """
-    points = entry_points(group=group, name=name)
-    return next((point.load() for point in points), None)
+    for point in entry_points(group=group, name=name):
+        try:
+            return point.load()
+        except ImportError as error:
+            raise MissingPackage(
+                f"{point.value} of an installed package cannot be imported: {error}"
+            ) from error
+    return None
 
 
 def require_plugin(group: str, name: str, user: str) -> Any:
@@ -43,5 +55,5 @@ def require_plugin(group: str, name: str, user: str) -> Any:
     """
     plugin = load_plugin(group, name)
     if plugin is None:
-        raise MissingPackage(f"{user} needs bandpo: in a clone of it, pip install './packages/bandpo'")
+        raise MissingPackage(f"{user} needs bandpo: {INSTALL_BANDPO}")
     return plugin

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from bandpo.audit import Recorder
 from bandpo.replay.blocked_tokens import BlockedTokens
+from helpers.rlvet_alone import diagnosed_without_torch, token_part
 from helpers.simulated_runs import (
     FAULTS,
     GROUP,
@@ -23,7 +24,6 @@ from helpers.simulated_runs import (
     simulate,
     trl_log,
 )
-from helpers.without_torch import diagnosed_without_torch, token_part
 from rlvet.checks import first_pass
 from rlvet.checks.diagnosis import Diagnosis, diagnose
 from rlvet.cli.app import app

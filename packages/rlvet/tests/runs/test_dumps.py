@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from helpers.rlvet_alone import diagnosed_without_torch
 from helpers.run_files import (
     batch,
     miles,
@@ -15,7 +16,6 @@ from helpers.run_files import (
     trackio,
     wandb,
 )
-from helpers.without_torch import diagnosed_without_torch
 from rlvet.checks.diagnosis import diagnose
 from rlvet.runs import Setup, open_run
 from rlvet.runs.files import read_pickle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.settings import with_settings
 from rlvet.lint.checks import LintReport, lint_run_configuration
-from rlvet.plugins import COLLECTORS, load_plugin
+from rlvet.plugins import COLLECTORS, INSTALL_BANDPO, load_plugin, require_plugin
 from rlvet.runs import Run, Setup, open_run
 from rlvet.runs.logs import Log, shorten
 from rlvet.runs.quantities import EVALUATION, Row, sources
@@ -311,8 +311,10 @@ def diagnose(
 
     Raises:
         ValueError: if the run cannot be read.
+        ImportError: if a method is given for a record, and bandpo is not installed.
     """
     run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
+    replay = _replay_collector(run.is_record, method)
     if not run.is_record:
         findings = with_settings(log_findings(run.rows, run.setup), run.setup)
         # A configuration of a framework that did not write the log belongs to another run.
@@ -331,7 +333,6 @@ def diagnose(
 
     first_pass = FirstPass.collector()
     advantages = AdvantageCollector()
-    replay = _replay_collector(method)
     all_collectors: list[Collector] = [first_pass, advantages, *collectors]
     if replay is not None:
         all_collectors.append(TolerantCollector([replay]))
@@ -341,7 +342,11 @@ def diagnose(
         run.scan(all_collectors)
     replayed = None if replay is None else replay.result()
     rows = [] if replayed is None else replayed.rows
-    return diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
+    diagnosis = diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
+    if replay is None and run.has_losses:
+        note = f"the effect of the clip was not checked, which needs bandpo: {INSTALL_BANDPO}"
+        diagnosis = replace(diagnosis, notes=[*diagnosis.notes, note])
+    return diagnosis
 
 
 def diagnose_record(
@@ -419,7 +424,21 @@ def _findings_in_order(first_pass: FirstPass, advantage_findings: Sequence[Findi
     return [numbers, *advantage_findings, *probability_findings, updates]
 
 
-def _replay_collector(method: object | None) -> Any:
-    """Return a collector that replays the record under the run's method and others; None without bandpo."""
+def _replay_collector(is_record: bool, method: object | None) -> Any:
+    """Return a collector that replays a record under the run's method and others; None without bandpo.
+
+    A log has nothing to replay. But if a method is given for it, the collector is made, which checks the method's text.
+
+    Args:
+        is_record: True for a record, False for a log.
+        method: The method that was given for the run.
+
+    Raises:
+        ImportError: if a method is given for a record, and bandpo is not installed.
+    """
+    if not is_record and method is None:
+        return None
+    if is_record and method is not None:
+        return require_plugin(COLLECTORS, "replay", "the method of a record")(method)
     plugin = load_plugin(COLLECTORS, "replay")
     return None if plugin is None else plugin(method)

@@ -16,7 +16,11 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 
-OPTIONAL_PACKAGES = dict.fromkeys(("pyarrow", "numpy"), "'./packages/rlvet[records]'")
+OPTIONAL_PACKAGES = {
+    **dict.fromkeys(("pyarrow", "numpy"), "'./packages/rlvet[records]'"),
+    # What bandpo decodes recorded ids with.
+    **dict.fromkeys(("transformers", "tokenizers"), "'./packages/bandpo[trl]'"),
+}
 """The optional packages of the commands, each with the argument of pip that installs it in a clone."""
 
 

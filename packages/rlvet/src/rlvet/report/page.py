@@ -16,7 +16,7 @@ import rlvet
 from rlvet._atomic import write_whole
 from rlvet.checks.diagnosis import Diagnosis, diagnose
 from rlvet.errors import InvalidValue
-from rlvet.plugins import COLLECTORS, load_plugin, require_plugin
+from rlvet.plugins import COLLECTORS, INSTALL_BANDPO, load_plugin, require_plugin
 from rlvet.report.audit_steps import audit_table
 from rlvet.report.curves import (
     Curves,
@@ -61,10 +61,9 @@ def write_report(
     methods_by_name = methods if isinstance(methods, Mapping) else {str(m): m for m in methods}
     opened_runs = [open_run(path, method=None if method is None else str(method)) for path in runs]
 
-    # bandpo, and so torch, is not needed for the report of a log, unless there are methods that must be checked.
-    has_methods = bool(methods_by_name) or method is not None
-    needs_torch = has_methods or any(_path_of_losses(run) is not None for run in opened_runs)
-    analysis = _token_analysis(methods_by_name, method, tokenizer) if needs_torch else None
+    # The report of a log needs no other package, unless there are methods that must be checked.
+    has_losses = any(_path_of_losses(run) is not None for run in opened_runs)
+    analysis = _token_analysis(methods_by_name, method, tokenizer, has_losses)
 
     reported = [_report_run(run, analysis) for run in opened_runs]
     data: dict[str, Any] = {
@@ -85,16 +84,25 @@ def _token_analysis(
     methods: Mapping[str, object],
     method: object | None,
     tokenizer: str | None,
+    has_losses: bool,
 ) -> Any:
-    """Return the analysis of recorded tokens; None without bandpo.
+    """Return the analysis of recorded tokens; None if it is not needed, or without bandpo.
+
+    Args:
+        methods: The rules and methods to apply, by name.
+        method: The method of the runs.
+        tokenizer: The tokenizer for recorded ids.
+        has_losses: True if a run has recorded losses.
 
     Raises:
-        ImportError: if methods are named, and bandpo is missing.
+        ImportError: if bandpo is not installed, and methods are given, or the method of recorded losses.
     """
-    if methods or method is not None:
+    if methods or (has_losses and method is not None):
         plugin = require_plugin(COLLECTORS, "token_figures", "a method")
-    else:
+    elif has_losses or method is not None:
         plugin = load_plugin(COLLECTORS, "token_figures")
+    else:
+        return None
     return None if plugin is None else plugin(methods, method, tokenizer)
 
 
@@ -171,7 +179,7 @@ def _report_run(run: Run, analysis: Any) -> ReportedRun:
                 token_rows += figures.rows
                 data |= figures.data
         elif path_of_losses is not None:
-            data["no_tokens"] = "a record, whose tokens need bandpo, which is not installed"
+            data["no_tokens"] = f"a record, whose figures need bandpo: {INSTALL_BANDPO}"
         else:
             kind = "batches saved before their losses" if run.dumps else "a log"
             data["no_tokens"] = (

@@ -149,6 +149,15 @@ class Run:
             )
         return batch
 
+    @property
+    def has_losses(self) -> bool:
+        """True if the path is a record, or batches that have the policy in training, so that rules can be replayed.
+
+        Raises:
+            ValueError: if it cannot be read.
+        """
+        return self.is_record and self._first_batch.has_logp
+
     def batches(self) -> Iterator[LossBatch]:
         """Yield the loss batches of the record, or those that the framework saved.
 

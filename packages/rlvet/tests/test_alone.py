@@ -1,0 +1,157 @@
+"""rlvet without other packages of this repository: a log needs the standard library and PyYAML, a record numpy too."""
+
+import json
+
+import pytest
+
+from helpers.rlvet_alone import run_alone
+from helpers.run_files import batch, nemo_rl, slime
+from helpers.simulated_runs import simulate
+
+OPTIONAL = {"bandpo", "torch", "numpy", "pyarrow", "scipy", "transformers", "tokenizers"}
+RECORDS = ("torch", "transformers", "tokenizers", "scipy")
+"""The packages that are hidden where those of the extra ``records`` are there."""
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Write a healthy log with its configuration, in YAML."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    rows = [{"step": step, "reward": 0.01 * step, "entropy": 1.0, "kl": 0.01} for step in range(1, 60)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.yaml").write_text(
+        "loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, ratio_clip_c: null}\n"
+    )
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write a command of verl with a fault."""
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1\n"
+    )
+    return file
+
+
+@pytest.fixture
+def dump(tmp_path):
+    """Write a batch that slime saved by torch."""
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    slime(folder, 1, batch(1))
+    return folder
+
+
+@pytest.fixture
+def record(tmp_path):
+    return simulate(tmp_path / "record")
+
+
+def check_refused(run, *parts):
+    """Check that a command ended with one line on standard error that contains these parts."""
+    process, _ = run
+    assert process.returncode == 2, process.stderr
+    assert process.stdout == ""
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("error: ")
+    for part in parts:
+        assert part in line
+
+
+# --- What a log and a configuration need ---
+
+
+@pytest.mark.parametrize("options", [(), ("--json",), ("--run-method", "GSPO()"), ("--fail-on", "note")])
+def test_a_log_is_diagnosed(log, options):
+    process, packages = run_alone("diagnose", log, *options)
+    assert process.returncode == 0, process.stderr
+    assert "ok: nothing is wrong" in process.stdout
+    assert "yaml" in packages
+    assert not packages & OPTIONAL
+
+
+def test_a_configuration_is_checked(config):
+    process, packages = run_alone("lint", config)
+    assert process.returncode == 1, process.stderr
+    assert "one answer to each prompt" in process.stdout
+    assert not packages & OPTIONAL
+
+
+@pytest.mark.parametrize("options", [(), ("--run-method", "GSPO()")])
+def test_a_report_of_a_log_is_written(log, options):
+    process, packages = run_alone("report", log, *options)
+    assert process.returncode == 0, process.stderr
+    assert (log / "report.html").stat().st_size > 10_000
+    assert not packages & OPTIONAL
+
+
+@pytest.mark.parametrize("command", ["diagnose", "lint", "report"])
+def test_nothing_optional_is_imported_where_it_is_installed(command, log, config):
+    process, packages = run_alone(command, config if command == "lint" else log, hidden=())
+    assert process.returncode == (1 if command == "lint" else 0), process.stderr
+    assert not packages & OPTIONAL
+
+
+# --- What a record needs ---
+
+
+def test_a_record_is_diagnosed_but_for_the_clip(record):
+    process, packages = run_alone("diagnose", record, hidden=RECORDS)
+    assert process.returncode == 0, process.stderr
+    assert "ok: nothing is wrong" in process.stdout
+    assert "the effect of the clip was not checked, which needs bandpo: in a clone" in process.stdout
+    assert packages & OPTIONAL == {"numpy", "pyarrow"}
+
+
+def test_a_report_of_a_record_says_what_its_figures_need(record, tmp_path):
+    process, _ = run_alone("report", record, "--output", tmp_path / "page.html", hidden=RECORDS)
+    assert process.returncode == 0, process.stderr
+    assert "whose figures need bandpo: in a clone" in (tmp_path / "page.html").read_text()
+
+
+def test_batches_without_the_policy_in_training_need_no_bandpo(tmp_path):
+    nemo_rl(tmp_path, 1, batch(1))
+    process, _ = run_alone("diagnose", tmp_path, hidden=RECORDS)
+    assert process.returncode in (0, 1), process.stderr
+    assert "bandpo" not in process.stdout
+
+
+# --- What is missing ---
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+@pytest.mark.parametrize("missing", ["numpy", "pyarrow"])
+def test_a_record_needs_the_extra(command, missing, record):
+    run = run_alone(command, record, hidden=(*RECORDS, missing))
+    check_refused(run, missing, "pip install './packages/rlvet[records]'")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_a_file_of_torch_needs_bandpo(command, dump):
+    run = run_alone(command, dump, hidden=RECORDS)
+    check_refused(run, ".pt, a file of torch, needs bandpo", "pip install ./packages/bandpo")
+
+
+@pytest.mark.parametrize("hidden", [RECORDS, tuple(OPTIONAL)])
+def test_words_need_bandpo(hidden, record):
+    check_refused(
+        run_alone("diagnose", record, "--words", hidden=hidden),
+        "--words needs bandpo",
+        "pip install ./packages/bandpo",
+    )
+
+
+@pytest.mark.parametrize("hidden", [RECORDS, tuple(OPTIONAL)])
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_the_method_of_a_record_needs_bandpo(command, hidden, record):
+    run = run_alone(command, record, "--run-method", "GSPO()", hidden=hidden)
+    check_refused(run, "method", "needs bandpo", "pip install ./packages/bandpo")
+
+
+@pytest.mark.parametrize("of", ["log", "record"])
+def test_further_methods_of_a_report_need_bandpo(of, request):
+    run = run_alone("report", request.getfixturevalue(of), "--method", "GSPO()")
+    check_refused(run, "a method needs bandpo", "pip install ./packages/bandpo")
