@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml  # noqa: F401  (before a stranger's folder is first on the path)
 
 from bandpo import parse
 from bandpo.audit import Recorder
@@ -60,14 +61,17 @@ def with_record(folder: Path, method: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [with_log, with_record])
-@pytest.mark.parametrize("command", ["diagnose", "audit", "report", "lint"])
-def test_commands_run_nothing_of_a_stranger(kind, command, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [("rlvet", "diagnose"), ("bandpo", "audit"), ("rlvet", "report"), ("rlvet", "lint")],
+)
+def test_commands_run_nothing_of_a_stranger(kind, program, command, tmp_path):
     """One process for each command: the first text stands for all, which the next test takes one by one."""
     folder = planted(tmp_path / "run")
     kind(folder, TEXTS[0])
     if command == "lint":
         (folder / "config.yaml").write_text(f"loss_type: dapo\nnum_generations: 1\nmethod: {TEXTS[0]}\n")
-    result = result_of(folder, [command, "config.yaml" if command == "lint" else "."])
+    result = result_of(folder, [command, "config.yaml" if command == "lint" else "."], program=program)
     check_nothing_ran(folder, result)
 
 
@@ -107,11 +111,12 @@ def test_a_class_that_is_loaded_is_not_reached_by_a_stranger_s_text(tmp_path, mo
             parse(text, ClipRule, imports=False)
 
 
-def test_python_m_bandpo_has_no_current_folder_on_its_path(tmp_path):
+@pytest.mark.parametrize(("program", "command"), [("rlvet", "diagnose"), ("bandpo", "audit")])
+def test_python_m_has_no_current_folder_on_its_path(program, command, tmp_path):
     folder = planted(tmp_path)
     with_log(folder, TEXTS[0])
     run = subprocess.run(
-        [sys.executable, "-m", "bandpo", "diagnose", "."], cwd=folder, capture_output=True, text=True
+        [sys.executable, "-m", program, command, "."], cwd=folder, capture_output=True, text=True
     )
     assert "Traceback" not in run.stderr
     assert [file.name for file in folder.glob("ran*")] == []

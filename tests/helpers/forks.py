@@ -107,7 +107,7 @@ class ForkServer:
 
         Args:
             folder: Where it works.
-            command: The program, ``bandpo`` or ``bandpo-lab``, and its arguments.
+            command: The program, ``bandpo``, ``rlvet`` or ``bandpo-lab``, and its arguments.
             port: On which the processes meet.
             processes: How many processes torch's launcher starts; without a launcher if 0.
             environment: Variables beside those of the server.

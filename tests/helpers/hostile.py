@@ -28,7 +28,7 @@ def result_of(folder: Path, command: list[str], *, program: str = "bandpo", **en
     Args:
         folder: A stranger's folder, in which the command runs.
         command: The arguments of the command.
-        program: ``bandpo`` or ``bandpo-lab``.
+        program: ``bandpo``, ``rlvet`` or ``bandpo-lab``.
         environment: Variables beside those that the command needs.
 
     Returns:

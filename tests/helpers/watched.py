@@ -1,5 +1,6 @@
 """What a command opens, starts and imports, as an audit hook of Python sees it from within the process."""
 
+import importlib
 import json
 import os
 import sys
@@ -55,15 +56,11 @@ class Watch:
 
 
 def run(command: list[str]) -> str | int | None:
-    """Run ``bandpo`` or ``bandpo-lab`` in this process; return the status with which it ends."""
-    program = command[0]
-    if program == "bandpo-lab":
-        from bandpo_lab.cli import main
-    else:
-        from bandpo.cli import main
+    """Run ``bandpo``, ``rlvet`` or ``bandpo-lab`` in this process; return the status with which it ends."""
+    program = importlib.import_module(f"{command[0].replace('-', '_')}.cli")
     sys.argv = command
     try:
-        main()
+        program.main()
     except SystemExit as stop:
         return stop.code
     return 0

@@ -5,6 +5,10 @@ The loss, the methods, the clip rules and the divergences are imported from here
 `bandpo.watch`, `bandpo.testing` and `bandpo.integrations`.
 """
 
+# Before all other imports.
+from bandpo import _current_folder  # noqa: F401
+
+# isort: split
 from importlib import metadata as _metadata
 
 from bandpo.core.bounds import (

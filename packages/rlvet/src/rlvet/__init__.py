@@ -4,6 +4,10 @@ It reads the logs, records and configurations of many frameworks with the standa
 them. The commands are ``rlvet diagnose``, ``rlvet lint`` and ``rlvet report``.
 """
 
+# Before all other imports.
+from rlvet import _current_folder  # noqa: F401
+
+# isort: split
 from importlib import metadata as _metadata
 
 from rlvet.checks.diagnosis import Diagnosis, diagnose
