@@ -1,4 +1,4 @@
-"""The names of all commands, arguments and options of `bandpo` and `bandpo-lab`, as `commands.txt` lists them.
+"""The names of all commands, arguments and options of `bandpo`, `rlvet` and `bandpo-lab`, as `commands.txt` lists them.
 
     python tests/command_names.py
 
@@ -53,8 +53,11 @@ def main() -> None:
     """Write the listing."""
     from bandpo.cli.app import app as library_app
     from bandpo_lab.cli.app import app as lab_app
+    from rlvet.cli.app import app as rlvet_app
 
-    lines = [INTRODUCTION, *names_of("bandpo", library_app), *names_of("bandpo-lab", lab_app)]
+    lines = [INTRODUCTION]
+    for program, app in (("bandpo", library_app), ("rlvet", rlvet_app), ("bandpo-lab", lab_app)):
+        lines += names_of(program, app)
     LISTING.write_text("\n".join(lines) + "\n")
 
 

@@ -49,7 +49,7 @@ def commands(page: Path, program: str) -> list[list[str]]:
 
     Args:
         page: The page.
-        program: ``bandpo`` or ``bandpo-lab``.
+        program: ``bandpo``, ``rlvet`` or ``bandpo-lab``.
     """
     text = page.read_text(encoding="utf-8")
     fenced = "".join(block.text for block in blocks(page, "sh", "console"))
@@ -121,7 +121,7 @@ def follow(steps: list[Block], folder: Path) -> None:
 def _shell(command: str, folder: Path) -> str:
     """Return what a command prints in ``folder``."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    packages = f"{ROOT / 'src'}{os.pathsep}{ROOT / 'packages/bandpo-lab/src'}"
+    packages = os.pathsep.join(str(source) for source in sorted((ROOT / "packages").glob("*/src")))
     variables = {"PATH": path, "PYTHONPATH": packages, "COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
     words, environment = ["bash", "-ec", command], os.environ | variables
     run = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)

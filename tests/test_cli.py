@@ -1,4 +1,4 @@
-"""The `bandpo` command."""
+"""The commands `bandpo` and `rlvet`."""
 
 import json
 import os
@@ -16,11 +16,18 @@ import typer
 from typer.testing import CliRunner
 
 import bandpo
-from bandpo.cli import main
+import bandpo.cli
+import bandpo.core.errors
+import rlvet
+import rlvet.cli
+import rlvet.errors
 from bandpo.cli.app import app
-from bandpo.core.errors import FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem
 from command_names import UPDATE, listed_names, names_of
 from pages import PAGES, ROOT, commands
+from rlvet.cli.app import app as rlvet_app
+
+APPS = {"bandpo": app, "rlvet": rlvet_app}
+COMMANDS = {"bandpo": ["audit", "bounds", "env"], "rlvet": ["diagnose", "lint", "report"]}
 
 
 def test_bounds_are_those_of_the_rule(monkeypatch):
@@ -84,49 +91,51 @@ def test_the_bounds_on_the_page_of_methods_are_those_of_the_rules():
             assert shown == pytest.approx([lower.item(), upper.item()], rel=5e-3, abs=5e-5)
 
 
-def test_version():
-    run = CliRunner().invoke(app, ["--version"])
-    assert run.output.strip() == bandpo.__version__
+@pytest.mark.parametrize("package", [bandpo, rlvet])
+def test_version(package):
+    run = CliRunner().invoke(APPS[package.__name__], ["--version"])
+    assert run.output.strip() == package.__version__
 
 
-def test_help_lists_exactly_the_six_commands_of_the_library():
-    assert set(typer.main.get_command(app).commands) == {
-        "diagnose",
-        "lint",
-        "audit",
-        "report",
-        "bounds",
-        "env",
-    }
-    printed = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+@pytest.mark.parametrize("program", APPS)
+def test_help_lists_exactly_the_three_commands(program):
+    assert set(typer.main.get_command(APPS[program]).commands) == set(COMMANDS[program])
+    printed = CliRunner().invoke(APPS[program], ["--help"], env={"COLUMNS": "120"}).output
     listed = re.findall(r"^│ (\w[\w-]*) ", printed, re.M)
-    assert listed == ["diagnose", "lint", "audit", "report", "bounds", "env"]
+    assert listed == COMMANDS[program]
 
 
-def test_names_of_commands_and_options_are_those_of_the_listing():
-    assert names_of("bandpo", app) == listed_names("bandpo"), UPDATE
+@pytest.mark.parametrize("program", APPS)
+def test_names_of_commands_and_options_are_those_of_the_listing(program):
+    assert names_of(program, APPS[program]) == listed_names(program), UPDATE
 
 
-def test_an_unknown_command_is_refused_as_typer_does():
-    result = CliRunner().invoke(app, ["train"])
+@pytest.mark.parametrize("program", APPS)
+def test_an_unknown_command_is_refused_as_typer_does(program):
+    result = CliRunner().invoke(APPS[program], ["train"])
     assert result.exit_code == 2
     assert "No such command 'train'" in result.output
 
 
-def test_the_command_line_loads_neither_torch_nor_the_lab():
-    code = "import sys, bandpo.cli.app; print(*{'torch', 'bandpo_lab'} & sys.modules.keys())"
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [("bandpo.cli.app", "trl|verl|bandpo_lab|rlvet"), ("rlvet.cli.app", "torch|numpy|bandpo_lab|bandpo")],
+)
+def test_the_command_line_loads_no_framework_and_no_other_package(module, others):
+    code = f"import sys, {module}; print(*{{*{others.split('|')}}} & sys.modules.keys())"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
 
 
+@pytest.mark.parametrize("program", APPS)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_commands_of_the_library_on_pages_parse(page):
-    group = typer.main.get_command(app)
-    for name, *arguments in commands(page, "bandpo"):
+def test_commands_of_the_library_on_pages_parse(page, program):
+    group = typer.main.get_command(APPS[program])
+    for name, *arguments in commands(page, program):
         if name.startswith("-"):
             continue
-        assert name in group.commands, f"{page.name} prints `bandpo {name}`, which is no command"
+        assert name in group.commands, f"{page.name} prints `{program} {name}`, which is no command"
         # A command without arguments is named only.
         if arguments and arguments[0] not in ("--help", "-h"):
             group.commands[name].make_context(name, arguments)
@@ -136,22 +145,48 @@ def raised(error):
     raise error
 
 
-REFUSALS = [OSError, FileProblem, InvalidType, InvalidValue, MissingPackage, RunProblem]
-MISSING = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
-INSTALLATION = r"needs the package pyarrow; .* pip install '\.\[records\]'"
+KINDS = ("FileProblem", "InvalidType", "InvalidValue", "MissingPackage", "RunProblem")
+MISSING = {
+    "bandpo": ("trl", r"'\./packages/bandpo\[trl\]'"),
+    "rlvet": ("pyarrow", r"'\./packages/rlvet\[records\]'"),
+}
+"""For each program a package that it may lack, and what installs it."""
+
+
+def ended(program, error):
+    """Return the end of a program whose app raises an error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{program}.cli.app.app", lambda: raised(error))
+        with pytest.raises(SystemExit) as caught:
+            sys.modules[f"{program}.cli"].main()
+    return caught.value
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
-    [*((kind("no radius"), "error: no radius$") for kind in REFUSALS), (MISSING, f"error: .*{INSTALLATION}")],
+    ("program", "error"),
+    [
+        ("bandpo", OSError("no radius")),
+        ("rlvet", OSError("no radius")),
+        *(("bandpo", getattr(bandpo.core.errors, kind)("no radius")) for kind in KINDS),
+        *(("rlvet", getattr(rlvet.errors, kind)("no radius")) for kind in KINDS),
+        *(("bandpo", getattr(rlvet.errors, kind)("no radius")) for kind in KINDS),
+    ],
 )
-def test_what_bandpo_refuses_is_one_line(error, line, monkeypatch):
-    monkeypatch.setattr("bandpo.cli.app.app", lambda: raised(error))
-    with pytest.raises(SystemExit, match=f"^{line}") as ended:
-        main()
-    assert ended.value.code == 2
+def test_what_is_refused_is_one_line(program, error):
+    end = ended(program, error)
+    assert str(end) == "error: no radius"
+    assert end.code == 2
 
 
+@pytest.mark.parametrize("program", MISSING)
+def test_a_package_that_is_missing_is_one_line(program):
+    package, installation = MISSING[program]
+    end = ended(program, ModuleNotFoundError(f"No module named '{package}'", name=package))
+    assert re.search(rf"^error: .*needs the package {package}; .* pip install {installation}", str(end))
+    assert end.code == 2
+
+
+@pytest.mark.parametrize("program", APPS)
 @pytest.mark.parametrize(
     "error",
     [
@@ -160,10 +195,10 @@ def test_what_bandpo_refuses_is_one_line(error, line, monkeypatch):
         ModuleNotFoundError("No module named 'no_such_package'", name="no_such_package"),
     ],
 )
-def test_any_other_error_keeps_its_traceback(error, monkeypatch):
-    monkeypatch.setattr("bandpo.cli.app.app", lambda: raised(error))
+def test_any_other_error_keeps_its_traceback(error, program, monkeypatch):
+    monkeypatch.setattr(f"{program}.cli.app.app", lambda: raised(error))
     with pytest.raises(type(error), match=str(error)) as caught:
-        main()
+        sys.modules[f"{program}.cli"].main()
     assert caught.value is error
 
 
@@ -186,7 +221,7 @@ def test_a_full_disk_spoils_no_page(tmp_path, monkeypatch):
     log.write_text('{"step": 1, "reward": 0.5}\n')
     page.write_text("a page")
     with full_disk(monkeypatch):
-        written = CliRunner().invoke(app, ["report", str(log), "--output", str(page)])
+        written = CliRunner().invoke(rlvet_app, ["report", str(log), "--output", str(page)])
     assert isinstance(written.exception, OSError)
     assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "page.html"}
     assert page.read_text() == "a page"
@@ -208,18 +243,23 @@ def test_a_module_in_the_current_folder_is_found_and_shadows_nothing(tmp_path):
 def test_a_misspelt_rule_is_one_line_and_loads_no_framework():
     code = """
 import sys
-from bandpo.cli import main
-for words in ("report . --method Bnad()", "bounds --divergence TotalVariatoin"):
-    sys.argv = ["bandpo", *words.split()]
+import bandpo.cli, rlvet.cli
+commands = {
+    "rlvet report . --method Bnad()": rlvet.cli,
+    "rlvet diagnose . --run-method Bnad()": rlvet.cli,
+    "bandpo bounds --divergence TotalVariatoin": bandpo.cli,
+}
+for words, program in commands.items():
+    sys.argv = words.split()
     try:
-        main()
+        program.main()
     except SystemExit as end:
         print(end.code, *[m for m in ("trl", "transformers", "verl") if m in sys.modules])
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stdout == "2\n2\n", run.stderr
+    assert run.stdout == "2\n2\n2\n", run.stderr
     lines = run.stderr.splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all("did you mean" in line for line in lines)
 
 

@@ -10,12 +10,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import bandpo._terminal
+import rlvet._terminal
 from bandpo._terminal import printable
 from bandpo.audit import Recorder
 from bandpo.cli.app import app
 from bandpo.core.errors import InvalidValue
 from bandpo.replay.blocked_tokens import BlockedToken, decoder, format_tokens
+from rlvet.cli.app import app as rlvet_app
 
+TERMINALS = (bandpo._terminal, rlvet._terminal)
+"""Each package has this module."""
 RED = "\x1b[31mred\x1b[0m"
 CONTROLS = {
     "an escape sequence": (RED, r"\x1b[31mred\x1b[0m"),
@@ -43,22 +48,25 @@ ORDINARY = (
 )
 
 
+@pytest.mark.parametrize("module", TERMINALS)
 @pytest.mark.parametrize("name", CONTROLS)
-def test_what_a_terminal_would_obey_is_shown(name):
+def test_what_a_terminal_would_obey_is_shown(name, module):
     text, expected = CONTROLS[name]
-    assert printable(text) == expected
+    assert module.printable(text) == expected
 
 
+@pytest.mark.parametrize("module", TERMINALS)
 @pytest.mark.parametrize("text", ORDINARY)
-def test_ordinary_text_stays(text):
-    assert printable(text) == text
+def test_ordinary_text_stays(text, module):
+    assert module.printable(text) == text
 
 
 @pytest.mark.slow
-def test_no_control_of_unicode_is_left():
+@pytest.mark.parametrize("module", TERMINALS)
+def test_no_control_of_unicode_is_left(module):
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     letters_by_category: dict[str, set[str]] = {}
-    for letter in set(printable(every)):
+    for letter in set(module.printable(every)):
         letters_by_category.setdefault(unicodedata.category(letter), set()).add(letter)
     assert not letters_by_category.keys() & {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
     assert letters_by_category["Cf"] == {"\u200c", "\u200d"}
@@ -173,9 +181,9 @@ HOSTILE = f"{RED}\u202e[bold]\x9b"
 
 
 def commanded(*words: str) -> str:
-    """Return the output of `bandpo` in a separate process, on both streams."""
+    """Return the output of `rlvet` in a separate process, on both streams."""
     run = subprocess.run(
-        [sys.executable, "-m", "bandpo", *words], capture_output=True, text=True, encoding="utf-8"
+        [sys.executable, "-m", "rlvet", *words], capture_output=True, text=True, encoding="utf-8"
     )
     return run.stdout + run.stderr
 
@@ -199,21 +207,21 @@ def hostile_log(folder: Path) -> Path:
 
 def test_diagnose_prints_no_controls_of_a_log(tmp_path):
     run = hostile_log(tmp_path)
-    printed = CliRunner().invoke(app, ["diagnose", str(run)]).output
+    printed = CliRunner().invoke(rlvet_app, ["diagnose", str(run)]).output
     assert r"\x1b[31mred\x1b[0m\u202e[bold]\x9b is 0 in every one of 20 log steps" in printed
     assert r"not read: own/\x1b[31mred" in printed
     assert obeyed(printed) == set()
-    of_scripts = CliRunner().invoke(app, ["diagnose", str(run), "--json"]).output
+    of_scripts = CliRunner().invoke(rlvet_app, ["diagnose", str(run), "--json"]).output
     assert obeyed(of_scripts) == set()
     assert any(HOSTILE in finding["cause"] for finding in json.loads(of_scripts)["findings"])
-    in_markdown = CliRunner().invoke(app, ["diagnose", str(run), "--format", "markdown"]).output
+    in_markdown = CliRunner().invoke(rlvet_app, ["diagnose", str(run), "--format", "markdown"]).output
     assert obeyed(in_markdown) == set()
 
 
 def test_diagnose_prints_no_controls_of_a_record(tmp_path):
     run = record(tmp_path / f"run{HOSTILE}", framework=f"trl {HOSTILE}")
     tokenizer(run, HOSTILE)
-    printed = CliRunner().invoke(app, ["diagnose", str(run), "--words"]).output
+    printed = CliRunner().invoke(rlvet_app, ["diagnose", str(run), "--words"]).output
     assert rf"⟦{printable(HOSTILE)}8⟧" in printed
     assert obeyed(printed) == set()
 
@@ -224,7 +232,7 @@ def test_audit_and_report_print_no_controls(tmp_path, what):
     printed = CliRunner().invoke(app, ["audit", str(run)], catch_exceptions=False, terminal_width=400).output
     assert r"\x9b" in printed
     assert obeyed(printed) == set()
-    printed = CliRunner().invoke(app, ["report", str(run)], catch_exceptions=False).output
+    printed = CliRunner().invoke(rlvet_app, ["report", str(run)], catch_exceptions=False).output
     assert rf"run{printable(HOSTILE)}" in printed
     assert obeyed(printed) == set()
 
@@ -241,7 +249,7 @@ def test_errors_and_warnings_print_no_controls(tmp_path):
 
 
 def test_the_name_of_a_file_begins_no_line_of_its_own(tmp_path):
-    """A stranger's folder may hold a file whose name ends in a line that looks like one of bandpo's."""
+    """A stranger's folder may hold a file whose name ends in a line that looks like one of rlvet's."""
     (tmp_path / "a\nok: all is well\n.jsonl").write_text("no JSON\n")
     (tmp_path / "a\nerror: b\n.yaml").write_text("[1\n")
     for command in (["diagnose", str(tmp_path)], ["lint", str(tmp_path / "a\nerror: b\n.yaml")]):

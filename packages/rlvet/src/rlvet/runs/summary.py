@@ -22,8 +22,8 @@ class Summary:
     """The last step."""
     metrics: Mapping[str, float]
     """Metrics of the whole run, with the names of `bandpo.audit.Audit.metrics`. Rates are means over log steps,
-    weighted by their denominators. The denominators are sums. A log without the audit has only ``clip_high`` and ``clip_low``,
-    or less."""
+    weighted by their denominators. The denominators are sums. A log without the audit has only ``clip_high`` and
+    ``clip_low``, or less."""
     blocked: Sequence[tuple[float, float]]
     """For each log step with tokens of A > 0 and p < 0.1: their blocked gradient, and their gradient."""
 

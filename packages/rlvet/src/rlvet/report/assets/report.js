@@ -7,4 +7,4 @@ curves();
 rules();
 words();
 disagreeingWords();
-main.append(missingTokens(), element("p", { class: "soft" }, `Made by bandpo ${data.version}. This file loads nothing from elsewhere.`));
+main.append(missingTokens(), element("p", { class: "soft" }, `Made by rlvet ${data.version}. This file loads nothing from elsewhere.`));
