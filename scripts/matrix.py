@@ -47,7 +47,7 @@ class Environment:
         tests: Paths of the tests; by default those of the adapter with the environment's name.
         bare: Packages to install without dependencies: frameworks that require CUDA packages or another Python only to
             install.
-        extras: Extras of bandpo, with which bandpo and the lab are installed.
+        extras: Extras of bandpo, with which the three packages are installed.
         torch: The requirement on torch.
         about: The distribution whose version the table shows, if there is no adapter.
         python: The command of the environment's Python; by default the Python that runs this script.
@@ -67,14 +67,14 @@ class Environment:
 
 
 def admitted(name: str) -> str:
-    """Return the requirement on a distribution in pyproject.toml."""
-    match = re.search(rf'"({name}[=><][^"]*)"', (ROOT / "pyproject.toml").read_text())
+    """Return the requirement on a distribution in the project file of bandpo."""
+    match = re.search(rf'"({name}[=><][^"]*)"', (ROOT / "packages/bandpo/pyproject.toml").read_text())
     assert match
     return match[1]
 
 
 def oldest(name: str) -> str:
-    """Return a requirement of the oldest version that pyproject.toml admits."""
+    """Return a requirement of the oldest version that the project file of bandpo admits."""
     return re.sub(r">=([\d.]+).*", r"==\1", admitted(name))
 
 
@@ -153,10 +153,10 @@ CANARIES = {
     "trl, next": Environment(
         ("trl", "transformers", "datasets", "peft", "filelock", "scipy", "pydantic", "rich", "typer"),
         ADAPTER_TESTS,
-        bare=(f"{ROOT}/lab",), about="trl",
+        bare=(f"{ROOT}/packages/bandpo-lab",), about="trl",
     ),
 }  # fmt: skip
-"""Environments with the newest release of a framework, even if pyproject.toml does not admit it.
+"""Environments with the newest release of a framework, even if bandpo does not admit it.
 
 They run each night, only if named, and are not in the table.
 """
@@ -181,7 +181,7 @@ def core_digest() -> str:
     core = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
     names = {str(path.relative_to(ROOT)) for pattern in core["include"] for path in ROOT.glob(pattern)}
     digest = hashlib.sha256()
-    for name in sorted(names.difference(core["omit"])):
+    for name in sorted(names):
         digest.update(f"{name} {plain(ast.parse((ROOT / name).read_text()))}".encode())
     return digest.hexdigest()[:12]
 
@@ -228,9 +228,11 @@ def install(environment: Environment, home: Path, version: str) -> Path:
     if environment.bare:
         pip("--no-deps", "--ignore-requires-python", *environment.bare)
     if environment.extras:
-        pip("-e", f"{ROOT}[{environment.extras}]", "-e", f"{ROOT}/lab[eval]")
+        extras = {"bandpo": f"[{environment.extras}]", "bandpo-lab": "[eval]"}
+        for package in ("rlvet", "bandpo", "bandpo-lab"):
+            pip("-e", f"{ROOT}/packages/{package}{extras.get(package, '')}")
     else:
-        pip("--no-deps", "-e", str(ROOT))
+        pip("--no-deps", "-e", f"{ROOT}/packages/rlvet", "-e", f"{ROOT}/packages/bandpo")
     done.write_text(description)
     return python
 

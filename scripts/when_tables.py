@@ -69,7 +69,7 @@ def curves(world: str) -> dict[str, Curve]:
     """Return the AUC of each arm in a setting, over rates and seeds."""
     rows: list[dict[str, object]] = []
     for folder in ("network", "network-more"):
-        content = json.loads((ROOT / "results" / folder / "results.json").read_text())
+        content = json.loads((ROOT / "research" / "results" / folder / "results.json").read_text())
         for run in validate_as(list[RunResult], content["runs"], folder):
             run_world, _, rate = run.experiment.partition(", learning_rate ")
             if run_world == world:

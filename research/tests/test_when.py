@@ -1,0 +1,146 @@
+"""What docs/when.md and README say about speed, ends, entropy and equality follows from the tables of docs/when.md.
+
+That each table is of the committed rows is tested in test_map.py.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from bandpo_lab.study.statistics import Curve, simulated_power
+from pages import ROOT
+from studies import smollm2
+from studies.smollm2_report import worlds_of
+
+WHEN = (ROOT / "docs/when.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NUMBER = r"([-+]\d+\.\d+)"
+INTERVAL = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
+
+
+def in_one_line(text):
+    return " ".join(text.split())
+
+
+def table(name):
+    """Return the rows of a generated table, each as its cells."""
+    lines = WHEN.partition(f"<!-- {name}: begin -->\n")[2].partition(f"<!-- {name}: end -->")[0].splitlines()
+    return [line.strip("| ").split(" | ") for line in lines[2:]]
+
+
+def intervals(cells):
+    """Return value, low and high of each cell that holds an interval."""
+    matches = [INTERVAL.match(cell) for cell in cells]
+    return [tuple(map(float, match.groups())) for match in matches if match]
+
+
+OLD = re.compile(r"^(lag [248]|long run|SmolLM2, (very )?stale|network, (lag [248]|long run))")
+
+
+def test_a_high_bound_gains_at_each_rules_best_rate_on_old_data():
+    rows = [cells for cells in table("ends") if OLD.match(cells[0])]
+    gains = intervals(cells[4] for cells in rows)
+    assert len(gains) == 7
+    assert all(low > 0 for _, low, _ in gains)
+    smallest, largest = min(gains)[0], max(gains)[0]
+    prose = in_one_line(WHEN)
+    said = f"it added {smallest:.2f} to {largest:.2f} to the mean reward in seven settings"
+    assert said in prose
+    before_and_after = [tuple(map(float, cells[3].split(" → "))) for cells in rows]
+    assert max(after / before for before, after in before_and_after) == pytest.approx(2, abs=0.2)
+    assert "up to twice the mean reward" in in_one_line(README)
+    interior = sum("edge" not in cells[1] for cells in rows)
+    assert interior == 6
+    assert "is neither the lowest nor the highest in six of the seven settings" in prose
+
+
+def test_the_ends_differ_where_the_page_says_so():
+    ends = {cells[0]: interval for cells in table("ends") for interval in intervals([cells[6]])}
+    alike = [name for name in ends if OLD.match(name) and ends[name][1] < 0 < ends[name][2]]
+    assert sorted(alike) == ["lag 2", "lag 4, 4 x 4", "long run"]
+    assert "The runs end alike only if they are long or the data is not very old." in in_one_line(WHEN)
+    # No page says that the ends are alike without a condition.
+    for page in (README, (ROOT / "docs/which-method.md").read_text(), (ROOT / "docs/faq.md").read_text()):
+        assert "the ends are alike" not in in_one_line(page)
+
+
+def test_most_best_rates_of_smollm2_are_at_an_edge():
+    worlds = worlds_of(smollm2.read_runs(ROOT / "research/results/smollm2/runs.jsonl.gz"))
+    # Under random rewards no rate is better than another.
+    curves = [world.curve(arm) for world in worlds if world.part.reward != "coin" for arm in world.part.arms]
+    edges = sum(curve.at_edge for curve in curves)
+    said = f"{edges} of {len(curves)} best rates are the highest or the lowest that was run"
+    assert said in in_one_line(WHEN)
+
+
+def test_entropy_at_equal_reward():
+    rows = table("equal")
+    by_rule = {rule: [] for rule in ("Band", "BandAbove", "room by mass")}
+    for rule, constant, *cells in rows:
+        by_rule[rule] += [(constant, *interval) for interval in intervals(cells)]
+    above, mass = (
+        [value for _, value, low, _ in by_rule[rule] if low > 0] for rule in ("BandAbove", "room by mass")
+    )
+    assert len(above) == len(mass) == 18
+    prose = in_one_line(WHEN)
+    assert f"`BandAbove` kept {min(above):.1f} to {max(above):.1f} nats more than each constant" in prose
+    assert f"and room by mass {min(mass):.1f} to {max(mass):.1f}" in prose
+    assert (
+        f"kept {min(above):.1f} to {max(above):.1f} nats more entropy at equal reward than each of six"
+        in in_one_line(README)
+    )
+    which = in_one_line((ROOT / "docs/which-method.md").read_text())
+    assert f"{min(above):.1f} to {max(above):.1f} nats more entropy at equal reward" in which
+    for rule, constant, *cells in rows:
+        if rule == "Band" and constant != "no bound":
+            assert all(low <= 0 for _, low, _ in intervals(cells[:2]))
+
+
+def test_entropy_at_equal_reward_in_other_settings():
+    for setting, *cells in table("elsewhere"):
+        values = intervals(cells[:3])
+        if setting.startswith("network"):
+            assert all(abs(value) < 0.04 for value, _, _ in values)
+            assert all(high < 0.002 for _, _, high in intervals(cells[3:4]))
+        elif setting.startswith("SmolLM2, stale"):
+            assert all(value > 0 for value, _, _ in values)
+            assert all(low > 0 for _, low, _ in values[1:])
+    [reused] = [
+        intervals(cells[:3]) for setting, *cells in table("elsewhere") if setting == "SmolLM2, reused"
+    ]
+    assert reused[0][2] < 0 < reused[2][1]
+
+
+def test_band_above_beside_a_high_constant():
+    rows = {cells[0]: intervals(cells[2:]) for cells in table("high")}
+    old = {name: both for name, both in rows.items() if OLD.match(name)}
+    assert all(high > 0 for both in old.values() for _, _, high in both)
+    surely = [name for name, both in old.items() if all(low > 0.0005 for _, low, _ in both)]
+    assert surely == [
+        "SmolLM2, stale, no luck",
+        "SmolLM2, stale, six layers",
+        "network, lag 8",
+        "network, lag 4, 4 x 4",
+    ]
+    assert rows["network, lag 0, 4 x 4"][0][2] < 0
+    assert "never surely slower than a clip of [0.8, 2]" in in_one_line(README)
+
+
+def test_the_power_is_said():
+    rows = {int(cells[0]): cells[1:] for cells in table("power")}
+    found = float(rows[8][1].rstrip("%"))
+    assert found == pytest.approx(30, abs=5)
+    assert "in about three of ten such studies" in in_one_line(WHEN)
+
+
+def test_power_grows_with_the_gain_and_with_the_seeds():
+    rng = np.random.default_rng(1)
+    ours, theirs = (Curve([1.0, 2.0], rng.normal(0.5, 0.05, (2, 8))) for _ in range(2))
+    none, some, much = (simulated_power(ours, theirs, gain, 8, 0.05, repeats=60) for gain in (0.0, 0.05, 0.5))
+    more_seeds = simulated_power(ours, theirs, 0.05, 40, 0.05, repeats=60)
+    assert none.greater < 0.15
+    assert none.greater < some.greater < more_seeds.greater
+    assert much == (1, 0)
+    # An interval of forty seeds is narrow enough to declare equality, one of eight is not.
+    assert simulated_power(ours, theirs, 0.0, 40, 0.05, repeats=60).equal > none.equal
