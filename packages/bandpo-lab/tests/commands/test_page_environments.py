@@ -38,6 +38,7 @@ importlib.machinery.PathFinder.find_spec = classmethod(find_unless_hidden)
 
 EVALUATION = ("rlvet", "bandpo", "bandpo-lab[eval]")
 RLVET = ("rlvet",)
+INSTALL = "pip install ./packages/rlvet ./packages/bandpo"
 CORE = ("bandpo",)
 TRL = ("rlvet", "bandpo[trl]")
 STUDY = ("rlvet", "bandpo", "bandpo-lab[study]")
@@ -52,7 +53,7 @@ class Run(NamedTuple):
 
 HUB = "downloads from a hub; the test of the page on evaluation runs it on a file"
 BELOW = "is run by the test of the page on evaluation"
-VERL = "needs verl's environment; packages/bandpo-lab/tests/recipes and packages/bandpo-lab/tests/rehearsal run it with verl"
+VERL = "needs verl's environment; tests/recipes and tests/rehearsal of packages/bandpo-lab run it with verl"
 GPU = "needs a GPU"
 RECORD = "needs a record of tokens; packages/bandpo/tests/audit and tests/test_cli.py run it on one"
 STEPS = "is run by packages/bandpo-lab/tests/commands/test_commands.py, with the files of its page"
@@ -220,7 +221,7 @@ def test_a_command_runs_in_the_environment_of_its_page(page, command, folder):
 @pytest.mark.slow
 def test_the_page_on_evaluation_in_its_environment(folder):
     page = (ROOT / "docs/evaluation.md").read_text()
-    assert "`pip install ./packages/rlvet ./packages/bandpo './packages/bandpo-lab[eval]'`" in page
+    assert f"`{INSTALL} './packages/bandpo-lab[eval]'`" in page
     evaluate = "bandpo-lab eval --data data/trl/aime24.parquet"
     process = run_in(EVALUATION, f"{evaluate} --n 1 --limit 1 --output-dir runs/eval-a", folder)
     assert process.returncode == 0, process.stderr
@@ -230,14 +231,14 @@ def test_the_page_on_evaluation_in_its_environment(folder):
     # Without the extra, one line says what to install.
     process = run_in(("rlvet", "bandpo", "bandpo-lab"), f"{evaluate} --output-dir runs/c", folder)
     assert process.returncode != 0
-    assert "pip install ./packages/rlvet ./packages/bandpo './packages/bandpo-lab[eval]'" in process.stderr.splitlines()[-1]
+    assert f"{INSTALL} './packages/bandpo-lab[eval]'" in process.stderr.splitlines()[-1]
     assert "Traceback" not in process.stderr
 
 
 @pytest.mark.exhaustive
 def test_the_page_on_your_own_rules_says_what_compare_needs(folder):
     page = (ROOT / "docs/write-your-own.md").read_text()
-    assert "`bandpo-lab compare` needs `pip install ./packages/rlvet ./packages/bandpo './packages/bandpo-lab[study]'`" in " ".join(page.split())
+    assert f"`bandpo-lab compare` needs `{INSTALL} './packages/bandpo-lab[study]'`" in " ".join(page.split())
     compare = 'bandpo-lab compare "DAPO()" "GRPO()" --seeds 4 --lags 0 --optimizers adam --rates 1,2'
     process = run_in(STUDY, compare, folder)
     assert process.returncode == 0, process.stderr

@@ -63,7 +63,9 @@ def test_page_container_and_make_have_one_python_and_one_lock():
 def test_the_installation_without_vllm_is_the_one_that_is_made_each_night():
     page, make = (ROOT / "docs/install.md").read_text(), (ROOT / "Makefile").read_text()
     (command,) = re.findall(rf"^pip install (-c {LOCK} .*)$", page, re.M)
-    nightly = make.replace("$(NODE_LOCK)", LOCK).replace("--quiet ", "").replace("-e packages/", "./packages/")
+    nightly = (
+        make.replace("$(NODE_LOCK)", LOCK).replace("--quiet ", "").replace("-e packages/", "./packages/")
+    )
     nightly = nightly.replace("-e 'packages/", "'./packages/").replace(" \\\n\t  ", " ")
     assert f"-m pip install {command}" in nightly
 

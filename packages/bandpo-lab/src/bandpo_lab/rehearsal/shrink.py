@@ -53,10 +53,7 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     """
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
-        raise MissingPackage(
-            "this needs verl: in a clone of bandpo, with Python 3.12, "
-            f"pip install {VERL}"
-        )
+        raise MissingPackage(f"this needs verl: in a clone of bandpo, with Python 3.12, pip install {VERL}")
 
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
