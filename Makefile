@@ -18,22 +18,34 @@ MARKED ?= not slow and not exhaustive
 RUN_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 PYTEST := $(RUN_TESTS) -m "$(MARKED)" $(TESTS)
 
+# Where the packages are, and their sources as Python finds them where they are not installed.
+BANDPO := packages/bandpo/src/bandpo
+RLVET := packages/rlvet/src/rlvet
+LAB := packages/bandpo-lab/src/bandpo_lab
+SOURCES := packages/bandpo/src:packages/rlvet/src:packages/bandpo-lab/src
+PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
+
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
-# The package itself has no example, and to collect it is to import every public name.
-PATHS_core := packages/bandpo/tests/core packages/bandpo/src/bandpo/core/divergences packages/bandpo/src/bandpo/core/objectives packages/bandpo/src/bandpo/testing \
-  $(filter-out packages/bandpo/src/bandpo/__init__.py,$(wildcard packages/bandpo/src/bandpo/*.py))
-PATHS_runs := packages/rlvet/tests/runs packages/rlvet/tests/lint packages/rlvet/tests/checks packages/bandpo/tests/audit packages/rlvet/tests/report packages/rlvet/src/rlvet/runs packages/rlvet/src/rlvet/lint packages/rlvet/src/rlvet/checks packages/bandpo/src/bandpo/audit packages/rlvet/src/rlvet/report
+PATHS_core := packages/bandpo/tests/core $(BANDPO)/core $(filter-out $(BANDPO)/__init__.py,$(wildcard $(BANDPO)/*.py))
+PATHS_audit := $(wildcard $(foreach part,audit replay watch testing,packages/bandpo/tests/$(part) $(BANDPO)/$(part)) \
+  packages/bandpo/tests/test_*.py)
+PATHS_rlvet := packages/rlvet/tests $(RLVET)
 PATHS_docs := tests/test_browser_doctor.py
-PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) packages/bandpo/src/bandpo/cli
-PATHS_trl := $(wildcard packages/bandpo/tests/integrations/test_trl*.py) packages/bandpo/src/bandpo/integrations/_trl_config.py
-PATHS_verl := $(wildcard packages/bandpo/tests/integrations/test_verl*.py) packages/bandpo/src/bandpo/integrations/verl.py
-PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl),$(wildcard packages/bandpo/tests/integrations/test_*.py))
-PATHS_training := packages/bandpo-lab/tests/training packages/bandpo-lab/tests/commands packages/bandpo-lab/src/bandpo_lab/training packages/bandpo-lab/src/bandpo_lab/cli $(wildcard packages/bandpo-lab/src/bandpo_lab/*.py)
-PATHS_evaluation := packages/bandpo-lab/tests/evals packages/bandpo-lab/tests/data packages/bandpo-lab/tests/tasks packages/bandpo-lab/src/bandpo_lab/evals packages/bandpo-lab/src/bandpo_lab/data packages/bandpo-lab/src/bandpo_lab/tasks
+PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) $(wildcard packages/bandpo/tests/cli) $(BANDPO)/cli
+# The files of TRL and verl: those of a folder of its own, and those whose names begin with the framework's.
+of_framework = $(wildcard packages/bandpo/tests/integrations/$(1) packages/bandpo/tests/integrations/test_$(1)*.py \
+  $(BANDPO)/integrations/$(1) $(BANDPO)/integrations/$(1).py $(BANDPO)/integrations/_$(1)_*.py)
+PATHS_trl := $(call of_framework,trl)
+PATHS_verl := $(call of_framework,verl)
+PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl) %/__init__.py,\
+  $(wildcard packages/bandpo/tests/integrations/test_*.py $(BANDPO)/integrations/*.py))
+PATHS_training := packages/bandpo-lab/tests/training packages/bandpo-lab/tests/commands $(LAB)/training $(LAB)/cli \
+  $(wildcard $(LAB)/*.py)
+PATHS_evaluation := $(foreach part,evals data tasks,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
 PATHS_recipes := packages/bandpo-lab/tests/recipes
-PATHS_rehearsal := packages/bandpo-lab/tests/rehearsal packages/bandpo-lab/src/bandpo_lab/rehearsal
-PATHS_studies := packages/bandpo-lab/tests/studies packages/bandpo-lab/src/bandpo_lab/study studies
-TEST_JOBS := core recipes trl training commands studies runs evaluation verl rehearsal frameworks
+PATHS_rehearsal := packages/bandpo-lab/tests/rehearsal $(LAB)/rehearsal
+PATHS_studies := packages/bandpo-lab/tests/studies $(LAB)/study research/tests research/studies
+TEST_JOBS := core recipes trl training commands studies rlvet audit evaluation verl rehearsal frameworks
 # The longest first, so that all cores end together, and beside them those that mostly wait.
 LONG := core recipes trl
 SHORT := rehearsal frameworks
@@ -50,9 +62,9 @@ demo: $(DEMO)
 
 setup: $(DEV)
 
-# The library without the frameworks' integrations. No framework is imported to collect these tests.
+# bandpo without its integrations of frameworks, rlvet, and the commands. No framework is imported to collect these tests.
 test: $(TEST)
-	$(PYTEST) $(PATHS_core) $(PATHS_runs) $(PATHS_commands)
+	$(PYTEST) $(PATHS_core) $(PATHS_audit) $(PATHS_rlvet) $(PATHS_commands)
 
 # One job of continuous integration: make job-trl, and so on.
 $(addprefix job-,$(TEST_JOBS)): job-%: $(DEV)
@@ -91,11 +103,11 @@ conformance: $(DEMO)
 
 # What pages show of the committed studies: the pictures, the reports, and the tables of docs/when.md.
 figures: $(DEV)
-	PYTHONPATH=. $(BIN)/python scripts/pictures.py docs/figures
+	PYTHONPATH=research $(BIN)/python scripts/pictures.py docs/figures
 	$(BIN)/python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
-	$(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
-	$(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
-	PYTHONPATH=. $(BIN)/python scripts/when_tables.py
+	PYTHONPATH=research $(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
+	PYTHONPATH=research $(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
+	PYTHONPATH=research $(BIN)/python scripts/when_tables.py
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
 rehearsals: $(DEV)
@@ -104,15 +116,16 @@ rehearsals: $(DEV)
 # The main recipe, small, in the environment for verl of docs/install.md, without vLLM. NODE_TORCH names a CPU build of its torch,
 # as a file or otherwise; torch's usual build for Linux brings 5 GB of CUDA.
 NODE := build/node
-NODE_LOCK := packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt
+NODE_LOCK := $(LAB)/recipes/gpu.txt
 NODE_TORCH ?= torch
 node-rehearsal: $(NODE)/.installed
 	$(NODE)/bin/bandpo-lab rehearse --stand-in -- +paper/model=qwen2.5-3b-instruct +paper/rule=band-kl +paper=recommended
 
-$(NODE)/.installed: $(NODE_LOCK) pyproject.toml packages/bandpo-lab/pyproject.toml
+$(NODE)/.installed: $(NODE_LOCK) $(PROJECTS)
 	python3.12 -m venv $(NODE)
 	$(NODE)/bin/python -m pip install --quiet -c $(NODE_LOCK) $(NODE_TORCH)
-	$(NODE)/bin/python -m pip install --quiet -c $(NODE_LOCK) -e '.[verl]' -e './lab[verl]'
+	$(NODE)/bin/python -m pip install --quiet -c $(NODE_LOCK) -e packages/rlvet -e 'packages/bandpo[verl]' \
+	  -e 'packages/bandpo-lab[verl]'
 	touch $@
 
 lint: $(DEV)
@@ -120,7 +133,7 @@ lint: $(DEV)
 	$(BIN)/ruff check --preview --select PLW1514 .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell src lab examples tests docs benchmarks scripts studies README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
+	$(BIN)/codespell packages examples tests docs benchmarks scripts research README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 	$(BIN)/zizmor --offline --quiet .
 
 # Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
@@ -149,12 +162,12 @@ audit-deps: $(DEV)
 # What only a GPU can tell, in at most 20 minutes, and the table of it in docs/measured/benchmarks.md. In the Python at hand, not in
 # $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only speed' for a part.
 gpu-check:
-	PYTHONPATH=src:tests:packages/bandpo-lab/src $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
+	PYTHONPATH=$(SOURCES):tests $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
 # One GPU: gpu-check, then a 1.5B model by four rules with two seeds, each judged: docs/first-hour.md. In the Python at hand, as
 # gpu-check. FIRST_HOUR=--dry-run prints the plan, FIRST_HOUR=--rehearse goes through it on a CPU.
 first-hour:
-	PYTHONPATH=src:scripts:packages/bandpo-lab/src $(PYTHON) scripts/first_hour.py $(FIRST_HOUR)
+	PYTHONPATH=$(SOURCES):scripts $(PYTHON) scripts/first_hour.py $(FIRST_HOUR)
 
 # Resolves anew for Python 3.11 to 3.13 and every platform. What is pinned stays, unless LOCK='--upgrade-package NAME' or
 # LOCK=--upgrade says otherwise.
@@ -166,13 +179,13 @@ lock:
 # torch is pinned by its version alone: a machine may have a build of its own, such as one for the CPU, with another digest.
 # What it requires is here by then, but for the CUDA libraries of its usual build for Linux. Modules are compiled when they
 # are first imported, which most never are.
-$(DEMO): pyproject.toml packages/bandpo-lab/pyproject.toml constraints.txt locks/build.txt locks/demo.txt
+$(DEMO): $(PROJECTS) constraints.txt locks/build.txt locks/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(LOCKED) -r locks/build.txt
 	$(PIP) --no-deps torch & torch=$$!; $(LOCKED) -r locks/demo.txt && wait $$torch
 	$(PIP) torch
-	$(INSTALL) --no-deps --no-build-isolation -e . -e ./lab
+	$(INSTALL) --no-deps --no-build-isolation -e packages/rlvet -e packages/bandpo -e packages/bandpo-lab
 	touch $@
 
 $(TEST): $(DEMO) locks/test.txt

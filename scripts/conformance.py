@@ -6,8 +6,8 @@
 
 Each framework has its own virtual environment in the folder, as in scripts/matrix.py. Settings that
 scripts/conformance.txt does not name have the framework's defaults. The comparison is that of
-`bandpo.testing.assert_is`. Results go to research/results/conformance.json, and docs/measured/conformance.md is written from
-them. A framework that is not on the index is run from a clone, and the page names its commit. Exits with 1 if a
+`bandpo.testing.assert_is`. Results go to research/results/conformance.json, from which docs/measured/conformance.md is
+written. A framework that is not on the index is run from a clone, and the page names its commit. Exits with 1 if a
 difference is unexplained or a loss failed.
 
 ``--newest`` takes the newest release of each framework, or the newest commit if it is not on the index. It writes the

@@ -1,8 +1,8 @@
 """Write the page of the map under four optimizers from its committed rows.
 
-    python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
+    PYTHONPATH=research python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
 
-`bandpo-lab study map` writes the same report, without the introduction. Its file is committed in parts, one for each
+`studies.tables_map` writes the same report, without the introduction. Its file is committed in parts, one for each
 optimizer.
 """
 
@@ -12,9 +12,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from bandpo_lab.study.grid import Grid, GridPlan
-from bandpo_lab.study.grid_report import draw_grid, grid_text
 from bandpo_lab.style import save_figure
+from studies.grid import Grid, GridPlan
+from studies.grid_report import draw_grid, grid_text
 
 INTRODUCTION = """# A map of tables under four optimizers
 

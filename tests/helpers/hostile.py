@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.forks import SOURCES
+from helpers.forks import PATH
 
 PLANTED = (
     *("evilmod", "cuda", "pynvml", "opt_einsum", "mlx", "trl", "tokenizers_extra"),
@@ -40,7 +40,7 @@ def result_of(folder: Path, command: list[str], *, program: str = "bandpo", **en
         cwd=folder,
         env={
             "COMMAND": json.dumps([program, *command]),
-            "PYTHONPATH": ":".join(map(str, SOURCES)),
+            "PYTHONPATH": ":".join(map(str, PATH)),
         }
         | own_environment(folder)
         | environment,

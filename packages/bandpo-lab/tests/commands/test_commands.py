@@ -80,7 +80,8 @@ def test_a_missing_package_is_one_line(monkeypatch):
 
     monkeypatch.setattr("bandpo_lab.cli.app.app", fail)
     with pytest.raises(
-        SystemExit, match=r"^error: .*needs the package pydantic; .* pip install \. './lab\[study\]'"
+        SystemExit,
+        match=r"^error: .*needs the package pydantic; .* pip install .* './packages/bandpo-lab\[study\]'",
     ) as end:
         main()
     assert end.value.code == 2

@@ -19,6 +19,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("packaging")
 from packaging.requirements import Requirement
 
+from helpers.sources import SOURCES
 from pages import PAGES, ROOT, blocks
 
 HIDE = """
@@ -35,11 +36,12 @@ def find_unless_hidden(cls, name, path=None, target=None):
 importlib.machinery.PathFinder.find_spec = classmethod(find_unless_hidden)
 """
 
-EVALUATION = ("bandpo", "bandpo-lab[eval]")
-LIBRARY = ("bandpo",)
-CORE = ("bandpo[torch]",)
-TRL = ("bandpo[trl]",)
-STUDY = ("bandpo", "bandpo-lab[study]")
+EVALUATION = ("rlvet", "bandpo", "bandpo-lab[eval]")
+RLVET = ("rlvet",)
+INSTALL = "pip install ./packages/rlvet ./packages/bandpo"
+CORE = ("bandpo",)
+TRL = ("rlvet", "bandpo[trl]")
+STUDY = ("rlvet", "bandpo", "bandpo-lab[study]")
 
 
 class Run(NamedTuple):
@@ -51,24 +53,24 @@ class Run(NamedTuple):
 
 HUB = "downloads from a hub; the test of the page on evaluation runs it on a file"
 BELOW = "is run by the test of the page on evaluation"
-VERL = "needs verl's environment; packages/bandpo-lab/tests/recipes and packages/bandpo-lab/tests/rehearsal run it with verl"
+VERL = "needs verl's environment; tests/recipes and tests/rehearsal of packages/bandpo-lab run it with verl"
 GPU = "needs a GPU"
 RECORD = "needs a record of tokens; packages/bandpo/tests/audit and tests/test_cli.py run it on one"
 STEPS = "is run by packages/bandpo-lab/tests/commands/test_commands.py, with the files of its page"
 CONFIGURATION = "needs the configuration of a user; packages/rlvet/tests/lint/test_command.py runs it on one"
 
 COMMANDS: dict[tuple[str, str], Run | str] = {
-    ("README.md", "rlvet diagnose runs/demo"): Run(LIBRARY),
+    ("README.md", "rlvet diagnose runs/demo"): Run(RLVET),
     ("README.md", "bandpo audit runs/demo"): RECORD,
     ("README.md", "rlvet report runs/demo"): Run(TRL),
-    ("index.md", "rlvet diagnose runs/demo"): Run(LIBRARY),
+    ("index.md", "rlvet diagnose runs/demo"): Run(RLVET),
     ("index.md", "bandpo audit runs/demo"): RECORD,
     ("index.md", "rlvet report runs/demo"): Run(TRL),
-    ("diagnose.md", "rlvet diagnose runs/mine"): Run(LIBRARY),
+    ("diagnose.md", "rlvet diagnose runs/mine"): Run(RLVET),
     ("diagnose.md", "rlvet diagnose run/tokens"): RECORD,
     ("diagnose.md", "rlvet diagnose dumps"): RECORD,
     ("diagnose.md", "rlvet diagnose run/tokens --json"): RECORD,
-    ("diagnose.md", "rlvet diagnose runs/mine --format markdown --fail-on stop"): Run(LIBRARY),
+    ("diagnose.md", "rlvet diagnose runs/mine --format markdown --fail-on stop"): Run(RLVET),
     ("evaluation.md", "bandpo-lab data prepare aime24 amc23"): HUB,
     ("evaluation.md", "bandpo-lab eval --data data/trl/aime24.parquet"): BELOW,
     ("evaluation.md", "bandpo-lab compare-evals runs/eval-a runs/eval-b"): BELOW,
@@ -78,7 +80,7 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
     ("install.md", "bandpo-lab setup --model qwen2.5-3b-instruct --dry-run"): VERL,
     ("install.md", "bandpo-lab preflight --model qwen2.5-3b-instruct"): VERL,
     ("install.md", "bandpo-lab recipes"): VERL,
-    ("lint.md", "rlvet lint train.py"): Run(LIBRARY),
+    ("lint.md", "rlvet lint train.py"): Run(RLVET),
     ("lint.md", "rlvet lint run_qwen.sh"): CONFIGURATION,
     ("lint.md", "rlvet lint config.yaml rl.toml"): CONFIGURATION,
     ("lint.md", "rlvet lint run_qwen.sh --fail-on look"): CONFIGURATION,
@@ -121,7 +123,7 @@ def commands_in_blocks():
         for block in blocks(page, "sh"):
             for line in block.text.replace("\\\n", " ").splitlines():
                 command = " ".join(line.partition("  #")[0].split())
-                if command.startswith(("bandpo ", "bandpo-lab ")):
+                if command.startswith(("bandpo ", "rlvet ", "bandpo-lab ")):
                     found.append((page.name, command))
     return found
 
@@ -165,8 +167,8 @@ def run_in(requirements, command, folder):
     (folder / "hide").mkdir(exist_ok=True)
     (folder / "hide/sitecustomize.py").write_text(HIDE)
     program, _, rest = command.partition(" ")
-    module = {"bandpo": "bandpo", "bandpo-lab": "bandpo_lab"}[program]
-    paths = [str(folder / "hide"), str(ROOT / "src"), str(ROOT / "packages/bandpo-lab/src")]
+    module = program.replace("-", "_")
+    paths = [str(folder / "hide"), *map(str, SOURCES)]
     variables = {
         "PYTHONPATH": os.pathsep.join(paths),
         "HIDDEN_MODULES": json.dumps(hidden_modules(requirements)),
@@ -199,7 +201,7 @@ def test_every_command_in_a_shell_block_is_run_or_has_a_reason():
 
 
 def test_modules_that_a_page_does_not_install_are_hidden():
-    assert {"math_verify", "torch", "datasets"} <= {*hidden_modules(LIBRARY)}
+    assert {"math_verify", "torch", "datasets"} <= {*hidden_modules(RLVET)}
     assert "math_verify" not in hidden_modules(EVALUATION)
     assert {"trl", "verl", "matplotlib"} & {*hidden_modules(EVALUATION)}
 
@@ -219,7 +221,7 @@ def test_a_command_runs_in_the_environment_of_its_page(page, command, folder):
 @pytest.mark.slow
 def test_the_page_on_evaluation_in_its_environment(folder):
     page = (ROOT / "docs/evaluation.md").read_text()
-    assert "`pip install . './lab[eval]'`" in page
+    assert f"`{INSTALL} './packages/bandpo-lab[eval]'`" in page
     evaluate = "bandpo-lab eval --data data/trl/aime24.parquet"
     process = run_in(EVALUATION, f"{evaluate} --n 1 --limit 1 --output-dir runs/eval-a", folder)
     assert process.returncode == 0, process.stderr
@@ -227,16 +229,16 @@ def test_the_page_on_evaluation_in_its_environment(folder):
     process = run_in(EVALUATION, "bandpo-lab compare-evals runs/eval-a runs/eval-b", folder)
     assert process.returncode == 0, process.stderr
     # Without the extra, one line says what to install.
-    process = run_in(("bandpo", "bandpo-lab"), f"{evaluate} --output-dir runs/c", folder)
+    process = run_in(("rlvet", "bandpo", "bandpo-lab"), f"{evaluate} --output-dir runs/c", folder)
     assert process.returncode != 0
-    assert "pip install . './lab[eval]'" in process.stderr.splitlines()[-1]
+    assert f"{INSTALL} './packages/bandpo-lab[eval]'" in process.stderr.splitlines()[-1]
     assert "Traceback" not in process.stderr
 
 
 @pytest.mark.exhaustive
 def test_the_page_on_your_own_rules_says_what_compare_needs(folder):
     page = (ROOT / "docs/write-your-own.md").read_text()
-    assert "`bandpo-lab compare` needs `pip install . './lab[study]'`" in " ".join(page.split())
+    assert f"`bandpo-lab compare` needs `{INSTALL} './packages/bandpo-lab[study]'`" in " ".join(page.split())
     compare = 'bandpo-lab compare "DAPO()" "GRPO()" --seeds 4 --lags 0 --optimizers adam --rates 1,2'
     process = run_in(STUDY, compare, folder)
     assert process.returncode == 0, process.stderr

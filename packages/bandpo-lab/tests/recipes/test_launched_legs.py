@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bandpo.integrations.legs import CONSOLE, new_leg
 from bandpo_lab.cli.app import app
-from rlvet.runs.legs import CONSOLE, legs_of, new_leg
+from rlvet.runs.legs import legs_of
 
 LAUNCH = """
 import sys

@@ -18,8 +18,8 @@ from bandpo_lab.rehearsal.inputs import choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.run import environment
 from bandpo_lab.rehearsal.shrink import PROMPTS, changes, compose
 from helpers.ports import free_port
+from helpers.sources import ROOT, SOURCES
 
-ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes"
 NAMES = ["qwen2.5-3b-instruct", "band-kl"]
 
@@ -54,7 +54,7 @@ def cluster(tmp_path_factory):
         "GPUS": "1",
         "CPUS": "6",
         "BANDPO_OUTPUT": str(folder / "runs"),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "packages/bandpo-lab/src")]),
+        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
     }
     try:
         for node in (["head"], ["worker", f"127.0.0.1:{port}"]):

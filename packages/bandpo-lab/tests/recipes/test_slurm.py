@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from helpers.sources import ROOT, SOURCES
+
 RECIPES = ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes"
 
 # What the real programs do as far as the script can see; each call is a line of the file calls.
@@ -222,7 +223,7 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish_as_one_run_of_
     slurm.environment |= environment(folder) | {
         "PATH": slurm.environment["PATH"],
         files.RUN: "first",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "packages/bandpo-lab/src")]),
+        "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
     }
     overrides = [*small(folder, steps=4), "trainer.save_freq=1", "trainer.resume_mode=auto"]
     trained = folder / "runs/small"

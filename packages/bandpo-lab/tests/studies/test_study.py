@@ -301,6 +301,12 @@ def execution(folder, said: list[str], **options) -> Execution:
     return Execution(parse_study(text), text, folder, partial(run_in_processes, workers=1), say=said.append)
 
 
+def test_a_study_file_needs_no_subcommand(tmp_path):
+    for words in ([], ["run"], ["--workers", "2"]):
+        result = CliRunner().invoke(app, ["study", *words, "nowhere.yaml"])
+        assert "nowhere.yaml does not exist" in str(result.exception)
+
+
 @pytest.mark.slow
 def test_settings_that_bandpo_train_refuses_are_named_before_anything_runs(tmp_path):
     with pytest.raises(ValueError, match=r"control: clip, seed 0.*num_iteration"):

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
-from bandpo.cli import OPTIONAL_PACKAGES as LIBRARY_PACKAGES
-from bandpo.cli import run_app
-
-VERL = "-c packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
+SIBLINGS = "./packages/rlvet ./packages/bandpo"
+"""The arguments of pip that install the two packages that this one needs in a clone."""
+VERL = (
+    "-c packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt "
+    "./packages/rlvet './packages/bandpo[verl]' './packages/bandpo-lab[verl]'"
+)
 """The arguments of pip that install verl in a clone."""
 OPTIONAL_PACKAGES = {
-    **LIBRARY_PACKAGES,
-    **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), ". './lab[study]'"),
-    **dict.fromkeys(("math_verify", "httpx"), ". './lab[eval]'"),
+    **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), f"{SIBLINGS} './packages/bandpo-lab[study]'"),
+    **dict.fromkeys(("math_verify", "httpx"), f"{SIBLINGS} './packages/bandpo-lab[eval]'"),
     **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), VERL),
 }
-"""The packages that a command of `bandpo-lab` may need, with the arguments of pip that install them in a clone."""
+"""The packages that a command of `bandpo-lab` may need beside those of `bandpo`'s commands.
+
+Each has the arguments of pip that install it in a clone.
+"""
 
 
 def main() -> None:
     """Run the `bandpo-lab` command."""
+    # No package requires a sibling in its metadata, so either may be missing.
+    for name in ("bandpo", "rlvet"):
+        if find_spec(name) is None:
+            print(
+                f"error: bandpo-lab needs {name}: in a clone of bandpo, "
+                f"pip install {SIBLINGS} ./packages/bandpo-lab",
+                file=sys.stderr,
+            )
+            sys.exit(2)
+
+    from bandpo.cli import OPTIONAL_PACKAGES as LIBRARY_PACKAGES
+    from bandpo.cli import run_app
 
     def load_app() -> Callable[[], object]:
         from bandpo_lab.cli.app import app
 
         return app
 
-    run_app(load_app, OPTIONAL_PACKAGES)
+    run_app(load_app, {**LIBRARY_PACKAGES, **OPTIONAL_PACKAGES})

@@ -1,4 +1,4 @@
-"""The command `bandpo-lab study` with its subcommands `run`, which is the default, `page` and `map`."""
+"""The command `bandpo-lab study` with its subcommands `run`, which is the default, and `page`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ CORES = os.cpu_count() or 1
 app = typer.Typer(
     cls=DefaultCommandGroup,
     no_args_is_help=True,
-    help="Compare clip rules: over seeds in a study of your own, or on small tables over a grid of settings.",
+    help="Compare clip rules over seeds in a study of your own.",
 )
 
 
@@ -75,44 +75,3 @@ def page_command(
     folder = study.parent if study.name == "results.json" else study
     for path in study_page(read_results(folder)).save(output or folder / "report.html"):
         echo(path)
-
-
-@app.command("map")
-def map_command(
-    size: Annotated[
-        Literal["quick", "full"],
-        typer.Option(help="quick, a few minutes on two idle cores, or full, about two hours."),
-    ] = "quick",
-    output_dir: Annotated[
-        Path | None,
-        typer.Option("--output-dir", "--output_dir", help="Folder for the map; by default runs/map-SIZE."),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Simultaneous cells on this machine.")] = CORES,
-) -> None:
-    """Map where clip rules differ, on small tables over a grid of settings; the same command resumes."""
-    from tqdm import tqdm
-
-    from bandpo_lab.files import locked, replacing
-    from bandpo_lab.study.grid import Grid, GridPlan, run_grid
-    from bandpo_lab.study.grid_report import draw_grid, grid_text
-    from bandpo_lab.style import save_figure
-
-    plan = GridPlan.of_size(size)
-    folder = output_dir or Path("runs") / f"map-{size}"
-    file = folder / "map.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(folder), tqdm(total=len(plan.keys), unit="cell") as progress_bar:
-            for count, cell in run_grid(plan, file, workers):
-                progress_bar.update(count - progress_bar.n)
-                progress_bar.set_postfix_str(f"{cell.setting}; {cell.optimizer}; {cell.arm}")
-    except KeyboardInterrupt:
-        sys.exit(f"interrupted; the same command goes on with what is in {file}")
-    grid = Grid.from_file(file)
-    save_figure(draw_grid(grid), folder / "map.png")
-    report = grid_text(grid)
-    with replacing(folder / "map.md") as unfinished:
-        unfinished.write_text(report, encoding="utf-8")
-    echo(report)
-    for name in ("map.png", "map.md", "map.jsonl"):
-        echo(f"wrote {folder / name}")

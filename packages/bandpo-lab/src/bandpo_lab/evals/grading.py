@@ -172,7 +172,8 @@ class MathGrader:
     def __init__(self, *, time_limit: float = 5.0, memory: int = 4 << 30, workers: int = CORES) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise MissingPackage(
-                "grading needs math-verify: in a clone of bandpo, pip install . './lab[eval]'"
+                "grading needs math-verify: in a clone of bandpo, pip install ./packages/rlvet ./packages/bandpo "
+                "'./packages/bandpo-lab[eval]'"
             )
         if not (time_limit > 0 and workers >= 1):
             raise InvalidValue(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.core.errors import InvalidValue, MissingPackage
+from bandpo_lab.cli import VERL
 
 PROMPT_TOKENS = 512
 """The longest prompt of a rehearsal, in tokens."""
@@ -52,10 +53,7 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     """
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
-        raise MissingPackage(
-            "this needs verl: in a clone of bandpo, with Python 3.12, "
-            "pip install -c packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt '.[verl]' './lab[verl]'"
-        )
+        raise MissingPackage(f"this needs verl: in a clone of bandpo, with Python 3.12, pip install {VERL}")
 
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir

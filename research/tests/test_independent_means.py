@@ -12,12 +12,12 @@ from statistics import mean
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/studies"
 
 
 def rows_of(file):
-    with gzip.open(ROOT / "results" / file, "rt", encoding="utf-8") as lines:
+    with gzip.open(ROOT / "research" / "results" / file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 

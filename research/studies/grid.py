@@ -1,4 +1,4 @@
-"""The grid of `bandpo-lab study map`: arms under four optimizers in many settings of `bandpo_lab.study.bandits`.
+"""The grid of `studies.tables_map`: arms under four optimizers in many settings of `bandpo_lab.study.bandits`.
 
 Settings differ in the starting policy, luck, batch size, updates and lag. A cell is one arm in one setting under one
 optimizer, at all learning rates and seeds. Cells run in parallel, and each is written as one line of a file as soon as
@@ -134,7 +134,7 @@ class Setting:
 
     @property
     def data(self) -> str:
-        """The kind of data that the policy is trained on: one of `bandpo_lab.study.grid_report.DATA`."""
+        """The kind of data that the policy is trained on: one of `studies.grid_report.DATA`."""
         if self.lag:
             return "stale"
         return "fresh, used once" if self.epochs == 1 else "fresh, used more often"
@@ -427,7 +427,7 @@ class Grid:
         """
         rows = [row for _, row in read_jsonl(file)]
         if not rows or "versions" not in rows[0]:
-            raise InvalidValue(f"{file} was not written by `bandpo-lab study map`")
+            raise InvalidValue(f"{file} was not written by `studies.tables_map`")
         cells = map(Cell.from_row, rows[1:])
         return cls(rows[0], {cell.key: cell for cell in cells})
 

@@ -10,10 +10,9 @@ from bandpo import FixedClip, Method
 from bandpo.core.methods import METHODS
 from bandpo.core.objectives import ClippedWeight, DualClip, SelfAnchored
 from bandpo.core.text import as_method
-from bandpo_lab.study import grid
-from studies import smollm2, staleness
+from studies import grid, smollm2, staleness
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/which-method.md").read_text()
 
 

@@ -367,7 +367,7 @@ def test_a_group_that_fails_leaves_the_rows_of_the_others(small_model, tmp_path,
 
 @pytest.mark.slow
 def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_path):
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     runs = root / "research/results/smollm2/runs.jsonl.gz"
     smollm2_report.main([str(runs), str(tmp_path / "report.md")])
     report = (root / "docs/studies/smollm2/report.md").read_text()

@@ -16,9 +16,9 @@ from studies.staleness_report import SMALLEST
 
 def test_every_figure_of_the_page_is_the_data_s():
     """The committed report, and what docs/when.md says of it."""
-    content = read_results(ROOT / "results" / "pretrained")
+    content = read_results(ROOT / "research" / "results" / "pretrained")
     runs, found = content["runs"], Results.from_file(content)
-    plan = parse_study((ROOT / "studies" / "pretrained.yaml").read_text())
+    plan = parse_study((ROOT / "research/studies/pretrained.yaml").read_text())
     planned = [(r.experiment, r.arm, r.seed) for r in plan.reported({})]
     assert [(r["experiment"], r["arm"], r["seed"]) for r in runs] == planned
     report = (ROOT / "docs/studies/pretrained/report.md").read_text()

@@ -9,14 +9,12 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import map_page
 import when_tables
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
-from bandpo_lab.cli.app import app
 from bandpo_lab.study.bandits import (
     falling_rate,
     positions,
@@ -26,7 +24,11 @@ from bandpo_lab.study.bandits import (
     two_stages,
     zipf,
 )
-from bandpo_lab.study.grid import (
+from bandpo_lab.study.optimizers import OPTIMIZERS, HeadAndTrunk
+from bandpo_lab.study.statistics import Curve, difference, remembering, simulated_coverage
+from pages import ROOT
+from studies import tables_map
+from studies.grid import (
     ABOVE,
     ARMS,
     BASELINE,
@@ -41,10 +43,7 @@ from bandpo_lab.study.grid import (
     run_cell,
     run_grid,
 )
-from bandpo_lab.study.grid_report import draw_grid, grid_text
-from bandpo_lab.study.optimizers import OPTIMIZERS, HeadAndTrunk
-from bandpo_lab.study.statistics import Curve, difference, remembering, simulated_coverage
-from pages import ROOT
+from studies.grid_report import draw_grid, grid_text
 
 TINY = GridPlan("quick", seeds=4, batches=3, settings=[Setting("uniform", 0.05, 32, 2, 1, 0)])
 
@@ -401,7 +400,7 @@ def cells():
 
 def without_coverage(monkeypatch):
     """Leave out the simulation of how often an interval holds the truth, most of the time that a page takes."""
-    monkeypatch.setattr("bandpo_lab.study.grid.simulated_coverage", lambda *_: 0.95)
+    monkeypatch.setattr("studies.grid.simulated_coverage", lambda *_: 0.95)
 
 
 def test_the_page_says_where_all_optimizers_agree(cells, monkeypatch):
@@ -442,18 +441,18 @@ def test_a_cell_is_the_same_after_it_was_written_and_read():
         assert np.array_equal(getattr(cell, outcome), getattr(again, outcome), equal_nan=True), outcome
 
 
-# The commands ---------------------------------------------------------------------------------------------------------
+# The command ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, cells):
+def test_the_command_runs_and_an_interrupt_is_one_line(tmp_path, monkeypatch, cells):
     def some(plan, file, workers):
         yield 1, cells[0]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bandpo_lab.study.grid.run_grid", some)
-    result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "interrupted; the same command goes on" in str(result.exception) + result.output
+    monkeypatch.setattr("studies.tables_map.run_grid", some)
+    with pytest.raises(SystemExit, match=r"^interrupted; the same command goes on") as end:
+        tables_map.main(["--output_dir", str(tmp_path)])
+    assert isinstance(end.value.code, str)  # exit status 1
 
     without_coverage(monkeypatch)
     header = {"versions": {}, "seeds": 8, "batches": 80, "cells": len(cells)}
@@ -463,17 +462,10 @@ def test_the_commands_run_and_an_interrupt_is_one_line(tmp_path, monkeypatch, ce
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         yield from enumerate(cells, 1)
 
-    monkeypatch.setattr("bandpo_lab.study.grid.run_grid", whole)
-    result = CliRunner().invoke(app, ["study", "map", "--output-dir", str(tmp_path)])
-    assert result.exit_code == 0, result.exception
+    monkeypatch.setattr("studies.tables_map.run_grid", whole)
+    tables_map.main(["--output_dir", str(tmp_path)])
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "map.md").read_text() == grid_text(Grid.from_file(tmp_path / "map.jsonl"))
-
-
-def test_a_study_file_needs_no_subcommand(tmp_path):
-    for words in ([], ["run"], ["--workers", "2"]):
-        result = CliRunner().invoke(app, ["study", *words, "nowhere.yaml"])
-        assert "nowhere.yaml does not exist" in str(result.exception)
 
 
 # What the pages say of it ---------------------------------------------------------------------------------------------
