@@ -21,7 +21,7 @@ from bandpo.integrations._verl_announcement import FILE
 from bandpo.integrations._verl_audit import Driver
 from rlvet.runs import open_run
 from rlvet.runs.configs import read_setup
-from rlvet.runs.legs import new_leg
+from bandpo.integrations.legs import new_leg
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
 BASE = [
