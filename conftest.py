@@ -44,16 +44,11 @@ def _doctest_names(doctest_namespace):
     import torch
 
     import bandpo
-    from bandpo.core import batch, divergences, loss, methods, objectives, rules, schedules, text
+    from bandpo.core import batch, errors, objectives, rules, schedules, sequences, text
 
-    for module in (batch, divergences, loss, methods, objectives, rules, schedules, text):
+    for module in (batch, errors, objectives, rules, schedules, sequences, text, bandpo):
         doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
-    doctest_namespace.update(
-        # Watch needs transformers, which is optional, so its examples use bandpo.watch.Watch.
-        {name: getattr(bandpo, name) for name in bandpo.__all__ if name != "Watch"},
-        bandpo=bandpo,
-        torch=torch,
-    )
+    doctest_namespace.update(bandpo=bandpo, torch=torch, did_you_mean=errors.did_you_mean)
 
 
 @pytest.fixture(scope="session")

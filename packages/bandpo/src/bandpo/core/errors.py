@@ -2,7 +2,7 @@
 
 >>> try:
 ...     Band(KL(), radius=-1.0)
-... except bandpo.core.errors.BandpoError as error:
+... except BandpoError as error:
 ...     isinstance(error, ValueError)
 True
 """
@@ -42,7 +42,7 @@ class RunProblem(BandpoError, RuntimeError):
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return the end of an error about an unknown name, with the closest candidate; empty if none is close.
 
-    >>> bandpo.core.errors.did_you_mean("bnd", ["Band", "FixedClip"])
+    >>> did_you_mean("bnd", ["Band", "FixedClip"])
     '; did you mean Band?'
     """
     by_lowercase = {candidate.lower(): candidate for candidate in candidates}
