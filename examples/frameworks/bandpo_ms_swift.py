@@ -30,7 +30,7 @@ from swift.rlhf_trainers import GRPOTrainer
 from swift.trainers.trainer_factory import TrainerFactory
 
 from bandpo import Method
-from bandpo.core.loss import TRL_LOSS_TYPES
+from bandpo.core.aggregation import TRL_LOSS_TYPES
 from bandpo.core.objectives import RatioCap
 from bandpo.integrations import check_settings, epsilons, read_bounds, record
 

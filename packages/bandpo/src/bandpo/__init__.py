@@ -7,13 +7,12 @@ The loss, the methods, the clip rules and the divergences are imported from here
 
 from importlib import metadata as _metadata
 
+from bandpo.core.aggregation import aggregate
 from bandpo.core.bounds import (
     RatioBounds,
     ratio_bounds,
 )
-from bandpo.core.compiled import (
-    compile_loss,
-)
+from bandpo.core.compiled import compile_loss
 from bandpo.core.divergences import (
     KL,
     AlphaDivergence,
@@ -26,19 +25,10 @@ from bandpo.core.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
-from bandpo.core.gradient_check import (
-    certify,
-)
-from bandpo.core.importance import (
-    rollout_weights,
-)
-from bandpo.core.linear import (
-    linear_logp,
-)
-from bandpo.core.loss import (
-    aggregate,
-    policy_loss,
-)
+from bandpo.core.gradient_check import certify
+from bandpo.core.importance import rollout_weights
+from bandpo.core.linear import linear_logp
+from bandpo.core.loss import policy_loss
 from bandpo.core.methods import (
     ASPO,
     BAPO,
@@ -79,9 +69,7 @@ from bandpo.core.methods import (
     PrimeRL,
     TokenTOPR,
 )
-from bandpo.core.rule_check import (
-    check,
-)
+from bandpo.core.rule_check import check
 from bandpo.core.rules import (
     DCPO,
     Band,
@@ -91,9 +79,7 @@ from bandpo.core.rules import (
     TwoSided,
     Unclipped,
 )
-from bandpo.core.text import (
-    parse,
-)
+from bandpo.core.text import parse
 
 __all__ = [
     "ASPO",

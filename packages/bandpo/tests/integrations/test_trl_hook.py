@@ -6,7 +6,7 @@ from test_trl import make
 from trl import GRPOTrainer
 
 from bandpo import policy_loss
-from bandpo.core.loss import aggregate
+from bandpo.core.aggregation import aggregate
 from bandpo.core.methods import METHODS
 from bandpo.integrations._trl_config import AGGREGATIONS
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo.audit.recorder import Recorder
+from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue
-from bandpo.core.loss import canonical_aggregation
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip, Surrogate
 from bandpo.core.rule_check import check

@@ -7,8 +7,8 @@ from typing import Any, NoReturn, cast
 
 from trl import GRPOConfig
 
+from bandpo.core.aggregation import TRL_LOSS_TYPES, canonical_aggregation
 from bandpo.core.errors import InvalidType, InvalidValue
-from bandpo.core.loss import TRL_LOSS_TYPES, canonical_aggregation
 from bandpo.core.methods import Method
 from bandpo.core.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
 from bandpo.core.rules import ClipRule, FixedClip, TwoSided, Unclipped
