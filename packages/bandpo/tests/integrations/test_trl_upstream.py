@@ -26,7 +26,7 @@ PATCH = PAGE.with_name("trl-per-token-loss.patch")
 PAPER_INDEX = PAGE.with_name("trl-paper-index.patch")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning"),
+    pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning"),
     pytest.mark.skipif(
         not importlib.metadata.version("trl").startswith("1.16."), reason="the patch is of TRL 1.16"
     ),

@@ -17,11 +17,11 @@ from verl.utils import config as verls_settings
 from verl.utils.tracking import Tracking
 
 from bandpo.cli.app import app
-from bandpo.integrations._verl_announcement import FILE
-from bandpo.integrations._verl_audit import Driver
+from bandpo.integrations.legs import new_leg
+from bandpo.integrations.verl.announcement import FILE
+from bandpo.integrations.verl.audit import Driver
 from rlvet.runs import open_run
 from rlvet.runs.configs import read_setup
-from bandpo.integrations.legs import new_leg
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
 BASE = [

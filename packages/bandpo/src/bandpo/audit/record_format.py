@@ -1,7 +1,7 @@
 """The format of a record: the names of its files, their columns, and their metadata.
 
-docs/record-format.md describes it. `bandpo.audit.Recorder` writes it with this module, and `rlvet` reads it with its own;
-a test compares both.
+docs/record-format.md describes it. `bandpo.audit.Recorder` writes it with this module, and `rlvet` reads it with its
+own; a test compares both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The errors that bandpo raises. Each also derives from the built-in error of its kind, so either name catches it.
+"""The errors that bandpo raises, and its warning about a run.
+
+Each error also derives from the built-in error of its kind, so either name catches it.
 
 >>> try:
 ...     Band(KL(), radius=-1.0)
@@ -12,7 +14,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["BandpoError", "FileProblem", "InvalidType", "InvalidValue", "MissingPackage", "RunProblem"]
+__all__ = [
+    "BandWarning",
+    "BandpoError",
+    "FileProblem",
+    "InvalidType",
+    "InvalidValue",
+    "MissingPackage",
+    "RunProblem",
+]
 
 
 class BandpoError(Exception):
@@ -37,6 +47,10 @@ class MissingPackage(BandpoError, ImportError):
 
 class RunProblem(BandpoError, RuntimeError):
     """The error for a run that cannot continue."""
+
+
+class BandWarning(UserWarning):
+    """A warning about a run that continues to train, with a fault."""
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
