@@ -242,7 +242,9 @@ def test_an_audited_trainer_watches_by_the_same_callback(tmp_path):
     audited = make(WithWatch, GRPOConfig, tmp_path)
     assert watches(audited) == [watch] == [audited._watch]
     WithWatch.watched = "stop"
-    with pytest.raises(ValueError, match=r"watched='stop' contradicts the bandpo\.Watch among the callbacks"):
+    with pytest.raises(
+        ValueError, match=r"watched='stop' contradicts the bandpo\.watch\.Watch among the callbacks"
+    ):
         make(WithWatch, GRPOConfig, tmp_path)
 
 
