@@ -10,8 +10,8 @@ import pytest
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # no warning from trl.experimental
 
-FRAMEWORKS = {"_trl_config": "trl", "verl": "verl"}
-"""The modules whose examples need a framework, with the framework."""
+FRAMEWORKS = ("trl", "verl")
+"""The frameworks that the examples of the folder of this name in `bandpo.integrations` need."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,8 +34,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Ignore modules, other than tests, that have no examples or whose framework is not installed."""
     if collection_path.suffix != ".py" or collection_path.name.startswith("test_"):
         return None
-    framework = FRAMEWORKS.get(collection_path.stem)
-    absent = framework is not None and importlib.util.find_spec(framework) is None
+    framework = collection_path.parent.name
+    absent = framework in FRAMEWORKS and importlib.util.find_spec(framework) is None
     return absent or ">>>" not in collection_path.read_text(encoding="utf-8") or None
 
 
@@ -44,16 +44,11 @@ def _doctest_names(doctest_namespace):
     import torch
 
     import bandpo
-    from bandpo.core import batch, divergences, loss, methods, objectives, rules, schedules, text
+    from bandpo.core import batch, errors, objectives, rules, schedules, sequences, text
 
-    for module in (batch, divergences, loss, methods, objectives, rules, schedules, text):
+    for module in (batch, errors, objectives, rules, schedules, sequences, text, bandpo):
         doctest_namespace.update({name: getattr(module, name) for name in module.__all__})
-    doctest_namespace.update(
-        # Watch needs transformers, which is optional, so its examples use bandpo.watch.Watch.
-        {name: getattr(bandpo, name) for name in bandpo.__all__ if name != "Watch"},
-        bandpo=bandpo,
-        torch=torch,
-    )
+    doctest_namespace.update(bandpo=bandpo, torch=torch, did_you_mean=errors.did_you_mean)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,6 @@
-"""Checks the shape annotations of bandpo as it runs: a pytest plugin, `pytest -p shapes packages/bandpo/tests/core/test_loss.py`.
+"""Checks the shape annotations of bandpo as it runs: a pytest plugin.
+
+    pytest -p shapes packages/bandpo/tests/core/test_loss.py
 
 The annotations are imported for type checkers alone, since the core needs torch alone. Here they are imported
 for good, and each function is wrapped in beartype's check; so this is for a process of its own, before bandpo is.
@@ -15,7 +17,6 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float
 CORE = ["_checks", "rule_check", "bounds", "rules", "audit.metrics", "divergences"]
 CORE += ["loss", "methods", "objectives", "schedules", "batch"]
 
-# Loads no module of the core, whose names it imports for type checkers alone.
 import bandpo  # noqa: E402
 
 typing.TYPE_CHECKING = True

@@ -1,4 +1,5 @@
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -6,7 +7,7 @@ import sys
 import tomllib
 from graphlib import TopologicalSorter
 from importlib import metadata
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
@@ -14,41 +15,249 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import bandpo
+import rlvet
 from pages import ROOT
 
-SRC = Path(bandpo.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LAB = tomllib.loads((ROOT / "packages/bandpo-lab/pyproject.toml").read_text())
-COVERED = PROJECT["tool"]["coverage"]["report"]
-CORE = [
-    path
-    for pattern in COVERED["include"]
-    for path in sorted(ROOT.glob(pattern))
-    if str(path.relative_to(ROOT)) not in COVERED["omit"]
-]
-"""The core, as pyproject.toml defines it for the coverage report."""
-SHARED = {"errors", "_atomic", "_limits", "_numbers", "_severities", "_terminal", "_shown", "data"}
-"""Modules that any layer may import: they import nothing of bandpo's but each other."""
-ALLOWED = {
-    "shared": set(),
-    "runs": {"shared"},
-    "lint": {"shared", "runs"},
-    "doctor": {"shared", "runs", "lint"},
-    "core": {"shared"},
-    "testing": {"shared", "core", "runs"},
-    "audit": {"shared", "core", "runs", "doctor"},
-    "report": {"shared", "core", "runs", "doctor", "audit"},
-    "integrations": {"shared", "core", "runs", "doctor", "audit"},
-    "cli": {"shared", "core", "runs", "lint", "doctor", "audit", "report", "integrations"},
+PROJECTS = {
+    name: tomllib.loads((ROOT / f"packages/{name}/pyproject.toml").read_text())
+    for name in ("bandpo", "rlvet", "bandpo-lab")
 }
-"""For each layer, the layers below it, from which its modules may import."""
-WITHIN_FUNCTIONS = {"doctor": {"core", "audit"}}
-"""Layers that a module may import only within a function, so that it works where torch is missing."""
-WITHOUT_TORCH = ("shared", "runs", "lint", "doctor", "cli")
-"""Layers whose modules import neither torch nor numpy at their top, so that the standard library reads a log."""
-PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECTS["bandpo"]["project"]["classifiers"]))
 INSTALLED = {canonicalize_name(d.name): d.version for d in metadata.distributions()}
 FRAMEWORKS = ["trl", "transformers", "datasets", "accelerate", "verl", "ray", "hydra"]
+
+FOLDERS = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in PROJECTS}
+"""The folder that contains the source of each package."""
+SHARED = {
+    "bandpo": {"_atomic", "_siblings", "_terminal"},
+    "rlvet": {"errors", "plugins", "_atomic", "_limits", "_numbers", "_severities", "_shown", "_terminal"},
+}
+"""Modules of a package that all its layers may import, except for `bandpo.core`."""
+ALLOWED = {
+    "bandpo": {"bandpo.core"},
+    "bandpo.core": set(),
+    "bandpo.shared": {"bandpo.core"},
+    "bandpo.audit": {"bandpo", "bandpo.shared", "bandpo.core"},
+    "bandpo.testing": {"bandpo.shared", "bandpo.core", "bandpo.audit"},
+    "bandpo.replay": {"bandpo.shared", "bandpo.core", "bandpo.audit", "rlvet"},
+    "bandpo.watch": {"bandpo.shared", "bandpo.core", "bandpo.audit", "rlvet"},
+    "bandpo.integrations": {"bandpo.shared", "bandpo.core", "bandpo.audit"},
+    "bandpo.cli": {"bandpo", "bandpo.shared", "bandpo.core", "bandpo.audit", "bandpo.integrations"},
+    "rlvet": {"rlvet.runs", "rlvet.checks"},
+    "rlvet.shared": set(),
+    "rlvet.runs": {"rlvet.shared"},
+    "rlvet.lint": {"rlvet.shared", "rlvet.runs"},
+    "rlvet.checks": {"rlvet.shared", "rlvet.runs", "rlvet.lint"},
+    "rlvet.report": {"rlvet", "rlvet.shared", "rlvet.runs", "rlvet.checks"},
+    "rlvet.cli": {"rlvet", "rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks", "rlvet.report"},
+    "bandpo_lab": {"bandpo", "rlvet"},
+}
+"""For each layer, the layers from which its modules may import. A package's name alone stands for its ``__init__``,
+or, of another package, for all its layers."""
+WITHIN_FUNCTIONS = {
+    "bandpo.testing": {"rlvet"},
+    "bandpo.integrations": {"bandpo.watch", "rlvet"},
+    "bandpo.cli": {"bandpo.replay", "bandpo.watch", "bandpo.testing", "rlvet"},
+}
+"""Layers that a module may import only within a function or for annotations, as they need rlvet."""
+WITHOUT_NUMPY = ("rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks", "rlvet.cli")
+"""Layers whose modules import no numpy and no pyarrow at their top, so that the standard library reads a log."""
+
+
+class Import(NamedTuple):
+    """An import of a module, or of a name that may be one."""
+
+    module: str
+    """The dotted name."""
+    kind: str
+    """``top``, ``annotations`` or ``function``: where it is."""
+
+
+def module_name(path):
+    """Return the dotted name of a file of one of the packages."""
+    folder = next(folder for folder in FOLDERS.values() if path.is_relative_to(folder))
+    return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+
+
+@functools.cache
+def imports_of(path):
+    """Return all imports of a file, with relative ones resolved; of ``from a import b`` those of ``a`` and ``a.b``."""
+    package = module_name(path).split(".")
+    if path.stem != "__init__":
+        package.pop()
+    found = []
+
+    def visit(node, kind):
+        if isinstance(node, ast.Import):
+            found.extend(Import(alias.name, kind) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            if node.level == 0 or node.module:
+                found.append(Import(module, kind))
+            found.extend(Import(f"{module}.{alias.name}", kind) for alias in node.names)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            kind = "function"
+        elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            kind = "annotations"
+        for child in ast.iter_child_nodes(node):
+            visit(child, kind)
+
+    visit(ast.parse(path.read_text()), "top")
+    return found
+
+
+def layer_of(module):
+    """Return the layer of a module of ours by its dotted name; None for other modules."""
+    package, part, *_ = [*module.split("."), ""]
+    if package not in FOLDERS:
+        return None
+    if part in SHARED.get(package, ()):
+        return f"{package}.shared"
+    layer = f"{package}.{part}"
+    return layer if layer in ALLOWED else package
+
+
+def may_import(layer, other, kind):
+    """Return True if a module of a layer may import from another layer."""
+    allowed = {layer, *ALLOWED[layer]}
+    if kind != "top":
+        allowed |= WITHIN_FUNCTIONS.get(layer, set())
+    package = other.partition(".")[0]
+    is_other_package = package != layer.partition(".")[0]
+    return other in allowed or (is_other_package and package in allowed)
+
+
+MODULES = [
+    path
+    for package, folder in FOLDERS.items()
+    for path in sorted((folder / package).rglob("*.py"))
+    if path.name != "__main__.py"
+]
+of_each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
+
+
+@of_each_module
+def test_imports_go_down_the_layers(path):
+    layer = layer_of(module_name(path))
+    above = [
+        (one.module, one.kind)
+        for one in imports_of(path)
+        if (other := layer_of(one.module)) and not may_import(layer, other, one.kind)
+    ]
+    assert above == [], f"the layer {layer} imports from {sorted(ALLOWED[layer])} only"
+
+
+REFUSED = """
+bandpo.core.text       | top         | bandpo._terminal.printable
+bandpo.core.text       | function    | bandpo.audit.Audit
+bandpo.core.text       | annotations | rlvet.runs.Run
+bandpo.audit.metrics   | function    | rlvet.runs
+bandpo.audit.metrics   | function    | bandpo.watch.Watch
+bandpo.testing         | top         | rlvet.runs
+bandpo.testing         | function    | bandpo.integrations
+bandpo.replay.record   | function    | bandpo.watch
+bandpo.watch.run_watch | function    | bandpo.integrations.trl
+bandpo.integrations.trl.trainer | top      | bandpo.watch
+bandpo.integrations.trl.trainer | function | bandpo.replay.record
+bandpo.cli.audit       | top         | rlvet.runs
+bandpo.cli.audit       | function    | bandpo_lab.console
+rlvet.runs.dumps       | function    | bandpo.core.methods
+rlvet.runs.dumps       | function    | rlvet.checks
+rlvet.lint.rules       | function    | rlvet.checks
+rlvet.checks.diagnosis | function    | rlvet.report
+rlvet._terminal        | function    | rlvet.runs
+rlvet.cli.diagnose     | function    | bandpo
+"""
+
+
+@pytest.mark.parametrize("arrow", REFUSED.strip().splitlines())
+def test_an_arrow_upward_is_refused(arrow):
+    module, kind, other = arrow.replace(" ", "").split("|")
+    assert not may_import(layer_of(module), layer_of(other), kind)
+
+
+def test_every_form_of_an_import_is_seen(tmp_path, monkeypatch):
+    """Relative ones, within functions, classes and conditions, and for annotations."""
+    file = tmp_path / "bandpo" / "audit" / "new.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import rlvet.runs as runs\nfrom .. import watch\nfrom . import metrics\nfrom ..replay.record import Replay\n"
+        "if TYPE_CHECKING:\n    from bandpo import cli\n"
+        "try:\n    import bandpo_lab\nexcept ImportError:\n    pass\n"
+        "class A:\n    def f(self):\n        from bandpo.integrations import trl\n"
+    )
+    monkeypatch.setitem(FOLDERS, "bandpo", tmp_path)
+    layers = {(layer_of(one.module), one.kind) for one in imports_of(file)}
+    assert layers == {
+        ("rlvet.runs", "top"),
+        ("bandpo.watch", "top"),
+        ("bandpo.audit", "top"),
+        ("bandpo.replay", "top"),
+        ("bandpo", "annotations"),
+        ("bandpo.cli", "annotations"),
+        ("bandpo_lab", "top"),
+        ("bandpo.integrations", "function"),
+    }
+
+
+def test_the_layers_are_in_no_circle():
+    everything = {layer: ALLOWED[layer] | WITHIN_FUNCTIONS.get(layer, set()) for layer in ALLOWED}
+    TopologicalSorter(everything).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_modules_import_each_other_in_no_circle(package):
+    """Imports for annotations count, and so do those within functions."""
+    graph = {
+        module_name(path): {one.module for one in imports_of(path)}
+        for path in (FOLDERS[package] / package).rglob("*.py")
+    }
+    # A package re-exports what its modules define, so within it only the modules count.
+    edges = {
+        name: {other for other in others & graph.keys() if not f"{name}.".startswith(f"{other}.")}
+        for name, others in graph.items()
+    }
+    TopologicalSorter(edges).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if layer_of(module_name(path)) == "bandpo.core"],
+    ids=lambda path: module_name(path),
+)
+def test_the_core_imports_torch_alone(path):
+    """Nothing names bandpo: a copy of the folder has another name."""
+    relative = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    assert not [node.module for node in relative if not node.level and layer_of(node.module or "")]
+    outside = {
+        one.module.partition(".")[0]
+        for one in imports_of(path)
+        if one.kind != "annotations" and not layer_of(one.module)
+    }
+    assert outside <= {*sys.stdlib_module_names, "torch"}
+
+
+def top_level_imports(path):
+    """Return the packages that a file imports when it is imported itself."""
+    return {one.module.partition(".")[0] for one in imports_of(path) if one.kind == "top"}
+
+
+OF_RECORDS = ("first_pass", "token_checks", "recorded_advantages", "advantage_checks")
+"""Modules of rlvet's checks that look at records of tokens, and so need numpy."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if module_name(path).split(".")[0] == "rlvet"],
+    ids=lambda path: module_name(path),
+)
+def test_logs_are_read_without_torch_and_numpy(path):
+    assert "torch" not in {one.module.partition(".")[0] for one in imports_of(path)}
+    if layer_of(module_name(path)) not in WITHOUT_NUMPY or path.stem in OF_RECORDS:
+        return
+    assert not {"numpy", "scipy", "pyarrow"} & top_level_imports(path)
 
 
 def printed(code):
@@ -58,53 +267,18 @@ def printed(code):
     return run.stdout.splitlines()
 
 
-def module_name(path):
-    return ".".join(("bandpo", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
-
-
-def layer_of(module):
-    """Return the layer of a module by its dotted name."""
-    part = [*module.split("."), ""][1]
-    if part in SHARED or not part:
-        return "shared"
-    return part if part in ALLOWED else "core"
-
-
-def top_level_imports(path):
-    """Return the names of the modules that a file imports when it is imported itself."""
-    names = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-    return names
-
-
-def imported(path):
-    """Every module of ours that a file imports, within functions and for annotations too."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "bandpo")
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bandpo":
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def test_the_command_loads_no_torch_and_a_name_of_bandpo_the_core():
+def test_the_commands_load_what_they_need_alone():
     """Each in a process of its own would take the time of torch's import again."""
-    command, core = (
-        line.split()
+    of_rlvet, of_bandpo = (
+        {*line.split()}
         for line in printed("""
-import sys, bandpo, bandpo.cli.app
+import sys, rlvet.cli.app
 print(*sys.modules)
-bandpo.policy_loss
+import bandpo.cli.app
 print(*sys.modules)""")
     )
-    assert not {*command} & {*FRAMEWORKS, "torch", "matplotlib", "pydantic"}
-    ours = {name for name in {*core} - {*command} if name.split(".")[0] == "bandpo"}
-    assert "bandpo.core.loss" in ours <= {*map(module_name, CORE)}
-    assert not {*core} & {*FRAMEWORKS, "matplotlib", "pydantic"}
+    assert not of_rlvet & {*FRAMEWORKS, "torch", "numpy", "matplotlib", "pydantic", "bandpo"}
+    assert not (of_bandpo - of_rlvet) & {*FRAMEWORKS, "matplotlib", "pydantic"}
 
 
 def paths_of_jobs():
@@ -117,7 +291,7 @@ def paths_of_jobs():
 
 
 def test_every_test_is_in_one_job_of_continuous_integration():
-    tests = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "packages/bandpo-lab/tests").rglob("test_*.py")]
+    tests = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "packages").glob("*/tests/**/test_*.py")]
     jobs = {job: [ROOT / path for path in paths] for job, paths in paths_of_jobs().items()}
     for file in tests:
         owners = [job for job, paths in jobs.items() if any(file == p or p in file.parents for p in paths)]
@@ -139,43 +313,12 @@ print(*sys.modules)""")[-2:]
     assert not {*modules.split()} & {*FRAMEWORKS}
 
 
-# The package names what a user may import, and what the command is.
-MODULES = [
-    path for path in sorted(SRC.rglob("*.py")) if path not in (SRC / "__init__.py", SRC / "__main__.py")
-]
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
-def test_imports_go_down_the_layers(path):
-    layer = layer_of(module_name(path))
-    allowed = ALLOWED[layer] | {layer} | WITHIN_FUNCTIONS.get(layer, set())
-    above = [module for module in imported(path) if layer_of(module) not in allowed]
-    assert above == [], f"a module of the layer {layer} imports from {sorted(allowed)} only"
-
-
-OF_RECORDS = ("first_pass", "token_checks", "recorded_advantages", "advantage_checks")
-"""Modules of the doctor that look at records of tokens."""
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in MODULES if layer_of(module_name(path)) in WITHOUT_TORCH],
-    ids=lambda path: module_name(path),
-)
-def test_logs_are_read_without_torch_and_numpy(path):
-    if path.parent.name == "doctor" and path.stem in OF_RECORDS:
-        assert not {"torch"} & {name.split(".")[0] for name in top_level_imports(path)}
-        return  # which look at records of tokens, and so need numpy
-    heavy = {"torch", "numpy", "scipy", "pyarrow"}
-    assert not heavy & {name.split(".")[0] for name in top_level_imports(path)}
-
-
 BLOCKED = """
 import sys
-for name in ("torch", "numpy", "scipy", "pyarrow", "jaxtyping"):
+for name in ("torch", "numpy", "scipy", "pyarrow", "jaxtyping", "bandpo"):
     sys.modules[name] = None
-from bandpo.cli import main
-sys.argv = ["bandpo", *sys.argv[1:]]
+from rlvet.cli import main
+sys.argv = ["rlvet", *sys.argv[1:]]
 main()
 """
 """The command where these packages cannot be imported."""
@@ -187,48 +330,23 @@ def test_a_log_is_read_where_torch_and_numpy_are_missing(command, tmp_path):
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
     words = [sys.executable, "-c", BLOCKED, command, str(tmp_path)]
     run = subprocess.run(
-        words, cwd=tmp_path, env={"PYTHONPATH": str(SRC.parent)}, capture_output=True, text=True
+        words, cwd=tmp_path, env={"PYTHONPATH": str(FOLDERS["rlvet"])}, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
     assert "ok: nothing is wrong" in run.stdout or (tmp_path / "report.html").stat().st_size > 10_000
 
 
-def test_a_loss_without_torch_says_what_to_install():
-    code = "import sys; sys.modules['torch'] = None; import bandpo; bandpo.policy_loss"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "bandpo.policy_loss needs torch" in run.stderr
-
-
-def test_modules_import_each_other_in_no_circle():
-    """Imports for annotations count; those within functions do not."""
-    graph = {
-        module_name(path): {
-            module
-            for node in ast.parse(path.read_text()).body
-            for inner in (node.body if isinstance(node, ast.If) else [node])
-            if isinstance(inner, ast.ImportFrom) and inner.module and inner.module.startswith("bandpo")
-            for module in (inner.module, *(f"{inner.module}.{alias.name}" for alias in inner.names))
-        }
-        for path in SRC.rglob("*.py")
-    }
-    # A package re-exports what its modules define, so within it only the modules count.
-    edges = {
-        name: {other for other in others & graph.keys() if not f"{name}.".startswith(f"{other}.")}
-        for name, others in graph.items()
-    }
-    TopologicalSorter(edges).prepare()  # raises CycleError, which names the circle
-
-
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: module_name(path))
+@of_each_module
 def test_no_function_shadows_its_module(path):
     defined = (n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef | ast.ClassDef))
     assert path.stem not in [node.name for node in defined]
 
 
-def test_everything_exported_exists_and_is_documented():
-    assert len(set(bandpo.__all__)) == len(bandpo.__all__)
-    for name in bandpo.__all__:
-        assert getattr(bandpo, name).__doc__
+@pytest.mark.parametrize("package", [bandpo, rlvet])
+def test_everything_exported_exists_and_is_documented(package):
+    assert len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name).__doc__
 
 
 def test_tracked_files_stay_small():
@@ -252,24 +370,41 @@ def pinned(python):
     return versions
 
 
-def wanted_by(project, python, *extras):
-    """Yield the requirements of a project with extras, including those of the extras of bandpo that they require."""
-    listed = [*project["dependencies"]]
-    for extra in extras:
-        listed += project["optional-dependencies"][extra]
-    for requirement in map(Requirement, listed):
-        if requirement.name == "bandpo":
-            yield from wanted_by(PROJECT["project"], python, *requirement.extras)
-        elif requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
-            yield requirement
+EXTRAS = {
+    "demo": ("records", "trl"),
+    "test": ("records", "trl"),
+    "dev": ("records", "trl", "eval", "study", "smollm2"),
+}
+"""The extras of the three packages that each set-up command installs."""
+GROUPS = {"demo": (), "test": ("test",), "dev": ("dev",)}
+"""The groups of the project file at the root that each set-up command installs."""
+
+
+def of_group(name):
+    """Yield the requirements of a group of the project file at the root, with those of the groups that it includes."""
+    for one in PROJECT["dependency-groups"][name]:
+        if isinstance(one, str):
+            yield one
+        else:
+            yield from of_group(one["include-group"])
+
+
+def wanted_by(step, python):
+    """Return the requirements of the three packages and of the groups that a set-up command installs."""
+    listed = [line for group in GROUPS[step] for line in of_group(group)]
+    for content in PROJECTS.values():
+        project = content["project"]
+        listed += project["dependencies"]
+        for extra in EXTRAS[step]:
+            listed += project.get("optional-dependencies", {}).get(extra, [])
+    requirements = map(Requirement, listed)
+    return [r for r in requirements if r.marker is None or r.marker.evaluate({"python_version": python})]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_lock_has_what_both_distributions_and_python_admit(python):
+def test_the_lock_has_what_the_packages_and_python_admit(python):
     pins = pinned(python)
-    requirements = [*wanted_by(PROJECT["project"], python, "dev")]
-    requirements += wanted_by(LAB["project"], python, "eval", "study", "smollm2")
-    for requirement in requirements:
+    for requirement in wanted_by("dev", python):
         name = canonicalize_name(requirement.name)
         assert name in pins, "make lock"
         assert pins[name] in requirement.specifier, "make lock"
@@ -277,6 +412,16 @@ def test_the_lock_has_what_both_distributions_and_python_admit(python):
     needed = {name: metadata.metadata(name)["Requires-Python"] for name in here}
     assert needed
     assert {n: s for n, s in needed.items() if s and f"{python}.9" not in SpecifierSet(s)} == {}
+
+
+def test_no_package_requires_a_sibling():
+    """No index has them: whoever registers a name there could run code on users' machines."""
+    for name, content in PROJECTS.items():
+        project = content["project"]
+        extras = project.get("optional-dependencies", {})
+        listed = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+        names = {canonicalize_name(Requirement(line).name) for line in listed}
+        assert not names & (PROJECTS.keys() - {name})
 
 
 def locked(*names):
@@ -319,14 +464,11 @@ def test_the_locks_of_the_steps_have_the_versions_of_the_constraints():
     assert any(line.startswith("torch==") for line in left_out)
 
 
-@pytest.mark.parametrize(
-    ("step", "extras", "of_lab"),
-    [("demo", ["trl"], []), ("test", ["trl", "test"], []), ("dev", ["dev"], ["eval", "study", "smollm2"])],
-)
-def test_each_step_installs_what_its_extras_ask_for(step, extras, of_lab):
+@pytest.mark.parametrize("step", EXTRAS)
+def test_each_step_installs_what_its_extras_ask_for(step):
     names = {canonicalize_name(line.partition("==")[0]) for line in locked(*STEPS[: STEPS.index(step) + 1])}
-    wanted = [*wanted_by(PROJECT["project"], "3.11", *extras), *wanted_by(LAB["project"], "3.11", *of_lab)]
-    assert {canonicalize_name(one.name) for one in wanted} - names == {"torch"}, "make lock"
+    wanted = {canonicalize_name(one.name) for one in wanted_by(step, "3.11")}
+    assert wanted - names == {"torch"}, "make lock"
 
 
 def test_the_lock_of_the_nodes_has_the_versions_of_its_environment():
@@ -354,13 +496,18 @@ def test_set_up_refuses_an_old_python_before_anything_is_installed(tmp_path):
     assert not (tmp_path / "venv").exists()
 
 
+def sources(pattern):
+    """Return the files of bandpo and rlvet with names like the pattern."""
+    return [path for name in ("bandpo", "rlvet") for path in (FOLDERS[name] / name).rglob(pattern)]
+
+
 def test_models_are_safetensors_alone():
     """No format that unpickles, in the package or in what it reads: no call loads one, remote code is never on."""
     suffixes = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".npy", ".npz", ".ckpt", ".joblib"}
-    assert [p.name for p in SRC.rglob("*") if p.suffix in suffixes] == []
+    assert [p.name for p in sources("*") if p.suffix in suffixes] == []
     banned = r"torch\.load\((?!.*weights_only=True)|import pickle|joblib|allow_pickle=True"
     banned += "|trust_remote_code=True|use_safetensors=False"
-    found = {p.name: m[0] for p in SRC.rglob("*.py") if (m := re.search(banned, p.read_text()))}
+    found = {p.name: m[0] for p in sources("*.py") if (m := re.search(banned, p.read_text()))}
     assert found == {"files.py": "import pickle"}  # which imports and calls nothing that a file names
 
 

@@ -4,8 +4,9 @@ In a subclass of `FSDPPPOActor`, set ``self.actor = BandPPOActor(config, self)``
 the subclass from `PPOTrainer._create_train_engine`. Environment variables of the workers:
 
 - ``BANDPO_METHOD``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a dual clip.
-- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the version of
-  the weights that sampled each token, the prompts and the rewards. AReaL's batch has no flag for truncated completions.
+- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the
+  version of the weights that sampled each token, the prompts and the rewards. AReaL's batch has no flag for truncated
+  completions.
 
 AReaL's rejection sampling, M2PO mask, distillation, loss aggregation and metrics are unchanged. Settings under which it
 would compute another loss raise an error.

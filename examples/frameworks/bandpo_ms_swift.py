@@ -7,9 +7,9 @@ train with `BandGRPOTrainer`. ms-swift's Megatron trainer is another class, and 
 for these settings, so they are environment variables:
 
 - ``BANDPO_METHOD``: a clip rule, or a method that is PPO's surrogate with other bounds.
-- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with truncation
-  flags and, without ``--padding_free true``, token ids and prompts. ms-swift's batch has no rewards, and no version of
-  the weights that sampled it.
+- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with
+  truncation flags and, without ``--padding_free true``, token ids and prompts. ms-swift's batch has no rewards, and no
+  version of the weights that sampled it.
 
 ms-swift's KL term, rollout correction, masks and metrics are unchanged. Settings under which it would compute another
 loss raise an error.
@@ -30,7 +30,7 @@ from swift.rlhf_trainers import GRPOTrainer
 from swift.trainers.trainer_factory import TrainerFactory
 
 from bandpo import Method
-from bandpo.core.loss import TRL_LOSS_TYPES
+from bandpo.core.aggregation import TRL_LOSS_TYPES
 from bandpo.core.objectives import RatioCap
 from bandpo.integrations import check_settings, epsilons, read_bounds, record
 

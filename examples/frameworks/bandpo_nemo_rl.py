@@ -8,9 +8,9 @@ The method is a clip rule, or a method that is PPO's surrogate with other bounds
 KL term, importance-sampling correction, loss aggregation and metrics are unchanged. Settings under which it would
 compute another loss raise an error.
 
-With ``record`` the tokens of every loss and their prompts are written to a folder, see `bandpo.audit.Recorder`. NeMo-RL does
-not pass step, rewards, truncation flags or the version of the weights to its loss; its own ``train_data_step….jsonl``
-have the rewards.
+With ``record`` the tokens of every loss and their prompts are written to a folder, see `bandpo.audit.Recorder`. NeMo-RL
+does not pass step, rewards, truncation flags or the version of the weights to its loss; its own
+``train_data_step….jsonl`` have the rewards.
 
 The old log-probabilities are the trainer's own, ``prev_logprobs``.
 

@@ -7,8 +7,8 @@ OpenRLHF has no option for a loss, so a hook replaces the loss class that its wo
 ``PYTHONPATH`` of every node. Environment variables of the workers:
 
 - ``BANDPO_METHOD``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a dual clip.
-- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the rewards,
-  prompts and truncation flags of OpenRLHF's ``Experience``, which has no version of the weights.
+- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the
+  rewards, prompts and truncation flags of OpenRLHF's ``Experience``, which has no version of the weights.
 
 OpenRLHF's correction for the rollout engine, KL term, entropy bonus, loss aggregation and metrics are unchanged.
 Settings under which it would compute another loss raise an error when a worker starts.

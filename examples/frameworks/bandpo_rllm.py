@@ -25,8 +25,8 @@ from typing import Any
 import rllm
 
 from bandpo import policy_loss
+from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.errors import InvalidValue
-from bandpo.core.loss import canonical_aggregation
 from bandpo.integrations import check_settings, read_method, record
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")

@@ -8,8 +8,8 @@
 Environment variables in ``system_envs``:
 
 - ``BANDPO_METHOD``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a dual clip.
-- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the prompts and
-  the scores. ROLL's batch has no truncation flags, and no number of the update.
+- ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the
+  prompts and the scores. ROLL's batch has no truncation flags, and no number of the update.
 
 ROLL's KL term, importance weights, sample weights, loss aggregation and metrics are unchanged. Settings under which it
 would compute another loss raise an error at the first loss.

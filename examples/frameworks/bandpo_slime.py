@@ -9,8 +9,8 @@ In miles the functions are ``bandpo_slime.miles_policy_loss`` and ``bandpo_slime
 - ``method: Band(KL(), 0.05)``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a
   dual clip. If a method has a mean over tokens, set ``--calculate-per-token-loss``; otherwise slime's loss aggregation
   replaces it, with a warning in the log.
-- ``record: /runs/mine/tokens``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`. slime
-  and miles do not pass rewards, truncation flags or the version of the weights to their loss. With
+- ``record: /runs/mine/tokens``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`.
+  slime and miles do not pass rewards, truncation flags or the version of the weights to their loss. With
   ``--custom-megatron-before-train-step-hook-path bandpo_slime.before_train_step`` the record has the numbers of rollout
   and update.
 

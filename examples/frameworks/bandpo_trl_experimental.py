@@ -1,8 +1,8 @@
 """Clip rules in TRL's experimental asynchronous trainer.
 
 The old log-probabilities are the sampler's, as this trainer has no others. TRL's KL, entropy and clip metrics are
-unchanged. With ``record`` the tokens of every loss are written to a folder, see `bandpo.audit.Recorder`. TRL has rewards,
-prompts and the versions of the weights on its first process, and does not pass them to the loss.
+unchanged. With ``record`` the tokens of every loss are written to a folder, see `bandpo.audit.Recorder`. TRL has
+rewards, prompts and the versions of the weights on its first process, and does not pass them to the loss.
 
 Written for and tested with trl 1.16.0. TRL may change this trainer without notice.
 """
@@ -16,7 +16,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from bandpo.core.methods import Method
 from bandpo.integrations import epsilons, read_bounds, record
-from bandpo.integrations._trl_config import MethodSettings
+from bandpo.integrations.trl.config import MethodSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,13 +11,12 @@ from bandpo import _current_folder  # noqa: F401
 # isort: split
 from importlib import metadata as _metadata
 
+from bandpo.core.aggregation import aggregate
 from bandpo.core.bounds import (
     RatioBounds,
     ratio_bounds,
 )
-from bandpo.core.compiled import (
-    compile_loss,
-)
+from bandpo.core.compiled import compile_loss
 from bandpo.core.divergences import (
     KL,
     AlphaDivergence,
@@ -30,19 +29,10 @@ from bandpo.core.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
-from bandpo.core.gradient_check import (
-    certify,
-)
-from bandpo.core.importance import (
-    rollout_weights,
-)
-from bandpo.core.linear import (
-    linear_logp,
-)
-from bandpo.core.loss import (
-    aggregate,
-    policy_loss,
-)
+from bandpo.core.gradient_check import certify
+from bandpo.core.importance import rollout_weights
+from bandpo.core.linear import linear_logp
+from bandpo.core.loss import policy_loss
 from bandpo.core.methods import (
     ASPO,
     BAPO,
@@ -83,9 +73,7 @@ from bandpo.core.methods import (
     PrimeRL,
     TokenTOPR,
 )
-from bandpo.core.rule_check import (
-    check,
-)
+from bandpo.core.rule_check import check
 from bandpo.core.rules import (
     DCPO,
     Band,
@@ -95,9 +83,7 @@ from bandpo.core.rules import (
     TwoSided,
     Unclipped,
 )
-from bandpo.core.text import (
-    parse,
-)
+from bandpo.core.text import parse
 
 __all__ = [
     "ASPO",

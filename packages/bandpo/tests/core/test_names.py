@@ -1,6 +1,5 @@
-"""The names that `import bandpo` offers: the table in packages/bandpo/src/bandpo/__init__.py against what the modules define."""
+"""The names that `import bandpo` offers, against what the modules of `bandpo.core` define."""
 
-import difflib
 import importlib
 import inspect
 import subprocess
@@ -11,31 +10,81 @@ import pytest
 
 import bandpo
 from bandpo.core import methods
-from bandpo.core.errors import MissingPackage
+from bandpo.core.objectives import Objective
 from helpers.missing import require
-from public_names import ROOT_MODULE, SNAPSHOT, public_names, root_source
 
-SOURCE = Path(bandpo.__file__)
+ROOT_MODULE = "packages/bandpo/src/bandpo/__init__.py"
+CORE = Path(bandpo.__file__).parent / "core"
+PUBLIC = sorted(
+    ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
+    for path in CORE.rglob("*.py")
+    if path != CORE / "__init__.py" and (path.stem == "__init__" or not path.stem.startswith("_"))
+)
+"""The modules of `bandpo.core` without a leading underscore."""
 
 
-def test_the_lists_of_names_have_every_name_that_a_module_defines():
-    written = ROOT_MODULE.read_text().splitlines()
-    expected = root_source().splitlines()
-    changes = [line for line in difflib.unified_diff(written, expected, lineterm="", n=0) if line[0] in "+-"]
-    assert not changes, (
-        "the lists of names in packages/bandpo/src/bandpo/__init__.py differ from the modules:\n\n"
-        + "\n".join(changes[2:])
-        + "\n\nRun: python tests/public_names.py\n"
+def order(name):
+    """Return the key by which ruff sorts names: constants, classes, functions."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+def test_the_root_offers_what_a_reader_of_the_readme_needs_sorted():
+    assert 50 <= len(bandpo.__all__) <= 70
+    assert bandpo.__all__ == sorted(set(bandpo.__all__), key=order)
+
+
+@pytest.mark.parametrize("name", bandpo.__all__)
+def test_every_name_of_the_root_is_its_module_s_own_public_object(name):
+    value = getattr(bandpo, name)
+    module = sys.modules[value.__module__]
+    assert module.__name__.startswith("bandpo.core.")
+    assert getattr(module, name) is value
+    assert name in module.__all__
+
+
+def test_what_the_root_imports_is_in_its_list():
+    """Modules are left out: importing one sets it as an attribute of the package."""
+    imported = [
+        name
+        for name, value in vars(bandpo).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    ]
+    require(
+        [name for name in imported if name not in bandpo.__all__],
+        ROOT_MODULE,
+        lambda name: f'    "{name}",',
+        "__all__",
     )
 
 
-def test_every_name_is_the_module_s_own_object():
-    for name, module in bandpo._MODULES.items():
-        try:
-            value = getattr(bandpo, name)
-        except MissingPackage:
-            continue  # Watch needs transformers, which only an extra installs
-        assert value is getattr(sys.modules[module], name)
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_list_of_a_module_names_what_the_module_has(module):
+    imported = importlib.import_module(f"bandpo.core.{module}")
+    assert len({*imported.__all__}) == len(imported.__all__)
+    for name in imported.__all__:
+        assert hasattr(imported, name)
+
+
+def is_public(value, module):
+    """Return True if a module defines a class or function that users name: a component, a method or its parts."""
+    components = (bandpo.Divergence, Objective, bandpo.ClipRule)
+    return inspect.isclass(value) and issubclass(value, components) and value.__module__ == module.__name__
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_each_component_is_in_the_list_of_its_module(module):
+    imported = importlib.import_module(f"bandpo.core.{module}")
+    names = [
+        name
+        for name, value in vars(imported).items()
+        if is_public(value, imported) and not name.startswith("_")
+    ]
+    require(
+        [name for name in names if name not in imported.__all__],
+        f"packages/bandpo/src/bandpo/core/{module.replace('.', '/')}.py",
+        lambda name: f'    "{name}",',
+        "__all__",
+    )
 
 
 def test_each_function_that_makes_a_method_is_published():
@@ -54,33 +103,6 @@ def test_each_function_that_makes_a_method_is_published():
     )
 
 
-OF_COMPONENTS = ["rules", "token_rules"]
-OF_COMPONENTS += [
-    f"{package}.{path.stem}"
-    for package in ("divergences", "objectives")
-    for path in sorted((SOURCE.parent / package).glob("[a-z]*.py"))
-]
-"""The modules of clip rules, divergences and objectives."""
-
-
-@pytest.mark.parametrize("module", OF_COMPONENTS)
-def test_each_component_is_in_the_list_of_its_module(module):
-    imported = importlib.import_module(f"bandpo.{module}")
-    names = [
-        name
-        for name, value in inspect.getmembers(imported, inspect.isclass)
-        if issubclass(value, (bandpo.Divergence, bandpo.core.objectives.Objective, bandpo.ClipRule))
-        and value.__module__ == imported.__name__
-        and not name.startswith("_")
-    ]
-    require(
-        [name for name in names if name not in imported.__all__],
-        f"packages/bandpo/src/bandpo/{module.replace('.', '/')}.py",
-        lambda name: f'    "{name}",',
-        "__all__",
-    )
-
-
 def test_every_method_can_be_imported():
     require(
         [name for name in methods.METHODS if name not in methods.__all__],
@@ -88,21 +110,14 @@ def test_every_method_can_be_imported():
         lambda name: f'    "{name}",',
         "__all__",
     )
-    absent = [name for name in methods.METHODS if name not in bandpo.__all__]
-    assert not absent, f"bandpo has no {', '.join(absent)}. Run: python tests/public_names.py"
+    require(
+        [name for name in methods.METHODS if name not in bandpo.__all__],
+        ROOT_MODULE,
+        lambda name: f'    {name},\n\nand\n\n    "{name}",',
+        "the import from bandpo.core.methods, and to __all__",
+    )
     for name, paper in methods.METHODS.items():
         assert getattr(bandpo, name) is paper.method
-
-
-def test_submodules_are_attributes():
-    folder = SOURCE.parent
-    files = {path.stem for path in folder.glob("*.py")}
-    packages = {path.parent.name for path in folder.glob("*/*.py")}
-    public = {name for name in files | packages if not name.startswith("_")}
-    assert {*bandpo._SUBMODULES} == public
-    for name in public - {"cli"}:  # its packages are an extra
-        assert getattr(bandpo, name).__name__ == f"bandpo.{name}"
-    assert {*dir(bandpo)} >= {*bandpo.__all__, *public, "__version__"}
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -110,20 +125,17 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = bandpo.Bnad
 
 
-def test_the_import_alone_loads_no_torch():
-    code = (
-        "import bandpo, sys; assert 'torch' not in sys.modules; bandpo.CISPO; assert 'torch' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def modules_loaded_by(code):
+    """Return the modules that Python loads for a line of code."""
+    lines = f"{code}; import sys; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
+    return {*run.stdout.split()}
 
 
-def test_the_public_names_are_those_of_the_snapshot():
-    snapshot = SNAPSHOT.read_text().splitlines()
-    names = public_names()
-    added = [f"+ {line}" for line in names if line not in snapshot]
-    removed = [f"- {line}" for line in snapshot if line not in names]
-    assert names == snapshot, (
-        "the public names have changed:\n\n"
-        + "\n".join(added + removed)
-        + "\n\nIf that is intended, run: python tests/public_names.py\n"
-    )
+def test_the_import_loads_torch_and_the_core_alone():
+    """Torch loads numpy, if it is installed."""
+    loaded = modules_loaded_by("import bandpo") - modules_loaded_by("import torch")
+    ours = {name for name in loaded if name.split(".")[0] in ("bandpo", "bandpo_lab", "rlvet")}
+    assert "bandpo.core.loss" in ours
+    assert {name for name in ours if name.split(".")[:2] != ["bandpo", "core"]} == {"bandpo"}
+    assert {name.split(".")[0] for name in loaded - ours} <= {*sys.stdlib_module_names}

@@ -503,17 +503,16 @@ def test_an_adapter_checks_a_text_once(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bounds", "--divergence", "{}.ForU"], "written for u"),
-        (["report", ".", "--method", "{}.Ratios()"], "are ratios"),
-        (["report", ".", "--method", "Band({}.ForU(), 0.1)"], "written for u"),
+        (["bandpo", "bounds", "--divergence", "{}.ForU"], "written for u"),
+        (["rlvet", "report", ".", "--method", "{}.Ratios()"], "are ratios"),
+        (["rlvet", "report", ".", "--method", "Band({}.ForU(), 0.1)"], "written for u"),
     ],
 )
 def test_the_commands_refuse_it_in_one_line(module, arguments, message, monkeypatch, tmp_path):
     pytest.importorskip("typer")
-    from bandpo import cli
-
+    cli = pytest.importorskip(f"{arguments[0]}.cli")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["bandpo", *(argument.format(module) for argument in arguments)])
+    monkeypatch.setattr("sys.argv", [argument.format(module) for argument in arguments])
     with pytest.raises(SystemExit, match=rf"^error: mine|^error: .*{message}"):
         cli.main()
     assert not [*tmp_path.glob("*.html")]

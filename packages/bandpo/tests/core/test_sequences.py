@@ -7,8 +7,8 @@ import torch
 
 from bandpo import aggregate, certify, linear_logp, policy_loss
 from bandpo.audit import Audit
+from bandpo.core.aggregation import AGGREGATIONS, TRL_LOSS_TYPES
 from bandpo.core.batch import Batch, Tokens
-from bandpo.core.loss import AGGREGATIONS, TRL_LOSS_TYPES
 from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import SequenceMask
 from bandpo.core.rules import Band, FixedClip

@@ -133,7 +133,7 @@ def test_a_text_of_somebody_else_s_imports_nothing(tmp_path, monkeypatch):
 
 def test_a_method_of_ones_own_is_a_function(tmp_path, monkeypatch):
     (tmp_path / "mine_for_methods.py").write_text(
-        "from bandpo import FixedClip, DropOutside, Method\n\n\n"
+        "from bandpo import FixedClip, Method\nfrom bandpo.core.objectives import DropOutside\n\n\n"
         "def gentle(low: float = 0.1) -> Method:\n    return Method(FixedClip(low), DropOutside())\n\n\n"
         "def other(low):\n    return 1\n"
     )

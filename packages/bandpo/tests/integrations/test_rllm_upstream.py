@@ -24,8 +24,9 @@ from bandpo import parse, policy_loss
 from bandpo.integrations.verl import BandPolicyLossConfig
 from contract import make_batch
 from helpers.frameworks import CLONES
+from pages import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs/upstream/rllm.md"
+PAGE = ROOT / "docs/upstream/rllm.md"
 DOCUMENTATION = PAGE.with_name("rllm-verl-losses.patch")
 FIX = PAGE.with_name("rllm-per-role-loss.patch")
 

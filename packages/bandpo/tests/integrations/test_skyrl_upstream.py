@@ -18,9 +18,10 @@ import torch
 from bandpo import BandPO, policy_loss
 from helpers.frameworks import CLONES
 from helpers.patch_batches import batch
+from pages import ROOT
 from stand_ins import stand_in
 
-PAGE = Path(__file__).parents[2] / "docs/upstream/skyrl.md"
+PAGE = ROOT / "docs/upstream/skyrl.md"
 PATCH = PAGE.with_name("skyrl-band-example.patch")
 FIX = PAGE.with_name("skyrl-reinforce-example.patch")
 EXAMPLE = "examples/train/algorithms/band"

@@ -12,11 +12,11 @@ from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 from bandpo import DCPO, GSPO, KL, Band, FixedClip, Method, TotalVariation, Unclipped, policy_loss
 from bandpo.audit.metrics import LOGGED, Audit
 from bandpo.core import objectives
+from bandpo.core.errors import BandWarning
 from bandpo.core.methods import CISPO, SAPO
 from bandpo.core.objectives import ClippedWeight, SequenceMask, SigmoidGate
 from bandpo.core.token_rules import BalancedBounds
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
-from bandpo.watch.run_watch import BandWarning
 from bandpo_lab.tasks import multiplication
 from rlvet.runs.configs import TRL_CLIPS
 from rlvet.runs.logs import read_log
@@ -108,7 +108,7 @@ def dense_reference(trainer, inputs, rule, aggregation):
 
 
 # The radius is tiny, so that something is clipped.
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo"])
 @pytest.mark.parametrize("rule", [Band(KL(), 1e-3), Band(KL(), 0.05)], ids=repr)
 def test_equals_a_dense_reference(loss_type, rule, tmp_path, monkeypatch):
@@ -136,7 +136,7 @@ STOCK = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")  # old log-probabilities are made up
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")  # old log-probabilities are made up
 @pytest.mark.parametrize(("settings", "method"), STOCK, ids=str)
 def test_a_method_that_stock_trl_has_is_its_loss(settings, method, tmp_path, monkeypatch):
     """Value, gradient and TRL's own metrics, under importance weights."""
@@ -243,7 +243,7 @@ NATIVE = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 @pytest.mark.parametrize("method", NATIVE)
 def test_a_method_that_trl_has_trains_bit_for_bit_as_stock(method, tmp_path):
     """Weights, and every figure that TRL logs; and its config makes the same config again."""
@@ -688,7 +688,7 @@ def test_a_method_by_name(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="anchor='rollout' needs use_vllm, or a rollout_func"):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")

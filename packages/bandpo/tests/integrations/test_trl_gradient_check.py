@@ -14,13 +14,13 @@ from trl.trainer import grpo_trainer
 
 import byte_model
 from bandpo.core.errors import RunProblem
-from bandpo.integrations._trl_gradient_check import EVERY, WatchedLoss
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
+from bandpo.integrations.trl.gradient_check import EVERY, WatchedLoss
 from bandpo_lab.tasks import multiplication
 from rlvet.runs.quantities import named_rows
 from two_processes import run_on_two_processes
 
-pytestmark = pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 OTHERS = {"per_device_train_batch_size": 4, "learning_rate": 4e-3, "seed": 3, "max_steps": 4}
 
 
@@ -87,7 +87,7 @@ EVERYTHING = {
     ids=str,
 )
 def test_the_gradient_is_the_methods(settings, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations.trl.gradient_check.EVERY", 1)
     train(folder, tmp_path, **settings)
     lines = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("bandpo: gradient equals ")
@@ -149,7 +149,7 @@ STOCK_VARIATIONS = [
 @pytest.mark.parametrize("loss", STOCK_LOSSES, ids=str)
 def test_every_stock_loss_equals_its_method(loss, variation, moved, folder, tmp_path, monkeypatch, capsys):
     """Without a false alarm, whatever TRL's ``loss_type``."""
-    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations.trl.gradient_check.EVERY", 1)
     settings = ONCE | loss | variation | {"max_steps": 3}
     if moved:
         settings["num_iterations"] = 2
@@ -179,7 +179,7 @@ class WithWeights(AuditedGRPOTrainer):
 @pytest.mark.parametrize("moved", [False, True], ids=["ratio 1", "moved"])
 @pytest.mark.parametrize("loss", STOCK_LOSSES, ids=str)
 def test_every_stock_loss_with_importance_weights(loss, moved, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations.trl.gradient_check.EVERY", 1)
     settings = ONCE | loss | {"max_steps": 3, "num_iterations": 1 + moved}
     train(folder, tmp_path, uneven(WithWeights), GRPOConfig, **settings)
     assert "bandpo: gradient equals " in capsys.readouterr().err
@@ -407,7 +407,7 @@ def test_a_loss_at_ratio_1_is_compared_again_only_after_many_steps(folder, tmp_p
         return gradient_check(self, trainer, method)
 
     monkeypatch.setattr(WatchedLoss, "gradient_check", noted)
-    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 4)
+    monkeypatch.setattr("bandpo.integrations.trl.gradient_check.EVERY", 4)
     train(folder, tmp_path, AuditedGRPOTrainer, GRPOConfig, **ONCE | {"max_steps": 9})
     assert compared == [(0, False), (4, False), (8, False)]
     compared.clear()

@@ -61,12 +61,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
-@pytest.mark.filterwarnings(
-    "ignore::bandpo.watch.run_watch.BandWarning"
-)  # twelve tokens at a high learning rate
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")  # twelve tokens at a high learning rate
 @pytest.mark.parametrize("settings", CASES)
 def test_a_healthy_run_is_silent(settings, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations.trl.gradient_check.EVERY", 1)
     cls, config = (
         (BandGRPOTrainer, BandGRPOConfig) if "method" in settings else (AuditedGRPOTrainer, GRPOConfig)
     )

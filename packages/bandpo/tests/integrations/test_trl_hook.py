@@ -6,14 +6,14 @@ from test_trl import make
 from trl import GRPOTrainer
 
 from bandpo import policy_loss
-from bandpo.core.loss import aggregate
+from bandpo.core.aggregation import aggregate
 from bandpo.core.methods import METHODS
-from bandpo.integrations._trl_config import AGGREGATIONS
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
+from bandpo.integrations.trl.config import AGGREGATIONS
 from rlvet.runs.configs import TRL_CLIPS
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::bandpo.watch.run_watch.BandWarning", "ignore:You are using 'rollout_func'"
+    "ignore::bandpo.core.errors.BandWarning", "ignore:You are using 'rollout_func'"
 )
 
 ROWS, COLUMNS = 6, 9

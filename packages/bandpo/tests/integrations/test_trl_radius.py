@@ -90,7 +90,7 @@ def test_radii_per_token_are_logged(tmp_path):
     trainer.evaluate(eval_dataset=multiplication.dataset("eval", 8))
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 @pytest.mark.slow
 def test_a_controller_acts_on_what_the_audit_shows_of_each_batch(tmp_path):
     rule = "Band(KL(), ClipRateController(0.2, 0.005, 0.5))"
@@ -111,7 +111,7 @@ def test_a_controller_acts_on_what_the_audit_shows_of_each_batch(tmp_path):
 
 
 @pytest.mark.parametrize("restore", [False, True])
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 @pytest.mark.slow
 def test_a_controller_goes_on_from_a_checkpoint(restore, tmp_path):
     settings = {

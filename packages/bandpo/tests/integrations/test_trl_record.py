@@ -15,7 +15,7 @@ from rlvet.runs.record import read_record
 from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 
 
 @pytest.mark.parametrize(

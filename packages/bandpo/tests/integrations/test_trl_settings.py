@@ -12,13 +12,13 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import byte_model
-from bandpo.integrations._trl_audit import check_trl_version
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
+from bandpo.integrations.trl.audit import check_trl_version
 from bandpo_lab.tasks import multiplication
 from rlvet.runs.record import read_record
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::bandpo.watch.run_watch.BandWarning", "ignore:You are using 'rollout_func'"
+    "ignore::bandpo.core.errors.BandWarning", "ignore:You are using 'rollout_func'"
 )
 
 
@@ -43,7 +43,8 @@ def test_every_field_of_a_grpo_config_is_in_the_tables():
     missing = sorted(names - trl_settings.LOSS.keys() - trl_settings.AROUND)
     assert not missing, (
         f"TRL {trl.__version__} has settings that no table names: {', '.join(missing)}. Add each to LOSS in "
-        "packages/bandpo/tests/integrations/trl_settings.py if the loss depends on it, else to AROUND, and run that file"
+        "packages/bandpo/tests/integrations/trl_settings.py if the loss depends on it, else to AROUND, and run that "
+        "file"
     )
     assert not trl_settings.LOSS.keys() & trl_settings.AROUND
 
@@ -177,7 +178,7 @@ def test_a_setting_that_a_callback_changes_stops_the_run(name, value, tmp_path):
 @pytest.mark.filterwarnings("error:gradient .*differs")
 @pytest.mark.parametrize(("name", "value"), [("epsilon_low", 0.1), ("epsilon_high", 1e-6)])
 def test_a_stock_trainer_honours_it_and_the_audit_follows(name, value, tmp_path, monkeypatch):
-    monkeypatch.setattr("bandpo.integrations._trl_gradient_check.EVERY", 1)
+    monkeypatch.setattr("bandpo.integrations.trl.gradient_check.EVERY", 1)
     trainer = make(AuditedGRPOTrainer, GRPOConfig, tmp_path)
     callback = Sets(name, value)
     callback.trainer = trainer
@@ -306,7 +307,7 @@ def sampled_from_a_part(prompts, trainer):
     return outputs | {"logprobs": logprobs}
 
 
-@pytest.mark.filterwarnings("default::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("default::bandpo.core.errors.BandWarning")
 def test_the_doctor_names_top_p_and_no_dropout(tmp_path):
     trainer = make(
         BandGRPOTrainer, BandGRPOConfig, tmp_path, sampled_from_a_part, method="IcePop()", top_p=0.9

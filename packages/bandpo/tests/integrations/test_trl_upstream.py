@@ -19,14 +19,15 @@ from trl.trainer import grpo_trainer
 from bandpo import BandPO, parse
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from helpers.frameworks import CLONES
+from pages import ROOT
 from rlvet.runs.configs import TRL_CLIPS
 
-PAGE = Path(__file__).parents[2] / "docs/upstream/trl.md"
+PAGE = ROOT / "docs/upstream/trl.md"
 PATCH = PAGE.with_name("trl-per-token-loss.patch")
 PAPER_INDEX = PAGE.with_name("trl-paper-index.patch")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning"),
+    pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning"),
     pytest.mark.skipif(
         not importlib.metadata.version("trl").startswith("1.16."), reason="the patch is of TRL 1.16"
     ),

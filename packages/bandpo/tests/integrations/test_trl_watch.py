@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArgume
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 import bandpo
+from bandpo.core.errors import BandWarning
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
-from bandpo.watch.run_watch import BandWarning
 from bandpo.watch.trainer_callback import STATE, setup_of_arguments
 from bandpo_lab.tasks import multiplication
 from rlvet.runs.setup import Setup
@@ -103,7 +103,7 @@ def test_a_learning_rate_far_too_high(folder, tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps"])
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 def test_stop_on_ends_the_run_with_a_checkpoint(strategy, folder, tmp_path, caplog):
     watch = bandpo.watch.Watch(every=2, stop_on="fix")
     trainer = trainer_of(
@@ -242,7 +242,9 @@ def test_an_audited_trainer_watches_by_the_same_callback(tmp_path):
     audited = make(WithWatch, GRPOConfig, tmp_path)
     assert watches(audited) == [watch] == [audited._watch]
     WithWatch.watched = "stop"
-    with pytest.raises(ValueError, match=r"watched='stop' contradicts the bandpo\.Watch among the callbacks"):
+    with pytest.raises(
+        ValueError, match=r"watched='stop' contradicts the bandpo\.watch\.Watch among the callbacks"
+    ):
         make(WithWatch, GRPOConfig, tmp_path)
 
 
@@ -252,7 +254,7 @@ from pathlib import Path
 from test_trl_watch import NaNs, trainer_of
 from bandpo_lab.tasks import multiplication
 import bandpo
-from bandpo.watch.run_watch import BandWarning
+from bandpo.core.errors import BandWarning
 folder = Path(sys.argv[1])
 watch = bandpo.watch.Watch(every=1, stop_on="stop")
 settings = {"learning_rate": 1e-5, "max_steps": 12, "save_strategy": "steps", "save_steps": 1000}

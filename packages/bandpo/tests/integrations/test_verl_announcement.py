@@ -17,11 +17,12 @@ from verl.utils import config as verls_settings
 from verl.utils.tracking import Tracking
 
 from bandpo.cli.app import app
-from bandpo.integrations._verl_announcement import FILE
-from bandpo.integrations._verl_audit import Driver
+from bandpo.integrations.legs import new_leg
+from bandpo.integrations.verl.announcement import FILE
+from bandpo.integrations.verl.audit import Driver
+from rlvet.cli.app import app as rlvet_app
 from rlvet.runs import open_run
 from rlvet.runs.configs import read_setup
-from rlvet.runs.legs import new_leg
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
 BASE = [
@@ -127,7 +128,7 @@ def test_a_resumed_run_keeps_the_log_of_each_leg_and_is_diagnosed_as_one(tmp_pat
     assert run.setup.framework == "verl"
     assert run.setup.method == "FixedClip(0.2, 0.28)"
     assert run.setup.updates == 4
-    output = CliRunner().invoke(app, ["diagnose", "runs/x"]).output
+    output = CliRunner().invoke(rlvet_app, ["diagnose", "runs/x"]).output
     assert "30 log steps" in output
     assert "steps 11 to 15 of leg 0001 were replaced" in output
     assert "VERL_FILE_LOGGER_PATH" not in os.environ

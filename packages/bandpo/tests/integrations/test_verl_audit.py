@@ -25,11 +25,11 @@ from verl.workers.config import PolicyLossConfig
 from bandpo.audit.metrics import LOGGED, Audit, logged
 from bandpo.cli.app import app
 from bandpo.core.batch import Batch
+from bandpo.core.errors import BandWarning
 from bandpo.core.text import as_method
-from bandpo.integrations._verl_audit import SUMS, Driver
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
+from bandpo.integrations.verl.audit import SUMS, Driver
 from bandpo.testing import check_record
-from bandpo.watch.run_watch import BandWarning
 from rlvet.runs.configs import verl_method
 from rlvet.runs.logs import read_log
 from rlvet.runs.summary import summarize
@@ -330,7 +330,7 @@ from hydra.utils import instantiate
 instantiate({"_target_": "bandpo.integrations.verl.BandPolicyLossConfig"})
 get_policy_loss_fn("audited")
 """
-HOOKED = f"{['verl.utils.metric.utils'] * 3 + ['verl.utils.tracking']} bandpo.integrations.verl"
+HOOKED = f"{['verl.utils.metric.utils'] * 3 + ['verl.utils.tracking']} bandpo.integrations.verl.loss"
 
 
 def said(script, **environment):

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
-from bandpo.integrations._verl_audit import Driver
+from bandpo.integrations.verl.audit import Driver
 from verl_settings import Composition, draw, outcome
 
 DRAWN = draw(100)
@@ -36,8 +36,8 @@ def test_a_fault_is_seen(fault, monkeypatch):
     """Verl's loss with another average, without its driver's weights, or with another clip, is none of the three."""
     from verl.trainer.ppo import core_algos, rollout_corr_helper
 
-    from bandpo.integrations import verl
-    from bandpo.integrations._verl_contract import Certifier
+    from bandpo.integrations.verl import loss as verl
+    from bandpo.integrations.verl.loss_checks import Certifier
 
     band = "actor_rollout_ref.actor.policy_loss."
     loss = f"{band}_target_=bandpo.integrations.verl.BandPolicyLossConfig +{band}method='DAPO()' +{band}certify=off"

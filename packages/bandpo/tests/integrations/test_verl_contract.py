@@ -9,12 +9,12 @@ from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, 
 from verl.utils import config as verls_settings
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.core.errors import BandWarning
 from bandpo.core.methods import METHODS
-from bandpo.integrations import verl
-from bandpo.integrations._verl_audit import SUMS, Driver
-from bandpo.integrations._verl_contract import Certifier
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
-from bandpo.watch.run_watch import BandWarning
+from bandpo.integrations.verl import loss as verl
+from bandpo.integrations.verl.audit import SUMS, Driver
+from bandpo.integrations.verl.loss_checks import Certifier
 from two_processes import run_on_two_processes
 
 WHOLE = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32", "trainer.n_gpus_per_node=8"]

@@ -22,9 +22,9 @@ from verl.utils import config as verls_settings
 from verl.utils import device
 from verl.utils.tracking import Tracking
 
-from bandpo.integrations._verl_announcement import FILE
-from bandpo.integrations._verl_audit import Driver
-from bandpo.integrations._verl_settings import REQUIRED, SECTIONS, check_required, leaves
+from bandpo.integrations.verl.announcement import FILE
+from bandpo.integrations.verl.audit import Driver
+from bandpo.integrations.verl.settings import REQUIRED, SECTIONS, check_required, leaves
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."
 R, M, S = "actor_rollout_ref.rollout.", "actor_rollout_ref.model.", "ulysses_sequence_parallel_size"

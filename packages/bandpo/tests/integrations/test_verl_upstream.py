@@ -20,8 +20,9 @@ from verl.workers.config import ActorConfig
 
 from bandpo import BandPO, policy_loss
 from helpers.patch_batches import batch
+from pages import ROOT
 
-PAGE = Path(__file__).parents[2] / "docs/upstream/verl.md"
+PAGE = ROOT / "docs/upstream/verl.md"
 PATCH = PAGE.with_name("verl-band-loss.patch")
 FILES = (
     "verl/trainer/ppo/core_algos.py",

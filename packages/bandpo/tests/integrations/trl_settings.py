@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs/measured/trl-settings.md"
+PAGE = Path(__file__).parents[4] / "docs/measured/trl-settings.md"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import types
 
 import pytest
 
+from bandpo.core.errors import BandWarning
 from bandpo.watch import alerts
 from bandpo.watch.alerts import Alerts
-from bandpo.watch.run_watch import BandWarning, RunWatch
+from bandpo.watch.run_watch import RunWatch
 
 
 class Receiver(http.server.BaseHTTPRequestHandler):

@@ -4,7 +4,8 @@ import warnings
 import pytest
 import torch
 
-from bandpo.watch.run_watch import EVERY, FEWEST_BATCHES, BandWarning, RunWatch
+from bandpo.core.errors import BandWarning
+from bandpo.watch.run_watch import EVERY, FEWEST_BATCHES, RunWatch
 from rlvet.runs import Setup
 
 
@@ -104,7 +105,7 @@ def rows_of_a_hard_task(count):
     return [{"step": k, "learning_rate": 1e-11 * k, **row} for k in range(1, count + 1)]
 
 
-@pytest.mark.filterwarnings("ignore::bandpo.watch.run_watch.BandWarning")
+@pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 def test_a_log_that_begins_without_a_right_answer_ends_no_run():
     """Neither for the reward, nor for the gradient and the warm-up, nor for groups without signal."""
     watch = RunWatch(every=1, stop_on="stop", flat_steps=63)

@@ -14,7 +14,7 @@ from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip, Surrogate
 from bandpo.core.rules import Band, ClipRule, FixedClip, Unclipped
-from bandpo.integrations._verl_average import average_of
+from bandpo.integrations.verl.average import average_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -53,8 +53,8 @@ def demanded_metrics(config: Any) -> dict[str, str]:
     The metric of dynamic sampling is not among them: verl logs it only in a step that drops a group, and in a
     rehearsal each group has a right answer and a wrong one, so none is dropped.
     """
-    from bandpo.integrations._verl_correction import metrics_of
-    from bandpo.integrations._verl_settings import ACTOR, POLICY_LOSS, ROLLOUT, in_bypass_mode
+    from bandpo.integrations.verl.correction import metrics_of
+    from bandpo.integrations.verl.settings import ACTOR, POLICY_LOSS, ROLLOUT, in_bypass_mode
 
     actor = config.actor_rollout_ref.actor
     is_bandpo_loss = str(actor.policy_loss.get("_target_")).startswith("bandpo.")

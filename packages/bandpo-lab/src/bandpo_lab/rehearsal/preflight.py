@@ -54,7 +54,7 @@ def missing_value(config: Any, overrides: Sequence[str] = ()) -> str | None:
     """
     from omegaconf.errors import OmegaConfBaseException
 
-    from bandpo.integrations._verl_settings import check_required
+    from bandpo.integrations.verl.settings import check_required
 
     try:
         check_required(config)

@@ -1,7 +1,7 @@
-"""The format of a record: the names of its files, their columns, and their metadata.
+"""The format of a record: the columns of its files, and their metadata.
 
-docs/record-format.md describes it. `bandpo.audit.Recorder` writes it with this module, and `rlvet` reads it with its own;
-a test compares both.
+docs/record-format.md describes it. `bandpo.audit.Recorder` writes it with this module, and `rlvet` reads it with its
+own; a test compares both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def import_pyarrow() -> Any:
         return importlib.import_module("pyarrow")
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            "records of tokens need pyarrow: in a clone of bandpo, pip install '.[records]'"
+            "records of tokens need pyarrow: in a clone of bandpo, pip install ./packages/bandpo"
         ) from error
 
 

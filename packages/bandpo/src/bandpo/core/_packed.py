@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from . import _checks
+from .aggregation import canonical_aggregation
 from .errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -101,9 +102,6 @@ def _constant_by_shape(advantages: Tensor, mask: Tensor) -> bool:
 
 def _reason_of_sequences(method: Method, aggregation: str | None) -> str | None:
     """Return the part of a method with token ratios that takes a row for one sequence; None if there is none."""
-    # Imported here, because the loss imports this module.
-    from .loss import canonical_aggregation
-
     if aggregation is not None and canonical_aggregation(aggregation).startswith("seq-"):
         return f"the average {aggregation!r}"
     if method.clip.whole_sequence:

@@ -1,8 +1,10 @@
-"""The errors that bandpo raises. Each also derives from the built-in error of its kind, so either name catches it.
+"""The errors that bandpo raises, and its warning about a run.
+
+Each error also derives from the built-in error of its kind, so either name catches it.
 
 >>> try:
 ...     Band(KL(), radius=-1.0)
-... except bandpo.core.errors.BandpoError as error:
+... except BandpoError as error:
 ...     isinstance(error, ValueError)
 True
 """
@@ -12,7 +14,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["BandpoError", "FileProblem", "InvalidType", "InvalidValue", "MissingPackage", "RunProblem"]
+__all__ = [
+    "BandWarning",
+    "BandpoError",
+    "FileProblem",
+    "InvalidType",
+    "InvalidValue",
+    "MissingPackage",
+    "RunProblem",
+]
 
 
 class BandpoError(Exception):
@@ -39,10 +49,14 @@ class RunProblem(BandpoError, RuntimeError):
     """The error for a run that cannot continue."""
 
 
+class BandWarning(UserWarning):
+    """A warning about a run that continues to train, with a fault."""
+
+
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return the end of an error about an unknown name, with the closest candidate; empty if none is close.
 
-    >>> bandpo.core.errors.did_you_mean("bnd", ["Band", "FixedClip"])
+    >>> did_you_mean("bnd", ["Band", "FixedClip"])
     '; did you mean Band?'
     """
     by_lowercase = {candidate.lower(): candidate for candidate in candidates}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ._packed import check_unpacked
+from .aggregation import aggregation_weights
 from .batch import Batch
 from .errors import RunProblem
-from .loss import aggregation_weights
 from .methods import Method
 from .objectives import DualClip
 from .rules import ClipRule, FixedClip, Unclipped

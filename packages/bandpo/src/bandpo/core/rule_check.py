@@ -21,6 +21,7 @@ from .methods import Method
 from .objectives import Objective
 from .rules import Band, ClipMask, ClipRule, FixedClip, bands
 from .schedules import Radius, TrainingState
+from .text import PACKAGE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +125,7 @@ def _check_bounds(rule: ClipRule, bounds: RatioBounds) -> None:
 def _warn_beyond_simplex(rule: ClipRule, bounds: RatioBounds) -> None:
     """Warn of an upper bound that depends on p and is above 1/p for some p."""
     # The docstrings of bandpo's own rules mention it. The rules that they consist of were checked before.
-    if type(rule).__module__.partition(".")[0] == "bandpo":
+    if type(rule).__module__.startswith(PACKAGE):
         return
     # The bounds of a TokenRule differ between tokens for other reasons than p.
     if rule.depends_on_tokens:

@@ -73,7 +73,6 @@ class TrainingState:
     Raises:
         ValueError: if ``progress`` is outside of [0, 1].
 
-    >>> from bandpo.core.sequences import Sequences
     >>> TrainingState(sequences=Sequences(torch.tensor([[0.0, 1.0, 1.0]]))).position
     tensor([[0., 0., 1.]])
     """

@@ -28,6 +28,9 @@ __all__ = ["as_method", "as_text", "importable_current_folder", "parse"]
 Kind = TypeVar("Kind", ClipRule, Divergence, Objective, Method, Radius)
 Setting = ClipRule | Divergence | Objective | Method | Radius
 
+PACKAGE = f"{__package__}."
+"""The beginning of the names of this package's modules: the folder may be copied into another codebase."""
+
 DEFAULT = Method()
 """The method if none is given."""
 
@@ -156,7 +159,7 @@ def as_text(setting: Setting) -> str:
         return setting.to_text(_value_text)
     cls = type(setting)
     name = cls.__name__
-    if not cls.__module__.startswith("bandpo."):
+    if not cls.__module__.startswith(PACKAGE):
         if "<locals>" in cls.__qualname__:
             raise InvalidValue(
                 f"{cls.__qualname__} has no text form, since it cannot be imported; move it out of the function"
@@ -226,13 +229,13 @@ def _check_arguments(function: Callable[..., Any], kwargs: dict[str, Any]) -> No
             )
 
 
-def _vocabulary(*, only_bandpo: bool) -> dict[str, Callable[..., Any]]:
+def _vocabulary(*, package_only: bool) -> dict[str, Callable[..., Any]]:
     """Return all methods and all concrete classes with a text form, by name.
 
     If a user's class has the name of one of bandpo's, the name means bandpo's.
 
     Args:
-        only_bandpo: True to leave out the classes of users.
+        package_only: True to leave out the classes of users.
     """
     vocabulary: dict[str, Callable[..., Any]] = {"Method": Method}
     pending: list[type] = [*EXAMPLES]
@@ -241,11 +244,11 @@ def _vocabulary(*, only_bandpo: bool) -> dict[str, Callable[..., Any]]:
             pending.append(cls)
             if inspect.isabstract(cls) or cls.__name__.startswith("_"):
                 continue
-            if cls.__module__.startswith("bandpo."):
+            if cls.__module__.startswith(PACKAGE):
                 # Private modules such as objectives._around only have base classes.
-                if "._" not in cls.__module__:
+                if not cls.__module__.rpartition(".")[2].startswith("_"):
                     vocabulary[cls.__name__] = cls
-            elif not only_bandpo:
+            elif not package_only:
                 vocabulary.setdefault(cls.__name__, cls)
     return vocabulary | {name: paper.method for name, paper in METHODS.items()}
 
@@ -265,7 +268,7 @@ def _look_up(node: ast.expr, imports: bool) -> Callable[..., Any]:
         if not imports:
             raise InvalidValue(f"{path} would have to be imported, which is not allowed for this text")
         return _import(module, name)
-    vocabulary = _vocabulary(only_bandpo=not imports)
+    vocabulary = _vocabulary(package_only=not imports)
     if name in vocabulary:
         return vocabulary[name]
     paper_name = PAPER_NAME.fullmatch(name)

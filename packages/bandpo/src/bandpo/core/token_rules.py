@@ -1,7 +1,7 @@
 """Clip rules with bounds that depend on the tokens of a batch, not only on their old probability.
 
-Each is a `bandpo.core.rules.TokenRule`: `ClipRule.settle` computes its bounds for the tokens of a batch. It can be combined
-with any objective and with other rules.
+Each is a `bandpo.core.rules.TokenRule`: `ClipRule.settle` computes its bounds for the tokens of a batch. It can be
+combined with any objective and with other rules.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo.audit.recorder import Recorder
+from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue
-from bandpo.core.loss import canonical_aggregation
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip, Surrogate
 from bandpo.core.rule_check import check
@@ -173,8 +173,8 @@ def check_clip_can_act(method: Method) -> None:
 
     >>> check_clip_can_act(as_method("FixedClip(0.2, 28)"))
     Traceback (most recent call last):
-    bandpo.core.errors.InvalidValue: at no probability does FixedClip(low=0.2, high=28) block a ratio above 1 that training \
-reaches. Is a number mistyped? No bound on a side is low=1 or high=inf
+    bandpo.core.errors.InvalidValue: at no probability does FixedClip(low=0.2, high=28) block a ratio above 1 that \
+training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf
     """
     if method.clip.depends_on_tokens:
         return

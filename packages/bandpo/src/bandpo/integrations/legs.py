@@ -1,6 +1,7 @@
-"""Folders for the legs of a run, which rlvet reads as one run. A leg is the part of a run from one start, or resume, of its process to the next.
+"""Folders for the legs of a run. A leg is the part of a run from one start, or resume, of its process to the next.
 
-Each leg has its own folder, such as ``RUN/legs/0001``, so that none overwrites the log of another. It contains
+rlvet reads all legs as one run. Each leg has its own folder, such as ``RUN/legs/0001``, so that none overwrites the
+log of another. It contains
 
 - ``metrics.jsonl``, the output of the framework's file logger,
 - ``console.log``, the output of the process,

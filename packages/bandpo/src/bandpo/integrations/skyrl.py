@@ -58,9 +58,9 @@ class BandAlgorithmConfig(AlgorithmConfig):
             SkyRL's default is kept, with a warning in the log. SkyRL passes micro-batches to its loss, and scales the
             advantages for the aggregation before. Therefore methods that need all tokens of an update are refused, and
             so are methods with a term that does not contain the advantage.
-        record: Absolute path of a folder to which each worker writes the tokens of every loss, see `bandpo.audit.Recorder`.
-            It has SkyRL's scaled advantages, and no version of the weights that sampled a token, as SkyRL does not pass
-            it to its loss.
+        record: Absolute path of a folder to which each worker writes the tokens of every loss, see
+            `bandpo.audit.Recorder`. It has SkyRL's scaled advantages, and no version of the weights that sampled a
+            token, as SkyRL does not pass it to its loss.
 
     Raises:
         ValueError: at construction, if ``method`` cannot be read, or if a setting beside it would have no effect or

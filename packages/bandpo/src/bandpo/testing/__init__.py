@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo.core import _checks
+from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.errors import InvalidType, InvalidValue
 from bandpo.core.gradient_check import TOLERANCE
-from bandpo.core.loss import canonical_aggregation
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.text import as_method

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo.core.aggregation import aggregate
 from bandpo.core.batch import Batch
 from bandpo.core.gradient_check import TOLERANCE, near_discontinuity
 from bandpo.core.gradient_check import compare as compare_gradient
-from bandpo.core.loss import aggregate, policy_loss
+from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DropOutside, DualClip
 from bandpo.core.rules import FixedClip, Unclipped

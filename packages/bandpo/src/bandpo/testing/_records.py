@@ -81,9 +81,9 @@ def check_record(
 ) -> None:
     """Check that a record, or batches dumped by a framework, contain the losses that were passed to the writer.
 
-    Each loss is described by the arguments of `bandpo.audit.Recorder.add`, under the same names, as tensors, arrays or lists.
-    Quantities that a loss does not name are not checked, so leave out ``entropy`` for a writer without entropies.
-    Groups may be numbered differently, but the same sequences must share one.
+    Each loss is described by the arguments of `bandpo.audit.Recorder.add`, under the same names, as tensors, arrays or
+    lists. Quantities that a loss does not name are not checked, so leave out ``entropy`` for a writer without
+    entropies. Groups may be numbered differently, but the same sequences must share one.
 
     Args:
         path: The file or folder that the writer created, as for `rlvet diagnose`.

@@ -4,7 +4,7 @@ from bandpo._siblings import require_rlvet
 
 require_rlvet("bandpo.watch")
 
-from bandpo.watch.run_watch import BandWarning, RunWatch  # noqa: E402 - these modules import rlvet
+from bandpo.watch.run_watch import RunWatch  # noqa: E402 - these modules import rlvet
 from bandpo.watch.trainer_callback import Watch  # noqa: E402
 
-__all__ = ["BandWarning", "RunWatch", "Watch"]
+__all__ = ["RunWatch", "Watch"]

@@ -12,7 +12,7 @@ import torch
 
 from bandpo._terminal import printable
 from bandpo.core.batch import normalize_mask
-from bandpo.core.errors import InvalidValue, RunProblem
+from bandpo.core.errors import BandWarning, InvalidValue, RunProblem
 from bandpo.core.sequences import unpack
 from bandpo.watch.alerts import Alerts
 from rlvet._numbers import format_step
@@ -36,10 +36,6 @@ FAULTS = SEVERITIES[:2]
 
 CHECKED_TOGETHER = 32
 """Number of the newest batches that are checked together. It limits the memory that their tokens take."""
-
-
-class BandWarning(UserWarning):
-    """A warning about a run that continues to train, with a fault."""
 
 
 TOKEN_CHECKS_OF_REWARDS = ("reward-flat", "no-signal", "truncated")

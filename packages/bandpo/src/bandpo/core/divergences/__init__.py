@@ -1,14 +1,14 @@
 """The f-divergences that define trust regions, one class each. `base` documents the methods that a new one needs."""
 
-from ..divergences import base, closed, custom, family, kl
-from ..divergences._exact import expm1 as expm1
-from ..divergences._exact import expm1_minus as expm1_minus
-from ..divergences._exact import log1mexp as log1mexp
-from ..divergences.base import *
-from ..divergences.closed import *
-from ..divergences.custom import *
-from ..divergences.family import *
-from ..divergences.kl import *
+from . import base, closed, custom, family, kl
+from ._exact import expm1 as expm1
+from ._exact import expm1_minus as expm1_minus
+from ._exact import log1mexp as log1mexp
+from .base import *
+from .closed import *
+from .custom import *
+from .family import *
+from .kl import *
 
 __all__: list[str] = []
 __all__ += base.__all__

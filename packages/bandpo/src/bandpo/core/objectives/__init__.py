@@ -1,8 +1,8 @@
 """Objectives, which compute each token's weight in the policy gradient from its ratio, its advantage and a clip rule.
 
 The gradient of a token's loss is ``−(w·A + b)·∇logp``. An objective computes the weight ``w``, and the bias ``b`` if it
-has one, from the tokens of a batch (`bandpo.core.batch.Tokens`): their ratios ``r = π/π_old``, their advantages ``A``, the rule's
-clip masks and bounds, and means over a token's sequence.
+has one, from the tokens of a batch (`bandpo.core.batch.Tokens`): their ratios ``r = π/π_old``, their advantages ``A``,
+the rule's clip masks and bounds, and means over a token's sequence.
 
 To define an objective of your own, write a frozen dataclass with one method:
 
@@ -21,16 +21,16 @@ tensor([[-2.]])
 `bandpo.core.methods` has the combinations of a rule and an objective that papers have published.
 """
 
-from ..objectives import base, caps, clipped, covariance, drift, future, penalties, smooth, unweighted
-from ..objectives.base import *
-from ..objectives.caps import *
-from ..objectives.clipped import *
-from ..objectives.covariance import *
-from ..objectives.drift import *
-from ..objectives.future import *
-from ..objectives.penalties import *
-from ..objectives.smooth import *
-from ..objectives.unweighted import *
+from . import base, caps, clipped, covariance, drift, future, penalties, smooth, unweighted
+from .base import *
+from .caps import *
+from .clipped import *
+from .covariance import *
+from .drift import *
+from .future import *
+from .penalties import *
+from .smooth import *
+from .unweighted import *
 
 __all__: list[str] = []
 __all__ += base.__all__

@@ -22,7 +22,7 @@ from bandpo.audit.metrics import Audit, logged
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
-from bandpo.integrations._verl_announcement import begin_leg, logging_into
+from bandpo.integrations.verl.announcement import begin_leg, logging_into
 
 if TYPE_CHECKING:
     from verl import DataProto

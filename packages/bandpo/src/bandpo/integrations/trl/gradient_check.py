@@ -17,7 +17,7 @@ from bandpo.core.batch import Batch, reduce_to_level
 from bandpo.core.errors import RunProblem
 from bandpo.core.gradient_check import TOLERANCE, GradientCheck, compare, near_discontinuity, slope
 from bandpo.core.methods import Method
-from bandpo.integrations._trl_parameter_check import ExpectedGradient, ForwardCall, ParameterCheck, loss_scale
+from bandpo.integrations.trl.parameter_check import ExpectedGradient, ForwardCall, ParameterCheck, loss_scale
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,11 +1,4 @@
-"""Any method as a policy loss of verl, without changes to verl: install bandpo and add two overrides.
-
-    actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig
-    +actor_rollout_ref.actor.policy_loss.method='SAPO(1.0, 1.05)'
-
-verl loads the entry points of the group ``verl.plugins``, of which this module is one, on every ``import verl``, in
-Ray's workers too. So bandpo must be installed on every node, and this module imports no more than it needs.
-"""
+"""The losses ``band`` and ``audited`` of verl, their configurations, and the checks of a run's settings."""
 
 from __future__ import annotations
 
@@ -25,18 +18,19 @@ from verl.workers.config import PolicyLossConfig
 
 from bandpo.core import _checks
 from bandpo.core.batch import Batch
-from bandpo.core.errors import InvalidValue
+from bandpo.core.errors import BandWarning, InvalidValue
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip
 from bandpo.core.text import parse
 from bandpo.integrations._adapt import as_floats, prefix_errors, read_method
-from bandpo.integrations._verl_announcement import announce
-from bandpo.integrations._verl_audit import Driver, instead_of, report_sums
-from bandpo.integrations._verl_average import NORM, average_of, check_name, token_shares
-from bandpo.integrations._verl_checks import check_settings
-from bandpo.integrations._verl_contract import Certifier, InvalidTokens, state_of
-from bandpo.integrations._verl_settings import (
+from bandpo.integrations.stock_methods import verl_method
+from bandpo.integrations.verl.announcement import announce
+from bandpo.integrations.verl.audit import Driver, instead_of, report_sums
+from bandpo.integrations.verl.average import NORM, average_of, check_name, token_shares
+from bandpo.integrations.verl.checks import check_settings
+from bandpo.integrations.verl.loss_checks import Certifier, InvalidTokens, state_of
+from bandpo.integrations.verl.settings import (
     ACTOR,
     POLICY_LOSS,
     check_required,
@@ -44,8 +38,6 @@ from bandpo.integrations._verl_settings import (
     trainer_of,
     uses_bandpo,
 )
-from bandpo.integrations.stock_methods import verl_method
-from bandpo.watch.run_watch import BandWarning
 
 if TYPE_CHECKING:
     from jaxtyping import Float

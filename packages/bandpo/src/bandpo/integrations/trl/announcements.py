@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bandpo.core.methods import METHODS
-from bandpo.integrations._trl_config import BandGRPOConfig
+from bandpo.integrations.trl.config import BandGRPOConfig
 
 NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 """Sampling settings that change the probabilities of tokens, each with its neutral value."""

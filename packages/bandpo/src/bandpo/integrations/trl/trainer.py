@@ -18,8 +18,8 @@ method's surrogate.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
-Schedules and controllers of `bandpo.core.schedules` are updated whenever a batch is generated. Their values are constant for
-all updates on that batch.
+Schedules and controllers of `bandpo.core.schedules` are updated whenever a batch is generated. Their values are
+constant for all updates on that batch.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from bandpo.core.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.core.methods import Method
 from bandpo.core.rules import bands
 from bandpo.core.schedules import Controller, TrainingState
-from bandpo.integrations._trl_announcements import card_entries, sampling_lines
-from bandpo.integrations._trl_audit import AuditedGRPOTrainer, AuditMixin
-from bandpo.integrations._trl_config import BandGRPOConfig
-from bandpo.integrations._trl_fused import FusedLogits
-from bandpo.integrations._trl_gradient_check import check_trl_loss, high_entropy_mask
+from bandpo.integrations.trl.announcements import card_entries, sampling_lines
+from bandpo.integrations.trl.audit import AuditedGRPOTrainer, AuditMixin
+from bandpo.integrations.trl.config import BandGRPOConfig
+from bandpo.integrations.trl.fused_logits import FusedLogits
+from bandpo.integrations.trl.gradient_check import check_trl_loss, high_entropy_mask
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo.core.errors import InvalidValue
-from bandpo.integrations._verl_settings import POLICY_LOSS, ROLLOUT, in_bypass_mode, overrides, refuse_if
+from bandpo.integrations.verl.settings import POLICY_LOSS, ROLLOUT, in_bypass_mode, overrides, refuse_if
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

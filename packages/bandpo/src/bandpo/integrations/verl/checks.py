@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 from bandpo.core.methods import Method
 from bandpo.core.rules import Unclipped
 from bandpo.core.text import as_text
-from bandpo.integrations import _verl_average
 from bandpo.integrations._adapt import PROBABILITIES
-from bandpo.integrations._verl_announcement import FILE_LOGGER
-from bandpo.integrations._verl_correction import CORRECTION, check_correction
-from bandpo.integrations._verl_settings import (
+from bandpo.integrations.legs import LEGS
+from bandpo.integrations.verl.announcement import FILE_LOGGER
+from bandpo.integrations.verl.average import average_of, check_average, check_length_norm, describe_average
+from bandpo.integrations.verl.correction import CORRECTION, check_correction
+from bandpo.integrations.verl.settings import (
     ACTOR,
     POLICY_LOSS,
     ROLLOUT,
@@ -32,7 +33,6 @@ from bandpo.integrations._verl_settings import (
     uses_bandpo,
     uses_critic,
 )
-from bandpo.integrations.legs import LEGS
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -99,8 +99,8 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     average = ""
     if method and loss == "band":
         setting = actor.policy_loss.get("average")
-        average = _verl_average.average_of(method, setting, actor.loss_agg_mode)
-    _verl_average.check_length_norm(actor, average)
+        average = average_of(method, setting, actor.loss_agg_mode)
+    check_length_norm(actor, average)
     sampling = _check_sampling(config, method if loss == "band" else None)
     return _describe_run(method, actor, config) | {
         "anchor": _describe_anchor(config),
@@ -211,7 +211,7 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
         f"{ACTOR}clip_ratio_c={actor.clip_ratio_c} has no effect beside {method}, a whole method, which has its own "
         "dual clip or none: leave it out, or write it into the method, as in 'Method(FixedClip(0.2), DualClip(10))'",
     )
-    _verl_average.check_average(method, actor)
+    check_average(method, actor)
     _check_updates(method, config)
     refuse_if(
         method.old_policy == "rollout" and not in_bypass_mode(config),
@@ -376,7 +376,7 @@ def _describe_run(method: Method | None, actor: ActorConfig, config: DictConfig)
     lines = {
         "loss": _describe_loss(method, loss, config),
         "ratios": _describe_ratios(method),
-        "average": _verl_average.describe_average(method, verls_loss, actor),
+        "average": describe_average(method, verls_loss, actor),
     }
 
     loss_settings = config.actor_rollout_ref.actor.policy_loss

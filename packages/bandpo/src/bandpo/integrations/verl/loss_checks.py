@@ -11,13 +11,12 @@ import torch
 
 from bandpo.core._limits import LOGP_SLACK
 from bandpo.core.batch import Batch
-from bandpo.core.errors import RunProblem
+from bandpo.core.errors import BandWarning, RunProblem
 from bandpo.core.gradient_check import compare
 from bandpo.core.methods import Method
 from bandpo.core.schedules import TrainingState
-from bandpo.integrations._verl_checks import not_for_processes, not_for_verl
-from bandpo.integrations._verl_settings import POLICY_LOSS, refuse_if
-from bandpo.watch.run_watch import BandWarning
+from bandpo.integrations.verl.checks import not_for_processes, not_for_verl
+from bandpo.integrations.verl.settings import POLICY_LOSS, refuse_if
 
 if TYPE_CHECKING:
     from jaxtyping import Bool

@@ -28,10 +28,10 @@ from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import SequenceMask
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import parse
-from bandpo.integrations._trl_announcements import sampling_settings
-from bandpo.integrations._trl_gradient_check import Certifier, high_entropy_mask
-from bandpo.integrations._trl_parameter_check import ForwardCall
 from bandpo.integrations.stock_methods import trl_method
+from bandpo.integrations.trl.announcements import sampling_settings
+from bandpo.integrations.trl.gradient_check import Certifier, high_entropy_mask
+from bandpo.integrations.trl.parameter_check import ForwardCall
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,7 +205,7 @@ class AuditMixin(GRPOTrainer):
             )
 
     def _add_watch(self, anchor: str) -> Watch | None:
-        """Add the callback that diagnoses the run, and return it: the user's `bandpo.watch.Watch`, or one for ``watched``.
+        """Add the callback that diagnoses the run, and return it: the user's `Watch`, or one for ``watched``.
 
         Args:
             anchor: As for `bandpo.audit.Recorder`.
@@ -226,7 +226,8 @@ class AuditMixin(GRPOTrainer):
         watch = next((callback for callback in callbacks if isinstance(callback, Watch)), None)
         if watch is not None and self.watched != "warn":
             raise InvalidValue(
-                f"watched={self.watched!r} contradicts the bandpo.watch.Watch among the callbacks; leave one of them out"
+                f"watched={self.watched!r} contradicts the bandpo.watch.Watch among the callbacks; leave one of them "
+                "out"
             )
         if self.watched == "off":
             return None

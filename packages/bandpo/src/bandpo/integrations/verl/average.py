@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo.core.aggregation import aggregation_weights, canonical_aggregation
 from bandpo.core.errors import InvalidValue
-from bandpo.core.loss import aggregation_weights, canonical_aggregation
 from bandpo.core.methods import Method
 from bandpo.core.sequences import Sequences
-from bandpo.integrations._verl_settings import ACTOR, POLICY_LOSS, overrides, refuse_if
+from bandpo.integrations.verl.settings import ACTOR, POLICY_LOSS, overrides, refuse_if
 
 if TYPE_CHECKING:
     from torch import Tensor

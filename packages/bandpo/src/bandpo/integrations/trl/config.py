@@ -7,8 +7,8 @@ from typing import Any, NoReturn, cast
 
 from trl import GRPOConfig
 
+from bandpo.core.aggregation import TRL_LOSS_TYPES, canonical_aggregation
 from bandpo.core.errors import InvalidType, InvalidValue
-from bandpo.core.loss import TRL_LOSS_TYPES, canonical_aggregation
 from bandpo.core.methods import Method
 from bandpo.core.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
 from bandpo.core.rules import ClipRule, FixedClip, TwoSided, Unclipped
@@ -152,8 +152,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     Attributes:
         method: A clip rule, a method of `bandpo.core.methods`, or a combination, as text (``"FixedClip(0.2, 0.28)"``,
             ``"DPPO()"``, ``"Method(FixedClip(0.2), DropOutside(20))"``) or as an object, which becomes text. By default
-            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.core.schedules`. At the level of sequences a rule bounds
-            GSPO's ratio, see `bandpo.policy_loss`.
+            ``Band(KL(), 0.05)``. A radius may be one of `bandpo.core.schedules`. At the level of sequences a rule
+            bounds GSPO's ratio, see `bandpo.policy_loss`.
         loss_type: The loss aggregation. By default the method's own; ``dapo`` for a rule alone.
         importance_sampling_level: The level of the ratios, ``token`` or ``sequence``. By default the method's own;
             ``token`` for a rule alone.
@@ -166,8 +166,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         audit_steps: Number of optimiser steps from one audited step to the next; 0 to audit none.
         audit_detail: True to log all ``audit/…`` metrics to the console and trackers, False for the twelve of
             `bandpo.audit.metrics.LOGGED`.
-        record: Folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`; ``bandpo audit`` replays
-            it under any rule. A resumed run continues the record of its folder.
+        record: Folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`; ``bandpo audit``
+            replays it under any rule. A resumed run continues the record of its folder.
         watched: Reaction to a failed check of `rlvet diagnose`, made on every tenth batch: ``warn``, ``stop`` the run,
             or ``off`` to check nothing.
 
