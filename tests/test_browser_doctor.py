@@ -27,7 +27,7 @@ from rlvet.runs.logs import UnreadableLog, read_log
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from bandpo.cli.app import app
+from rlvet.cli.app import app
 
 PYODIDE = ROOT / "build/pyodide"
 needs_site = pytest.mark.skipif(
@@ -192,7 +192,7 @@ def test_the_start_page_diagnoses_too_and_is_shown_before_python_is_loaded(site,
     browser.events.clear()
     tab = browser.open(f"{site.address}/")
     tab.wait_for("document.querySelector('#doctor .invitation').textContent")
-    assert [path for path in site.asked if "pyodide" in path or "bandpo.zip" in path] == []
+    assert [path for path in site.asked if "pyodide" in path or "rlvet.zip" in path] == []
     press(tab, "Try an example")
     assert tab.wait_for(TEXT).startswith("engine-mismatch")
     assert tab.complaints() == []
@@ -523,8 +523,8 @@ def test_the_site_is_not_built_without_pyodide(tmp_path, monkeypatch):
 def test_the_archive_diagnoses_in_a_python_without_packages(tmp_path):
     pytest.importorskip("mkdocs")
     hook = module_at(ROOT / "docs/extensions/browser_doctor.py")
-    archive = hook.bandpo_archive()
-    assert archive == hook.bandpo_archive()
+    archive = hook.rlvet_archive()
+    assert archive == hook.rlvet_archive()
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
         opened.extractall(tmp_path)
     (tmp_path / "example.jsonl").write_text(hook.example_log())

@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import bandpo
-from bandpo.cli.app import app
+import rlvet
 from bandpo.core.methods import METHODS
 from helpers.missing import require
 from pages import PAGES, ROOT, blocks, check_python, follow, python_blocks
+from rlvet.cli.app import app
 
 PAGE_OF_METHODS = (ROOT / "docs/which-method.md").read_text()
 
@@ -46,18 +47,19 @@ def names_in(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_names_in_the_package_exist(page):
-    """Every `bandpo.…` path of the page, looked up in the source: importing an adapter takes its framework."""
+    """Every `bandpo.…` and `rlvet.…` of the page, looked up in the source: importing an adapter takes its framework."""
     text = page.read_text()
     for block in blocks(page):
         text = text.replace(block.text, "") if block.title else text
-    for path in set(re.findall(r"\bbandpo(?:\.\w+)+", text)):
-        place, names = ROOT / "packages/bandpo/src/bandpo", path.split(".")[1:]
+    for path in set(re.findall(r"(?<![\w-])(?:bandpo|rlvet)(?:\.\w+)+", text)):
+        package, *names = path.split(".")
+        source = place = ROOT / f"packages/{package}/src/{package}"
         while names and (place / names[0]).is_dir():
             place /= names.pop(0)
         if names and (place / f"{names[0]}.py").is_file():
             place /= f"{names.pop(0)}.py"
-        elif names and place == ROOT / "packages/bandpo/src/bandpo":  # which takes its names from its modules
-            assert hasattr(bandpo, names[0]), path
+        elif names and place == source:  # which takes its names from its modules
+            assert hasattr({"bandpo": bandpo, "rlvet": rlvet}[package], names[0]), path
             names = names[2:]
         elif names:
             place /= "__init__.py"
@@ -71,7 +73,7 @@ def test_the_tests_named_in_the_paper_map_exist():
     for in_file, test in named:
         file = in_file or file
         if file:
-            (path,) = [*(ROOT / "tests").rglob(file), *(ROOT / "packages/bandpo-lab/tests").rglob(file)]
+            (path,) = [*(ROOT / "tests").rglob(file), *(ROOT / "packages").glob(f"*/tests/**/{file}")]
             text = path.read_text()
             assert not test or f"def {test}(" in text, f"{file}::{test}"
             checked += 1
@@ -135,8 +137,8 @@ def test_the_verdict_on_the_first_page_is_that_of_the_log():
 def test_the_files_that_a_contributor_is_sent_to_exist():
     """`NAME` in a path stands for the new adapter."""
     page = (ROOT / "docs/contribute.md").read_text()
-    folders = "src|tests|docs|scripts|benchmarks"
-    paths = re.findall(rf"\b((?:{folders})/[\w./-]*\w|pyproject\.toml|mkdocs\.yml|README\.md)", page)
+    folders = "packages|tests|docs|scripts|benchmarks"
+    paths = re.findall(rf"(?<![\w/])((?:{folders})/[\w./-]*\w|pyproject\.toml|mkdocs\.yml|README\.md)", page)
     paths = [path.replace("NAME", "tinker") for path in paths]
     assert len(set(paths)) > 20
     assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -30,12 +30,22 @@ FRAMEWORKS = ["trl", "transformers", "datasets", "accelerate", "verl", "ray", "h
 FOLDERS = {name.replace("-", "_"): ROOT / "packages" / name / "src" for name in PROJECTS}
 """The folder that contains the source of each package."""
 SHARED = {
-    "bandpo": {"_atomic", "_siblings", "_terminal"},
-    "rlvet": {"errors", "plugins", "_atomic", "_limits", "_numbers", "_severities", "_shown", "_terminal"},
+    "bandpo": {"_atomic", "_current_folder", "_siblings", "_terminal"},
+    "rlvet": {
+        "errors",
+        "plugins",
+        "_atomic",
+        "_current_folder",
+        "_limits",
+        "_numbers",
+        "_severities",
+        "_shown",
+        "_terminal",
+    },
 }
 """Modules of a package that all its layers may import, except for `bandpo.core`."""
 ALLOWED = {
-    "bandpo": {"bandpo.core"},
+    "bandpo": {"bandpo.shared", "bandpo.core"},
     "bandpo.core": set(),
     "bandpo.shared": {"bandpo.core"},
     "bandpo.audit": {"bandpo", "bandpo.shared", "bandpo.core"},
@@ -44,7 +54,7 @@ ALLOWED = {
     "bandpo.watch": {"bandpo.shared", "bandpo.core", "bandpo.audit", "rlvet"},
     "bandpo.integrations": {"bandpo.shared", "bandpo.core", "bandpo.audit"},
     "bandpo.cli": {"bandpo", "bandpo.shared", "bandpo.core", "bandpo.audit", "bandpo.integrations"},
-    "rlvet": {"rlvet.runs", "rlvet.checks"},
+    "rlvet": {"rlvet.shared", "rlvet.runs", "rlvet.checks"},
     "rlvet.shared": set(),
     "rlvet.runs": {"rlvet.shared"},
     "rlvet.lint": {"rlvet.shared", "rlvet.runs"},

@@ -186,7 +186,7 @@
 
   function inWords(message) {
     if (/MemoryError|out of memory|Array buffer allocation/i.test(message)) return "The log needs more memory than this browser gives a page. Give a part of it, or use the command: rlvet diagnose LOG.";
-    return `Python failed on this log, which is an error of this page or of bandpo: ${message.trim().split("\n").slice(-1)[0]}`;
+    return `Python failed on this log, which is an error of this page or of rlvet: ${message.trim().split("\n").slice(-1)[0]}`;
   }
 
   /** End what is under way; the next log starts a new worker if one was at work. */

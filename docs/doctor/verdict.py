@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from bandpo._terminal import printable
-from bandpo.core.errors import BandpoError
 from rlvet._numbers import format_step
 from rlvet._severities import SEVERITIES
+from rlvet._terminal import printable
 from rlvet.checks import Diagnosis, Finding, diagnose
+from rlvet.errors import RlvetError
 from rlvet.runs import open_run
 from rlvet.runs.quantities import QUANTITIES
 
@@ -32,7 +32,7 @@ def verdict(path: str, names: Mapping[str, str], run_name: str) -> str:
             answer = _described(diagnose(run))
         except ImportError:
             answer = {"error": RECORD, "code": "record", "choices": []}
-        except (BandpoError, OSError) as error:
+        except (RlvetError, OSError) as error:
             answer = {
                 "error": printable(error),
                 "code": getattr(error, "code", "unreadable"),

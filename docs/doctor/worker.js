@@ -1,7 +1,7 @@
-/* Diagnoses logs by bandpo's own Python, in a worker so that the page stays responsive. doctor.js starts it. */
+/* Diagnoses logs by rlvet's own Python, in a worker so that the page stays responsive. doctor.js starts it. */
 const FOLDER = new URL("./", import.meta.url);
 const HOME = "/logs";
-let python; // a promise of Python with bandpo in it
+let python; // a promise of Python with rlvet in it
 
 /** A file of the site. */
 async function file(name) {
@@ -39,8 +39,8 @@ async function load() {
   countFetchedBytes(settings.bytes);
   const { loadPyodide } = await import(new URL("pyodide/pyodide.mjs", FOLDER));
   const loaded = await loadPyodide({ indexURL: new URL("pyodide/", FOLDER).href });
-  const [bandpo, code] = await Promise.all([file("bandpo.zip"), file("verdict.py")]);
-  loaded.unpackArchive(await bandpo.arrayBuffer(), "zip", { extractDir: "/packages" });
+  const [rlvet, code] = await Promise.all([file("rlvet.zip"), file("verdict.py")]);
+  loaded.unpackArchive(await rlvet.arrayBuffer(), "zip", { extractDir: "/packages" });
   loaded.FS.mkdirTree("/packages");
   loaded.FS.writeFile("/packages/verdict.py", await code.text());
   loaded.runPython("import sys; sys.path.insert(0, '/packages'); from verdict import verdict");

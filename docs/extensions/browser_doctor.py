@@ -1,4 +1,4 @@
-"""Puts on the site what the pages that diagnose a log run: Pyodide, bandpo's own Python, and an example log.
+"""Puts on the site what the pages that diagnose a log run: Pyodide, rlvet's own Python, and an example log.
 
 These pages get a policy by which the browser loads nothing from another host and sends nothing anywhere.
 """
@@ -46,7 +46,7 @@ def on_files(files: Any, config: Any) -> Any:
         )
     for name in pyodide.FILES:
         files.append(File.generated(config, f"{FOLDER}/pyodide/{name}", abs_src_path=str(PYODIDE / name)))
-    package = bandpo_archive()
+    package = rlvet_archive()
     fetched = [
         len(package),
         *((PYODIDE / name).stat().st_size for name in pyodide.FILES if not name.endswith("mjs")),
@@ -57,7 +57,7 @@ def on_files(files: Any, config: Any) -> Any:
         "patterns": readable_patterns(),
     }
     made = {
-        "bandpo.zip": package,
+        "rlvet.zip": package,
         "settings.json": json.dumps(settings).encode(),
         "example.jsonl": example_log().encode(),
     }
@@ -107,11 +107,11 @@ def security_policy(page: str) -> str:
     )
 
 
-def bandpo_archive() -> bytes:
-    """Return a zip archive of bandpo and of PyYAML, which it needs and which is Python throughout."""
+def rlvet_archive() -> bytes:
+    """Return a zip archive of rlvet and of PyYAML, which it needs and which is Python throughout."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
-        for package in (ROOT / "packages/bandpo/src/bandpo", Path(yaml.__file__).parent):
+        for package in (ROOT / "packages/rlvet/src/rlvet", Path(yaml.__file__).parent):
             for file in sorted(package.rglob("*")):
                 if file.suffix in (".py", ".json"):
                     # A fixed date, so that the same source makes the same archive.
