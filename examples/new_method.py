@@ -9,7 +9,7 @@ r < 1. `M2PO()` of bandpo is the algorithm of the paper. The authors' code, whic
 another bound: the largest τ, among the |log r| of these tokens, for which the mean of min((log r)², τ²) is below a
 threshold of 0.04. The interval [e^−τ, e^τ] is then extended to at least [0.7, 1.5].
 
-What it needs: ``pip install '.[torch]'`` in a clone.
+What it needs: ``pip install ./packages/bandpo`` in a clone.
 
 How to run it (about 3 seconds)::
 

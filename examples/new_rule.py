@@ -7,7 +7,7 @@ The rule bounds the odds p/(1 − p) of a token: they may change by at most a fa
 a bound on the ratio of p, and for a common token a bound on the ratio of 1 − p. No probability exceeds 1 under this
 rule.
 
-What it needs: ``pip install '.[torch]'`` in a clone.
+What it needs: ``pip install ./packages/bandpo`` in a clone.
 
 How to run it (about 3 seconds)::
 

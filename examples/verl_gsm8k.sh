@@ -6,7 +6,7 @@
 # on a CPU, before GPUs are needed; and the diagnosis of the run from verl's log.
 #
 # What it needs: Python 3.11 or 3.12 and, in a clone, on every node
-#     pip install '.[verl]' './lab[verl,eval]' vllm
+#     pip install ./packages/rlvet './packages/bandpo[verl]' './packages/bandpo-lab[verl,eval]' vllm
 # The training also needs a GPU, and the model and GSM8K from the Hugging Face hub. The rehearsal needs none of these.
 # Only the rehearsal was tested. The GPU memory of the training was not measured.
 #

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 
 import pytest
 import yaml
@@ -151,6 +152,11 @@ def test_the_hook_for_pre_commit_is_the_command():
     assert (hook["id"], program, name) == ("rlvet-lint", "rlvet", "lint")
     assert lint(*options, "missing").exit_code != 0
     assert hook["language"] == "python"
+    # The root of the repository installs nothing.
+    (folder,) = hook["additional_dependencies"]
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+    assert folder.startswith("./")
+    assert program in project["project"]["scripts"]
     assert set(hook["types_or"]) == {"python", "yaml", "toml", "shell"}
 
 
