@@ -238,10 +238,11 @@ def equal_reward_table() -> Iterator[str]:
     world = vocabulary()["stale"]
     yield "| rule | minus | " + " | ".join(f"at reward {level:g}" for level in LEVELS) + " |"
     yield "|---|---|" + "---:|" * len(LEVELS)
-    for arm in SHAPES:
-        for constant in CONSTANT:
-            cells = [_cell(_at_equal_reward(world, arm, constant, level)) for level in LEVELS]
-            yield f"| {arm} | {constant} | {' | '.join(cells)} |"
+    pairs = [(arm, constant) for arm in SHAPES for constant in CONSTANT]
+    pairs += [(arm, ABOVE) for arm in SHAPES if arm != ABOVE]
+    for arm, minus in pairs:
+        cells = [_cell(_at_equal_reward(world, arm, minus, level)) for level in LEVELS]
+        yield f"| {arm} | {minus} | {' | '.join(cells)} |"
 
 
 def elsewhere_table() -> Iterator[str]:
