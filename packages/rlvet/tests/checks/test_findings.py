@@ -8,6 +8,7 @@ import pytest
 
 from helpers.missing import require
 from pages import ROOT
+from rlvet._severities import SEVERITIES
 from rlvet.checks.findings import Finding
 
 DOCTOR = sorted((ROOT / "packages/rlvet/src/rlvet/checks").glob("*.py"))
@@ -162,3 +163,21 @@ def test_a_finding_without_advice_is_refused_with_the_line_to_add():
     message = r'add to packages/rlvet/src/rlvet/data/advice.json the line "no-such-finding": "WHAT TO CHANGE'
     with pytest.raises(ValueError, match=message):
         Finding("ok", True, "the gradient stays small").failed("no-such-finding", "it grew a thousandfold")
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_a_fault_is_what_has_the_severity_of_one(severity):
+    finding = Finding("ok", True, "the weights are current").failed(
+        "stale", "they are old", severity=severity
+    )
+    assert finding.severity == severity
+    assert finding.ok is (False if severity in ("stop", "fix") else None)
+
+
+def test_the_severity_of_a_code_is_that_of_the_table():
+    passed = Finding("ok", True, "a property")
+    assert [passed.failed(code, "").severity for code in ("nan", "plateau", "clip-idle")] == [
+        "stop",
+        "look",
+        "fix",
+    ]

@@ -104,20 +104,20 @@ class Finding(NamedTuple):
         code: str,
         cause: str,
         *alternatives: str,
-        ok: bool | None = False,
         severity: str | None = None,
         onset: float | None = None,
         quantities: Sequence[str] = (),
     ) -> Finding:
-        """Return this check as failed, with the advice for the code.
+        """Return this check with a fault or a remark, and the advice for the code.
+
+        The severities ``stop`` and ``fix`` are faults (``ok`` is False), ``look`` and ``note`` are remarks (None).
 
         Args:
             code: A code of docs/diagnose.md.
             cause: The fault, in a sentence.
             *alternatives: Codes of other faults that this check cannot tell from it.
-            ok: None for a remark that is no fault.
-            severity: One of `rlvet._severities.SEVERITIES`. If not given, the severity of the code, or ``note`` for a
-                remark.
+            severity: One of `rlvet._severities.SEVERITIES`; by default that of the code in ``data/severities.json``, or
+                ``fix``.
             onset: The first step at which the run shows the fault.
             quantities: The quantities of the log that show the fault, the clearest first.
 
@@ -125,9 +125,7 @@ class Finding(NamedTuple):
             ValueError: if there is no advice for ``code``.
         """
         if severity is None:
-            severity = "note"
-            if ok is False:
-                severity = load_table("severities").get(code, "fix")
+            severity = load_table("severities").get(code, "fix")
         return self._replace(
             code=code,
             ok=False if severity in ("stop", "fix") else None,

@@ -1370,13 +1370,13 @@ def _check_clip(course: Course, updates: float | None) -> Finding:
     )
 
     if one_update:
-        return finding.failed("on-policy", "each batch gets one update, so every ratio is 1", ok=None)
+        return finding.failed("on-policy", "each batch gets one update, so every ratio is 1", severity="note")
     if summary.clipped == 0 and updates is None and on_policy is None:
         cause = "no token was clipped, as with one update on each batch"
-        return finding.failed("on-policy", cause, "clip-idle", ok=None)
+        return finding.failed("on-policy", cause, "clip-idle", severity="note")
     if summary.clipped == 0 and summary.metrics.get("inert", 1) == 1:
         cause = "no token was clipped: steps are smaller than the rule allows"
-        return finding.failed("clip-idle", cause, ok=None)
+        return finding.failed("clip-idle", cause, severity="note")
 
     interval = summary.blocked_interval()
     if interval is not None and interval[0] > HARMLESS_BLOCKED_SHARE:
@@ -1385,5 +1385,5 @@ def _check_clip(course: Course, updates: float | None) -> Finding:
             f"the clip blocks {format_share(share)} [{format_share(interval[0])}, {format_share(interval[1])}] of the "
             "gradient that would raise tokens below p = 0.1"
         )
-        return finding.failed("rare-tokens-blocked", cause, ok=None)
+        return finding.failed("rare-tokens-blocked", cause, severity="note")
     return finding
