@@ -177,6 +177,17 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path):
         decoder(run, f"{tmp_path}/missing")
 
 
+@pytest.mark.parametrize("command", [["diagnose", "--words"], ["report"]])
+def test_a_tokenizer_that_is_missing_is_one_line(tmp_path, command):
+    """bandpo decodes the ids, and its error is rlvet's."""
+    run = record(tmp_path / "run")
+    printed = commanded(*command, str(run), "--tokenizer", f"{tmp_path}/missing")
+    assert "Traceback" not in printed
+    assert printed.splitlines()[-1].startswith(
+        f"error: --tokenizer {tmp_path}/missing: there is no such folder"
+    )
+
+
 HOSTILE = f"{RED}\u202e[bold]\x9b"
 
 

@@ -22,8 +22,9 @@ from bandpo.replay.blocked_tokens import (
     format_tokens,
 )
 from bandpo.replay.record import ReplayCollector
-from bandpo.replay.token_figures import TokenAnalysis
+from bandpo.replay.token_figures import TokenAnalysis, TokenFigures
 from rlvet.errors import InvalidValue
+from rlvet.runs import Run
 
 
 @contextmanager
@@ -73,8 +74,9 @@ class Words:
 
     def add(self, batch: Any) -> None:
         """Add one loss batch."""
-        self._blocked.add(batch)
-        self._disagreeing.add(batch)
+        with _as_rlvets_errors():
+            self._blocked.add(batch)
+            self._disagreeing.add(batch)
 
     def text(self, path: Path) -> str:
         """Return both lists of tokens as text.
@@ -82,12 +84,22 @@ class Words:
         Args:
             path: The run, in whose folder the tokenizer may be.
         """
-        decode = decoder(path, self._tokenizer)
+        with _as_rlvets_errors():
+            decode = decoder(path, self._tokenizer)
         return (
             f"blocked, the largest gradient first:\n{format_tokens(self._blocked.result(), decode)}\n"
             "\nengine and trainer disagree, the farthest apart first:\n"
             f"{format_disagreeing_tokens(self._disagreeing.result(), decode)}"
         )
+
+
+class ReportedTokens(TokenAnalysis):
+    """An analysis of recorded tokens whose errors are rlvet's."""
+
+    def analyze(self, run: Run) -> TokenFigures:
+        """Return the figures of the tokens of a run."""
+        with _as_rlvets_errors():
+            return super().analyze(run)
 
 
 def token_figures(
@@ -101,4 +113,4 @@ def token_figures(
         tokenizer: The tokenizer for recorded ids.
     """
     with _as_rlvets_errors(), importable_current_folder():
-        return TokenAnalysis(methods, method, tokenizer)
+        return ReportedTokens(methods, method, tokenizer)
