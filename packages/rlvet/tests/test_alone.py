@@ -1,12 +1,16 @@
 """rlvet without other packages of this repository: a log needs the standard library and PyYAML, a record numpy too."""
 
 import json
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from helpers.rlvet_alone import run_alone
 from helpers.run_files import batch, nemo_rl, slime
 from helpers.simulated_runs import simulate
+from rlvet import plugins
+from rlvet.errors import MissingPackage
+from rlvet.plugins import COLLECTORS
 
 OPTIONAL = {"bandpo", "torch", "numpy", "pyarrow", "scipy", "transformers", "tokenizers"}
 RECORDS = ("torch", "transformers", "tokenizers", "scipy")
@@ -155,3 +159,12 @@ def test_the_method_of_a_record_needs_bandpo(command, hidden, record):
 def test_further_methods_of_a_report_need_bandpo(of, request):
     run = run_alone("report", request.getfixturevalue(of), "--method", "GSPO()")
     check_refused(run, "a method needs bandpo", "pip install ./packages/bandpo")
+
+
+def test_a_plugin_that_cannot_be_imported_is_one_sentence(monkeypatch):
+    point = EntryPoint("replay", "no_such_package.replay:replay", COLLECTORS)
+    monkeypatch.setattr(plugins, "entry_points", lambda **_: (point,))
+    with pytest.raises(
+        MissingPackage, match=r"no_such_package\.replay:replay .* cannot be imported: No module named"
+    ):
+        plugins.load_plugin(COLLECTORS, "replay")

@@ -137,7 +137,7 @@ def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     torn.write_text(torn.read_text() + '{"step": 3, "rew')
     page = write_report([tmp_path / "a", torn], tmp_path / "page.html")
     seen = opened(page, tmp_path)
-    assert "Made by bandpo" in seen.text  # at the end: no script failed
+    assert "Made by rlvet" in seen.text  # at the end: no script failed
     assert "looked at all 1,728 tokens of 12 batches" in seen.text
     assert "img" not in [tag for tag, _ in seen.elements]
     assert HOSTILE in seen.text  # as a column's name
@@ -176,7 +176,7 @@ def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
         "no verdict: no key of the log is known to be the reward",
         "One value in every log step, and so not drawn: Entropy (nats per token) 0.4.",
         "What other clip rules would have blocked is not shown",
-        "Made by bandpo",
+        "Made by rlvet",
     ):
         assert text in seen.text
     # No section is empty: there is the diagnosis, and the curves' sentence.
