@@ -7,7 +7,8 @@ checks that passed, and those that are not possible with this log.
 If no path is given, it writes the log of a simulated TRL run with one fault: the entropy of the policy falls from 1.2
 to 0.1 nats, while the reward is constant.
 
-What it needs: ``pip install ./packages/rlvet`` in a clone, without torch. On the command line it is ``rlvet diagnose PATH``.
+What it needs: ``pip install ./packages/rlvet`` in a clone, without torch. On the command line it is ``rlvet diagnose
+PATH``.
 
 How to run it (about 1 second)::
 
