@@ -26,7 +26,7 @@ def diagnosed_without_torch(*paths):
     Returns:
         For each run its ``findings``, ``coverage`` and ``setup``, as JSON has them.
     """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "packages/rlvet/src")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     command = [sys.executable, "-c", SCRIPT, *map(str, paths)]
     process = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert process.returncode == 0, process.stderr
