@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,12 +91,12 @@ class Words:
 
 
 def token_figures(
-    methods: Mapping[str, str] | Sequence[str] = (), method: str | None = None, tokenizer: str | None = None
+    methods: Mapping[str, Method | ClipRule | str], method: str | None = None, tokenizer: str | None = None
 ) -> TokenAnalysis:
     """Return the analysis of recorded tokens for a report.
 
     Args:
-        methods: The texts of rules and methods to apply, or objects of bandpo; by name if it is a mapping.
+        methods: Rules and methods to apply, by name.
         method: The text of the runs' method, used if their files name none.
         tokenizer: The tokenizer for recorded ids.
     """
