@@ -14,15 +14,12 @@ from jaxtyping import install_import_hook
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as type checkers have it
 
-CORE = ["_checks", "rule_check", "bounds", "rules", "audit.metrics", "divergences"]
-CORE += ["loss", "methods", "objectives", "schedules", "batch"]
-
-import bandpo  # noqa: E402
+MODULES = [
+    f"bandpo.core.{name}" for name in ("_checks", "rule_check", "bounds", "rules", "divergences", "loss")
+]
+MODULES += [f"bandpo.core.{name}" for name in ("aggregation", "methods", "objectives", "schedules", "batch")]
 
 typing.TYPE_CHECKING = True
-with install_import_hook([f"bandpo.{module}" for module in CORE], "shapes.checked"):
-    import bandpo.audit.metrics
-    import bandpo.core.loss
-    import bandpo.core.methods
-    import bandpo.core.rule_check  # noqa: F401
+with install_import_hook([*MODULES, "bandpo.audit.metrics"], "shapes.checked"):
+    import bandpo.audit.metrics  # noqa: F401
 typing.TYPE_CHECKING = False

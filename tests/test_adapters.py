@@ -10,7 +10,10 @@ from helpers.missing import require
 from pages import ROOT
 
 SOURCE = ROOT / "packages/bandpo/src/bandpo/integrations"
-MODULES = sorted(path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("_"))
+BESIDE = {"legs", "stock_methods"}
+"""Modules of the folder that are no adapters."""
+MODULES = sorted({path.stem for path in SOURCE.glob("[!_]*.py")} - BESIDE)
+MODULES += sorted(path.parent.name for path in SOURCE.glob("[!_]*/__init__.py"))
 FRAMEWORKS = {adapter.module: adapter for adapter in ADAPTERS}
 OWN_CONTRACT = {"trl", "verl"}
 """Adapters that replace a trainer's loss and average; their tests compare both with the framework's own."""
@@ -120,11 +123,11 @@ def test_the_page_of_each_adapter_is_in_the_menu():
 
 
 def test_each_adapter_has_an_extra():
-    project = (ROOT / "pyproject.toml").read_text()
+    project = (ROOT / "packages/bandpo/pyproject.toml").read_text()
     require(
         [module for module in MODULES if f"\n{module} = [" not in project],
-        "pyproject.toml",
-        lambda module: f'{module} = ["bandpo[torch,records]", "{module}==VERSION"]',
+        "packages/bandpo/pyproject.toml",
+        lambda module: f'{module} = ["{module}==VERSION"]',
         "[project.optional-dependencies]",
     )
 
@@ -135,7 +138,7 @@ def test_no_placeholder_of_a_suggested_line_is_left():
         "packages/bandpo/src/bandpo/integrations/__init__.py": "\n".join(map(str, ADAPTERS)),
         "scripts/matrix.py": "\n".join(map(str, matrix.ENVIRONMENTS.values())),
     }
-    files = ["docs/frameworks.md", "mkdocs.yml", "pyproject.toml"]
+    files = ["docs/frameworks.md", "mkdocs.yml", "packages/bandpo/pyproject.toml"]
     files += [f"packages/bandpo/tests/integrations/test_{module}.py" for module in MODULES]
     texts |= {file: (ROOT / file).read_text() for file in files if (ROOT / file).exists()}
     left = {

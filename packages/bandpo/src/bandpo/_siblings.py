@@ -13,6 +13,9 @@ from bandpo.core.errors import MissingPackage
 INSTALL_RLVET = "in a clone of bandpo, pip install ./packages/rlvet"
 """The command that installs rlvet."""
 
+NOT_CHECKED = f"the run is not checked while it trains, as rlvet is missing: {INSTALL_RLVET}"
+"""The line about a run that would be checked if rlvet were installed."""
+
 
 def has_rlvet() -> bool:
     """Return True if rlvet is installed."""

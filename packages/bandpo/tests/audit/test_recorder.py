@@ -10,11 +10,10 @@ import torch
 
 import bandpo
 from bandpo import GSPO, KL, Band, FixedClip, Method, parse
-from bandpo.audit import Audit, Recorder
+from bandpo.audit import Audit, Recorder, record_format
 from bandpo.replay.record import RUN, as_batch, method_of, replay_record
 from helpers.records import write_digests
 from pages import ROOT
-from rlvet.runs import record_format
 from rlvet.runs.record import read_record
 from rlvet.runs.record_format import FORMAT, META, REQUIRED_COLUMNS, record_schema
 from rlvet.runs.setup import Setup
@@ -536,5 +535,5 @@ def test_what_to_install_is_said(tmp_path, monkeypatch):
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(record_format.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"pip install '\.\[records\]'"):
+    with pytest.raises(ImportError, match=r"pip install \./packages/bandpo"):
         Recorder(tmp_path)

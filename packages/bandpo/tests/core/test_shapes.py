@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from pages import ROOT
+
 EXAMPLES = [
-    f"packages/bandpo/src/bandpo/{name}.py"
+    f"packages/bandpo/src/bandpo/core/{name}.py"
     for name in ("batch", "bounds", "loss", "methods", "schedules", "rules")
 ]
 EXAMPLES += [
@@ -25,7 +25,11 @@ TESTS = [
 
 def run(*arguments):
     path = os.pathsep.join(
-        [str(ROOT / "src"), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        [
+            str(ROOT / "packages/bandpo/src"),
+            str(ROOT / "tests"),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
     )
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "shapes", "--tb=short", *arguments],

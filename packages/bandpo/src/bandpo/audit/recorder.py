@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -186,7 +186,7 @@ class Recorder:
         rows = len(counted)
 
         token_columns = _token_columns(tensors)
-        columns: dict[str, Any] = {
+        columns: dict[str, list[Any] | _Lists | None] = {
             "step": [step] * rows,
             "generation": [generation] * rows,
             "update": [update] * rows,
@@ -196,7 +196,7 @@ class Recorder:
         for name, dtype in {"version": torch.int64, "advantages": torch.float32}.items():
             columns[name] = _by_sequence(name, tensors[name], counted, dtype)
         for name, x in token_columns.items():
-            columns[name] = (x, counted)
+            columns[name] = _Lists(x, counted)
         batch = _record_batch(columns, self._schema, rows)
 
         text = None if method is None else as_text(as_method(method))
@@ -219,6 +219,24 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Lists(NamedTuple):
+    """A column of lists: the list of a sequence has those of its values that are stored."""
+
+    values: Tensor
+    """The values, (batch, width)."""
+    stored: Tensor
+    """True for the values that are stored, (batch, width)."""
+
+    def to_arrow(self, kind: Any) -> Any:
+        """Return the column as an Arrow array of this type."""
+        pa = import_pyarrow()
+        values = self.values.half() if pa.types.is_float16(kind.value_type) else self.values
+        offsets = torch.zeros(len(values) + 1, dtype=torch.int32)
+        offsets[1:] = self.stored.sum(1).cumsum(0)
+        stored_values = pa.array(values[self.stored].numpy())
+        return pa.ListArray.from_arrays(pa.array(offsets.numpy()), stored_values, type=kind)
 
 
 def _token_columns(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -283,7 +301,7 @@ def _values_of_sequences(name: str, x: Any, rows: int) -> list[Any] | None:
     return values.tolist()
 
 
-def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> _Lists | None:
     """Return the values of a column, with one value per sequence in place of one per token if nothing is lost by it.
 
     Args:
@@ -293,8 +311,8 @@ def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tupl
         dtype: The dtype of the column.
 
     Returns:
-        The values, and True for those that are stored. Both have the shape (batch, 1) if all counted tokens of a
-        sequence have the same value, in every sequence; else (batch, time). None if ``x`` is None.
+        The column, of width 1 if all counted tokens of a sequence have the same value, in every sequence; else of the
+        width of the batch. None if ``x`` is None.
     """
     if x is None:
         return None
@@ -311,8 +329,8 @@ def _by_sequence(name: str, x: Any, counted: Tensor, dtype: torch.dtype) -> tupl
     first = x.gather(1, counted.int().argmax(1, keepdim=True))
     shared = bool(((x == first) | ~counted).all())
     if shared:
-        return first, torch.ones_like(first, dtype=torch.bool)
-    return x, counted
+        return _Lists(first, torch.ones_like(first, dtype=torch.bool))
+    return _Lists(x, counted)
 
 
 def _stream_of(schema: Any, batch: Any = None, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
@@ -325,12 +343,11 @@ def _stream_of(schema: Any, batch: Any = None, metadata: Mapping[bytes, bytes] |
     return sink.getvalue().to_pybytes()
 
 
-def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
+def _record_batch(columns: Mapping[str, list[Any] | _Lists | None], schema: Any, rows: int) -> Any:
     """Build an Arrow record batch.
 
     Args:
-        columns: A list of one value per row, or for a column of lists a pair (values, stored): the list of row i has
-            the entries of ``values[i]`` for which ``stored[i]`` is True. Missing columns are null.
+        columns: The columns by name, each with one value or one list per row. Missing columns are null.
         schema: The schema.
         rows: The number of rows.
     """
@@ -340,15 +357,8 @@ def _record_batch(columns: Mapping[str, Any], schema: Any, rows: int) -> Any:
         column = columns.get(field.name)
         if column is None:
             return pa.nulls(rows, field.type)
-        if isinstance(column, list):
-            return pa.array(column, field.type)
-        values, stored = column
-        if pa.types.is_float16(field.type.value_type):
-            values = values.half()
-        offsets = torch.zeros(rows + 1, dtype=torch.int32)
-        offsets[1:] = stored.sum(1).cumsum(0)
-        return pa.ListArray.from_arrays(
-            pa.array(offsets.numpy()), pa.array(values[stored].numpy()), type=field.type
-        )
+        if isinstance(column, _Lists):
+            return column.to_arrow(field.type)
+        return pa.array(column, field.type)
 
     return pa.record_batch([array(field) for field in schema], schema=schema)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bandpo._siblings import require_rlvet
 from bandpo.cli import read_method
 from bandpo.core.errors import InvalidValue
 
@@ -48,6 +49,7 @@ def audit_command(
     """
     from rich.console import Console
 
+    require_rlvet("bandpo audit")
     from bandpo._terminal import printable
     from bandpo.replay.tables import clip_table, methods_table
     from rlvet.runs import open_run

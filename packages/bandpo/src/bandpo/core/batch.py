@@ -17,6 +17,7 @@ import torch
 
 from . import _checks
 from ._lazy import lazy_property
+from ._limits import LOGP_SLACK
 from .bounds import RatioBounds
 from .errors import InvalidValue
 from .rules import ClipMask, ClipRule
@@ -158,18 +159,23 @@ class Batch(NamedTuple):
 
         # torch 2.6 cannot trace dataclasses.replace.
         state = TrainingState(
-            state.progress, state.controller_state, state.group, state.age, sequences, state.processes
+            progress=state.progress,
+            controller_state=state.controller_state,
+            group=state.group,
+            age=state.age,
+            sequences=sequences,
+            processes=state.processes,
         )
         return cls(
-            logps["logp"] - logps["logp_old"],
-            logps["logp_old"],
-            advantages,
-            mask,
-            sequences,
-            logps.get("logp_anchor"),
-            finite.get("entropy"),
-            weights,
-            state,
+            log_ratio=logps["logp"] - logps["logp_old"],
+            logp_old=logps["logp_old"],
+            advantages=advantages,
+            mask=mask,
+            sequences=sequences,
+            logp_anchor=logps.get("logp_anchor"),
+            entropy=finite.get("entropy"),
+            weights=weights,
+            state=state,
         )
 
     @property
@@ -197,15 +203,15 @@ class Batch(NamedTuple):
         """
         data = self._data(level, bound_level)
         return Tokens(
-            data.log_ratio,
-            data.logp_old,
-            data.advantages,
-            data.mask,
-            data.sequences,
-            data.anchor_ratio,
-            data.entropy,
-            data.weights,
-            data.state,
+            log_ratio=data.log_ratio,
+            logp_old=data.logp_old,
+            advantages=data.advantages,
+            mask=data.mask,
+            sequences=data.sequences,
+            anchor_ratio=data.anchor_ratio,
+            entropy=data.entropy,
+            weights=data.weights,
+            state=data.state,
             rule=rule.resolve(self.state).settle(data),
         )
 
@@ -218,19 +224,19 @@ class Batch(NamedTuple):
             if self.logp_anchor is not None:
                 log_ratio = self.log_ratio + (self.logp_old - anchor)
             anchor_ratio = AnchorRatio(
-                self._at_level(anchor, bound_level or level),
-                self._at_level(log_ratio, bound_level or level),
+                logp=self._at_level(anchor, bound_level or level),
+                log_ratio=self._at_level(log_ratio, bound_level or level),
             )
         return TokenData(
-            self._at_level(self.log_ratio, level),
-            self._at_level(self.logp_old, level),
-            self.advantages,
-            self.mask,
-            self.sequences,
-            anchor_ratio,
-            self.entropy,
-            self.weights,
-            self.state,
+            log_ratio=self._at_level(self.log_ratio, level),
+            logp_old=self._at_level(self.logp_old, level),
+            advantages=self.advantages,
+            mask=self.mask,
+            sequences=self.sequences,
+            anchor_ratio=anchor_ratio,
+            entropy=self.entropy,
+            weights=self.weights,
+            state=self.state,
         )
 
     def _at_level(self, logp: Tensor, level: str) -> Tensor:
@@ -342,7 +348,7 @@ def _mark_invalid(
     # Few operations are needed: maximum and minimum propagate NaN, and x − x is NaN if x is not finite, else 0.
     largest = functools.reduce(torch.maximum, logps.values())
     smallest = functools.reduce(torch.minimum, logps.values())
-    nan_if_invalid = torch.where(largest <= _checks.LOGP_SLACK, smallest - smallest, math.nan)
+    nan_if_invalid = torch.where(largest <= LOGP_SLACK, smallest - smallest, math.nan)
     for x in finite.values():
         nan_if_invalid = nan_if_invalid + (x - x)
     if weights is not None:

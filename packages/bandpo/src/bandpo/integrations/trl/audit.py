@@ -18,7 +18,7 @@ import trl
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 
-from bandpo._siblings import INSTALL_RLVET, has_rlvet, require_rlvet
+from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
 from bandpo.audit.metric_names import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
@@ -216,9 +216,7 @@ class AuditMixin(GRPOTrainer):
             if self.watched == "stop":
                 require_rlvet("watched='stop'")
             if self.watched == "warn":
-                _logger.info(
-                    "bandpo: the run is not checked while it trains, as rlvet is missing: %s", INSTALL_RLVET
-                )
+                self._announce(NOT_CHECKED)
             return None
         from bandpo.watch import Watch
 

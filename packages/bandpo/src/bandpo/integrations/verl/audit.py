@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from verl.utils import metric
 
-from bandpo._siblings import has_rlvet, require_rlvet
+from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
 from bandpo.audit.metrics import Audit, logged
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue
@@ -91,7 +91,9 @@ class Driver:
             raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {reaction!r}")
         if reaction == "stop":
             require_rlvet("watched=stop")
-        if reaction != "off" and has_rlvet():
+        if reaction != "off" and not has_rlvet():
+            print(f"bandpo: {NOT_CHECKED}", flush=True)
+        elif reaction != "off":
             from bandpo.watch import RunWatch
             from rlvet.runs import Setup
 
