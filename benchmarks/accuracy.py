@@ -2,7 +2,7 @@
 
 The reference is tests/oracle.py, over p from 1e−30 to 1 − 1e−7 and radii from 1e−4 to 1:
 
-    PYTHONPATH=src:tests python benchmarks/accuracy.py [points per divergence and dtype]
+    PYTHONPATH=packages/bandpo/src:tests python benchmarks/accuracy.py [points per divergence and dtype]
 """
 
 from __future__ import annotations

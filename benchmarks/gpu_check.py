@@ -1,7 +1,7 @@
 """Run the measurements that need a GPU, in at most 20 minutes; write JSON and update docs/measured/benchmarks.md.
 
-    PYTHONPATH=src:tests python benchmarks/gpu_check.py                 # `make gpu-check`; needs CUDA
-    PYTHONPATH=src:tests python benchmarks/gpu_check.py --small --output FILE
+    make gpu-check                                                  # needs CUDA
+    make gpu-check GPU_CHECK='--small --output FILE'
 
 Needs torch. A section whose packages are missing is skipped, and the output says so. Each section runs in its own
 process with its own time limit. A section that fails or exceeds the limit leaves its traceback and its rows so far, and

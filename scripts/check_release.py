@@ -1,4 +1,4 @@
-"""Build both distributions twice, compare them, and install them into an empty environment.
+"""Build the three distributions twice, compare them, and install them into empty environments.
 
     python scripts/check_release.py build/release [--extras] [--tested]
 
@@ -6,10 +6,10 @@ With --tested, the table of tested versions in docs/frameworks.md must match the
 adapters name.
 
 Source distributions and wheels are built from the tracked files in two folders and must be equal byte for byte. Each
-must contain its own tracked files and nothing else. Installed into an empty environment, bandpo must diagnose a log
-without torch, name the extra that a command lacks, and run with it. With --extras, each extra is installed into an
-empty environment of its own, which takes about a quarter of an hour more. The files are left in the folder, and their
-SHA-256 is printed. Needs `build` and the index; takes a minute or two.
+must contain its own tracked files and nothing else. rlvet, installed alone into an empty environment, must diagnose a
+log without torch, numpy and bandpo. Then the wheels of all three are installed together into another. With --extras,
+each extra is installed into an empty environment of its own, which takes about a quarter of an hour more. The files are
+left in the folder, and their SHA-256 is printed. Needs `build` and the index; takes a few minutes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matrix
 
 ROOT = Path(__file__).parents[1]
 TORCH = "torch==2.13.0"
+PACKAGES = ("rlvet", "bandpo", "bandpo-lab")
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -44,17 +47,17 @@ def tracked_files() -> list[str]:
 
 
 def build(folder: Path) -> list[Path]:
-    """Build sdist and wheel of both distributions from a copy of the tracked files; bandpo's files come first."""
+    """Build sdist and wheel of the three distributions from a copy of the tracked files, and return them by name."""
     tree = folder / "tree"
     dist = folder / "dist"
     for name in tracked_files():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
     stamp = run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
-    for project in (tree, tree / "lab"):
+    for package in PACKAGES:
         run(
             # Without isolation, the build uses the pinned packages of locks/build.txt.
-            *(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, project),
+            *(sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, tree / "packages" / package),
             env=os.environ | {"SOURCE_DATE_EPOCH": stamp},
         )
     shutil.rmtree(tree)
@@ -101,86 +104,93 @@ def check_tested_versions() -> None:
     print(f"docs/frameworks.md: tested with the core {digest}")
 
 
-def check_install(folder: Path, library: Path, lab: Path, extras: bool) -> None:
-    """Install both wheels into an empty environment step by step, and check what works after each step."""
-    environment = folder / "environment"
-    run(sys.executable, "-m", "venv", "--clear", environment)
-    python, command = environment / "bin/python", environment / "bin/bandpo"
-    isolated = {"cwd": folder, "env": {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}}
-
-    def pip(*arguments: str | Path) -> None:
-        run(python, "-m", "pip", "install", "--quiet", "--no-compile", *arguments, **isolated)
-
-    def check_refused(message: str, *arguments: str) -> None:
-        result = subprocess.run([command, *arguments], capture_output=True, text=True, **isolated)  # type: ignore[call-overload]
-        last_line = result.stderr.splitlines()[-1]  # torch warns if numpy is missing
-        if result.returncode != 2 or "Traceback" in result.stderr or message not in last_line:
-            sys.exit(
-                f"bandpo {' '.join(arguments)} should end with one line: {message}; not: {result.stderr}"
-            )
-
-    # bandpo alone: it diagnoses a log without torch and numpy.
-    pip(library)
-    installed = run(python, "-m", "pip", "freeze", **isolated)
-    heavy = [
-        name for name in ("torch", "numpy", "scipy", "pyarrow", "trl") if f"\n{name}==" in f"\n{installed}"
-    ]
-    if heavy:
-        sys.exit(f"bandpo alone installs {', '.join(heavy)}")
-    version = run(command, "--version", **isolated).strip()
-    if not all(f"-{version}-" in wheel.name for wheel in (library, lab)):
-        sys.exit(f"bandpo --version prints {version}, the wheels are {library.name} and {lab.name}")
-    rows = [{"step": step, "reward": 0.01 * step} for step in range(1, 60)]
-    (folder / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
-    if not run(command, "diagnose", folder / "trainer_state.json", **isolated).startswith("ok: "):
-        sys.exit("the installed command does not diagnose a log")
-    check_refused("needs the package torch; in a clone of bandpo, pip install", "bounds", "0.08")
-
-    # With torch, losses and bounds work.
-    pip(TORCH)
-    code = "import bandpo, torch; print(bandpo.Band().bounds(torch.tensor([0.08]).log()).upper.item())"
-    if not run(python, "-c", code, **isolated).startswith("2.41"):
-        sys.exit("the installed core gives other bounds")
-    run(command, "bounds", "0.08", **isolated)
-
-    pip("--no-deps", lab)  # `make demo` installs its dependencies
-    run(environment / "bin/bandpo-lab", "recipes", folder / "recipes", **isolated)
-    recipes = len(list((folder / "recipes").rglob("*.yaml")))
-    print(
-        f"installed: bandpo {version} without torch, with torch, and bandpo-lab with {recipes} recipe files"
-    )
-
-    if not extras:
-        return
-    for name, wheel in (("bandpo", library), ("bandpo-lab", lab)):
-        code = (
-            f"from importlib.metadata import metadata; print(*metadata({name!r}).get_all('Provides-Extra'))"
-        )
-        for extra in run(python, "-c", code, **isolated).split():
-            check_extra(folder / f"{name}-{extra}", library, wheel, extra, isolated)
-            print(f"{name}[{extra}]: installed into an empty environment", flush=True)
-
-
-def check_extra(
-    environment: Path, library: Path, wheel: Path, extra: str, isolated: dict[str, object]
-) -> None:
-    """Install a wheel with an extra into an empty environment, and run the command there.
+class Environment:
+    """An empty virtual environment, which knows nothing of this checkout.
 
     Args:
-        environment: The folder of the environment, which is removed afterwards.
-        library: The wheel of bandpo, which bandpo-lab needs.
-        wheel: The wheel with the extra.
-        extra: The name of the extra.
-        isolated: The options of `subprocess.run` that keep this checkout out of the environment.
+        folder: Where it is made.
     """
-    run(sys.executable, "-m", "venv", "--clear", environment)
-    pip = (environment / "bin/python", "-m", "pip")
-    requirement = f"{wheel.name.partition('-')[0].replace('_', '-')}[{extra}] @ {wheel.as_uri()}"
+
+    def __init__(self, folder: Path) -> None:
+        run(sys.executable, "-m", "venv", "--clear", folder)
+        self._bin = folder / "bin"
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._options: dict[str, object] = {"cwd": folder.parent, "env": variables}
+
+    def run(self, command: str, *arguments: str | Path) -> str:
+        """Run a command of the environment, and return what it prints."""
+        return run(self._bin / command, *arguments, **self._options)
+
+    def install(self, *requirements: str | Path) -> None:
+        """Install requirements of pip."""
+        self.run("python", "-m", "pip", "install", "--quiet", "--no-compile", *requirements)
+
+    def check_refused(self, message: str, command: str, *arguments: str | Path) -> None:
+        """Check that a command ends with exit status 2 and one line that contains a message."""
+        words = [str(self._bin / command), *map(str, arguments)]
+        result = subprocess.run(words, capture_output=True, text=True, **self._options)  # type: ignore[call-overload]
+        lines = result.stderr.splitlines()
+        if result.returncode != 2 or len(lines) != 1 or message not in lines[0]:
+            sys.exit(f"{' '.join(words)} should end with one line: {message}; not: {result.stderr}")
+
+
+def check_rlvet_alone(folder: Path, wheel: Path) -> None:
+    """Install rlvet alone, and check that it diagnoses a log without torch, numpy and bandpo."""
+    environment = Environment(folder / "rlvet")
+    environment.install(wheel)
+    installed = environment.run("python", "-m", "pip", "freeze").lower()
+    heavy = ("torch", "numpy", "scipy", "pyarrow", "trl", "bandpo", "bandpo-lab")
+    if unwanted := [name for name in heavy if re.search(rf"^{name}( @|==)", installed, re.M)]:
+        sys.exit(f"rlvet alone installs {', '.join(unwanted)}")
+    rows = [{"step": step, "reward": 0.01 * step} for step in range(1, 60)]
+    log = folder / "trainer_state.json"
+    log.write_text(json.dumps({"log_history": rows}))
+    if not environment.run("rlvet", "diagnose", log).startswith("ok: "):
+        sys.exit("the installed command does not diagnose a log")
+    print("rlvet alone: diagnoses a log without torch, numpy and bandpo")
+
+
+def check_all(folder: Path, wheels: Mapping[str, Path]) -> None:
+    """Install bandpo and bandpo-lab step by step, and check what works and what is refused after each step."""
+    environment = Environment(folder / "environment")
     # The pinned torch first: without it, pip would take a newer one with gigabytes of CUDA libraries.
-    run(*pip, "install", "--quiet", "--no-compile", TORCH, library, requirement, **isolated)
-    run(*pip, "check", **isolated)
-    run(environment / "bin/bandpo", "--version", **isolated)
-    shutil.rmtree(environment)
+    environment.install(TORCH)
+    environment.install(wheels["bandpo"])
+    code = "import bandpo, torch; print(bandpo.Band().bounds(torch.tensor([0.08]).log()).upper.item())"
+    if not environment.run("python", "-c", code).startswith("2.41"):
+        sys.exit("the installed core gives other bounds")
+    environment.run("bandpo", "bounds", "0.08")
+    environment.check_refused("pip install ./packages/rlvet", "bandpo", "audit", folder)
+    environment.install("--no-deps", wheels["bandpo-lab"])  # `make demo` installs its dependencies
+    environment.check_refused("bandpo-lab needs rlvet", "bandpo-lab", "recipes", folder / "recipes")
+    # The three together, as the command of README has them.
+    environment.install("--force-reinstall", "--no-deps", *wheels.values())
+    environment.install(wheels["rlvet"])
+    environment.run("bandpo-lab", "recipes", folder / "recipes")
+    for name, wheel in wheels.items():
+        version = environment.run(name, "--version").strip()
+        if f"-{version}-" not in wheel.name:
+            sys.exit(f"{name} --version prints {version}, and the wheel is {wheel.name}")
+    recipes = len(list((folder / "recipes").rglob("*.yaml")))
+    print(f"installed: bandpo alone, and the three together with {recipes} recipe files")
+
+
+def check_extras(folder: Path, wheels: Mapping[str, Path]) -> None:
+    """Install each extra of each distribution into an empty environment, and run the command there.
+
+    The other distributions are installed beside it, since none requires a sibling in its metadata.
+    """
+    for name in PACKAGES:
+        project = tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+        for extra in project["optional-dependencies"]:
+            environment = Environment(folder / f"{name}-{extra}")
+            siblings = [wheel for sibling, wheel in wheels.items() if sibling != name]
+            requirement = f"{name}[{extra}] @ {wheels[name].as_uri()}"
+            environment.install(TORCH, *siblings, requirement)
+            environment.run("python", "-m", "pip", "check")
+            environment.run(name, "--version")
+            shutil.rmtree(folder / f"{name}-{extra}")
+            print(f"{name}[{extra}]: installed into an empty environment", flush=True)
 
 
 def main() -> None:
@@ -199,18 +209,20 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     first, second = build(folder / "1"), build(folder / "2")
     check_same(first, second)
-    library, lab, library_source, lab_source = sorted(
-        first, key=lambda path: (path.suffix != ".whl", path.name)
-    )
     tracked = {name for name in tracked_files() if not (ROOT / name).is_symlink()}
-    lab_files = {name for name in tracked if name.startswith("lab/")}
-    # The exclusions of [tool.hatch.build.targets.sdist] in pyproject.toml.
-    excluded = ("results/", "studies/", "docs/figures/", "docs/studies/")
-    library_files = {name for name in tracked - lab_files if not name.startswith(excluded)}
-    check_contents(library_source, library, library_files)
-    lab_files.add(".gitignore")  # hatchling adds the one of the repository
-    check_contents(lab_source, lab, {name.removeprefix("lab/") for name in lab_files})
-    check_install(folder, library, lab, arguments.extras)
+    wheels = {}
+    for package in PACKAGES:
+        stem = package.replace("-", "_")
+        [wheel] = [file for file in first if file.name.startswith(f"{stem}-") and file.suffix == ".whl"]
+        [sdist] = [file for file in first if file.name.startswith(f"{stem}-") and file.suffix != ".whl"]
+        prefix = f"packages/{package}/"
+        own = {name.removeprefix(prefix) for name in tracked if name.startswith(prefix)}
+        check_contents(sdist, wheel, own | {".gitignore"})  # hatchling adds the one of the repository
+        wheels[package] = wheel
+    check_rlvet_alone(folder, wheels["rlvet"])
+    check_all(folder, wheels)
+    if arguments.extras:
+        check_extras(folder, wheels)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The files for people: forms for issues, code of conduct, governance and citation."""
+"""The files for people: forms for issues, and the citation."""
 
 import re
 
@@ -43,16 +43,6 @@ def test_a_form_is_one_that_github_accepts(path):
 def test_the_names_of_forms_differ():
     names = [yaml.safe_load(path.read_text(encoding="utf-8"))["name"] for path in FORMS]
     assert len(set(names)) == len(names) == 3
-
-
-def test_the_code_of_conduct_is_named_and_has_a_private_contact():
-    text = (ROOT / "CODE_OF_CONDUCT.md").read_text(encoding="utf-8")
-    assert "contributor-covenant.org/version/2/1/code_of_conduct" in text
-    # The contact is the one of SECURITY.md: the repository itself. An address could be out of date.
-    assert "Report a vulnerability" in " ".join(text.split())
-    assert "@" not in text
-    assert "CODE_OF_CONDUCT.md" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert "\n## Governance\n" in (ROOT / "docs/maintain.md").read_text(encoding="utf-8")
 
 
 def test_the_citation_names_the_paper_as_readme_does():

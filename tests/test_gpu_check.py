@@ -13,6 +13,7 @@ import torch
 import gpu_check
 import gpu_check_docs
 import gpu_check_sections as sections
+from helpers.sources import SOURCES
 from pages import ROOT
 
 
@@ -134,8 +135,8 @@ def test_goals_are_judged_at_the_largest_size():
     assert "16,777,216 tokens" in text
 
 
-def run(*arguments, paths=("src", "tests")):
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / path) for path in paths)}
+def run(*arguments, paths=(*SOURCES, ROOT / "tests")):
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, "benchmarks/gpu_check.py", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
 
@@ -178,7 +179,7 @@ def test_the_small_form_runs_to_its_end(tmp_path):
     assert all(len({line.count("|") for line in table.splitlines()}) == 1 for table in tables)
 
     # A part alone, and broken: without tests/ there is no oracle. The other sections stay.
-    part = run("--small", "--only", "accuracy", "--output", output, paths=["src"])
+    part = run("--small", "--only", "accuracy", "--output", output, paths=SOURCES)
     assert part.returncode == 1
     assert "error: failed: accuracy; see" in part.stderr
     after = json.loads(output.read_text())

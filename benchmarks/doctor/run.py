@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "build/doctor.jsonl")
     parser.add_argument("--varied", action="store_true", help="vary all settings, of faults too")
     parser.add_argument("--write", action="store_true", help="write the table into docs/diagnose.md")
-    parser.add_argument("--keep", type=Path, help="folder in which the records stay, for rivals.py")
+    parser.add_argument("--keep", type=Path, help="folder in which the records stay")
     options = parser.parse_args()
     torch.set_num_threads(1)
     faulty_setting = random_setting if options.varied else Setting

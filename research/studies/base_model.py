@@ -1,6 +1,6 @@
 """Make the base policy of the multiplication task by supervised warm-up, in 150 s on one core.
 
-    python -m studies.base_model --tail 0.02 --seed 0 --output_dir base
+    PYTHONPATH=research python -m studies.base_model --tail 0.02 --seed 0 --output_dir base
 
 Direct answers and answers with a scratchpad are trained on equally often, so that the policy learns both, however
 rare the scratchpad is to be. The scratchpad is made rare only through the token that opens it: at that position the

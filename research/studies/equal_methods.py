@@ -1,6 +1,6 @@
 """Measure how often `bandpo_lab.compare` calls two equal methods different, under each optimizer.
 
-    python -m studies.equal_methods research/results/equal_methods.json
+    PYTHONPATH=research python -m studies.equal_methods research/results/equal_methods.json
 
 One method is simulated with 2,560 seeds. In each of 200 sets, 64 of them are taken as one method and 64 others as
 another, and compared as `compare` does with its default settings. The methods are equal, so every gain or loss is

@@ -1,6 +1,6 @@
 """How fast an upper bound lets a rare right answer grow if wrong answers are sometimes rewarded by luck.
 
-    python -m studies.luck
+    PYTHONPATH=research python -m studies.luck
 
 In each batch every answer with a rewarded sample rises from p to c(p)·p, where c is the upper bound, and the other
 answers share what is left. This is what a policy does whose winners reach their bound in every batch. The growth of the

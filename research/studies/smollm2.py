@@ -1,8 +1,10 @@
 """A study with a real vocabulary: AdamW trains the last two layers of SmolLM2-135M.
 
-    python -m studies.smollm2 runs.jsonl --processes 2            # continues after the last run in the file
-    python -m studies.smollm2 runs.jsonl --device cuda --processes 5 --seeds-together 4
-    python -m studies.smollm2 runs.jsonl --count
+    PYTHONPATH=research python -m studies.smollm2 runs.jsonl --processes 2
+    PYTHONPATH=research python -m studies.smollm2 runs.jsonl --device cuda --processes 5 --seeds-together 4
+    PYTHONPATH=research python -m studies.smollm2 runs.jsonl --count
+
+The first two continue after the last run in the file.
 
 The lower layers are frozen, and their hidden states are stored with each batch, so that an update only runs the last
 layers. A batch is sampled from the current policy and trained on ``lag`` batches later. A continuation of six tokens is

@@ -1,7 +1,9 @@
 """The study of stale data with a small network: a plain loop around `bandpo.policy_loss`, three times as fast as TRL.
 
-    python -m studies.staleness runs.jsonl --bases FOLDER            # continues after the last run in the file
-    python -m studies.staleness runs.jsonl --bases FOLDER --count
+    PYTHONPATH=research python -m studies.staleness runs.jsonl --bases FOLDER
+    PYTHONPATH=research python -m studies.staleness runs.jsonl --bases FOLDER --count
+
+The first continues after the last run in the file.
 
 A batch is sampled from the current policy and trained on ``lag`` batches later. The predictions are in
 staleness-predictions.md, which was committed before the first run.

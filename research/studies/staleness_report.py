@@ -1,6 +1,7 @@
-"""Write the report of the study of stale data: its predictions, then each cell.
+r"""Write the report of the study of stale data: its predictions, then each cell.
 
-    python -m studies.staleness_report research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
+    PYTHONPATH=research python -m studies.staleness_report \
+      research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 
 A report on an unfinished study uses the seeds for which all runs of a cell have ended.
 """

