@@ -46,7 +46,7 @@ def entropy_at(rewards: ArrayLike, entropies: ArrayLike, level: float) -> float:
     2.4
     """
     weights = np.full(WINDOW, 1 / WINDOW)
-    reached = np.convolve(rewards, weights, "valid") >= level - 1e-9
+    reached = np.convolve(np.asarray(rewards, float), weights, "valid") >= level - 1e-9
     if not reached.any():
         return float("nan")
     first = int(reached.argmax())
