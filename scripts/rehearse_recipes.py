@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import bandpo
+import rlvet
 from bandpo_lab.authors import STYLES
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.rehearsal import rehearse
@@ -83,9 +84,9 @@ def overrides(recipe: str) -> list[str]:
 
 
 def code_digest() -> str:
-    """Return a digest of the code and the recipes of both packages, for which a result is valid."""
+    """Return a digest of the code and the recipes of the three packages, for which a result is valid."""
     digest = hashlib.sha256()
-    for package in (Path(bandpo.__file__).parent, SHIPPED.parent):
+    for package in (Path(bandpo.__file__).parent, Path(rlvet.__file__).parent, SHIPPED.parent):
         for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml")):
             digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from log_scenarios import SCENARIOS, SHAPES, Rows, healthy, named_as_verl, rough
 
-from bandpo.core.errors import InvalidValue
 from rlvet.checks.diagnosis import diagnose
+from rlvet.errors import InvalidValue
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/diagnose.md"

@@ -27,6 +27,7 @@ from bandpo_lab.evals.run import SAMPLES, SETTINGS, Sample, read_samples
 from bandpo_lab.file_models import with_seal
 from bandpo_lab.study.execute import read_results
 from helpers.damage import damaged
+from rlvet.errors import RlvetError
 
 faulthandler.enable()
 
@@ -94,7 +95,7 @@ def check_damages(write, folder, count):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a last line is cut off; the run then lacks samples
                 again = read(file)
-        except (BandpoError, OSError) as error:
+        except (BandpoError, RlvetError, OSError) as error:
             outcomes["refused" if str(folder) in str(error) else f"without the file's name: {error}"] += 1
             continue
         outcomes["the same" if again == whole else f"other figures in silence, of seed {seed}"] += 1

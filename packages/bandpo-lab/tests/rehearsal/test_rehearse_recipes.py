@@ -110,7 +110,7 @@ def test_what_passed_is_not_done_again(run, capsys, tmp_path):
     assert run("--list")[0] == []
     assert "0 rehearsals and 0 checks of settings, about 0 minutes" in capsys.readouterr().out
     assert len(run("paper/rule/grpo")[0]) == 1  # named, so done again
-    path = tmp_path / "research/results/paper-rule-dcpo.json"
+    path = tmp_path / "results/paper-rule-dcpo.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "earlier"}))
     assert len(run()[0]) == 1  # the result is another code's
     assert run("paper/rule/dpco")[2] == 2
