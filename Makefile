@@ -27,16 +27,15 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 
 # The jobs of continuous integration that run tests, and the folders of each. No test is in two of them.
 PATHS_core := packages/bandpo/tests/core $(BANDPO)/core $(filter-out $(BANDPO)/__init__.py,$(wildcard $(BANDPO)/*.py))
-PATHS_audit := $(wildcard $(foreach part,audit replay watch testing,packages/bandpo/tests/$(part) $(BANDPO)/$(part)) \
-  packages/bandpo/tests/test_*.py)
+# The callback of trainers needs transformers, so its examples run with those of TRL.
+CALLBACK := $(BANDPO)/watch/trainer_callback.py
+PATHS_audit := $(foreach part,audit replay watch testing,packages/bandpo/tests/$(part)) \
+  $(foreach part,audit replay testing,$(BANDPO)/$(part)) $(filter-out $(CALLBACK),$(wildcard $(BANDPO)/watch/*.py))
 PATHS_rlvet := packages/rlvet/tests $(RLVET)
 PATHS_docs := tests/test_browser_doctor.py
-PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) $(wildcard packages/bandpo/tests/cli) $(BANDPO)/cli
-# The files of TRL and verl: those of a folder of its own, and those whose names begin with the framework's.
-of_framework = $(wildcard packages/bandpo/tests/integrations/$(1) packages/bandpo/tests/integrations/test_$(1)*.py \
-  $(BANDPO)/integrations/$(1) $(BANDPO)/integrations/$(1).py $(BANDPO)/integrations/_$(1)_*.py)
-PATHS_trl := $(call of_framework,trl)
-PATHS_verl := $(call of_framework,verl)
+PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) $(BANDPO)/cli
+PATHS_trl := $(wildcard packages/bandpo/tests/integrations/test_trl*.py) $(BANDPO)/integrations/trl $(CALLBACK)
+PATHS_verl := $(wildcard packages/bandpo/tests/integrations/test_verl*.py) $(BANDPO)/integrations/verl
 PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl) %/__init__.py,\
   $(wildcard packages/bandpo/tests/integrations/test_*.py $(BANDPO)/integrations/*.py))
 PATHS_training := packages/bandpo-lab/tests/training packages/bandpo-lab/tests/commands $(LAB)/training $(LAB)/cli \

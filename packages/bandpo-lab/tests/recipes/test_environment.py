@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bandpo_lab.cli import OPTIONAL_PACKAGES
+from bandpo_lab.pip_arguments import OPTIONAL_PACKAGES
 from pages import PAGES, ROOT
 
 LOCK = "packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt"

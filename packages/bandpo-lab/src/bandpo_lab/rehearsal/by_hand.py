@@ -14,7 +14,6 @@ from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip, Surrogate
 from bandpo.core.rules import Band, ClipRule, FixedClip, Unclipped
-from bandpo.integrations.verl.average import average_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -207,7 +206,10 @@ def _excess(rule: ClipRule, ratio: Tensor, old_log_prob: Tensor) -> Tensor:
 
 def _token_weights(call: dict[str, Any], method: Method) -> Tensor:
     """Compute the weight of each token's loss in verl's average, as the gradient of that average."""
+    # These import verl's trainer, which chooses a platform, and `cpu` registers one after it imported this module.
     from verl.trainer.ppo.core_algos import agg_loss
+
+    from bandpo.integrations.verl.average import average_of
 
     mode = average_of(method, call["average_setting"], call["loss_agg_mode"])
     losses = torch.zeros_like(call["log_prob"], dtype=torch.float64, requires_grad=True)

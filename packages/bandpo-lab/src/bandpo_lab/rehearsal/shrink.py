@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.core.errors import InvalidValue, MissingPackage
-from bandpo_lab.cli import VERL
+from bandpo_lab.pip_arguments import VERL
 
 PROMPT_TOKENS = 512
 """The longest prompt of a rehearsal, in tokens."""
