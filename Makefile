@@ -103,7 +103,7 @@ conformance: $(DEMO)
 # What pages show of the committed studies: the pictures, the reports, and the tables of docs/when.md.
 figures: $(DEV)
 	PYTHONPATH=research $(BIN)/python scripts/pictures.py docs/figures
-	$(BIN)/python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
+	PYTHONPATH=research $(BIN)/python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
 	PYTHONPATH=research $(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
 	PYTHONPATH=research $(BIN)/python scripts/when_tables.py
