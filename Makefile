@@ -132,7 +132,7 @@ lint: $(DEV)
 	$(BIN)/ruff check --preview --select PLW1514 .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell packages examples tests docs benchmarks scripts research README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
+	$(BIN)/codespell packages examples tests docs upstream benchmarks scripts research README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 	$(BIN)/zizmor --offline --quiet .
 
 # Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.

@@ -21,9 +21,9 @@ INTRODUCTION = """# A map of tables under four optimizers
 Where does a bound that depends on the probability learn more than a constant bound? Policies are small tables of
 logits, trained by `bandpo.policy_loss` with GRPO's advantages. The optimizers are the standard Adam with one second
 moment for each logit (`adam`); a matrix with a row for each answer times a trained vector, both under the standard
-Adam (`head-and-trunk`); an Adam with one second moment for the whole table (`shared-moment`), as in [the older
-map](../map/map.md); and SGD with momentum (`momentum`). A claim is made only where all of them agree. [When does the
-clip rule matter?](../../when.md) draws the conclusions.
+Adam (`head-and-trunk`); an Adam with one second moment for the whole table (`shared-moment`); and SGD with momentum
+(`momentum`). A claim is made only where all of them agree. [When does the clip rule matter?](../../when.md) draws the
+conclusions.
 
 ![The gain of two arms over the best constant by the share of rare winners' gradient that clip 0.2 blocks](map.png)
 

@@ -112,7 +112,7 @@ ENVIRONMENTS = {
     "skyrl": Environment(
         ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
          "datasets", "hydra-core"),
-        (f"{INTEGRATIONS}/test_skyrl.py", f"{INTEGRATIONS}/test_skyrl_upstream.py"),
+        (f"{INTEGRATIONS}/test_skyrl.py",),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
     # The wheels of these frameworks require CUDA packages. The tests mock them, and call the real loss.

@@ -15,6 +15,8 @@ IMAGE = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 """All pages of the site."""
+PATCHES = sorted((ROOT / "upstream").glob("*.md"))
+"""The texts beside the patches for other projects, which are not on the site."""
 
 
 def text_of(page: Path) -> str:
@@ -66,7 +68,7 @@ def test_the_index_lists_every_page():
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packages/bandpo-lab/README.md", *PAGES],
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packages/bandpo-lab/README.md", *PAGES, *PATCHES],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_links_and_pictures_exist(page):

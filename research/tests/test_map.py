@@ -471,22 +471,6 @@ def test_the_command_runs_and_an_interrupt_is_one_line(tmp_path, monkeypatch, ce
 # What the pages say of it ---------------------------------------------------------------------------------------------
 
 
-def test_what_the_page_says_of_the_older_map_is_on_its_own_page():
-    """Counts, ranges, and the coverage, of the map under one optimizer."""
-    page, table = ((ROOT / name).read_text() for name in ("docs/when.md", "docs/studies/map/map.md"))
-    cells = [row.split(" | ") for row in re.findall(r"^\| (.* updates, lag \d.*) \|$", table, re.M)]
-    assert len(cells) == 58
-    stale = [row for row in cells if not row[0].endswith("lag 0")]
-    sure = sum(float(x) > float(half) for x, half in (row[6].split(" ± ") for row in stale))
-    prose = " ".join(page.split())
-    assert f"BandAbove minus clip 0.2 is surely above 0 in {sure} of {len(stale)} stale settings" in prose
-    reused = [row for row in cells if re.search(r"(4 × 4|16 × 1) updates, lag 0$", row[0])]
-    fresh = [float(row[6].split(" ± ")[0]) for row in reused]
-    assert f"used 4 to 16 times it is {min(fresh):+.2f} to {max(fresh):+.2f}" in prose
-    covered = re.search(r"held the truth in (\d+)%", table)[1]
-    assert f"In a simulation their intervals held the truth in {covered} % of cases" in prose
-
-
 def test_the_counts_of_entropies_on_the_page_are_those_of_the_rows():
     grid = map_page.read_parts(ROOT / "research/results/optimizers")
     constants = [name for name, arm in ARMS.items() if arm.kind == "constant"]

@@ -1,4 +1,4 @@
-"""The patches that docs/upstream/trl.md offers to TRL apply. The first changes no stock trainer, and calls its hook."""
+"""The patches that upstream/trl.md offers to TRL apply. The first changes no stock trainer, and calls its hook."""
 
 import importlib.metadata
 import importlib.util
@@ -22,7 +22,7 @@ from helpers.frameworks import CLONES
 from pages import ROOT
 from rlvet.runs.configs import TRL_CLIPS
 
-PAGE = ROOT / "docs/upstream/trl.md"
+PAGE = ROOT / "upstream/trl.md"
 PATCH = PAGE.with_name("trl-per-token-loss.patch")
 PAPER_INDEX = PAGE.with_name("trl-paper-index.patch")
 

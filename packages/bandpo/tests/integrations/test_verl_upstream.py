@@ -1,4 +1,4 @@
-"""The patch that docs/upstream/verl.md offers to verl applies, and its loss has the gradient of `BandPO`."""
+"""The patch that upstream/verl.md offers to verl applies, and its loss has the gradient of `BandPO`."""
 
 import importlib.metadata
 import importlib.util
@@ -22,7 +22,7 @@ from bandpo import BandPO, policy_loss
 from helpers.patch_batches import batch
 from pages import ROOT
 
-PAGE = ROOT / "docs/upstream/verl.md"
+PAGE = ROOT / "upstream/verl.md"
 PATCH = PAGE.with_name("verl-band-loss.patch")
 FILES = (
     "verl/trainer/ppo/core_algos.py",

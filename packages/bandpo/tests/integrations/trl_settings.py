@@ -1,7 +1,8 @@
 """What becomes of each setting of TRL's GRPOConfig beside a method, and the page that says it.
 
-Run it to write docs/measured/trl-settings.md. `test_trl_settings.py` tries each row, and asks for a line here where a
-newer TRL has a field that is in none of the tables.
+`PYTHONPATH=scripts python packages/bandpo/tests/integrations/trl_settings.py` writes the table of docs/trl.md.
+`test_trl_settings.py` tries each row, and asks for a line here where a newer TRL has a field that is in none of the
+tables.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[4] / "docs/measured/trl-settings.md"
+PAGE = Path(__file__).parents[4] / "docs/trl.md"
 
 
 @dataclass(frozen=True)
@@ -204,32 +205,22 @@ AROUND = frozenset(
 """Settings of the optimiser, of data, generation, logging, saving and machines, which act outside of the loss."""
 
 
-def page(version: str) -> str:
-    """Return the page."""
+def table(version: str) -> list[str]:
+    """Return the lines of the table, and of the list of settings outside of the loss."""
     rows = []
     for name, cases in LOSS.items():
         texts = list(dict.fromkeys(case.text for case in cases))
         rows.append(f"| `{name}` | {'; '.join(texts)} |")
     around = ", ".join(f"`{name}`" for name in sorted(AROUND))
-    return f"""# TRL's settings beside a method
-
-For users of [`BandGRPOTrainer`](../trl.md): what becomes of each setting of TRL {version}'s `GRPOConfig`.
-
-"As in TRL": under this setting `FixedClip` trains bit for bit as the stock trainer does. "Refused": an error when the
-config is made. "Announced": a line at the start. A callback that changes `epsilon_low`, `epsilon_high`, `delta`,
-`loss_type` or `importance_sampling_level` during training stops the run.
-
-| setting | beside a method |
-|---|---|
-{chr(10).join(rows)}
-
-These act outside of the loss, as in TRL: {around}.
-
-`packages/bandpo/tests/integrations/test_trl_settings.py` tries each row of the table that runs on a CPU.
-"""
+    return [
+        *(f"TRL {version}:", "", "| setting | beside a method |", "|---|---|", *rows, ""),
+        f"These act outside of the loss, as in TRL: {around}.",
+    ]
 
 
 if __name__ == "__main__":
     import trl
 
-    PAGE.write_text(page(trl.__version__))
+    from marked import write_between_marks
+
+    write_between_marks(PAGE, "settings", table(trl.__version__))

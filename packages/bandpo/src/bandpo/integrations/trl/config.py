@@ -144,7 +144,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     A clip rule alone only replaces the bounds: ``importance_sampling_level``, ``loss_type='cispo'`` and ``delta`` keep
     their meaning beside it. A whole method fixes level, objective and loss aggregation. A ``loss_type`` that is set
     beside it replaces the loss aggregation, and the trainer prints a line about that. The page
-    docs/measured/trl-settings.md has every setting.
+    docs/trl.md has every setting.
 
     A method that TRL implements itself becomes TRL's settings: ``FixedClip(0.2, 0.28)`` sets ``epsilon`` and
     ``epsilon_high``, ``SAPO()`` sets ``loss_type='sapo'`` and its temperatures.

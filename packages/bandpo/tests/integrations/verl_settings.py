@@ -1,8 +1,8 @@
-"""Test random combinations of verl's settings: each must be right, refused with a setting's name, or announced.
+"""Random combinations of verl's settings, each of which must be right, refused with a setting's name, or announced.
 
-    python scripts/verl_settings.py                # writes docs/measured/verl-settings.md
+`PYTHONPATH=scripts python packages/bandpo/tests/integrations/verl_settings.py` writes the table of docs/verl.md.
 
-A composition is a loss and two or three settings of different topics. The script does what verl's driver does: it
+A composition is a loss and two or three settings of different topics. `outcome` does what verl's driver does: it
 composes the configuration, and checks it as the trainer's main function does. If the configuration is accepted, verl's
 own code applies the rollout correction to a batch, and the configured loss is called on micro-batches. Their total
 gradient is compared with formulas in this file, which depend only on the settings; BAPO's weights are the library's.
@@ -18,7 +18,6 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from bandpo.core.batch import Batch
 from bandpo.core.gradient_check import slope
 from bandpo.core.text import parse
 
+PAGE = Path(__file__).parents[4] / "docs/verl.md"
 ACTOR, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss."
 ROLLOUT, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 CORRECTION, DISTILLATION = "algorithm.rollout_correction.", "distillation."
@@ -426,45 +426,35 @@ def _token_weights(method: str, actor: Any, tensors: dict[str, Tensor], old: Ten
     return torch.where(advantages == 0, 0.0, -slopes / advantages)
 
 
-def table(outcomes: Sequence[tuple[Composition, Outcome]]) -> str:
-    """Return the table of outcomes as Markdown."""
-    rows = ["| trainer | outcome | loss | settings |", "|---|---|---|---|"]
-    for composition, result in sorted(
-        outcomes, key=lambda pair: (pair[1].kind, pair[0].trainer, pair[0].loss)
-    ):
-        loss = re.sub(r"\S*_target_=\S*\.(\w+)PolicyLossConfig", r"\1", composition.loss).replace(LOSS, "")
-        settings = " ".join(composition.settings).replace(LOSS, "policy_loss.").replace(ACTOR, "actor.")
-        settings = settings.replace("actor_rollout_ref.", "")
-        detail = result.detail if len(result.detail) <= 140 else f"{result.detail[:139]}…"
-        cells = (
-            composition.trainer,
-            f"{result.kind}: {detail}" if detail else result.kind,
-            f"`{loss}`",
-            f"`{settings}`",
-        )
-        rows.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    return "\n".join(rows)
-
-
-def run_all(compositions: Sequence[Composition]) -> Iterator[tuple[Composition, Outcome]]:
-    """Yield each composition with its outcome."""
-    for composition in compositions:
-        yield composition, outcome(composition)
+def row(composition: Composition, result: Outcome) -> str:
+    """Return the row of the table for a composition."""
+    loss = re.sub(r"\S*_target_=\S*\.(\w+)PolicyLossConfig", r"\1", composition.loss).replace(LOSS, "")
+    settings = " ".join(composition.settings).replace(LOSS, "policy_loss.").replace(ACTOR, "actor.")
+    settings = settings.replace("actor_rollout_ref.", "")
+    detail = result.detail if len(result.detail) <= 140 else f"{result.detail[:139]}…"
+    cells = (
+        composition.trainer,
+        f"{result.kind}: {detail}" if detail else result.kind,
+        f"`{loss}`",
+        f"`{settings}`",
+    )
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 def main() -> None:
-    """Write the page, and exit with 1 if a composition deviates from its settings without an announcement."""
+    """Write the table, and exit with 1 if a composition deviates from its settings without an announcement."""
     import verl
 
-    outcomes = list(run_all(draw(100)))
+    from marked import write_between_marks
+
+    outcomes = [(composition, outcome(composition)) for composition in draw(100)]
+    outcomes.sort(key=lambda pair: (pair[1].kind, pair[0].trainer, pair[0].loss))
     kinds = Counter(result.kind for _, result in outcomes)
-    page = Path(__file__).parents[1] / "docs/measured/verl-settings.md"
     counts = ", ".join(f"{kinds[kind]} {kind}" for kind in ("right", "announced", "refused", "silent"))
-    begin, end = "<!-- outcomes: begin -->", "<!-- outcomes: end -->"
-    head, _, marked = page.read_text().partition(begin)
-    foot = marked.partition(end)[2]
-    body = f"verl {verl.__version__}, 100 compositions: {counts}.\n\n{table(outcomes)}"
-    page.write_text(f"{head}{begin}\n{body}\n{end}{foot}")
+    lines = [f"verl {verl.__version__}, 100 compositions: {counts}.", ""]
+    lines += ["| trainer | outcome | loss | settings |", "|---|---|---|---|"]
+    lines += [row(*pair) for pair in outcomes]
+    write_between_marks(PAGE, "outcomes", lines)
     for composition, result in outcomes:
         if result.kind == "silent":
             print(composition, result.detail, file=sys.stderr)

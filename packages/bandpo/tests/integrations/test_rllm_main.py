@@ -1,4 +1,4 @@
-"""What docs/upstream/rllm.md states about rLLM's main branch, whose losses are those of verl's registry.
+"""What docs/frameworks/rllm.md states about rLLM's main branch, whose losses are those of verl's registry.
 
 rLLM constructs verl's settings of the actor in its driver, and sends them to verl's workers with a loss that calls
 verl's `ppo_loss`. Its main branch needs verl 0.8.0, which does not load bandpo by itself. So the tests do the same in
@@ -26,9 +26,7 @@ from contract import make_batch
 from helpers.frameworks import CLONES
 from pages import ROOT
 
-PAGE = ROOT / "docs/upstream/rllm.md"
-DOCUMENTATION = PAGE.with_name("rllm-verl-losses.patch")
-FIX = PAGE.with_name("rllm-per-role-loss.patch")
+PAGE = ROOT / "docs/frameworks/rllm.md"
 
 WORKER = """
 import pickle, sys, torch
@@ -104,7 +102,7 @@ def test_the_settings_bring_the_loss_into_a_worker_that_loads_no_plugins(tmp_pat
 
 
 def test_the_method_of_the_page_is_one():
-    [method] = set(re.findall(r"policy_loss\.method='(.*?)'", PAGE.read_text() + DOCUMENTATION.read_text()))
+    [method] = set(re.findall(r"policy_loss\.method='(.*?)'", PAGE.read_text()))
     assert parse(method).aggregation
 
 
@@ -129,34 +127,11 @@ loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
 print(type(loss).__name__, loss.loss_mode, loss.method, loss.audit)
 """
 
-PER_ROLE = """
-import ast, sys
-from types import SimpleNamespace
-from verl.utils import tensordict_utils
-from verl.workers.config import ActorConfig, PolicyLossConfig
-from verl.workers.utils import losses
-
-tree = ast.parse(open(sys.argv[1]).read())
-[node] = [node for node in tree.body if getattr(node, "name", None) == "CustomPPOLoss"]
-names = {}
-exec(ast.unparse(node), names)
-losses.ppo_loss = lambda config, *arguments: config.policy_loss.loss_mode
-tensordict_utils.get = lambda data, key, default=None: data.get(key, default)
-loss = object.__new__(names["CustomPPOLoss"])
-loss.config = ActorConfig(strategy="fsdp", rollout_n=4, use_dynamic_bsz=True, policy_loss=PolicyLossConfig())
-print(loss(None, {"policy_loss_mode_override": "gspo"}), loss(None, {}))
-"""
-
 
 def run(*command, **kwargs):
     """Run Python with these arguments, and return what it prints last."""
     process = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, **kwargs)
     return process.stdout.splitlines()[-1]
-
-
-@needs_clone
-def test_the_patches_apply_to_a_clone():
-    subprocess.run(["git", "apply", "--check", DOCUMENTATION, FIX], cwd=CLONE, check=True)
 
 
 @needs_clone
@@ -171,16 +146,3 @@ def test_the_overrides_reach_verls_settings():
     environment = os.environ | {"PYTHONPATH": f"{CLONE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     text = run("-c", DRIVER, CLONE / "rllm/trainer/config", *overrides, env=environment)
     assert text == "BandPolicyLossConfig band BandAbove() False"
-
-
-@needs_clone
-def test_a_loss_of_a_role_needs_the_second_patch(tmp_path):
-    file = "rllm/trainer/verl/verl_backend.py"
-    copy = tmp_path / file
-    copy.parent.mkdir(parents=True)
-    copy.write_text((CLONE / file).read_text())
-    with pytest.raises(subprocess.CalledProcessError) as raised:
-        run("-c", PER_ROLE, copy)
-    assert "does not support item assignment" in raised.value.stderr
-    subprocess.run(["git", "apply", FIX], cwd=tmp_path, check=True)
-    assert run("-c", PER_ROLE, copy) == "gspo vanilla"
