@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bandpo.core.errors import InvalidValue
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.tables import Table
 
 PAPER = SHIPPED / "paper"

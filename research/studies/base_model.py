@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.tasks.multiplication import (
     DIRECT,
     EOS,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bandpo.core.errors import InvalidValue
 from bandpo.core.rules import ClipRule, FixedClip
+from bandpo_lab.errors import InvalidValue
 
 
 def applied_gradients(updates: float, momentum: float) -> float:

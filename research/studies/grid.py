@@ -21,10 +21,10 @@ import torch
 
 import bandpo
 from bandpo.core.divergences import TotalVariation
-from bandpo.core.errors import InvalidValue, RunProblem
 from bandpo.core.methods import BandAbove, Method
 from bandpo.core.objectives import DualClip
 from bandpo.core.rules import Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
+from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.interval import Interval
 from bandpo_lab.study.bandits import (

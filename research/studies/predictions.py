@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.interval import Interval
 
 

@@ -42,8 +42,8 @@ from bandpo import (
     policy_loss,
     rollout_weights,
 )
-from bandpo.core.errors import RunProblem
 from bandpo.core.objectives import DualClip, Objective, SequenceMask, Surrogate
+from bandpo_lab.errors import RunProblem
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.models import smollm2_path

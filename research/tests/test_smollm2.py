@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import byte_model
-from bandpo.core.errors import RunProblem
+from bandpo_lab.errors import RunProblem
 from bandpo_lab.study.jobs import JobResult
 from studies import smollm2, smollm2_report
 from studies.predictions import read_predictions

@@ -12,10 +12,10 @@ __all__ = ["Comparison", "compare"]
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        # Both distributions are built from one commit, and so have one version.
-        import bandpo
+        # All three distributions are built from one commit, and so have one version.
+        import rlvet
 
-        return bandpo.__version__
+        return rlvet.__version__
     # Imported on first access, so that `bandpo-lab --help` does not import torch and matplotlib.
     if name in __all__:
         from bandpo_lab import comparison

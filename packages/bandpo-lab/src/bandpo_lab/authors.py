@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 
 MATH = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "

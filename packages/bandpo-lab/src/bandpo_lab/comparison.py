@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from bandpo.core._shown import as_html
-from bandpo.core.errors import InvalidValue
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import Objective
@@ -21,6 +20,7 @@ from bandpo.core.rule_check import check
 from bandpo.core.rules import ClipRule, Unclipped
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Picture
 from bandpo_lab.study.bandits import Outcome, World, rare_arm, simulate

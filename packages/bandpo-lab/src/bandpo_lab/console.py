@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bandpo._terminal import printable, printable_lines
+from rlvet._terminal import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from bandpo.core.errors import FileProblem, InvalidValue
 from bandpo_lab.data.sets import HUB
+from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.files import SEAL, digest, is_path, seal, sealed
 
 LEFT_OUT = ("original/*", "onnx/*", "*.gguf", "*.pth")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from bandpo.core.errors import InvalidValue, did_you_mean
+from bandpo_lab.errors import InvalidValue, did_you_mean
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bandpo._atomic import naming, sync
-from bandpo.core.errors import FileProblem, InvalidValue
+from bandpo_lab.errors import FileProblem, InvalidValue
+from rlvet._atomic import naming, sync
 
 LOCK = ".lock"
 """The beginning of the names of lock files."""

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import replacing
 from bandpo_lab.tasks import EMBEDDED
 from bandpo_lab.tasks.multiplication import base_model_path

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import replacing
 from bandpo_lab.style import plot_style, save_figure
 from bandpo_lab.tables import Table

@@ -8,11 +8,12 @@ VERL = (
 )
 """The arguments of pip that install verl in a clone."""
 OPTIONAL_PACKAGES = {
+    **dict.fromkeys(("pyarrow", "numpy"), "'./packages/rlvet[records]'"),
+    **dict.fromkeys(
+        ("trl", "transformers", "tokenizers", "datasets", "accelerate"), "'./packages/bandpo[trl]'"
+    ),
     **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), f"{SIBLINGS} './packages/bandpo-lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), f"{SIBLINGS} './packages/bandpo-lab[eval]'"),
     **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), VERL),
 }
-"""The packages that a command of `bandpo-lab` may need beside those of `bandpo`'s commands.
-
-Each has the arguments of pip that install it in a clone.
-"""
+"""The packages that a command of `bandpo-lab` may need, each with the arguments of pip that install it in a clone."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from matplotlib import rcParams, style
 from matplotlib.figure import Figure
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import replacing
 
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bandpo.core.errors import FileProblem
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.downloads import HubModel, changed_files, check_whole, downloaded_folder, hub_model
+from bandpo_lab.errors import FileProblem
 from helpers.hub import Hub, Repository, serving
 
 pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")

@@ -4,7 +4,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bandpo.core.errors import FileProblem
+from bandpo_lab.errors import FileProblem
 
 pytest.importorskip("math_verify")
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from bandpo.core.errors import FileProblem
+from bandpo_lab.errors import FileProblem
 
 pytest.importorskip("math_verify")
 pytest.importorskip("filelock")

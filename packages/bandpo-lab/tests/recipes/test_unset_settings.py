@@ -14,8 +14,8 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 from omegaconf import OmegaConf
 
-from bandpo.core.errors import InvalidValue
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.rehearsal import preflight
 from bandpo_lab.rehearsal.checks import demanded_metrics
 from bandpo_lab.rehearsal.shrink import changes, compose, refuse

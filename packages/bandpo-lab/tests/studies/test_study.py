@@ -14,8 +14,8 @@ import yaml
 from scipy import stats
 from typer.testing import CliRunner
 
-from bandpo.core.errors import FileProblem
 from bandpo_lab.cli.app import app
+from bandpo_lab.errors import FileProblem
 from bandpo_lab.file_models import with_seal
 from bandpo_lab.files import locked
 from bandpo_lab.study.collect import RunResult, batches_to_half

@@ -13,8 +13,8 @@ import yaml
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
-from bandpo.core.errors import FileProblem, RunProblem
 from bandpo.integrations.trl import BandGRPOTrainer
+from bandpo_lab.errors import FileProblem, RunProblem
 from bandpo_lab.files import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bandpo.core.errors import InvalidValue, RunProblem
+from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
 from helpers.ports import free_port

@@ -21,12 +21,21 @@ def main() -> None:
             )
             sys.exit(2)
 
-    from bandpo.cli import OPTIONAL_PACKAGES as LIBRARY_PACKAGES
-    from bandpo.cli import run_app
+    from bandpo_lab.errors import InvalidValue, is_reported
+    from rlvet.cli import run_app
 
     def load_app() -> Callable[[], object]:
         from bandpo_lab.cli.app import app
 
-        return app
+        def run() -> None:
+            try:
+                app()
+            except Exception as error:
+                if not is_reported(error):
+                    raise
+                # An error of bandpo is printed in one line, as those of rlvet are.
+                raise InvalidValue(str(error)) from error
 
-    run_app(load_app, {**LIBRARY_PACKAGES, **OPTIONAL_PACKAGES})
+        return run
+
+    run_app(load_app, OPTIONAL_PACKAGES)

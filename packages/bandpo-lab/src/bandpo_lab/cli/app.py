@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bandpo_lab
-from bandpo.cli.command_line import new_app
 from bandpo_lab.cli.compare import compare_command
 from bandpo_lab.cli.compare_evals import compare_evals_command
 from bandpo_lab.cli.data import app as data_app
@@ -15,6 +14,7 @@ from bandpo_lab.cli.run import run_command
 from bandpo_lab.cli.setup import setup_command
 from bandpo_lab.cli.study import app as study_app
 from bandpo_lab.cli.train import train_command
+from rlvet.cli.command_line import new_app
 
 app = new_app(
     "The lab of bandpo: prepare data, train, evaluate and compare.",

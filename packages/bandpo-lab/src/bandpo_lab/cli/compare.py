@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from bandpo.cli import read_method
-from bandpo.core.errors import InvalidValue
 from bandpo_lab.console import echo
+from bandpo_lab.errors import InvalidValue
 
 
 def compare_command(
@@ -60,6 +59,8 @@ def compare_command(
 
     # Check the methods before matplotlib is imported. This also imports modules of the current folder, so that
     # `compare` finds them when it reads the same text.
+    from bandpo.cli import read_method
+
     for text in methods:
         read_method(text)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 
 
 def compare_evals_command(

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bandpo._terminal import printable_lines
-from bandpo.cli import INTERRUPTED, stop
-from bandpo.core.errors import InvalidValue
 from bandpo_lab.console import echo
 from bandpo_lab.data.sets import Golds
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import SEAL, check_writable, digest, sealed
+from rlvet._terminal import printable_lines
+from rlvet.cli import INTERRUPTED, stop
 
 if TYPE_CHECKING:
     from bandpo_lab.evals.generate import Sampler, Sampling

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bandpo.core.errors import InvalidValue, did_you_mean
 from bandpo_lab.console import echo
+from bandpo_lab.errors import InvalidValue, did_you_mean
 
 CHECKPOINTS = 3
 """The number of checkpoints that the recommended recipes keep."""

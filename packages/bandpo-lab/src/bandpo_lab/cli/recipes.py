@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from bandpo.core.errors import InvalidValue
 from bandpo_lab.console import echo
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import check_writable, replacing
 
 SHIPPED = Path(__file__).parents[1] / "recipes"

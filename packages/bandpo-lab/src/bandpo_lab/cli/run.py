@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bandpo.cli import read_method
-from bandpo.core.errors import InvalidValue, did_you_mean
-from bandpo.integrations.legs import CONSOLE, new_leg
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
+from bandpo_lab.errors import InvalidValue, did_you_mean
+from rlvet.runs.legs import CONSOLE
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
 METHOD = "A rule of the recipes, any method such as 'GSPO(0.01)', or vanilla for verl's own loss."
@@ -104,6 +103,8 @@ def run_command(
 
     with naming_unset(user_overrides):
         _check_ready(config)
+    from bandpo.integrations.legs import new_leg
+
     leg = new_leg(Path(config.trainer.default_local_dir).resolve())
     command.append(_environment(leg))
     echo(f"bandpo: leg {leg}")
@@ -308,12 +309,13 @@ def _check_method(method: str, recipes: Path) -> None:
     Raises:
         ValueError: The text cannot be read; if it is a single name, the message suggests a similar one.
     """
+    from bandpo.cli import read_method
     from bandpo.core.methods import METHODS
     from bandpo.core.text import did_you_misspell
 
     try:
         read_method(method)
-    except InvalidValue as error:
+    except ValueError as error:
         hint = did_you_misspell(method, [*METHODS, *_names(recipes, "rule"), "vanilla"])
         if hint and re.fullmatch(r"[\w.-]+", method):
             raise InvalidValue(

@@ -93,9 +93,9 @@ def _prepare(sets: list[DataSet]) -> None:
 
     The sets of a folder are prepared together, so that training problems that repeat evaluation problems are dropped.
     """
-    from bandpo.core.errors import FileProblem
     from bandpo_lab.data.prepare import prepare_data
     from bandpo_lab.downloads import changed_files, prepared_revision
+    from bandpo_lab.errors import FileProblem
 
     missing = [data_set for data_set in sets if prepared_revision(data_set) is None]
     for folder in dict.fromkeys(data_set.folder for data_set in missing):

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from bandpo.cli import INTERRUPTED, stop
 from bandpo_lab.cli.recipes import DefaultCommandGroup
 from bandpo_lab.console import echo
+from rlvet.cli import INTERRUPTED, stop
 
 CORES = os.cpu_count() or 1
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from bandpo.cli import INTERRUPTED, stop
 from bandpo_lab.console import echo, print_table
+from rlvet.cli import INTERRUPTED, stop
 
 
 def train_command(context: typer.Context) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from bandpo.core.errors import InvalidValue
 from bandpo_lab.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.golds import Gold, find_bad_golds
 from bandpo_lab.file_models import read_json, validate_as

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bandpo.core.errors import InvalidValue
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, HubDataset, Role
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import read_answer, read_prompt, read_rows
 from bandpo_lab.files import digest
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from bandpo.core.errors import FileProblem, InvalidValue
+from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.extraction import extract
 from bandpo_lab.file_models import read_json
 from bandpo_lab.files import digest

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from bandpo.core.errors import FileProblem, InvalidValue
+from bandpo_lab.errors import FileProblem, InvalidValue
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -29,7 +29,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from bandpo.core.errors import InvalidValue, MissingPackage, RunProblem
+from bandpo_lab.errors import InvalidValue, MissingPackage, RunProblem
 from bandpo_lab.evals.extraction import LONGEST_ANSWER, extract
 from bandpo_lab.evals.normalize import bases, has_other_case, normal_form, primes, words_of
 from bandpo_lab.evals.trivial_answers import check_triviality

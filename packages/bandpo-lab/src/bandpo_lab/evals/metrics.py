@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from bandpo.core.errors import InvalidType, InvalidValue
+from bandpo_lab.errors import InvalidType, InvalidValue
 
 Values = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import read_answer, read_prompt, read_rows
 from bandpo_lab.evals.generate import Prompt
 

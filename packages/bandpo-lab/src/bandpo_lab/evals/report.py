@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.generate import REFUSED
 from bandpo_lab.evals.golds import BadGold
 from bandpo_lab.evals.metrics import Estimate, Values, estimate, per_problem

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bandpo.core.errors import FileProblem, InvalidValue
+from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import ANSWERS_IN_A_ROW, CORES, BatchTime, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Prompt, Sampling
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bandpo.core.errors import RunProblem
+from bandpo_lab.errors import RunProblem
 from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.checks import explain
 from bandpo_lab.rehearsal.preflight import NO_FLASH_ATTENTION, absent_files, lacking_gpus, lacks_attention

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo.core.errors import BandpoError, InvalidValue
 from bandpo.core.methods import Method
+from bandpo_lab.errors import InvalidValue, is_reported
 from bandpo_lab.files import is_path
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import named_unset, unset
@@ -143,9 +143,9 @@ def _refusal(config: Any, overrides: Sequence[str]) -> str | None:
     except InstantiationException as error:  # hydra wraps the error of a config class
         cause = error.__cause__ or error
         return f"verl refuses the settings: {str(cause) or type(cause).__name__}{named_unset(overrides)}"
-    except BandpoError as error:
-        return str(error)
     except Exception as error:  # any error of verl or of a plug-in is a finding
+        if is_reported(error):
+            return str(error)
         return f"verl refuses the settings: {type(error).__name__}: {error}{named_unset(overrides)}"
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo.core.errors import InvalidValue, MissingPackage
+from bandpo_lab.errors import InvalidValue, MissingPackage
 from bandpo_lab.pip_arguments import VERL
 
 PROMPT_TOKENS = 512

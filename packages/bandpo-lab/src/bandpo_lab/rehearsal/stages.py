@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.rehearsal import files, preflight
 from bandpo_lab.rehearsal.checks import (
     Check,

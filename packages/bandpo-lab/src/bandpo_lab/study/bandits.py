@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo.core.errors import InvalidValue
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.schedules import TrainingState
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.study.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:

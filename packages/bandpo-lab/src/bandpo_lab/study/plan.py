@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from bandpo.core.errors import InvalidValue
 from bandpo.core.text import as_method, importable_current_folder
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.file_models import FileModel, read_yaml, validate_as
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.metrics import holm
 from bandpo_lab.file_models import validate_as
 from bandpo_lab.interval import Interval

@@ -6,8 +6,6 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from bandpo.core.text import importable_current_folder
-
 EMBEDDED = "multiplication"
 """The default task and model of a run."""
 
@@ -28,6 +26,8 @@ def task_module(name: str) -> ModuleType | None:
     path = f"{__name__}.{name}" if name == EMBEDDED else name
     if "." not in path or not all(name.isidentifier() for name in path.split(".")):
         return None
+    from bandpo.core.text import importable_current_folder
+
     with importable_current_folder():
         try:
             spec = importlib.util.find_spec(path)

@@ -19,7 +19,7 @@ from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bandpo.core.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue
 
 if TYPE_CHECKING:
     from datasets import Dataset

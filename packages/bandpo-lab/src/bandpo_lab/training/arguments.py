@@ -19,10 +19,10 @@ import trl.rewards
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 
-from bandpo.core.errors import InvalidValue, did_you_mean
 from bandpo.core.text import importable_current_folder
 from bandpo.integrations.trl import BandGRPOConfig
 from bandpo_lab.console import echo
+from bandpo_lab.errors import InvalidValue, did_you_mean
 from bandpo_lab.file_models import read_yaml
 from bandpo_lab.files import PATHS, check_path
 

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import Trainer
 
-from bandpo.core.errors import FileProblem, RunProblem
+from bandpo_lab.errors import FileProblem, RunProblem
 from bandpo_lab.files import SEAL, UNFINISHED, digest, naming, put_in_place, remove, seal, sealed
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from bandpo.core.errors import BandpoError, RunProblem
+from bandpo_lab.errors import RunProblem, is_reported
 
 if TYPE_CHECKING:
     from bandpo_lab.training.arguments import TrainingConfig
@@ -63,7 +63,7 @@ class Processes:
         """Call a function on every process, and return the results of all processes on every process.
 
         Raises:
-            BandpoError: The function raised it on this process or on another.
+            ValueError: The function raised an error of bandpo or rlvet on this process or on another.
             RunProblem: The function raised another error on another process. The process itself raises that error.
         """
         value: T | None = None
@@ -80,7 +80,7 @@ class Processes:
         if error is not None:
             raise error
         for rank, (_, remote_error) in enumerate(outcomes):
-            if isinstance(remote_error, BandpoError):
+            if isinstance(remote_error, BaseException) and is_reported(remote_error):
                 raise remote_error
             if remote_error is not None:
                 raise RunProblem(f"rank {rank} stopped with {remote_error}")
@@ -90,7 +90,7 @@ class Processes:
         """Call a function on the main process, and return its result on every process.
 
         Raises:
-            BandpoError: The function raised it.
+            ValueError: The function raised an error of bandpo or rlvet.
             RunProblem: The function raised another error, and this is not the main process.
         """
         results = self.gather(lambda: compute() if self.main else None)
@@ -138,7 +138,7 @@ class Processes:
 
 
 def _picklable(error: Exception) -> Any:
-    """Return an error in a form that can be sent to other processes: bandpo's errors as errors, others as text."""
-    if isinstance(error, BandpoError):
+    """Return an error in a form that can be sent to other processes: one of bandpo or rlvet as it is, others as text."""
+    if is_reported(error):
         return type(error)(str(error))
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

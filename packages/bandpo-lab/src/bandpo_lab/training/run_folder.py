@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from transformers import SchedulerType
 
-from bandpo._terminal import printable
-from bandpo.core.errors import FileProblem, InvalidValue, RunProblem
 from bandpo_lab.console import echo
+from bandpo_lab.errors import FileProblem, InvalidValue, RunProblem
 from bandpo_lab.file_models import read_json, read_yaml, validate_as
 from bandpo_lab.files import (
     LOCK,
@@ -37,6 +36,7 @@ from bandpo_lab.files import (
 from bandpo_lab.training.arguments import OUTPUT_DIR
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 from bandpo_lab.training.processes import Processes
+from rlvet._terminal import printable
 from rlvet.report.page import write_report
 from rlvet.runs.files import read_jsonl
 from rlvet.runs.quantities import named_rows

@@ -14,9 +14,9 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
-from bandpo.core.errors import InvalidValue
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.console import echo
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import check_prepared
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
