@@ -10,8 +10,8 @@ import pytest
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # no warning from trl.experimental
 
-FRAMEWORKS = ("trl", "verl")
-"""The frameworks that the examples of the folder of this name in `bandpo.integrations` need."""
+FRAMEWORKS = ("trl", "verl", "skyrl", "tinker")
+"""The frameworks that the examples of the folder or module of this name in `bandpo.integrations` need."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,8 +34,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Ignore modules, other than tests, that have no examples or whose framework is not installed."""
     if collection_path.suffix != ".py" or collection_path.name.startswith("test_"):
         return None
-    framework = collection_path.parent.name
-    absent = framework in FRAMEWORKS and importlib.util.find_spec(framework) is None
+    names = (collection_path.parent.name, collection_path.stem)
+    absent = any(name in FRAMEWORKS and importlib.util.find_spec(name) is None for name in names)
     return absent or ">>>" not in collection_path.read_text(encoding="utf-8") or None
 
 

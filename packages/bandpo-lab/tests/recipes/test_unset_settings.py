@@ -15,7 +15,6 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 from omegaconf import OmegaConf
 
 from bandpo_lab.cli.recipes import SHIPPED
-from bandpo_lab.errors import InvalidValue
 from bandpo_lab.rehearsal import preflight
 from bandpo_lab.rehearsal.checks import demanded_metrics
 from bandpo_lab.rehearsal.shrink import changes, compose, refuse
@@ -63,7 +62,7 @@ def refusal(word: str, folder) -> str | None:
             demanded_metrics(config)
             changes(config, folder, 2)
             preflight.launch_problems(config)
-    except InvalidValue as error:
+    except ValueError as error:
         return str(error)
     return None
 

@@ -58,10 +58,10 @@ def missing_value(config: Any, overrides: Sequence[str] = ()) -> str | None:
 
     try:
         check_required(config)
-    except InvalidValue as error:
-        return str(error)
     except OmegaConfBaseException as error:
         return _unreadable(error, overrides)
+    except ValueError as error:
+        return str(error)
     return None
 
 
