@@ -191,7 +191,11 @@ REFERENCES = {
         partial(reference.fipo, low=0.1, high=0.3, dual=3.0, decay=2.0, boost=5.0),
     ),
 }
-OF_SEQUENCES = ("GSPO", "GSPO(0.1, 0.2)", "GMPO")
+OF_SEQUENCES = (
+    "GMPO",
+    "GSPO",
+    "GSPO(0.1, 0.2)",
+)
 REPORT_ANOTHER_LOSS = (
     "BandAbove",
     "BandPO",
@@ -215,6 +219,13 @@ REPORT_ANOTHER_LOSS = (
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
     method, formula = REFERENCES[name]
+    require(
+        [name] if as_method(method).level == "sequence" and name not in OF_SEQUENCES else [],
+        THIS_FILE,
+        lambda name: f'    "{name}",',
+        "OF_SEQUENCES",
+        "Its level is 'sequence', which needs one advantage for each sequence.",
+    )
     logp, old, advantages, mask = batch(seed, whole_sequences=name in OF_SEQUENCES, ragged=ragged)
     signs, sides = advantages[mask] > 0, (logp > old)[mask]
     assert min((signs & sides).sum(), (signs & ~sides).sum(), (~signs & sides).sum()) > 20
@@ -231,7 +242,12 @@ def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
     (expected,) = torch.autograd.grad(loss, logp)
     ours = policy_loss(logp, old, advantages, mask, method=method).loss
     (found,) = torch.autograd.grad(ours, logp)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+    if not torch.allclose(found, expected, rtol=1e-6, atol=1e-12):
+        pytest.fail(
+            f"{name}: the gradient of policy_loss is not that of the formula in tests/method_references.py, averaged "
+            f"by its {average!r} of PAPER_FACTS. {first_difference(found, expected, logp, old, advantages, mask)}",
+            pytrace=False,
+        )
     differs = not torch.allclose(ours, loss, rtol=1e-7, atol=1e-7)
     require(
         [name] if differs and name not in REPORT_ANOTHER_LOSS else [],
@@ -244,6 +260,37 @@ def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
     assert (expected[mask] != 0).double().mean() > 0.2
 
 
+def first_difference(found, expected, logp, old, advantages, mask):
+    """Return where two gradients differ, in a sentence for each kind of token and one example."""
+    differs = ~torch.isclose(found, expected, rtol=1e-6, atol=1e-12) & mask
+    ratio = (logp.detach() - old).exp()
+    kinds = {
+        f"A {sign} 0, r {side} 1": mask & (rises == (sign == ">")) & (grows == (side == ">"))
+        for rises, grows in [(advantages > 0, ratio > 1)]
+        for sign, side in (">>", "><", "<>", "<<")
+    }
+    counts = [f"{(differs & kind).sum()} of {kind.sum()} tokens with {text}" for text, kind in kinds.items()]
+    row, column = differs.nonzero()[0].tolist()
+    at = (row, column)
+    return (
+        f"They differ at {', '.join(counts)}. The first: p_old = {old[at].exp():.4g}, r = {ratio[at]:.4g}, "
+        f"A = {advantages[at]:.4g}: bandpo {found[at]:.6g}, the formula {expected[at]:.6g}."
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_states_its_average(name):
+    require(
+        [name] if METHODS[name].method().aggregation is None else [],
+        "packages/bandpo/src/bandpo/core/methods.py",
+        lambda name: (
+            '    return Method(…, aggregation="token-mean")  # or PER_SEQUENCE, or "seq-mean-token-sum"'
+        ),
+        "the function",
+        "It does not state how the paper averages the loss.",
+    )
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_a_reference(name):
     require(
@@ -251,7 +298,7 @@ def test_every_method_has_a_reference(name):
         THIS_FILE,
         lambda name: (
             f'    "{name}": ("{name}()", reference.{name.lower()}),  '
-            "# a function of tests/method_references.py that returns the loss by the paper's formula"
+            "# in tests/method_references.py: the loss by the paper's formula"
         ),
         "REFERENCES",
     )
@@ -306,11 +353,11 @@ def test_a_method_is_what_its_paper_says(name):
         facts = facts._replace(bounds=found)
     # Two tokens of A < 0, just below the dual clip and just above it, or far out.
     dual = facts.dual if facts.dual < torch.inf else 3.0
-    ratios = [0.999 * dual, 1.001 * dual]
+    ratios = [round(0.999 * dual, 6), round(1.001 * dual, 6)]
     moved = gradient_of_losing_tokens(method, ratios) != 0
     hint = ""
     if name not in MASKS_WHOLE_SEQUENCES and moved.tolist() != [True, facts.dual == torch.inf]:
-        wrong.append(f"the tokens of A < 0 with ratios of {ratios} have a gradient: {moved.tolist()}")
+        wrong.append(f"of tokens of A < 0, those with the ratios {ratios} have a gradient: {moved.tolist()}")
         facts = facts._replace(dual=first_ratio_without_gradient(method))
         hint = f'\n\nIf it masks whole sequences: in {THIS_FILE}, add to MASKS_WHOLE_SEQUENCES:\n\n    "{name}",\n'
     doubled = gradient_of_losing_tokens(method, ratios, weights=torch.full((1, 2), 2.0, dtype=torch.float64))
