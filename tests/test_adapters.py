@@ -141,6 +141,18 @@ def test_each_adapter_has_an_extra(module):
     )
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_pyright_leaves_out_adapters_of_absent_frameworks(module):
+    """`constraints.txt` has the packages of the development environment."""
+    installed = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    settings = (ROOT / "pyproject.toml").read_text().partition("[tool.pyright]")[2]
+    file = f"packages/bandpo/src/bandpo/integrations/{module}.py"
+    known = (
+        module not in FRAMEWORKS or FRAMEWORKS[module].distribution in installed or f'"{file}"' in settings
+    )
+    require([] if known else [file], "pyproject.toml", '"{}",'.format, "ignore of [tool.pyright]")
+
+
 def test_no_placeholder_of_a_suggested_line_is_left():
     """The lines that the tests of this file suggest have words in capitals to replace."""
     texts = {

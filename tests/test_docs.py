@@ -3,6 +3,8 @@
 import ast
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,32 @@ def test_the_verdict_on_the_first_page_is_that_of_the_log():
     shown = shown.partition("```")[0]
     output = CliRunner().invoke(app, ["diagnose", str(folder / "trainer_state.json")]).output
     assert " ".join(output.split()).startswith(" ".join(shown.split()))
+
+
+SELECTIONS = re.findall(r'^python -m pytest (.*?) -k "(.+)"', (ROOT / "docs/contribute.md").read_text(), re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("files", "words"), SELECTIONS, ids=[words.split()[0] for _, words in SELECTIONS])
+def test_a_command_for_contributors_selects_what_it_names(files, words):
+    """Words that are in the name of a file select all tests of the file."""
+    options = ("-q", "-n", "0", "-p", "no:randomly", "--collect-only", "-k", words)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *files.split(), *options], cwd=ROOT, capture_output=True, text=True
+    )
+    selected = [line.partition("::")[2].lower() for line in run.stdout.splitlines() if "::" in line]
+    named = [word.lower() for word in words.split(" or ")]
+    assert 1 <= len(selected) <= 60, run.stdout[-500:]
+    assert [test for test in selected if not any(word in test for word in named)] == []
+    assert [word for word in named if not any(word in test for test in selected)] == []
+
+
+def test_each_command_for_contributors_is_a_selection():
+    """A whole file is run if it is of the contribution alone, as the file of an adapter's tests."""
+    commands = re.findall(r"^python -m pytest (\S+).*$", (ROOT / "docs/contribute.md").read_text(), re.M)
+    whole = ["packages/bandpo/tests/integrations/test_tinker.py", "tests/test_conformance.py"]
+    assert [file for file in commands if file not in whole] == [files.split()[0] for files, _ in SELECTIONS]
+    assert len(SELECTIONS) >= 5
 
 
 def test_the_files_that_a_contributor_is_sent_to_exist():
