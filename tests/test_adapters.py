@@ -54,13 +54,17 @@ def page_of(module):
     return next((page for page in pages if (ROOT / "docs" / page).exists()), pages[0])
 
 
-def test_each_adapter_is_registered():
+@pytest.mark.parametrize("module", MODULES)
+def test_each_adapter_is_registered(module):
     require(
-        [module for module in MODULES if module not in FRAMEWORKS],
+        [module] if module not in FRAMEWORKS else [],
         "packages/bandpo/src/bandpo/integrations/__init__.py",
         lambda module: f'    Adapter("FRAMEWORK", "{module}", "{module}", "{module}", "VERSION"),',
         "ADAPTERS (its name, its distribution, its package, the module here, the tested version)",
     )
+
+
+def test_each_registered_adapter_is_a_module():
     absent = [adapter.module for adapter in ADAPTERS if adapter.module not in MODULES]
     assert not absent, (
         f"packages/bandpo/src/bandpo/integrations/__init__.py registers modules that do not exist: {absent}"
@@ -83,53 +87,70 @@ def test_an_adapter_is_tested_against_its_framework(module):
     )
 
 
-def test_the_matrix_has_each_adapter():
+@pytest.mark.parametrize("module", MODULES)
+def test_the_matrix_has_each_adapter(module):
     """`make test-matrix` installs the framework and runs the adapter's tests; a pull request need not run it."""
     require(
-        [module for module in MODULES if not {module, f"{module}, newest"} & matrix.ENVIRONMENTS.keys()],
+        [module] if not {module, f"{module}, newest"} & matrix.ENVIRONMENTS.keys() else [],
         "scripts/matrix.py",
         lambda module: f'    "{module}": Environment(("{module}=={{version}}",)),',
         "ENVIRONMENTS",
     )
 
 
-def test_each_adapter_has_a_page():
+@pytest.mark.parametrize("module", MODULES)
+def test_each_adapter_has_a_page(module):
     require(
-        [module for module in MODULES if not (ROOT / "docs" / page_of(module)).exists()],
+        [module] if not (ROOT / "docs" / page_of(module)).exists() else [],
         "docs/frameworks",
         lambda module: f"docs/frameworks/{module}.md  # begin with a copy of docs/frameworks/tinker.md",
         "the folder",
     )
 
 
-def test_each_adapter_is_in_the_table_of_frameworks():
+@pytest.mark.parametrize("module", MODULES)
+def test_each_adapter_is_in_the_table_of_frameworks(module):
     table = (ROOT / "docs/frameworks.md").read_text()
     require(
-        [page_of(module) for module in MODULES if f"]({page_of(module)})" not in table],
+        [page_of(module)] if f"]({page_of(module)})" not in table else [],
         "docs/frameworks.md",
         lambda page: f"| [FRAMEWORK]({page}) | HOW | any method |",
         "the first table",
     )
 
 
-def test_the_page_of_each_adapter_is_in_the_menu():
+@pytest.mark.parametrize("module", MODULES)
+def test_the_page_of_each_adapter_is_in_the_menu(module):
     menu = (ROOT / "mkdocs.yml").read_text()
     require(
-        [page_of(module) for module in MODULES if f": {page_of(module)}\n" not in menu],
+        [page_of(module)] if f": {page_of(module)}\n" not in menu else [],
         "mkdocs.yml",
         lambda page: f"          - FRAMEWORK: {page}",
         "nav, Other frameworks",
     )
 
 
-def test_each_adapter_has_an_extra():
+@pytest.mark.parametrize("module", MODULES)
+def test_each_adapter_has_an_extra(module):
     project = (ROOT / "packages/bandpo/pyproject.toml").read_text()
     require(
-        [module for module in MODULES if f"\n{module} = [" not in project],
+        [module] if f"\n{module} = [" not in project else [],
         "packages/bandpo/pyproject.toml",
         lambda module: f'{module} = ["{module}==VERSION"]',
         "[project.optional-dependencies]",
     )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_pyright_leaves_out_adapters_of_absent_frameworks(module):
+    """`constraints.txt` has the packages of the development environment."""
+    installed = re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.M)
+    settings = (ROOT / "pyproject.toml").read_text().partition("[tool.pyright]")[2]
+    file = f"packages/bandpo/src/bandpo/integrations/{module}.py"
+    known = (
+        module not in FRAMEWORKS or FRAMEWORKS[module].distribution in installed or f'"{file}"' in settings
+    )
+    require([] if known else [file], "pyproject.toml", '"{}",'.format, "ignore of [tool.pyright]")
 
 
 def test_no_placeholder_of_a_suggested_line_is_left():

@@ -3,6 +3,8 @@
 import ast
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,12 +82,15 @@ def test_the_tests_named_in_the_paper_map_exist():
     assert checked > 10
 
 
-def test_the_page_of_methods_has_each_with_its_source():
+ROW_OF_METHOD = r"^\| `(\w+)\(\)` \|.*? \| (?:yes|no) \| \[([\d.]+)\]\(https://arxiv\.org/abs/\2\) \|$"
+SOURCES = dict(re.findall(ROW_OF_METHOD, PAGE_OF_METHODS, re.M))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_of_methods_has_each_with_its_source(name):
     """Each method has a row, as it is written and with the number of its paper."""
-    row = r"^\| `(\w+)\(\)` \|.*? \| (?:yes|no) \| \[([\d.]+)\]\(https://arxiv\.org/abs/\2\) \|$"
-    sources = dict(re.findall(row, PAGE_OF_METHODS, re.M))
     require(
-        [name for name, paper in METHODS.items() if sources.get(name) != paper.source],
+        [name] if SOURCES.get(name) != METHODS[name].source else [],
         "docs/which-method.md",
         lambda name: (
             f"| `{name}()` | WHAT IT DOES | no "
@@ -93,30 +98,40 @@ def test_the_page_of_methods_has_each_with_its_source():
         ),
         "one of the tables of methods",
     )
-    assert sources.keys() <= METHODS.keys(), "docs/which-method.md has rows of methods that do not exist"
 
 
-def test_the_number_of_published_methods_is_that_of_the_table():
+def test_the_page_of_methods_has_no_others():
+    assert SOURCES.keys() <= METHODS.keys(), "docs/which-method.md has rows of methods that do not exist"
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/index.md"])
+def test_the_number_of_published_methods_is_that_of_the_table(path):
     """`BandAbove` is a combination of our own, as its documentation says."""
     own = [
         name for name, paper in METHODS.items() if "is our own" in " ".join(str(paper.method.__doc__).split())
     ]
     assert own == ["BandAbove"]
     published = len(METHODS) - len(own)
-    for path in ("README.md", "docs/index.md"):
-        page = (ROOT / path).read_text()
-        said = re.findall(r"(\d+) published methods", page)
-        assert said == [str(published)], f"{path} says {said}, but {published} methods are published"
+    said = re.findall(r"(\d+) published methods", (ROOT / path).read_text())
+    if said != [str(published)]:
+        pytest.fail(
+            f"{path} says {', '.join(said)} published methods. Write there:\n\n{published} published methods\n",
+            pytrace=False,
+        )
+
+
+def test_no_page_says_that_all_published_methods_are_here():
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         claim = re.search(r"(?:any|every|all) published (?:clip )?(?:rule|method)s?", path.read_text())
         assert not claim, f"{path.relative_to(ROOT)} says {claim and claim[0]!r}: say how many there are"
 
 
-def test_the_first_page_names_each_method():
+@pytest.mark.parametrize("name", METHODS)
+def test_the_first_page_names_each_method(name):
     readme = (ROOT / "README.md").read_text()
     table = readme.partition("| kind | [methods]")[2].partition("\n\n")[0]
     require(
-        [name for name in METHODS if f"`{name}`" not in table],
+        [name] if f"`{name}`" not in table else [],
         "README.md",
         lambda name: f"`{name}`",
         "a row of the table of methods",
@@ -132,6 +147,32 @@ def test_the_verdict_on_the_first_page_is_that_of_the_log():
     shown = shown.partition("```")[0]
     output = CliRunner().invoke(app, ["diagnose", str(folder / "trainer_state.json")]).output
     assert " ".join(output.split()).startswith(" ".join(shown.split()))
+
+
+SELECTIONS = re.findall(r'^python -m pytest (.*?) -k "(.+)"', (ROOT / "docs/contribute.md").read_text(), re.M)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("files", "words"), SELECTIONS, ids=[words.split()[0] for _, words in SELECTIONS])
+def test_a_command_for_contributors_selects_what_it_names(files, words):
+    """Words that are in the name of a file select all tests of the file."""
+    options = ("-q", "-n", "0", "-p", "no:randomly", "--collect-only", "-k", words)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *files.split(), *options], cwd=ROOT, capture_output=True, text=True
+    )
+    selected = [line.partition("::")[2].lower() for line in run.stdout.splitlines() if "::" in line]
+    named = [word.lower() for word in words.split(" or ")]
+    assert 1 <= len(selected) <= 60, run.stdout[-500:]
+    assert [test for test in selected if not any(word in test for word in named)] == []
+    assert [word for word in named if not any(word in test for test in selected)] == []
+
+
+def test_each_command_for_contributors_is_a_selection():
+    """A whole file is run if it is of the contribution alone, as the file of an adapter's tests."""
+    commands = re.findall(r"^python -m pytest (\S+).*$", (ROOT / "docs/contribute.md").read_text(), re.M)
+    whole = ["packages/bandpo/tests/integrations/test_tinker.py", "tests/test_conformance.py"]
+    assert [file for file in commands if file not in whole] == [files.split()[0] for files, _ in SELECTIONS]
+    assert len(SELECTIONS) >= 5
 
 
 def test_the_files_that_a_contributor_is_sent_to_exist():

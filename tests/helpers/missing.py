@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable
 import pytest
 
 
-def require(missing: Iterable[str], file: str, line: Callable[[str], str], where: str = "") -> None:
+def require(
+    missing: Iterable[str], file: str, line: Callable[[str], str], where: str = "", why: str = ""
+) -> None:
     """Fail if a name is missing from a file.
 
     Args:
@@ -13,10 +15,12 @@ def require(missing: Iterable[str], file: str, line: Callable[[str], str], where
         file: The path of the file, from the repository's root.
         line: Returns the line to add for a name.
         where: The table or the section of the file that the line belongs to.
+        why: What was observed, in sentences, if the name of what is missing does not say it.
     """
     names = list(missing)
     if not names:
         return
     place = f"Add to {where}" if where else "Add"
     lines = "\n".join(line(name) for name in names)
-    pytest.fail(f"{file} lacks {', '.join(names)}. {place}:\n\n{lines}\n", pytrace=False)
+    observed = f" {why}" if why else ""
+    pytest.fail(f"{file} lacks {', '.join(names)}.{observed} {place}:\n\n{lines}\n", pytrace=False)

@@ -116,6 +116,7 @@ def two_sided(logp, logp_old, advantages, mask):
     return -torch.minimum(ratio.clamp(max=1.1) * advantages, ratio.clamp(0.8, 1.2) * advantages)
 
 
+THIS_FILE = "packages/bandpo/tests/core/test_methods.py"
 CLIP = FixedClip(0.2)
 REFERENCES = {
     "FixedClip(0.2)": ("FixedClip(0.2)", reference.ppo),
@@ -190,11 +191,25 @@ REFERENCES = {
         partial(reference.fipo, low=0.1, high=0.3, dual=3.0, decay=2.0, boost=5.0),
     ),
 }
-OF_SEQUENCES = ("GSPO", "GSPO(0.1, 0.2)", "GMPO")
+OF_SEQUENCES = (
+    "GMPO",
+    "GSPO",
+    "GSPO(0.1, 0.2)",
+)
 REPORT_ANOTHER_LOSS = (
-    *("CISPO", "CISPO, both sides", "DPPO", "DPPO-TV", "DRO", "GPG", "TOPR", "TokenTOPR", "VESPO"),
-    *("MiniRL", "MiniRL(…)"),
-    *("BandPO", "BandAbove"),
+    "BandAbove",
+    "BandPO",
+    "CISPO",
+    "CISPO, both sides",
+    "DPPO",
+    "DPPO-TV",
+    "DRO",
+    "GPG",
+    "MiniRL",
+    "MiniRL(…)",
+    "TOPR",
+    "TokenTOPR",
+    "VESPO",
 )
 """The formula is a constant times log π, where a loss here reports that constant; or its value is not the bound's."""
 
@@ -204,6 +219,13 @@ REPORT_ANOTHER_LOSS = (
 @pytest.mark.parametrize("name", REFERENCES)
 def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
     method, formula = REFERENCES[name]
+    require(
+        [name] if as_method(method).level == "sequence" and name not in OF_SEQUENCES else [],
+        THIS_FILE,
+        lambda name: f'    "{name}",',
+        "OF_SEQUENCES",
+        "Its level is 'sequence', which needs one advantage for each sequence.",
+    )
     logp, old, advantages, mask = batch(seed, whole_sequences=name in OF_SEQUENCES, ragged=ragged)
     signs, sides = advantages[mask] > 0, (logp > old)[mask]
     assert min((signs & sides).sum(), (signs & ~sides).sum(), (~signs & sides).sum()) > 20
@@ -220,27 +242,72 @@ def test_the_gradient_is_that_of_the_formula(name, seed, ragged):
     (expected,) = torch.autograd.grad(loss, logp)
     ours = policy_loss(logp, old, advantages, mask, method=method).loss
     (found,) = torch.autograd.grad(ours, logp)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
-    if name not in REPORT_ANOTHER_LOSS:
-        torch.testing.assert_close(ours, loss)
+    if not torch.allclose(found, expected, rtol=1e-6, atol=1e-12):
+        pytest.fail(
+            f"{name}: the gradient of policy_loss is not that of the formula in tests/method_references.py, averaged "
+            f"by its {average!r} of PAPER_FACTS. {first_difference(found, expected, logp, old, advantages, mask)}",
+            pytrace=False,
+        )
+    differs = not torch.allclose(ours, loss, rtol=1e-7, atol=1e-7)
+    require(
+        [name] if differs and name not in REPORT_ANOTHER_LOSS else [],
+        THIS_FILE,
+        lambda name: f'    "{name}",',
+        "REPORT_ANOTHER_LOSS, if both are meant to report their own",
+        f"The gradient is the formula's, but the loss is {ours.item():.6g} in bandpo and {loss.item():.6g} in the "
+        "formula: a formula may weigh log π by a constant, or leave a blocked token without a value.",
+    )
     assert (expected[mask] != 0).double().mean() > 0.2
 
 
-def test_every_method_has_a_reference():
+def first_difference(found, expected, logp, old, advantages, mask):
+    """Return where two gradients differ, in a sentence for each kind of token and one example."""
+    differs = ~torch.isclose(found, expected, rtol=1e-6, atol=1e-12) & mask
+    ratio = (logp.detach() - old).exp()
+    kinds = {
+        f"A {sign} 0, r {side} 1": mask & (rises == (sign == ">")) & (grows == (side == ">"))
+        for rises, grows in [(advantages > 0, ratio > 1)]
+        for sign, side in (">>", "><", "<>", "<<")
+    }
+    counts = [f"{(differs & kind).sum()} of {kind.sum()} tokens with {text}" for text, kind in kinds.items()]
+    row, column = differs.nonzero()[0].tolist()
+    at = (row, column)
+    return (
+        f"They differ at {', '.join(counts)}. The first: p_old = {old[at].exp():.4g}, r = {ratio[at]:.4g}, "
+        f"A = {advantages[at]:.4g}: bandpo {found[at]:.6g}, the formula {expected[at]:.6g}."
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_states_its_average(name):
     require(
-        [name for name in METHODS if name not in REFERENCES],
-        "packages/bandpo/tests/core/test_methods.py",
+        [name] if METHODS[name].method().aggregation is None else [],
+        "packages/bandpo/src/bandpo/core/methods.py",
+        lambda name: (
+            '    return Method(…, aggregation="token-mean")  # or PER_SEQUENCE, or "seq-mean-token-sum"'
+        ),
+        "the function",
+        "It does not state how the paper averages the loss.",
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_reference(name):
+    require(
+        [name] if name not in REFERENCES else [],
+        THIS_FILE,
         lambda name: (
             f'    "{name}": ("{name}()", reference.{name.lower()}),  '
-            "# a function of tests/method_references.py that returns the loss by the paper's formula"
+            "# in tests/method_references.py: the loss by the paper's formula"
         ),
         "REFERENCES",
     )
 
 
-def test_every_method_has_facts():
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_facts(name):
     require(
-        [name for name in METHODS if name not in reference.PAPER_FACTS],
+        [name] if name not in reference.PAPER_FACTS else [],
         "tests/method_references.py",
         lambda name: (
             f'    "{name}": Facts({_constant_of(METHODS[name].method().aggregation)}, (0.8, 1.2)),  '
@@ -248,7 +315,14 @@ def test_every_method_has_facts():
         ),
         "PAPER_FACTS",
     )
+
+
+def test_every_fact_is_of_a_method():
     assert reference.PAPER_FACTS.keys() <= METHODS.keys()
+
+
+MASKS_WHOLE_SEQUENCES = ("TRM",)
+"""Methods of which two tokens of A < 0 and a ratio of 3 mask their sequence."""
 
 
 def _constant_of(aggregation):
@@ -259,28 +333,95 @@ def _constant_of(aggregation):
 @pytest.mark.parametrize("name", reference.PAPER_FACTS)
 def test_a_method_is_what_its_paper_says(name):
     facts, method = reference.PAPER_FACTS[name], METHODS[name].method()
-    assert (method.level, method.aggregation, method.old_policy, method.whole_batch) == (
-        *(facts.level, facts.average, facts.old_policy, facts.whole_batch),
-    )
+    wrong = []
+    for field, value in (
+        ("average", method.aggregation),
+        ("level", method.level),
+        ("old_policy", method.old_policy),
+        ("whole_batch", method.whole_batch),
+    ):
+        if getattr(facts, field) != value:
+            wrong.append(f"{field} is {value!r}")
+            facts = facts._replace(**{field: value or facts.average})
     old = torch.full((1, 2), 0.08, dtype=torch.float64).log()
     ones = torch.ones_like(old)
     bounds = replace(method, level="token").tokens(Batch.read(old, old, ones)).bounds
+    found = tuple(float(f"{side[0, 0].item():.9g}") for side in (bounds.lower, bounds.upper))
     expected = (facts.bounds[0], min(facts.bounds[1], 12.5 if isinstance(method.clip, Band) else torch.inf))
-    assert (bounds.lower[0, 0].item(), bounds.upper[0, 0].item()) == pytest.approx(expected, rel=1e-7)
+    if found != pytest.approx(expected, rel=1e-7):
+        wrong.append(f"bounds is {found}")
+        facts = facts._replace(bounds=found)
     # Two tokens of A < 0, just below the dual clip and just above it, or far out.
     dual = facts.dual if facts.dual < torch.inf else 3.0
-    logp = old + torch.tensor([[0.999 * dual, 1.001 * dual]], dtype=torch.float64).log()
-    advantages, weights = torch.tensor([[-1.0, -1.0]]).double(), torch.tensor([[2.0, 2.0]]).double()
+    ratios = [round(0.999 * dual, 6), round(1.001 * dual, 6)]
+    moved = gradient_of_losing_tokens(method, ratios) != 0
+    hint = ""
+    if name not in MASKS_WHOLE_SEQUENCES and moved.tolist() != [True, facts.dual == torch.inf]:
+        wrong.append(f"of tokens of A < 0, those with the ratios {ratios} have a gradient: {moved.tolist()}")
+        facts = facts._replace(dual=first_ratio_without_gradient(method))
+        hint = f'\n\nIf it masks whole sequences: in {THIS_FILE}, add to MASKS_WHOLE_SEQUENCES:\n\n    "{name}",\n'
+    doubled = gradient_of_losing_tokens(method, ratios, weights=torch.full((1, 2), 2.0, dtype=torch.float64))
+    outside = torch.allclose(doubled, 2 * gradient_of_losing_tokens(method, ratios))
+    if outside != (facts.weights == "outside"):
+        weights = "outside" if outside else "inside"
+        wrong.append(f"weights is {weights!r}")
+        facts = facts._replace(weights=weights)
+    if wrong:
+        pytest.fail(
+            f"{name} differs from its facts in tests/method_references.py: {'; '.join(wrong)}. If the paper says so "
+            f"too, write in PAPER_FACTS:\n\n    {line_of_facts(name, facts)}\n\nOtherwise, change the method.{hint}",
+            pytrace=False,
+        )
 
-    def gradient(**given):
-        leaf = logp.clone().requires_grad_()
-        policy_loss(leaf, old, advantages, method=method, **given).loss.backward()
-        return leaf.grad[0]
 
-    if name != "TRM":  # which masks such a sequence
-        assert (gradient() != 0).tolist() == [True, facts.dual == torch.inf]
-    outside = torch.allclose(gradient(weights=weights), 2 * gradient())
-    assert outside == (facts.weights == "outside")
+def gradient_of_losing_tokens(method, ratios, **given):
+    """Return the gradient of tokens of A < 0 in one sequence, of probability 0.08 before, with these ratios."""
+    old = torch.full((1, len(ratios)), 0.08, dtype=torch.float64).log()
+    logp = (old + torch.tensor([ratios], dtype=torch.float64).log()).requires_grad_()
+    policy_loss(logp, old, -torch.ones_like(old), method=method, **given).loss.backward()
+    return logp.grad[0]
+
+
+def first_ratio_without_gradient(method):
+    """Return the ratio above 1 from which a token of A < 0 has no gradient, to 4 digits; infinity if there is none."""
+
+    def blocked(ratio):
+        return gradient_of_losing_tokens(method, [ratio]).item() == 0
+
+    # A batch each: the bounds of some methods depend on all tokens.
+    low, high = 1.001, next((1.001 * 1.05**k for k in range(52) if blocked(1.001 * 1.05**k)), torch.inf)
+    if high == torch.inf:
+        return high
+    low = max(low, high / 1.05)
+    while high - low > 1e-7:
+        middle = (low + high) / 2
+        low, high = (low, middle) if blocked(middle) else (middle, high)
+    return round(high, 4)
+
+
+def line_of_facts(name, facts):
+    """Return the line of PAPER_FACTS for a method."""
+    values = []
+    for field, value in facts._asdict().items():
+        if value != facts._field_defaults.get(field):
+            text = _constant_of(value) if field == "average" else repr(value).replace("inf", "math.inf")
+            values.append(text if field in ("average", "bounds") else f"{field}={text}")
+    return f'"{name}": Facts({", ".join(values)}),'
+
+
+def test_wrong_facts_are_answered_with_the_line_to_write(monkeypatch):
+    """PPO has no dual clip, BAPO has one and looks at the whole batch, IcePop blocks on both sides."""
+    for name, line in (
+        ("PPO", '"PPO": Facts(TOKENS, (0.8, 1.2)),'),
+        ("BAPO", '"BAPO": Facts(TOKENS, (0.6, 1.2), dual=3.0, whole_batch=True),'),
+        ("IcePop", "\"IcePop\": Facts(SEQUENCES, (0.5, 5.0), dual=5.0, old_policy='rollout'),"),
+    ):
+        monkeypatch.setitem(
+            reference.PAPER_FACTS, name, reference.Facts("seq-mean-token-sum", (0.1, 0.2), 2.0)
+        )
+        with pytest.raises(pytest.fail.Exception) as failure:
+            test_a_method_is_what_its_paper_says(name)
+        assert line in str(failure.value)
 
 
 @pytest.mark.parametrize("per", ["token", "sequence"])
@@ -501,11 +642,12 @@ def test_a_limit_that_no_paper_names_is_a_frameworks(told):
     assert as_method(told) == as_method(told.split("(")[0] + "()")
 
 
-def test_each_objective_is_compiled_here():
+@pytest.mark.parametrize("name", objectives.__all__)
+def test_each_objective_is_compiled_here(name):
     compiled = {type(objective).__name__ for objective in ONE_OF_EACH}
     require(
-        [name for name in objectives.__all__ if name not in {*compiled, "Objective"}],
-        "packages/bandpo/tests/core/test_methods.py",
+        [name] if name not in {*compiled, "Objective"} else [],
+        THIS_FILE,
         lambda name: f"    {name}(),",
         "ONE_OF_EACH",
     )

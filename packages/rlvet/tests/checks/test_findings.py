@@ -78,20 +78,27 @@ def texts_of(path):
 CODES = reported_codes()
 
 
-def test_each_finding_has_advice():
-    advice = json.loads((ROOT / ADVICE).read_text())
+ADVICE_OF_CODE = json.loads((ROOT / ADVICE).read_text())
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_finding_has_advice(code):
     require(
-        [code for code in CODES if code not in advice],
+        [code] if code not in ADVICE_OF_CODE else [],
         ADVICE,
         lambda code: f' "{code}": "WHAT TO CHANGE, AND WHICH SETTING",',
     )
-    assert set(advice) <= set(CODES), f"{ADVICE} has advice for findings that no check reports"
 
 
-def test_each_finding_has_a_line_in_the_page():
+def test_each_advice_is_of_a_finding():
+    assert set(ADVICE_OF_CODE) <= set(CODES), f"{ADVICE} has advice for findings that no check reports"
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_finding_has_a_line_in_the_page(code):
     lines = re.findall(r"^\| `([a-z0-9-]+)` \| [^|]+ \|$", (ROOT / PAGE).read_text(), re.M)
     require(
-        [code for code in CODES if code not in lines],
+        [code] if code not in lines else [],
         PAGE,
         lambda code: f"| `{code}` | WHAT IT MEANS |",
         "the table of findings",
@@ -111,16 +118,22 @@ def test_each_check_is_called(path):
     )
 
 
-def test_each_finding_is_made_by_a_test():
-    """A test names the code itself, or begins a headline with it."""
+@pytest.fixture(scope="module")
+def texts():
+    """Return the texts in the tests of checks."""
     files = [
         *(ROOT / "packages/rlvet/tests/checks").glob("test_*_checks.py"),
         ROOT / "packages/rlvet/tests/checks/test_diagnose.py",
+        ROOT / "tests/helpers/simulated_runs.py",
     ]
-    texts = [text for path in files for text in texts_of(path)]
-    texts += texts_of("tests/helpers/simulated_runs.py")
+    return [text for path in files for text in texts_of(path)]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_finding_is_made_by_a_test(code, texts):
+    """A test names the code itself, or begins a headline with it."""
     require(
-        [code for code in CODES if not any(re.match(rf"{code}(:|$)", text) for text in texts)],
+        [] if any(re.match(rf"{code}(:|$)", text) for text in texts) else [code],
         "packages/rlvet/tests/checks/test_log_checks.py, or test_token_checks.py beside it for a check of tokens,",
         lambda code: (
             f"def test_{code.replace('-', '_')}():\n"
@@ -130,15 +143,21 @@ def test_each_finding_is_made_by_a_test():
     )
 
 
-def test_each_finding_is_made_by_the_bench():
+@pytest.fixture(scope="module")
+def codes_of_benches():
+    """Return the codes that a run of a benchmark has."""
     tree = parse(BENCH)
     expected = [call.args[0] for call in calls_of(tree, "Fault") if call.args]
     expected += [call.args[0] for call in calls_of(parse(BENCH_OF_TOKENS), "TokenFault") if call.args]
     expected += [call.args[0] for call in calls_of(parse(BENCH_OF_ADVANTAGES), "Fault") if call.args]
     expected += [call.args[0] for call in calls_of(parse(LOG_BENCH), "Scenario") if call.args]
-    codes = {code for codes in expected for code in ast.literal_eval(codes)}
+    return {code for codes in expected for code in ast.literal_eval(codes)}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_finding_is_made_by_the_bench(code, codes_of_benches):
     require(
-        [code for code in CODES if code not in codes | log_only_findings().keys()],
+        [code] if code not in codes_of_benches | log_only_findings().keys() else [],
         BENCH,
         lambda code: (
             f'    "WHAT IS WRONG": Fault(("{code}",), SETTING=VALUE),  # in FAULTS, with a field of Fault; or\n'
@@ -147,7 +166,10 @@ def test_each_finding_is_made_by_the_bench():
         ),
         "FAULTS or LOG_ONLY",
     )
-    twice = codes & log_only_findings().keys()
+
+
+def test_no_finding_of_a_bench_is_listed_as_impossible(codes_of_benches):
+    twice = codes_of_benches & log_only_findings().keys()
     assert not twice, f"{BENCH}: LOG_ONLY names {', '.join(sorted(twice))}, which FAULTS makes"
 
 

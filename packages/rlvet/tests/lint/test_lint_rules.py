@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.missing import require
 from rlvet._severities import SEVERITIES
 from rlvet.lint.checks import RULES, lint_configurations, lint_findings, lint_run
 from rlvet.lint.configuration import Configuration
@@ -411,18 +412,40 @@ GRPOTrainer(model=model, args=args, reward_funcs=len)
     assert lint_findings(parse_configurations(mended.encode(), "train.py")[0]) == []
 
 
-def test_every_rule_has_a_case():
-    cases = {(framework, rule) for framework, rule, *_ in CASES}
-    cases |= {("skyrl", "asynchronous-anchor-one-step"), ("trl", "lora-reference")}
-    assert cases == {(rule.framework, rule.id) for rule in RULES}
+WITH_CASE = {(framework, rule) for framework, rule, *_ in CASES}
+WITH_CASE |= {("skyrl", "asynchronous-anchor-one-step"), ("trl", "lora-reference")}
+EACH_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.framework}-{rule.id}")
 
 
-def test_rules_are_named_once_and_read_known_settings():
+@EACH_RULE
+def test_every_rule_has_a_case(rule):
+    first, *_ = rule.reads.values()
+    require(
+        [rule.id] if (rule.framework, rule.id) not in WITH_CASE else [],
+        "packages/rlvet/tests/lint/test_lint_rules.py",
+        lambda name: f'    ("{rule.framework}", "{name}", ["{first}=FAULTY"], ["{first}=MENDED"]),',
+        "CASES",
+    )
+
+
+def test_every_case_is_of_a_rule():
+    assert {(rule.framework, rule.id) for rule in RULES} >= WITH_CASE
+
+
+@EACH_RULE
+def test_a_rule_reads_known_settings(rule):
+    assert rule.severity in SEVERITIES
+    require(
+        [name for name in rule.reads.values() if name not in FRAMEWORKS[rule.framework].defaults],
+        "packages/rlvet/src/rlvet/lint/frameworks.py",
+        lambda name: f'        "{name}": DEFAULT,',
+        f"the defaults of {FRAMEWORKS[rule.framework].title}",
+    )
+
+
+def test_rules_are_named_once_and_read_all_settings_with_a_default():
     names = [(rule.framework, rule.id) for rule in RULES]
     assert len(set(names)) == len(names)
-    for rule in RULES:
-        assert rule.severity in SEVERITIES
-        assert set(rule.reads.values()) <= FRAMEWORKS[rule.framework].defaults.keys()
     for key, framework in FRAMEWORKS.items():
         read_settings = {name for rule in RULES if rule.framework == key for name in rule.reads.values()}
         assert read_settings == framework.defaults.keys(), "a default that no rule reads"

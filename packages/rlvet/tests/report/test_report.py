@@ -441,7 +441,9 @@ def test_the_formulas_of_the_pages_are_the_library_s(tmp_path):
     assert bands
     for name, found in bands.items():
         divergence = getattr(all_divergences, name)()
-        assert found["radius"] == divergence.default_radius
+        assert found["radius"] == divergence.default_radius, (
+            f"packages/rlvet/src/rlvet/report/assets/bounds.js, {name}: write radius: {divergence.default_radius}"
+        )
         for radius, row in zip(RADII, found["bounds"], strict=True):
             close(row, ratio_bounds(P.log(), divergence, radius))
 

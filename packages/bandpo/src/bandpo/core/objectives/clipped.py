@@ -14,9 +14,15 @@ from ..objectives._products import log_product
 from ..objectives.base import Objective, check_positive
 
 __all__ = [
-    "ClippedWeight", "DropOutside", "GeometricMean", "InverseRatio", "KeepBound", "RolloutSurrogate", "SequenceProduct",
+    "ClippedWeight",
+    "DropOutside",
+    "GeometricMean",
+    "InverseRatio",
+    "KeepBound",
+    "RolloutSurrogate",
+    "SequenceProduct",
     "Surrogate",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,15 @@ from ..objectives._products import log_product
 from ..objectives.base import Objective, check_positive
 
 __all__ = [
-    "DecoupledDecay", "GammaWeight", "HazardGate", "MassAdaptiveGate", "ProbabilityPenalty", "Quadratic", "SigmoidGate",
+    "DecoupledDecay",
+    "GammaWeight",
+    "HazardGate",
+    "MassAdaptiveGate",
+    "ProbabilityPenalty",
+    "Quadratic",
+    "SigmoidGate",
     "Smoothed",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)
