@@ -156,7 +156,18 @@ def test_imports_go_down_the_layers(path):
         for one in imports_of(path)
         if (other := layer_of(one.module)) and not may_import(layer, other, one.kind)
     ]
-    assert above == [], f"the layer {layer} imports from {sorted(ALLOWED[layer])} only"
+    names = [module.rpartition(".")[2] for module, _ in above if module.rpartition(".")[0] == "bandpo"]
+    lines = [
+        f"from {getattr(bandpo, name).__module__} import {name}" for name in names if name in bandpo.__all__
+    ]
+    if above:
+        instead = "".join(f"\n\n    {line}" for line in lines)
+        pytest.fail(
+            f"{path.relative_to(ROOT)} imports {', '.join(module for module, _ in above)}, and the layer {layer} "
+            f"imports from {', '.join(sorted(ALLOWED[layer]))} only."
+            + (f" Write instead:{instead}\n" if lines else ""),
+            pytrace=False,
+        )
 
 
 REFUSED = """
