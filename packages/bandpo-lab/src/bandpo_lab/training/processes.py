@@ -138,7 +138,7 @@ class Processes:
 
 
 def _picklable(error: Exception) -> Any:
-    """Return an error in a form that can be sent to other processes: one of bandpo or rlvet as it is, others as text."""
+    """Return an error in a form that other processes can receive: one of bandpo or rlvet as it is, others as text."""
     if is_reported(error):
         return type(error)(str(error))
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
