@@ -44,7 +44,7 @@ def validate_as(kind: type[T], raw: Any, name: str) -> T:
 
     >>> validate_as(list[int], 3, "run.yaml")
     Traceback (most recent call last):
-    bandpo.core.errors.InvalidValue: run.yaml: Input should be a valid list, got 3
+    rlvet.errors.InvalidValue: run.yaml: Input should be a valid list, got 3
     """
     try:
         return _adapter(kind).validate_python(raw)
