@@ -36,7 +36,8 @@ PATHS_docs := tests/test_browser_doctor.py
 PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) $(BANDPO)/cli
 PATHS_trl := $(wildcard packages/bandpo/tests/integrations/test_trl*.py) $(BANDPO)/integrations/trl $(CALLBACK)
 PATHS_verl := $(wildcard packages/bandpo/tests/integrations/test_verl*.py) $(BANDPO)/integrations/verl
-PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl) %/__init__.py,\
+# The modules of SkyRL and Tinker need these frameworks, which the environment has not.
+PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl) %/__init__.py %/skyrl.py %/tinker.py,\
   $(wildcard packages/bandpo/tests/integrations/test_*.py $(BANDPO)/integrations/*.py))
 PATHS_training := packages/bandpo-lab/tests/training packages/bandpo-lab/tests/commands $(LAB)/training $(LAB)/cli \
   $(wildcard $(LAB)/*.py)
