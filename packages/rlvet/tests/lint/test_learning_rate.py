@@ -1,13 +1,17 @@
 """The rule on the learning rate knows LoRA, the optimizer and the size of the model."""
 
+import pickle
 import re
+import zipfile
+from argparse import Namespace
 
 import pytest
 
 from pages import ROOT
-from rlvet.lint.checks import lint_configurations, lint_file
+from rlvet.lint.checks import lint_configurations, lint_file, lint_run_configuration
 from rlvet.lint.learning_rate import billions
 from rlvet.lint.readers import parse_configurations
+from rlvet.runs.configs import newest_configuration
 
 VERL = "python -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=8"
 VERL_RATE = f"{VERL} actor_rollout_ref.actor.optim.lr"
@@ -183,3 +187,39 @@ def test_nothing_is_found_in_what_the_project_ships(tmp_path):
         findings += [(name, finding.id) for finding in report.findings if finding.severity != "note"]
     assert findings == []
     assert {"trl", "verl"} <= frameworks
+
+
+@pytest.mark.parametrize(
+    ("sizes", "flagged"),
+    [
+        # A model of 335,000 parameters, 135M and 7B in half precision, and 7B in two files.
+        ({"model.safetensors": 1_340_000}, False),
+        ({"model.safetensors": 270_000_000}, False),
+        ({"model.safetensors": 14_000_000_000}, True),
+        (
+            {
+                "model-00001-of-00002.safetensors": 7_000_000_000,
+                "model-00002-of-00002.safetensors": 7_000_000_000,
+            },
+            True,
+        ),
+        # Weights of an adapter do not tell the size of its model.
+        ({"adapter_model.safetensors": 1_340_000}, True),
+        ({}, True),
+    ],
+)
+def test_the_weights_of_a_run_tell_the_size_of_its_model(sizes, flagged, tmp_path):
+    arguments = {"learning_rate": 1e-4, "num_generations": 8, "per_device_train_batch_size": 8}
+    arguments |= {
+        "output_dir": "out",
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "importance_sampling_level": "token",
+    }
+    with zipfile.ZipFile(tmp_path / "training_args.bin", "w") as file:
+        file.writestr("training_args/data.pkl", pickle.dumps(Namespace(**arguments)))
+    for name, size in sizes.items():
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    report = lint_run_configuration(newest_configuration(tmp_path))
+    assert ("learning-rate" in [finding.id for finding in report.findings]) == flagged

@@ -309,6 +309,14 @@ def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
         # The adapter is no setting of TRL's configuration.
         adapter = {"use_peft": Setting("use_peft", True)}
         configuration = replace(configuration, settings={**adapter, **configuration.settings})
+    if (
+        newest.framework == "trl"
+        and "model_name_or_path" not in configuration.settings
+        and "model" in newest.values
+    ):
+        # TRL's arguments do not name the model, but its weights or its adapter are in the folder.
+        model = {"model_name_or_path": Setting("model_name_or_path", str(newest.values["model"].value))}
+        configuration = replace(configuration, settings={**configuration.settings, **model})
     return lint_configurations([configuration], path, started=True)
 
 

@@ -41,6 +41,9 @@ FRAMEWORKS: Mapping[str, Mapping[str, Any]] = load_table("frameworks")
 ADAPTER_FILE = "adapter_config.json"
 """The file that peft writes beside the weights of an adapter."""
 
+WEIGHTS = ("model.safetensors", "model-*.safetensors")
+"""The files of a model's weights beside its configuration, in one file or in several."""
+
 
 @dataclass(frozen=True)
 class RunConfiguration:
@@ -72,11 +75,31 @@ class RunConfiguration:
             values["LoRA rank"] = Value("r", self.adapter.get("r"), file)
             base_model = str(self.adapter.get("base_model_name_or_path"))
             values.setdefault("model", Value("base_model_name_or_path", base_model, file))
+        if "model" not in values:
+            size = _size_of_weights(self.file.parent)
+            if size is not None:
+                values["model"] = Value("model.safetensors", size, self._relative(self.file.parent))
         return values
 
     def _relative(self, file: Path) -> str:
         """Return the path of a file relative to the folder, if it is in it."""
         return str(file.relative_to(self.folder)) if file.is_relative_to(self.folder) else str(file)
+
+
+def _size_of_weights(folder: Path) -> str | None:
+    """Return the most parameters that the model in a folder can have, as text; None without weights.
+
+    A parameter takes at least two bytes.
+    """
+    files = {file for pattern in WEIGHTS for file in folder.glob(pattern) if is_leaf(file)}
+    if not files:
+        return None
+    billions = sum(file.stat().st_size for file in files) / 2e9
+    return (
+        f"at most {billions:.3f}B parameters"
+        if billions >= 1
+        else f"at most {billions * 1e3:.3f}M parameters"
+    )
 
 
 def _values(framework: str, config: Config, file: str = "") -> dict[str, Value]:
