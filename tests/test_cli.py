@@ -272,3 +272,22 @@ def test_a_terminal_without_greek_letters_and_of_forty_columns():
     assert run.returncode == 0, run.stderr
     assert "0.261" in run.stdout
     assert "2.411" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("argument", "status", "last_line"),
+    [
+        # As the console script, whose name is the first argument, and as an import.
+        ("/usr/bin/bandpo", 2, "error: the current folder was deleted; change to one that is there"),
+        ("", 1, "FileNotFoundError: the current folder was deleted; change to one that is there"),
+    ],
+)
+def test_a_deleted_folder_is_named_before_torch_is_loaded(argument, status, last_line, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "
+    script += f"sys.argv[0] = {argument!r}; import bandpo"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == status
+    assert run.stderr.splitlines()[-1] == last_line
