@@ -112,7 +112,8 @@ def imports_of(path):
         elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             kind = "annotations"
         for child in ast.iter_child_nodes(node):
-            visit(child, kind)
+            if not isinstance(child, ast.expr):
+                visit(child, kind)
 
     visit(ast.parse(path.read_text()), "top")
     return found

@@ -41,6 +41,23 @@ finally:
     print("PACKAGES", *packages)
 """
 
+COMMANDS = """
+import contextlib, io
+
+from rlvet.cli import main
+
+for command in json.loads(sys.argv.pop(1)):
+    sys.argv[:] = ["rlvet", *command]
+    output, errors = io.StringIO(), io.StringIO()
+    status = 0
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps([status, output.getvalue(), errors.getvalue()]))
+"""
+
 
 def _run(code: str, hidden: Sequence[str], arguments: Sequence[object]) -> subprocess.CompletedProcess[str]:
     """Run code in a process in which bandpo and other packages cannot be imported."""
@@ -73,6 +90,17 @@ def run_alone(*arguments, hidden=("torch", "numpy", "pyarrow", "scipy", "transfo
     printed, _, packages = process.stdout.rpartition("PACKAGES ")
     process.stdout = printed
     return process, set(packages.split())
+
+
+def run_commands_alone(commands, hidden):
+    """Run several commands of rlvet in one process in which bandpo and the hidden packages cannot be imported.
+
+    Returns:
+        For each command its exit status, its output and its errors.
+    """
+    process = _run(COMMANDS, hidden, [json.dumps([[*map(str, command)] for command in commands])])
+    assert process.returncode == 0, process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
 def token_part(findings):

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from helpers.rlvet_alone import run_alone
+from helpers.rlvet_alone import run_alone, run_commands_alone
 from helpers.run_files import batch, nemo_rl, slime
 from helpers.simulated_runs import simulate
 from rlvet import plugins
@@ -54,12 +54,11 @@ def record(tmp_path):
     return simulate(tmp_path / "record")
 
 
-def check_refused(run, *parts):
+def check_refused(result, *parts):
     """Check that a command ended with one line on standard error that contains these parts."""
-    process, _ = run
-    assert process.returncode == 2, process.stderr
-    assert process.stdout == ""
-    (line,) = process.stderr.splitlines()
+    status, output, errors = result
+    assert (status, output) == (2, "")
+    (line,) = errors.splitlines()
     assert line.startswith("error: ")
     for part in parts:
         assert part in line
@@ -126,44 +125,34 @@ def test_batches_without_the_policy_in_training_need_no_bandpo(tmp_path):
 # --- What is missing ---
 
 
-@pytest.mark.parametrize("command", ["diagnose", "report"])
 @pytest.mark.parametrize("missing", ["numpy", "pyarrow"])
-def test_a_record_needs_the_extra(command, missing, record):
-    run = run_alone(command, record, hidden=(*RECORDS, missing))
-    check_refused(run, missing, "pip install './packages/rlvet[records]'")
-
-
-@pytest.mark.parametrize("command", ["diagnose", "report"])
-def test_a_file_of_torch_needs_bandpo(command, dump):
-    run = run_alone(command, dump, hidden=RECORDS)
-    check_refused(run, ".pt, a file of torch, needs bandpo", "pip install ./packages/bandpo")
+def test_a_record_needs_the_extra(missing, record):
+    commands = [("diagnose", record), ("report", record)]
+    for result in run_commands_alone(commands, (*RECORDS, missing)):
+        check_refused(result, missing, "pip install './packages/rlvet[records]'")
 
 
 @pytest.mark.parametrize("hidden", [RECORDS, tuple(OPTIONAL)])
-def test_words_need_bandpo(hidden, record):
-    check_refused(
-        run_alone("diagnose", record, "--words", hidden=hidden),
-        "--words needs bandpo",
-        "pip install ./packages/bandpo",
-    )
-
-
-@pytest.mark.parametrize("hidden", [RECORDS, tuple(OPTIONAL)])
-@pytest.mark.parametrize("command", ["diagnose", "report"])
-def test_the_method_of_a_record_needs_bandpo(command, hidden, record):
-    run = run_alone(command, record, "--run-method", "GSPO()", hidden=hidden)
-    check_refused(run, "method", "needs bandpo", "pip install ./packages/bandpo")
-
-
-@pytest.mark.parametrize("of", ["log", "record"])
-def test_further_methods_of_a_report_need_bandpo(of, request):
-    run = run_alone("report", request.getfixturevalue(of), "--method", "GSPO()")
-    check_refused(run, "a method needs bandpo", "pip install ./packages/bandpo")
+def test_what_needs_bandpo_says_so(hidden, record, log, dump):
+    needs = {
+        ("diagnose", record, "--words"): ("--words needs bandpo",),
+        ("diagnose", record, "--run-method", "GSPO()"): ("method", "needs bandpo"),
+        ("report", record, "--run-method", "GSPO()"): ("method", "needs bandpo"),
+        ("report", record, "--method", "GSPO()"): ("a method needs bandpo",),
+        ("report", log, "--method", "GSPO()"): ("a method needs bandpo",),
+    }
+    if "numpy" not in hidden:
+        torch_file = (".pt, a file of torch, needs bandpo",)
+        needs |= {("diagnose", dump): torch_file, ("report", dump): torch_file}
+    results = run_commands_alone(needs, hidden)
+    assert len(results) == len(needs)
+    for result, parts in zip(results, needs.values(), strict=True):
+        check_refused(result, *parts, "pip install ./packages/bandpo")
 
 
 def test_a_plugin_that_cannot_be_imported_is_one_sentence(monkeypatch):
     point = EntryPoint("replay", "no_such_package.replay:replay", COLLECTORS)
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: (point,))
+    monkeypatch.setattr(plugins, "installed_plugins", lambda group: (point,))
     with pytest.raises(
         MissingPackage, match=r"no_such_package\.replay:replay .* cannot be imported: No module named"
     ):

@@ -1,60 +1,54 @@
 """What works where rlvet is not installed, and the one sentence of what does not."""
 
-import subprocess
-import sys
-from importlib.util import find_spec
+import json
 
 import pytest
 
-WITHOUT = """
-import sys
-sys.modules["rlvet"] = None
+from helpers.without_rlvet import INSTALL, run_without_rlvet
+
+USERS = {
+    "from bandpo.watch import Watch": "bandpo.watch",
+    "import bandpo.watch.run_watch": "bandpo.watch",
+    "from bandpo.replay.record import replay_record": "bandpo.replay",
+    "from bandpo.testing import check_record; check_record('nowhere', [])": "check_record",
+}
+"""Statements that need rlvet, and what the error names as what needs it."""
+RAISED = """
+import json
+from bandpo.core.errors import MissingPackage
+for statement in json.loads(sys.argv[1]):
+    try:
+        exec(statement)
+    except MissingPackage as error:
+        print(error)
+    else:
+        print("no error:", statement)
 """
-"""The beginning of a script that cannot import rlvet."""
-INSTALL = "in a clone of bandpo, pip install ./packages/rlvet"
 
 
-def run_without_rlvet(script, *arguments, status=0):
-    """Run a script in a process without rlvet, and return its output and its errors."""
-    command = [sys.executable, "-c", WITHOUT + script, *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == status, run.stderr
-    return run.stdout, run.stderr
+def test_what_needs_it_says_so():
+    output, _ = run_without_rlvet(RAISED, json.dumps(list(USERS)))
+    assert output.splitlines() == [f"{user} needs rlvet: {INSTALL}" for user in USERS.values()]
 
 
-@pytest.mark.parametrize(
-    ("script", "user"),
-    [
-        ("from bandpo.watch import Watch", "bandpo.watch"),
-        ("import bandpo.watch.run_watch", "bandpo.watch"),
-        ("from bandpo.replay.record import replay_record", "bandpo.replay"),
-        ("from bandpo.testing import check_record; check_record('nowhere', [])", "check_record"),
-    ],
-)
-def test_what_needs_it_says_so(script, user):
-    _, errors = run_without_rlvet(script, status=1)
-    message = f"{user} needs rlvet: {INSTALL}"
-    assert errors.splitlines()[-1] == f"bandpo.core.errors.MissingPackage: {message}"
-
-
-COMMAND = """
+COMMANDS = """
 from bandpo.cli import main
-sys.argv[0] = "bandpo"
-main()
+for command in (["bounds", "0.1"], ["--help"], ["audit", "--help"], ["audit", sys.argv[1]]):
+    sys.argv[:] = ["bandpo", *command]
+    try:
+        main()
+    except SystemExit as end:
+        print("status", end.code)
 """
 
 
-def test_the_audit_of_a_run_ends_in_one_line(tmp_path):
-    output, errors = run_without_rlvet(COMMAND, "audit", tmp_path, status=2)
-    assert output == ""
+def test_the_audit_of_a_run_ends_in_one_line_and_the_other_commands_work(tmp_path):
+    output, errors = run_without_rlvet(COMMANDS, tmp_path)
+    assert [line for line in output.splitlines() if line.startswith("status")] == ["status 0"] * 3 + [
+        "status 2"
+    ]
+    assert "rlvet:" not in output
     assert errors == f"error: bandpo audit needs rlvet: {INSTALL}\n"
-
-
-@pytest.mark.parametrize("arguments", [["bounds", "0.1"], ["--help"], ["audit", "--help"]])
-def test_the_other_commands_work(arguments):
-    output, errors = run_without_rlvet(COMMAND, *arguments)
-    assert "rlvet:" not in output + errors
-    assert output
 
 
 def test_the_rest_of_bandpo_works(tmp_path):
@@ -75,63 +69,3 @@ print(policy_loss(logp, logp, torch.tensor([1.0, -1.0])).loss.isfinite().item())
     )
     assert output == "True\n"
     assert len(list(tmp_path.glob("tokens-*"))) == 2
-
-
-TRAIN = """
-from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from datasets import load_from_disk
-settings = {"max_steps": 1, "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4}
-settings |= {"steps_per_generation": 2, "use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no"}
-for watched in ("off", "warn", "stop"):
-    print(f"with {watched}", file=sys.stderr)
-    trainer = BandGRPOTrainer(
-        model=sys.argv[2],
-        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-        args=BandGRPOConfig(sys.argv[1], watched=watched, **settings),
-        train_dataset=load_from_disk(sys.argv[3]),
-    )
-    trainer.train()
-"""
-"""A step of training on a CPU with each value of ``watched``; the last raises an error."""
-
-
-@pytest.mark.skipif(find_spec("trl") is None, reason="needs the extra bandpo[trl]")
-@pytest.mark.skipif(find_spec("bandpo_lab") is None, reason="its model is bandpo-lab's")
-def test_a_training_with_trl_names_what_is_missing_in_one_line(tmp_path):
-    from bandpo_lab.tasks import multiplication
-
-    # The lab needs rlvet itself, so the process that trains takes its model and data as files.
-    multiplication.dataset("train", 8).save_to_disk(tmp_path / "data")
-    arguments = (tmp_path / "run", multiplication.base_model_path(), tmp_path / "data")
-    _, errors = run_without_rlvet(TRAIN, *arguments, status=1)
-    off, _, rest = errors.partition("with warn\n")
-    warn, _, stop = rest.partition("with stop\n")
-    missing = f"bandpo: the run is not checked while it trains, as rlvet is missing: {INSTALL}"
-    assert [[line for line in part.splitlines() if "rlvet" in line] for part in (off, warn)] == [
-        [],
-        [missing],
-    ]
-    assert (
-        stop.splitlines()[-1] == f"bandpo.core.errors.MissingPackage: watched='stop' needs rlvet: {INSTALL}"
-    )
-
-
-DRIVE = """
-from bandpo.integrations.verl.audit import Driver
-loss = {"_target_": "bandpo.integrations.verl.BandPolicyLossConfig", "watched": sys.argv[1]}
-Driver().prepare({"actor_rollout_ref": {"actor": {"policy_loss": loss}}})
-import bandpo.integrations.verl
-"""
-
-
-@pytest.mark.skipif(find_spec("verl") is None, reason="needs the extra bandpo[verl]")
-@pytest.mark.parametrize("watched", ["warn", "off", "stop"])
-def test_a_training_with_verl_names_what_is_missing_in_one_line(watched):
-    output, errors = run_without_rlvet(DRIVE, watched, status=1 if watched == "stop" else 0)
-    lines = [line for line in output.splitlines() if "rlvet" in line]
-    if watched == "warn":
-        assert lines == [f"bandpo: the run is not checked while it trains, as rlvet is missing: {INSTALL}"]
-    else:
-        assert lines == []
-    if watched == "stop":
-        assert errors.splitlines()[-1].endswith(f"watched=stop needs rlvet: {INSTALL}")
