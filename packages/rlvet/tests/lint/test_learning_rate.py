@@ -4,6 +4,7 @@ import pickle
 import re
 import zipfile
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -223,3 +224,15 @@ def test_the_weights_of_a_run_tell_the_size_of_its_model(sizes, flagged, tmp_pat
             file.truncate(size)
     report = lint_run_configuration(newest_configuration(tmp_path))
     assert ("learning-rate" in [finding.id for finding in report.findings]) == flagged
+
+
+def test_the_folder_of_a_run_is_listed_once(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("importance_sampling_level: token\nlearning_rate: 1e-6\n")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    configuration = newest_configuration(tmp_path)
+    calls = []
+    original = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: calls.append(pattern) or original(self, pattern))
+    lint_run_configuration(configuration)
+    lint_run_configuration(configuration)
+    assert len(calls) == len(set(calls))

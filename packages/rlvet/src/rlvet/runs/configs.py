@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ FRAMEWORKS: Mapping[str, Mapping[str, Any]] = load_table("frameworks")
 """A description of each framework. Settings are named by their dotted path.
 
 - ``log_keys``: keys of its log that no other framework has
-- ``setting``: a setting that no other framework has
+- ``settings``: settings of which a configuration of the framework has at least one, and that of no other has any
 - ``method_prefix``: the prefix of the setting ``method`` of bandpo's integration
 - ``updates``: the number of optimiser steps on each batch, as a product of settings divided by a setting
 - ``values``: the settings that findings refer to, by quantity
@@ -64,9 +65,9 @@ class RunConfiguration:
     unread: tuple[str, ...] = ()
     """For each configuration file that cannot be read, a sentence with the reason."""
 
-    @property
+    @cached_property
     def values(self) -> dict[str, Value]:
-        """The settings that findings refer to, as far as the configuration has them."""
+        """The settings that findings refer to, as far as the configuration has them. The folder is listed once."""
         if self.framework is None:
             return {}
         values = _values(self.framework, self.settings, self._relative(self.file))
@@ -203,7 +204,7 @@ def newest_configuration(path: Path) -> RunConfiguration:
         if config is None:
             continue
         for name in _STOCK_METHODS:
-            if lookup(config, FRAMEWORKS[name]["setting"]) is not None:
+            if any(lookup(config, setting) is not None for setting in FRAMEWORKS[name]["settings"]):
                 return RunConfiguration(
                     framework=name,
                     settings=config,
