@@ -136,7 +136,8 @@ def test_a_value_of_a_stranger_cannot_leave_its_cell_or_its_annotation(tmp_path)
     file = tmp_path / "run.yaml"
     hostile = "a\\n::error::x | <b> [y](z) \\u001b[31m"
     file.write_text(
-        f'algorithm: {{rollout_correction: {{rollout_rs: "{hostile}"}}}}\nactor_rollout_ref: {{x: 1}}\n'
+        f'algorithm: {{rollout_correction: {{rollout_rs: "{hostile}", rollout_rs_threshold: null}}}}\n'
+        "actor_rollout_ref: {x: 1}\n"
     )
     annotations = lint(file, "--format", "github").output
     assert annotations.count("::error") - annotations.count("a\\n::error") == 1

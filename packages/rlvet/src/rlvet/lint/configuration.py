@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlvet.lint.frameworks import FRAMEWORKS
@@ -52,12 +52,17 @@ class Configuration:
     incomplete: str = ""
     """Another source of settings, as a phrase. A setting that is not in `settings` may come from there. If this is
     empty, such a setting has its default."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the program that a command runs, where they differ from the framework's."""
+    absent: Collection[str] = ()
+    """Settings that the framework's newest version would have saved, but the version that saved the file did not."""
 
     @classmethod
     def from_mapping(cls, framework: str, nested: Mapping[Any, Any], path: str = "") -> Configuration:
         """Return the configuration of a nested mapping without lines, such as that of a finished run.
 
-        Such a mapping contains every setting, so settings with the framework's default count as not set.
+        Such a mapping contains every setting of the version that saved it. Settings with the framework's default count
+        as not set. Settings that are missing are `absent`: they are of a later version.
 
         Args:
             framework: A key of `rlvet.lint.frameworks.FRAMEWORKS`.
@@ -66,14 +71,30 @@ class Configuration:
         """
         defaults = FRAMEWORKS[framework].defaults
         settings: dict[str, Setting] = {}
+        saved_names: set[str] = set()
         for name, value in _flattened(nested):
+            saved_names.add(FRAMEWORKS[framework].older_names.get(name, name))
             if isinstance(value, str) and "${" in value:
                 value = Unread(f"the interpolation {value[:60]}")
             elif isinstance(value, str):
                 value = read_scalar(value)
             if name not in defaults or value != defaults[name]:
                 settings[name] = Setting(name, value)
-        return cls(framework, path, settings)
+        absent = defaults.keys() - saved_names - FRAMEWORKS[framework].optional
+        return cls(framework, path, settings, absent=absent)
+
+    def default(self, name: str) -> Any:
+        """Return the default of a setting: that of the program, or else that of the framework."""
+        return self.defaults[name] if name in self.defaults else FRAMEWORKS[self.framework].defaults[name]
+
+    def reason_unknown(self, name: str) -> str:
+        """Return the reason why the value of a setting that is not set is unknown; empty if it has its default."""
+        if self.incomplete:
+            return f"{name} may come from {self.incomplete}"
+        if name in self.absent:
+            title = FRAMEWORKS[self.framework].title
+            return f"{name} is not in the file, which another version of {title} saved"
+        return ""
 
     def with_defaults(self, prefix: str) -> Configuration:
         """Return the configuration with the defaults of the settings under a prefix that it does not set.
@@ -83,7 +104,8 @@ class Configuration:
         """
         defaults = FRAMEWORKS[self.framework].defaults
         settings = {name: Setting(name, value) for name, value in defaults.items() if name.startswith(prefix)}
-        return replace(self, settings={**settings, **self.settings})
+        absent = [name for name in self.absent if not name.startswith(prefix)]
+        return replace(self, settings={**settings, **self.settings}, absent=absent)
 
 
 def _flattened(nested: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

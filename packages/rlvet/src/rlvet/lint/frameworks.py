@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlvet.runs.files import load_table
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -27,6 +29,16 @@ class Framework:
     """Beginnings of the modules that run the framework, as in ``python -m MODULE``."""
     older_names: Mapping[str, str] = field(default_factory=dict)
     """The newest name of each setting that had another name in earlier versions."""
+    optional: frozenset[str] = frozenset()
+    """Settings that the file of a run may lack: those that are no settings, and those that an earlier version had not,
+    which behaved as with the default."""
+    programs_of_settings: tuple[str, ...] = ()
+    """Beginnings of the modules whose settings have `defaults`, apart from `program_defaults`. If this is empty, any
+    program's have."""
+    program_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Defaults that differ from `defaults`, by the beginning of the module."""
+    sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The names of all settings in some sections. Hydra refuses others, unless they begin with ``+``."""
 
     def mark_in(self, names: Collection[str], program: str = "") -> str:
         """Return a mark of the framework, for messages; an empty text if there is none.
@@ -46,6 +58,32 @@ class Framework:
             return program
         if self.mark_among_own in names and all(name in self.defaults for name in names):
             return self.mark_among_own
+        return ""
+
+    def defaults_of(self, program: str) -> Mapping[str, Any] | None:
+        """Return the defaults of a program that differ from `defaults`; None if its defaults are not known.
+
+        >>> VERL.defaults_of("verl.trainer.main_ppo"), VERL.defaults_of("mine.main_ppo")
+        ({}, None)
+        """
+        for beginning, defaults in self.program_defaults.items():
+            if program.startswith(beginning):
+                return defaults
+        known = not self.programs_of_settings or program.startswith(self.programs_of_settings)
+        return {} if known else None
+
+    def unknown_setting(self, names: Collection[str]) -> str:
+        """Return the first name that `sections` should have and does not; an empty text if there is none.
+
+        >>> VERL.unknown_setting(["actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.n_agent"])
+        'actor_rollout_ref.rollout.n_agent'
+        """
+        for name in names:
+            section = name
+            while "." in section:
+                section, _, setting = section.rpartition(".")
+                if section in self.sections and setting not in self.sections[section]:
+                    return name
         return ""
 
 
@@ -76,6 +114,10 @@ TRL = Framework(
         "loss_type": "dapo",
         "min_p": None,
         "model_name_or_path": None,
+        # Flags of torchrun and of accelerate, not of TRL.
+        "nnodes": 1,
+        "nproc_per_node": None,
+        "num_processes": None,
         "num_generations": 8,
         "num_iterations": 1,
         "optim": "adamw_torch_fused",
@@ -108,6 +150,25 @@ TRL = Framework(
     mark_among_own="num_generations",
     programs=("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo"),
     older_names={"use_liger_loss": "use_liger_kernel"},
+    optional=frozenset(
+        # The arguments of the script and its launcher, and settings without which TRL did as with their defaults.
+        {
+            "delta",
+            "generation_batch_size",
+            "importance_sampling_level",
+            "min_p",
+            "model.adapter",
+            "model_name_or_path",
+            "nnodes",
+            "nproc_per_node",
+            "num_iterations",
+            "num_processes",
+            "optim",
+            "steps_per_generation",
+            "use_liger_kernel",
+            "use_peft",
+        }
+    ),
 )
 
 VERL = Framework(
@@ -156,6 +217,24 @@ VERL = Framework(
     marks=(("actor_rollout_ref.*",), ("algorithm.rollout_correction.*",)),
     # Not verl.trainer.main, the program of EasyR1, which has other names.
     programs=("verl.trainer.main_ppo", "verl.experimental."),
+    optional=frozenset(
+        {
+            "actor_rollout_ref.actor.optim.optimizer",
+            "actor_rollout_ref.model.lora.rank",
+            "actor_rollout_ref.model.lora_adapter_path",
+            "actor_rollout_ref.model.lora_rank",
+            "actor_rollout_ref.model.path",
+            "async_training.use_rollout_log_probs",
+            "distillation.enabled",
+            "program",
+        }
+    ),
+    programs_of_settings=("verl.trainer.main_ppo", "recipe.dapo.main_dapo", "verl/trainer/main_ppo"),
+    program_defaults={
+        "verl.experimental.fully_async_policy.": {"algorithm.rollout_correction.bypass_mode": True},
+        "verl.experimental.one_step_off_policy.": {"algorithm.rollout_correction.bypass_mode": True},
+    },
+    sections={section: frozenset(names.split()) for section, names in load_table("verl_settings").items()},
 )
 
 SKYRL = Framework(

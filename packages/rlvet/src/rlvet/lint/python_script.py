@@ -16,6 +16,8 @@ CONFIGS = ("GRPOConfig", "BandGRPOConfig")
 """Classes whose arguments are read: that of TRL, and that of bandpo's integration, which has the same settings."""
 PACKAGES = ("trl", "bandpo", "unsloth")
 """Packages of which a script must import one. AReaL, NeMo-RL and programs for MLX have their own ``GRPOConfig``."""
+UNSLOTH = "Unsloth, which changes the defaults of GRPOConfig"
+"""The source of settings that a script with Unsloth does not set."""
 ADAPTERS = ("LoraConfig", "get_peft_model")
 """Functions and classes that make an adapter."""
 MOST_EXPANDED = 20_000
@@ -96,6 +98,12 @@ class _Script:
             settings = {**self._read_trainer(), **configuration.settings}
             configurations = [replace(configuration, settings=settings)]
         configurations = [self._with_possible_adapter(configuration) for configuration in configurations]
+        if "unsloth" in self._packages():
+            # Unsloth replaces GRPOConfig by a class with other defaults, and enlarges a batch to whole groups.
+            configurations = [
+                replace(configuration, incomplete=configuration.incomplete or UNSLOTH)
+                for configuration in configurations
+            ]
         return sorted(configurations, key=lambda configuration: configuration.line or 0)
 
     def _with_possible_adapter(self, configuration: Configuration) -> Configuration:
@@ -111,13 +119,17 @@ class _Script:
 
     def _imports_trl(self) -> bool:
         """Return whether the script imports from one of `PACKAGES`."""
+        return not self._packages().isdisjoint(PACKAGES)
+
+    def _packages(self) -> set[str]:
+        """Return the packages that the script imports from."""
         modules: list[str] = []
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 modules += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 modules.append(node.module or "")
-        return any(module.partition(".")[0] in PACKAGES for module in modules)
+        return {module.partition(".")[0] for module in modules}
 
     def _is_config(self, node: ast.AST) -> bool:
         """Return whether an expression is the name of a configuration class."""

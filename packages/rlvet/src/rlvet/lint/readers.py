@@ -250,7 +250,25 @@ def _read_command(command: Command, path: str) -> Configuration | None:
     elif framework == "verl":
         _add_verl_strategy(command, settings)
         incomplete = incomplete or _custom_verl_configuration(command)
-    return Configuration(framework, path, settings, line, incomplete)
+    defaults = FRAMEWORKS[framework].defaults_of(program)
+    if defaults is None:
+        incomplete = incomplete or f"the defaults of {program.replace(UNKNOWN, '?')}"
+    incomplete = incomplete or _defaults_of_another_version(framework, command)
+    return Configuration(framework, path, settings, line, incomplete, defaults or {})
+
+
+def _defaults_of_another_version(framework: str, command: Command) -> str:
+    """Describe the defaults of a command that sets what the framework does not have; empty if it has all settings."""
+    overrides = [_OVERRIDE.fullmatch(word.text) for word in command if not word.text.startswith("+")]
+    name = FRAMEWORKS[framework].unknown_setting([override[1] for override in overrides if override])
+    if not name:
+        return ""
+    return f"the defaults of the version or fork that has {name}, which {_title(framework)} does not have"
+
+
+def _title(framework: str) -> str:
+    """Return the name of a framework with its version."""
+    return f"{FRAMEWORKS[framework].title} {FRAMEWORKS[framework].version}"
 
 
 def _configuration_name(command: Command) -> str | None:
@@ -318,6 +336,8 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     incomplete = ""
     if framework == "verl" and "defaults" in settings:
         incomplete = "its list of defaults, or the command that names this file"
+    elif framework in ("verl", "skyrl"):
+        incomplete = "the defaults of the program that reads this file"
     return [Configuration(framework, path, settings, 1, incomplete)]
 
 

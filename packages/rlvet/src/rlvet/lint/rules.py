@@ -8,7 +8,6 @@ from typing import Any
 
 from rlvet._numbers import format_setting
 from rlvet.lint.configuration import Configuration, Setting, Unread
-from rlvet.lint.frameworks import FRAMEWORKS
 
 
 class UnknownValue(Exception):
@@ -53,9 +52,8 @@ class Values:
         name = self._reads[short_name]
         setting = self._configuration.settings.get(name)
         if setting is None:
-            if self._configuration.incomplete:
-                raise UnknownValue(f"{name} may come from {self._configuration.incomplete}")
-            return FRAMEWORKS[self._configuration.framework].defaults[name]
+            self._check_default(name)
+            return self._configuration.default(name)
         if isinstance(setting.value, Unread):
             raise UnknownValue(f"{setting.name} is {setting.value.reason}")
         return setting.value
@@ -69,14 +67,31 @@ class Values:
         names = [self._reads[short_name] for short_name in short_names]
         if any(name in self._configuration.settings for name in names):
             return True
-        if self._configuration.incomplete:
-            raise UnknownValue(f"{names[0]} may come from {self._configuration.incomplete}")
+        for name in names:
+            self._check_default(name)
         return False
 
+    def _check_default(self, name: str) -> None:
+        """Check that a setting that the configuration does not set has its default.
+
+        Raises:
+            UnknownValue: if it may be set elsewhere, or is of another version.
+        """
+        reason = self._configuration.reason_unknown(name)
+        if reason:
+            raise UnknownValue(reason)
+
     def has_value(self, short_name: str) -> bool:
-        """Return whether the configuration sets a setting to anything but None, even to a value that is not known."""
+        """Return whether the configuration sets a setting to anything but None, even to a value that is not known.
+
+        Raises:
+            UnknownValue: if the configuration does not set it, and is not complete.
+        """
         setting = self.setting(short_name)
-        return setting is not None and setting.value is not None
+        if setting is None:
+            self._check_default(self._reads[short_name])
+            return False
+        return setting.value is not None
 
     def get(self, short_name: str) -> Any:
         """Return the value of a setting; None if it is not known."""
@@ -95,8 +110,8 @@ class Values:
         return short_name in self._reads
 
     def default(self, short_name: str) -> Any:
-        """Return the framework's default of a setting."""
-        return FRAMEWORKS[self._configuration.framework].defaults[self._reads[short_name]]
+        """Return the default of a setting."""
+        return self._configuration.default(self._reads[short_name])
 
     def setting(self, short_name: str) -> Setting | None:
         """Return the setting of the configuration; None if the configuration does not set it."""

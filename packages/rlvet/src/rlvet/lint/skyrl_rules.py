@@ -158,8 +158,16 @@ SKYRL_RULES = (
             "loss": f"{SKYRL_ALGORITHM}policy_loss_type",
             "low": f"{SKYRL_ALGORITHM}eps_clip_low",
             "high": f"{SKYRL_ALGORITHM}eps_clip_high",
+            **SKYRL_BATCHES,
+            "epochs": "trainer.update_epochs_per_batch",
+            "fully_async": "trainer.fully_async.enabled",
         },
-        condition=lambda v: v.loss == "gspo" and largest(v.low, v.high) >= 0.05,
+        condition=lambda v: (
+            v.loss == "gspo"
+            and largest(v.low, v.high) >= 0.05
+            # With one update, no clip has an effect.
+            and (v.train != v.mini or v.epochs != 1 or bool(v.fully_async))
+        ),
         happens=GSPO_RANGE + " eps_clip_low is {low}, eps_clip_high {high}.",
         fix="trainer.algorithm.eps_clip_low=3e-4 trainer.algorithm.eps_clip_high=4e-4",
         source=GSPO_PAPER,

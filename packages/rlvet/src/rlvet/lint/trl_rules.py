@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import gcd
+from typing import Any
 
 from rlvet.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from rlvet.lint.rules import (
@@ -43,6 +44,23 @@ def _trl_makes_one_update(v: Values) -> bool:
 def _trl_truncates_sampling(v: Values) -> bool:
     """Return whether answers are sampled from a part of the vocabulary."""
     return v.top_p < 1 or (v.top_k or 0) > 0 or (v.min_p or 0) > 0
+
+
+def _trl_groups_may_be_split(v: Values) -> bool:
+    """Return whether a generation batch may have no whole groups, for all that is known of the number of processes."""
+    if not v.is_set("group", "device_batch", "steps", "accumulation"):
+        return False
+    divisor = _trl_process_divisor(v)
+    if v.all_processes is not None:
+        return _first(v.all_processes) % divisor != 0
+    if v.processes is not None:
+        return _first(v.processes) * _first(v.nodes) % divisor != 0
+    return divisor > 1
+
+
+def _first(value: Any) -> Any:
+    """Return the first of several values. A launcher's flag seems to have several before the name of the script."""
+    return value[0] if isinstance(value, list) else value
 
 
 def _trl_process_divisor(v: Values) -> int:
@@ -122,9 +140,14 @@ TRL_RULES = (
             "low": "epsilon",
             "high": "epsilon_high",
             "loss": "loss_type",
+            **TRL_UPDATES,
         },
         condition=lambda v: (
-            v.level == "sequence" and v.loss in TRL_CLIPS[:-1] and largest(v.low, v.high) >= 0.05
+            v.level == "sequence"
+            and v.loss in TRL_CLIPS[:-1]
+            and largest(v.low, v.high) >= 0.05
+            # With one update, no clip has an effect, and the rule clip-cannot-act says so.
+            and not _trl_makes_one_update(v)
         ),
         happens=GSPO_RANGE + " epsilon is {low}, epsilon_high {high}.",
         fix="epsilon=3e-4, epsilon_high=4e-4",
@@ -165,10 +188,11 @@ TRL_RULES = (
             "steps": "steps_per_generation",
             "accumulation": "gradient_accumulation_steps",
             "batch": "generation_batch_size",
+            "all_processes": "num_processes",
+            "processes": "nproc_per_node",
+            "nodes": "nnodes",
         },
-        condition=lambda v: (
-            v.is_set("group", "device_batch", "steps", "accumulation") and _trl_process_divisor(v) > 1
-        ),
+        condition=_trl_groups_may_be_split,
         happens="A generation batch is per_device_train_batch_size {device_batch} times steps_per_generation "
         "(by default gradient_accumulation_steps, {accumulation}) for each process. It is a multiple of "
         "num_generations {group} only for some numbers of processes; GRPOConfig refuses the others, "

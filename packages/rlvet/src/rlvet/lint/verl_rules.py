@@ -67,6 +67,13 @@ def _verl_clip_has_no_effect(v: Values) -> bool:
     return True
 
 
+def _verl_gspo_clips_nothing(v: Values) -> bool:
+    """Return whether GSPO has the clip range of GRPO. With one update, no clip has an effect."""
+    if v.loss != "gspo" or largest(v.low, v.high) < 0.05:
+        return False
+    return v.train != v.mini or v.epochs != 1 or v.bypass or _verl_is_async(v)
+
+
 def _verl_has_single_answers(v: Values) -> bool:
     """Return whether a prompt has one answer although the estimator compares the answers of a group."""
     if v.estimator not in VERL_GROUPS or v.group != 1:
@@ -153,8 +160,10 @@ VERL_RULES = (
             "loss": f"{VERL_ACTOR}policy_loss.loss_mode",
             "low": f"{VERL_ACTOR}clip_ratio_low",
             "high": f"{VERL_ACTOR}clip_ratio_high",
+            **VERL_UPDATES,
+            **VERL_ASYNC,
         },
-        condition=lambda v: v.loss == "gspo" and largest(v.low, v.high) >= 0.05,
+        condition=_verl_gspo_clips_nothing,
         happens=GSPO_RANGE + " clip_ratio_low is {low}, clip_ratio_high {high}.",
         fix="actor_rollout_ref.actor.clip_ratio_low=3e-4 actor_rollout_ref.actor.clip_ratio_high=4e-4",
         source=GSPO_PAPER + "; verl-project/verl pull request 2775, by an author of the paper",
@@ -171,7 +180,8 @@ VERL_RULES = (
         },
         condition=_verl_batch_is_not_divisible,
         happens="data.train_batch_size {train} is no multiple of ppo_mini_batch_size {mini}: the actor's "
-        "update stops with an assertion.",
+        "update stops with an assertion. Versions before 0.4 go on, and divide the loss of a smaller "
+        "mini-batch as if it were whole.",
         fix="a data.train_batch_size that is a multiple of actor_rollout_ref.actor.ppo_mini_batch_size",
         source="verl 0.9.1, verl/utils/tensordict_utils.py, make_iterator; verl/workers/config/actor.py, "
         "validate",
