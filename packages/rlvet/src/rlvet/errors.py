@@ -5,7 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["FileProblem", "InvalidType", "InvalidValue", "MissingPackage", "RlvetError", "RunProblem"]
+__all__ = [
+    "FileProblem",
+    "InvalidType",
+    "InvalidValue",
+    "MissingPackage",
+    "OtherFormat",
+    "RlvetError",
+    "RunProblem",
+]
 
 
 class RlvetError(Exception):
@@ -14,6 +22,10 @@ class RlvetError(Exception):
 
 class InvalidValue(RlvetError, ValueError):
     """The error for an invalid value: a key that the log lacks, a file of another kind."""
+
+
+class OtherFormat(InvalidValue):
+    """The error for a file that is whole, and of another program. The message names the program and what to run."""
 
 
 class InvalidType(RlvetError, TypeError):

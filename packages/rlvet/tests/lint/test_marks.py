@@ -62,18 +62,9 @@ MLX_SCRIPT = "from mlx_tune import GRPOConfig\nargs = GRPOConfig(num_generations
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("roll.yaml", ROLL),
-        ("mlx.toml", MLX),
-        ("mlx.yaml", MLX.replace(" = ", ": ")),
-        ("mlx.toml", MLX + "per_device_train_batch_size = 1\n"),
-        ("mlx.toml", MLX_GROUPS),
         ("train.toml", SUPERVISED),
-        ("run.sh", EASYR1),
         ("run.sh", DEEPSPEED_CHAT),
-        ("run.sh", SLIME),
-        ("train.py", NEMO_RL),
-        ("train.py", AREAL),
-        ("train.py", MLX_SCRIPT),
+        ("train.py", "import tinker\nprint(tinker)\n"),
         ("config.yaml", "num_generations: 8\nnum_epochs: 3"),
         ("run.sh", "python train.py --num_generations 8 --clip_eps 0.2"),
     ],
@@ -87,6 +78,64 @@ def test_a_file_without_a_mark_is_unknown_and_the_answer_names_what_is_read(name
     assert "holds no configuration of TRL, verl, SkyRL, prime-rl, OpenRLHF" in result.stderr
 
 
+OTHERS = [
+    ("roll.yaml", ROLL, "ROLL"),
+    ("roll.yaml", "actor_train: {model_args: {}}\nactor_infer: {}\nrollout_batch_size: 8\n", "ROLL"),
+    ("mlx.toml", MLX, "an MLX program"),
+    ("mlx.yaml", MLX.replace(" = ", ": "), "an MLX program"),
+    ("mlx.toml", MLX + "per_device_train_batch_size = 1\n", "an MLX program"),
+    ("mlx.toml", MLX_GROUPS, "an MLX program"),
+    ("train.py", MLX_SCRIPT, "an MLX program"),
+    ("run.sh", EASYR1, "EasyR1"),
+    ("config.yaml", "data: {rollout_batch_size: 8}\nworker:\n  actor: {}\n", "EasyR1"),
+    ("run.sh", SLIME, "slime"),
+    ("run.sh", "cd /root/miles\npython train.py --n-samples-per-prompt 8 --num-rollout 3000", "miles"),
+    ("train.py", NEMO_RL, "NeMo-RL"),
+    ("grpo.yaml", "defaults: base.yaml\ngrpo:\n  num_prompts_per_step: 64\n", "NeMo-RL"),
+    ("run.sh", "uv run examples/run_grpo.py grpo.num_generations_per_prompt=8", "NeMo-RL"),
+    ("train.py", AREAL, "AReaL"),
+    ("grpo.yaml", "rollout:\n  max_head_offpolicyness: 4\n", "AReaL"),
+    ("run.sh", "swift rlhf --rlhf_type grpo --num_generations 8 --learning_rate 1e-6", "ms-swift"),
+    ("run.sh", "NPROC_PER_NODE=4 \\\nswift rlhf \\\n  --rlhf_type grpo", "ms-swift"),
+    ("run.sh", "megatron rlhf --rlhf_type grpo --num_generations 1", "ms-swift"),
+    ("run.yaml", "rlhf_type: grpo\nnum_generations: 8\nuse_vllm: true\n", "ms-swift"),
+    ("train.py", "import tinker\nfrom tinker_cookbook.rl import train\ngroup_size = 4\n", "Tinker"),
+    ("run.sh", "python -m tinker_cookbook.recipes.math_rl.train group_size=16", "Tinker"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "title"), OTHERS)
+def test_a_framework_that_is_not_read_is_named_with_what_to_run_instead(name, text, title, tmp_path):
+    file = tmp_path / name
+    file.write_text(text)
+    result = CliRunner().invoke(app, ["lint", str(file)])
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert f"{file} is for {title}, which `rlvet lint` does not read: run `rlvet diagnose`" in result.stderr
+    assert CliRunner().invoke(app, ["lint", "--ignore-other-files", str(file)]).exit_code == 0
+
+
+def test_a_notebook_is_refused_with_the_command_that_makes_a_script_of_it(tmp_path):
+    file = tmp_path / "train.ipynb"
+    file.write_text('{"cells": [{"source": ["from trl import GRPOConfig\\n"]}], "nbformat": 4}')
+    result = CliRunner().invoke(app, ["lint", str(file)])
+    assert result.exit_code == 2
+    assert (
+        "is a notebook, which `rlvet lint` does not read: run `jupyter nbconvert --to script" in result.stderr
+    )
+
+
+def test_a_framework_that_is_read_is_not_refused_for_a_word(tmp_path):
+    """Names of other frameworks in a comment or a path are no mark."""
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "# as in slime and miles/, --rlhf_type grpo\npython -m verl.trainer.main_ppo data.train_batch_size=256"
+    )
+    assert CliRunner().invoke(app, ["lint", str(file)]).exit_code == 0
+    file.write_text("echo train the group_size in miles\n")
+    assert "holds no configuration" in CliRunner().invoke(app, ["lint", str(file)]).stderr
+
+
 @pytest.mark.parametrize(
     ("name", "text", "framework"),
     [
@@ -97,7 +146,7 @@ def test_a_file_without_a_mark_is_unknown_and_the_answer_names_what_is_read(name
         ("train.py", "import trl\nargs = trl.GRPOConfig('out', num_generations=8)", "trl"),
         ("train.py", "from trl.trainer import GRPOConfig\nargs = GRPOConfig('out')", "trl"),
         ("train.py", "from trl import TrlParser\nfrom mine import GRPOConfig\nGRPOConfig('out')", "trl"),
-        ("run.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=64", "verl"),
+        ("run.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=256", "verl"),
         ("run.sh", "python3 -m recipe.dapo.main_dapo actor_rollout_ref.rollout.n=8", "verl"),
         ("run.sh", "python -m openrlhf.cli.train_ppo_ray --n_samples_per_prompt 8", "openrlhf"),
         ("run.sh", "python train.py --actor_learning_rate 1e-6 --n_samples_per_prompt 8", "openrlhf"),

@@ -139,8 +139,6 @@ def test_texts_for_other_programs_are_left_out():
 @pytest.mark.parametrize(
     "command",
     [
-        "swift rlhf --rlhf_type grpo --num_generations 1",
-        "megatron rlhf --rlhf_type grpo --num_generations 1",
         "python train.py --n-samples-per-prompt 1 --eps-clip 0.2 --kl-coef 0 --advantage-estimator grpo",
         "python train.py --learning_rate 1",
         "deepspeed --module openrlhf.cli.train_sft --train.batch_size 1 --actor.model_name_or_path x",

@@ -57,7 +57,7 @@ def lint_command(
     """
     from rlvet._terminal import printable
     from rlvet.cli import BAD_INPUT, stop
-    from rlvet.errors import RlvetError
+    from rlvet.errors import OtherFormat, RlvetError
     from rlvet.lint.checks import NO_CONFIGURATION
 
     reports: list[LintReport] = []
@@ -66,7 +66,8 @@ def lint_command(
         try:
             report = _read_and_check(path)
         except (RlvetError, OSError) as error:
-            errors.append(str(error))
+            if not (ignore_other_files and isinstance(error, OtherFormat)):
+                errors.append(str(error))
             continue
         if report.configurations:
             reports.append(report)

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlvet.errors import FileProblem, InvalidValue
+from rlvet.errors import FileProblem, InvalidValue, OtherFormat
 from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.other_frameworks import NOTEBOOK, named
 from rlvet.lint.python_script import read_script
 from rlvet.lint.scalars import read_scalar
 from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
@@ -30,6 +31,7 @@ MOST_SETTINGS = 20_000
 PYTHON = (".py",)
 YAML = (".yaml", ".yml")
 TOML = (".toml",)
+NOTEBOOKS = (".ipynb",)
 # Files with other suffixes are read as shell scripts.
 
 VERL_DEFAULTS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer")
@@ -73,14 +75,16 @@ def parse_configurations(data: bytes, path: str) -> list[Configuration]:
         path: The path of the file. Its suffix determines the format.
 
     Raises:
-        ValueError: if the bytes cannot be read.
+        ValueError: if the bytes cannot be read, or are a configuration of a framework that is not read.
     """
     if len(data) > LARGEST:
         raise InvalidValue(f"{path} has more than {LARGEST:,} bytes, and is no configuration")
     text = _decode(data, path)
     suffix = Path(path).suffix.lower()
     try:
-        if suffix in PYTHON:
+        if suffix in NOTEBOOKS:
+            configurations = []
+        elif suffix in PYTHON:
             configurations = read_script(text, path)
         elif suffix in YAML:
             configurations = _read_yaml(text, path)
@@ -90,6 +94,10 @@ def parse_configurations(data: bytes, path: str) -> list[Configuration]:
             configurations = _read_shell(text, path)
     except (RecursionError, MemoryError) as error:
         raise InvalidValue(f"{path} is nested too deeply to be read") from error
+    other = None if configurations else named(text, path)
+    if other is not None:
+        title = other.title if other is NOTEBOOK else f"for {other.title}"
+        raise OtherFormat(f"{path} is {title}, which `rlvet lint` does not read: {other.instead}")
     return [_with_newest_names(configuration) for configuration in configurations]
 
 
