@@ -343,6 +343,130 @@ CASES = [
     ("openrlhf", "group-of-one", ["--rollout.n_samples_per_prompt 1"], ["--rollout.n_samples_per_prompt 4"]),
     ("openrlhf", "group-of-two", ["--rollout.n_samples_per_prompt 2"], ["--rollout.n_samples_per_prompt 4"]),
     ("openrlhf", "learning-rate", ["--actor.adam.lr 1e-4"], ["--actor.adam.lr 1e-4", "--ds.lora.rank 32"]),
+    # Rules by effect: how answers are sampled, and coefficients that have no effect or too much.
+    ("trl", "greedy-sampling", ["temperature=0.0"], ["temperature=0.7"]),
+    ("trl", "greedy-sampling", ["top_k=1"], ["top_k=0"]),
+    ("trl", "temperature-near-zero", ["temperature=0.1"], ["temperature=0.6"]),
+    ("trl", "sampling-penalty", ["repetition_penalty=1.1"], ["repetition_penalty=1.0"]),
+    (
+        "trl",
+        "sampling-penalty",
+        ["generation_kwargs={'presence_penalty': 1.5}"],
+        ["generation_kwargs={'presence_penalty': 0.0}"],
+    ),
+    (
+        "trl",
+        "sampling-penalty",
+        ["generation_kwargs=dict(frequency_penalty=0.5)"],
+        ["generation_kwargs=dict(frequency_penalty=0)"],
+    ),
+    (
+        "trl",
+        "truncated-without-weight",
+        ["top_p=0.9"],
+        ["top_p=0.9", "use_vllm=True"],
+    ),
+    ("verl", "greedy-sampling", [f"{ROLLOUT}.temperature=0"], [f"{ROLLOUT}.temperature=1.0"]),
+    ("verl", "greedy-sampling", [f"{ROLLOUT}.top_k=1"], [f"{ROLLOUT}.top_k=-1"]),
+    ("verl", "temperature-near-zero", [f"{ROLLOUT}.temperature=0.2"], [f"{ROLLOUT}.temperature=0.6"]),
+    (
+        "verl",
+        "temperature-near-zero",
+        [f"{ROLLOUT}.temperature=0.05"],
+        [f"{ROLLOUT}.temperature=0.05", f"{ROLLOUT}.n=1", "algorithm.adv_estimator=gae"],
+    ),
+    ("verl", "penalty-ignored", [f"+{ROLLOUT}.repetition_penalty=1.05"], [f"{ROLLOUT}.temperature=1.0"]),
+    (
+        "verl",
+        "truncated-without-weight",
+        [f"{ROLLOUT}.top_p=0.9"],
+        [f"{ROLLOUT}.top_p=0.9", f"{CORRECTION}.rollout_is=token"],
+    ),
+    ("verl", "entropy-bonus", [f"{ACTOR}.entropy_coeff=0.1"], [f"{ACTOR}.entropy_coeff=0.001"]),
+    ("verl", "kl-without-switch", ["algorithm.kl_ctrl.kl_coef=0.001"], ["algorithm.kl_ctrl.kl_coef=0.0"]),
+    (
+        "verl",
+        "kl-without-switch",
+        [f"{ACTOR}.kl_loss_coef=0.01"],
+        [f"{ACTOR}.kl_loss_coef=0.01", f"{ACTOR}.use_kl_loss=True"],
+    ),
+    (
+        "verl",
+        "kl-without-switch",
+        ["algorithm.kl_ctrl.kl_coef=0.01", f"{ACTOR}.use_kl_loss=False"],
+        ["algorithm.kl_ctrl.kl_coef=0.01", "algorithm.use_kl_in_reward=True"],
+    ),
+    ("skyrl", "greedy-sampling", ["generator.sampling_params.temperature=0.0"], ["trainer.epochs=1"]),
+    ("skyrl", "greedy-sampling", ["generator.sampling_params.top_k=1"], ["trainer.epochs=1"]),
+    (
+        "skyrl",
+        "temperature-near-zero",
+        ["generator.sampling_params.temperature=0.1"],
+        ["generator.sampling_params.temperature=0.6"],
+    ),
+    (
+        "skyrl",
+        "sampling-penalty",
+        ["generator.sampling_params.additional_kwargs.presence_penalty=1.5"],
+        ["generator.sampling_params.additional_kwargs.presence_penalty=0.0"],
+    ),
+    (
+        "skyrl",
+        "penalty-ignored",
+        ["generator.sampling_params.repetition_penalty=1.1"],
+        ["generator.sampling_params.repetition_penalty=1.0"],
+    ),
+    (
+        "skyrl",
+        "truncated-without-weight",
+        ["generator.sampling_params.top_p=0.95"],
+        ["generator.sampling_params.top_p=1.0"],
+    ),
+    (
+        "skyrl",
+        "entropy-bonus",
+        ["trainer.algorithm.entropy_loss_coef=0.1", "trainer.algorithm.use_entropy_loss=true"],
+        ["trainer.algorithm.entropy_loss_coef=0.001", "trainer.algorithm.use_entropy_loss=true"],
+    ),
+    (
+        "skyrl",
+        "entropy-without-switch",
+        ["trainer.algorithm.entropy_loss_coef=0.001"],
+        ["trainer.algorithm.entropy_loss_coef=0.001", "trainer.algorithm.use_entropy_loss=true"],
+    ),
+    (
+        "prime-rl",
+        "greedy-sampling",
+        ["group_size = 8", "[orchestrator.train.sampling]", "temperature = 0.0"],
+        ["group_size = 8", "[orchestrator.train.sampling]", "temperature = 1.0"],
+    ),
+    (
+        "prime-rl",
+        "temperature-near-zero",
+        ["group_size = 8", "[orchestrator.train.sampling]", "temperature = 0.1"],
+        ["group_size = 8", "[orchestrator.train.sampling]", "temperature = 0.7"],
+    ),
+    (
+        "prime-rl",
+        "sampling-penalty",
+        ["[orchestrator.train.sampling.extra_body]", "repetition_penalty = 1.05"],
+        ["[orchestrator.train.sampling.extra_body]", "repetition_penalty = 1.0"],
+    ),
+    (
+        "prime-rl",
+        "sampling-penalty",
+        ["[orchestrator.train.sampling.extra_body]", "frequency_penalty = 0.2"],
+        ["[orchestrator.train.sampling.extra_body]", "frequency_penalty = 0.0"],
+    ),
+    ("openrlhf", "greedy-sampling", ["--rollout.temperature 0"], ["--rollout.temperature 1.0"]),
+    ("openrlhf", "temperature-near-zero", ["--rollout.temperature 0.1"], ["--rollout.temperature 0.6"]),
+    (
+        "openrlhf",
+        "truncated-without-weight",
+        ["--rollout.top_p 0.9"],
+        ["--rollout.top_p 0.9", "--algo.advantage.is_correction_enable"],
+    ),
+    ("openrlhf", "entropy-bonus", ["--actor.entropy_coef 0.1"], ["--actor.entropy_coef 0.001"]),
 ]
 
 
@@ -394,6 +518,68 @@ def test_a_program_that_is_not_verls_may_make_its_batches_otherwise():
         assert names & {one.id for one in report.unchecked} == (set() if judged else names)
 
 
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (f"verl.trainer.main_ppo {ROLLOUT}.n=8", True),
+        (f"verl.trainer.main_ppo {ROLLOUT}.n=8 {ACTOR}.use_kl_loss=True", True),
+        (f"verl.trainer.main_ppo {ROLLOUT}.n=1", False),
+        (f"verl.trainer.main_ppo {ROLLOUT}.n=8 algorithm.adv_estimator=grpo", False),
+        # Whoever configures a critic, or names the estimator, trains by PPO on purpose.
+        (f"verl.trainer.main_ppo {ROLLOUT}.n=8 critic.optim.lr=1e-5", False),
+        (f"verl.trainer.main_ppo {ROLLOUT}.n=8 algorithm.adv_estimator=gae", False),
+        ("openrlhf.cli.train_ppo_ray --rollout.n_samples_per_prompt 8", True),
+        ("openrlhf.cli.train_ppo_ray --n_samples_per_prompt 8 --init_kl_coef 0", True),
+        ("openrlhf.cli.train_ppo_ray --rollout.n_samples_per_prompt 8 --critic.adam.lr 9e-6", False),
+        ("openrlhf.cli.train_ppo_ray --n_samples_per_prompt 8 --critic_learning_rate 9e-6", False),
+        ("openrlhf.cli.train_ppo_ray --n_samples_per_prompt 8 --advantage_estimator rloo", False),
+    ],
+)
+def test_a_group_with_the_default_estimator_is_found_unless_a_critic_is_configured(command, found):
+    (configuration,) = parse_configurations(f"python -m {command}".encode(), "run.sh")
+    assert ("critic-and-group" in [finding.id for finding in lint_findings(configuration)]) == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "judged"),
+    [
+        # Whoever sets the switch to False knows that the coefficient has no effect.
+        ("algorithm.kl_ctrl.kl_coef=0.001 algorithm.use_kl_in_reward=False", "fine"),
+        (f"{ACTOR}.kl_loss_coef=0.001 {ACTOR}.use_kl_loss=False", "fine"),
+        (f"algorithm.kl_ctrl.kl_coef=0.001 {ACTOR}.use_kl_loss=True", "fine"),
+        ("algorithm.kl_ctrl.kl_coef=0.001", "found"),
+        # Versions before 0.3 had no switch.
+        ("algorithm.kl_ctrl.kl_coef=0.001 data.val_batch_size=1312", "not checked"),
+    ],
+)
+def test_a_coefficient_is_found_only_where_its_switch_was_forgotten(settings, judged):
+    (configuration,) = parse_configurations(f"python -m verl.trainer.main_ppo {settings}".encode(), "run.sh")
+    report = lint_configurations([configuration], "run.sh")
+    assert ("kl-without-switch" in [finding.id for finding in report.findings]) == (judged == "found")
+    assert ("kl-without-switch" in [rule.id for rule in report.unchecked]) == (judged == "not checked")
+
+
+@pytest.mark.parametrize("program", ["verl.trainer.main_generation_server", "main_gkd"])
+def test_programs_that_do_not_train_by_advantages_may_sample_as_they_like(program):
+    command = (
+        f"python -m {program} {ROLLOUT}.n=8 {ROLLOUT}.temperature=0 {ROLLOUT}.top_p=0.7 {ROLLOUT}.top_k=50"
+    )
+    (configuration,) = parse_configurations(command.encode(), "run.sh")
+    assert lint_findings(configuration) == []
+
+
+def test_a_penalty_that_is_ignored_is_not_called_one_that_is_applied():
+    """verl 0.9.1 and SkyRL 0.3.0 have the setting, and do not pass it to the engine."""
+    for framework, setting in (
+        ("verl", f"{ROLLOUT}.repetition_penalty=1.1"),
+        ("skyrl", "generator.sampling_params.repetition_penalty=1.1"),
+    ):
+        _, configurations = read(framework, [setting])
+        found = {finding.id: finding.severity for finding in lint_findings(configurations[0])}
+        assert found["penalty-ignored"] == "look"
+        assert "sampling-penalty" not in found
+
+
 def test_a_trained_adapter_is_known_by_how_the_model_is_made():
     script = """
 from peft import PeftModel
@@ -413,6 +599,7 @@ GRPOTrainer(model=model, args=args, reward_funcs=len)
 
 
 WITH_CASE = {(framework, rule) for framework, rule, *_ in CASES}
+WITH_CASE |= {("verl", "critic-and-group"), ("openrlhf", "critic-and-group")}
 WITH_CASE |= {("skyrl", "asynchronous-anchor-one-step"), ("trl", "lora-reference")}
 EACH_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.framework}-{rule.id}")
 
@@ -527,7 +714,12 @@ def test_defaults_are_those_of_the_installed_verl():
     file = installed_file("verl", "verl/trainer/config/_generated_ppo_trainer.yaml")
     (configuration,) = parse_configurations(file.read_bytes(), file.name)
     listed = dict(FRAMEWORKS["verl"].defaults)
-    # What a command runs, a model that every run names, and a setting of an earlier program.
-    for name in ("program", "actor_rollout_ref.model.path", "async_training.use_rollout_log_probs"):
+    # What a command runs, a model that every run names, a setting of an earlier program, and one that a command adds.
+    for name in (
+        "program",
+        "actor_rollout_ref.model.path",
+        "actor_rollout_ref.rollout.repetition_penalty",
+        "async_training.use_rollout_log_probs",
+    ):
         del listed[name]
     assert listed == {name: configuration.settings[name].value for name in listed}

@@ -167,5 +167,8 @@ def test_the_range_of_a_clip_that_has_no_effect_is_no_finding(text, name):
 def test_the_settings_of_verl_contain_the_ones_that_rules_read():
     sections = FRAMEWORKS["verl"].sections
     for name in FRAMEWORKS["verl"].defaults:
+        if name == "actor_rollout_ref.rollout.repetition_penalty":
+            # A field of the class that verl's YAML lacks, so that a command adds it with a plus sign.
+            continue
         section, _, setting = name.rpartition(".")
         assert section not in sections or setting in sections[section], name

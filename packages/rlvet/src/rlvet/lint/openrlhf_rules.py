@@ -5,15 +5,25 @@ from __future__ import annotations
 from rlvet.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from rlvet.lint.rules import (
     ASYNCHRONOUS,
+    ENTROPY_BONUS,
+    ENTROPY_SOURCE,
+    GREEDY,
+    GROUP_AND_CRITIC,
     GSPO_PAPER,
     GSPO_RANGE,
+    KEEP_SAMPLING_MASK,
+    LARGEST_ENTROPY_COEFFICIENT,
+    NEARLY_GREEDY,
     ONE_ANSWER,
     ONE_UPDATE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
+    UNWEIGHTED_TRUNCATION,
     Rule,
     Values,
     largest,
+    samples_greedily,
+    samples_nearly_greedily,
 )
 
 OPENRLHF_GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
@@ -28,6 +38,13 @@ def _openrlhf_batch_is_not_divisible(v: Values) -> bool:
     """Return whether the batch is no multiple of the micro-batches of all processes."""
     processes = v.gpus * v.nodes // (v.ring * v.tensor)
     return v.train % (v.micro * processes) != 0
+
+
+def _openrlhf_group_has_a_critic(v: Values) -> bool:
+    """Return whether groups are sampled with the default estimator, and no critic is configured."""
+    if any(name.startswith(("critic.", "critic_")) for name in v.settings):
+        return False
+    return v.setting("estimator") is None and v.estimator == "gae" and v.group > 1
 
 
 OPENRLHF_RULES = (
@@ -77,6 +94,63 @@ OPENRLHF_RULES = (
         fix="--{top_p.name} 1.0",
         source="huggingface/trl issue 6789, of the same arithmetic; OpenRLHF 0.11.0, "
         "openrlhf/cli/train_ppo_ray.py (processed_logprobs)",
+    ),
+    Rule(
+        id="truncated-without-weight",
+        framework="openrlhf",
+        severity="note",
+        title="sampling is truncated",
+        reads={"top_p": "rollout.top_p", "weight": "algo.advantage.is_correction_enable"},
+        condition=lambda v: v.top_p < 1 and not v.get("weight"),
+        happens=UNWEIGHTED_TRUNCATION + " {top_p.name} is {top_p}.",
+        fix="--{top_p.name} 1.0",
+        source=KEEP_SAMPLING_MASK.format(
+            "OpenRLHF 0.11.0, openrlhf/models/utils.py:141 (logits are only divided by the temperature)"
+        ),
+    ),
+    Rule(
+        id="greedy-sampling",
+        framework="openrlhf",
+        severity="fix",
+        title="the answers to a prompt are all the same",
+        reads={"temperature": "rollout.temperature", "group": "rollout.n_samples_per_prompt"},
+        condition=samples_greedily,
+        happens=GREEDY + "{temperature.name} is {temperature}, {group.name} {group}.",
+        fix="--{temperature.name} 1.0",
+        source="OpenRLHF 0.11.0, openrlhf/trainer/ppo_utils/samples_generator.py:204",
+    ),
+    Rule(
+        id="temperature-near-zero",
+        framework="openrlhf",
+        severity="look",
+        title="the temperature is near 0",
+        reads={"temperature": "rollout.temperature", "group": "rollout.n_samples_per_prompt"},
+        condition=samples_nearly_greedily,
+        happens=NEARLY_GREEDY + "{temperature.name} is {temperature}, {group.name} {group}.",
+        fix="--{temperature.name} 1.0",
+        source="OpenRLHF 0.11.0, openrlhf/trainer/ppo_utils/samples_generator.py:204",
+    ),
+    Rule(
+        id="entropy-bonus",
+        framework="openrlhf",
+        severity="look",
+        title="the bonus for entropy is far above published ones",
+        reads={"coefficient": "actor.entropy_coef"},
+        condition=lambda v: (v.coefficient or 0) > LARGEST_ENTROPY_COEFFICIENT,
+        happens=ENTROPY_BONUS + "{coefficient.name} is {coefficient}.",
+        fix="--{coefficient.name} 0",
+        source=ENTROPY_SOURCE.format("OpenRLHF 0.11.0, openrlhf/trainer/ray/ppo_actor.py:345"),
+    ),
+    Rule(
+        id="critic-and-group",
+        framework="openrlhf",
+        severity="look",
+        title="the answers of a group are not compared",
+        reads={"group": "rollout.n_samples_per_prompt", "estimator": "algo.advantage.estimator"},
+        condition=_openrlhf_group_has_a_critic,
+        happens=GROUP_AND_CRITIC,
+        fix="--{estimator.name} group_norm; or --{estimator.name} gae, if PPO is meant",
+        source="OpenRLHF 0.11.0, openrlhf/cli/train_ppo_ray.py:481 (default gae)",
     ),
     Rule(
         id="gspo-clip",

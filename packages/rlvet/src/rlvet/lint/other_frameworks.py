@@ -29,7 +29,8 @@ class OtherFramework:
     def is_imported(self, script: str) -> bool:
         """Return whether a Python script imports the framework."""
         return any(
-            re.search(rf"^[ \t]*(?:from|import)[ \t]+{name}\b", script, re.MULTILINE) for name in self.packages
+            re.search(rf"^[ \t]*(?:from|import)[ \t]+{name}\b", script, re.MULTILINE)
+            for name in self.packages
         )
 
     def is_in(self, text: str) -> bool:

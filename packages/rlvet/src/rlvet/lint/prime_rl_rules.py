@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from rlvet.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
-from rlvet.lint.rules import ONE_ANSWER, Rule
+from rlvet.lint.rules import (
+    GREEDY,
+    NEARLY_GREEDY,
+    ONE_ANSWER,
+    SAMPLING_PENALTY,
+    Rule,
+    samples_greedily,
+    samples_nearly_greedily,
+)
 
 PRIME_RL_SAMPLING = "orchestrator.train.sampling.extra_body."
 
@@ -25,6 +33,54 @@ PRIME_RL_RULES = (
         fix="remove top_p, top_k and min_p from orchestrator.train.sampling.extra_body",
         source="prime-rl 0.8.0, src/prime_rl/trainer/rl/loss.py, default_loss_fn; PrimeIntellect-ai/prime-rl "
         "pull request 3431; huggingface/trl issue 6789",
+    ),
+    Rule(
+        id="greedy-sampling",
+        framework="prime-rl",
+        severity="fix",
+        title="the answers to a prompt are all the same",
+        reads={
+            "temperature": "orchestrator.train.sampling.temperature",
+            "top_k": f"{PRIME_RL_SAMPLING}top_k",
+            "group": "orchestrator.group_size",
+        },
+        condition=samples_greedily,
+        happens=GREEDY + "temperature is {temperature}, top_k {top_k}, group_size {group}.",
+        fix="temperature = 1.0 under [orchestrator.train.sampling]",
+        source="prime-rl 0.8.0, packages/prime-rl-configs/src/prime_rl/configs/orchestrator.py, "
+        "TrainSamplingConfig",
+    ),
+    Rule(
+        id="temperature-near-zero",
+        framework="prime-rl",
+        severity="look",
+        title="the temperature is near 0",
+        reads={
+            "temperature": "orchestrator.train.sampling.temperature",
+            "group": "orchestrator.group_size",
+        },
+        condition=samples_nearly_greedily,
+        happens=NEARLY_GREEDY + "temperature is {temperature}, group_size {group}.",
+        fix="temperature = 1.0 under [orchestrator.train.sampling]",
+        source="prime-rl 0.8.0, packages/prime-rl-configs/src/prime_rl/configs/orchestrator.py, "
+        "TrainSamplingConfig",
+    ),
+    Rule(
+        id="sampling-penalty",
+        framework="prime-rl",
+        severity="look",
+        title="a penalty changes how answers are sampled",
+        reads={
+            "repetition": f"{PRIME_RL_SAMPLING}repetition_penalty",
+            "presence": f"{PRIME_RL_SAMPLING}presence_penalty",
+            "frequency": f"{PRIME_RL_SAMPLING}frequency_penalty",
+        },
+        condition=lambda v: (v.repetition or 1) != 1 or (v.presence or 0) != 0 or (v.frequency or 0) != 0,
+        happens=SAMPLING_PENALTY + " repetition_penalty is {repetition}, presence_penalty {presence}, "
+        "frequency_penalty {frequency}.",
+        fix="remove the penalties from orchestrator.train.sampling.extra_body",
+        source="prime-rl 0.8.0, src/prime_rl/trainer/rl/train.py (logits are only divided by the temperatures); "
+        "PrimeIntellect-ai/prime-rl pull request 886 on the size of the effect",
     ),
     Rule(
         id="batch-does-not-divide",

@@ -208,6 +208,13 @@ class _Script:
         settings: dict[str, Setting] = {}
         incomplete = ""
         for keyword in call.keywords:
+            if keyword.arg == "generation_kwargs":
+                arguments = self._read_dictionary(keyword.value)
+                if arguments is not None:
+                    for name, setting in arguments.items():
+                        name = f"generation_kwargs.{name}"
+                        settings[name] = Setting(name, setting.value, setting.line)
+                    continue
             if keyword.arg is not None:
                 settings[keyword.arg] = Setting(keyword.arg, self._value(keyword.value), keyword.lineno)
                 continue

@@ -34,8 +34,16 @@ TOML = (".toml",)
 NOTEBOOKS = (".ipynb",)
 # Files with other suffixes are read as shell scripts.
 
-VERL_DEFAULTS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_torchtitan_trainer")
-"""Configurations of verl that have the defaults of `rlvet.lint.frameworks.VERL`."""
+VERL_DEFAULTS = (
+    "ppo_trainer",
+    "ppo_megatron_trainer",
+    "ppo_torchtitan_trainer",
+    "fully_async_ppo_trainer",
+    "fully_async_ppo_megatron_trainer",
+    "one_step_off_ppo_trainer",
+    "one_step_off_ppo_megatron_trainer",
+)
+"""Configurations of verl that have the defaults of `rlvet.lint.frameworks.VERL`, and of its programs."""
 
 THE_COMMAND = "the command"
 """The name, in messages, of the entry ``program``, which is not a setting."""

@@ -81,6 +81,10 @@ class Values:
         if reason:
             raise UnknownValue(reason)
 
+    def is_set_to_more_than(self, short_name: str, limit: float) -> bool:
+        """Return whether the configuration sets a setting to a number above a limit."""
+        return self.setting(short_name) is not None and getattr(self, short_name) > limit
+
     def has_value(self, short_name: str) -> bool:
         """Return whether the configuration sets a setting to anything but None, even to a value that is not known.
 
@@ -173,6 +177,35 @@ TWO_ANSWERS = (
     "With two answers to a prompt, division by their standard deviation gives all advantages the same absolute value, "
     "however little the rewards differ."
 )
+UNWEIGHTED_TRUNCATION = (
+    "Answers are sampled from a part of the vocabulary, and the trainer computes probabilities over all of it. The "
+    "gradient is not that of the policy that answers."
+)
+SAMPLING_PENALTY = (
+    "The engine changes the probabilities of tokens that are in the answer already. The trainer computes them without "
+    "the penalty, so the gradient is not that of the policy that answers, and an importance weight that compares both "
+    "is far from 1."
+)
+KEEP_SAMPLING_MASK = (
+    "DeepSeek-V3.2, arXiv 2512.02556, section 3.1 (keep sampling mask), on the effect; {} on the trainer's "
+    "probabilities"
+)
+GREEDY = "Sampling is greedy: the answers to a prompt are all the same, so that no advantage compares them. "
+NEARLY_GREEDY = (
+    "At a temperature near 0, the answers to a prompt differ little or not at all. A group of equal rewards has no "
+    "advantage, and no gradient. "
+)
+ENTROPY_BONUS = (
+    "Published runs use 0, or up to 0.01. A larger bonus makes the entropy grow until the answers are noise. "
+)
+ENTROPY_SOURCE = (
+    "verl-project/verl pull requests 781 and 1770; He et al., Skywork Open Reasoner 1, arXiv 2505.22312, section 4; "
+    "{}"
+)
+GROUP_AND_CRITIC = (
+    "{estimator.name} is not set, and its default {estimator} learns a critic. The {group} answers to a prompt are not "
+    "compared with each other, and no setting of a critic is in the configuration."
+)
 GSPO_RANGE = (
     "GSPO clips the geometric mean of the ratios of an answer, which stays near 1: its paper clips at 3e-4 and 4e-4. "
     "At 0.05 or more, hardly any answer is clipped."
@@ -185,6 +218,34 @@ GSPO_PAPER = (
     "Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, section 5.1; "
     "huggingface/trl issue 3834"
 )
+
+
+GREEDY_BELOW = 0.01
+"""Temperatures below this are greedy. vLLM does not sample below 1e-5, and raises lower temperatures to 0.01."""
+NEAR_ZERO = 0.2
+"""The largest temperature that is near 0. Published runs use 0.6 to 1.0."""
+LARGEST_ENTROPY_COEFFICIENT = 0.01
+"""The largest coefficient of the entropy without a finding."""
+
+
+def samples_greedily(v: Values) -> bool:
+    """Return whether several answers to a prompt are sampled, and all are the most probable one.
+
+    Args:
+        v: The values of a rule that reads ``temperature`` and ``group``, and ``top_k`` if the framework has it.
+    """
+    if v.temperature >= GREEDY_BELOW and not (v.reads("top_k") and v.top_k == 1):
+        return False
+    return v.group > 1
+
+
+def samples_nearly_greedily(v: Values) -> bool:
+    """Return whether several answers to a prompt are sampled at a temperature near 0, but not greedily.
+
+    Args:
+        v: The values of a rule that reads ``temperature`` and ``group``.
+    """
+    return GREEDY_BELOW <= v.temperature <= NEAR_ZERO and v.group > 1
 
 
 def largest(*values: Any) -> float:

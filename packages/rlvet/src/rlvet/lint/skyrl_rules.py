@@ -5,14 +5,24 @@ from __future__ import annotations
 from rlvet.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from rlvet.lint.rules import (
     ASYNCHRONOUS,
+    ENTROPY_BONUS,
+    ENTROPY_SOURCE,
+    GREEDY,
     GSPO_PAPER,
     GSPO_RANGE,
+    KEEP_SAMPLING_MASK,
+    LARGEST_ENTROPY_COEFFICIENT,
+    NEARLY_GREEDY,
     ONE_ANSWER,
     ONE_UPDATE,
+    SAMPLING_PENALTY,
     TWO_ANSWERS,
+    UNWEIGHTED_TRUNCATION,
     Rule,
     Values,
     largest,
+    samples_greedily,
+    samples_nearly_greedily,
 )
 
 SKYRL_ALGORITHM = "trainer.algorithm."
@@ -57,6 +67,29 @@ def _skyrl_mini_batch_is_not_divisible(v: Values) -> bool:
     gpus = v.gpus * v.nodes // v.parallel
     answers = v.mini * v.group // gpus
     return answers == 0 or answers % v.micro != 0
+
+
+SKYRL_SAMPLING = "generator.sampling_params."
+SKYRL_TRUNCATION = {
+    "top_p": f"{SKYRL_SAMPLING}top_p",
+    "top_k": f"{SKYRL_SAMPLING}top_k",
+    "min_p": f"{SKYRL_SAMPLING}min_p",
+    **SKYRL_LOSS,
+    **SKYRL_CORRECTION,
+}
+SKYRL_PENALTIES = {
+    "repetition": f"{SKYRL_SAMPLING}additional_kwargs.repetition_penalty",
+    "presence": f"{SKYRL_SAMPLING}additional_kwargs.presence_penalty",
+    "frequency": f"{SKYRL_SAMPLING}additional_kwargs.frequency_penalty",
+}
+
+
+def _skyrl_truncates_without_weight(v: Values) -> bool:
+    """Return whether sampling is truncated, and no importance weight is known to be used."""
+    if not (v.top_p < 1 or v.top_k > 1 or v.min_p > 0):
+        return False
+    weight = v.get("weight") is not None or v.get("mask") is not None or bool(v.get("old_weight"))
+    return not weight and v.get("loss") not in ("rollout_is", "dppo")
 
 
 SKYRL_RULES = (
@@ -130,13 +163,7 @@ SKYRL_RULES = (
         framework="skyrl",
         severity="look",
         title="sampling is truncated, and importance weights are used",
-        reads={
-            "top_p": "generator.sampling_params.top_p",
-            "top_k": "generator.sampling_params.top_k",
-            "min_p": "generator.sampling_params.min_p",
-            **SKYRL_LOSS,
-            **SKYRL_CORRECTION,
-        },
+        reads=SKYRL_TRUNCATION,
         condition=lambda v: (
             (v.top_p < 1 or v.top_k > 0 or v.min_p > 0)
             and (_skyrl_uses_correction(v) or v.loss in ("rollout_is", "dppo"))
@@ -148,6 +175,106 @@ SKYRL_RULES = (
         "generator.sampling_params.min_p=0.0",
         source="NovaSky-AI/SkyRL, skyrl/backends/skyrl_train/inference_servers (no logprobs_mode is set; "
         "vLLM's default is raw_logprobs); compare huggingface/trl issue 6789",
+    ),
+    Rule(
+        id="truncated-without-weight",
+        framework="skyrl",
+        severity="note",
+        title="sampling is truncated",
+        reads=SKYRL_TRUNCATION,
+        condition=_skyrl_truncates_without_weight,
+        happens=UNWEIGHTED_TRUNCATION + " top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
+        fix="generator.sampling_params.top_p=1.0, generator.sampling_params.top_k=-1, "
+        "generator.sampling_params.min_p=0.0",
+        source=KEEP_SAMPLING_MASK.format(
+            "SkyRL 0.3.0, skyrl/backends/skyrl_train/workers/model_wrapper.py:334 (logits are only divided by the "
+            "temperature)"
+        ),
+    ),
+    Rule(
+        id="greedy-sampling",
+        framework="skyrl",
+        severity="fix",
+        title="the answers to a prompt are all the same",
+        reads={
+            "temperature": f"{SKYRL_SAMPLING}temperature",
+            "top_k": f"{SKYRL_SAMPLING}top_k",
+            "group": "generator.n_samples_per_prompt",
+        },
+        condition=samples_greedily,
+        happens=GREEDY + "temperature is {temperature}, top_k {top_k}, n_samples_per_prompt {group}.",
+        fix="generator.sampling_params.temperature=1.0 and generator.sampling_params.top_k=-1",
+        source="SkyRL 0.3.0, skyrl/backends/skyrl_train/inference_servers/engine_utils.py:62",
+    ),
+    Rule(
+        id="temperature-near-zero",
+        framework="skyrl",
+        severity="look",
+        title="the temperature is near 0",
+        reads={
+            "temperature": f"{SKYRL_SAMPLING}temperature",
+            "group": "generator.n_samples_per_prompt",
+        },
+        condition=samples_nearly_greedily,
+        happens=NEARLY_GREEDY + "temperature is {temperature}, n_samples_per_prompt {group}.",
+        fix="generator.sampling_params.temperature=1.0",
+        source="SkyRL 0.3.0, skyrl/backends/skyrl_train/inference_servers/engine_utils.py:62",
+    ),
+    Rule(
+        id="sampling-penalty",
+        framework="skyrl",
+        severity="look",
+        title="a penalty changes how answers are sampled",
+        reads=SKYRL_PENALTIES,
+        condition=lambda v: (v.repetition or 1) != 1 or (v.presence or 0) != 0 or (v.frequency or 0) != 0,
+        happens=SAMPLING_PENALTY + " repetition_penalty is {repetition}, presence_penalty {presence}, "
+        "frequency_penalty {frequency}.",
+        fix="remove the penalties from generator.sampling_params.additional_kwargs",
+        source="SkyRL 0.3.0, skyrl/backends/skyrl_train/inference_servers/engine_utils.py:78 (additional_kwargs) and "
+        "skyrl/backends/skyrl_train/workers/model_wrapper.py:334 (logits are only divided by the temperature)",
+    ),
+    Rule(
+        id="penalty-ignored",
+        framework="skyrl",
+        severity="look",
+        title="the repetition penalty has no effect",
+        reads={"penalty": f"{SKYRL_SAMPLING}repetition_penalty"},
+        condition=lambda v: v.penalty != 1,
+        happens="repetition_penalty is {penalty}, and SkyRL 0.3.0 does not pass it to the engine.",
+        fix="remove generator.sampling_params.repetition_penalty",
+        source="SkyRL 0.3.0, skyrl/backends/skyrl_train/inference_servers/engine_utils.py:57 "
+        "(get_vllm_sampling_params)",
+    ),
+    Rule(
+        id="entropy-bonus",
+        framework="skyrl",
+        severity="look",
+        title="the bonus for entropy is far above published ones",
+        reads={
+            "coefficient": f"{SKYRL_ALGORITHM}entropy_loss_coef",
+            "switch": f"{SKYRL_ALGORITHM}use_entropy_loss",
+        },
+        condition=lambda v: v.coefficient > LARGEST_ENTROPY_COEFFICIENT and bool(v.switch),
+        happens=ENTROPY_BONUS + "entropy_loss_coef is {coefficient}.",
+        fix="trainer.algorithm.use_entropy_loss=false",
+        source=ENTROPY_SOURCE.format("SkyRL 0.3.0, skyrl/backends/skyrl_train/workers/worker.py:965"),
+    ),
+    Rule(
+        id="entropy-without-switch",
+        framework="skyrl",
+        severity="note",
+        title="the coefficient of the entropy has no effect",
+        reads={
+            "coefficient": f"{SKYRL_ALGORITHM}entropy_loss_coef",
+            "switch": f"{SKYRL_ALGORITHM}use_entropy_loss",
+        },
+        condition=lambda v: (
+            v.is_set_to_more_than("coefficient", 0) and not v.switch and v.setting("switch") is None
+        ),
+        happens="entropy_loss_coef is {coefficient}, and use_entropy_loss is not set: the entropy is no part of "
+        "the loss.",
+        fix="trainer.algorithm.use_entropy_loss=true; or remove the coefficient",
+        source="SkyRL 0.3.0, skyrl/backends/skyrl_train/workers/worker.py:964",
     ),
     Rule(
         id="gspo-clip",

@@ -7,16 +7,23 @@ from typing import Any
 
 from rlvet.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from rlvet.lint.rules import (
+    GREEDY,
     GSPO_PAPER,
     GSPO_RANGE,
+    KEEP_SAMPLING_MASK,
+    NEARLY_GREEDY,
     ONE_ANSWER,
     ONE_UPDATE,
+    SAMPLING_PENALTY,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
+    UNWEIGHTED_TRUNCATION,
     Rule,
     UnknownValue,
     Values,
     largest,
+    samples_greedily,
+    samples_nearly_greedily,
 )
 
 TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo")
@@ -74,6 +81,17 @@ def _trl_process_divisor(v: Values) -> int:
     return v.group // gcd(v.group, v.device_batch * steps)
 
 
+def _trl_penalizes(v: Values) -> bool:
+    """Return whether a penalty changes the probabilities of tokens that are in the answer already."""
+    if v.repetition != 1:
+        return True
+    # Raises an error if the arguments of the engine are not known.
+    _ = v.arguments
+    return (
+        any((penalty or 0) != 0 for penalty in (v.presence, v.frequency)) or (v.engine_repetition or 1) != 1
+    )
+
+
 TRL_SOURCE = "trl 1.16.0, trl/trainer/grpo_trainer.py, _generate_and_score_completions and _compute_loss"
 
 TRL_RULES = (
@@ -113,6 +131,68 @@ TRL_RULES = (
         happens=TRUNCATED_SAMPLING + " top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
         fix="top_p=1.0, top_k=0 and min_p=None; or vllm_importance_sampling_correction=False",
         source="huggingface/trl issue 6789; " + TRL_SOURCE,
+    ),
+    Rule(
+        id="truncated-without-weight",
+        framework="trl",
+        severity="note",
+        title="sampling is truncated",
+        reads={
+            "top_p": "top_p",
+            "top_k": "top_k",
+            "min_p": "min_p",
+            "vllm": "use_vllm",
+            "weight": "vllm_importance_sampling_correction",
+        },
+        condition=lambda v: (
+            _trl_truncates_sampling(v) and v.get("top_k") != 1 and not (v.get("vllm") and v.get("weight"))
+        ),
+        happens=UNWEIGHTED_TRUNCATION + " top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
+        fix="top_p=1.0, top_k=0 and min_p=None",
+        source=KEEP_SAMPLING_MASK.format("trl 1.16.0, trl/trainer/utils.py:577 (logits / temperature)"),
+    ),
+    Rule(
+        id="greedy-sampling",
+        framework="trl",
+        severity="fix",
+        title="the answers to a prompt are all the same",
+        reads={"temperature": "temperature", "top_k": "top_k", "group": "num_generations"},
+        condition=samples_greedily,
+        happens=GREEDY + "temperature is {temperature}, top_k {top_k}, num_generations {group}. TRL "
+        "refuses a temperature of 0.",
+        fix="temperature=1.0 and top_k=0",
+        source="trl 1.16.0, trl/trainer/grpo_trainer.py:1132 (temperature) and :1134 (top_k); "
+        "trl/trainer/utils.py:577 divides by the temperature",
+    ),
+    Rule(
+        id="temperature-near-zero",
+        framework="trl",
+        severity="look",
+        title="the temperature is near 0",
+        reads={"temperature": "temperature", "group": "num_generations"},
+        condition=samples_nearly_greedily,
+        happens=NEARLY_GREEDY + "temperature is {temperature}, num_generations {group}.",
+        fix="temperature=1.0",
+        source="trl 1.16.0, trl/trainer/grpo_trainer.py:1132 (temperature)",
+    ),
+    Rule(
+        id="sampling-penalty",
+        framework="trl",
+        severity="look",
+        title="a penalty changes how answers are sampled",
+        reads={
+            "repetition": "repetition_penalty",
+            "arguments": "generation_kwargs",
+            "presence": "generation_kwargs.presence_penalty",
+            "frequency": "generation_kwargs.frequency_penalty",
+            "engine_repetition": "generation_kwargs.repetition_penalty",
+        },
+        condition=_trl_penalizes,
+        happens=SAMPLING_PENALTY + " repetition_penalty is {repetition}, presence_penalty {presence}, "
+        "frequency_penalty {frequency}.",
+        fix="repetition_penalty=1.0, and no penalty in generation_kwargs",
+        source="trl 1.16.0, trl/trainer/grpo_trainer.py:1131 (repetition_penalty) and trl/trainer/utils.py:577 "
+        "(logits / temperature); PrimeIntellect-ai/prime-rl pull request 886 on the size of the effect",
     ),
     Rule(
         id="liger-drops-the-weight",

@@ -5,16 +5,26 @@ from __future__ import annotations
 from rlvet.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from rlvet.lint.rules import (
     ASYNCHRONOUS,
+    ENTROPY_BONUS,
+    ENTROPY_SOURCE,
+    GREEDY,
+    GROUP_AND_CRITIC,
     GSPO_PAPER,
     GSPO_RANGE,
+    KEEP_SAMPLING_MASK,
+    LARGEST_ENTROPY_COEFFICIENT,
+    NEARLY_GREEDY,
     ONE_ANSWER,
     ONE_UPDATE,
     TRUNCATED_SAMPLING,
     TWO_ANSWERS,
+    UNWEIGHTED_TRUNCATION,
     Rule,
     UnknownValue,
     Values,
     largest,
+    samples_greedily,
+    samples_nearly_greedily,
 )
 
 VERL_ACTOR = "actor_rollout_ref.actor."
@@ -37,6 +47,8 @@ VERL_ASYNC = {
 VERL_ASYNC_PROGRAMS = ("fully_async", "one_step_off")
 
 
+VERL_PPO_PROGRAMS = ("verl.trainer.main_ppo", "verl.experimental.", "recipe.dapo.")
+"""Prefixes of the modules that train by advantages."""
 VERL_PROGRAMS = ("verl.", "recipe.dapo.")
 """Prefixes of the modules whose batches and groups follow the settings."""
 
@@ -91,6 +103,78 @@ def _verl_batch_is_not_divisible(v: Values) -> bool:
     return True
 
 
+VERL_TRUNCATION = {
+    "top_p": "actor_rollout_ref.rollout.top_p",
+    "top_k": "actor_rollout_ref.rollout.top_k",
+    "weight": f"{VERL_CORRECTION}rollout_is",
+    "reject": f"{VERL_CORRECTION}rollout_rs",
+    "bypass": f"{VERL_CORRECTION}bypass_mode",
+}
+
+
+VERL_POLICY = {"estimator": "algorithm.adv_estimator", "program": "program"}
+
+
+def _check_policy_gradient(v: Values) -> None:
+    """Check that advantages are estimated. Other programs generate answers, or distil, with the same settings.
+
+    Raises:
+        UnknownValue: if this is not known.
+    """
+    if v.setting("estimator") is None and not v.program.startswith(VERL_PPO_PROGRAMS):
+        raise UnknownValue(f"{v.program or 'the program'} may not train by advantages")
+
+
+def _verl_samples_greedily(v: Values) -> bool:
+    """Return whether several answers to a prompt are sampled, and all are the most probable one."""
+    if not samples_greedily(v):
+        return False
+    _check_policy_gradient(v)
+    return True
+
+
+def _verl_samples_nearly_greedily(v: Values) -> bool:
+    """Return whether several answers to a prompt are sampled at a temperature near 0."""
+    if not samples_nearly_greedily(v):
+        return False
+    _check_policy_gradient(v)
+    return True
+
+
+def _verl_truncates_without_weight(v: Values) -> bool:
+    """Return whether sampling is truncated, and no importance weight is known to be used."""
+    if not (v.top_p < 1 or v.top_k > 1):
+        return False
+    _check_policy_gradient(v)
+    is_weighted = v.get("weight") is not None or v.get("reject") is not None or bool(v.get("bypass"))
+    # Distillation learns from a teacher's probabilities, not from advantages.
+    return not is_weighted and not v.get("distillation")
+
+
+def _verl_kl_has_no_effect(v: Values) -> bool:
+    """Return whether a coefficient of a KL term is set without its switch, and no term is used.
+
+    A coefficient beside its switch is no fault: whoever sets the switch to False knows that it has no effect.
+
+    Raises:
+        UnknownValue: if the configuration is for an early version of verl, which had no switch.
+    """
+    in_reward = v.is_set_to_more_than("reward_coefficient", 0) and v.setting("in_reward") is None
+    in_loss = v.is_set_to_more_than("loss_coefficient", 0) and v.setting("in_loss") is None
+    if not (in_reward or in_loss) or v.in_loss or v.in_reward:
+        return False
+    if v.setting("early") is not None:
+        raise UnknownValue("data.val_batch_size is of versions of verl that used kl_coef without a switch")
+    return True
+
+
+def _verl_group_has_a_critic(v: Values) -> bool:
+    """Return whether groups are sampled with the default estimator, and no critic is configured."""
+    if any(name.startswith("critic.") for name in v.settings) or v.setting("estimator") is not None:
+        return False
+    return v.estimator == "gae" and v.group > 1 and not v.distillation
+
+
 VERL_RULES = (
     Rule(
         id="clip-cannot-act",
@@ -136,13 +220,7 @@ VERL_RULES = (
         framework="verl",
         severity="look",
         title="sampling is truncated, and importance weights are used",
-        reads={
-            "top_p": "actor_rollout_ref.rollout.top_p",
-            "top_k": "actor_rollout_ref.rollout.top_k",
-            "weight": f"{VERL_CORRECTION}rollout_is",
-            "reject": f"{VERL_CORRECTION}rollout_rs",
-            "bypass": f"{VERL_CORRECTION}bypass_mode",
-        },
+        reads=VERL_TRUNCATION,
         condition=lambda v: (
             (v.top_p < 1 or v.top_k > 0) and bool(v.weight is not None or v.reject is not None or v.bypass)
         ),
@@ -150,6 +228,109 @@ VERL_RULES = (
         fix="actor_rollout_ref.rollout.top_p=1.0 and actor_rollout_ref.rollout.top_k=-1",
         source="huggingface/trl issue 6789, of the same arithmetic; verl 0.9.1, "
         "verl/workers/config/rollout.py (logprobs_mode: processed_logprobs)",
+    ),
+    Rule(
+        id="truncated-without-weight",
+        framework="verl",
+        severity="note",
+        title="sampling is truncated",
+        reads={**VERL_TRUNCATION, **VERL_POLICY, "distillation": "distillation.enabled"},
+        condition=_verl_truncates_without_weight,
+        happens=UNWEIGHTED_TRUNCATION + " top_p is {top_p}, top_k {top_k}.",
+        fix="actor_rollout_ref.rollout.top_p=1.0 and actor_rollout_ref.rollout.top_k=-1",
+        source=KEEP_SAMPLING_MASK.format(
+            "verl 0.9.1, verl/workers/engine/fsdp/transformer_impl.py:98 (logits are only divided by the temperature)"
+        ),
+    ),
+    Rule(
+        id="greedy-sampling",
+        framework="verl",
+        severity="fix",
+        title="the answers to a prompt are all the same",
+        reads={
+            "temperature": "actor_rollout_ref.rollout.temperature",
+            "top_k": "actor_rollout_ref.rollout.top_k",
+            "group": "actor_rollout_ref.rollout.n",
+            **VERL_POLICY,
+        },
+        condition=_verl_samples_greedily,
+        happens=GREEDY + "temperature is {temperature}, top_k {top_k}, n {group}.",
+        fix="actor_rollout_ref.rollout.temperature=1.0 and actor_rollout_ref.rollout.top_k=-1",
+        source="verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py:65 (temperature, top_p and top_k of the training)",
+    ),
+    Rule(
+        id="temperature-near-zero",
+        framework="verl",
+        severity="look",
+        title="the temperature is near 0",
+        reads={
+            "temperature": "actor_rollout_ref.rollout.temperature",
+            "group": "actor_rollout_ref.rollout.n",
+            **VERL_POLICY,
+        },
+        condition=_verl_samples_nearly_greedily,
+        happens=NEARLY_GREEDY + "temperature is {temperature}, n {group}.",
+        fix="actor_rollout_ref.rollout.temperature=1.0",
+        source="verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py:65 (temperature of the training)",
+    ),
+    Rule(
+        id="penalty-ignored",
+        framework="verl",
+        severity="look",
+        title="the repetition penalty has no effect",
+        reads={"penalty": "actor_rollout_ref.rollout.repetition_penalty"},
+        condition=lambda v: v.penalty != 1,
+        happens="repetition_penalty is {penalty}, and verl 0.9.1 samples with 1.0 whatever its value.",
+        fix="remove actor_rollout_ref.rollout.repetition_penalty",
+        source="verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py:68 and "
+        "verl/experimental/agent_loop/agent_loop.py:594 (repetition_penalty=1.0)",
+    ),
+    Rule(
+        id="entropy-bonus",
+        framework="verl",
+        severity="look",
+        title="the bonus for entropy is far above published ones",
+        reads={"coefficient": f"{VERL_ACTOR}entropy_coeff"},
+        condition=lambda v: v.coefficient > LARGEST_ENTROPY_COEFFICIENT,
+        happens=ENTROPY_BONUS + "entropy_coeff is {coefficient}.",
+        fix="actor_rollout_ref.actor.entropy_coeff=0",
+        source=ENTROPY_SOURCE.format("verl 0.9.1, verl/workers/utils/losses.py:128"),
+    ),
+    Rule(
+        id="kl-without-switch",
+        framework="verl",
+        severity="note",
+        title="the coefficient of the KL term has no effect",
+        reads={
+            "reward_coefficient": "algorithm.kl_ctrl.kl_coef",
+            "loss_coefficient": f"{VERL_ACTOR}kl_loss_coef",
+            "in_loss": f"{VERL_ACTOR}use_kl_loss",
+            "in_reward": "algorithm.use_kl_in_reward",
+            "early": "data.val_batch_size",
+        },
+        condition=_verl_kl_has_no_effect,
+        happens="use_kl_loss is {in_loss} and use_kl_in_reward {in_reward}: there is no KL term, and "
+        "kl_ctrl.kl_coef and kl_loss_coef are not used. Versions before 0.3 used kl_coef without a switch.",
+        fix="actor_rollout_ref.actor.use_kl_loss=True or algorithm.use_kl_in_reward=True; or remove the "
+        "coefficient",
+        source="verl 0.9.1, verl/workers/utils/losses.py:132 and verl/trainer/ppo/v1/trainer_base.py:1788; "
+        "verl-project/verl pull request 644",
+    ),
+    Rule(
+        id="critic-and-group",
+        framework="verl",
+        severity="look",
+        title="the answers of a group are not compared",
+        reads={
+            "group": "actor_rollout_ref.rollout.n",
+            "estimator": "algorithm.adv_estimator",
+            "distillation": "distillation.enabled",
+        },
+        condition=_verl_group_has_a_critic,
+        happens=GROUP_AND_CRITIC,
+        fix="algorithm.adv_estimator=grpo; or algorithm.adv_estimator=gae, if PPO is meant",
+        source="verl 0.9.1, verl/trainer/ppo/utils.py:100 (need_critic) and "
+        "verl/trainer/config/_generated_ppo_trainer.yaml (adv_estimator: gae)",
     ),
     Rule(
         id="gspo-clip",
@@ -180,7 +361,7 @@ VERL_RULES = (
         },
         condition=_verl_batch_is_not_divisible,
         happens="data.train_batch_size {train} is no multiple of ppo_mini_batch_size {mini}: the actor's "
-        "update stops with an assertion. Versions before 0.4 go on, and divide the loss of a smaller "
+        "update stops with an assertion. Early versions go on, and divide the loss of a smaller "
         "mini-batch as if it were whole.",
         fix="a data.train_batch_size that is a multiple of actor_rollout_ref.actor.ppo_mini_batch_size",
         source="verl 0.9.1, verl/utils/tensordict_utils.py, make_iterator; verl/workers/config/actor.py, "
