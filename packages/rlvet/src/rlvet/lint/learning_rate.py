@@ -92,15 +92,17 @@ def learning_rate_is_high(v: Values) -> bool:
     if uses_lora(v):
         return v.rate > LARGEST_RATE_LORA
     model = v.setting("model")
-    if model is None or not isinstance(model.value, Unread):
+    if model is None or model.value is None:
         return rate_is_high(v.rate, lora=False, model=v.get("model"))
 
-    # A part of the path may be known, and contain the size.
-    known_part = f"{model.value.known_part} {model.value.reason}"
-    if billions(known_part) is not None:
-        return rate_is_high(v.rate, lora=False, model=known_part)
+    # A part of a path may be known, and contain the size.
+    is_unread = isinstance(model.value, Unread)
+    text = f"{model.value.known_part} {model.value.reason}" if is_unread else str(model.value)
+    if billions(text) is not None:
+        return rate_is_high(v.rate, lora=False, model=text)
     if LARGEST_RATE_UNKNOWN < v.rate <= LARGEST_RATES[0][1]:
-        raise UnknownValue(f"{model.name} is {model.value.reason}, and the limit depends on the model's size")
+        reason = model.value.reason if is_unread else f"{text}, a name without a size"
+        raise UnknownValue(f"{model.name} is {reason}, and the limit depends on the model's size")
     return v.rate > LARGEST_RATE_UNKNOWN
 
 
