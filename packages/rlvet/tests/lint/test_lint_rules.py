@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -489,6 +490,29 @@ def test_a_fault_is_found_at_its_line_and_not_where_it_is_mended(framework, rule
     report = lint_configurations(configurations, "file")
     assert rule not in [finding.id for finding in report.findings]
     assert rule not in [one.id for one in report.unchecked]
+
+
+@pytest.mark.parametrize(
+    ("framework", "rule", "faulty"),
+    [case[:3] for case in CASES],
+    ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate(CASES)],
+)
+def test_a_fault_that_may_be_set_elsewhere_never_passes(framework, rule, faulty):
+    """Without one of the settings of a faulty configuration that is not complete, the check is not made."""
+    _, (configuration, *_) = read(framework, faulty)
+    (checked,) = [one for one in RULES if (one.framework, one.id) == (framework, rule)]
+    for name in checked.reads.values():
+        settings = {key: setting for key, setting in configuration.settings.items() if key != name}
+        partial = replace(configuration, settings=settings, incomplete="another file")
+        report = lint_configurations([partial], "file")
+        known = {one.id for one in (*report.findings, *report.unchecked)}
+        assert rule in known, name
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_configuration_of_which_nothing_is_known_passes_no_check(framework):
+    report = lint_configurations([Configuration(framework, "file", {}, incomplete="another file")], "file")
+    assert report.passed == 0
 
 
 def test_one_step_asynchronous_training_of_skyrl_is_known_by_its_program():

@@ -82,8 +82,12 @@ class Values:
             raise UnknownValue(reason)
 
     def is_set_to_more_than(self, short_name: str, limit: float) -> bool:
-        """Return whether the configuration sets a setting to a number above a limit."""
-        return self.setting(short_name) is not None and getattr(self, short_name) > limit
+        """Return whether the configuration sets a setting to a number above a limit.
+
+        Raises:
+            UnknownValue: if it does not set it and is not complete, or the value is not known.
+        """
+        return self.is_set(short_name) and getattr(self, short_name) > limit
 
     def has_value(self, short_name: str) -> bool:
         """Return whether the configuration sets a setting to anything but None, even to a value that is not known.
