@@ -60,7 +60,10 @@ LORA = [
     ("run.sh", f"{SKYRL} trainer.policy.model.lora.rank=32"),
     ("run.sh", f"{OPENRLHF} --ds.lora.rank 32"),
     ("run.sh", f"{OPENRLHF} --lora_rank 32"),
-    ("run.sh", f"{VERL_RATE}=1e-4 +actor_rollout_ref.model.lora.rank=32 +actor_rollout_ref.model.lora.merge=true"),
+    (
+        "run.sh",
+        f"{VERL_RATE}=1e-4 +actor_rollout_ref.model.lora.rank=32 +actor_rollout_ref.model.lora.merge=true",
+    ),
     ("run.sh", f"{TRL} --use_rslora True --lora_r 16"),
     ("run.sh", f"{TRL} --load_in_4bit --use_qlora"),
     ("run.sh", f"{TRL} --use_dora --lora-rank 16"),

@@ -48,6 +48,31 @@ def test_a_setting_that_verl_does_not_have_leaves_the_defaults_open():
     assert "group-of-one" in ids(result.findings)
 
 
+def test_an_early_version_of_verl_has_the_defaults_that_never_changed():
+    early = f"{VERL} {ACTOR}.fsdp_config.grad_offload=False"
+    # A group has had one answer by default in every version; the coefficient of the entropy was 0.001.
+    assert "group-of-one" in ids(report(early).findings)
+    result = report(early)
+    assert "entropy-bonus" in ids(result.unchecked)
+    assert "entropy_coeff is not set, and its default is that of another version of verl" in str(result)
+    # A fork of that version may have another group.
+    assert "group-of-one" in ids(report(f"{early} data.n_samples=4").unchecked)
+
+
+def test_the_command_in_a_job_for_a_cluster_is_read():
+    job = f"""
+resources: {{accelerators: H100:8}}
+num_nodes: 2
+run: |
+  set -e
+  python3 -m verl.trainer.main_ppo \\
+     algorithm.adv_estimator=grpo \\
+     {ROLLOUT}.n=1
+"""
+    (finding,) = [finding for finding in report(job, "job.yaml").findings if finding.id == "group-of-one"]
+    assert f"{ROLLOUT}.n=1" in job.splitlines()[finding.line - 1]
+
+
 @pytest.mark.parametrize(
     ("program", "finding"),
     [
@@ -106,7 +131,7 @@ def test_the_configuration_of_an_older_trl_is_checked_as_far_as_it_goes(tmp_path
     assert {"group-of-two", "learning-rate"} <= ids(lint_run(tmp_path))
     result = lint_run_configuration(newest_configuration(tmp_path))
     assert "truncated-sampling" in ids(result.unchecked)
-    assert "loss_type is not in the file, which another version of TRL saved" in str(result)
+    assert "loss_type is not set, and its default is that of another version of TRL" in str(result)
     assert result.passed < count("trl")
 
 

@@ -55,7 +55,8 @@ class Configuration:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the program that a command runs, where they differ from the framework's."""
     absent: Collection[str] = ()
-    """Settings that the framework's newest version would have saved, but the version that saved the file did not."""
+    """Settings whose defaults are not known, since another version of the framework saved the file without them, or is
+    to read it."""
 
     @classmethod
     def from_mapping(cls, framework: str, nested: Mapping[Any, Any], path: str = "") -> Configuration:
@@ -93,7 +94,7 @@ class Configuration:
             return f"{name} may come from {self.incomplete}"
         if name in self.absent:
             title = FRAMEWORKS[self.framework].title
-            return f"{name} is not in the file, which another version of {title} saved"
+            return f"{name} is not set, and its default is that of another version of {title}"
         return ""
 
     def with_defaults(self, prefix: str) -> Configuration:

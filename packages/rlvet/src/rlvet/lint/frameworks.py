@@ -37,6 +37,10 @@ class Framework:
     program's have."""
     program_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Defaults that differ from `defaults`, by the beginning of the module."""
+    early_settings: frozenset[str] = frozenset()
+    """Settings that early versions had, and the newest has not."""
+    stable: frozenset[str] = frozenset()
+    """Settings of `defaults` that have had the same default in every version."""
     sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The names of all settings in some sections. Hydra refuses others, unless they begin with ``+``."""
 
@@ -253,6 +257,35 @@ VERL = Framework(
         "verl.experimental.fully_async_policy.": {"algorithm.rollout_correction.bypass_mode": True},
         "verl.experimental.one_step_off_policy.": {"algorithm.rollout_correction.bypass_mode": True},
     },
+    early_settings=frozenset(
+        {"actor_rollout_ref.actor.fsdp_config.grad_offload", "actor_rollout_ref.ref.fsdp_config.grad_offload"}
+    ),
+    stable=frozenset(
+        # Compared with ppo_trainer.yaml of verl 0.1, as TinyZero and Logic-RL have it.
+        {
+            "actor_rollout_ref.actor.clip_ratio",
+            "actor_rollout_ref.actor.optim.lr",
+            "actor_rollout_ref.actor.optim.optimizer",
+            "actor_rollout_ref.actor.ppo_epochs",
+            "actor_rollout_ref.actor.ppo_mini_batch_size",
+            "actor_rollout_ref.actor.strategy",
+            "actor_rollout_ref.actor.use_dynamic_bsz",
+            "actor_rollout_ref.model.lora.rank",
+            "actor_rollout_ref.model.lora_adapter_path",
+            "actor_rollout_ref.model.lora_rank",
+            "actor_rollout_ref.model.path",
+            "actor_rollout_ref.rollout.n",
+            "actor_rollout_ref.rollout.temperature",
+            "actor_rollout_ref.rollout.top_k",
+            "actor_rollout_ref.rollout.top_p",
+            "algorithm.adv_estimator",
+            "data.train_batch_size",
+            "distillation.enabled",
+            "program",
+            "trainer.n_gpus_per_node",
+            "trainer.nnodes",
+        }
+    ),
     sections={section: frozenset(names.split()) for section, names in load_table("verl_settings").items()},
 )
 

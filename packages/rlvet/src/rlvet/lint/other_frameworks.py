@@ -42,13 +42,14 @@ class OtherFramework:
 
 def _has_setting(text: str, name: str) -> bool:
     """Return whether a text has a setting of this name: ``name: 1``, ``part.name=1`` or ``--name 1``."""
-    return bool(re.search(rf"(?<![\w-])(?:--)?{re.escape(name)}\"?(?=[ \t]*[:=]|\s|$)", text, re.MULTILINE))
+    name = re.escape(name)
+    return bool(re.search(rf"(?<![\w-])(?:--{name}(?![\w-])|{name}\"?[ \t]*[:=])", text))
 
 
 _SLIME_FLAGS = (
-    ("--n-samples-per-prompt", "--num-rollout"),
-    ("--n-samples-per-prompt", "--rollout-batch-size"),
-    ("--advantage-estimator", "--rollout-batch-size"),
+    ("n-samples-per-prompt", "num-rollout"),
+    ("n-samples-per-prompt", "rollout-batch-size"),
+    ("advantage-estimator", "rollout-batch-size"),
 )
 NOTEBOOK = OtherFramework(
     "a notebook", instead="run `jupyter nbconvert --to script FILE`, and check the script"
@@ -76,6 +77,13 @@ OTHER_FRAMEWORKS = (
         ),
         ("nemo_rl",),
     ),
+    # EasyR1 and ROLL both have rollout_batch_size and adv_estimator.
+    OtherFramework(
+        "EasyR1",
+        (("worker", "rollout_batch_size"), ("worker", "adv_estimator")),
+        (),
+        (r"\bverl\.trainer\.main\s",),
+    ),
     OtherFramework(
         "ROLL",
         (
@@ -92,12 +100,6 @@ OTHER_FRAMEWORKS = (
         (("train_mode", "group_size"),),
         (r"mlx\w*",),
         (r"\bmlx_models/|\bmlx-community/|-m\s+mlx_\w+",),
-    ),
-    OtherFramework(
-        "EasyR1",
-        (("worker", "rollout_batch_size"), ("worker", "adv_estimator")),
-        (),
-        (r"\bverl\.trainer\.main\s",),
     ),
 )
 """The frameworks that are named, in the order in which they are looked for."""

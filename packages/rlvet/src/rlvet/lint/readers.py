@@ -269,17 +269,22 @@ def _read_command(command: Command, path: str) -> Configuration | None:
     defaults = FRAMEWORKS[framework].defaults_of(program)
     if defaults is None:
         incomplete = incomplete or f"the defaults of {program.replace(UNKNOWN, '?')}"
-    incomplete = incomplete or _defaults_of_another_version(framework, command)
-    return Configuration(framework, path, settings, line, incomplete, defaults or {})
+    configuration = Configuration(framework, path, settings, line, incomplete, defaults or {})
+    return _with_defaults_of_its_version(configuration, command)
 
 
-def _defaults_of_another_version(framework: str, command: Command) -> str:
-    """Describe the defaults of a command that sets what the framework does not have; empty if it has all settings."""
+def _with_defaults_of_its_version(configuration: Configuration, command: Command) -> Configuration:
+    """Return a configuration that says which defaults are not known, if it sets what the framework does not have."""
+    framework = FRAMEWORKS[configuration.framework]
     overrides = [_OVERRIDE.fullmatch(word.text) for word in command if not word.text.startswith("+")]
-    name = FRAMEWORKS[framework].unknown_setting([override[1] for override in overrides if override])
-    if not name:
-        return ""
-    return f"the defaults of the version or fork that has {name}, which {_title(framework)} does not have"
+    names = [override[1] for override in overrides if override]
+    fork_setting = framework.unknown_setting([name for name in names if name not in framework.early_settings])
+    if fork_setting and not configuration.incomplete:
+        version = f"the version or fork that has {fork_setting}, which {_title(configuration.framework)} does not have"
+        return replace(configuration, incomplete=f"the defaults of {version}")
+    if framework.unknown_setting(names):
+        return replace(configuration, absent=framework.defaults.keys() - framework.stable)
+    return configuration
 
 
 def _title(framework: str) -> str:
@@ -347,7 +352,7 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     settings = _without_wandb_wrappers(settings)
     framework = framework_of(settings, path)
     if framework is None:
-        return []
+        return _read_commands_in_yaml(root, path)
     _interpolate(settings)
     incomplete = ""
     if framework == "verl" and "defaults" in settings:
@@ -355,6 +360,18 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     elif framework in ("verl", "skyrl"):
         incomplete = "the defaults of the program that reads this file"
     return [Configuration(framework, path, settings, 1, incomplete)]
+
+
+def _read_commands_in_yaml(root: Any, path: str) -> list[Configuration]:
+    """Read the configurations of the shell scripts in a YAML file, such as ``run: |`` of a job for a cluster."""
+    import yaml
+
+    configurations: list[Configuration] = []
+    for _, node in _yaml_scalars(root, path):
+        if isinstance(node, yaml.ScalarNode) and node.style == "|":
+            # The script keeps its lines, so that empty lines before it give its settings the lines of the file.
+            configurations += _read_shell("\n" * (node.start_mark.line + 1) + node.value, path)
+    return configurations
 
 
 def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
