@@ -574,6 +574,7 @@ def test_a_group_with_the_default_estimator_is_found_unless_a_critic_is_configur
         ("algorithm.kl_ctrl.kl_coef=0.001", "found"),
         # Versions before 0.3 had no switch.
         ("algorithm.kl_ctrl.kl_coef=0.001 data.val_batch_size=1312", "not checked"),
+        (f"algorithm.kl_ctrl.kl_coef=0.001 data.val_batch_size=8 {ACTOR}.clip_ratio_high=0.28", "found"),
     ],
 )
 def test_a_coefficient_is_found_only_where_its_switch_was_forgotten(settings, judged):

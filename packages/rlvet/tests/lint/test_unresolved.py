@@ -96,6 +96,17 @@ def test_the_defaults_of_another_program_are_not_known():
     assert result.passed < count("verl") / 2
 
 
+def test_rllm_keeps_the_defaults_of_verl_and_makes_its_own_batches():
+    text = (
+        "python -m examples.train rllm.workflow.use_workflow=True algorithm.adv_estimator=grpo "
+        f"algorithm.kl_ctrl.kl_coef=0.001 {ACTOR}.use_kl_loss=False {ROLLOUT}.n=8 data.train_batch_size=100 "
+        f"{ACTOR}.ppo_mini_batch_size=64"
+    )
+    result = report(text)
+    assert ids(result.findings) == {"kl-without-switch"}
+    assert "batch-does-not-divide" in ids(result.unchecked)
+
+
 @pytest.mark.parametrize("framework", ["verl", "skyrl"])
 def test_a_file_that_is_composed_with_others_is_not_complete(framework):
     text = {

@@ -35,6 +35,8 @@ class Framework:
     programs_of_settings: tuple[str, ...] = ()
     """Beginnings of the modules whose settings have `defaults`, apart from `program_defaults`. If this is empty, any
     program's have."""
+    extensions: tuple[str, ...] = ()
+    """Beginnings of the settings of programs that add settings to the framework's, and keep its defaults."""
     program_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Defaults that differ from `defaults`, by the beginning of the module."""
     early_settings: frozenset[str] = frozenset()
@@ -64,8 +66,12 @@ class Framework:
             return self.mark_among_own
         return ""
 
-    def defaults_of(self, program: str) -> Mapping[str, Any] | None:
+    def defaults_of(self, program: str, names: Collection[str] = ()) -> Mapping[str, Any] | None:
         """Return the defaults of a program that differ from `defaults`; None if its defaults are not known.
+
+        Args:
+            program: The module or file that a command runs.
+            names: The dotted names of the settings of the command.
 
         >>> VERL.defaults_of("verl.trainer.main_ppo"), VERL.defaults_of("mine.main_ppo")
         ({}, None)
@@ -74,6 +80,8 @@ class Framework:
             if program.startswith(beginning):
                 return defaults
         known = not self.programs_of_settings or program.startswith(self.programs_of_settings)
+        if not known and self.extensions:
+            known = any(name.startswith(self.extensions) for name in names)
         return {} if known else None
 
     def unknown_setting(self, names: Collection[str]) -> str:
@@ -253,6 +261,8 @@ VERL = Framework(
         }
     ),
     programs_of_settings=("verl.trainer.main_ppo", "recipe.dapo.main_dapo", "verl/trainer/main_ppo"),
+    # rLLM composes verl's ppo_trainer.yaml, see rllm/trainer/config/agent_ppo_trainer.yaml.
+    extensions=("rllm.",),
     program_defaults={
         "verl.experimental.fully_async_policy.": {"algorithm.rollout_correction.bypass_mode": True},
         "verl.experimental.one_step_off_policy.": {"algorithm.rollout_correction.bypass_mode": True},

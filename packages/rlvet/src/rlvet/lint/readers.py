@@ -266,7 +266,7 @@ def _read_command(command: Command, path: str) -> Configuration | None:
     elif framework == "verl":
         _add_verl_strategy(command, settings)
         incomplete = incomplete or _custom_verl_configuration(command)
-    defaults = FRAMEWORKS[framework].defaults_of(program)
+    defaults = FRAMEWORKS[framework].defaults_of(program, settings)
     if defaults is None:
         incomplete = incomplete or f"the defaults of {program.replace(UNKNOWN, '?')}"
     configuration = Configuration(framework, path, settings, line, incomplete, defaults or {})

@@ -47,6 +47,13 @@ VERL_ASYNC = {
 VERL_ASYNC_PROGRAMS = ("fully_async", "one_step_off")
 
 
+VERL_SETTINGS_SINCE_0_3 = (
+    f"{VERL_ACTOR}clip_ratio_high",
+    f"{VERL_ACTOR}clip_ratio_low",
+    f"{VERL_ACTOR}loss_agg_mode",
+    "actor_rollout_ref.rollout.mode",
+)
+"""Settings that versions before 0.3 did not have."""
 VERL_PPO_PROGRAMS = ("verl.trainer.main_ppo", "verl.experimental.", "recipe.dapo.")
 """Prefixes of the modules that train by advantages."""
 VERL_PROGRAMS = ("verl.", "recipe.dapo.")
@@ -163,7 +170,8 @@ def _verl_kl_has_no_effect(v: Values) -> bool:
     in_loss = v.is_set_to_more_than("loss_coefficient", 0) and v.setting("in_loss") is None
     if not (in_reward or in_loss) or v.in_loss or v.in_reward:
         return False
-    if v.setting("early") is not None:
+    is_recent = any(name in v.settings for name in VERL_SETTINGS_SINCE_0_3)
+    if v.setting("early") is not None and not is_recent:
         raise UnknownValue("data.val_batch_size is of versions of verl that used kl_coef without a switch")
     return True
 
