@@ -96,6 +96,13 @@ def test_the_defaults_of_another_program_are_not_known():
     assert result.passed < count("verl") / 2
 
 
+@pytest.mark.parametrize("command", ["bash examples/gsm8k.sh", "./gsm8k.sh", "sh $ROOT/gsm8k.sh"])
+def test_a_script_that_a_command_runs_has_settings_of_its_own(command):
+    result = report(f"{command} trainer.algorithm.policy_loss_type=gspo trainer.algorithm.eps_clip_high=0.2")
+    assert not result.findings
+    assert "may come from the script" in str(result)
+
+
 def test_rllm_keeps_the_defaults_of_verl_and_makes_its_own_batches():
     text = (
         "python -m examples.train rllm.workflow.use_workflow=True algorithm.adv_estimator=grpo "

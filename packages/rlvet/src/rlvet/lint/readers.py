@@ -249,6 +249,14 @@ def _program(command: Command) -> str:
     return program
 
 
+def _script(command: Command) -> str:
+    """Return the shell script that a command runs with settings of its own; an empty text if it runs none."""
+    words = [word.text for word in command]
+    if words[0] in ("bash", "sh", "source", "."):
+        words = words[1:]
+    return words[0] if words and words[0].endswith(".sh") else ""
+
+
 def _read_command(command: Command, path: str) -> Configuration | None:
     """Read the configuration of a command; return None if it runs no known framework."""
     words = [word.text for word in command]
@@ -261,6 +269,9 @@ def _read_command(command: Command, path: str) -> Configuration | None:
         return None
     line = command[0].line
     settings["program"] = Setting(THE_COMMAND, program, line)
+    script = _script(command)
+    if script:
+        incomplete = incomplete or f"the script {script.replace(UNKNOWN, '?')}"
     if framework == "trl" and "config" in settings:
         incomplete = "the file that --config names"
     elif framework == "verl":
