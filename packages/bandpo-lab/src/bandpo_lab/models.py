@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bandpo_lab.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.files import replacing
 from bandpo_lab.tasks import EMBEDDED
 from bandpo_lab.tasks.multiplication import base_model_path
@@ -38,6 +39,7 @@ def smollm2_path() -> Path:
 
     Raises:
         ValueError: A package is missing; the message has the command that installs it.
+        RuntimeError: transformers cannot read the weights; the message names its version.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bandpo"
     folder = cache / "SmolLM2-135M-Instruct"
@@ -50,6 +52,30 @@ def smollm2_path() -> Path:
             f"model_name_or_path {SMOLLM2}: the packages with its weights are not installed; {INSTALL}"
         )
     [file] = Path(package.origin).parent.glob("*.gguf")
+    cache.mkdir(parents=True, exist_ok=True)
+    with replacing(folder) as unfinished:
+        try:
+            _convert(file, unfinished)
+        except Exception as error:  # of transformers, whose errors differ between versions
+            reason = " ".join(str(error).split())
+            versions = f"transformers {_installed('transformers')} and gguf {_installed('gguf')}"
+            raise RunProblem(
+                f"model_name_or_path {SMOLLM2}: {file.name} was not converted with {versions}: {reason}; transformers "
+                "5.0 to 5.24 convert it with gguf 0.19"
+            ) from error
+    return folder
+
+
+def _installed(package: str) -> str:
+    """Return the installed version of a package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file into a folder, with float32 weights."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
@@ -58,8 +84,9 @@ def smollm2_path() -> Path:
     assert model.generation_config is not None
     tokenizer.eos_token_id = model.generation_config.eos_token_id
     tokenizer.pad_token_id = model.generation_config.pad_token_id
-    cache.mkdir(parents=True, exist_ok=True)
-    with replacing(folder) as unfinished:
-        tokenizer.save_pretrained(unfinished)
-        model.save_pretrained(unfinished)
-    return folder
+    # The weights are in float32 by now, but transformers 5.17 and later refuse to save a model from a GGUF file.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)

