@@ -157,7 +157,7 @@ that are not in MATH-500, as the authors use them. `commonsenseqa-train` and `ap
 select.
 """
 
-GENERATED = ("multiplication", "multiplication-train")
+GENERATED = ("multiplication", "multiplication-train", "sums", "sums-train")
 """The sets that the package generates, of any size."""
 
 SIZE = 500

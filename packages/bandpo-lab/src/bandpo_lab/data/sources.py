@@ -295,14 +295,16 @@ def read_problem(value: Any) -> str:
 
 
 def _generate(name: str, requested_role: Role | None, size: int, seed: int) -> ProblemSet:
-    """Generate a set of the embedded task."""
-    from bandpo_lab.tasks import multiplication
+    """Generate a set of one of the package's tasks."""
+    from bandpo_lab.tasks import multiplication, sums
 
     if size < 1:
         raise InvalidValue(f"{name}: size = {size} must be at least 1")
     role: Role = "train" if name.endswith("-train") else "eval"
     _check_role(name, role, requested_role)
-    rows = multiplication.problems(role, size, seed)
+    task = name.removesuffix("-train")
+    generate = {"multiplication": multiplication.problems, "sums": sums.problems}[task]
+    rows = generate(role, size, seed)
     problems = tuple(Problem(f"{name}-{i}", row.prompt, row.answer) for i, row in enumerate(rows))
-    origin = {"generator": "bandpo_lab.tasks.multiplication", "revision": f"size {size}, seed {seed}"}
-    return ProblemSet(name, "multiplication", role, problems, origin, "apache-2.0", complete=True)
+    origin = {"generator": f"bandpo_lab.tasks.{task}", "revision": f"size {size}, seed {seed}"}
+    return ProblemSet(name, task, role, problems, origin, "apache-2.0", complete=True)
