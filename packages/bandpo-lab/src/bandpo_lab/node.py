@@ -16,7 +16,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,12 @@ PACKAGES = ("torch", "verl", "ray", "vllm", "transformers")
 """The packages whose versions are compared with the lock file."""
 MEGATRON_PACKAGES = ("megatron-core", "transformer-engine", "apex", "mbridge")
 """The packages that verl's Megatron engine needs."""
+PLUGIN = "bandpo.integrations.verl"
+"""The module of bandpo that verl loads as a plug-in, by an entry point of the package or by `EXTERNAL_MODULES`."""
+EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
+"""The environment variable with modules that each process of verl imports, separated by commas."""
+EXTERNAL_PLUGINS = "VERL_USE_EXTERNAL_PLUGINS"
+"""The environment variable with the names of the plug-ins that verl loads: ``auto`` for all, ``none``, or a list."""
 PORTS = {6379: "Ray", 8265: "Ray's dashboard and jobs"}
 """The ports of Ray's head node, with their services."""
 SHARED_MEMORY = 8.0
@@ -68,6 +74,8 @@ class Node:
     """The installed versions."""
     locked: Mapping[str, str] = field(default_factory=dict)
     """The versions in the lock file."""
+    plugin_problem: str = ""
+    """Why verl would not load bandpo's plug-in; empty if it would."""
     nvcc: str = ""
     """The path of the CUDA compiler; empty if there is none."""
     cores: int = 0
@@ -138,6 +146,7 @@ def examine_node(output: Path) -> Node:
         torch_gpus=torch_gpus,
         packages={name: version for name, version in versions.items() if version},
         locked=_locked_versions(),
+        plugin_problem=unseen_plugin() or "",
         nvcc=shutil.which("nvcc") or "",
         cores=len(os.sched_getaffinity(0)),
         memory=_memory(),
@@ -151,6 +160,32 @@ def examine_node(output: Path) -> Node:
         ray_running=(Path(ray_folder) / "ray_current_cluster").exists(),
         environment={name: value for name, value in environment.items() if value},
     )
+
+
+def unseen_plugin() -> str | None:
+    """Return why verl would not load bandpo's plug-in in this environment, with the fix; None if verl would.
+
+    A folder of sources on PYTHONPATH has no metadata, so verl finds no entry point in it. Its workers would then train
+    with the loss, without the checks of the settings and without the audit's metrics.
+    """
+    modules = os.environ.get(EXTERNAL_MODULES, "").split(",")
+    if PLUGIN in modules:
+        return None
+    install = (
+        f"install bandpo (pip install --no-deps ./packages/bandpo), or export {EXTERNAL_MODULES}={PLUGIN}"
+    )
+    names = {point.name for point in entry_points(group="verl.plugins") if point.value == PLUGIN}
+    if not names:
+        return (
+            f"verl does not see bandpo's plug-in: no installed package has an entry point of {PLUGIN}, and a folder of "
+            f"sources on PYTHONPATH has none; {install}"
+        )
+    plugins = os.environ.get(EXTERNAL_PLUGINS, "auto").strip().lower()
+    if plugins != "auto" and not names & {name.strip() for name in plugins.split(",")}:
+        return (
+            f"{EXTERNAL_PLUGINS}={plugins} keeps verl from loading bandpo's plug-in: unset it, or write auto"
+        )
+    return None
 
 
 def _nvidia_smi() -> tuple[tuple[Gpu, ...], str, str]:
@@ -259,6 +294,7 @@ def check_node(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) 
         *_check_use(node),
         *([_check_links(node)] if gpus > 1 else []),
         _check_packages(node),
+        _check_plugin(node),
         _check_attention(node),
         _check_compiler(node),
         _check_megatron(node),
@@ -400,6 +436,12 @@ def _check_packages(node: Node) -> Finding:
     return Finding("packages", "ok", evidence)
 
 
+def _check_plugin(node: Node) -> Finding:
+    if node.plugin_problem:
+        return Finding("plug-in", "stop", f"{PLUGIN} is not loaded by verl", node.plugin_problem)
+    return Finding("plug-in", "ok", f"verl loads {PLUGIN}")
+
+
 def _check_attention(node: Node) -> Finding:
     if "flash-attn" in node.packages:
         return Finding("FlashAttention", "ok", f"flash-attn {node.packages['flash-attn']}")
@@ -430,8 +472,8 @@ def _check_megatron(node: Node) -> Finding:
     missing = [name for name in MEGATRON_PACKAGES if name not in node.packages]
     evidence = f"{', '.join(installed) or 'none'} of {', '.join(MEGATRON_PACKAGES)}"
     consequence = (
-        "Needed for actor_rollout_ref.actor.strategy=megatron only, which no recipe uses and bandpo was not run with. "
-        "Its loss is the same function; "
+        "Needed for model_engine=megatron only, which no recipe uses and bandpo was not run with. Its loss is the same "
+        "function; "
     )
     if missing:
         consequence += (
@@ -586,8 +628,8 @@ NOT_VISIBLE_WHEN_IDLE = (
     ),
     (
         "Megatron",
-        "verl's settings for it are another file (--config-name ppo_megatron_trainer), with which the recipes cannot "
-        "be composed; a checkpoint is merged with --backend megatron",
+        "A recipe takes it with model_engine=megatron actor_rollout_ref.actor.strategy=megatron. Its checkpoints are "
+        "merged with --backend megatron",
     ),
 )
 """Problems of the first steps at full size that cannot be seen on an idle node, each with its topic."""

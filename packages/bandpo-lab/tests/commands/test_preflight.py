@@ -1,6 +1,10 @@
 """The checklist of a node: what would end a run is found, and a sound node is ready."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -8,7 +12,8 @@ from typer.testing import CliRunner
 
 from bandpo_lab import node
 from bandpo_lab.cli.app import app
-from bandpo_lab.node import Gpu, Node, check_node, examine_node, report
+from bandpo_lab.node import Gpu, Node, check_node, examine_node, report, unseen_plugin
+from helpers.sources import SOURCES
 
 LOCKED = {"torch": "2.11.0", "verl": "0.9.1", "ray": "2.60.0", "vllm": "0.24.0", "transformers": "5.9.0"}
 SOUND = Node(
@@ -58,6 +63,7 @@ def test_a_sound_node_is_ready():
         ({"gpus": 8 * (replace(SOUND.gpus[0], compute_mode="Exclusive_Process"),)}, "use of GPUs", "-c DEFAULT"),
         ({"gpus": 8 * (replace(SOUND.gpus[0], used=40.0),)}, "use of GPUs", "Free memory on device"),
         ({"packages": {"torch": "2.11.0"}}, "packages", "vllm is missing (lock: 0.24.0)"),
+        ({"plugin_problem": "it is not there: install bandpo"}, "plug-in", "install bandpo"),
         ({"libc": (2, 17)}, "packages", "glibc 2.28"),
         ({"shared_memory": 0.0625}, "shared memory", "--shm-size"),
         ({"free_space": {"checkpoints": 50.0}}, "disks", "take 110 GB"),
@@ -94,6 +100,51 @@ def test_what_slows_a_run_down_does_not_stop_it(changes, topic):
     changed = replace(SOUND, **changes)
     assert states(changed, nodes=2)[topic][0] == "look"
     assert report(changed, 8, 2)[1]
+
+
+MODULE = "bandpo.integrations.verl"
+POINT = EntryPoint("bandpo", MODULE, "verl.plugins")
+OTHER = EntryPoint("bandpo", "bandpo_fork.verl", "verl.plugins")
+
+
+@pytest.mark.parametrize(
+    ("points", "variables", "words"),
+    [
+        ((POINT,), {}, None),
+        ((POINT,), {"VERL_USE_EXTERNAL_PLUGINS": "AUTO"}, None),
+        ((POINT, OTHER), {"VERL_USE_EXTERNAL_PLUGINS": "other, bandpo"}, None),
+        ((), {"VERL_USE_EXTERNAL_MODULES": f"mine,{MODULE}"}, None),
+        ((POINT,), {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": MODULE}, None),
+        ((), {}, f"export VERL_USE_EXTERNAL_MODULES={MODULE}"),
+        ((OTHER,), {}, "pip install --no-deps ./packages/bandpo"),
+        ((), {"VERL_USE_EXTERNAL_MODULES": "mine"}, "no installed package"),
+        ((POINT,), {"VERL_USE_EXTERNAL_PLUGINS": "none"}, "VERL_USE_EXTERNAL_PLUGINS=none keeps verl from"),
+        ((POINT,), {"VERL_USE_EXTERNAL_PLUGINS": "other"}, "unset it, or write auto"),
+    ],
+)
+def test_a_plug_in_that_verl_does_not_see_is_said_with_the_fix(points, variables, words, monkeypatch):
+    for name in ("VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(node, "entry_points", lambda group: [p for p in points if p.group == group])
+    problem = unseen_plugin()
+    assert problem is None if words is None else words in problem
+
+
+def test_sources_on_pythonpath_alone_are_not_seen_by_verl(tmp_path):
+    """In a process without the metadata of bandpo, as where only its sources are on the path."""
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text(
+        "import importlib.metadata as m\n"
+        "found = m.distributions\n"
+        "m.distributions = lambda **k: (d for d in found(**k) if (d.name or '').lower() != 'bandpo')\n"
+    )
+    code = "from bandpo_lab.node import unseen_plugin; print(unseen_plugin())"
+    path = os.pathsep.join([str(tmp_path), *map(str, SOURCES)])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("VERL_USE")} | {"PYTHONPATH": path}
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert "verl does not see bandpo's plug-in" in process.stdout, process.stderr
 
 
 NVIDIA_SMI = """#!/bin/sh

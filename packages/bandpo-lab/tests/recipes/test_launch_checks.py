@@ -12,6 +12,7 @@ from bandpo_lab.cli.app import app
 from bandpo_lab.rehearsal import preflight
 
 LACKS_ATTENTION = preflight.lacks_attention
+ENGINE_PROBLEM = preflight.engine_problem
 RECIPE = ["--model", "qwen2.5-3b-instruct", "--method", "band-kl"]
 
 
@@ -27,6 +28,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr("bandpo_lab.rehearsal.preflight.lacks_attention", lambda _: False)
+    monkeypatch.setattr("bandpo_lab.rehearsal.preflight.engine_problem", lambda _: None)
     for name in files_of_the_recipe():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
@@ -183,6 +185,59 @@ def test_no_gpu_at_all_is_said(here, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert "sees no GPU" in refusal(*RECIPE)
     assert here == []
+
+
+def find_spec_without(missing, monkeypatch):
+    """Let all modules be found, except some."""
+    find = importlib.util.find_spec
+    engines = {"vllm": sys, "sglang": sys}
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *a: None if name in missing else engines.get(name) or find(name, *a),
+    )
+
+
+@pytest.mark.parametrize(("name", "engine"), [("vllm", "vLLM"), ("sglang", "SGLang")])
+def test_an_engine_that_is_not_installed_is_named(here, monkeypatch, name, engine):
+    monkeypatch.setattr("bandpo_lab.rehearsal.preflight.engine_problem", ENGINE_PROBLEM)
+    find_spec_without({name}, monkeypatch)
+    why = refusal(*RECIPE, f"actor_rollout_ref.rollout.name={name}")
+    assert f"{engine} is not installed, which is to generate (actor_rollout_ref.rollout.name={name})" in why
+    assert here == []
+    # A cluster's nodes are not looked at from here.
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert launched(*RECIPE, f"actor_rollout_ref.rollout.name={name}").exception is None
+
+
+@pytest.mark.parametrize(("free", "starts"), [(80.0, True), (56.0, True), (55.0, False), (3.0, False)])
+def test_memory_that_the_engine_claims_and_is_not_free_is_named(here, monkeypatch, free, starts):
+    monkeypatch.setattr("bandpo_lab.rehearsal.preflight.engine_problem", ENGINE_PROBLEM)
+    find_spec_without(set(), monkeypatch)
+    of_gpu = [(80 * 2**30, 80 * 2**30)] * 7 + [(int(free * 2**30), 80 * 2**30)]
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: of_gpu[index])
+    if starts:
+        assert launched(*RECIPE).exception is None
+    else:
+        why = refusal(*RECIPE)
+        assert "vLLM claims 56.0 GiB of GPU 7 (actor_rollout_ref.rollout.gpu_memory_utilization=0.7)" in why
+        assert f"{free:.1f} of 80.0 GiB are free" in why
+        assert here == []
+
+
+def test_a_plug_in_that_verl_does_not_see_is_said_at_the_start_and_in_a_rehearsal(here, monkeypatch):
+    from bandpo_lab.cli.recipes import SHIPPED
+    from bandpo_lab.rehearsal.shrink import compose
+
+    monkeypatch.setattr("bandpo_lab.node.entry_points", lambda group: [])
+    monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
+    assert "export VERL_USE_EXTERNAL_MODULES=bandpo.integrations.verl" in refusal(*RECIPE)
+    assert here == []
+    config = compose(
+        ["+paper/model=qwen2.5-3b-instruct", "+paper/rule=grpo", "+paper=recommended"], SHIPPED, "ppo_trainer"
+    )
+    check = preflight.validate(config)
+    assert not check.ok
+    assert "verl does not see bandpo's plug-in" in check.detail
 
 
 SDPA = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"

@@ -16,6 +16,7 @@ from typing import Any
 from bandpo.core.methods import Method
 from bandpo_lab.errors import InvalidValue, is_reported
 from bandpo_lab.files import is_path
+from bandpo_lab.node import unseen_plugin
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import named_unset, unset
 
@@ -35,7 +36,8 @@ def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             problem = (
-                misread_override(overrides, OmegaConf.to_yaml(config))
+                unseen_plugin()
+                or misread_override(overrides, OmegaConf.to_yaml(config))
                 or missing_value(config, overrides)
                 or _impossible_setting(config)
                 or _refusal(config, overrides)
@@ -292,12 +294,14 @@ def lacks_attention(config: Any) -> bool:
 def launch_problems(config: Any) -> list[str]:
     """Return a message for each thing that a launch of the recipe needs and this machine does not have.
 
-    Files are checked, and if Ray starts on this machine alone, GPUs and FlashAttention.
+    Files and the plug-in are checked, and if Ray starts on this machine alone, GPUs, the engine that generates, its
+    memory, and FlashAttention.
 
     Args:
         config: The recipe's composed config.
     """
-    problems = []
+    unseen = unseen_plugin()
+    problems = [unseen] if unseen else []
     # A client of a remote cluster does not see the cluster's files.
     if "://" not in os.environ.get("RAY_ADDRESS", ""):
         problems += absent_files(config, remote=True)
@@ -313,9 +317,41 @@ def launch_problems(config: Any) -> list[str]:
         problem = lacking_gpus(gpus, setting)
         if problem:
             problems.append(f"{problem}; to train on a cluster, set RAY_ADDRESS")
+        problem = engine_problem(config)
+        if problem:
+            problems.append(problem)
         if lacks_attention(config):
             problems.append(NO_FLASH_ATTENTION)
     return problems
+
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+"""The engines that generate responses, by their module, which is also their name in the settings of verl."""
+
+
+def engine_problem(config: Any) -> str | None:
+    """Return a message if the engine of the recipe is missing, or has not the memory that it will claim."""
+    import torch
+
+    rollout = config.actor_rollout_ref.rollout
+    engine = ENGINES.get(rollout.name)
+    if engine is None:
+        return None
+    if importlib.util.find_spec(rollout.name) is None:
+        return (
+            f"{engine} is not installed, which is to generate (actor_rollout_ref.rollout.name={rollout.name}): "
+            "docs/install.md has the environment for verl"
+        )
+    share = rollout.gpu_memory_utilization
+    for index in range(min(config.trainer.n_gpus_per_node, torch.cuda.device_count())):
+        free, total = torch.cuda.mem_get_info(index)
+        if free < share * total:
+            return (
+                f"{engine} claims {share * total / 2**30:.1f} GiB of GPU {index} "
+                f"(actor_rollout_ref.rollout.gpu_memory_utilization={share:g}), and {free / 2**30:.1f} of "
+                f"{total / 2**30:.1f} GiB are free: end what else is on the GPU (nvidia-smi), or lower that setting"
+            )
+    return None
 
 
 def _trains_on_cuda(config: Any) -> bool:
