@@ -45,6 +45,11 @@ audit | L.loss_mode=geo_mean C.rollout_is=token | > correction +.*geo_mean multi
 audit | C.rollout_is=token                   | > correction +by verl's driver, once a batch: rollout_is=token
 band  |                                      | > correction +none
 band  | +rllm.algorithm.loss_agg_mode=seq-mean-token-mean +rllm.algorithm.router_replay=disabled | > average +token-mean$
+band  | model_engine=megatron                | > average +token-mean$
+band  | model_engine=megatron A.strategy=fsdp2 | A.strategy=fsdp2 under model_engine=megatron: .*set A.strategy=megatron
+band  | A.strategy=megatron                  | A.strategy=megatron under model_engine=dp: .*set A.strategy=fsdp
+audit | model_engine=megatron A.strategy=fsdp | A.strategy=fsdp under model_engine=megatron
+band  | R.name=sglang                        | > average +token-mean$
 band  | C.bypass_mode=true C.rollout_rs=token_k1 C.rollout_rs_threshold=0.5_2.0 | rollout_rs=token_k1: .*bypass_mode=false
 audit | C.bypass_mode=true C.rollout_rs=token_k1 C.rollout_rs_threshold=0.5_2.0 | rollout_rs=token_k1: .*bypass_mode=false
 band  | C.bypass_mode=true C.rollout_is=token | rollout_is=token: .*bypass_mode=false
@@ -128,6 +133,9 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setattr(Driver, "prepare", lambda *_: None)  # whose hooks would outlast the test
 
 
+@pytest.mark.filterwarnings(
+    "ignore:set sequence parallel to false:UserWarning"
+)  # verl's, of Megatron on one GPU
 @pytest.mark.filterwarnings("ignore:Disabled critic:UserWarning")  # verl's
 @pytest.mark.parametrize(("target", "overrides", "outcome"), CASES, ids=lambda text: text[:70])
 def test_a_setting_does_what_it_says_or_is_refused_or_announced(target, overrides, outcome, capsys):

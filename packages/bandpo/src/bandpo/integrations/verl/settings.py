@@ -127,6 +127,29 @@ def check_required(config: DictConfig) -> None:
         value = OmegaConf.select(config, key)
         text = "null" if value is None else repr(value)
         refuse_if(not is_kind[kind](value), f"{key} must be {kind}, got {text}")
+    _check_engine(config)
+
+
+STRATEGIES = {"McoreActorConfig": ("megatron",), "FSDPActorConfig": ("fsdp", "fsdp2", "fsdp_turbo")}
+"""The strategies of verl's actors, by the class of their settings, which ``model_engine`` selects."""
+
+
+def _check_engine(config: DictConfig) -> None:
+    """Check that the actor's ``strategy`` is one of the engine that ``model_engine`` selects.
+
+    A recipe sets the strategy, and ``model_engine=megatron`` does not replace it.
+
+    Raises:
+        ValueError: the strategy is one of another engine.
+    """
+    actor = OmegaConf.select(config, ACTOR.rstrip(".")) or {}
+    strategy = actor.get("strategy")
+    fitting = STRATEGIES.get(str(actor.get("_target_")).rpartition(".")[2], (strategy,))
+    refuse_if(
+        strategy not in fitting,
+        f"{ACTOR}strategy={strategy} under model_engine={config.get('model_engine')}: parts of verl would take one "
+        f"engine, and parts the other; set {ACTOR}strategy={fitting[0]}, or another model_engine",
+    )
 
 
 def _check_section(config: DictConfig, key: str, deleted: Sequence[str]) -> DictConfig | None:
