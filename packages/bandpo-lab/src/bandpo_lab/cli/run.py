@@ -25,7 +25,9 @@ METHOD = "A rule of the recipes, any method such as 'GSPO(0.01)', or vanilla for
 
 def run_command(
     framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL use `bandpo-lab train`.")],
-    model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
+    model: Annotated[
+        str, typer.Option(help="A model of the recipes, a folder, smollm2, or a name on the hub.")
+    ],
     method: Annotated[str, typer.Option(help=METHOD)],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Further overrides for verl, which take precedence.")
@@ -64,7 +66,7 @@ def run_command(
     output = Path(output_dir).resolve()
     all_overrides = experiment(model, method, task, settings, config_dir)
     all_overrides += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
-    all_overrides += _downloaded_model(model, Path(data).resolve(), config_dir)
+    all_overrides += _local_model(model, Path(data).resolve(), config_dir, convert=not (rehearse or dry_run))
     all_overrides += user_overrides
     recipes = ["--config-dir", str(config_dir.resolve())]
     if rehearse:
@@ -283,10 +285,22 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
     return overrides
 
 
-def _downloaded_model(name: str, data: Path, recipes: Path) -> list[str]:
-    """Return the override with the folder to which `bandpo-lab setup` downloaded a model; empty if it did not."""
-    from bandpo_lab.downloads import downloaded_folder, hub_model
+def _local_model(name: str, data: Path, recipes: Path, *, convert: bool) -> list[str]:
+    """Return the override with the folder of a model that is on this machine; empty if it is not.
 
+    That is the folder to which `bandpo-lab setup` downloaded the model, or that of SmolLM2.
+
+    Args:
+        name: The model, as for `experiment`.
+        data: The folder of the data.
+        recipes: The folder of the recipes.
+        convert: If True, SmolLM2 is converted if it was not before.
+    """
+    from bandpo_lab.downloads import downloaded_folder, hub_model
+    from bandpo_lab.models import SMOLLM2, smollm2_folder, smollm2_path
+
+    if name == SMOLLM2:
+        return [f"actor_rollout_ref.model.path={smollm2_path() if convert else smollm2_folder()}"]
     model = hub_model(name, recipes)
     folder = downloaded_folder(model, data) if model else None
     return [f"actor_rollout_ref.model.path={folder}"] if folder else []
