@@ -3,6 +3,7 @@
     python scripts/first_hour.py --dry-run      # the plan, with times: `make first-hour FIRST_HOUR=--dry-run`
     python scripts/first_hour.py                # `make first-hour`; needs a GPU of 80 GB, verl and vLLM
     python scripts/first_hour.py --rehearse     # the same plan on a CPU: small models, one step each
+    python scripts/first_hour.py --small        # twelve minutes with SmolLM2, without a network, see one_card.py
     python scripts/first_hour.py --page         # update the table of docs/first-hour.md
 
 The script stops at the first stage that fails, and prints what to do. Stages that passed are not repeated.
@@ -12,19 +13,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 import shlex
-import subprocess
+import shutil
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-from bandpo_lab.cost import PARAMETERS, estimated_step, read_steps
+from bandpo_lab.cost import PARAMETERS, estimated_step
 from marked import write_between_marks
+from one_card import small_plan, small_table
+from stages import Stage, Steps, plan_rows, run_stages, table_rows
 
 ROOT = Path(__file__).parents[1]
 MODEL = "deepseek-r1-distill-qwen-1.5b"
@@ -43,29 +43,6 @@ START = 120
 """The assumed seconds for the start of Ray, the model and vLLM."""
 SLOW = 3.0
 """The ratio to the expected time above which a step is reported as too slow."""
-
-Steps = Mapping[int, Mapping[str, float]]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stage of the hour.
-
-    Attributes:
-        name: The name of the stage and of its log.
-        command: The command, executed from the root of a clone.
-        seconds: The expected duration.
-        shows: The output of a successful stage.
-        otherwise: The advice if the stage fails.
-        check: A function that returns the fault in the steps of a training; if None, the exit status decides.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    seconds: float
-    shows: str
-    otherwise: str
-    check: Callable[[Steps], str | None] | None = None
 
 
 def expected_step() -> float:
@@ -229,84 +206,20 @@ def fault(metrics_by_step: Steps, steps: int, seconds: float) -> str | None:
     return None
 
 
+COLUMNS = {
+    "s per step": ("timing_s/step",),
+    "reward": ("critic/score/mean",),
+    "entropy": ("actor/entropy",),
+    "clipped, A > 0": ("actor/clip_high",),
+    "clipped, A < 0": ("actor/clip_low",),
+    "GB": ("perf/max_memory_allocated_gb",),
+}
+"""The columns of the table at the end: seconds, reward, entropy, and the shares of tokens clipped."""
+
+
 def comparison_rows(runs: Mapping[str, Steps]) -> list[str]:
-    """Return the rows of a table of the trainings: seconds, reward, entropy, and the shares of tokens clipped."""
-    columns = {
-        "s per step": "timing_s/step",
-        "reward": "critic/score/mean",
-        "entropy": "actor/entropy",
-        "clipped, A > 0": "actor/clip_high",
-        "clipped, A < 0": "actor/clip_low",
-        "GB": "perf/max_memory_allocated_gb",
-    }
-    rows = ["| run | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
-    for name, steps in runs.items():
-        values = []
-        for key in columns.values():
-            logged = [metrics[key] for metrics in steps.values() if key in metrics]
-            values.append(f"{fmean(logged):.3g}" if logged else "")
-        rows.append(f"| {name} | {' | '.join(values)} |")
-    return rows
-
-
-def plan_rows(stages: list[Stage]) -> list[str]:
-    """Return the plan as the rows of a table, with the minute at which each stage begins."""
-    rows = ["| from minute | stage | expected | it shows | otherwise |", "| ---: | --- | ---: | --- | --- |"]
-    begin = 0.0
-    for stage in stages:
-        minutes = f"{stage.seconds / 60:.1f} min"
-        rows.append(f"| {begin / 60:.0f} | `{stage.name}` | {minutes} | {stage.shows} | {stage.otherwise} |")
-        begin += stage.seconds
-    return [*rows, f"| {begin / 60:.0f} | end | | | |"]
-
-
-def run_stages(stages: list[Stage], output: Path) -> int:
-    """Run the stages in order, and return the exit status. If a stage fails, print advice and return 1."""
-    output.mkdir(parents=True, exist_ok=True)
-    record = output / "passed.json"
-    passed: dict[str, list[str]] = json.loads(record.read_text()) if record.exists() else {}
-    trained: dict[str, Steps] = {}
-    for stage in stages:
-        log = output / f"{stage.name}.log"
-        if passed.get(stage.name) == list(stage.command):
-            print(f"{stage.name}: passed before", flush=True)
-        else:
-            print(f"{stage.name}: about {stage.seconds / 60:.1f} min; its log is {log}", flush=True)
-            start = time.monotonic()
-            status = _run_logged(stage.command, log)
-            seconds = time.monotonic() - start
-            problem = f"it ended with {status}" if status else None
-            if stage.check is not None:
-                problem = stage.check(read_steps(log.read_text(errors="replace").splitlines())) or problem
-            if problem:
-                print(
-                    f"{stage.name}: FAILED after {seconds:.0f} s: {problem}\n  {stage.otherwise}", flush=True
-                )
-                return 1
-            print(f"{stage.name}: passed in {seconds:.0f} s", flush=True)
-            passed[stage.name] = list(stage.command)
-            record.write_text(json.dumps(passed, indent=1))
-        if stage.check is not None:
-            trained[stage.name] = read_steps(log.read_text(errors="replace").splitlines())
-    if trained:
-        print("\n".join(["", *comparison_rows(trained)]))
-    return 0
-
-
-def _run_logged(command: tuple[str, ...], log: Path) -> int:
-    """Run a command with its output in a file, and return its exit status.
-
-    The pipe ends when the last child process has ended, so the file then holds the output of all of them.
-    """
-    with (
-        log.open("wb") as file,
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            file.flush()
-    return process.returncode
+    """Return the rows of a table of the trainings."""
+    return table_rows(runs, COLUMNS)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -316,16 +229,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--rehearse", action="store_true", help="Rehearse each training on this machine's CPU."
     )
+    parser.add_argument(
+        "--small", action="store_true", help="Twelve minutes with SmolLM2, without a network."
+    )
     parser.add_argument("--page", action="store_true", help="Write the plan into docs/first-hour.md.")
-    parser.add_argument("--steps", type=int, default=STEPS, help="Steps of each training.")
+    parser.add_argument(
+        "--steps", type=int, help=f"Steps of each training, by default {STEPS}; not with --small."
+    )
+    parser.add_argument(
+        "--trl-python", default=sys.executable, help="The Python with TRL, for --small; by default this one."
+    )
     parser.add_argument("--without", action="append", default=[], help="A stage to leave out; repeatable.")
     parser.add_argument("--data", type=Path, default=Path("data"), help="Folder of model and data.")
     parser.add_argument(
-        "--output-dir", type=Path, default=Path("runs/first-hour"), help="Folder for runs and logs."
+        "--output-dir", type=Path, help="Folder for runs and logs, by default runs/first-hour."
     )
     options = parser.parse_args(arguments)
-    data, output = options.data.resolve(), options.output_dir.resolve()
-    stages = plan(data, output, options.steps, options.rehearse)
+    name = "one-card" if options.small else "first-hour"
+    data, output = options.data.resolve(), (options.output_dir or Path("runs") / name).resolve()
+    if options.small:
+        if options.steps is not None:
+            parser.error("--steps is not an option of --small, whose steps fill twelve minutes")
+        if shutil.which(options.trl_python) is None:
+            parser.error(f"--trl-python {options.trl_python}: there is no such Python")
+        stages = small_plan(data, output, options.trl_python, options.rehearse)
+    else:
+        stages = plan(data, output, options.steps or STEPS, options.rehearse)
     unknown = {*options.without} - {stage.name for stage in stages}
     if unknown:
         parser.error(
@@ -333,12 +262,13 @@ def main(arguments: list[str] | None = None) -> int:
         )
     stages = [stage for stage in stages if stage.name not in options.without]
     if options.page:
-        write_between_marks(ROOT / "docs/first-hour.md", "first hour", plan_rows(stages))
+        mark = "twelve minutes" if options.small else "first hour"
+        write_between_marks(ROOT / "docs/first-hour.md", mark, plan_rows(stages))
         return 0
     if options.dry_run:
         print("\n".join([*plan_rows(stages), "", *(shlex.join(stage.command) for stage in stages)]))
         return 0
-    return run_stages(stages, output)
+    return run_stages(stages, output, small_table if options.small else comparison_rows)
 
 
 if __name__ == "__main__":

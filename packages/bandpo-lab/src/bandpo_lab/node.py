@@ -165,8 +165,9 @@ def examine_node(output: Path) -> Node:
 def unseen_plugin() -> str | None:
     """Return why verl would not load bandpo's plug-in in this environment, with the fix; None if verl would.
 
-    A folder of sources on PYTHONPATH has no metadata, so verl finds no entry point in it. Its workers would then train
-    with the loss, without the checks of the settings and without the audit's metrics.
+    A folder of sources on PYTHONPATH has no metadata, so verl finds no entry point in it. verl then meets bandpo late,
+    when it builds the settings of a loss of bandpo's. No setting is checked before Ray starts, and a loss that is named
+    by ``loss_mode`` alone is unknown.
     """
     modules = os.environ.get(EXTERNAL_MODULES, "").split(",")
     if PLUGIN in modules:

