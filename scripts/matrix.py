@@ -93,12 +93,17 @@ ADAPTER_TESTS = (
     f"{INTEGRATIONS}/test_trl_radius.py",
     f"{INTEGRATIONS}/test_trl_record.py",
 )
-TRL_TESTS = (*ADAPTER_TESTS, "packages/bandpo-lab/tests/training/test_training.py")
+TRL_TESTS = (
+    *ADAPTER_TESTS,
+    "packages/bandpo-lab/tests/training/test_training.py",
+    "packages/bandpo-lab/tests/commands/test_models.py",
+)
 VERL_TESTS = (
     f"{INTEGRATIONS}/test_verl.py",
     f"{INTEGRATIONS}/test_verl_announcement.py",
     f"{INTEGRATIONS}/test_verl_compositions.py",
     f"{INTEGRATIONS}/test_verl_contract.py",
+    f"{INTEGRATIONS}/test_verl_megatron.py",
     f"{INTEGRATIONS}/test_verl_settings.py",
     "packages/bandpo-lab/tests/recipes/test_compositions.py",
     "packages/bandpo-lab/tests/recipes/test_recipes.py",

@@ -40,6 +40,10 @@ COLUMNS = {
 """The columns of the table at the end, each with its metric of verl, of TRL and of `generate.py`."""
 
 
+CLIPPED = ("audit/clip_high", "audit/clip_low")
+"""The shares of tokens that a rule clips, by the sign of their advantage."""
+
+
 def small_plan(data: Path, output: Path, trl_python: str, rehearse: bool = False) -> list[Stage]:
     """Return all stages in order.
 
@@ -133,14 +137,18 @@ def trl_stage(rule: str, data: Path, output: Path, python: str, rehearse: bool) 
             python, "-m", "bandpo_lab", "train", *settings, "--use_cpu", "true", "--bf16", "false", "--use_vllm",
             "false", "--gradient_checkpointing", "false", "--num_generations", "4", "--per_device_train_batch_size",
             "4", "--max_completion_length", "16", "--learning_rate", "1e-3",
+            "--reward_funcs", "bandpo_lab.tasks.sums.share_of_digits",
         )  # fmt: skip
     return Stage(
         f"trl-{rule}",
         command,
         60 if rehearse else 140,
-        f"{updates} updates with a gradient" + ("" if rehearse else " and a reward above 0"),
+        f"{updates} updates with a gradient and a reward above 0"
+        + (", and clipped tokens" if rehearse else ""),
         "its log says which of these it was",
-        lambda steps: training_fault(steps, updates, rewards=not rehearse),
+        (lambda steps: training_fault(steps, updates) or unused_rule(steps))
+        if rehearse
+        else lambda steps: training_fault(steps, updates),
         lambda _: read_trl(folder / "metrics.jsonl"),
         limit=None if rehearse else 300,
     )
@@ -173,13 +181,22 @@ def generation_fault(steps: Steps) -> str | None:
     return None
 
 
-def training_fault(steps: Steps, count: int, rewards: bool = True) -> str | None:
+def unused_rule(steps: Steps) -> str | None:
+    """Return a message if a rehearsal clipped no token, so that it did not test the rule; None if it did."""
+    clipped = [metrics.get(name, 0.0) for metrics in steps.values() for name in CLIPPED]
+    return (
+        None
+        if any(clipped)
+        else "no token was clipped, so the rule was not tested: repeat with another --seed"
+    )
+
+
+def training_fault(steps: Steps, count: int) -> str | None:
     """Return the fault of a training with advice, or None.
 
     Args:
         steps: The metrics of each step.
         count: The planned number of steps.
-        rewards: If True, a training without any right answer is a fault.
     """
     missing = sorted({*range(1, count + 1)} - steps.keys())
     if missing:
@@ -191,7 +208,7 @@ def training_fault(steps: Steps, count: int, rewards: bool = True) -> str | None
     if not any(gradients.values()):
         return "every gradient is 0: all answers to a prompt have the same reward; look at the responses"
     scores = [_first(metrics, COLUMNS["reward"]) for metrics in steps.values()]
-    if rewards and not any(score > 0 for score in scores):  # NaN of an update without a batch is not above 0
+    if not any(score > 0 for score in scores):  # NaN of an update without a batch is not above 0
         return "no answer was right: look at the responses, and at `response_length/clip_ratio`"
     gaps = [_first(metrics, COLUMNS["difference of vLLM"]) for _, metrics in sorted(steps.items())]
     gaps = [gap for gap in gaps if not math.isnan(gap)]

