@@ -10,12 +10,14 @@ import time
 
 import pytest
 from omegaconf import OmegaConf
+from typer.testing import CliRunner
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
 
 import first_hour
 import train_eagerly
+from bandpo_lab.cli.app import app
 from bandpo_lab.cli.recipes import SHIPPED
 from one_card import RULES, generation_fault, read_trl, small_plan, small_table, training_fault, unused_rule
 from pages import ROOT
@@ -149,6 +151,57 @@ def test_without_vllm_one_sentence_says_so(script):
     assert process.returncode == 1
     assert process.stderr.splitlines()[-1].startswith("vLLM is not installed")
     assert "Traceback" not in process.stderr
+
+
+def trained(*words):
+    return CliRunner().invoke(app, ["train", "--use_vllm", "true", "--bf16", "false", *words])
+
+
+def test_trl_without_vllm_a_gpu_or_memory_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+    words = ["--output_dir", str(tmp_path / "run"), "--use_cpu", "true"]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *a: None if name == "vllm" else find(name, *a)
+    )
+    found = trained(*words).exception
+    assert isinstance(found, ImportError)
+    assert "vLLM is not installed: pip install 'trl[vllm]', or --use_vllm false" in str(found)
+
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *a: sys if name == "vllm" else find(name, *a)
+    )
+    found = trained(*words).exception
+    assert isinstance(found, RuntimeError)
+    assert "vLLM in this process needs a GPU" in str(found)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("free", "message"), [(40, None), (20, None), (19, "vLLM claims 20.0 GiB of GPU 0")])
+def test_memory_that_vllm_would_not_find_is_named(free, message, monkeypatch):
+    from types import SimpleNamespace
+
+    from bandpo_lab.cli.train import _check_engine
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *a: sys if name == "vllm" else find(name, *a)
+    )
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (free * 2**30, 80 * 2**30))
+    settings = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "use_cpu": False,
+        "vllm_gpu_memory_utilization": 0.25,
+    }
+    if message is None:
+        _check_engine(SimpleNamespace(**settings))
+    else:
+        with pytest.raises(RuntimeError, match=message):
+            _check_engine(SimpleNamespace(**settings))
+    _check_engine(SimpleNamespace(**settings | {"use_vllm": False}))
+    _check_engine(SimpleNamespace(**settings | {"vllm_mode": "server"}))
 
 
 def test_options_that_do_not_go_together_are_refused(capsys):

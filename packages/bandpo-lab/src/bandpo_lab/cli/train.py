@@ -5,11 +5,17 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from bandpo_lab.console import echo, print_table
+from bandpo_lab.engines import memory_problem, missing_engine
+from bandpo_lab.errors import MissingPackage, RunProblem
 from rlvet.cli import INTERRUPTED, stop
+
+if TYPE_CHECKING:
+    from bandpo_lab.training.arguments import TrainingConfig
 
 
 def train_command(context: typer.Context) -> None:
@@ -36,6 +42,7 @@ def train_command(context: typer.Context) -> None:
     from bandpo_lab.training.train import run_training
 
     arguments = parse_arguments(context.args)
+    _check_engine(arguments.training)
     if not sys.stderr.isatty():
         disable_progress_bar()  # of loading and saving; `ProgressBar` prints lines instead
     try:
@@ -62,3 +69,33 @@ def train_command(context: typer.Context) -> None:
     }
     for name, value in results.items():
         echo(f"{name:8} {value}")
+
+
+def _check_engine(training: TrainingConfig) -> None:
+    """Check that vLLM, if TRL is to use it, is installed and can start in this process.
+
+    TRL itself fails after it has loaded the model.
+
+    Raises:
+        ImportError: vLLM is not installed.
+        RuntimeError: There is no GPU, or too little of its memory is free.
+    """
+    if not training.use_vllm:
+        return
+    if missing_engine("vllm"):
+        raise MissingPackage(
+            "use_vllm: vLLM is not installed: pip install 'trl[vllm]', or --use_vllm false for transformers"
+        )
+    if training.vllm_mode != "colocate":
+        return
+    import torch
+
+    if training.use_cpu or not torch.cuda.is_available():
+        raise RunProblem(
+            f"use_vllm: vLLM in this process needs a GPU, and torch {torch.__version__} sees none (nvidia-smi), or "
+            "use_cpu is set: --use_vllm false generates with transformers"
+        )
+    share = training.vllm_gpu_memory_utilization
+    problem = memory_problem("vllm", "vllm_gpu_memory_utilization", share, torch.cuda.device_count())
+    if problem:
+        raise RunProblem(problem)

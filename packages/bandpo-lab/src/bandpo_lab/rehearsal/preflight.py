@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.core.methods import Method
+from bandpo_lab.engines import ENGINES, memory_problem, missing_engine
 from bandpo_lab.errors import InvalidValue, is_reported
 from bandpo_lab.files import is_path
 from bandpo_lab.node import unseen_plugin
@@ -325,33 +326,22 @@ def launch_problems(config: Any) -> list[str]:
     return problems
 
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
-"""The engines that generate responses, by their module, which is also their name in the settings of verl."""
-
-
 def engine_problem(config: Any) -> str | None:
     """Return a message if the engine of the recipe is missing, or has not the memory that it will claim."""
-    import torch
-
     rollout = config.actor_rollout_ref.rollout
-    engine = ENGINES.get(rollout.name)
-    if engine is None:
-        return None
-    if importlib.util.find_spec(rollout.name) is None:
+    prefix = "actor_rollout_ref.rollout."
+    engine = missing_engine(rollout.name)
+    if engine is not None:
         return (
-            f"{engine} is not installed, which is to generate (actor_rollout_ref.rollout.name={rollout.name}): "
-            "docs/install.md has the environment for verl"
+            f"{engine} is not installed, which is to generate ({prefix}name={rollout.name}): docs/install.md has the "
+            "environment for verl"
         )
-    share = rollout.gpu_memory_utilization
-    for index in range(min(config.trainer.n_gpus_per_node, torch.cuda.device_count())):
-        free, total = torch.cuda.mem_get_info(index)
-        if free < share * total:
-            return (
-                f"{engine} claims {share * total / 2**30:.1f} GiB of GPU {index} "
-                f"(actor_rollout_ref.rollout.gpu_memory_utilization={share:g}), and {free / 2**30:.1f} of "
-                f"{total / 2**30:.1f} GiB are free: end what else is on the GPU (nvidia-smi), or lower that setting"
-            )
-    return None
+    if rollout.name not in ENGINES:
+        return None
+    setting = f"{prefix}gpu_memory_utilization"
+    return memory_problem(
+        rollout.name, setting, rollout.gpu_memory_utilization, config.trainer.n_gpus_per_node
+    )
 
 
 def _trains_on_cuda(config: Any) -> bool:
