@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 
 from bandpo import KL, Band, FixedClip
-from bandpo_lab.study.optimizers import OPTIMIZERS
-from bandpo_lab.study.statistics import Curve, difference
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from map_page import read_parts
 from studies.grid import Grid, Key
 from studies.grid_report import DATA
+from studies.learning_rates import Curve, difference
+from studies.optimizers import OPTIMIZERS
 from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 

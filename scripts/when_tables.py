@@ -29,9 +29,8 @@ import numpy as np
 import pandas as pd
 
 from bandpo_lab.file_models import validate_as
+from bandpo_lab.interval import student
 from bandpo_lab.study.collect import RunResult
-from bandpo_lab.study.optimizers import OPTIMIZERS
-from bandpo_lab.study.statistics import Curve, difference, simulated_power, student
 from bandpo_lab.study.tables import signed
 from map_page import read_parts
 from marked import write_between_marks
@@ -39,6 +38,8 @@ from studies import luck, smollm2, staleness_report
 from studies.equal_reward import LEVELS, EqualReward, compare_at_equal_reward, metric_name
 from studies.grid import ARMS as GRID_ARMS
 from studies.grid_report import DATA, mean_gain
+from studies.learning_rates import Curve, difference, simulated_power
+from studies.optimizers import OPTIMIZERS
 from studies.smollm2 import CONSTANT
 from studies.smollm2_report import BEST_CONSTANT, SMALLEST, World, worlds_of
 from studies.staleness import CELLS, read_runs

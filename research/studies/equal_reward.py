@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bandpo_lab.interval import Interval
-from bandpo_lab.study.statistics import student
+from bandpo_lab.interval import Interval, student
 
 LEVELS = (0.3, 0.6, 0.9)
 """The mean rewards at which entropies are compared."""

@@ -1,4 +1,4 @@
-"""The grid of `studies.tables_map`: arms under four optimizers in many settings of `bandpo_lab.study.bandits`.
+"""The grid of `studies.tables_map`: arms under four optimizers in many settings of `studies.bandits`.
 
 Settings differ in the starting policy, luck, batch size, updates and lag. A cell is one arm in one setting under one
 optimizer, at all learning rates and seeds. Cells run in parallel, and each is written as one line of a file as soon as
@@ -27,7 +27,10 @@ from bandpo.core.rules import Band, ClipRule, FixedClip, Loosest, TwoSided, Uncl
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.files import drop_unfinished_line
 from bandpo_lab.interval import Interval
-from bandpo_lab.study.bandits import (
+from bandpo_lab.study.jobs import run_in_processes
+from bandpo_lab.study.provenance import commit, machine, now
+from rlvet.runs.files import read_jsonl
+from studies.bandits import (
     WRONG,
     Outcome,
     World,
@@ -41,11 +44,8 @@ from bandpo_lab.study.bandits import (
     two_stages,
     zipf,
 )
-from bandpo_lab.study.jobs import run_in_processes
-from bandpo_lab.study.optimizers import OPTIMIZERS
-from bandpo_lab.study.provenance import commit, machine, now
-from bandpo_lab.study.statistics import Curve, difference, remembering, simulated_coverage
-from rlvet.runs.files import read_jsonl
+from studies.learning_rates import Curve, difference, remembering, simulated_coverage
+from studies.optimizers import OPTIMIZERS
 
 Size = Literal["quick", "full"]
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bandpo import Band, FixedClip, Loosest, TotalVariation
-from bandpo_lab.study.bandits import RIGHT, zipf
+from studies.bandits import RIGHT, zipf
 
 if TYPE_CHECKING:
     from bandpo.core.rules import ClipRule

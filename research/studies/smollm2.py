@@ -211,7 +211,7 @@ STD_EPSILON = 1e-4
 COMMON = 0.1
 """The lowest probability of a common token."""
 HARD = 0.25
-"""A group is hard if at most this share of its continuations is rewarded, as in `bandpo_lab.study.bandits`."""
+"""A group is hard if at most this share of its continuations is rewarded, as in `studies.bandits`."""
 TOP_LAYERS = 2
 BASE_SAMPLES = 4
 """The number of continuations of each prompt by the base model, for its distance to the policy."""

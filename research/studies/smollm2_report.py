@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bandpo_lab.interval import Interval
+from bandpo_lab.interval import Interval, student
 from bandpo_lab.page import Page, Picture, Section
-from bandpo_lab.study.statistics import Curve, difference, simulated_coverage, student
 from bandpo_lab.study.tables import signed
 from bandpo_lab.style import add_legend, line_styles, plot_style
 from bandpo_lab.tables import Table
 from studies.equal_reward import LEVELS, entropy_at, metric_name
+from studies.learning_rates import Curve, difference, simulated_coverage
 from studies.predictions import read_predictions, verdict
 from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, groups_of_runs, read_runs
 

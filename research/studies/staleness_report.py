@@ -20,16 +20,10 @@ import numpy as np
 
 from bandpo_lab.interval import Interval
 from bandpo_lab.page import Page, Section
-from bandpo_lab.study.statistics import (
-    Curve,
-    difference,
-    interquartile_mean,
-    rank_correlation,
-    simulated_coverage,
-)
 from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
 from studies.equal_reward import LEVELS, entropy_at, metric_name
+from studies.learning_rates import Curve, difference, interquartile_mean, rank_correlation, simulated_coverage
 from studies.predictions import read_predictions, verdict
 from studies.staleness import ARMS, CELLS, FURTHER, Cell, Run, read_runs, runs
 

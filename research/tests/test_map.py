@@ -15,7 +15,9 @@ import when_tables
 
 pytest.importorskip("matplotlib")
 from bandpo import Band, FixedClip, Unclipped
-from bandpo_lab.study.bandits import (
+from pages import ROOT
+from studies import tables_map
+from studies.bandits import (
     falling_rate,
     positions,
     random_rewards,
@@ -24,10 +26,6 @@ from bandpo_lab.study.bandits import (
     two_stages,
     zipf,
 )
-from bandpo_lab.study.optimizers import OPTIMIZERS, HeadAndTrunk
-from bandpo_lab.study.statistics import Curve, difference, remembering, simulated_coverage
-from pages import ROOT
-from studies import tables_map
 from studies.grid import (
     ABOVE,
     ARMS,
@@ -44,6 +42,8 @@ from studies.grid import (
     run_grid,
 )
 from studies.grid_report import draw_grid, grid_text
+from studies.learning_rates import Curve, difference, remembering, simulated_coverage
+from studies.optimizers import OPTIMIZERS, HeadAndTrunk
 
 TINY = GridPlan("quick", seeds=4, batches=3, settings=[Setting("uniform", 0.05, 32, 2, 1, 0)])
 

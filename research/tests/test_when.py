@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from bandpo_lab.study.statistics import Curve, simulated_power
 from pages import ROOT
 from studies import smollm2
+from studies.learning_rates import Curve, simulated_power
 from studies.smollm2_report import worlds_of
 
 WHEN = (ROOT / "docs/when.md").read_text(encoding="utf-8")

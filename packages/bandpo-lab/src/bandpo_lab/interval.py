@@ -1,4 +1,4 @@
-"""Bootstrap intervals of a statistic over batches, seeds or problems."""
+"""Intervals of a statistic over batches, seeds or problems."""
 
 from __future__ import annotations
 
@@ -59,3 +59,19 @@ def bootstrap(
         rng=np.random.default_rng(0),
     )
     return Interval(value, *map(float, result.confidence_interval))
+
+
+def student(values: ArrayLike) -> Interval:
+    """Compute Student's interval of a mean at 95 %, for few values that are roughly normal, as paired differences are.
+
+    >>> interval = student([0.1, 0.2, 0.3])
+    >>> round(interval.low, 3), round(interval.high, 3)
+    (-0.048, 0.448)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    mean = float(array.mean())
+    if len(array) < 2 or not np.ptp(array):  # the interval is undefined if all values are equal
+        return Interval(mean, mean, mean)
+    standard_error = float(array.std(ddof=1)) / len(array) ** 0.5
+    half_width = float(stats.t.ppf(0.975, len(array) - 1)) * standard_error
+    return Interval(mean, mean - half_width, mean + half_width)

@@ -20,7 +20,7 @@ from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.schedules import TrainingState
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.study.optimizers import OPTIMIZERS
+from studies.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -133,17 +133,20 @@ def positions(p: float, luck: float = WRONG) -> World:
     return World([_start_with_rare(p)] * POSITIONS, [Stage(0, _first_is_right(luck))])
 
 
-def random_rewards(chance: float = 0.5) -> World:
-    """Return a world with eight decisions among 200 answers, of which none is better than another.
+def random_rewards(chance: float = 0.5, decisions: int = POSITIONS, answers: int = VOCABULARY) -> World:
+    """Return a world in which no answer is better than another.
 
-    The initial probability of the answer of rank k is proportional to k^-2, and the entropy 1.60 nats per decision.
+    The initial probability of the answer of rank k is proportional to k^-2. The entropy of 200 answers is 1.60 nats per
+    decision, that of 20 answers 1.33.
 
     Args:
         chance: The probability that a completion is rewarded.
+        decisions: The number of decisions.
+        answers: The number of answers of each decision.
     """
-    weights = [rank**-2.0 for rank in range(1, VOCABULARY + 1)]
+    weights = [rank**-2.0 for rank in range(1, answers + 1)]
     start = tuple(weight / sum(weights) for weight in weights)
-    return World([start] * POSITIONS, [Stage(0, (chance,) * VOCABULARY)])
+    return World([start] * decisions, [Stage(0, (chance,) * answers)])
 
 
 def _start_with_rare(p: float, wrong: Sequence[float] = (1,) * (ANSWERS - 1)) -> tuple[float, ...]:
@@ -245,6 +248,7 @@ def simulate(
     lag: int = 0,
     optimizer: str = "adam",
     rate_schedule: Callable[[float], float] = constant_rate,
+    first_seed: int = 0,
 ) -> Outcome:
     """Train tables with a method, GRPO's advantages and `bandpo.policy_loss`.
 
@@ -262,8 +266,9 @@ def simulate(
         batches: The number of batches that are sampled.
         lag: The number of batches that are sampled after a batch and before it is trained on. The last ``lag`` batches
             are not trained on.
-        optimizer: A name in `bandpo_lab.study.optimizers.OPTIMIZERS`.
+        optimizer: A name in `studies.optimizers.OPTIMIZERS`.
         rate_schedule: A function from the share of the training that is done to a factor of the learning rate.
+        first_seed: The seed of the random numbers of all seeds together.
 
     Raises:
         ValueError: A number is out of its range, or there is no optimizer of that name.
@@ -285,7 +290,7 @@ def simulate(
     start = torch.tensor(world.start).log().repeat(rows, 1, 1)
     policy = OPTIMIZERS[optimizer].build(start, seeds)
     rates = torch.tensor(learning_rates).repeat_interleave(seeds)[:, None, None]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(first_seed)
     statistics = _Statistics(rows)
     queue: deque[_Batch] = deque()
     for batch in range(batches):
