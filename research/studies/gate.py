@@ -420,9 +420,9 @@ def page(file: Path) -> str:
     lines = [
         "# The gate: where the known effects of a clip show",
         "",
-        "Written by `python -m studies.gate` from `research/results/gate/rows.jsonl`. A study that compares rules needs "
-        "a setting in which the best-known effects show: Clip-Higher ends with more entropy than clip 0.2, and no "
-        "bound differs from clip 0.2. Every setting that was tried is here, and its seeds are used by no study.",
+        "Written by `python -m studies.gate` from `research/results/gate/rows.jsonl`. A study that compares rules "
+        "needs a setting in which the best-known effects show: Clip-Higher ends with more entropy than clip 0.2, and "
+        "no bound differs from clip 0.2. Every setting that was tried is here, and its seeds are used by no study.",
         "",
         f"**{len(both)} of {len(tried)} settings show both effects**, "
         f"{sum(setting.cell.testbed == 'network' for setting in both)} of them in the network.",
@@ -438,8 +438,8 @@ def page(file: Path) -> str:
         "## All settings",
         "",
         "*Blocked*: the share of the gradient of rare winners that clip 0.2 dropped. *Entropy*: of clip 0.2 in the "
-        "last tenth of the batches, in nats per token. The next columns are differences from clip 0.2, paired by seed, with "
-        "Student's 95 % intervals. *Gate*: which effects are sure, the second if it is larger than "
+        "last tenth of the batches, in nats per token. The next columns are differences from clip 0.2, paired by "
+        "seed, with Student's 95 % intervals. *Gate*: which effects are sure, the second if it is larger than "
         f"{SMALLEST} in entropy or in mean reward.",
         "",
         table(settings).markdown(),

@@ -1,102 +1,101 @@
-"""`bandpo_lab.compare`: compare methods on small tables of logits, over learning rates, seeds and optimizers."""
+"""`bandpo_lab.compare`: train a small network with several methods side by side, and compare what they learn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
-
-import numpy as np
-import torch
-from tqdm import tqdm
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from bandpo.core._shown import as_html
-from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import Objective
-from bandpo.core.rule_check import check
 from bandpo.core.rules import ClipRule, Unclipped
-from bandpo.core.schedules import TrainingState
-from bandpo.core.text import as_method
-from bandpo_lab.errors import InvalidValue
-from bandpo_lab.interval import Interval
-from bandpo_lab.page import Picture
-from bandpo_lab.study.bandits import Outcome, World, rare_arm, simulate
-from bandpo_lab.study.optimizers import OPTIMIZERS
-from bandpo_lab.study.statistics import Curve, difference, student
-from bandpo_lab.style import add_legend, line_styles, plot_style
+from bandpo.core.text import as_method, as_text
+from bandpo_lab.console import echo
+from bandpo_lab.errors import InvalidValue, RunProblem
+from bandpo_lab.fast_loop import Run, Settings, check_method, train
+from bandpo_lab.interval import Interval, student
+from bandpo_lab.study.jobs import run_in_processes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MethodLike = Method | ClipRule | Objective | str
 """A method as an object or as its text."""
-WORLD = rare_arm(0.002)
-"""The default task."""
+WINDOW = 5
+"""The number of batches over which curves are averaged."""
+LEVELS: Mapping[str, float] = {"multiplication": 0.5, "mental": 0.1}
+"""The mean reward at which runs are compared, by task. Random rewards have none."""
 EQUAL = 0.02
 """The largest difference of mean rewards that is called equal: one answer in fifty."""
 ERROR_RATE = 0.05
-"""The probability that any difference under one optimizer is claimed falsely."""
-INTERVAL = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]"
-"""The format of a difference with its interval."""
-DISAGREE = "depends on the optimizer"
-"""The verdict if optimizers contradict each other."""
-OPEN = "is left open"
-"""The verdict if an interval contains 0 and differences larger than `EQUAL`."""
+"""The probability that any interval of a metric misses its true difference."""
+ONE_SEED = (
+    "One seed: two seeds of one rule often differ by more than two rules do. Several seeds give the differences "
+    "with intervals."
+)
+"""The sentence under a table of one seed."""
 
 
 def compare(
     methods: Sequence[Method | ClipRule | Objective | str],
     *,
     baseline: Method | ClipRule | Objective | str | None = None,
-    lags: Sequence[int] = (0, 4),
-    optimizers: Sequence[str] = tuple(OPTIMIZERS),
-    seeds: int = 64,
-    rates: Sequence[float] | None = None,
-    samples: int = 128,
-    world: World = WORLD,
+    seeds: int = 1,
+    task: str = "multiplication",
+    lag: int = 4,
+    epochs: int = 1,
+    minibatches: int = 4,
+    rate: float = 2e-4,
+    batches: int = 80,
+    workers: int | None = None,
+    folder: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Train small tables with each method and compare the mean rewards.
+    """Train a network of 335k parameters with each method, on the same problems and with the same random numbers.
 
-    This takes about a minute and is a screening before a model is trained. A table is a policy of one decision among 16
-    answers. One answer is rewarded with probability 0.97 and has the initial probability 0.002, so it is a rare winner;
-    the others are rewarded with probability 0.05. Training has 80 batches, each used once in 4 minibatches, with GRPO's
-    advantages in groups of 16 and `bandpo.policy_loss`.
+    Four methods take about a minute with one seed. The default is asynchronous training: the data are four batches old,
+    each batch has four updates, and the model learns to multiply. It nearly always answers at once, and wrong; with a
+    probability of 2 % it opens a scratchpad, and is then nearly always right. `bandpo_lab.fast_loop` is the program.
 
-    Every method runs at every learning rate with every seed, with the same random numbers for all methods. It runs on
-    fresh data and on data that is 4 batches old, as in asynchronous training, and under several optimizers, because the
-    best method depends on the optimizer. A method gains if it gains under all of them.
-
-    Results on tables need not hold for networks: see docs/when.md.
+    Results in this network need not hold for a large one: see docs/when.md.
 
     Args:
-        methods: Methods, as objects or texts. An objective alone gets no clip rule. Classes defined in a notebook are
-            accepted.
-        baseline: The method with which the others are compared; by default the last.
-        lags: The ages of the data in batches. Each is compared separately.
-        optimizers: Names in `bandpo_lab.study.optimizers.OPTIMIZERS`; by default all: ``adam``, ``head-and-trunk``,
-            ``shared-moment`` and ``momentum``.
-        seeds: The number of seeds of each method at each learning rate, at least 4.
-        rates: The learning rates, if there is one optimizer; by default eight for each optimizer.
-        samples: The number of samples in a batch, a multiple of 16.
-        world: The task, such as ``zipf(0.002)`` or ``dominant(0.01)`` of `bandpo_lab.study.bandits`.
+        methods: Methods, as objects or texts. An objective alone gets no clip rule. A class that was defined in a
+            notebook is accepted; its runs are made in this process, one after the other.
+        baseline: The method with which the others are compared; by default the first.
+        seeds: The number of seeds, from 0. With several, differences are paired by seed and have intervals.
+        task: ``multiplication``; ``mental``, where only direct answers count and much stays unsolved; or ``random``,
+            where rewards are coins.
+        lag: The age of the data in batches; 0 for fresh data.
+        epochs: The number of times that each batch is used.
+        minibatches: The number of updates in each epoch.
+        rate: Adam's learning rate.
+        batches: The number of batches.
+        workers: The number of processes; by default one for each core.
+        folder: The folder in which each run has a log, which ``rlvet diagnose`` reads, and from which the same call
+            goes on if it was interrupted. Nothing is written if not given.
+        say: A function that is called with lines of progress. Runs in other processes print theirs.
 
     Raises:
-        ValueError: A method does not pass `bandpo.check`, or depends on something that tables do not have: other
-            tokens, longer sequences, entropy or a controller. Or there are fewer than two methods, a number is out of
-            its range, or there are rates for several optimizers.
+        ValueError: There are fewer than two methods, one is given twice or does not pass `bandpo.check`, or a number is
+            out of its range.
+        RunProblem: The folder has runs with other settings, or a run has failed.
 
     >>> from bandpo_lab import compare
-    >>> one_optimizer = {"optimizers": ["shared-moment"], "rates": [0.08, 0.16]}
-    >>> comparison = compare(["Unclipped()", "FixedClip(0.2)"], lags=[4], seeds=16, **one_optimizer)
-    >>> comparison.verdicts[4, "Unclipped()"]
-    'gains'
+    >>> sizes = {"task": "random", "batches": 3, "lag": 1}
+    >>> comparison = compare(["FixedClip(0.2)", "BandPO()"], workers=1, **sizes)
+    >>> [row["method"] for row in comparison.table]
+    ['FixedClip(0.2)', 'BandPO()']
     """
     methods_by_name = {_name(method): _as_method(method) for method in methods}
     names = list(methods_by_name)
-    baseline_name = names[-1] if names else ""
+    baseline_name = names[0] if names else ""
     if baseline is not None:
         baseline_name = _name(baseline)
     if len(names) < 2 or len(names) < len(methods) or baseline_name not in names:
@@ -105,48 +104,18 @@ def compare(
             "give two or more methods, each once, and as baseline one of them; "
             f"got {listed}; baseline {baseline_name!r}"
         )
-    if seeds < 4 or not lags:
-        raise InvalidValue(f"compare takes at least 4 seeds and one lag, got {seeds=}, {lags=}")
-    unknown = [name for name in optimizers if name not in OPTIMIZERS]
-    if unknown or not optimizers:
-        listed = ", ".join(map(repr, unknown)) or "none"
-        raise InvalidValue(f"optimizers must be of {', '.join(OPTIMIZERS)}, got {listed}")
-    if rates is not None and len(optimizers) > 1:
-        raise InvalidValue(
-            f"learning rates of different optimizers are not comparable; give one optimizer with rates, got "
-            f"{', '.join(optimizers)}"
-        )
-    for name, method in methods_by_name.items():
-        _check_token_independence(name, method)
-    grids = {name: sorted(rates or OPTIMIZERS[name].rates) for name in optimizers}
-    outcomes: dict[Case, Outcome] = {}
-    # The tensors are so small that several threads would be slower.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        # The progress bar is shown on a terminal only.
-        for case in tqdm([Case(*key) for key in product(lags, optimizers, names)], disable=None, leave=False):
-            outcomes[case] = simulate(
-                world,
-                methods_by_name[case.method],
-                grids[case.optimizer],
-                seeds=seeds,
-                samples=samples,
-                epochs=1,
-                lag=case.lag,
-                optimizer=case.optimizer,
-            )
-    finally:
-        torch.set_num_threads(threads)
-    return Comparison(baseline_name, grids, outcomes)
-
-
-class Case(NamedTuple):
-    """The key of a simulation in a comparison."""
-
-    lag: int
-    optimizer: str
-    method: str
+    if seeds < 1:
+        raise InvalidValue(f"seeds={seeds}: choose at least 1")
+    jobs: list[_Job] = []
+    for seed in range(seeds):
+        for name, method in methods_by_name.items():
+            settings = Settings(as_text(method), task, lag, epochs, minibatches, rate, batches, seed=seed)
+            run_folder = None if folder is None else Path(folder) / _folder_name(name, seed)
+            jobs.append(_Job(name, settings, run_folder))
+    for job in jobs[: len(names)]:
+        check_method(job.settings)
+    runs = _run(jobs, workers or os.cpu_count() or 1, say)
+    return Comparison(baseline_name, runs)
 
 
 def _name(method: MethodLike) -> str:
@@ -157,67 +126,140 @@ def _as_method(method: MethodLike) -> Method:
     return Method(Unclipped(), method) if isinstance(method, Objective) else as_method(method)
 
 
-def _check_token_independence(name: str, method: Method) -> None:
-    """Check that a method can be compared on tables of logits, where each sample is a sequence of one token.
+def _folder_name(name: str, seed: int) -> str:
+    """Return the name of a run's folder.
 
-    Args:
-        name: The name of the method, for errors.
-        method: The method.
+    >>> _folder_name("FixedClip(0.2, 0.28)", 3)
+    'FixedClip-0.2-0.28-seed-3'
+    """
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.")
+    return f"{words}-seed-{seed}"
+
+
+class _Job(NamedTuple):
+    """A run to make."""
+
+    name: str
+    settings: Settings
+    folder: Path | None
+
+    @property
+    def title(self) -> str:
+        """The name of the run in a line of progress."""
+        return f"{self.name}, seed {self.settings.seed}"
+
+
+def _run(jobs: Sequence[_Job], workers: int, say: Callable[[str], None] | None) -> dict[str, list[Run]]:
+    """Make all runs, and return those of each method in order of the seeds.
 
     Raises:
-        ValueError: The gradient of a token depends on other tokens, or the method needs a quantity that tables do not
-            have, such as the age of the data.
+        RunProblem: A run has failed in its process, which has printed the reason.
     """
-    check(method)
-    for number in method.varying().values():
-        if number.needs != "progress":
-            raise InvalidValue(f"{name}: {number!r} needs {number.needs}, which a table does not have")
-    # Twenty sequences of four tokens, whose ratios are close to 1 in the first and far from 1 in the last.
-    generator = torch.Generator().manual_seed(0)
-    logp_old = torch.randn(20, 4, generator=generator).exp().neg()
-    change = torch.randn(20, 4, generator=generator) * torch.logspace(-2, 0.5, 20)[:, None]
-    advantages = torch.randn(20, 4, generator=generator)
-    logp = (logp_old + change).clamp(max=-1e-3).requires_grad_()
-
-    def loss(*tokens: torch.Tensor) -> torch.Tensor:
-        state = TrainingState(progress=0.5)
-        # Each row is one sequence, although the advantages differ between its tokens.
-        return policy_loss(*tokens, method=method, state=state, aggregation="sum", packed=False).loss
-
-    # The gradient of the batch must be that of the sum of the losses of single tokens.
-    tokens = (logp, logp_old, advantages)
-    flat_tokens = [tensor.flatten() for tensor in tokens]
-    token_losses = [loss(*(tensor[k].view(1, 1) for tensor in flat_tokens)) for k in range(logp.numel())]
-    (batch_gradient,) = torch.autograd.grad(loss(*tokens), logp)
-    (token_gradient,) = torch.autograd.grad(torch.stack(token_losses).sum(), logp)
-    if not torch.allclose(batch_gradient, token_gradient, rtol=1e-3, atol=1e-6):
-        raise InvalidValue(
-            f"{name} weights a token by others, of its sequence or its batch. A sample of a table is one token, and "
-            "tables of all seeds share a batch: compare it by bandpo-lab study"
+    runs: dict[int, Run] = {}
+    # A class of a notebook exists in this process only.
+    is_here = [workers == 1 or "__main__." in job.settings.method for job in jobs]
+    elsewhere = [index for index, here in enumerate(is_here) if not here]
+    calls = [
+        partial(
+            train,
+            jobs[index].settings,
+            jobs[index].folder,
+            partial(_print, jobs[index].title) if say else None,
         )
+        for index in elsewhere
+    ]
+    results = run_in_processes(calls, workers, preload=("bandpo_lab.fast_loop",)) if calls else iter(())
+    for position, result in results:
+        index = elsewhere[position]
+        if result.code or result.value is None:
+            raise RunProblem(
+                f"{jobs[index].title} has failed with status {result.code}; its process said why"
+            )
+        runs[index] = result.value
+    for index, job in enumerate(jobs):
+        if is_here[index]:
+            prefix = f"{job.title}: "
+            runs[index] = train(job.settings, job.folder, _prefixed(prefix, say) if say else None)
+    by_name: dict[str, list[Run]] = {}
+    for index, job in enumerate(jobs):
+        by_name.setdefault(job.name, []).append(runs[index])
+    return by_name
 
 
-class Row(TypedDict):
-    """The results of one method at one lag and learning rate, under one optimizer."""
+def _print(title: str, line: str) -> None:
+    """Print a line of progress of a run in another process."""
+    echo(f"{title}: {line}")
 
-    lag: int
-    optimizer: str
-    method: str
-    rate: float
-    reward: float
-    """The mean reward over all batches and seeds."""
-    end: float
-    """The mean reward over the last tenth of the batches and all seeds."""
-    blocked: float
-    """The share of the gradient of rare winners that the method dropped."""
-    difference: float
-    """The mean reward minus that of the baseline."""
-    low: float
-    """The lower end of the interval of the difference."""
-    high: float
-    """The upper end of the interval of the difference."""
-    verdict: str
-    """The conclusion from the interval, such as ``gains``."""
+
+def _prefixed(prefix: str, say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: say(prefix + line)
+
+
+# What is compared -----------------------------------------------------------------------------------------------------
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Return the mean over each value and those before it in a window of five batches.
+
+    >>> smooth([1, 2, 3, 4, 5, 6])
+    [1.0, 1.5, 2.0, 2.5, 3.0, 4.0]
+    """
+    windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
+    return [sum(window) / len(window) for window in windows]
+
+
+def blocked_so_far(run: Run) -> list[float]:
+    """Return the share of the gradient of rare winners (p < 0.1, A > 0) that was blocked in all batches so far.
+
+    It is NaN before the first rare winner.
+    """
+    blocked = 0.0
+    total = 0.0
+    shares: list[float] = []
+    for line in run.log:
+        mass = line.get("audit/mass_positive_below_0.1", 0.0)
+        total += mass
+        blocked += mass * line.get("audit/blocked_mass_below_0.1", 0.0)
+        shares.append(blocked / total if total else math.nan)
+    return shares
+
+
+METRICS: Mapping[str, str] = {
+    "reward": "mean reward",
+    "batches": "batches to {level:g}",
+    "entropy": "entropy at {level:g}",
+    "end": "end",
+    "pass@32": "pass@32",
+    "last_entropy": "last entropy",
+    "blocked": "blocked",
+}
+"""The metrics of a run, each with its column in the table.
+
+- ``reward``: the mean reward over all batches.
+- ``batches``: the number of batches until the mean reward of five batches is at the level of `LEVELS`; infinite if
+  never.
+- ``entropy``: the entropy (nats per token) of those five batches; NaN if never.
+- ``end``: the share of right answers to held-out problems after training; ``pass@32``, with 32 answers to each.
+- ``last_entropy``: the mean entropy in the last five batches.
+- ``blocked``: the share of the gradient of rare winners that the method blocked, over all updates.
+"""
+
+
+def metrics(run: Run) -> dict[str, float]:
+    """Compute the metrics of a run, of which `METRICS` says what they are."""
+    rewards = smooth(run.curve("reward"))
+    entropies = smooth(run.curve("entropy"))
+    level = LEVELS.get(run.settings.task, math.inf)
+    reached = next((batch for batch, reward in enumerate(rewards) if reward >= level), None)
+    return {
+        "reward": sum(run.curve("reward")) / len(run.log),
+        "batches": math.inf if reached is None else reached + 1,
+        "entropy": math.nan if reached is None else entropies[reached],
+        "end": run.scores["pass@1"],
+        "pass@32": run.scores["pass@32"],
+        "last_entropy": entropies[-1],
+        "blocked": blocked_so_far(run)[-1],
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -226,189 +268,196 @@ class Comparison:
 
     Attributes:
         baseline: The method with which the others are compared.
-        rates: The learning rates of each optimizer.
-        outcomes: The results of each simulation.
+        runs: The runs of each method, in order of the seeds.
     """
 
     baseline: str
-    rates: Mapping[str, Sequence[float]]
-    outcomes: Mapping[Case, Outcome]
+    runs: Mapping[str, Sequence[Run]]
 
-    @cached_property
-    def curves(self) -> dict[Case, Curve]:
-        """The mean reward over all batches of each simulation, by learning rate and seed."""
-        return {
-            case: Curve(self.rates[case.optimizer], outcome.auc.double().numpy())
-            for case, outcome in self.outcomes.items()
-        }
+    @property
+    def seeds(self) -> int:
+        """The number of seeds."""
+        return len(self.runs[self.baseline])
 
-    @cached_property
-    def table(self) -> list[Row]:
-        """One row for each lag, optimizer and method, at the rate that is best on other seeds than it is scored on.
+    @property
+    def settings(self) -> Settings:
+        """The settings of the first run, of which all runs share those that are not the method or the seed."""
+        return self.runs[self.baseline][0].settings
 
-        ``difference`` is the mean reward minus that of the baseline on the same seeds. Its interval, from ``low`` to
-        ``high``, is from a nested bootstrap, in which seeds are resampled and rates are chosen again each time. The
-        joint coverage of all intervals of one optimizer is 95 %.
+    def values(self, method: str, metric: str) -> list[float]:
+        """Return a metric of `METRICS` for each seed."""
+        return [metrics(run)[metric] for run in self.runs[method]]
+
+    def difference(self, method: str, metric: str) -> Interval | None:
+        """Return a metric minus that of the baseline, paired by seed, with Student's interval.
+
+        The intervals of one metric contain all true differences from the baseline with a probability of 95 %, by
+        Bonferroni's correction.
+
+        Returns:
+            The difference; None with one seed, or if a seed has no finite value.
         """
-        comparisons = {(case.lag, case.method) for case in self.curves if case.method != self.baseline}
-        level = 1 - ERROR_RATE / len(comparisons)
-        return [self._row(case, curve.best, curve, level, draws=4000) for case, curve in self.curves.items()]
+        pairs = zip(self.values(method, metric), self.values(self.baseline, metric), strict=True)
+        differences = [ours - theirs for ours, theirs in pairs]
+        if len(differences) < 2 or not all(map(math.isfinite, differences)):
+            return None
+        return student(differences, level=1 - ERROR_RATE / (len(self.runs) - 1))
 
-    @cached_property
-    def by_rate(self) -> list[Row]:
-        """One row for each lag, optimizer, method and rate, with the 95 % interval of the difference at that rate."""
-        rows: list[Row] = []
-        for case, curve in self.curves.items():
-            rows += [self._row(case, index, curve.at_rate(index)) for index in range(len(curve.rates))]
+    @property
+    def table(self) -> list[dict[str, str | float | None]]:
+        """One row for each method: its name, and the mean of each metric over the seeds.
+
+        A mean is None where a seed has no finite value, such as the batches to a level that it never reached.
+        """
+        rows: list[dict[str, str | float | None]] = []
+        for method in self.runs:
+            row: dict[str, str | float | None] = {"method": method}
+            for metric in METRICS:
+                values = self.values(method, metric)
+                mean = sum(values) / len(values)
+                row[metric] = round(mean, 4) if math.isfinite(mean) else None
+            rows.append(row)
         return rows
 
-    @cached_property
-    def verdicts(self) -> dict[tuple[int, str], str]:
-        """The verdict for each lag and each method except the baseline, under all optimizers.
-
-        It is ``"gains"`` or ``"loses"`` only if that holds under every optimizer, and ``"depends on the optimizer"`` if
-        one optimizer has a gain and another a loss.
-        """
-        by_method: dict[tuple[int, str], list[str]] = {}
-        for row in self.table:
-            if row["method"] != self.baseline:
-                by_method.setdefault((row["lag"], row["method"]), []).append(row["verdict"])
-        return {key: _common_verdict(verdicts) for key, verdicts in by_method.items()}
-
-    def _row(self, case: Case, rate: int, curve: Curve, level: float = 0.95, draws: int = 1000) -> Row:
-        """Return the row of a simulation, with the difference from the baseline of the same lag and optimizer.
-
-        Args:
-            case: The simulation.
-            rate: The index of the learning rate for the columns ``rate``, ``end`` and ``blocked``.
-            curve: The mean rewards by learning rate and seed, for the columns ``reward`` and ``difference``. If it has
-                several rates, each bootstrap sample chooses the best one.
-            level: The nominal coverage of the interval.
-            draws: The number of bootstrap samples.
-        """
-        baseline = self.curves[case._replace(method=self.baseline)]
-        seeds = curve.scores.shape[1]
-        # If the curve has one rate only, compare it with the baseline at the same rate.
-        if len(curve.rates) < len(baseline.rates):
-            baseline = baseline.at_rate(rate)
-        interval = difference(
-            curve.resampled_scores, baseline.resampled_scores, [0] * seeds, draws=draws, level=level
-        )
-        outcome = self.outcomes[case]
-        return {
-            "lag": case.lag,
-            "optimizer": case.optimizer,
-            "method": case.method,
-            "rate": self.rates[case.optimizer][rate],
-            "reward": float(curve.resampled_scores(np.ones((1, seeds)))[0]),
-            "end": float(outcome.end[rate].mean()),
-            "blocked": float(outcome.blocked[rate].nanmean()),
-            "difference": interval.value,
-            "low": interval.low,
-            "high": interval.high,
-            "verdict": verdict(interval),
-        }
-
-    def _rows(self, lag: int, method: str) -> list[Row]:
-        """Return the rows of a method at one lag, one for each optimizer."""
-        return [row for row in self.table if (row["lag"], row["method"]) == (lag, method)]
-
-    def _clause(self, lag: int, method: str) -> str:
-        """Return the verdict on a method at one lag as a clause of a sentence, with the intervals."""
-        rows = self._rows(lag, method)
-        if self.verdicts[lag, method] == DISAGREE:
-            texts = [("{verdict} under {optimizer} (" + INTERVAL + ")").format(**row) for row in rows]
-            return f"{method} {DISAGREE}: it {', '.join(texts)}"
-        texts = [("{optimizer} " + INTERVAL).format(**row) for row in rows]
-        return f"{method} {self.verdicts[lag, method]} ({', '.join(texts)})"
+    @property
+    def differences(self) -> list[dict[str, str | list[float] | None]]:
+        """One row for each method except the baseline, with the value and the interval of each difference."""
+        rows: list[dict[str, str | list[float] | None]] = []
+        for method in self.runs:
+            if method == self.baseline:
+                continue
+            row: dict[str, str | list[float] | None] = {"method": method}
+            for metric in METRICS:
+                interval = self.difference(method, metric)
+                row[metric] = None if interval is None else [round(x, 4) for x in interval]
+            rows.append(row)
+        return rows
 
     @property
     def sentence(self) -> str:
         """The result in words."""
-        lags = dict.fromkeys(case.lag for case in self.curves)
+        settings = self.settings
+        data = f"data {settings.lag} batches old" if settings.lag else "fresh data"
+        terms = (
+            f"{settings.task}, {data}, {settings.epochs} × {settings.minibatches} updates, rate {settings.rate:g}, "
+            f"{settings.batches} batches"
+        )
+        if self.seeds == 1:
+            return f"{terms}. {ONE_SEED}"
         clauses: list[str] = []
-        for lag in lags:
-            method_clauses = [
-                self._clause(lag, method) for verdict_lag, method in self.verdicts if verdict_lag == lag
-            ]
-            clauses.append(f"on {data_name(lag)} {', '.join(method_clauses)}")
-        first = next(iter(self.outcomes.values()))
-        rates, seeds, _ = first.rewards.shape
-        titles = ", ".join(OPTIMIZERS[name].title for name in self.rates)
-        terms = f"each at its best of {rates} learning rates, {seeds} seeds, trained by {titles}"
-        return f"Mean reward against {self.baseline}, {terms}: {'; '.join(clauses)}."
+        for method in self.runs:
+            interval = None if method == self.baseline else self.difference(method, "reward")
+            if interval is not None:
+                clauses.append(f"{method} {verdict(interval)} ({_signed(interval)})")
+        return f"Mean reward against {self.baseline}, {self.seeds} seeds, {terms}: {', '.join(clauses)}."
 
-    @plot_style()
-    def figure(self) -> Figure:
-        """Plot the mean reward by learning rate, with a row of panels for each lag and a column for each optimizer."""
-        from matplotlib.figure import Figure
-
-        lags = list(dict.fromkeys(case.lag for case in self.curves))
-        methods = list(dict.fromkeys(case.method for case in self.curves))
-        optimizers = list(self.rates)
-        styles = line_styles(methods)
-        seeds = next(iter(self.outcomes.values())).rewards.shape[1]
-        width = max(4.2, 2.6 * len(optimizers))
-        figure = Figure(figsize=(width, 1 + 2.6 * len(lags)))
-        panels = figure.subplots(len(lags), len(optimizers), squeeze=False, sharey=True)
-        for lag, row in zip(lags, panels, strict=True):
-            for optimizer, axes in zip(optimizers, row, strict=True):
-                for method in methods:
-                    curve = self.curves[Case(lag, optimizer, method)]
-                    intervals = [student(scores) for scores in curve.scores]
-                    means, low, high = np.transpose(intervals)
-                    options = styles[method].options()
-                    axes.errorbar(
-                        curve.rates, means, [means - low, high - means], **options, capsize=2, label=method
-                    )
-                axes.set_title(f"{optimizer}\n{data_name(lag)}")
-                axes.set(xscale="log", xlabel="learning rate")
-            row[0].set_ylabel(f"mean reward (n = {seeds} seeds)")
-        add_legend(figure, 2)
-        return figure
+    def _columns(self) -> dict[str, str]:
+        """Return the columns of the table by metric, without those that the task does not have."""
+        level = LEVELS.get(self.settings.task)
+        titles: dict[str, str] = {}
+        for metric, title in METRICS.items():
+            if level is not None:
+                titles[metric] = title.format(level=level)
+            elif "{" not in title:
+                titles[metric] = title
+        return titles
 
     def _cells(self) -> tuple[list[str], list[list[str]]]:
-        """Return the table as text: its header and its rows."""
+        """Return the table of means as text: its header and its rows."""
+        columns = self._columns()
         rows: list[list[str]] = []
         for row in self.table:
-            case = Case(row["lag"], row["optimizer"], row["method"])
-            edge = ", at the edge" if self.curves[case].at_edge else ""
-            interval = "baseline" if case.method == self.baseline else INTERVAL.format(**row)
-            rows.append(
-                [
-                    str(case.lag),
-                    case.optimizer,
-                    case.method,
-                    f"{row['reward']:.3f}",
-                    interval,
-                    f"{row['end']:.3f}",
-                    f"{row['rate']:.2g}{edge}",
-                    f"{row['blocked']:.0%}",
-                ]
-            )
-        header = ["lag", "optimizer", "method", "reward", "difference", "end", "best rate", "blocked"]
-        return header, rows
+            cells = [str(row["method"])]
+            for metric in columns:
+                cells.append(_shown(metric, row[metric]))
+            rows.append(cells)
+        return ["method", *columns.values()], rows
+
+    def _difference_cells(self) -> tuple[list[str], list[list[str]]]:
+        """Return the table of differences as text: its header and its rows."""
+        columns = {metric: title for metric, title in self._columns().items() if metric != "blocked"}
+        rows: list[list[str]] = []
+        for method in self.runs:
+            if method == self.baseline:
+                continue
+            cells = [method]
+            for metric in columns:
+                interval = self.difference(method, metric)
+                cells.append("–" if interval is None else _signed(interval, 1 if metric == "batches" else 3))
+            rows.append(cells)
+        return [f"minus {self.baseline}", *columns.values()], rows
 
     def __repr__(self) -> str:
-        header, rows = self._cells()
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (header, *rows)]
-        return "\n".join([*lines, "", self.sentence])
+        parts = [_aligned(*self._cells())]
+        if self.seeds > 1:
+            parts.append(_aligned(*self._difference_cells()))
+        return "\n\n".join([*parts, self.sentence])
 
     def _repr_html_(self) -> str:
-        picture = Picture("compare", self.figure(), "").data_uri()
-        return f'<div><img src="{picture}" alt="">{as_html(self.sentence, *self._cells())}</div>'
+        html = as_html(self.sentence, *self._cells())
+        if self.seeds > 1:
+            html += as_html("", *self._difference_cells())
+        try:
+            from bandpo_lab.page import Picture
+
+            picture = Picture("compare", self.figure(), "").data_uri()
+        except ModuleNotFoundError:  # matplotlib or jinja2
+            return f"<div>{html}</div>"
+        return f'<div><img src="{picture}" alt="">{html}</div>'
+
+    def figure(self) -> Figure:
+        """Plot reward, entropy and the blocked share by batch, averaged over five batches and over the seeds."""
+        from matplotlib.figure import Figure
+
+        from bandpo_lab.style import add_legend, line_styles, plot_style
+
+        panels: dict[str, Callable[[Run], list[float]]] = {"Mean reward": _smooth_curve("reward")}
+        if self.settings.task == "multiplication":
+            panels["Answers with a scratchpad"] = _smooth_curve("scratchpad")
+        panels["Entropy (nats per token)"] = _smooth_curve("entropy")
+        panels["Blocked so far, of rare winners"] = blocked_so_far
+        columns = 2 if len(panels) == 4 else len(panels)
+        rows = len(panels) // columns
+        with plot_style():
+            figure = Figure(figsize=(4.5 * columns, 0.8 + 2.6 * rows))
+            styles = line_styles(self.runs)
+            axes_of_panels = figure.subplots(rows, columns, squeeze=False).flat
+            for axes, (title, curve) in zip(axes_of_panels, panels.items(), strict=True):
+                for method, runs in self.runs.items():
+                    style = styles[method]
+                    curves = [curve(run) for run in runs]
+                    means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+                    batches = range(1, len(means) + 1)
+                    axes.plot(
+                        batches, means, color=style.colour, linestyle=style.line, marker="", label=method
+                    )
+                axes.set(title=title, xlabel="batch", ylim=(0, None))
+            add_legend(figure, 2)
+        return figure
 
 
-def _common_verdict(verdicts: Sequence[str]) -> str:
-    """Return the verdict that holds under every optimizer.
+def _smooth_curve(name: str) -> Callable[[Run], list[float]]:
+    return lambda run: smooth(run.curve(name))
 
-    >>> _common_verdict(["gains", "gains"]), _common_verdict(["gains", "loses"]), _common_verdict(["gains", OPEN])
-    ('gains', 'depends on the optimizer', 'is left open')
-    """
-    if len(set(verdicts)) == 1:
-        return verdicts[0]
-    return DISAGREE if {"gains", "loses"} <= set(verdicts) else OPEN
+
+def _shown(metric: str, value: str | float | None) -> str:
+    """Return the mean of a metric as text."""
+    if not isinstance(value, (int, float)):
+        return "never" if metric == "batches" else "–"
+    if metric == "batches":
+        return f"{value:.1f}"
+    return f"{value:.0%}" if metric == "blocked" else f"{value:.3f}"
+
+
+def _signed(interval: Interval, digits: int = 3) -> str:
+    value, low, high = (f"{x:+.{digits}f}" for x in interval)
+    return f"{value} [{low}, {high}]"
+
+
+def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (header, *rows))
 
 
 def verdict(interval: Interval) -> str:
@@ -423,9 +472,4 @@ def verdict(interval: Interval) -> str:
         return "loses"
     if interval.low >= -EQUAL and interval.high <= EQUAL:
         return f"equals it within {EQUAL}"
-    return OPEN
-
-
-def data_name(lag: int) -> str:
-    """Return the age of the data in words."""
-    return f"data {lag} batches old" if lag else "fresh data"
+    return "is left open"

@@ -15,7 +15,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +27,7 @@ from bandpo.audit.metrics import Audit, logged
 from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
+from bandpo.core.rule_check import check
 from bandpo.core.rules import Band
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method, importable_current_folder
@@ -46,8 +47,6 @@ MAX_GRAD_NORM = 1.0
 """The norm to which the gradient of an update is clipped."""
 STD_EPSILON = 1e-4
 """The constant that TRL adds to the standard deviation of a group's rewards."""
-HELD_OUT = 32
-"""The number of held-out problems."""
 HELD_OUT_SAMPLES = 32
 """The number of answers to each held-out problem."""
 PASS_AT = (1, 8, 32)
@@ -98,13 +97,15 @@ class Settings:
     """The number of problems of a batch."""
     samples: int = 16
     """The number of answers to each problem, which are a group."""
+    held_out: int = 32
+    """The number of held-out problems, each with `HELD_OUT_SAMPLES` answers."""
     eval_every: int = 0
     """The number of batches between two evaluations on held-out problems; 0 for one at the end only."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise InvalidValue(f"task={self.task!r}: choose one of {', '.join(TASKS)}")
-        for name in ("epochs", "minibatches", "batches", "prompts"):
+        for name in ("epochs", "minibatches", "batches", "prompts", "held_out"):
             if getattr(self, name) < 1:
                 raise InvalidValue(f"{name}={getattr(self, name)}: choose at least 1")
         for name in ("lag", "eval_every", "seed"):
@@ -488,6 +489,18 @@ def train(settings: Settings, folder: Path | None, say: Callable[[str], None] | 
         torch.set_num_threads(threads)
 
 
+def check_method(settings: Settings) -> None:
+    """Check a method by one small update, before a run is begun.
+
+    Raises:
+        ValueError: The method does not pass `bandpo.check`, or depends on a quantity that the loop does not have.
+    """
+    sizes = {"lag": 0, "epochs": 1, "minibatches": 1, "batches": 1, "prompts": 1, "samples": 2}
+    training = _Training(replace(settings, **sizes), None)
+    check(training.method)
+    training.train_batch()
+
+
 def read_run(folder: Path) -> Run:
     """Read a run that has ended from its folder."""
     content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
@@ -552,7 +565,7 @@ class _Training:
         tenth = max(1, self.settings.batches // 10)
         while len(self.log) < self.settings.batches:
             began = time.process_time()
-            line = self._train_batch()
+            line = self.train_batch()
             if self.settings.eval_every and line["step"] % self.settings.eval_every == 0:
                 line |= {f"eval/{name}": score for name, score in self._scores().items()}
             self.log.append(line)
@@ -573,7 +586,7 @@ class _Training:
             (self.folder / CHECKPOINT).unlink()
         return run
 
-    def _train_batch(self) -> dict[str, float]:
+    def train_batch(self) -> dict[str, float]:
         """Sample a batch, make the updates with the one whose turn it is, and return the metrics."""
         settings = self.settings
         chosen = torch.randint(len(self.pool), (settings.prompts,), generator=self.numbers)
@@ -612,14 +625,14 @@ class _Training:
         """Compute pass@k on held-out problems, with the same random numbers each time."""
         batch = sample(
             self.network,
-            multiplication.problems("eval", HELD_OUT),
+            multiplication.problems("eval", self.settings.held_out),
             HELD_OUT_SAMPLES,
             # Where rewards are random in training, what is measured is whether answers are still right.
             reward_product if self.reward is reward_at_random else self.reward,
             torch.Generator().manual_seed(0),
             torch.Generator().manual_seed(0),
         )
-        rewards = batch.rewards.view(HELD_OUT, HELD_OUT_SAMPLES)
+        rewards = batch.rewards.view(-1, HELD_OUT_SAMPLES)
         return {f"pass@{k}": round(float(pass_at_k(rewards, k).mean()), 5) for k in PASS_AT}
 
     def _save(self) -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 
 class Interval(NamedTuple):
-    """A value with its interval at 95 %."""
+    """A value with its interval, at 95 % unless another coverage is named."""
 
     value: float
     low: float
@@ -61,8 +61,12 @@ def bootstrap(
     return Interval(value, *map(float, result.confidence_interval))
 
 
-def student(values: ArrayLike) -> Interval:
-    """Compute Student's interval of a mean at 95 %, for few values that are roughly normal, as paired differences are.
+def student(values: ArrayLike, level: float = 0.95) -> Interval:
+    """Compute Student's interval of a mean, for few values that are roughly normal, as paired differences are.
+
+    Args:
+        values: The values, of shape (values,).
+        level: The coverage of the interval.
 
     >>> interval = student([0.1, 0.2, 0.3])
     >>> round(interval.low, 3), round(interval.high, 3)
@@ -73,5 +77,5 @@ def student(values: ArrayLike) -> Interval:
     if len(array) < 2 or not np.ptp(array):  # the interval is undefined if all values are equal
         return Interval(mean, mean, mean)
     standard_error = float(array.std(ddof=1)) / len(array) ** 0.5
-    half_width = float(stats.t.ppf(0.975, len(array) - 1)) * standard_error
+    half_width = float(stats.t.ppf((1 + level) / 2, len(array) - 1)) * standard_error
     return Interval(mean, mean - half_width, mean + half_width)

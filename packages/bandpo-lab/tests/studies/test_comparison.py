@@ -1,146 +1,131 @@
-"""`bandpo_lab.compare`: hand-worked figures, methods whose order is known, and what it refuses."""
+"""`bandpo_lab.compare`: figures by hand, methods whose order is known, the command, and what it refuses."""
 
 import json
+import math
+import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
-import torch
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("typer")
+from scipy import stats
 from typer.testing import CliRunner
 
 import bandpo_lab
-from bandpo import ClipRule, FixedClip, Method, RatioBounds
-from bandpo.core.objectives import Objective, SigmoidGate
+from bandpo import ClipRule, Method
+from bandpo.core.objectives import Objective
 from bandpo_lab.cli.app import app
-from bandpo_lab.comparison import Case, Comparison, compare
-from bandpo_lab.study.bandits import Outcome, simulate
-from bandpo_lab.study.optimizers import OPTIMIZERS
-from pages import ROOT
-from studies import equal_methods
+from bandpo_lab.comparison import Comparison, blocked_so_far, compare, metrics
+from bandpo_lab.errors import RunProblem
+from bandpo_lab.fast_loop import Run, Settings
 
-QUICK = {"lags": [4], "optimizers": ["shared-moment"], "seeds": 16, "rates": [0.16, 0.08], "samples": 64}
-
-
-@dataclass(frozen=True)
-class Closed(ClipRule):
-    """Nothing may move, so it learns little."""
-
-    def bounds(self, logp_old):
-        return RatioBounds(torch.zeros_like(logp_old), torch.zeros_like(logp_old))
+SMALL = {"task": "random", "batches": 3, "lag": 1}
+WORDS = ["--task", "random", "--batches", "3", "--lag", "1"]
+CLIP, BAND = "FixedClip(0.2)", "BandPO()"
 
 
-def made(scores, baseline="b", optimizer="adam"):
-    """A comparison of curves that are given, as (rates, seeds) by method."""
-    outcomes = {}
-    for name, of_one in scores.items():
-        batches = torch.tensor(of_one)[..., None].expand(-1, -1, 3)
-        shares = torch.zeros(np.shape(of_one))
-        outcomes[Case(0, optimizer, name)] = Outcome(batches, batches, batches, shares, shares)
-    return Comparison(baseline, {optimizer: [0.1 * 2**k for k in range(len(scores[baseline]))]}, outcomes)
+def made(rewards, end=0.5, seed=0, **columns):
+    """A run whose curves are given."""
+    log = []
+    for index, reward in enumerate(rewards):
+        line = {"step": index + 1, "reward": reward, "entropy": 1.0 - reward, "scratchpad": reward}
+        log.append(line | {name: values[index] for name, values in columns.items()})
+    settings = Settings(CLIP, batches=len(rewards), lag=0, seed=seed)
+    return Run(settings, log, {"pass@1": end, "pass@8": 1.0, "pass@32": 1.0, "seconds": 1.0})
 
 
-def joined(*comparisons):
-    """Comparisons of different optimizers as one."""
-    rates = {name: grid for one in comparisons for name, grid in one.rates.items()}
-    outcomes = {case: outcome for one in comparisons for case, outcome in one.outcomes.items()}
-    return Comparison(comparisons[0].baseline, rates, outcomes)
+def test_the_metrics_of_a_run_by_hand():
+    mass = [0.0, 1.0, 3.0, 0.0, 0.0, 0.0]
+    blocked = [0.9, 1.0, 0.0, 0.5, 0.5, 0.5]
+    columns = {"audit/mass_positive_below_0.1": mass, "audit/blocked_mass_below_0.1": blocked}
+    run = made([0.0, 0.4, 0.8, 0.8, 1.0, 1.0], **columns)
+    found = metrics(run)
+    assert found["reward"] == pytest.approx(4 / 6)
+    # Means of up to five batches: 0, .2, .4, .5, .6, .8; the entropy there is one minus that.
+    assert (found["batches"], found["entropy"]) == (4, pytest.approx(0.5))
+    assert (found["end"], found["pass@32"]) == (0.5, 1.0)
+    assert found["last_entropy"] == pytest.approx(0.2)
+    assert blocked_so_far(run)[1:] == pytest.approx([1.0, 0.25, 0.25, 0.25, 0.25])
+    assert math.isnan(blocked_so_far(run)[0])
+    never = metrics(made([0.1] * 6, **columns))
+    assert never["batches"] == math.inf
+    assert math.isnan(never["entropy"])
 
 
-def test_differences_and_their_intervals_by_hand():
-    found = made({"a": [[0.5, 0.9, 0.1, 0.7]], "b": [[0.4, 0.8, 0.2, 0.4]]})
-    [row] = [row for row in found.by_rate if row["method"] == "a"]
-    gaps = np.array([0.1, 0.1, -0.1, 0.3])
-    assert row["difference"] == pytest.approx(0.1)
-    # All 256 ways to draw four seeds of four; Student's reach of 95 % for 3 degrees of freedom, 3.182·√(4/3), of
-    # normal quantiles lies beyond all of them but the ends.
-    means = np.sort([gaps[list(np.unravel_index(k, [4] * 4))].mean() for k in range(256)])
-    assert (row["low"], row["high"]) == pytest.approx((means[0], means[-1]))
-    # Seeds are paired: with what both share made a hundred times larger, nothing changes.
-    shared = 100 * np.array([[0.3, -0.2, 0.9, -0.5]])
-    far = made({case.method: curve.scores + shared for case, curve in found.curves.items()})
-    assert [r["high"] for r in far.by_rate] == pytest.approx([r["high"] for r in found.by_rate], abs=1e-3)
+def test_differences_are_paired_by_seed_and_their_intervals_hold_together():
+    gaps = [0.1, 0.1, -0.1, 0.3]
+    levels = [0.2, 0.6, 0.4, 0.5]
+    runs = {
+        CLIP: [made([level] * 5, seed=k) for k, level in enumerate(levels)],
+        BAND: [
+            made([level + gap] * 5, seed=k) for k, (level, gap) in enumerate(zip(levels, gaps, strict=True))
+        ],
+        "PPO()": [made([level] * 5, seed=k) for k, level in enumerate(levels)],
+    }
+    comparison = Comparison(CLIP, runs)
+    interval = comparison.difference(BAND, "reward")
+    # Two comparisons, so that each interval has 97.5 %: mean 0.1, standard error √(0.08/3)/2.
+    half = stats.t.ppf(1 - 0.025 / 2, 3) * math.sqrt(0.08 / 3) / 2
+    assert interval == pytest.approx((0.1, 0.1 - half, 0.1 + half))
+    assert comparison.difference("PPO()", "reward") == (0, 0, 0)
+    # Two seeds never reach a reward of one half.
+    assert comparison.difference(BAND, "batches") is None
+    assert [row["batches"] for row in comparison.table] == [None, None, None]
+    assert f"{BAND} is left open (+0.100 [{0.1 - half:+.3f}, {0.1 + half:+.3f}])" in comparison.sentence
+    assert "PPO() equals it within 0.02" in str(comparison)
+    shifted = Comparison(CLIP, {CLIP: runs[CLIP], BAND: [made([x + 0.1] * 5) for x in levels]})
+    assert f"{BAND} gains (+0.100 [+0.100, +0.100])" in shifted.sentence
+    assert f"{CLIP} loses (-0.100" in Comparison(BAND, shifted.runs).sentence
 
 
-def test_of_equal_methods_few_are_called_different_and_a_shift_is_found():
-    draws = np.random.default_rng(0)
-    wrong = 0
-    for _ in range(30):
-        noise = draws.normal(0.5, 0.1, (3, 2, 24)).astype(np.float32)
-        rows = made({"a": noise[0], "c": noise[1], "b": noise[2]}).table
-        wrong += any(row["verdict"] in ("gains", "loses") for row in rows)
-    assert wrong <= 4  # of 30 at 5 %: more in one case of 60
-    shifted = made({"a": noise[2] + 0.1, "c": noise[2] - 0.1, "b": noise[2]})
-    assert [row["verdict"] for row in shifted.table] == ["gains", "loses", "equals it within 0.02"]
+def test_one_seed_has_a_table_and_no_differences():
+    comparison = compare([CLIP, "FixedClip(0.2, 0.2)", "Unclipped()"], workers=1, **SMALL)
+    assert comparison.seeds == 1
+    first, same, none = comparison.table
+    assert {**first, "method": ""} == {**same, "method": ""}
+    assert none["blocked"] == 0
+    assert comparison.difference("Unclipped()", "reward") is None
+    header, *_ = str(comparison).splitlines()
+    # Random rewards have no level to reach.
+    assert header.split("  ")[0] == "method"
+    assert "batches to" not in header
+    assert "One seed:" in comparison.sentence
+    assert "<table>" in comparison._repr_html_()
 
 
-def test_equal_methods_with_real_seeds_seldom_differ_and_the_page_says_how_often():
-    """The committed count, its page, and the count itself in a small form."""
-    result = json.loads((ROOT / "research/results/equal_methods.json").read_text())
-    assert {*result["differing"]} == {*OPTIMIZERS}
-    assert max(result["differing"].values()) <= 0.05 * result["sets"] == 10
-    page = " ".join((ROOT / "docs/measured/studies.md").read_text().split())
-    counts = [f"{count} under `{name}`" for name, count in result["differing"].items()]
-    assert f"it did so in {', '.join(counts[:-1])} and {counts[-1]}" in page
-
-    rates = {"adam": OPTIMIZERS["adam"].rates}
-    outcome = simulate(equal_methods.WORLD, FixedClip(0.2), rates["adam"], seeds=40, epochs=1, batches=20)
-    assert equal_methods.false_differences({("adam", 0): outcome}, sets=10, seeds=16)["adam"] <= 3
-
-
-def test_a_gain_is_claimed_where_every_optimizer_has_it():
-    noise = np.random.default_rng(0).normal(0.5, 0.1, (2, 24)).astype(np.float32)
-    gains = {"a": noise + 0.1, "b": noise}
-    loses = {"a": noise - 0.1, "b": noise}
-    both = joined(made(gains), made(gains, optimizer="momentum"))
-    assert both.verdicts == {(0, "a"): "gains"}
-    assert "a gains (adam +0.100 [+0.100, +0.100], momentum +0.100" in both.sentence
-    against = joined(made(gains), made(loses, optimizer="momentum"))
-    assert against.verdicts == {(0, "a"): "depends on the optimizer"}
-    assert "a depends on the optimizer: it gains under adam (+0.100" in against.sentence
-    assert "loses under momentum (-0.100" in against.sentence
-    wide = {"a": noise + np.random.default_rng(1).normal(0, 0.3, (2, 24)).astype(np.float32), "b": noise}
-    assert joined(made(gains), made(wide, optimizer="momentum")).verdicts == {(0, "a"): "is left open"}
-
-
-def test_a_rule_that_blocks_is_worse_an_alias_equal_and_the_same_seeds_give_the_same():
-    threads = torch.get_num_threads()
-    methods = [Closed(), SigmoidGate(), "GRPO()", "FixedClip(0.2)"]
-    found = compare(methods, **QUICK)
-    closed, _, alias, _ = found.table
-    assert closed["verdict"] == "loses"
-    assert alias["difference"] == alias["low"] == alias["high"] == 0
-    assert "GRPO() equals it within 0.02 (shared-moment +0.000" in str(found)
-    assert json.loads(json.dumps(found.table)) == compare(methods, **QUICK).table
-    assert torch.get_num_threads() == threads
-    assert found._repr_html_().startswith('<div><img src="data:image/svg+xml;base64,')
-    assert found.figure().axes[0].get_title() == "shared-moment\ndata 4 batches old"
+@pytest.mark.slow
+def test_processes_give_the_bits_of_this_process_and_their_logs_are_gone_on_with(tmp_path):
+    here = compare([CLIP, BAND], workers=1, seeds=2, **SMALL)
+    elsewhere = compare([CLIP, BAND], workers=2, seeds=2, folder=tmp_path, **SMALL)
+    for method, runs in here.runs.items():
+        assert [run.log for run in runs] == [run.log for run in elsewhere.runs[method]]
+    names = {"FixedClip-0.2-seed-0", "FixedClip-0.2-seed-1", "BandPO-seed-0", "BandPO-seed-1"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    # A method is added: the others are read.
+    before = (tmp_path / "BandPO-seed-0/scores.json").stat().st_mtime_ns
+    more = compare([CLIP, BAND, "Unclipped()"], workers=1, seeds=2, folder=tmp_path, **SMALL)
+    assert (tmp_path / "BandPO-seed-0/scores.json").stat().st_mtime_ns == before
+    assert more.runs[BAND] == elsewhere.runs[BAND]
+    with pytest.raises(RunProblem, match="has a run with other settings: batches 3, now 4"):
+        compare([CLIP, BAND], workers=1, folder=tmp_path, **SMALL | {"batches": 4})
 
 
 @pytest.mark.parametrize(
     ("methods", "options", "message"),
     [
-        (["FixedClip(0.2)"], {}, "two or more methods"),
-        (["DAPO()", "GRPO()"], {"optimizers": ["lion"]}, "optimizers must be of adam, .*, got 'lion'"),
-        (["DAPO()", "GRPO()"], {"rates": [0.1]}, "give one optimizer with rates, got adam, head-and-trunk"),
-        (["DAPO()", "GRPO()"], {"baseline": "PPO()"}, "baseline 'PPO"),
-        (["DAPO()", "GRPO()"], {"seeds": 3}, "at least 4 seeds"),
-        (["GSPO()", "GRPO()"], {}, r"GSPO\(\) weights a token by others"),
-        (["DeepSeekV32()", "GRPO()"], {}, r"DeepSeekV32\(\) weights a token by others"),
-        (
-            ["Band(KL(), ClipRateController(0.05, 0.1))", "GRPO()"],
-            {},
-            "needs controller_state, which a table does not have",
-        ),
+        ([CLIP], {}, "two or more methods"),
+        ([CLIP, CLIP], {}, "two or more methods, each once"),
+        ([CLIP, BAND], {"baseline": "PPO()"}, "baseline 'PPO"),
+        ([CLIP, BAND], {"seeds": 0}, "seeds=0: choose at least 1"),
+        ([CLIP, BAND], {"task": "chess"}, "choose one of multiplication, mental, random"),
+        ([CLIP, "Bnad()"], {}, "did you mean Band"),
     ],
 )
-def test_what_a_table_cannot_compare_is_refused(methods, options, message):
+def test_what_cannot_be_compared_is_refused_before_anything_is_trained(methods, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        compare(methods, **options)
+        compare(methods, folder=tmp_path / "runs", **SMALL | options)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_package_exports_it_with_types():
@@ -150,45 +135,44 @@ def test_the_package_exports_it_with_types():
     assert hints["return"] is Comparison
 
 
-def test_the_command_prints_the_table_and_the_sentence_and_writes_the_figure(tmp_path):
-    figure = tmp_path / "comparison.png"
-    words = [
-        "compare",
-        "Unclipped()",
-        "FixedClip(0.2)",
-        "--lags",
-        "4",
-        "--seeds",
-        "16",
-        "--optimizers",
-        "shared-moment",
-        "--rates",
-        "0.08,0.16",
-    ]
-    result = CliRunner().invoke(app, [*words, "--output", str(figure)])
+def test_the_command_prints_the_table_and_writes_the_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ["compare", "Unclipped()", CLIP, *WORDS, "--workers", "1", "--output-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    header, *rows = result.output.splitlines()
-    columns = ["lag", "optimizer", "method", "reward", "difference", "end", "best", "rate", "blocked"]
-    assert header.split() == columns
-    assert [row.split()[2] for row in rows[:2]] == ["Unclipped()", "FixedClip(0.2)"]
-    assert "Mean reward against FixedClip(0.2)" in result.output
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    content = json.loads(CliRunner().invoke(app, [*words, "--baseline", "Unclipped()", "--json"]).output)
-    assert content["baseline"] == "Unclipped()"
-    assert [row["verdict"] for row in content["table"]][1] == "loses"
-    assert len(content["by_rate"]) == 4
-    assert content["verdicts"] == [{"lag": 4, "method": "FixedClip(0.2)", "verdict": "loses"}]
+    lines = result.output.splitlines()
+    rows = [
+        line.split()[0] for line in lines if line.startswith(("method", "Unclipped()  ", "FixedClip(0.2)  "))
+    ]
+    assert rows == ["method", "Unclipped()", "FixedClip(0.2)"]
+    assert "random, data 1 batches old, 1 × 4 updates, rate 0.0002, 3 batches." in result.output
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    content = json.loads(CliRunner().invoke(app, [*words, "--baseline", CLIP, "--json"]).output)
+    assert content["baseline"] == CLIP
+    assert [row["method"] for row in content["table"]] == ["Unclipped()", CLIP]
+    assert [row["method"] for row in content["differences"]] == ["Unclipped()"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--lags", "0,x"], "--lags takes whole numbers separated by commas, such as --lags 0,4; got '0,x'"),
-        (["--rates", "fast"], "--rates takes numbers separated by commas"),
-        (["--output", "figure.txt"], "a figure is written as .png, .svg or .pdf"),
-    ],
-)
-def test_the_command_refuses_options_before_it_trains(options, message):
-    result = CliRunner().invoke(app, ["compare", "DAPO()", "GRPO()", *options])
-    assert isinstance(result.exception, ValueError)
-    assert message in str(result.exception)
+def test_without_matplotlib_the_table_is_printed(tmp_path, monkeypatch):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "matplotlib" or name == "bandpo_lab.style":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["compare", CLIP, "Unclipped()", *WORDS, "--workers", "1", "--output-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert "One seed:" in result.output
+    assert "no picture: matplotlib is missing" in result.output
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_the_figure_has_a_line_for_each_method():
+    pytest.importorskip("matplotlib")
+    runs = {CLIP: [made([0.1] * 6)], BAND: [made([0.2] * 6)]}
+    figure = Comparison(CLIP, runs).figure()
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[0] == "Mean reward"
+    assert len(titles) == 4
+    for axes in figure.axes:
+        assert [line.get_label() for line in axes.lines] == [CLIP, BAND]
+    assert list(figure.axes[0].lines[1].get_ydata()) == pytest.approx([0.2] * 6)

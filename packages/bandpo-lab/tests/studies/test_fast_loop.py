@@ -27,7 +27,7 @@ from bandpo_lab.fast_loop import (
 from bandpo_lab.tasks import multiplication
 from rlvet.checks.diagnosis import diagnose
 
-SMALL = {"batches": 4, "lag": 1, "prompts": 2, "samples": 4, "minibatches": 2}
+SMALL = {"batches": 4, "lag": 1, "prompts": 2, "samples": 4, "minibatches": 2, "held_out": 2}
 METHOD = "FixedClip(0.2)"
 
 
@@ -120,14 +120,14 @@ def test_methods_have_the_same_problems_random_numbers_and_first_samples(method)
 def test_a_batch_is_trained_on_after_its_lag_in_every_epoch_and_minibatch():
     training = _Training(Settings(METHOD, **SMALL | {"lag": 2, "epochs": 3}), None)
     before = {name: weight.detach().clone() for name, weight in training.network.weights.items()}
-    lines = [training._train_batch(), training._train_batch()]
+    lines = [training.train_batch(), training.train_batch()]
     assert training.updates == 0
     assert not any("grad_norm" in line for line in lines)
     assert all(torch.equal(weight, before[name]) for name, weight in training.network.weights.items())
-    assert "grad_norm" in training._train_batch()
+    assert "grad_norm" in training.train_batch()
     assert training.updates == 6
     # The fourth batch is the first whose policy had been trained.
-    training._train_batch()
+    training.train_batch()
     assert [int(batch.version[0]) for batch in training.waiting] == [0, 6]
 
 
@@ -187,7 +187,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit_and_an_ended_one_is_read(tmp_pat
 
 
 def test_rlvet_reads_the_log(tmp_path):
-    train(Settings("FixedClip(0.01, 0.01)", batches=14, lag=1, prompts=4), tmp_path)
+    train(Settings("FixedClip(0.01, 0.01)", batches=14, lag=1, prompts=4, held_out=2), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(1, 15)]
     assert max(line.get("audit/blocked_mass_below_0.1", 0) for line in lines) > 0.5

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bandpo_lab.console import echo
-from bandpo_lab.errors import InvalidValue
+
+CORES = os.cpu_count() or 1
+NO_PICTURE = "no picture: matplotlib is missing; in a clone, pip install './packages/bandpo-lab[study]'"
+"""The sentence in place of the picture's path."""
 
 
 def compare_command(
@@ -23,97 +27,77 @@ def compare_command(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="The method that the others are compared with; by default the last.", show_default=False
+            help="The method that the others are compared with; by default the first.", show_default=False
         ),
     ] = None,
-    lags: Annotated[
+    seeds: Annotated[int, typer.Option(help="Seeds; several give differences with intervals.")] = 1,
+    task: Annotated[
         str,
-        typer.Option(help="Ages of the data in batches, separated by commas; each is compared separately."),
-    ] = "0,4",
-    optimizers: Annotated[
-        str,
+        typer.Option(help="multiplication; mental: only direct answers count; random: rewards are coins."),
+    ] = "multiplication",
+    lag: Annotated[int, typer.Option(help="Age of the data in batches; 0 for fresh data.")] = 4,
+    epochs: Annotated[int, typer.Option(help="How often each batch is used.")] = 1,
+    minibatches: Annotated[int, typer.Option(help="Updates in each epoch.")] = 4,
+    rate: Annotated[float, typer.Option(help="Adam's learning rate.")] = 2e-4,
+    batches: Annotated[int, typer.Option(help="Batches of 8 problems with 16 answers each.")] = 80,
+    workers: Annotated[int, typer.Option(min=1, help="Simultaneous runs on this machine.")] = CORES,
+    output_dir: Annotated[
+        Path,
         typer.Option(
-            help="Optimizers, separated by commas. A gain is claimed only if it holds under each of them.",
+            "--output-dir",
+            "--output_dir",
+            help="Folder for the logs, the checkpoints and the picture; the same command goes on with what is there.",
         ),
-    ] = "adam,head-and-trunk,shared-moment,momentum",
-    seeds: Annotated[int, typer.Option(help="Seeds of each method at each learning rate, at least 4.")] = 64,
-    rates: Annotated[
-        str | None,
-        typer.Option(
-            help="Learning rates of one optimizer, separated by commas; by default eight, each twice the one before.",
-            show_default=False,
-        ),
-    ] = None,
+    ] = Path("runs/compare"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Write the figure to this .png, .svg or .pdf file.", show_default=False),
-    ] = None,
 ) -> None:
-    """Train small tables with each method and report which learns more: a screening of about a minute.
-
-    Results on tables need not hold for networks; `bandpo-lab study` compares methods on networks.
-    """
-    lag_values = _parse_lags(lags)
-    rate_values = None if rates is None else _parse_rates(rates)
-
-    # Check the methods before matplotlib is imported. This also imports modules of the current folder, so that
-    # `compare` finds them when it reads the same text.
+    """Train a small network with each method side by side: about a minute for four methods and one seed."""
+    # Check the methods before anything is written. This also imports modules of the current folder.
     from bandpo.cli import read_method
 
     for text in methods:
         read_method(text)
 
+    from bandpo.core.text import importable_current_folder
     from bandpo_lab.comparison import compare
     from bandpo_lab.files import check_writable
-    from bandpo_lab.style import check_figure_path, save_figure
 
-    if output is not None:
-        check_figure_path(output)
-        check_writable(output.parent)
-    comparison = compare(
-        methods,
-        baseline=baseline,
-        lags=lag_values,
-        optimizers=[name.strip() for name in optimizers.split(",")],
-        seeds=seeds,
-        rates=rate_values,
-    )
-    if output is not None:
-        save_figure(comparison.figure(), output)
+    check_writable(output_dir)
+    with importable_current_folder():
+        comparison = compare(
+            methods,
+            baseline=baseline,
+            seeds=seeds,
+            task=task,
+            lag=lag,
+            epochs=epochs,
+            minibatches=minibatches,
+            rate=rate,
+            batches=batches,
+            workers=workers,
+            folder=output_dir,
+            say=None if as_json else echo,
+        )
+    picture: Path | None = output_dir / "curves.png"
+    try:
+        from bandpo_lab.style import save_figure
+
+        save_figure(comparison.figure(), output_dir / "curves.png")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        picture = None
     if as_json:
         content = {
             "baseline": comparison.baseline,
             "sentence": comparison.sentence,
-            "verdicts": [
-                {"lag": lag, "method": method, "verdict": verdict}
-                for (lag, method), verdict in comparison.verdicts.items()
-            ],
             "table": comparison.table,
-            "by_rate": comparison.by_rate,
+            "differences": comparison.differences,
         }
         print(json.dumps(content, indent=1))
         return
+    echo("")
     echo(comparison)
-    if output is not None:
-        echo(f"\nwrote {output}")
-
-
-def _parse_lags(text: str) -> list[int]:
-    """Return the lags in a list separated by commas."""
-    try:
-        return [int(item) for item in text.split(",")]
-    except ValueError as error:
-        raise InvalidValue(
-            f"--lags takes whole numbers separated by commas, such as --lags 0,4; got {text!r}"
-        ) from error
-
-
-def _parse_rates(text: str) -> list[float]:
-    """Return the learning rates in a list separated by commas."""
-    try:
-        return [float(item) for item in text.split(",")]
-    except ValueError as error:
-        raise InvalidValue(
-            f"--rates takes numbers separated by commas, such as --rates 0.04,0.08; got {text!r}"
-        ) from error
+    echo("")
+    echo(f"picture  {picture}" if picture else NO_PICTURE)
+    echo(f"logs     {output_dir}; rlvet diagnose reads that of each run")
