@@ -135,7 +135,7 @@ def test_comparison_of_a_stranger_s_evaluations(folder, lab):
 
 
 def test_comparison_of_methods_in_a_stranger_s_folder(folder, lab):
-    options = ["--optimizers", "adam", "--seeds", "4", "--lags", "0", "--rates", "0.1"]
+    options = ["--task", "random", "--batches", "2", "--lag", "0", "--workers", "1"]
     result = lab(folder, "compare", "DAPO()", "FixedClip(0.2)", *options)
     check_nothing_ran(folder, result, FONTS)
     assert "error" not in result["output"]

@@ -238,7 +238,11 @@ def test_the_page_on_evaluation_in_its_environment(folder):
 @pytest.mark.exhaustive
 def test_the_page_on_your_own_rules_says_what_compare_needs(folder):
     page = (ROOT / "docs/write-your-own.md").read_text()
-    assert f"`bandpo-lab compare` needs `{INSTALL} './packages/bandpo-lab[study]'`" in " ".join(page.split())
-    compare = 'bandpo-lab compare "DAPO()" "GRPO()" --seeds 4 --lags 0 --optimizers adam --rates 1,2'
+    assert f"The picture needs `{INSTALL} './packages/bandpo-lab[study]'`" in " ".join(page.split())
+    compare = 'bandpo-lab compare "DAPO()" "GRPO()" --task random --batches 3 --lag 1'
     process = run_in(STUDY, compare, folder)
     assert process.returncode == 0, process.stderr
+    assert (folder / "runs/compare/curves.png").exists()
+    process = run_in(("rlvet", "bandpo", "bandpo-lab"), f"{compare} --output-dir runs/bare", folder)
+    assert process.returncode == 0, process.stderr
+    assert "no picture: matplotlib is missing" in process.stdout
