@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -191,12 +190,12 @@ class Key(NamedTuple):
 
 
 def keys(cell: Cell) -> list[Key]:
-    """Return the rows of a cell in the order in which they run: all rules and rates of a seed before the next."""
+    """Return the rows of a cell in the order in which they run: rate by rate, with all rules of a seed together."""
     first_seeds = [cell.first_seed]
     if cell.testbed == "network":
         first_seeds = [cell.first_seed + seed for seed in range(cell.seeds)]
     return [
-        Key(cell.name, arm, rate, seed) for seed, rate, arm in product(first_seeds, cell.rates, cell.arms)
+        Key(cell.name, arm, rate, seed) for rate, seed, arm in product(cell.rates, first_seeds, cell.arms)
     ]
 
 
@@ -365,25 +364,43 @@ BINS = (0.0, 0.02, 0.1, 0.25, 0.5, 1.0)
 """The edges of the shares blocked by clip 0.2 in the table of signs."""
 
 
+def kind(cell: Cell) -> str:
+    """Return the kind of a cell in the table of signs: its testbed, its rewards, and how its data are used."""
+    if cell.task != "random":
+        use = "rewards for right answers"
+    elif cell.epochs > 1:
+        use = "random rewards, each answer used several times"
+    elif cell.lag:
+        use = "random rewards, old data used once"
+    else:
+        use = "random rewards, fresh data used once"
+    return f"{cell.testbed}, {use}"
+
+
 def signs_table(settings: Sequence[Setting]) -> Table:
-    """Count the sign of Clip-Higher minus clip 0.2 in entropy, by the share that clip 0.2 blocked."""
+    """Count where Clip-Higher surely ended with more and with less entropy, by kind and by what clip 0.2 blocked.
+
+    A cell of the table is "surely more / surely less / settings".
+    """
+    counts: dict[str, list[list[int]]] = {}
+    bins = list(pairwise(BINS))
+    for setting in settings:
+        interval = setting.difference("Clip-Higher", CLIP, "entropy")
+        if interval is None:
+            continue
+        of_kind = counts.setdefault(kind(setting.cell), [[0, 0, 0] for _ in bins])
+        # A share of 100 % belongs to the last bin.
+        index = next((k for k, (_, high) in enumerate(bins) if setting.blocked < high), len(bins) - 1)
+        of_kind[index][0] += interval.low > 0
+        of_kind[index][1] += interval.high < 0
+        of_kind[index][2] += 1
+    header = ["blocked by clip 0.2", *(f"{low:.0%} to {high:.0%}" for low, high in bins)]
     rows: list[list[str]] = []
-    for low, high in pairwise(BINS):
-        above = 0
-        below = 0
-        total = 0
-        for setting in settings:
-            interval = setting.difference("Clip-Higher", CLIP, "entropy")
-            is_last = math.isclose(high, 1.0)
-            if interval is None or not (
-                low <= setting.blocked < high or (is_last and setting.blocked == high)
-            ):
-                continue
-            total += 1
-            above += interval.low > 0
-            below += interval.high < 0
-        rows.append([f"{low:.0%} to {high:.0%}", str(total), str(above), str(below)])
-    return Table(["blocked by clip 0.2", "settings", "surely more", "surely less"], rows)
+    for name, of_kind in counts.items():
+        rows.append(
+            [name, *("–" if not total else f"{more} / {less} / {total}" for more, less, total in of_kind)]
+        )
+    return Table(header, rows)
 
 
 def verdicts_table(settings: Sequence[Setting], predictions: Sequence[Prediction]) -> Table:
@@ -431,7 +448,8 @@ def page(file: Path) -> str:
         "",
         "## By the share that is blocked",
         "",
-        "In how many settings Clip-Higher surely ended with more or with less entropy than clip 0.2:",
+        "In how many settings Clip-Higher surely ended with more entropy than clip 0.2, in how many surely with less, "
+        "and how many there are:",
         "",
         signs_table(tried).markdown(),
         "",
@@ -468,7 +486,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.gate")
     parser.add_argument("rows", type=Path, help="one line for each row; made if it is not there")
     parser.add_argument("--report", type=Path, help="only write the report to this file")
-    parser.add_argument("--testbed", choices=["tables", "network"], help="run the rows of one testbed only")
+    parser.add_argument("--cell", choices=[cell.name for cell in CELLS], help="run one cell only")
     options = parser.parse_args(arguments)
     if options.report:
         text = page(options.rows)
@@ -483,7 +501,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with options.rows.open("a", encoding="utf-8") as lines:
         done = finished_keys(options.rows)
         for cell, key in all_keys():
-            if key in done or options.testbed not in (None, cell.testbed):
+            if key in done or options.cell not in (None, cell.name):
                 continue
             for row in run(cell, key):
                 row_key = Key(*(row[name] for name in Key._fields))

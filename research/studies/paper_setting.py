@@ -1,0 +1,408 @@
+"""The paper's setting in the network of `bandpo_lab.fast_loop`: fresh data, each answer used once, four updates.
+
+    PYTHONPATH=research python -m studies.paper_setting rows.jsonl             # goes on with what is missing
+    PYTHONPATH=research python -m studies.paper_setting rows.jsonl --count     # what is done, and what it costs
+    PYTHONPATH=research python -m studies.paper_setting rows.jsonl --report report.md
+    PYTHONPATH=research python -m studies.paper_setting research/results/gate/rows.jsonl --power  # of the pilot
+
+The terms, the predictions and the order in which cells are dropped are in `paper-setting-predictions.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bandpo_lab.comparison import blocked_so_far, smooth
+from bandpo_lab.fast_loop import Run, Settings, train
+from bandpo_lab.files import drop_unfinished_line, replacing
+from bandpo_lab.interval import Interval, student
+from bandpo_lab.tables import Table
+from rlvet.runs.files import read_jsonl
+from studies.gate import read_settings
+from studies.learning_rates import Curve, difference
+from studies.predictions import Prediction, read_predictions, verdict
+
+CLIP = "clip 0.2"
+ARMS = {
+    CLIP: "FixedClip(0.2)",
+    "Clip-Higher": "FixedClip(0.2, 0.28)",
+    "clip [.8, 2]": "FixedClip(0.2, 1.0)",
+    "no bound": "Unclipped()",
+    "BandPO": "BandPO()",
+    "BandAbove": "BandAbove()",
+    "room by mass": "TwoSided(FixedClip(0.2), Loosest(FixedClip(0.2), Band(TotalVariation(), 0.02)))",
+}
+"""The rules."""
+CONSTANT = (CLIP, "Clip-Higher", "clip [.8, 2]", "no bound")
+"""The rules with constant bounds, of which the best one is chosen in each cell."""
+SMALLEST = {"AUC": 0.01, "entropy": 0.03, "pass@32": 0.03}
+"""The smallest effect of interest of each metric.
+
+- ``AUC``: the mean training reward over all batches, which is near 0.1.
+- ``entropy``: of the policy in nats per token, when the held-out reward first is at `LEVEL`.
+- ``pass@32``: on held-out problems, at the same moment.
+"""
+LEVEL = 0.09
+"""The held-out reward at which runs are compared: between 0.055 at the start and 0.10 in the pilot after 60 batches."""
+EVAL_EVERY = 10
+"""The batches between two evaluations."""
+PREDICTIONS = Path(__file__).parent / "paper-setting-predictions.md"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting, with all rules at all rates and seeds.
+
+    Attributes:
+        name: The name.
+        lag: The age of the data in batches.
+        epochs: The number of times that an answer is used.
+        rates: The learning rates.
+        batches: The number of batches.
+        seconds: The processor time of a run on a quiet core, in seconds, as the pilots had it.
+        seeds: The seeds, which no pilot has.
+    """
+
+    name: str
+    lag: int
+    epochs: int
+    rates: Sequence[float]
+    batches: int
+    seconds: float
+    seeds: Sequence[int] = range(200, 212)
+
+
+CELLS = [
+    Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4, 8e-4], 160, 40.0),
+    Cell("lag 4", 4, 1, [5e-5, 1e-4, 2e-4, 4e-4], 160, 40.0),
+    Cell("4 x 4", 0, 4, [2.5e-5, 5e-5, 1e-4], 80, 50.0),
+]
+"""The cells in the order in which they run: the last are dropped first."""
+
+
+class Key(NamedTuple):
+    """A run."""
+
+    cell: str
+    arm: str
+    rate: float
+    seed: int
+
+
+def all_keys() -> Iterator[tuple[Cell, Key]]:
+    """Yield all runs in order: cell by cell, with all rules and rates of a seed before the next seed."""
+    for cell in CELLS:
+        for seed in cell.seeds:
+            for rate in cell.rates:
+                for arm in ARMS:
+                    yield cell, Key(cell.name, arm, rate, seed)
+
+
+def settings_of(cell: Cell, key: Key) -> Settings:
+    """Return the settings of a run."""
+    return Settings(
+        ARMS[key.arm],
+        task="mental",
+        lag=cell.lag,
+        epochs=cell.epochs,
+        rate=key.rate,
+        batches=cell.batches,
+        seed=key.seed,
+        eval_every=EVAL_EVERY,
+    )
+
+
+def row_of(key: Key, run: Run) -> dict[str, Any]:
+    """Return the row of a run: its metrics, and its curves for later questions."""
+    moments = at_level(run, LEVEL)
+    rewards = run.curve("reward")
+    return {
+        **key._asdict(),
+        "AUC": round(sum(rewards) / len(rewards), 4),
+        "entropy": moments["entropy"],
+        "pass@32": moments["pass@32"],
+        "end": run.scores["pass@1"],
+        "end pass@32": run.scores["pass@32"],
+        "last entropy": round(smooth(run.curve("entropy"))[-1], 4),
+        "blocked": round(blocked_so_far(run)[-1], 4),
+        "seconds": run.scores["seconds"],
+        "curves": {
+            "reward": [round(x, 3) for x in rewards],
+            "entropy": [round(x, 3) for x in run.curve("entropy")],
+            "eval": [[line["step"], line["eval/pass@1"], line["eval/pass@32"]] for line in evaluations(run)],
+        },
+    }
+
+
+def evaluations(run: Run) -> list[Mapping[str, float]]:
+    """Return the lines of a run's log with an evaluation."""
+    return [line for line in run.log if "eval/pass@1" in line]
+
+
+def at_level(run: Run, level: float) -> dict[str, float | None]:
+    """Return the entropy and pass@32 when the held-out reward first is at a level; None if it never is.
+
+    Both are interpolated between the last evaluation below the level and the first at or above it. The entropy is the
+    mean of five batches.
+    """
+    entropies = smooth(run.curve("entropy"))
+    points = [
+        (line["eval/pass@1"], entropies[int(line["step"]) - 1], line["eval/pass@32"])
+        for line in evaluations(run)
+    ]
+    for index, point in enumerate(points):
+        if point[0] < level:
+            continue
+        before = points[index - 1] if index else point
+        share = 1.0 if point[0] == before[0] else (level - before[0]) / (point[0] - before[0])
+        entropy, solved = (
+            round(first + share * (second - first), 4)
+            for first, second in zip(before[1:], point[1:], strict=True)
+        )
+        return {"entropy": entropy, "pass@32": solved}
+    return {"entropy": None, "pass@32": None}
+
+
+# The report -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a cell."""
+
+    cell: Cell
+    rows: Mapping[Key, Mapping[str, Any]]
+
+    def difference(self, arm: str, minus: str, metric: str, rate: float) -> Interval | None:
+        """Return the difference of two rules at one rate, paired by seed; None if fewer than three seeds have both."""
+        differences: list[float] = []
+        for seed in self.cell.seeds:
+            ours = self.rows.get(Key(self.cell.name, arm, rate, seed), {}).get(metric)
+            theirs = self.rows.get(Key(self.cell.name, minus, rate, seed), {}).get(metric)
+            if ours is not None and theirs is not None:
+                differences.append(ours - theirs)
+        return student(differences) if len(differences) >= 3 else None
+
+    def finished_seeds(self) -> list[int]:
+        """Return the seeds that have all runs."""
+        return [
+            seed
+            for seed in self.cell.seeds
+            if all(
+                Key(self.cell.name, arm, rate, seed) in self.rows for arm in ARMS for rate in self.cell.rates
+            )
+        ]
+
+    def curve(self, arms: Sequence[str]) -> Curve:
+        """Return the AUC over the rates of one rule, or over the rules and rates of several, of the finished seeds."""
+        scores: list[list[float]] = []
+        for arm in arms:
+            for rate in self.cell.rates:
+                keys = [Key(self.cell.name, arm, rate, seed) for seed in self.finished_seeds()]
+                scores.append([self.rows[key]["AUC"] for key in keys])
+        return Curve([*self.cell.rates] * len(arms), np.array(scores))
+
+
+def is_at_edge(curve: Curve, rates: int) -> bool:
+    """Return True if the best rate is the smallest or the largest of a rule's rates."""
+    return curve.best % rates in (0, rates - 1)
+
+
+def best_rates_table(rows: Rows) -> Table:
+    """Return each rule at its best rate, against one rule everywhere and against the cell's best constant."""
+    constant = rows.curve(CONSTANT)
+    everywhere = rows.curve([CLIP])
+    seeds = len(rows.finished_seeds())
+    cells: list[list[str]] = []
+    for arm in ARMS:
+        curve = rows.curve([arm])
+        edge = ", at the edge" if is_at_edge(curve, len(rows.cell.rates)) else ""
+        texts = [arm, f"{curve.best_scores.mean():.4f}", f"{curve.rates[curve.best]:g}{edge}"]
+        for other in (everywhere, constant):
+            gap = difference(curve.resampled_scores, other.resampled_scores, [0] * seeds)
+            texts.append(_signed(gap))
+        cells.append(texts)
+    return Table(["rule", "AUC", "best rate", f"minus {CLIP}", "minus the best constant"], cells)
+
+
+def rate_table(rows: Rows, rate: float) -> Table:
+    """Return all rules at one rate, each metric as a difference from clip 0.2."""
+    cells: list[list[str]] = []
+    for arm in ARMS:
+        if arm == CLIP:
+            continue
+        gaps = [rows.difference(arm, CLIP, metric, rate) for metric in SMALLEST]
+        cells.append([arm, *("–" if gap is None else _signed(gap) for gap in gaps)])
+    return Table([f"at {rate:g}, minus {CLIP}", *SMALLEST], cells)
+
+
+def verdicts_table(by_cell: Mapping[str, Rows], predictions: Sequence[Prediction]) -> Table:
+    """Return the verdict on each prediction; its world is a cell and a rate, such as ``fresh at 0.0002``."""
+    cells: list[list[str]] = []
+    for prediction in predictions:
+        name, _, rate = prediction.world.rpartition(" at ")
+        rows = by_cell.get(name)
+        gap = rows and rows.difference(prediction.arm, prediction.minus, prediction.metric, float(rate))
+        conclusion = verdict(gap, prediction.expects, SMALLEST[prediction.metric]) if gap else "open"
+        terms = f"{prediction.arm} minus {prediction.minus}, {prediction.metric}"
+        cells.append(
+            [prediction.world, terms, prediction.expects, _signed(gap) if gap else "not run", conclusion]
+        )
+    return Table(["setting", "difference", "predicted", "measured", "verdict"], cells)
+
+
+def _signed(interval: Interval) -> str:
+    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
+
+
+def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
+    """Return the report as Markdown."""
+    by_cell = {
+        cell.name: Rows(cell, {key: row for key, row in rows.items() if key.cell == cell.name})
+        for cell in CELLS
+    }
+    lines = ["# The paper's setting, in a small network", ""]
+    lines += [f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {LEVEL:g}.", ""]
+    for cell in CELLS:
+        cell_rows = by_cell[cell.name]
+        seeds = len(cell_rows.finished_seeds())
+        lines += [f"## {cell.name}", "", f"{seeds} of {len(cell.seeds)} seeds have all runs.", ""]
+        if seeds >= 4:
+            lines += [best_rates_table(cell_rows).markdown(), ""]
+        for rate in cell.rates:
+            lines += [rate_table(cell_rows, rate).markdown(), ""]
+    lines += ["## Predictions", "", verdicts_table(by_cell, read_predictions(PREDICTIONS)).markdown()]
+    return "\n".join(lines) + "\n"
+
+
+# Power ----------------------------------------------------------------------------------------------------------------
+
+
+class Power(NamedTuple):
+    """How often a paired comparison comes to a verdict."""
+
+    greater: float
+    """The share of studies whose interval is above 0, if the true difference is the smallest effect."""
+    twice: float
+    """The same, if it is twice the smallest effect."""
+    equal: float
+    """The share of studies whose interval is within the smallest effect, if the true difference is 0."""
+
+
+def simulated_power(deviation: float, seeds: int, smallest: float, repeats: int = 4000) -> Power:
+    """Simulate studies whose paired differences are normal with a standard deviation.
+
+    >>> simulated_power(0.001, 12, 0.01).greater, simulated_power(1.0, 12, 0.01).equal
+    (1.0, 0.0)
+    """
+    noise = np.random.default_rng(0).normal(0, deviation, (repeats, seeds))
+    means = noise.mean(1)
+    half = np.array([student(differences).half for differences in noise])
+    shares = [float((means + gain - half > 0).mean()) for gain in (smallest, 2 * smallest)]
+    inside = (means - half > -smallest) & (means + half < smallest)
+    return Power(*shares, float(inside.mean()))
+
+
+def power_table(pilot: Path) -> Table:
+    """Return the power by number of seeds, from the paired standard deviations of the gate's rows of the network."""
+    cells: list[list[str]] = []
+    for setting in read_settings(pilot):
+        if setting.cell.testbed != "network" or setting.cell.pilot:
+            continue
+        for arm in ("Clip-Higher", "no bound"):
+            for metric, name in (("reward", "AUC"), ("entropy", "entropy")):
+                ours, theirs = (setting.rows.get(rule, {}) for rule in (arm, CLIP))
+                seeds = sorted(ours.keys() & theirs.keys())
+                if len(seeds) < 3:
+                    continue
+                gaps = [ours[seed][metric] - theirs[seed][metric] for seed in seeds]
+                deviation = float(np.std(gaps, ddof=1))
+                if math.isclose(deviation, 0.0):
+                    continue
+                texts = [
+                    setting.cell.name,
+                    f"{setting.rate:g}",
+                    f"{arm}, {name}",
+                    str(len(seeds)),
+                    f"{deviation:.4f}",
+                ]
+                for count in (6, 12, 24):
+                    power = simulated_power(deviation, count, SMALLEST[name])
+                    texts.append(f"{power.greater:.0%}, {power.twice:.0%}, {power.equal:.0%}")
+                cells.append(texts)
+    header = [
+        "pilot",
+        "rate",
+        "difference from clip 0.2",
+        "seeds",
+        "paired SD",
+        "6 seeds",
+        "12 seeds",
+        "24 seeds",
+    ]
+    return Table(header, cells)
+
+
+def count_lines(rows: Mapping[Key, Mapping[str, Any]]) -> list[str]:
+    """Return what is done of each cell, and the core-hours that are left."""
+    lines: list[str] = []
+    for cell in CELLS:
+        keys = [key for other, key in all_keys() if other is cell]
+        missing = sum(key not in rows for key in keys)
+        hours = missing * cell.seconds / 3600
+        lines.append(f"{cell.name}: {len(keys) - missing} of {len(keys)} runs, {hours:.1f} core-hours left")
+    return lines
+
+
+def read_rows(file: Path) -> dict[Key, dict[str, Any]]:
+    """Return the rows of a file by run."""
+    return {Key(*(row[name] for name in Key._fields)): row for _, row in read_jsonl(file)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what the file does not have, or write what the options ask for."""
+    parser = argparse.ArgumentParser(prog="python -m studies.paper_setting")
+    parser.add_argument("rows", type=Path, help="one line for each run; made if it is not there")
+    parser.add_argument("--cell", choices=[cell.name for cell in CELLS], help="run one cell only")
+    parser.add_argument(
+        "--count", action="store_true", help="only print what is done, and what the rest costs"
+    )
+    parser.add_argument(
+        "--power", action="store_true", help="only print the power, from the rows of the gate"
+    )
+    parser.add_argument("--report", type=Path, help="only write the report to this file")
+    options = parser.parse_args(arguments)
+    if options.power:
+        print(power_table(options.rows).markdown())
+        return
+    options.rows.touch()
+    drop_unfinished_line(options.rows)
+    rows = read_rows(options.rows)
+    if options.count:
+        print("\n".join(count_lines(rows)))
+        return
+    if options.report:
+        with replacing(options.report) as unfinished:
+            unfinished.write_text(page(rows), encoding="utf-8")
+        return
+    # The order of sums, and so the bits, would depend on the number of threads.
+    torch.set_num_threads(1)
+    with options.rows.open("a", encoding="utf-8") as lines:
+        for cell, key in all_keys():
+            if key in rows or options.cell not in (None, cell.name):
+                continue
+            lines.write(json.dumps(row_of(key, train(settings_of(cell, key), None))) + "\n")
+            lines.flush()
+
+
+if __name__ == "__main__":
+    main()

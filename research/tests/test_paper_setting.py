@@ -1,0 +1,110 @@
+"""The program of the paper's setting: its terms, its metrics by hand, and its report on made-up rows."""
+
+import math
+
+import pytest
+
+from bandpo.core.text import as_method
+from bandpo_lab.fast_loop import Run, Settings
+from studies import paper_setting
+from studies.gate import CELLS as GATE
+from studies.paper_setting import (
+    ARMS,
+    CELLS,
+    CLIP,
+    Cell,
+    Key,
+    Rows,
+    all_keys,
+    at_level,
+    count_lines,
+    page,
+    row_of,
+    settings_of,
+    simulated_power,
+)
+from studies.predictions import read_predictions
+
+
+def made(evaluated, entropy=0.5):
+    """A run with the held-out reward of every tenth batch, and pass@32 four times as high."""
+    log = []
+    for batch in range(1, 10 * len(evaluated) + 1):
+        line = {"step": batch, "reward": 0.1, "entropy": entropy - 0.001 * batch}
+        if batch % 10 == 0:
+            reward = evaluated[batch // 10 - 1]
+            line |= {"eval/pass@1": reward, "eval/pass@32": 4 * reward}
+        log.append(line)
+    settings = Settings("GRPO()", batches=len(log), lag=0)
+    return Run(settings, log, {"pass@1": evaluated[-1], "pass@8": 0.5, "pass@32": 0.5, "seconds": 1.0})
+
+
+def test_the_moment_of_equal_reward_is_interpolated():
+    # From 0.06 at batch 20 to 0.10 at 30, the level 0.09 is three quarters of the way. The mean of five batches is the
+    # entropy two batches before.
+    moment = at_level(made([0.05, 0.06, 0.10, 0.12]), 0.09)
+    assert moment["entropy"] == pytest.approx(0.5 - 0.001 * (18 + 0.75 * 10), abs=1e-4)
+    assert moment["pass@32"] == pytest.approx(0.36)
+    assert at_level(made([0.05, 0.06]), 0.09) == {"entropy": None, "pass@32": None}
+    assert at_level(made([0.09, 0.2]), 0.09)["pass@32"] == pytest.approx(0.36)
+
+
+def test_the_terms_have_no_seed_of_the_gate_and_every_prediction_has_a_cell():
+    gate_seeds = {cell.first_seed + seed for cell in GATE for seed in range(cell.seeds)}
+    keys = [key for _, key in all_keys()]
+    assert len(set(keys)) == len(keys)
+    assert not gate_seeds & {key.seed for key in keys}
+    for text in ARMS.values():
+        as_method(text)
+    worlds = {f"{cell.name} at {rate:g}" for cell in CELLS for rate in cell.rates}
+    predictions = read_predictions(paper_setting.PREDICTIONS)
+    for prediction in predictions:
+        assert prediction.world in worlds
+        assert {prediction.arm, prediction.minus} <= set(ARMS)
+        assert prediction.metric in paper_setting.SMALLEST
+    text = paper_setting.PREDICTIONS.read_text()
+    hours = sum(len(cell.seeds) * len(cell.rates) * len(ARMS) * cell.seconds for cell in CELLS) / 3600
+    assert f"{len(keys)} runs, {hours:.0f} core-hours" in text
+
+
+def test_power_is_that_of_the_formula():
+    # Half of the studies find a difference whose t statistic has the critical value as its median, about.
+    power = simulated_power(0.01 * math.sqrt(12) / 2.2, 12, 0.01)
+    assert 0.4 < power.greater < 0.6
+    assert power.twice > 0.95
+
+
+def test_the_report_on_made_up_rows():
+    rows = {}
+    for cell, key in all_keys():
+        if cell.name != "fresh":
+            continue
+        gain = 0.02 if key.arm == "no bound" else 0.0
+        score = 0.1 + gain + 0.001 * (key.seed % 5) - abs(math.log(key.rate / 2e-4)) * 0.01
+        rows[key] = {"AUC": score, "entropy": 0.4 - gain, "pass@32": None}
+    text = page(rows)
+    assert "12 of 12 seeds have all runs" in text
+    assert "| no bound | 0.1217 | 0.0002 | +0.020 [+0.020, +0.020] |" in text
+    assert (
+        "| fresh at 0.0004 | no bound minus clip 0.2, AUC | greater | +0.020 [+0.020, +0.020] | held |"
+        in text
+    )
+    assert (
+        "| fresh at 0.0002 | Clip-Higher minus clip 0.2, entropy | equal | +0.000 [+0.000, +0.000] | held |"
+        in text
+    )
+    assert "| lag 4 at 0.0002 | no bound minus clip 0.2, AUC | greater | not run | open |" in text
+    assert count_lines(rows)[0] == "fresh: 336 of 336 runs, 0.0 core-hours left"
+    edge = Cell("fresh", 0, 1, [1e-4, 2e-4], 10, 1.0)
+    curve = Rows(edge, rows).curve([CLIP])
+    assert paper_setting.is_at_edge(curve, 2)
+    assert not paper_setting.is_at_edge(Rows(CELLS[0], rows).curve([CLIP]), 4)
+
+
+def test_a_row_is_made_of_a_run():
+    key = Key("fresh", CLIP, 1e-4, 200)
+    settings = settings_of(CELLS[0], key)
+    assert (settings.task, settings.lag, settings.seed, settings.rate) == ("mental", 0, 200, 1e-4)
+    row = row_of(key, made([0.05, 0.10]))
+    assert row["AUC"] == pytest.approx(0.1)
+    assert row["curves"]["eval"] == [[10, 0.05, 0.2], [20, 0.10, 0.4]]
