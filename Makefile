@@ -107,6 +107,7 @@ figures: $(DEV)
 	PYTHONPATH=research $(BIN)/python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
 	PYTHONPATH=research $(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
+	PYTHONPATH=research $(BIN)/python -m studies.gate research/results/gate/rows.jsonl --report docs/studies/gate/report.md
 	PYTHONPATH=research $(BIN)/python scripts/when_tables.py
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.

@@ -84,7 +84,7 @@ def test_the_report_on_made_up_rows():
         rows[key] = {"AUC": score, "entropy": 0.4 - gain, "pass@32": None}
     text = page(rows)
     assert "12 of 12 seeds have all runs" in text
-    assert "| no bound | 0.1217 | 0.0002 | +0.020 [+0.020, +0.020] |" in text
+    assert "| no bound | 0.1218 | 0.0002 | +0.020 [+0.020, +0.020] |" in text
     assert (
         "| fresh at 0.0004 | no bound minus clip 0.2, AUC | greater | +0.020 [+0.020, +0.020] | held |"
         in text
