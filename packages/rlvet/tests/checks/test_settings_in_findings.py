@@ -145,7 +145,7 @@ def test_the_rate_of_lora_is_compared_with_that_of_lora(tmp_path):
 
 
 def test_the_rules_of_lint_are_applied_to_the_run_s_configuration(tmp_path):
-    run = write_run(tmp_path, TRL | {"num_generations": 2, "epsilon": 0.3})
+    run = write_run(tmp_path, TRL | {"num_generations": 2, "epsilon": 0.3, "loss_type": "dapo"})
     diagnosis = diagnose(run)
     assert diagnosis.healthy
     assert diagnosis.headline.startswith("ok: ")

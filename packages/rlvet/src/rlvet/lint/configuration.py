@@ -81,7 +81,7 @@ class Configuration:
                 value = read_scalar(value)
             if name not in defaults or value != defaults[name]:
                 settings[name] = Setting(name, value)
-        absent = defaults.keys() - saved_names - FRAMEWORKS[framework].optional
+        absent = defaults.keys() - saved_names - FRAMEWORKS[framework].optional - FRAMEWORKS[framework].stable
         return cls(framework, path, settings, absent=absent)
 
     def default(self, name: str) -> Any:

@@ -192,6 +192,9 @@ TRL = Framework(
             "use_peft",
         }
     ),
+    stable=frozenset(
+        {"gradient_accumulation_steps", "learning_rate", "num_generations", "per_device_train_batch_size"}
+    ),
 )
 
 VERL = Framework(
