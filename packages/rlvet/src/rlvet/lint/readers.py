@@ -380,9 +380,23 @@ def _read_commands_in_yaml(root: Any, path: str) -> list[Configuration]:
     configurations: list[Configuration] = []
     for _, node in _yaml_scalars(root, path):
         if isinstance(node, yaml.ScalarNode) and node.style == "|":
-            # The script keeps its lines, so that empty lines before it give its settings the lines of the file.
-            configurations += _read_shell("\n" * (node.start_mark.line + 1) + node.value, path)
+            first_line = node.start_mark.line + 1
+            configurations += [_shifted(one, first_line) for one in _read_shell(node.value, path)]
     return configurations
+
+
+def _shifted(configuration: Configuration, lines: int) -> Configuration:
+    """Return a configuration of a part of a file, with the lines of the file.
+
+    Args:
+        configuration: The configuration, with the lines of the part.
+        lines: Number of lines before the part.
+    """
+    settings: Settings = {}
+    for name, setting in configuration.settings.items():
+        settings[name] = replace(setting, line=None if setting.line is None else setting.line + lines)
+    line = None if configuration.line is None else configuration.line + lines
+    return replace(configuration, settings=settings, line=line)
 
 
 def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
