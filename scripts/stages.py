@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -127,7 +126,7 @@ def _keep_row(stage: Stage, file: Path, log: Path, seconds: float, problem: str 
         "machine": machine(),
         "cores": os.cpu_count(),
         "gpus": _gpus(),
-        "versions": _versions(),
+        "versions": _versions(_python_of(stage.command[0])),
         "command": list(stage.command),
         "steps": {str(step): metrics for step, metrics in steps.items()},
     }
@@ -145,15 +144,36 @@ def _gpus() -> list[str]:
     return output.splitlines()
 
 
-def _versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed `PACKAGES`."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return versions
+def _python_of(program: str) -> str:
+    """Return the Python of a stage: its program, or this one for a program such as make."""
+    return program if Path(program).name.startswith("python") else sys.executable
+
+
+VERSIONS = """
+import json, platform, sys
+from importlib.metadata import PackageNotFoundError, version
+
+versions = {"python": platform.python_version()}
+for package in sys.argv[1:]:
+    try:
+        versions[package] = version(package)
+    except PackageNotFoundError:
+        continue
+print(json.dumps(versions))
+"""
+"""A program that prints the versions of Python and of the installed packages among its arguments."""
+
+
+@cache
+def _versions(program: str) -> dict[str, str]:
+    """Return the versions of Python and of the installed `PACKAGES` for a stage's program; empty if it is no Python."""
+    try:
+        output = subprocess.run(
+            [program, "-c", VERSIONS, *PACKAGES], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return json.loads(output)
 
 
 def _run_logged(stage: Stage, log: Path) -> int:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.files import replacing
@@ -84,7 +85,7 @@ def _convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     # The tokenizer is read with a wrong end token, <|im_start|>, and no padding token; the model's settings have both.
     assert model.generation_config is not None
     tokenizer.eos_token_id = model.generation_config.eos_token_id
