@@ -1,0 +1,340 @@
+"""A reader of the printed diagnosis that checks each sentence against the raw rows of the log.
+
+It shares no code with the checks: it has its own means, its own list of what a sentence claims, and the limits of
+docs/diagnose.md. A sentence of a level is compared with the level of the rows, however they came to it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+
+Rows = Sequence[Mapping[str, float]]
+
+LOWEST_SHARE_WITH_ROUNDING = 0.006
+"""Rounding of a share that is printed as a whole percentage."""
+
+
+class Columns:
+    """The quantities of a log as lists, under rlvet's names for them, without rows that lack them."""
+
+    def __init__(self, rows: Rows):
+        self.rows = rows
+
+    def __getitem__(self, name: str) -> list[float]:
+        return [row[name] for row in self.rows if name in row]
+
+    def steps(self, name: str) -> list[float]:
+        return [row["step"] for row in self.rows if name in row]
+
+    @property
+    def clip(self) -> list[float]:
+        names = ["clip"] if self["clip"] else ["clip_high", "clip_low"]
+        rows = [[row[name] for name in names if name in row] for row in self.rows]
+        return [sum(values) for values in rows if values]
+
+
+def end(values: Sequence[float], parts: int = 10) -> float:
+    """Return the mean of the last part of a list."""
+    return fmean(values[-max(1, len(values) // parts) :])
+
+
+def start(values: Sequence[float], parts: int = 10) -> float:
+    return fmean(values[: max(1, len(values) // parts)])
+
+
+def second_half(values: Sequence[float]) -> list[float]:
+    return list(values[len(values) // 2 :])
+
+
+def blocks(values: Sequence[float]) -> list[float]:
+    """Return the means of ten parts of nearly equal length."""
+    n = len(values)
+    edges = [round(n * part / 10) for part in range(11)]
+    return [fmean(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def rose(values: Sequence[float]) -> bool:
+    return len(values) > 1 and end(values, 3) > start(values, 3)
+
+
+# --- What a passed check claims. Each function returns True if the rows contradict the claim. ---
+
+
+def far_from_reference(c: Columns) -> bool:
+    return bool(c["kl"]) and (end(c["kl"]) > 1 or median(second_half(c["kl"])) > 1)
+
+
+def reference_is_another(c: Columns) -> bool:
+    return bool(c["kl"]) and c["kl"][0] > 0.1
+
+
+def early_steps_are_large(c: Columns) -> bool:
+    if c["moved"]:
+        return max(c["moved"]) > 2.5
+    return bool(c["kl"]) and max(c["kl"][:10]) >= 1
+
+
+MISMATCH_LIMITS = {"mismatch_kl": 0.05, "mismatch": 0.1, "mismatch_probs": 0.05}
+
+
+def engine_differs(c: Columns) -> bool:
+    for name, limit in MISMATCH_LIMITS.items():
+        if c[name] and (end(c[name]) > limit or fmean(second_half(c[name])) > limit):
+            return True
+        if len(c[name]) >= 40:
+            means = blocks(c[name])
+            climbs = sum(b > a for a, b in zip(means, means[1:], strict=False))
+            if climbs >= 8 and means[-1] > 5 * means[0] > 0:
+                return True
+    weights = c["importance_weight"]
+    if weights and (end(weights) > 2 or end(weights) < 0.5):
+        return True
+    return bool(c["staleness"]) and fmean(c["staleness"]) > 4
+
+
+def has_spike(c: Columns) -> bool:
+    norms = c["grad_norm"]
+    for row in range(5, len(norms) - 5):
+        around = max(median(norms[row - 5 : row]), median(norms[row + 1 : row + 6]), median(norms) / 2)
+        if norms[row] > 15 * around > 0:
+            return True
+    return False
+
+
+def spikes_are_many(c: Columns) -> bool:
+    norms = c["grad_norm"]
+    count = 0
+    for row in range(5, len(norms) - 5):
+        around = max(median(norms[row - 5 : row]), median(norms[row + 1 : row + 6]), median(norms) / 2)
+        count += norms[row] > 15 * around > 0
+    return count >= 3
+
+
+def clip_is_heavy(c: Columns) -> bool:
+    return bool(c.clip) and max(end(c.clip), fmean(second_half(c.clip))) > 0.2
+
+
+def many_are_cut(c: Columns) -> bool:
+    if not c["cut"]:
+        # Nothing in the rows says which answers were finished, unless the longest of them is far below a cap.
+        return not c["length_max"]
+    means = [end(c["cut"]), fmean(second_half(c["cut"]))]
+    if len(c["cut"]) >= 10:
+        means += blocks(c["cut"])
+    return max(means) > 0.5
+
+
+def rewards_are_equal(c: Columns) -> bool:
+    values = c["reward"]
+    return len(values) >= 8 and len(set(values[-max(8, len(values) // 4) :])) == 1
+
+
+def groups_are_equal(c: Columns) -> bool:
+    dead = c["dead"]
+    return bool(dead) and (fmean(second_half(dead)) > 0.5 or end(dead, 10) > 0.5)
+
+
+def entropy_is_lost(c: Columns) -> bool:
+    entropy = c["entropy"]
+    return len(entropy) > 1 and end(entropy) < 0.25 * start(entropy) and not rose(c["reward"])
+
+
+def only_longer(c: Columns) -> bool:
+    length = c["length"]
+    better = rose(c["reward"]) or rose(c["evaluation"])
+    return len(length) > 1 and end(length) >= 1.8 * start(length) > 0 and not better
+
+
+def weights_rest(c: Columns) -> bool:
+    rates = c["learning_rate"]
+    norms = c["grad_norm"]
+    return (bool(rates) and max(rates) <= 1e-9) or (bool(norms) and not any(norms))
+
+
+def policy_rests(c: Columns) -> bool:
+    kl = c["kl"]
+    return bool(kl) and max(abs(value) for value in kl) < 0.001 and not rose(c["reward"])
+
+
+def last_part_is_other(c: Columns) -> bool:
+    for name in ("entropy", "cut", "kl", "length", "mismatch", "mismatch_kl", "grad_norm"):
+        if len(c[name]) < 40:
+            continue
+        *earlier, last = blocks(c[name])
+        low, high = min(earlier), max(earlier)
+        is_outside = last * 2 < low or last > 2 * high
+        if is_outside and (name != "cut" or last > 0.1):
+            return True
+    return False
+
+
+def reward_is_lost(c: Columns) -> bool:
+    if len(c["reward"]) < 10:
+        return False
+    means = blocks(c["reward"])
+    height = max(means) - min(0.0, *means)
+    return max(means) - means[-1] > 0.6 * height
+
+
+def reward_is_constant(c: Columns) -> bool:
+    values = second_half(c["reward"])
+    return len(values) >= 15 and len(set(values)) == 1
+
+
+def has_bad_numbers(c: Columns) -> bool:
+    return any(row.get("not_finite") for row in c.rows)
+
+
+CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
+    "the log holds numbers": has_bad_numbers,
+    "weights move": weights_rest,
+    "the reference is the model that training began with": reference_is_another,
+    "engine and trainer agree, as logged": engine_differs,
+    "updates stay near the sampling policy": early_steps_are_large,
+    "gradient norms have no spikes": has_spike,
+    "spikes of the gradient norm are few": spikes_are_many,
+    "the clip keeps most of the gradient": clip_is_heavy,
+    "the policy stays near the reference": far_from_reference,
+    "most answers are finished": many_are_cut,
+    "rewards differ": rewards_are_equal,
+    "most groups carry signal": groups_are_equal,
+    "entropy is kept, or falls as the reward rises": entropy_is_lost,
+    "answers do not grow longer without growing better": only_longer,
+    "the policy moves": policy_rests,
+    "the last tenth of the run is like the rest": last_part_is_other,
+    "the reward does not collapse": reward_is_lost,
+    "the reward is not flat for half of the run": reward_is_constant,
+}
+"""For each passed check, a function that returns True if the rows contradict it."""
+
+
+# --- What a headline "ok" claims ---
+
+
+def fault_of(c: Columns) -> str | None:
+    """Return a fault that the level of the rows shows by itself; None if there is none."""
+    n = len(c["reward"])
+    if has_bad_numbers(c):
+        return "nan"
+    if n >= 8 and c["kl"] and min(c["kl"]) > 1.1:
+        return "every KL above 1"
+    if len(c["kl"]) >= 10 and median(second_half(c["kl"])) > 1.1 and end(c["kl"]) > 1.1:
+        return "KL above 1"
+    if len(c["cut"]) >= 2 and min(second_half(c["cut"])) > 0.5:
+        return "answers cut off"
+    if len(c["dead"]) >= 16 and min(second_half(c["dead"])) > 0.55 and end(c["reward"]) < 0.5:
+        return "groups without signal"
+    for name, limit in MISMATCH_LIMITS.items():
+        if len(c[name]) >= 8 and min(second_half(c[name])) > limit * 1.1:
+            return "engine differs"
+    if len(c.clip) >= 8 and min(second_half(c.clip)) > 0.31:
+        return "clip"
+    return None
+
+
+# --- What the text of a finding claims ---
+
+NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)"
+SHARE = r"(\d+(?:\.\d+)?)%"
+
+
+def _value(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _equal(text: str, value: float) -> bool:
+    """Return whether a printed number is the value, to its three digits."""
+    number = _value(text)
+    return math.isclose(number, value, rel_tol=0.006, abs_tol=1e-9) or abs(number - value) < 0.5000001 <= abs(value) / 100
+
+
+def _equal_share(text: str, value: float) -> bool:
+    return abs(float(text) / 100 - value) < LOWEST_SHARE_WITH_ROUNDING
+
+
+def false_parts_of(text: str, c: Columns) -> Iterator[str]:
+    """Yield the parts of a finding's sentence that the rows contradict."""
+    if match := re.search(rf"KL to the reference is {NUMBER} at step {NUMBER}", text):
+        if not _equal(match[1], c["kl"][0]) or c["kl"][0] <= 0.1:
+            yield "KL at the first step"
+    if match := re.search(rf"KL to the reference went {NUMBER} → {NUMBER} in the first (\d+) log steps", text):
+        row = int(match[3]) - 1
+        if not (_equal(match[1], c["kl"][0]) and _equal(match[2], c["kl"][row])):
+            yield "KL of the first steps"
+        elif c["kl"][row] < 1 or c["kl"][row] <= c["kl"][0]:
+            yield "a growth of the KL that is none"
+    if match := re.search(rf"^KL to the reference {NUMBER} → {NUMBER} nats per token", text):
+        if not (_equal(match[1], c["kl"][0]) and _equal(match[2], end(c["kl"]))):
+            yield "KL of the first and last steps"
+        elif end(c["kl"]) <= c["kl"][0]:
+            yield "a drift of the KL that is none"
+    if match := re.search(rf"KL to the reference is above {NUMBER} in (\d+) of (\d+) log steps", text):
+        above = sum(value > _value(match[1]) for value in c["kl"])
+        if above != int(match[2]) or len(c["kl"]) != int(match[3]):
+            yield "steps with a large KL"
+    if match := re.match(rf"{SHARE} of answers are cut off", text):
+        shares = [fmean(second_half(c["cut"])), fmean(c["cut"][-max(3, len(c["cut"]) // 10) :])]
+        if not any(_equal_share(match[1], share) for share in shares):
+            yield "share of answers cut off"
+    if "at which most answers are cut off" in text:
+        yield "a share of answers cut off that is not in the log"
+    if match := re.match(rf"{SHARE} of groups[^%]* carry no signal", text):
+        late = second_half(c["dead"])
+        shares = [fmean(late), fmean(late[-max(8, len(late) // 5) :])]
+        if not any(_equal_share(match[1], share) for share in shares):
+            yield "share of groups without signal"
+    if match := re.match(rf"entropy {NUMBER} → {NUMBER} nats", text):
+        if not (_equal(match[1], start(c["entropy"])) and _equal(match[2], end(c["entropy"]))):
+            yield "entropy at both ends"
+    if match := re.match(rf"reward {NUMBER} from step {NUMBER} to {NUMBER}", text):
+        first, last = _value(match[2]), _value(match[3])
+        values = [v for s, v in zip(c.steps("reward"), c["reward"], strict=True) if first <= s <= last]
+        if not _equal(match[1], fmean(values)):
+            yield "mean reward"
+        fall = start(values, 3) - end(values, 3)
+        deviation = math.sqrt(fmean([(v - fmean(values)) ** 2 for v in values]))
+        if fall > 1.2 * deviation > 0 and "falls" not in text:
+            yield "a reward that falls is called level"
+    if match := re.search(rf"^(.*): {NUMBER} → {NUMBER}(?:; data is|$)", text):
+        names = {"KL between": "mismatch_kl", "log-prob": "mismatch", "probabilities from": "mismatch_probs"}
+        name = next((name for words, name in names.items() if words in match[1]), None)
+        if name and not (_equal(match[2], start(c[name])) and _equal(match[3], end(c[name]))):
+            yield "distance of engine and trainer"
+    if match := re.match(rf"{SHARE} of tokens are clipped", text):
+        if not _equal_share(match[1], max(end(c.clip), fmean(second_half(c.clip)))):
+            yield "share of clipped tokens"
+    if match := re.match(rf"data is {NUMBER} updates old", text):
+        if abs(_value(match[1]) / fmean(c["staleness"]) - 1) > 0.06:
+            yield "age of the data"
+    if "each batch gets one update" in text and (max(c.clip, default=0.0) > 0 or max(c["kl_old"], default=0.0) > 1e-6):
+        yield "one update, though ratios differ from 1"
+    if "no token was clipped" in text and max(c.clip, default=0.0) > 0:
+        yield "no clipped token"
+
+
+def violations(text: str, rows: Rows) -> list[tuple[str, str]]:
+    """Return the sentences of a printed diagnosis that the rows contradict, each with its kind.
+
+    Args:
+        text: The diagnosis as it is printed, with all of its parts.
+        rows: The rows of the log, under rlvet's names of quantities.
+    """
+    c = Columns(rows)
+    found = []
+    own_text = text.partition("\nthe configuration:")[0]
+    headline = own_text.splitlines()[0]
+    if headline.startswith("ok"):
+        fault = fault_of(c)
+        if fault:
+            found.append(("ok against the rows", fault))
+    passed = re.search(r"^passed[^:]*: (.*)$", own_text, re.M)
+    for name in passed[1].split("; ") if passed else []:
+        if name in CLAIMS and CLAIMS[name](c):
+            found.append(("passed against the rows", name))
+    for match in re.finditer(r"^\d+\. [a-z-]+ \((?:stop|fix|look|note)\): (.*)$", own_text, re.M):
+        for part in false_parts_of(match[1], c):
+            found.append(("a finding against the rows", part))
+    return found
