@@ -400,6 +400,75 @@ def levels_off(seed: int) -> Rows:
     return _course(seed, reward=lambda t: 0.18 + 0.37 * logistic(25 * (t - 0.12))).rows()
 
 
+def never_synced(seed: int) -> Rows:
+    """Simulate an engine that keeps its first weights: its distance grows with the learning rate that was spent.
+
+    The level, exponent and noise vary. verl-project/verl issue 7495 reports a KL that grew 36-fold below its limit.
+    """
+    draw = random.Random(f"{seed} never synced")
+    course = _course(seed, "slow")
+    course.steps = max(60, course.steps)
+    rows = course.rows()
+    total = sum(row["learning_rate"] for row in rows)
+    start, factor, power = 10 ** draw.uniform(-4, -3), 10 ** draw.uniform(1.2, 2.2), draw.uniform(1.0, 2.0)
+    spent = 0.0
+    for row in rows:
+        spent += row["learning_rate"] / total
+        growth = start * (1 + (factor - 1) * spent**power)
+        row["rollout_corr/kl"] = growth * math.exp(0.15 * draw.gauss(0, 1))
+        row["rollout_corr/rollout_is_eff_sample_size"] = 1 / (1 + 20 * growth)
+    return rows
+
+
+def never_synced_adapter(seed: int) -> Rows:
+    """Simulate adapters that never reach the engine, in the names of slime and miles (radixark/miles 684 and 1727)."""
+    draw = random.Random(f"{seed} adapter")
+    course = _course(seed, "slow")
+    rows = course.rows()
+    start, growth = draw.uniform(0.006, 0.02), draw.uniform(0.1, 0.6)
+    for row in rows:
+        t = row["step"] / len(rows)
+        distance = (start + growth * t) * math.exp(0.1 * draw.gauss(0, 1))
+        row["train/train_rollout_logprob_abs_diff"] = distance
+    return rows
+
+
+def one_answer(seed: int) -> Rows:
+    """Simulate GRPO with one answer to each prompt, in verl's names: advantages are the rewards."""
+    draw = random.Random(f"{seed} one answer")
+    rows = named_as_verl(_course(seed, "slow").rows())
+    for row in rows:
+        largest = row["critic/score/mean"] + draw.uniform(0.1, 0.5)
+        smallest = row["critic/score/mean"] - draw.uniform(0.1, 0.5)
+        row |= {"critic/rewards/max": largest, "critic/rewards/min": smallest}
+        row |= {"critic/advantages/max": largest / (1 + 1e-6), "critic/advantages/min": smallest / (1 + 1e-6)}
+    return rows
+
+
+def weights_of_sequences(seed: int) -> Rows:
+    """Simulate truncated weights of sequences whose tokens agree (huggingface/trl issues 4772 and 5814)."""
+    draw = random.Random(f"{seed} weights")
+    mean = draw.choice((draw.uniform(0.35, 0.7), draw.uniform(1.5, 2.9)))
+    distance = draw.uniform(0.008, 0.02)
+    rows = _course(seed).rows()
+    for row in rows:
+        row["sampling/sampling_logp_difference/mean"] = distance * math.exp(0.1 * draw.gauss(0, 1))
+        row["sampling/importance_sampling_ratio/mean"] = mean * math.exp(0.1 * draw.gauss(0, 1))
+    return rows
+
+
+def answers_collapse(seed: int) -> Rows:
+    """Simulate answers that shrink to a few tokens in twenty steps, after which groups have no signal."""
+    level = _number(seed, "level", 0.1, 0.3)
+    length = _number(seed, "length", 50, 600)
+    return _course(
+        seed,
+        reward=lambda t: level,
+        length=lambda t: 2.5 + length * math.exp(-30 * t),
+        dead=lambda t: 0.9 if t > 0.25 else 0.2,
+    ).rows()
+
+
 SCENARIOS: Mapping[str, Scenario] = {
     "reference is not the start": Scenario(("reference-kl",), reference, ("kl-drift",)),
     "policy hardly moves": Scenario(("hardly-moves",), hardly_moves, ("plateau",)),
@@ -431,4 +500,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "every reward is the same": Scenario(("reward-flat", "no-signal"), constant_reward, ("plateau",)),
     "reward falls": Scenario(("collapse",), falls, ("data-change",)),
     "levels off": Scenario(("plateau",), levels_off),
+    "weights never synced": Scenario(("weight-sync",), never_synced, ("engine-mismatch",)),
+    "adapters never synced": Scenario(("weight-sync",), never_synced_adapter, ("engine-mismatch",)),
+    "one answer to each prompt": Scenario(("no-baseline",), one_answer, ("plateau",)),
+    "truncated weights of sequences": Scenario(("sequence-weights",), weights_of_sequences),
+    "answers collapse": Scenario(("length-collapse",), answers_collapse, ("no-signal", "plateau")),
 }

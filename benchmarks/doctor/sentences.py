@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from helpers.printed_sentences import violations
-from helpers.random_logs import canonical, random_rows
 from log_scenarios import SCENARIOS, SHAPES, healthy, rough
 
+from helpers.printed_sentences import violations
+from helpers.random_logs import canonical, random_rows
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
 from rlvet.errors import InvalidValue

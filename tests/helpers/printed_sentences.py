@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, median
 
 Rows = Sequence[Mapping[str, float]]
@@ -53,7 +54,7 @@ def blocks(values: Sequence[float]) -> list[float]:
     """Return the means of ten parts of nearly equal length."""
     n = len(values)
     edges = [round(n * part / 10) for part in range(11)]
-    return [fmean(values[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
 
 def rose(values: Sequence[float]) -> bool:
@@ -86,10 +87,11 @@ def engine_differs(c: Columns) -> bool:
             return True
         if len(c[name]) >= 40:
             means = blocks(c[name])
-            climbs = sum(b > a for a, b in zip(means, means[1:], strict=False))
-            if climbs >= 8 and means[-1] > 5 * means[0] > 0:
+            climbs = sum(b > a for a, b in pairwise(means))
+            if climbs >= 8 and means[-1] > max(5 * means[0], limit / 10):
                 return True
-    weights = c["importance_weight"]
+    # The weight of a sequence may be far from 1 though its tokens agree, so weights count only without their distance.
+    weights = [] if c["mismatch"] else c["importance_weight"]
     if weights and (end(weights) > 2 or end(weights) < 0.5):
         return True
     return bool(c["staleness"]) and fmean(c["staleness"]) > 4
@@ -97,19 +99,21 @@ def engine_differs(c: Columns) -> bool:
 
 def has_spike(c: Columns) -> bool:
     norms = c["grad_norm"]
+    above_zero = [norm for norm in norms if norm > 0] or [0.0]
     for row in range(5, len(norms) - 5):
-        around = max(median(norms[row - 5 : row]), median(norms[row + 1 : row + 6]), median(norms) / 2)
-        if norms[row] > 15 * around > 0:
+        around = max(median(norms[row - 5 : row]), median(norms[row + 1 : row + 6]), median(above_zero) / 2)
+        if norms[row] > 16 * around > 0:
             return True
     return False
 
 
 def spikes_are_many(c: Columns) -> bool:
     norms = c["grad_norm"]
+    above_zero = [norm for norm in norms if norm > 0] or [0.0]
     count = 0
     for row in range(5, len(norms) - 5):
-        around = max(median(norms[row - 5 : row]), median(norms[row + 1 : row + 6]), median(norms) / 2)
-        count += norms[row] > 15 * around > 0
+        around = max(median(norms[row - 5 : row]), median(norms[row + 1 : row + 6]), median(above_zero) / 2)
+        count += norms[row] > 16 * around > 0
     return count >= 3
 
 
@@ -148,6 +152,20 @@ def only_longer(c: Columns) -> bool:
     return len(length) > 1 and end(length) >= 1.8 * start(length) > 0 and not better
 
 
+def only_shorter(c: Columns) -> bool:
+    length = c["length"]
+    return len(length) > 1 and end(length) < 0.2 * start(length) and not rose(c["reward"])
+
+
+def no_baseline(c: Columns) -> bool:
+    rows = [
+        row for row in c.rows if "advantage_max" in row and "reward_max" in row and row["reward_max"] != 0
+    ]
+    equal = [math.isclose(row["advantage_max"], row["reward_max"], rel_tol=1e-4) for row in rows]
+    lower = [row["advantage_min"] < 0 for row in rows]
+    return bool(rows) and all(equal) and not any(lower)
+
+
 def weights_rest(c: Columns) -> bool:
     rates = c["learning_rate"]
     norms = c["grad_norm"]
@@ -165,7 +183,7 @@ def last_part_is_other(c: Columns) -> bool:
             continue
         *earlier, last = blocks(c[name])
         low, high = min(earlier), max(earlier)
-        is_outside = last * 2 < low or last > 2 * high
+        is_outside = last * 3 < low or last > 3 * high
         if is_outside and (name != "cut" or last > 0.1):
             return True
     return False
@@ -191,6 +209,8 @@ def has_bad_numbers(c: Columns) -> bool:
 CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "the log holds numbers": has_bad_numbers,
     "weights move": weights_rest,
+    "a baseline is subtracted from rewards": no_baseline,
+    "answers keep their length, or shorten as the reward rises": only_shorter,
     "the reference is the model that training began with": reference_is_another,
     "engine and trainer agree, as logged": engine_differs,
     "updates stay near the sampling policy": early_steps_are_large,
@@ -248,7 +268,10 @@ def _value(text: str) -> float:
 def _equal(text: str, value: float) -> bool:
     """Return whether a printed number is the value, to its three digits."""
     number = _value(text)
-    return math.isclose(number, value, rel_tol=0.006, abs_tol=1e-9) or abs(number - value) < 0.5000001 <= abs(value) / 100
+    return (
+        math.isclose(number, value, rel_tol=0.006, abs_tol=1e-9)
+        or abs(number - value) < 0.5000001 <= abs(value) / 100
+    )
 
 
 def _equal_share(text: str, value: float) -> bool:
@@ -257,10 +280,12 @@ def _equal_share(text: str, value: float) -> bool:
 
 def false_parts_of(text: str, c: Columns) -> Iterator[str]:
     """Yield the parts of a finding's sentence that the rows contradict."""
-    if match := re.search(rf"KL to the reference is {NUMBER} at step {NUMBER}", text):
-        if not _equal(match[1], c["kl"][0]) or c["kl"][0] <= 0.1:
-            yield "KL at the first step"
-    if match := re.search(rf"KL to the reference went {NUMBER} → {NUMBER} in the first (\d+) log steps", text):
+    match = re.search(rf"KL to the reference is {NUMBER} at step {NUMBER}", text)
+    if match and (not _equal(match[1], c["kl"][0]) or c["kl"][0] <= 0.1):
+        yield "KL at the first step"
+    if match := re.search(
+        rf"KL to the reference went {NUMBER} → {NUMBER} in the first (\d+) log steps", text
+    ):
         row = int(match[3]) - 1
         if not (_equal(match[1], c["kl"][0]) and _equal(match[2], c["kl"][row])):
             yield "KL of the first steps"
@@ -286,9 +311,12 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
         shares = [fmean(late), fmean(late[-max(8, len(late) // 5) :])]
         if not any(_equal_share(match[1], share) for share in shares):
             yield "share of groups without signal"
-    if match := re.match(rf"entropy {NUMBER} → {NUMBER} nats", text):
-        if not (_equal(match[1], start(c["entropy"])) and _equal(match[2], end(c["entropy"]))):
-            yield "entropy at both ends"
+    match = re.match(rf"entropy {NUMBER} → {NUMBER} nats", text)
+    if match and not (_equal(match[1], start(c["entropy"])) and _equal(match[2], end(c["entropy"]))):
+        yield "entropy at both ends"
+    match = re.match(rf"mean length {NUMBER} → {NUMBER} tokens", text)
+    if match and not (_equal(match[1], start(c["length"])) and _equal(match[2], end(c["length"]))):
+        yield "length at both ends"
     if match := re.match(rf"reward {NUMBER} from step {NUMBER} to {NUMBER}", text):
         first, last = _value(match[2]), _value(match[3])
         values = [v for s, v in zip(c.steps("reward"), c["reward"], strict=True) if first <= s <= last]
@@ -303,13 +331,15 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
         name = next((name for words, name in names.items() if words in match[1]), None)
         if name and not (_equal(match[2], start(c[name])) and _equal(match[3], end(c[name]))):
             yield "distance of engine and trainer"
-    if match := re.match(rf"{SHARE} of tokens are clipped", text):
-        if not _equal_share(match[1], max(end(c.clip), fmean(second_half(c.clip)))):
-            yield "share of clipped tokens"
-    if match := re.match(rf"data is {NUMBER} updates old", text):
-        if abs(_value(match[1]) / fmean(c["staleness"]) - 1) > 0.06:
-            yield "age of the data"
-    if "each batch gets one update" in text and (max(c.clip, default=0.0) > 0 or max(c["kl_old"], default=0.0) > 1e-6):
+    match = re.match(rf"{SHARE} of tokens are clipped", text)
+    if match and not _equal_share(match[1], max(end(c.clip), fmean(second_half(c.clip)))):
+        yield "share of clipped tokens"
+    match = re.match(rf"data is {NUMBER} updates old", text)
+    if match and abs(_value(match[1]) / fmean(c["staleness"]) - 1) > 0.06:
+        yield "age of the data"
+    if "each batch gets one update" in text and (
+        max(c.clip, default=0.0) > 0 or max(c["kl_old"], default=0.0) > 1e-6
+    ):
         yield "one update, though ratios differ from 1"
     if "no token was clipped" in text and max(c.clip, default=0.0) > 0:
         yield "no clipped token"

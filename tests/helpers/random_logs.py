@@ -28,7 +28,16 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 """The quantities of a random log, with the range of each."""
 
-LOGARITHMIC = ("kl", "entropy", "length", "length_max", "mismatch", "mismatch_kl", "grad_norm", "learning_rate")
+LOGARITHMIC = (
+    "kl",
+    "entropy",
+    "length",
+    "length_max",
+    "mismatch",
+    "mismatch_kl",
+    "grad_norm",
+    "learning_rate",
+)
 """Quantities whose levels are drawn on a logarithmic scale."""
 
 LENGTHS = (1, 2, 5, 9, 10, 12, 15, 18, 24, 27, 30, 46, 60, 100, 200)
@@ -123,6 +132,11 @@ FRAMEWORK_KEYS: Mapping[str, Mapping[str, str]] = {
         "clip": "actor/pg_clipfrac",
         "mismatch_kl": "rollout_corr/kl",
         "importance_weight": "rollout_corr/rollout_is_mean",
+        "effective_samples": "rollout_corr/rollout_is_eff_sample_size",
+        "reward_max": "critic/rewards/max",
+        "reward_min": "critic/rewards/min",
+        "advantage_max": "critic/advantages/max",
+        "advantage_min": "critic/advantages/min",
         "grad_norm": "actor/grad_norm",
         "learning_rate": "actor/lr",
         "evaluation": "val-core/openai/gsm8k/acc/mean@1",
@@ -187,8 +201,13 @@ FRAMEWORK_KEYS: Mapping[str, Mapping[str, str]] = {
 
 
 def canonical(rows: Sequence[Mapping[str, float]]) -> Rows:
-    """Return rows in TRL's names under rlvet's names of quantities. Components of the reward keep their names."""
-    names = {key: name for name, key in FRAMEWORK_KEYS["trl"].items()}
+    """Return rows in the names of any of these frameworks under rlvet's names of quantities.
+
+    Components of the reward keep their names.
+    """
+    names = {}
+    for keys in FRAMEWORK_KEYS.values():
+        names |= {key: name for name, key in keys.items()}
     return [{names.get(key, key): value for key, value in row.items()} for row in rows]
 
 

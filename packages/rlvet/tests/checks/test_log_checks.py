@@ -8,7 +8,7 @@ import pytest
 from rlvet.checks.course import Series, find_jump, find_spikes, fit_weights, onset
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
-from rlvet.runs.setup import Setup
+from rlvet.runs.setup import Setup, Value
 
 
 def course(steps=40, **metrics):
@@ -207,6 +207,106 @@ def test_reward_hacked():
     assert finding.code == "reward-hacked"
 
 
+def test_no_baseline():
+    edges = {"reward_max": lambda t: 0.5 + t, "reward_min": lambda t: -0.2 - t}
+    as_rewards = edges | {"advantage_max": edges["reward_max"], "advantage_min": edges["reward_min"]}
+    assert codes(course(**as_rewards)) == ["no-baseline"]
+    other = edges | {"advantage_max": lambda t: 1.9, "advantage_min": lambda t: -1.7}
+    assert codes(course(**other)) == []
+    # Rewards of ±1 have the mean 0 in a group of one of each, so that advantages equal them.
+    one = {"reward_max": lambda t: 1.0, "reward_min": lambda t: -1.0}
+    symmetric = one | {"advantage_max": lambda t: 1.0, "advantage_min": lambda t: -1.0}
+    assert codes(course(**symmetric)) == []
+    # A mean of 0 in every row, as where all rewards are 0, shows nothing.
+    zero = {f"{name}_{side}": lambda t: 0.0 for name in ("reward", "advantage") for side in ("max", "min")}
+    assert codes(course(**zero)) == []
+
+
+def test_the_number_of_answers_is_named_beside_a_missing_baseline():
+    edges = {"reward_max": lambda t: 0.5 + t, "reward_min": lambda t: -0.2 - t}
+    rows = course(**edges | {"advantage_max": edges["reward_max"], "advantage_min": edges["reward_min"]})
+    for size, text in (
+        (1, "as each prompt has one answer"),
+        (4, "though the settings name 4 answers to each"),
+    ):
+        values = {"group size": Value("rollout.n", size, "console.log")}
+        assert text in findings(rows, framework="verl", values=values)[0].cause
+
+
+def test_length_collapse():
+    def length(t):
+        return 53.4 if t < 0.3 else 2.6
+
+    (finding, plateau) = findings(course(60, reward=lambda t: 0.3 + 0.01 * math.sin(300 * t), length=length))
+    assert (finding.code, finding.severity, plateau.code) == ("length-collapse", "fix", "plateau")
+    # A reward that rises may be one for short answers.
+    assert codes(course(60, length=length)) == []
+
+
+def test_a_collapse_comes_before_the_lost_signal_that_it_causes():
+    """Answers of 2.6 tokens and an entropy of 0.04 come first, and the equal rewards of their groups after them."""
+    metrics = {
+        "reward": lambda t: 0.3 + 0.01 * math.sin(300 * t),
+        "length": lambda t: 53.4 if t < 0.3 else 2.6,
+        "entropy": lambda t: 0.53 if t < 0.3 else 0.01,
+        "dead": lambda t: 0.2 if t < 0.35 else 0.9,
+    }
+    assert codes(course(60, **metrics)) == ["length-collapse", "entropy-collapse", "no-signal", "plateau"]
+    later = metrics | {"length": lambda t: 53.4 if t < 0.8 else 2.6, "entropy": lambda t: 1.0}
+    assert codes(course(60, **later))[:2] == ["no-signal", "length-collapse"]
+
+
+def test_rewards_that_nearly_all_become_equal():
+    flat = {"reward": lambda t: 4.9 + 0.1 * math.sin(300 * t)}
+    rows = course(60, **flat, reward_std=lambda t: 0.45 * 0.93 ** (60 * t))
+    (finding, plateau) = findings(rows)
+    assert (finding.code, finding.severity, plateau.code) == ("no-signal", "fix", "plateau")
+    assert "the standard deviation of rewards went 0.352 → 0.00699" in finding.cause
+    hot = {"temperature": Value("temperature", 1e-4, "config.yaml")}
+    assert "sampled at temperature 0.0001 are nearly identical" in findings(rows, values=hot)[0].cause
+    assert codes(course(60, **flat, reward_std=lambda t: 0.45 - 0.3 * t)) == ["plateau"]
+
+
+def test_updates_and_ratios_that_contradict_each_other():
+    idle = {"clip_high": lambda t: 0.0, "clip_low": lambda t: 0.0, "kl_old": lambda t: 0.0}
+    (finding,) = findings(course(**idle), updates=2)
+    assert (finding.code, finding.severity) == ("on-policy", "look")
+    assert "though the settings make 2 updates on each batch" in finding.cause
+    (note,) = findings(course(**idle), updates=1)
+    assert (note.code, note.severity) == ("on-policy", "note")
+    moving = idle | {"kl_old": lambda t: 0.003}
+    assert codes(course(**moving), updates=1) == []
+    (note,) = findings(
+        course(on_policy=lambda t: 1.0, **{"audit/on_policy": lambda t: 1.0}, **idle), updates=2
+    )
+    assert "every ratio is 1, though the settings make 2 updates" in note.cause
+
+
+def test_a_kl_that_is_large_in_every_row_is_large():
+    """Real values, of which 10 and 15 rows were a drift, 12 and 18 to 27 rows were well, and 30 rows a jump."""
+    values = [34.652643, 16.916614, 1.440271, 1.301024, 16.240725, 2.068457, 1.603288, 4.164466, 4.858206]
+    values += [3395.370618, 1006.709201, 2.94966] + [2.1, 1.9, 6.0, 1.4, 3.3, 2.2] * 6
+    for count in range(8, 47):
+        rows = [{"step": 10.0 * k, "reward": 0.1 * (k % 7), "kl": values[k]} for k in range(1, count + 1)]
+        rows = [
+            {"step": 10.0, "reward": 0.1, "kl": values[0]},
+            *({**row, "step": row["step"] + 10} for row in rows),
+        ]
+        first = findings(rows[:count])[0]
+        assert first.code in ("reference-kl", "kl-drift"), (count, first)
+        assert first.ok is False
+
+
+@pytest.mark.parametrize("rows", [8, 12, 20, 27, 40, 80])
+def test_one_large_kl_of_the_estimator_is_no_drift(rows):
+    """k3 has rare values that are a thousand times the others."""
+    log = course(rows, kl=lambda t: 0.02)
+    log[-1]["kl"] = 40.0
+    assert "kl-drift" not in codes(log)
+    passed = [finding.tested for finding in log_findings(log) if finding.ok]
+    assert ("the policy stays near the reference" in passed) == (rows > 400)
+
+
 def test_low_entropy():
     assert codes(course(entropy=lambda t: 0.05)) == ["low-entropy"]
 
@@ -234,7 +334,7 @@ def test_late_change(name):
 
 
 def test_engine_mismatch_and_stale():
-    (finding,) = findings(course(mismatch=lambda t: 0.02 + 0.4 * t, staleness=lambda t: 2.0))
+    (finding,) = findings(course(mismatch=lambda t: 0.42 if t > 0.5 else 0.2, staleness=lambda t: 2.0))
     assert (finding.code, finding.or_else) == ("engine-mismatch", ("stale",))
     assert "data is 2 updates old" in finding.cause
     assert codes(course(importance_weight=lambda t: 0.1)) == ["engine-mismatch"]

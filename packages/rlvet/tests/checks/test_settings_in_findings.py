@@ -104,7 +104,7 @@ def test_a_mean_length_near_the_cap_is_cut_where_the_cap_is_known(tmp_path):
     metrics = {"response_length__mean": lambda t: 240.5 + 5 * (t % 0.1)}
     run = write_run(tmp_path, verl(cap=256), **metrics)
     finding = finding_of(diagnose(run), "truncated")
-    assert "at the cap of 256 tokens" in finding.cause
+    assert "the mean length is 241 tokens in the later half, 94% of the cap of 256 tokens" in finding.cause
     assert finding.quantities == ("length",)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(verl(cap=1024)))
     assert [finding.code for finding in diagnose(tmp_path).findings] == []

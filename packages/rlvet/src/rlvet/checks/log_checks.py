@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import (
     Course,
     Series,
+    deviation,
     end_means,
     find_change_point,
     find_jump,
@@ -29,16 +31,20 @@ from rlvet.checks.course import (
     tenth_blocks,
     tenths,
 )
+from rlvet.checks.distance_checks import check_divergence, check_reference, check_step_size
+from rlvet.checks.engine_checks import DISTANCES, engine_findings
 from rlvet.checks.findings import Finding
+from rlvet.checks.log_results import (
+    FEW_STEPS,
+    change_text,
+    last_tenth,
+    later_half,
+    passed_check,
+    undecided_check,
+)
 from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row, component_name
 from rlvet.runs.setup import Setup
 from rlvet.runs.summary import summarize
-
-ALL_ROWS = slice(None)
-"""All rows of a metric."""
-
-FEW_STEPS = 8
-"""Number of log steps below which trends of a metric are not checked."""
 
 
 def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Finding]:
@@ -65,26 +71,30 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
         flat_since = reward.steps[turn]
     solved = _is_solved(course)
 
+    reference = check_reference(course, setup)
     findings = [
         _check_numbers(course),
         _check_movement(course),
-        _check_reference(course, setup),
-        _check_engine(course),
-        _check_step_size(course),
+        reference,
+        *engine_findings(course, setup),
+        check_step_size(course),
         _check_gradient_spikes(course, fell=fell),
         _check_clip_share(course, setup),
-        _check_divergence(course),
+        check_divergence(course, reference_is_wrong=reference.ok is False),
         _check_truncation(course, setup),
         _check_constant_reward(course),
+        _check_baseline(course, setup),
         _check_signal(course, setup, solved=solved),
         _check_data(course),
         *_check_components(course),
         _check_length(course),
+        _check_short_answers(course),
         _check_entropy(course, flat_since, solved=solved),
         _check_evaluation(course),
         _check_small_steps(course),
         fall,
     ]
+    findings = _with_lost_signal_last(findings)
     codes = {finding.code for finding in findings if finding.cause}
     findings.append(_check_last_tenth(course, codes))
     findings.append(_check_plateau(course, flat, fell=fell, solved=solved))
@@ -92,6 +102,25 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     if all(finding.ok is not False for finding in findings):
         findings.append(_check_clip(course, setup.updates))
     return [_with_cost(finding, rows) for finding in findings]
+
+
+CAUSES_OF_LOST_SIGNAL = ("length-collapse", "entropy-collapse")
+"""Codes of faults that make the answers of a group alike, so that their rewards are equal."""
+
+
+def _with_lost_signal_last(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with lost signal after its causes: those of `CAUSES_OF_LOST_SIGNAL` that began before it."""
+    signal = next((finding for finding in findings if finding.code == "no-signal"), None)
+    if signal is None or signal.onset is None:
+        return list(findings)
+    causes = []
+    for finding in findings:
+        began_before = finding.onset is not None and finding.onset <= signal.onset
+        if finding.code in CAUSES_OF_LOST_SIGNAL and began_before:
+            causes.append(finding)
+    others = [finding for finding in findings if finding not in causes]
+    position = others.index(signal)
+    return [*others[:position], *causes, *others[position:]]
 
 
 def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
@@ -118,37 +147,6 @@ def _format_times(seconds: float, total_seconds: float) -> str:
         ((u, n) for u, n in (("hours", 3600), ("minutes", 60)) if total_seconds >= n), ("seconds", 1)
     )
     return f"{format_number(seconds / size, 2)} of {format_number(total_seconds / size, 2)} {unit}"
-
-
-def _change(before: float, after: float) -> str:
-    """Return two values of a metric as a change."""
-    return f"{format_number(before)} → {format_number(after)}"
-
-
-def _passed(
-    tested: str, metric: Series, figure: float | None = None, measure: str = "", rows: slice = ALL_ROWS
-) -> Finding:
-    """Return a check of a metric that passed, with the number of log steps and their range.
-
-    Args:
-        tested: The property of a correct run that is checked.
-        metric: The metric.
-        figure: The measured quantity.
-        measure: Its name.
-        rows: The rows that the figure was computed from.
-    """
-    steps = metric.steps[rows]
-    return Finding("ok", True, tested, figure, None, len(steps), steps=(steps[0], steps[-1]), measure=measure)
-
-
-def _last_tenth(metric: Series) -> slice:
-    """Return the rows of the last tenth of a metric."""
-    return slice(-max(1, len(metric.values) // 10), None)
-
-
-def _later_half(metric: Series) -> slice:
-    """Return the rows of the second half of a metric."""
-    return slice(len(metric.values) // 2, None)
 
 
 # --- Numbers and movement ---
@@ -209,12 +207,14 @@ def _check_movement(course: Course) -> Finding:
                 cause = (
                     f"grad_norm is 0 in all {len(metric.values)} log steps, though rewards of a group differ"
                 )
-                finding = _passed(tested, metric, 0.0, f"largest {name}")
+                finding = passed_check(tested, metric, 0.0, f"largest {name}")
                 return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
             continue
         largest = max(metric.values)
-        finding = _passed(tested, metric, largest, f"largest {name}")
         if largest > limit:
+            # If the gradient is 0, a learning rate above 0 shows no movement.
+            if finding.ok is None or name == "grad_norm":
+                finding = passed_check(tested, metric, largest, f"largest {name}")
             continue
         if name == "learning_rate":
             is_warm_up = metric.values[-1] == largest and largest > metric.values[0]
@@ -223,201 +223,10 @@ def _check_movement(course: Course) -> Finding:
             is_fault = _rewards_differ(course)
         if is_fault:
             cause = f"{name} never exceeds {format_number(largest, 6)}"
+            finding = passed_check(tested, metric, largest, f"largest {name}")
             return finding.failed("no-step", cause, onset=metric.steps[0], quantities=[name])
-    return finding
-
-
-# --- Distance of the policy from the reference and from the sampling policy ---
-
-REFERENCE_KL = 0.1
-"""KL to the reference (nats per token) at the first step, before any update, above which the reference is another model
-than the one that training began with."""
-
-EARLY_ROWS = 10
-"""Number of rows at the start in which the KL to the reference must stay below `EARLY_KL`."""
-
-EARLY_KL = 1.0
-"""KL to the reference (nats per token) that shows updates that are too large if it is reached in the first rows."""
-
-GROWTH = 4.0
-"""Factor by which the KL of the first rows grows if updates are its cause. A KL to another model is large at once."""
-
-LARGE_KL = 1.0
-"""KL to the reference (nats per token) at the end of a run above which the policy has drifted away from it."""
-
-UNBOUNDED_KL = 100.0
-"""KL to the reference (nats per token) above which the drift has severity ``stop``."""
-
-TOO_FAR = 2.5
-"""Mean abs log-ratio (nats) at the last update on a batch above which steps are too large. Tokens are then twelve times
-as likely or unlikely as when they were sampled, so that the effective sample size is close to 0."""
-
-LATE_EPOCH = 0.1
-"""Epoch of the first row from which a log of a few rows is an excerpt from the middle of a run, whatever its steps."""
-
-LARGE_RATE = 1e-4
-"""Learning rate from which the finding on too large steps mentions it."""
-
-
-def _check_reference(course: Course, setup: Setup) -> Finding:
-    """Check that the KL to the reference begins near 0."""
-    tested = "the reference is the model that training began with"
-    kl = course.series("kl")
-    if not kl.values:
-        return Finding("ok", None, tested)
-    finding = _passed(tested, kl, kl.values[0], "KL to the reference in the first log step", slice(1))
-
-    early = kl.values[:EARLY_ROWS]
-    # The first row may be a mean over several steps, and then its KL is above 0 in any run. It is evidence if it is as
-    # large as that of later rows.
-    is_as_large_as_later = (
-        len(early) >= EARLY_ROWS and early[0] > 0.5 * fmean(kl.values) and early[0] > 3 * REFERENCE_KL
-    )
-    is_evidence = is_as_large_as_later or _begins_before_updates(course, setup)
-    # If the KL grows from step to step, the reference may be right, and the policy moves away from it fast.
-    grows = max(early) > GROWTH * kl.values[0]
-    if kl.values[0] <= REFERENCE_KL or grows or not is_evidence:
-        return finding
-
-    cause = (
-        f"KL to the reference is {format_number(kl.values[0])} at step {kl.steps[0]:.0f}, before any update could move "
-        "the policy"
-    )
-    if setup.number("LoRA rank"):
-        # A new adapter has no effect, so its KL to the base model would be 0.
-        cause = f"{cause}: with LoRA the reference is the base model, without the adapter that training began with"
-    else:
-        model = "another model, such as the base model of a LoRA run that began with an adapter"
-        cause = f"{cause}: the reference is {model}"
-    return finding.failed("reference-kl", cause, onset=kl.steps[0], quantities=["kl"])
-
-
-def _begins_before_updates(course: Course, setup: Setup) -> bool:
-    """Check whether the first KL of the log was measured before the first update of the run."""
-    kl = course.series("kl")
-    epochs = course.series("epoch").values
-    if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
-        return False
-    # verl logs the mean over all updates of a step, and only the first of these comes before any update.
-    if setup.framework == "verl" and (setup.updates or 1) > 1:
-        return False
-    return kl.steps[0] <= 1
-
-
-def _check_step_size(course: Course) -> Finding:
-    """Check that one batch does not move the policy too far, nor the first steps of the run."""
-    tested = "updates stay near the sampling policy"
-    movement = course.series("moved")
-    kl = course.series("kl")
-    if movement.values:
-        largest = max(movement.values)
-        measure = "largest mean movement of log-probabilities by the last update on a batch (nats)"
-        finding = _passed(tested, movement, largest, measure)
-        if largest > TOO_FAR:
-            cause = (
-                "by the last update on a batch, log-probabilities of its tokens had moved by "
-                f"{format_number(largest, 2)} nats on average"
-            )
-            step = movement.steps[movement.values.index(largest)]
-            return finding.failed("step-too-large", cause, onset=step, quantities=["moved"])
-        return finding
-    if not kl.values:
-        return Finding("ok", None, tested, advice="record the tokens")
-
-    early = kl.values[:EARLY_ROWS]
-    measure = f"largest KL to the reference in the first {len(early)} log steps"
-    finding = _passed(tested, kl, max(early), measure, slice(len(early)))
-    # In a log of few rows, the first ten may be most of the run.
-    is_short = len(kl.values) < 3 * EARLY_ROWS
-    # The first row that is large and has grown. A first row that is large by itself shows no growth.
-    row = next((row for row, value in enumerate(early) if value >= max(EARLY_KL, GROWTH * early[0])), None)
-    if is_short or row is None:
-        # A KL that is large and does not grow says nothing of the updates.
-        return Finding("ok", None, tested) if max(early) >= EARLY_KL else finding
-    rate = max(course.series("learning_rate").values, default=0.0)
-    at_rate = f", at a learning rate of {format_number(rate)}" if rate >= LARGE_RATE else ""
-    change = _change(early[0], early[row])
-    cause = f"KL to the reference went {change} in the first {row + 1} log steps{at_rate}"
-    return finding.failed("step-too-large", cause, onset=kl.steps[row], quantities=["kl"])
-
-
-def _check_divergence(course: Course) -> Finding:
-    """Check that the KL to the reference is not large at the end."""
-    tested = "the policy stays near the reference"
-    kl = course.series("kl")
-    if len(kl.values) < FEW_STEPS:
-        return Finding("ok", None, tested)
-    finding = _passed(tested, kl, kl.last, "KL to the reference in the last tenth", _last_tenth(kl))
-    grew = kl.last > 3 * abs(kl.values[0]) + 0.1
-    if kl.last <= LARGE_KL:
-        return finding
-    if not grew:
-        # The policy is far from the reference, but was so at the first log step: it may not have drifted.
-        return Finding("ok", None, tested)
-    severity = "stop" if kl.last > UNBOUNDED_KL else "fix"
-    cause = f"KL to the reference {_change(kl.values[0], kl.last)} nats per token"
-    start = onset(kl, lambda mean: mean > LARGE_KL)
-    return finding.failed("kl-drift", cause, severity=severity, onset=start, quantities=["kl"])
-
-
-# --- Engine and trainer ---
-
-MISMATCHES = {
-    "mismatch_kl": (0.05, "KL between engine and trainer"),
-    "mismatch": (0.1, "mean distance of the engine's log-probabilities from the trainer's"),
-    "mismatch_probs": (0.05, "mean distance of the engine's probabilities from the trainer's"),
-}
-"""For each quantity, the value at the end above which engine and trainer differ by more than rounding, and its
-description."""
-
-FAR_WEIGHT = 2.0
-"""Factor by which the mean importance weight between engine and trainer may differ from 1."""
-
-STALE = 4.0
-"""Mean age of the data, in updates, above which it is reported."""
-
-
-def _check_engine(course: Course) -> Finding:
-    """Check that engine and trainer have about the same probabilities, and that data is not too old."""
-    tested = "engine and trainer agree, as logged"
-    finding = Finding("ok", None, tested)
-    ages = course.series("staleness").values
-    mean_age = fmean(ages) if ages else 0.0
-    age_text = ""
-    age_quantities = []
-    if mean_age >= 1:
-        age_text = f"; data is {format_number(mean_age, 2)} updates old on average"
-        age_quantities = ["staleness"]
-
-    for name, (limit, description) in MISMATCHES.items():
-        metric = course.series(name)
-        if not metric.values:
-            continue
-        finding = _passed(tested, metric, metric.last, f"{description}, last tenth", _last_tenth(metric))
-        if metric.last > limit and fmean(metric.later_half) > limit / 2:
-            cause = f"{description}: {_change(metric.first, metric.last)}{age_text}"
-            start = onset(metric, lambda mean, limit=limit: mean > limit)
-            quantities = [name, *age_quantities]
-            return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
-
-    weight = course.series("importance_weight")
-    is_far = len(weight.values) >= FEW_STEPS and not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT
-    if weight.values and (finding.ok is None or is_far):
-        finding = _passed(
-            tested, weight, weight.last, "mean importance weight, last tenth", _last_tenth(weight)
-        )
-    if is_far:
-        cause = (
-            f"the mean importance weight between engine and trainer is {format_number(weight.last)}{age_text}"
-        )
-        start = onset(weight, lambda mean: not 1 / FAR_WEIGHT <= mean <= FAR_WEIGHT)
-        quantities = ["importance_weight", *age_quantities]
-        return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
-
-    if mean_age > STALE:
-        cause = f"data is {format_number(mean_age, 2)} updates old on average"
-        finding = _passed(tested, course.series("staleness"), mean_age, "mean age of the data in updates")
-        return finding.failed("stale", cause, severity="look", quantities=["staleness"])
+        # The weights rest, as in a warm-up, or if all rewards are equal.
+        return undecided_check(tested, f"{name} is {format_number(largest, 6)} so far")
     return finding
 
 
@@ -446,15 +255,17 @@ def _check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
         course: The metrics of the run.
         fell: True if the reward fell at the end, which makes spikes a fault.
     """
-    tested = "gradient norms have no spikes"
+    tested = "spikes of the gradient norm are few"
     norm = course.series("grad_norm")
     if len(norm.values) < 4 * FEW_STEPS:
         return Finding("ok", None, tested)
     spikes = find_spikes(norm.values, SPIKE)
-    finding = _passed(tested, norm, len(spikes), "log steps with a spike")
+    finding = passed_check(tested, norm, len(spikes), "log steps with a spike")
     # If many rows are far from their neighbours, the norm has a wide spread and no spikes.
-    if not FEWEST_SPIKES <= len(spikes) <= len(norm.values) / 10:
+    if len(spikes) < FEWEST_SPIKES:
         return finding
+    if len(spikes) > len(norm.values) / 10:
+        return undecided_check(tested, "the norm has a wide spread")
     largest = max(norm.values[row] for row in spikes)
     usual = sorted(norm.values)[len(norm.values) // 2]
     steps = ", ".join(f"{norm.steps[row]:.0f}" for row in spikes[:5])
@@ -490,8 +301,8 @@ def _check_clip_share(course: Course, setup: Setup) -> Finding:
     shares = _clip_shares(course)
     if len(shares.values) < FEW_STEPS:
         return Finding("ok", None, tested)
-    finding = _passed(
-        tested, shares, shares.last, "share of tokens clipped in the last tenth", _last_tenth(shares)
+    finding = passed_check(
+        tested, shares, shares.last, "share of tokens clipped in the last tenth", last_tenth(shares)
     )
     look_limit = SOME_CLIPPED
     fix_limit = MUCH_CLIPPED
@@ -500,7 +311,7 @@ def _check_clip_share(course: Course, setup: Setup) -> Finding:
         fix_limit = MUCH_CLIPPED_SEQUENCES
     share = max(shares.last, fmean(shares.later_half))
     if share <= look_limit:
-        return finding
+        return finding if share <= MOST else undecided_check(tested)
     change = f"{shares.first:.1%} → {shares.last:.1%}"
     cause = (
         f"{format_share(share)} of tokens are clipped ({change}): their gradient is lost, and updates go far from the "
@@ -508,7 +319,7 @@ def _check_clip_share(course: Course, setup: Setup) -> Finding:
     )
     if share > shares.last:
         measure = "share of tokens clipped in the later half"
-        finding = _passed(tested, shares, share, measure, _later_half(shares))
+        finding = passed_check(tested, shares, share, measure, later_half(shares))
     severity = "fix" if share > fix_limit else "look"
     start = onset(shares, lambda mean: mean > look_limit)
     quantities = [name for name in ("clip", "clip_high", "clip_low") if name in course.names]
@@ -525,6 +336,9 @@ CONSTANT_ROWS = 20
 
 CONSTANT_SHARE = 0.25
 """Share of a log's rows with equal rewards from which this is a fault."""
+
+ROWS_PER_EXCEPTION = 20
+"""Number of rows with equal rewards among which one may have another, so that one row does not hide the others."""
 
 LEVEL_PART = 0.03
 """Relative spread of the means of a component's tenths up to which the component is constant."""
@@ -575,25 +389,44 @@ def _check_constant_reward(course: Course) -> Finding:
     reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
         return Finding("ok", None, tested)
-    last = reward.values[-1]
-    equal_rows = 0
-    for value in reversed(reward.values):
-        if value != last:
-            break
-        equal_rows += 1
-    finding = _passed(tested, reward, equal_rows, "log steps at the end with equal rewards")
+    equal_rows, others = _equal_rows_at_the_end(reward.values)
+    last = reward.values[-equal_rows]
+    finding = passed_check(tested, reward, equal_rows, "log steps at the end with equal rewards")
     spreads = course.series("reward_std").values[-equal_rows:]
     is_best = last >= SOLVED and max(reward.values) <= 1
     is_short = equal_rows < CONSTANT_ROWS or equal_rows < CONSTANT_SHARE * len(reward.values)
-    if equal_rows == len(reward.values) and is_short and not any(spreads):
-        # All rewards are equal, in too few log steps for a finding.
-        return Finding("ok", None, tested, advice=f"needs at least {CONSTANT_ROWS} log steps")
     if is_short or is_best or any(spreads):
+        # The mean reward has not changed for some log steps, but that is no fault yet.
+        if equal_rows >= min(FEW_STEPS, len(reward.values)):
+            return undecided_check(tested, f"needs at least {CONSTANT_ROWS} log steps" if is_short else "")
         return finding
     start = reward.steps[-equal_rows]
     value = format_number(last)
     cause = f"the reward is {value} in every one of the last {equal_rows} log steps, from step {start:.0f} on"
+    if others:
+        cause = (
+            f"the reward is {value} in {equal_rows - others} of the last {equal_rows} log steps, from step "
+            f"{start:.0f} on"
+        )
     return finding.failed("reward-flat", cause, onset=start, quantities=["reward"])
+
+
+def _equal_rows_at_the_end(values: Sequence[float]) -> tuple[int, int]:
+    """Return the number of rows at the end that have the same value, and how many of these have another one.
+
+    One row in `ROWS_PER_EXCEPTION` may have another value, so that a single one does not hide a constant reward.
+    """
+    usual = Counter(values[-FEW_STEPS:]).most_common(1)[0][0]
+    others = 0
+    best = (0, 0)
+    for count, value in enumerate(reversed(values), 1):
+        if value != usual:
+            others += 1
+        if others * ROWS_PER_EXCEPTION > max(count, ROWS_PER_EXCEPTION):
+            break
+        if value == usual:
+            best = (count, others)
+    return best
 
 
 def _components(course: Course) -> dict[str, Series]:
@@ -633,7 +466,7 @@ def _check_components(course: Course) -> list[Finding]:
             f"{constants} in every one of {len(first_component.values)} log steps; means of the other components: "
             f"{means}"
         )
-        finding = _passed(tested, first_component)
+        finding = passed_check(tested, first_component)
         quantities = [f"rewards/{name}" for name in constant]
         start = first_component.steps[0]
         findings.append(finding.failed("component-constant", cause, onset=start, quantities=quantities))
@@ -651,15 +484,15 @@ def _check_largest_component(course: Course, components: dict[str, Series]) -> F
             varying[name] = metric
     if not 2 <= len(varying) <= MOST_COMPONENTS:
         return Finding("ok", None, tested)
-    finding = _passed(tested, reward)
+    finding = passed_check(tested, reward)
 
     # A log does not contain the weights of the components, so they are fitted.
     fit = fit_weights(reward.values, [metric.values for metric in varying.values()])
     if fit is None:
-        return finding
+        return undecided_check(tested)
     weights, explained = fit
     if explained < EXPLAINED:
-        return finding
+        return undecided_check(tested, "the weights of the components are not known")
     contributions = {}
     for weight, (name, metric) in zip(weights, varying.items(), strict=True):
         contributions[name] = weight * fmean(metric.later_half)
@@ -683,7 +516,7 @@ def _check_largest_component(course: Course, components: dict[str, Series]) -> F
         f"the later half, so that the reward hardly shows the other components ({other_shares})"
     )
     measure = f"share of the reward that is {largest}, later half"
-    finding = _passed(tested, reward, shares[largest], measure, _later_half(reward))
+    finding = passed_check(tested, reward, shares[largest], measure, later_half(reward))
     return finding.failed("component-dominates", cause, quantities=[f"rewards/{largest}", "reward"])
 
 
@@ -708,7 +541,9 @@ def _check_data(course: Course) -> Finding:
     if "reward" not in simultaneous:
         return finding
     step = course.series("length").steps[row]
-    changes = ", ".join(f"{name} {_change(jump.before, jump.after)}" for name, jump in simultaneous.items())
+    changes = ", ".join(
+        f"{name} {change_text(jump.before, jump.after)}" for name, jump in simultaneous.items()
+    )
     cause = f"at step {step:.0f}, {changes}, all at once: the prompts, the reward or a setting changed there"
     return finding.failed("data-change", cause, onset=step, quantities=[*simultaneous])
 
@@ -751,7 +586,7 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
     late = shares.later_half
     mean = fmean(late)
     measure = "share of answers cut off in the later half"
-    finding = _passed(tested, shares, mean, measure, _later_half(shares))
+    finding = passed_check(tested, shares, mean, measure, later_half(shares))
     if len(late) > 1:
         finding = finding._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
@@ -760,7 +595,7 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
         return finding.failed("truncated", cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
         if mean <= SOME_CUT:
-            return finding
+            return finding if max(shares.values) <= MOST else undecided_check(tested)
         part = " in the later half" if len(late) > 1 else ""
         cause = f"{format_share(mean)} of answers are cut off{at_cap}{part}"
         start = _first_step_above(shares, SOME_CUT, len(shares.values) // 2)
@@ -776,7 +611,7 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
             "first half"
         )
         start = onset(shares, lambda share: share > MANY_CUT / 2, lambda share: share > MANY_CUT)
-        finding = _passed(
+        finding = passed_check(
             tested, shares, last, "share of answers cut off in the last tenth", slice(-len(end), None)
         )
         finding = finding._replace(error=standard_error(end))
@@ -791,17 +626,27 @@ def _check_truncation(course: Course, setup: Setup) -> Finding:
 
     # Most answers were cut off in some tenth of the run.
     blocks = tenths(shares.values)
+    if max(blocks) <= MOST < _largest_mean(shares.values, max(1, len(shares.values) // 10)):
+        return undecided_check(tested, "most are cut off in some log steps")
     if max(blocks) > MOST:
         worst = blocks.index(max(blocks))
         steps = tenth_blocks(shares.steps)[worst]
         first_row = sum(len(block) for block in tenth_blocks(shares.steps)[:worst])
         start = _first_step_above(shares, MOST, first_row)
         rows = slice(first_row, first_row + len(steps))
-        finding = _passed(tested, shares, max(blocks), "share of answers cut off in these log steps", rows)
+        finding = passed_check(
+            tested, shares, max(blocks), "share of answers cut off in these log steps", rows
+        )
         share = format_share(max(blocks))
         cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         return finding.failed("truncated", cause, severity="look", onset=start, quantities=quantities)
     return finding
+
+
+def _largest_mean(values: Sequence[float], window: int) -> float:
+    """Return the largest mean of consecutive values."""
+    sums = [0.0, *accumulate(values)]
+    return max((after - before) / window for before, after in zip(sums, sums[window:], strict=False))
 
 
 def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:
@@ -822,19 +667,9 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
     """
     length = course.series("length")
     if len(length.values) < 2 * FEW_STEPS:
-        return Finding("ok", None, tested)
+        return undecided_check(tested, "log the share of answers cut off")
     if known_cap:
-        late = fmean(length.later_half)
-        measure = "share of the cap that is the mean length in the later half"
-        finding = _passed(tested, length, late / known_cap, measure, _later_half(length))
-        if late < AT_THE_CAP * known_cap:
-            return finding
-        cause = (
-            f"the mean length is {late:.0f} tokens in the later half, at the cap of {format_number(known_cap, 6)} "
-            "tokens, at which most answers are cut off"
-        )
-        start = onset(length, lambda mean: mean >= AT_THE_CAP * known_cap)
-        return finding.failed("truncated", cause, onset=start, quantities=["length"])
+        return _compare_length_with_cap(course, tested, known_cap)
 
     # The cap is not known. If the largest mean length is a whole number and occurs in several steps, it is the length
     # of every answer in these steps: the cap.
@@ -842,30 +677,54 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
     rows_at_cap = sum(value == cap for value in length.values)
     mean = fmean(length.values)
     measure = "share of the largest length that is the mean length"
-    finding = _passed(tested, length, mean / cap if cap else 0.0, measure)
+    finding = passed_check(tested, length, mean / cap if cap else 0.0, measure)
     if rows_at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
         share = rows_at_cap / len(length.values)
         if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
-            return finding
+            # Mean lengths below a cap that is not known show nothing.
+            return undecided_check(tested, "log the share of answers cut off")
     cause = (
         f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {rows_at_cap} of {len(length.values)} log "
-        "steps: that is the cap, at which most answers are cut off"
+        "steps: that is the cap, and every answer of these steps was cut off"
     )
     return finding.failed("truncated", cause, onset=length.steps[0], quantities=["length"])
+
+
+def _compare_length_with_cap(course: Course, tested: str, cap: float) -> Finding:
+    """Check that answers are not cut off, by their length and the cap in the run's configuration."""
+    length = course.series("length")
+    late = fmean(length.later_half)
+    measure = "share of the cap that is the mean length in the later half"
+    finding = passed_check(tested, length, late / cap, measure, later_half(length))
+    if late >= AT_THE_CAP * cap:
+        cause = (
+            f"the mean length is {late:.0f} tokens in the later half, {format_share(late / cap)} of the cap of "
+            f"{format_number(cap, 6)} tokens, so that many answers are cut off"
+        )
+        start = onset(length, lambda mean: mean >= AT_THE_CAP * cap)
+        return finding.failed("truncated", cause, onset=start, quantities=["length"])
+    longest = course.series("length_max")
+    if longest.values and max(longest.values) < cap:
+        return finding
+    # An answer has at most as many tokens as the cap, so that the share that is cut off is at most mean / cap.
+    if max(length.values) <= MOST * cap:
+        return finding
+    return undecided_check(tested, "log the share of answers cut off")
 
 
 def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     """Check that the rewards of most groups differ, so that their advantages are not all 0."""
     tested = "most groups carry signal"
     shares = course.series("dead")
+    if not shares.values:
+        return _check_spread(course, setup, tested, solved=solved)
     if len(shares.values) < FEW_STEPS:
-        advice = f"needs at least {FEW_STEPS} log steps" if shares.values else ""
-        return Finding("ok", None, tested, advice=advice)
+        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps")
     late = shares.later_half
     mean = fmean(late)
     error = standard_error(late)
     measure = "share of groups without signal in the later half"
-    finding = _passed(tested, shares, mean, measure, _later_half(shares))._replace(error=error)
+    finding = passed_check(tested, shares, mean, measure, later_half(shares))._replace(error=error)
     # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
     # chance.
     window = max(1, len(shares.values) // 20)
@@ -874,16 +733,20 @@ def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
+        if max(mean, end, shares.last) > MOST:
+            return undecided_check(tested, "about half of the groups carry none")
         return finding
     if end > mean:
         rows = slice(-len(last_rows), None)
-        finding = _passed(tested, shares, end, "share of groups without signal in the last log steps", rows)
+        finding = passed_check(
+            tested, shares, end, "share of groups without signal in the last log steps", rows
+        )
     groups = "groups"
     group_size = setup.number("group size")
     if group_size:
         unit = "answers" if group_size > 1 else "answer"
         groups = f"groups of {format_number(group_size, 6)} {unit}"
-    cause = f"{format_share(max(mean, end))} of {groups} carry no signal"
+    cause = f"{format_share(max(mean, end))} of {groups} carry no signal{_why_alike(setup)}"
     reward = course.series("reward")
     if solved:
         cause = f"{cause}, as these prompts are solved (reward {format_number(reward.last)})"
@@ -892,6 +755,100 @@ def _check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     still_learns = len(later_rewards) >= 20 and rises(later_rewards)
     severity = "look" if still_learns else "fix"
     return finding.failed("no-signal", cause, severity=severity, onset=start, quantities=["dead"])
+
+
+BASELINE_ROWS = 3
+"""Number of log steps with rewards other than 0 from which advantages are compared with them."""
+
+NEARLY_ALL = 0.9
+"""Share of these log steps in which advantages must equal rewards for a finding."""
+
+RELATIVE_DIFFERENCE = 1e-4
+"""Relative difference up to which a largest advantage equals a largest reward. GRPO divides the reward of a group of
+one by 1 + 1e-6, and verl computes in float32."""
+
+
+def _check_baseline(course: Course, setup: Setup) -> Finding:
+    """Check that the largest and smallest advantages are not those of the rewards, as without a baseline."""
+    tested = "a baseline is subtracted from rewards"
+    steps = []
+    equal_steps = []
+    for row in course.rows:
+        if any(name not in row for name in ("reward_max", "reward_min", "advantage_max", "advantage_min")):
+            continue
+        # Rewards of ±1 have the mean 0 in a group of one of each. Rewards of 0 show nothing.
+        if row["reward_min"] == -row["reward_max"]:
+            continue
+        steps.append(row["step"])
+        largest_is_equal = math.isclose(row["advantage_max"], row["reward_max"], rel_tol=RELATIVE_DIFFERENCE)
+        smallest_is_equal = math.isclose(row["advantage_min"], row["reward_min"], rel_tol=RELATIVE_DIFFERENCE)
+        if largest_is_equal and smallest_is_equal:
+            equal_steps.append(row["step"])
+    if len(steps) < BASELINE_ROWS:
+        return undecided_check(tested)
+    share = len(equal_steps) / len(steps)
+    finding = Finding(
+        "ok",
+        True,
+        tested,
+        share,
+        None,
+        len(steps),
+        steps=(steps[0], steps[-1]),
+        measure="share of log steps in which the largest and the smallest advantage equal those of the rewards",
+    )
+    if share < NEARLY_ALL:
+        return undecided_check(tested) if equal_steps else finding
+    cause = (
+        f"the largest and the smallest advantage equal the largest and the smallest reward in {len(equal_steps)} of "
+        f"{len(steps)} log steps: no baseline is subtracted"
+    )
+    group_size = setup.number("group size")
+    if group_size == 1:
+        cause = f"{cause}, as each prompt has one answer"
+    elif group_size:
+        cause = f"{cause}, though the settings name {format_number(group_size, 6)} answers to each prompt"
+    quantities = ["advantage_max", "advantage_min", "reward_max", "reward_min"]
+    return finding.failed("no-baseline", cause, onset=equal_steps[0], quantities=quantities)
+
+
+SPREAD_LEFT = 0.1
+"""Share of the spread of rewards at the start below which nearly all rewards are equal. A reward of 0 or 1 whose mean
+rises from 0.5 to 0.99 keeps 0.2 of its standard deviation."""
+
+
+def _check_spread(course: Course, setup: Setup, tested: str, *, solved: bool) -> Finding:
+    """Check that the spread of rewards is not lost, if the log has no share of groups with equal rewards."""
+    spread = course.series("reward_std")
+    if len(spread.values) < FEW_STEPS:
+        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps" if spread.values else "")
+    limit = SPREAD_LEFT * spread.first
+    quarter = spread.values[-max(3, len(spread.values) // 4) :]
+    if spread.last >= limit or median(quarter) >= limit:
+        return undecided_check(tested, "log the share of groups whose rewards are all equal")
+    measure = "standard deviation of rewards, last tenth"
+    finding = passed_check(tested, spread, spread.last, measure, last_tenth(spread))
+    cause = (
+        f"the standard deviation of rewards went {change_text(spread.first, spread.last)}: nearly all answers get the "
+        f"same reward{_why_alike(setup)}"
+    )
+    reward = course.series("reward")
+    rose = len(reward.values) >= FEW_STEPS and _rise(reward) > 3
+    severity = "look" if solved or rose else "fix"
+    start = onset(spread, lambda mean: mean < limit)
+    return finding.failed("no-signal", cause, severity=severity, onset=start, quantities=["reward_std"])
+
+
+LOW_TEMPERATURE = 0.1
+"""Sampling temperature up to which the answers of a group are nearly identical."""
+
+
+def _why_alike(setup: Setup) -> str:
+    """Return a clause with the sampling temperature, if it explains that answers are alike."""
+    temperature = setup.number("temperature")
+    if temperature is None or temperature > LOW_TEMPERATURE:
+        return ""
+    return f", as answers sampled at temperature {format_number(temperature)} are nearly identical"
 
 
 def _rise(metric: Series) -> float:
@@ -909,29 +866,39 @@ def _check_length(course: Course) -> Finding:
     if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
         return Finding("ok", None, tested)
     growth = length.last / length.first
-    finding = _passed(tested, length, growth, "mean length of the last tenth, divided by that of the first")
+    finding = passed_check(
+        tested, length, growth, "mean length of the last tenth, divided by that of the first"
+    )
     reward = course.series("reward")
     score = course.series(EVALUATION)
-    change = f"mean length {length.first:.0f} → {length.last:.0f} tokens"
+    change = f"mean length {change_text(length.first, length.last)} tokens"
     start = onset(length, lambda mean: mean >= LONGER * length.first)
 
     if len(score.values) >= 6 and len(reward.values) >= 6:
-        if growth < LONGER or _rise(reward) < 3 or _score_follows_reward(reward, score):
+        if growth < LONGER or _score_follows_reward(reward, score):
             return finding
+        if _rise(reward) < 3:
+            return finding if _grew_better(reward) else undecided_check(tested)
         before, after = end_means(score.values, 3)
-        cause = f"{change}, while the score on other prompts went {_change(before, after)}"
+        cause = f"{change}, while the score on other prompts went {change_text(before, after)}"
         # The relative rise of a reward that may be negative is not comparable.
         severity = "look" if min(reward.values) < 0 else "fix"
         quantities = ["length", EVALUATION]
         return finding.failed("length-growth", cause, severity=severity, onset=start, quantities=quantities)
 
     if growth < MUCH_LONGER or len(reward.values) < 30 or _rise(reward) > 2:
-        return finding
+        return finding if growth < LONGER or _grew_better(reward) else undecided_check(tested)
     cause = f"{change}, and the reward does not rise"
     start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
     return finding.failed(
         "length-growth", cause, severity="look", onset=start, quantities=["length", "reward"]
     )
+
+
+def _grew_better(reward: Series) -> bool:
+    """Return whether the mean of the last third of the rewards is above that of the first."""
+    before, after = end_means(reward.values, 3) if reward.values else (0.0, 0.0)
+    return after > before
 
 
 def _score_follows_reward(reward: Series, score: Series) -> bool:
@@ -940,7 +907,37 @@ def _score_follows_reward(reward: Series, score: Series) -> bool:
     score_before, score_after = end_means(score.values, 3)
     score_rise = (score_after - score_before) / max(abs(score_after), abs(score_before), 1e-12)
     reward_rise = (reward_after - reward_before) / max(abs(reward_after), abs(reward_before), 1e-12)
-    return score_rise > MUCH_BETTER or score_rise > reward_rise / 3
+    return score_rise > MUCH_BETTER or score_rise > max(0.0, reward_rise / 3)
+
+
+LENGTH_LEFT = 0.2
+"""Share of the mean length at the start below which answers have collapsed, unless the reward rose. Runs that learn
+shorter answers keep a third or more, and their reward rises."""
+
+
+def _check_short_answers(course: Course) -> Finding:
+    """Check that answers do not shrink to a few tokens without a higher reward."""
+    tested = "answers keep their length, or shorten as the reward rises"
+    length = course.series("length")
+    reward = course.series("reward")
+    if len(length.values) < 2 * FEW_STEPS or length.first <= 0 or len(reward.values) < 2 * FEW_STEPS:
+        return undecided_check(tested)
+    left = length.last / length.first
+    measure = "mean length of the last tenth, divided by that of the first"
+    finding = passed_check(tested, length, left, measure)
+    end = median(length.values[-max(3, len(length.values) // 10) :])
+    if left >= LENGTH_LEFT and end >= LENGTH_LEFT * length.first:
+        return finding
+    rose = _rise(reward) > 3 and _reward_rose(reward.values)
+    if left >= LENGTH_LEFT or end >= LENGTH_LEFT * length.first or rose:
+        return finding if _grew_better(reward) else undecided_check(tested)
+    before, after = end_means(reward.values, 3)
+    cause = (
+        f"mean length {change_text(length.first, length.last)} tokens, while the reward went "
+        f"{change_text(before, after)}: answers have shrunk to a few tokens"
+    )
+    start = onset(length, lambda mean: mean < LENGTH_LEFT * length.first)
+    return finding.failed("length-collapse", cause, onset=start, quantities=["length", "reward"])
 
 
 # --- Entropy ---
@@ -1000,7 +997,7 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
         return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
     first = entropy.first
     last = entropy.last
-    change = f"entropy {_change(first, last)} nats per token"
+    change = f"entropy {change_text(first, last)} nats per token"
 
     reward = course.series("reward")
     late_rewards = [value for step, value in zip(*reward, strict=True) if step >= flat_since]
@@ -1008,12 +1005,12 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
     rose = False
     if len(late_rewards) > 1:
         before, after = end_means(late_rewards, 3)
-        change += f", while the reward went {_change(before, after)}"
+        change += f", while the reward went {change_text(before, after)}"
         reason = "the reward did not rise"
         rose = _reward_rose(late_rewards)
 
     measure = "entropy of the last tenth, divided by that of the first"
-    finding = _passed(ENTROPY_KEPT, entropy, last / first if first else 1.0, measure)
+    finding = passed_check(ENTROPY_KEPT, entropy, last / first if first else 1.0, measure)
     if last > max(ENTROPY_RISE * first, first + 1):
         start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
         cause = f"{change}: the policy becomes random"
@@ -1048,9 +1045,13 @@ def _check_entropy(course: Course, flat_since: float, *, solved: bool) -> Findin
             "nearly alike"
         )
         rows = slice(max(1, len(entropy.values) // 10))
-        finding = _passed(ENTROPY_KEPT, entropy, first, "entropy of the first tenth (nats per token)", rows)
+        finding = passed_check(
+            ENTROPY_KEPT, entropy, first, "entropy of the first tenth (nats per token)", rows
+        )
         start = next(step for step, value in zip(*entropy, strict=True) if value < LOW_ENTROPY)
         return finding.failed("low-entropy", cause, onset=start, quantities=["entropy"])
+    if last < ENTROPY_LEFT * first and not rose and not _grew_better(reward):
+        return undecided_check(ENTROPY_KEPT, "it has fallen, but is not low")
     return finding
 
 
@@ -1070,9 +1071,9 @@ def _check_evaluation(course: Course) -> Finding:
     means = [(after - before) / window for before, after in zip(sums, sums[window:], strict=False)]
     best = means.index(max(means))
     last = means[-1]
-    noise = noise_of_differences(score.values) / math.sqrt(window)
+    noise = _noise_without_single_rows(score.values) / math.sqrt(window)
     loss = means[best] - last
-    finding = _passed(tested, score, loss, "fall of the score on other prompts from its best mean")
+    finding = passed_check(tested, score, loss, "fall of the score on other prompts from its best mean")
     largest_loss = max(3 * noise, 0.1 * abs(means[best]))
     fell = loss > largest_loss
 
@@ -1084,12 +1085,22 @@ def _check_evaluation(course: Course) -> Finding:
         return finding
     reward_before, reward_after = end_means(later_reward.values, 3)
     cause = (
-        f"the score on other prompts fell {_change(means[best], last)} since step {start:.0f}, while the reward rose "
-        f"{_change(reward_before, reward_after)}: the policy exploits the reward"
+        f"the score on other prompts fell {change_text(means[best], last)} since step {start:.0f}, while the reward "
+        f"rose {change_text(reward_before, reward_after)}: the policy exploits the reward"
     )
     after_best = Series(score.steps[best:], score.values[best:])
     fall_start = onset(after_best, lambda mean: mean < means[best] - largest_loss)
     return finding.failed("reward-hacked", cause, onset=fall_start, quantities=[EVALUATION, "reward"])
+
+
+def _noise_without_single_rows(values: Sequence[float]) -> float:
+    """Compute the noise of a score, which one value far from the others hardly changes."""
+    noise = noise_of_differences(values)
+    if len(values) < FEW_STEPS:
+        return noise
+    # The median distance between neighbours is 0.954 standard deviations of their values for normal noise.
+    usual = median(abs(after - before) for before, after in pairwise(values)) / 0.954
+    return min(noise, 2 * math.sqrt(2) * usual)
 
 
 # --- Updates that are too small ---
@@ -1114,7 +1125,7 @@ def _check_small_steps(course: Course) -> Finding:
     if len(reward.values) < 30 or steps < MANY_STEPS:
         return Finding("ok", None, tested)
     if kl.values and max(kl.values) > 0:
-        finding = _passed(tested, kl, kl.last, "KL to the reference in the last tenth", _last_tenth(kl))
+        finding = passed_check(tested, kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
         quantity = "kl"
         is_small = False
         if len(kl.values) >= 30:
@@ -1126,6 +1137,9 @@ def _check_small_steps(course: Course) -> Finding:
         finding = Finding("ok", True, tested, max(rates), None, len(rates), measure="largest learning rate")
         quantity = "learning_rate"
         is_small = 0 < max(rates) <= LITTLE_RATE
+        if not is_small:
+            # A learning rate alone shows no movement.
+            return undecided_check(tested, "log the KL to the reference")
         evidence = f"the learning rate is at most {format_number(max(rates), 2)}, over {steps:.0f} steps"
     else:
         return Finding("ok", None, tested)
@@ -1133,9 +1147,9 @@ def _check_small_steps(course: Course) -> Finding:
     entropy = course.series("entropy")
     same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
     if not is_small or rises(reward.values) or _rise(reward) > 3 or not same_entropy:
-        return finding
+        return finding if not is_small or _grew_better(reward) else undecided_check(tested)
     before, after = end_means(reward.values, 3)
-    cause = f"{evidence}, and the reward went {_change(before, after)}: the policy has hardly moved"
+    cause = f"{evidence}, and the reward went {change_text(before, after)}: the policy has hardly moved"
     return finding.failed("hardly-moves", cause, quantities=[quantity, "reward"])
 
 
@@ -1152,6 +1166,9 @@ LATE_QUANTITIES = {
 }
 """The quantities whose last tenth is compared with the others. For each, the codes of findings that already report a
 change of it."""
+
+SMALL_QUANTITIES = {"cut": 0.1} | {name: distance.floor for name, distance in DISTANCES.items()}
+"""Values of quantities up to which a change of them is no finding."""
 
 OUTLIER_ERRORS = 4.0
 """Standard errors of a tenth's mean by which the last tenth must lie outside the range of the others."""
@@ -1179,12 +1196,15 @@ def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
     tested = "the last tenth of the run is like the rest"
     changes = {}
     starts: list[float] = []
+    # True if a quantity differs there, but by a change that is reported by another finding, or that is not sudden.
+    is_unlike = False
     finding = Finding("ok", None, tested)
     for name, explained_by in LATE_QUANTITIES.items():
         metric = course.series(name)
-        if len(metric.values) < 40 or codes & set(explained_by.split()):
+        if len(metric.values) < 40:
             continue
-        finding = _passed(tested, metric)
+        if finding.ok is None:
+            finding = passed_check(tested, metric)
         *earlier, last = tenths(metric.values)
         low = min(earlier)
         high = max(earlier)
@@ -1195,19 +1215,36 @@ def _check_last_tenth(course: Course, codes: set[str]) -> Finding:
         usual_change = max(abs(after - before) for before, after in pairwise(earlier[1:]))
         noise = noise_of_differences(metric.values) / math.sqrt(len(metric.values) / 10)
         is_sudden = distance > max(2 * usual_change, OUTLIER_ERRORS * noise)
-        if is_sudden and is_outside and (name != "cut" or last > 0.1):
-            changes[name] = f"{name} {_change(earlier[-1], last)}"
+        if not is_outside and not _ends_outside(metric.values):
+            continue
+        is_reported = bool(codes & set(explained_by.split()))
+        is_small = last <= SMALL_QUANTITIES.get(name, -math.inf)
+        if is_reported or is_small or not is_sudden or not is_outside:
+            is_unlike = True
+        else:
+            changes[name] = f"{name} {change_text(earlier[-1], last)}"
             last_steps = tenth_blocks(metric.steps)[-1]
             last_values = tenth_blocks(metric.values)[-1]
             steps = zip(last_steps, last_values, strict=True)
             starts.append(next(step for step, value in steps if _is_outside(value, low, high)))
     if not changes:
-        return finding
+        return undecided_check(tested) if is_unlike else finding
     step = tenth_blocks([row["step"] for row in course.rows])[-1][0]
     cause = (
         f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}"
     )
     return finding.failed("late-change", cause, onset=min(starts), quantities=[*changes])
+
+
+def _ends_outside(values: Sequence[float]) -> bool:
+    """Return whether the last rows are outside of the range of those before, by splits that begin at other rows."""
+    size = len(values) // 10
+    for count in (size, size + 1):
+        means = [fmean(values[end - count : end]) for end in range(len(values), count - 1, -count)]
+        last, *earlier = means
+        if _is_outside(last, min(earlier), max(earlier)):
+            return True
+    return False
 
 
 def _is_outside(value: float, low: float, high: float) -> bool:
@@ -1227,7 +1264,7 @@ def _check_fall(course: Course) -> Finding:
     means = tenths(reward.values)
     best = max(range(10), key=lambda tenth: means[tenth])
     noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
-    finding = _passed(tested, reward, means[-1], "mean reward of the last tenth", _last_tenth(reward))
+    finding = passed_check(tested, reward, means[-1], "mean reward of the last tenth", last_tenth(reward))
     # The height of the best tenth is measured from 0, or from the lowest tenth if rewards are negative.
     lowest = min(0.0, *means)
     height = means[best] - lowest
@@ -1235,7 +1272,8 @@ def _check_fall(course: Course) -> Finding:
     wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
     largest_loss = max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering)
     if means[best] - means[-1] <= largest_loss:
-        return finding
+        is_lost = means[best] - means[-1] > 0.4 * height
+        return undecided_check(tested, "its noise is too large") if is_lost else finding
 
     # Values in the best and in the last tenth of the metrics that may explain the fall.
     ends = {}
@@ -1255,10 +1293,10 @@ def _check_fall(course: Course) -> Finding:
     names = sorted(ratios, key=lambda name: ratios[name], reverse=True)
     changed_names = [name for name in names if ratios[name] > 2][:3]
 
-    changes = [f"reward {_change(means[best], means[-1])}"]
+    changes = [f"reward {change_text(means[best], means[-1])}"]
     for name in changed_names:
         before, after = ends[name]
-        changes.append(f"{name} {_change(before, after)}")
+        changes.append(f"{name} {change_text(before, after)}")
     step = tenth_blocks(reward.steps)[best][-1]
     cause = f"from step {step:.0f} on {', '.join(changes)}"
     first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
@@ -1317,11 +1355,12 @@ def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: boo
     if fell:
         # `_check_fall` has reported it.
         return Finding("ok", None, tested)
-    finding = _passed(
-        tested, reward, fmean(reward.later_half), "mean reward of the later half", _later_half(reward)
+    finding = passed_check(
+        tested, reward, fmean(reward.later_half), "mean reward of the later half", later_half(reward)
     )
     if flat is None:
-        return finding
+        is_constant = len(set(reward.later_half)) == 1
+        return undecided_check(tested) if is_constant else finding
 
     _, turn = flat
     late_rewards = reward.values[turn:]
@@ -1334,6 +1373,9 @@ def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: boo
         f"reward {format_number(fmean(late_rewards))} from step {start:.0f} to {end:.0f}, {format_share(share)} of the "
         "run"
     )
+    before, after = end_means(late_rewards, 3)
+    if slope.rise < -2 * slope.error or before - after > deviation(late_rewards):
+        cause = f"{cause}, where it falls {change_text(before, after)}"
     # Of a constant reward only rounding errors are left.
     if largest_unseen_rise > 1e-9 * max(1.0, abs(fmean(late_rewards))):
         cause = f"{cause}; a rise below {format_number(largest_unseen_rise, 2)} could not be seen"
@@ -1347,6 +1389,9 @@ def _check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: boo
 
 
 # --- Remarks on the clip ---
+
+SAME_POLICY = 1e-4
+"""KL to the policy before the update (nats per token) up to which it is rounding."""
 
 HARMLESS_BLOCKED_SHARE = 0.11
 """Share of the gradient on rare winners up to which blocking it had no effect in our study of small networks."""
@@ -1369,8 +1414,23 @@ def _check_clip(course: Course, updates: float | None) -> Finding:
         "ok", True, "the clip", summary.clipped, None, tokens, measure="share of tokens clipped"
     )
 
+    distances = course.series("kl_old").values
+    if one_update and updates is not None and updates > 1:
+        cause = (
+            f"every ratio is 1, though the settings make {format_number(updates, 6)} updates on each batch"
+        )
+        return finding.failed("on-policy", cause, severity="look")
+    if one_update and any(abs(distance) > SAME_POLICY for distance in distances):
+        return undecided_check("the clip")
     if one_update:
         return finding.failed("on-policy", "each batch gets one update, so every ratio is 1", severity="note")
+    is_same = len(distances) >= FEW_STEPS and not any(distances)
+    if summary.clipped == 0 and updates is not None and updates > 1 and is_same:
+        cause = (
+            "no token was clipped, and the KL to the policy before the update is 0 in every log step, though the "
+            f"settings make {format_number(updates, 6)} updates on each batch: logp_old may be computed before each"
+        )
+        return finding.failed("on-policy", cause, severity="look")
     if summary.clipped == 0 and updates is None and on_policy is None:
         cause = "no token was clipped, as with one update on each batch"
         return finding.failed("on-policy", cause, "clip-idle", severity="note")

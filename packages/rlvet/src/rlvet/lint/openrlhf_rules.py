@@ -182,6 +182,7 @@ OPENRLHF_RULES = (
         "({gpus} times {nodes} GPUs): DeepSpeed refuses it.",
         fix="a {train.name} that is a multiple of the product",
         source="OpenRLHF 0.11.0, openrlhf/utils/deepspeed/deepspeed.py (accumulated_gradient)",
+        only_before_start=True,
     ),
     Rule(
         id="batch-larger-than-answers",

@@ -98,6 +98,7 @@ PRIME_RL_RULES = (
         fix="an orchestrator.batch_size that is a multiple of {group.name}",
         source="prime-rl 0.8.0, packages/prime-rl-configs/src/prime_rl/configs/orchestrator.py, "
         "resolve_batching",
+        only_before_start=True,
     ),
     Rule(
         id="group-of-one",

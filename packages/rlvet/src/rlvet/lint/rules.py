@@ -159,8 +159,8 @@ class Rule:
     source: str
     """The evidence: a paper, the framework's source or documentation, or a thread."""
     only_before_start: bool = False
-    """True if the rule does not apply to the configuration that a run has saved, since the framework derives one of the
-    settings from the others when the run begins."""
+    """True if the rule does not apply to the configuration that a run has saved: a run with the fault stops before its
+    first step, or the framework derives one of the settings from the others when the run begins."""
 
 
 # Parts of the texts `happens` and `source` of several rules.

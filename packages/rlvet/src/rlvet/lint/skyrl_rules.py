@@ -310,6 +310,7 @@ SKYRL_RULES = (
         "SkyRL stops before it trains.",
         fix="a trainer.train_batch_size that is a multiple of trainer.policy_mini_batch_size",
         source="NovaSky-AI/SkyRL, skyrl/train/utils/utils.py, validate_batch_sizes",
+        only_before_start=True,
     ),
     Rule(
         id="micro-batch-does-not-divide",
@@ -331,6 +332,7 @@ SKYRL_RULES = (
         "trains.",
         fix="a trainer.micro_train_batch_size_per_gpu that divides the answers of a mini-batch on each GPU",
         source="NovaSky-AI/SkyRL, skyrl/train/utils/utils.py, validate_batch_sizes",
+        only_before_start=True,
     ),
     Rule(
         id="group-of-one",

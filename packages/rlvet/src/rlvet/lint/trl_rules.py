@@ -244,6 +244,7 @@ TRL_RULES = (
         "it.",
         fix="a generation_batch_size that is a multiple of num_generations",
         source="trl 1.16.0, trl/trainer/grpo_config.py, __post_init__",
+        only_before_start=True,
     ),
     Rule(
         id="batch-set-twice",

@@ -372,6 +372,7 @@ VERL_RULES = (
         "update stops with an assertion. Early versions go on, and divide the loss of a smaller "
         "mini-batch as if it were whole.",
         fix="a data.train_batch_size that is a multiple of actor_rollout_ref.actor.ppo_mini_batch_size",
+        only_before_start=True,
         source="verl 0.9.1, verl/utils/tensordict_utils.py, make_iterator; verl/workers/config/actor.py, "
         "validate",
     ),
@@ -399,6 +400,7 @@ VERL_RULES = (
         "{nodes} GPUs: verl stops before it trains.",
         fix="a data.train_batch_size for which the product is a multiple of trainer.n_gpus_per_node × "
         "trainer.nnodes",
+        only_before_start=True,
         source="verl 0.9.1, verl/utils/config.py, validate_config",
     ),
     Rule(
@@ -513,6 +515,7 @@ VERL_RULES = (
         fix="algorithm.rollout_correction.rollout_rs_threshold",
         source="verl 0.9.1, verl/trainer/ppo/rollout_corr_helper.py, "
         "compute_rollout_correction_and_rejection_mask",
+        only_before_start=True,
     ),
     Rule(
         id="mean-depends-on-micro-batch",

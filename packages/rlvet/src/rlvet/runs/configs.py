@@ -19,6 +19,7 @@ from typing import Any
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.config_limits import check_toml, check_yaml
+from rlvet.runs.console_settings import ENDINGS, read_console_settings
 from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup, Value
@@ -34,6 +35,7 @@ FRAMEWORKS: Mapping[str, Mapping[str, Any]] = load_table("frameworks")
 
 - ``log_keys``: keys of its log that no other framework has
 - ``settings``: settings of which a configuration of the framework has at least one, and that of no other has any
+- ``older_settings``: settings that its older versions, without these, have together
 - ``method_prefix``: the prefix of the setting ``method`` of bandpo's integration
 - ``updates``: the number of optimiser steps on each batch, as a product of settings divided by a setting
 - ``values``: the settings that findings refer to, by quantity
@@ -204,7 +206,7 @@ def newest_configuration(path: Path) -> RunConfiguration:
         if config is None:
             continue
         for name in _STOCK_METHODS:
-            if any(lookup(config, setting) is not None for setting in FRAMEWORKS[name]["settings"]):
+            if _is_configuration_of(name, config):
                 return RunConfiguration(
                     framework=name,
                     settings=config,
@@ -214,7 +216,35 @@ def newest_configuration(path: Path) -> RunConfiguration:
                     adapter_file=adapter_file,
                     unread=tuple(unread),
                 )
+    for file in _console_files(path):
+        printed = read_console_settings(file)
+        if printed is not None:
+            return RunConfiguration(
+                framework=printed.framework,
+                settings=printed.settings,
+                file=file,
+                folder=folder,
+                adapter=adapter,
+                adapter_file=adapter_file,
+                unread=tuple(unread),
+            )
     return RunConfiguration(folder=folder, adapter=adapter, adapter_file=adapter_file, unread=tuple(unread))
+
+
+def _is_configuration_of(framework: str, config: Config) -> bool:
+    """Return whether a file has the settings of a framework, in its present version or in an older one."""
+    description = FRAMEWORKS[framework]
+    if any(lookup(config, name) is not None for name in description["settings"]):
+        return True
+    older = description.get("older_settings", ())
+    return bool(older) and all(lookup(config, name) is not None for name in older)
+
+
+def _console_files(path: Path) -> list[Path]:
+    """Return the files that may have the output of a run's console: the log itself, or those in its folder."""
+    if path.is_file():
+        return [path] if path.suffix in ENDINGS and is_leaf(path) else []
+    return [file for file in sorted(path.glob("*")) if file.suffix in ENDINGS and is_leaf(file)]
 
 
 def _newest_adapter(path: Path, unread: list[str]) -> tuple[Config | None, Path]:
@@ -303,9 +333,11 @@ def _updates(framework: str, config: Config) -> float | None:
         return None
     *factors, divisor = values
     try:
-        return math.prod(factors) / divisor
+        updates = math.prod(factors) / divisor
     except OverflowError:
         return None
+    # A batch that is smaller than a mini-batch gets one update for each pass. TRL accumulates it with the next one.
+    return updates if framework == "trl" else max(1.0, updates)
 
 
 def _read_yaml(file: Path) -> Config:
@@ -400,8 +432,9 @@ TRL_CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def trl_method(config: Config) -> str:
     """Return the text of the method of a stock GRPOTrainer with these arguments."""
-    loss_type = config["loss_type"]
-    level = config["importance_sampling_level"]
+    loss_type = config.get("loss_type", "grpo")
+    # Versions before these settings had the loss of GRPO with ratios of tokens.
+    level = config.get("importance_sampling_level", "token")
     low = config["epsilon"]
     high = config.get("epsilon_high")
     if not isinstance(loss_type, str) or not isinstance(level, str):

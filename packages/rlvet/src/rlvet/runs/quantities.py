@@ -203,16 +203,17 @@ def _keys_by_ending(keys: Iterable[str]) -> dict[str, str]:
     """Return a dict from each ending of a key after a slash to the key, the first one if several have this ending.
 
     It finds the keys of a framework to which a tracker has added a prefix. Keys of evaluations, of other models, such
-    as a critic, and of sums are left out.
+    as a critic, and of sums are left out. Of a key that ends with a known one, the shorter endings are left out:
+    ``rollout_corr/kl`` is not a ``kl``.
     """
     keys_by_ending: dict[str, str] = {}
     for key in keys:
         if is_of_evaluation(key) or OTHER_MODEL_KEY.search(key) or SUM_KEY.search(key):
             continue
-        position = key.find("/")
-        while position >= 0:
-            keys_by_ending.setdefault(key[position + 1 :], key)
-            position = key.find("/", position + 1)
+        ending = key
+        while ending not in _EXACT_KEYS and "/" in ending:
+            _, _, ending = ending.partition("/")
+            keys_by_ending.setdefault(ending, key)
     return keys_by_ending
 
 

@@ -57,7 +57,8 @@ class Setup:
     stale: bool | None = None
     """True if the run was trained on data from earlier weights; None if that is not known."""
     values: Mapping[str, Value] = field(default_factory=dict, compare=False, repr=False)
-    """Settings of the run's configuration by quantity: ``learning rate``, ``group size``, ``length cap``, ``KL term``,
+    """Settings of the run's configuration by quantity: ``learning rate``, ``group size``, ``length cap``,
+    ``temperature``, ``estimator`` (of advantages), ``weight level`` (of importance weights), ``KL term``,
     ``LoRA rank``, ``model``, ``optimizer``."""
 
     def number(self, name: str) -> float | None:

@@ -1,0 +1,186 @@
+"""Checks of how far the policy is from the reference, and from the policy that sampled the data.
+
+All limits are levels in nats per token. A KL that is large in every log step is large, whatever it was at the first
+one. Single log steps do not decide: k3, the usual estimator of the KL, has rare values that are a thousand times the
+others.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.course import Course, Series, onset
+from rlvet.checks.findings import Finding
+from rlvet.checks.log_results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.runs.setup import Setup
+
+# --- The reference ---
+
+REFERENCE_KL = 0.1
+"""KL to the reference (nats per token) at the first step, before any update, above which the reference is another model
+than the one that training began with. A right reference has 0 there. The logs of ``benchmarks/doctor`` whose authors
+used another one have 0.3 to 34."""
+
+EARLY_ROWS = 10
+"""Number of rows at the start in which the KL to the reference must stay below `EARLY_KL`."""
+
+GROWTH = 4.0
+"""Factor by which the KL of the first rows grows if updates are its cause. A KL to another model is large at once."""
+
+LATE_EPOCH = 0.1
+"""Epoch of the first row from which a log of a few rows is an excerpt from the middle of a run, whatever its steps."""
+
+
+def check_reference(course: Course, setup: Setup) -> Finding:
+    """Check that the KL to the reference begins near 0."""
+    tested = "the reference is the model that training began with"
+    kl = course.series("kl")
+    if not kl.values:
+        return undecided_check(tested)
+    first = kl.values[0]
+    finding = passed_check(tested, kl, first, "KL to the reference in the first log step", slice(1))
+    if first <= REFERENCE_KL:
+        return finding
+
+    early = kl.values[:EARLY_ROWS]
+    # The first row may be a mean over several steps, and then its KL is above 0 in any run. It is evidence if it is as
+    # large as that of later rows.
+    is_as_large_as_later = (
+        len(early) >= EARLY_ROWS and first > 0.5 * median(kl.values) and first > 3 * REFERENCE_KL
+    )
+    begins_before_updates = _begins_before_updates(course, setup)
+    # If the KL grows from step to step, the reference may be right, and the policy moves away from it fast.
+    grows = median(early[1:] or early) > GROWTH * first
+    if grows or not (is_as_large_as_later or begins_before_updates):
+        return undecided_check(tested, "needs the KL of the first step, before any update")
+
+    step = format_step(kl.steps[0])
+    cause = f"KL to the reference is {format_number(first)} at step {step}, before any update could move the policy"
+    alternatives: tuple[str, ...] = ()
+    if not begins_before_updates:
+        cause = f"KL to the reference is {format_number(first)} at step {step}, the first that was logged"
+        alternatives = ("kl-drift",)
+    if setup.number("LoRA rank"):
+        # A new adapter has no effect, so its KL to the base model would be 0.
+        cause = f"{cause}: with LoRA the reference is the base model, without the adapter that training began with"
+    else:
+        model = "another model, such as the base model of a LoRA run that began with an adapter"
+        cause = f"{cause}: the reference is {model}"
+    if alternatives:
+        cause = f"{cause}, or the policy had left it before"
+    return finding.failed("reference-kl", cause, *alternatives, onset=kl.steps[0], quantities=["kl"])
+
+
+def _begins_before_updates(course: Course, setup: Setup) -> bool:
+    """Check whether the first KL of the log was measured before the first update of the run."""
+    kl = course.series("kl")
+    epochs = course.series("epoch").values
+    if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
+        return False
+    # verl logs the mean over all updates of a step, and only the first of these comes before any update.
+    if setup.framework == "verl" and (setup.updates or 1) > 1:
+        return False
+    return kl.steps[0] <= 1
+
+
+# --- The size of updates ---
+
+EARLY_KL = 1.0
+"""KL to the reference (nats per token) that shows updates that are too large if it is reached in the first rows."""
+
+TOO_FAR = 2.5
+"""Mean abs log-ratio (nats) at the last update on a batch above which steps are too large. Tokens are then twelve times
+as likely or unlikely as when they were sampled, so that the effective sample size is close to 0."""
+
+LARGE_RATE = 1e-4
+"""Learning rate from which the finding on too large steps mentions it."""
+
+
+def check_step_size(course: Course) -> Finding:
+    """Check that one batch does not move the policy too far, nor the first steps of the run."""
+    tested = "updates stay near the sampling policy"
+    movement = course.series("moved")
+    kl = course.series("kl")
+    if movement.values:
+        largest = max(movement.values)
+        measure = "largest mean movement of log-probabilities by the last update on a batch (nats)"
+        finding = passed_check(tested, movement, largest, measure)
+        if largest > TOO_FAR:
+            cause = (
+                "by the last update on a batch, log-probabilities of its tokens had moved by "
+                f"{format_number(largest, 2)} nats on average"
+            )
+            step = movement.steps[movement.values.index(largest)]
+            return finding.failed("step-too-large", cause, onset=step, quantities=["moved"])
+        return finding
+    if not kl.values:
+        return undecided_check(tested, "record the tokens")
+
+    early = kl.values[:EARLY_ROWS]
+    measure = f"largest KL to the reference in the first {len(early)} log steps"
+    finding = passed_check(tested, kl, max(early), measure, slice(len(early)))
+    if max(early) < EARLY_KL:
+        return finding
+    # In a log of few rows, the first ten may be most of the run. A KL that is large at the first row shows no growth.
+    is_short = len(kl.values) < 3 * EARLY_ROWS
+    row = next((row for row, value in enumerate(early) if value >= max(EARLY_KL, GROWTH * early[0])), None)
+    if is_short or row is None or early[0] >= EARLY_KL:
+        return undecided_check(tested, "record the tokens")
+    rate = max(course.series("learning_rate").values, default=0.0)
+    at_rate = f", at a learning rate of {format_number(rate)}" if rate >= LARGE_RATE else ""
+    change = change_text(early[0], early[row])
+    cause = f"KL to the reference went {change} in the first {row + 1} log steps{at_rate}"
+    return finding.failed("step-too-large", cause, onset=kl.steps[row], quantities=["kl"])
+
+
+# --- Drift ---
+
+LARGE_KL = 1.0
+"""KL to the reference (nats per token) at the end of a run above which the policy has drifted away from it."""
+
+UNBOUNDED_KL = 100.0
+"""KL to the reference (nats per token) above which the drift has severity ``stop``."""
+
+END_ROWS = 3
+"""Smallest number of rows at the end whose median decides. One row may be a rare large value of the estimator."""
+
+
+def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
+    """Check that the KL to the reference is not large in the later half of the run, nor at its end.
+
+    Args:
+        course: The metrics of the run.
+        reference_is_wrong: True if `check_reference` has reported the large KL already.
+    """
+    tested = "the policy stays near the reference"
+    kl = course.series("kl")
+    if len(kl.values) < FEW_STEPS:
+        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps" if kl.values else "")
+    finding = passed_check(tested, kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
+    end = median(kl.values[-max(END_ROWS, len(kl.values) // 10) :])
+    late = median(kl.later_half)
+    if max(end, late) <= LARGE_KL:
+        return finding if kl.last <= LARGE_KL else undecided_check(tested, "single log steps are above 1")
+
+    grew = kl.last > 3 * abs(kl.values[0]) + 0.1 and kl.last > LARGE_KL
+    if not grew and reference_is_wrong:
+        # The KL is large from the first row on, which is reported already.
+        return undecided_check(tested)
+    start = onset(kl, lambda mean: mean > LARGE_KL)
+    severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
+    if grew:
+        cause = f"KL to the reference {change_text(kl.values[0], kl.last)} nats per token"
+        return finding.failed("kl-drift", cause, severity=severity, onset=start, quantities=["kl"])
+    rows_above = sum(value > LARGE_KL for value in kl.values)
+    cause = (
+        f"KL to the reference is above {format_number(LARGE_KL)} in {rows_above} of {len(kl.values)} log steps, "
+        f"{change_text(kl.values[0], kl.last)}: the policy is far from the reference"
+    )
+    alternatives = ("reference-kl",) if _is_far_from_the_start(kl) else ()
+    return finding.failed("kl-drift", cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
+
+
+def _is_far_from_the_start(kl: Series) -> bool:
+    """Return whether the KL is large in the first log step already, so that it may never have been small."""
+    return kl.values[0] > LARGE_KL

@@ -1,0 +1,317 @@
+"""Checks of the engine that samples the data: its distance from the trainer, its weights, and importance weights.
+
+Three causes of a distance are told apart by its course. Another precision, kernel or sampler gives a distance that is
+there from the first step on and stays. Data of a bounded age gives one that grows for as many updates as the data is
+old, and then stays. An engine that never receives new weights gives one that grows with the learning rate that was
+spent, and that never falls back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from rlvet._numbers import format_number
+from rlvet.checks.course import Course, Series, onset
+from rlvet.checks.findings import Finding
+from rlvet.checks.log_results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.runs.setup import Setup
+
+AGREEMENT = "engine and trainer agree, as logged"
+"""The property that `engine_findings` checks first."""
+
+
+class Distance(NamedTuple):
+    """A logged distance between the probabilities of engine and trainer."""
+
+    limit: float
+    """The value at the end above which engine and trainer differ by more than rounding."""
+    floor: float
+    """The value up to which the distance may be rounding in bfloat16, so that its growth is not judged."""
+    growth: float
+    """The factor of its growth over a run from which the weights of the engine are in question."""
+    description: str
+    """Its name in a sentence."""
+
+
+DISTANCES = {
+    "mismatch_kl": Distance(0.05, 5e-4, 8.0, "KL between engine and trainer"),
+    "mismatch": Distance(
+        0.1, 0.01, 4.0, "mean distance of the engine's log-probabilities from the trainer's"
+    ),
+    "mismatch_probs": Distance(
+        0.05, 0.005, 4.0, "mean distance of the engine's probabilities from the trainer's"
+    ),
+}
+"""The distances by quantity. A KL grows with the square of a change of the weights, so its factor is larger. In the
+logs and records of ``benchmarks/doctor`` with the same weights on both sides, ten parts of a run differ by a factor of
+1.2 to 2.5. verl-project/verl issue 7495 reports a growth of the KL by a factor of 36, below its limit."""
+
+
+STALE = 4.0
+"""Mean age of the data, in updates, above which it is reported."""
+
+
+def engine_findings(course: Course, setup: Setup) -> list[Finding]:
+    """Check that engine and trainer have the same weights and about the same probabilities.
+
+    Args:
+        course: The metrics of the run.
+        setup: The settings of the run, as far as they are known.
+    """
+    return [check_agreement(course, setup), check_weights(course, setup)]
+
+
+def check_agreement(course: Course, setup: Setup) -> Finding:
+    """Check that the logged distances are small, do not grow with training, and that data is not too old."""
+    synchronisation = _check_synchronisation(course, setup)
+    if synchronisation is not None:
+        return synchronisation
+
+    finding = undecided_check(AGREEMENT)
+    is_unclear = False
+    ages = course.series("staleness").values
+    mean_age = fmean(ages) if ages else 0.0
+    age_text = ""
+    age_quantities = []
+    if mean_age >= 1:
+        age_text = f"; data is {format_number(mean_age, 2)} updates old on average"
+        age_quantities = ["staleness"]
+
+    for name, distance in DISTANCES.items():
+        metric = course.series(name)
+        if not metric.values:
+            continue
+        finding = passed_check(
+            AGREEMENT, metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric)
+        )
+        late = fmean(metric.later_half)
+        if metric.last > distance.limit and late > distance.limit / 2:
+            cause = f"{distance.description}: {change_text(metric.first, metric.last)}{age_text}"
+            start = onset(metric, lambda mean, limit=distance.limit: mean > limit)
+            quantities = [name, *age_quantities]
+            return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
+        is_unclear = is_unclear or max(metric.last, late) > distance.limit or _grew(metric, distance)
+
+    weight = course.series("importance_weight")
+    if weight.values and _weight_level(course, setup) == "token":
+        if finding.ok is None:
+            measure = "mean importance weight, last tenth"
+            finding = passed_check(AGREEMENT, weight, weight.last, measure, last_tenth(weight))
+        if not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
+            is_unclear = True
+            if len(weight.values) >= FEW_STEPS:
+                return _far_weight(weight, age_text, age_quantities)
+
+    if mean_age > STALE:
+        cause = f"data is {format_number(mean_age, 2)} updates old on average"
+        finding = passed_check(
+            AGREEMENT, course.series("staleness"), mean_age, "mean age of the data in updates"
+        )
+        return finding.failed("stale", cause, severity="look", quantities=["staleness"])
+    if is_unclear:
+        return undecided_check(AGREEMENT, "their distance is large, or has grown, in a part of the run")
+    return finding
+
+
+# --- Weights that the engine never received ---
+
+FEWEST_ROWS = 8
+"""Smallest number of rows in which the growth of a distance is judged. huggingface/trl issue 5312 has ten."""
+
+FEWEST_ROWS_OF_STALE_DATA = 24
+"""The same if the data is known to be old and its age is not logged: the distance grows until that age is reached."""
+
+START_ROWS = 3
+"""Number of rows at the start whose median is the distance before training. A tenth of a run is much training."""
+
+FULL_AGE = 0.9
+"""Share of the largest age from which data has reached its age, so that the distance should not grow any more."""
+
+LARGEST_FALL = 0.3
+"""Share by which a part of the run may lie below an earlier part. New weights reset the distance to its start."""
+
+RESET = 0.3
+"""Share of the three values before it below which a value is a reset. The noise of batches, 0.15 in the logarithm in
+the real loop of ``tests/helpers/sync_loop.py``, does not reach it."""
+
+EARLY_PART = 0.1
+"""Smallest share of the growth by half of the learning rate. A quadratic growth has a quarter of it there. A distance
+that begins to grow later has another cause than weights that were old from the second step on."""
+
+LATE_PART = 0.15
+"""Smallest share of the growth after half of the learning rate. A growth with the square root has 0.29 of it there. A
+distance to data of a bounded age has none."""
+
+FEW_SAMPLES = 0.5
+"""Effective sample size, as a share of all samples, below which its fall is mentioned."""
+
+
+def _check_synchronisation(course: Course, setup: Setup) -> Finding | None:
+    """Return a finding if a distance grows with training and never falls back; None if none does."""
+    for name, distance in DISTANCES.items():
+        metric = _without_single_rows(_rows_of_full_age(course.series(name), course.series("staleness")))
+        fewest = FEWEST_ROWS
+        if setup.stale and not course.series("staleness").values:
+            fewest = FEWEST_ROWS_OF_STALE_DATA
+        if len(metric.values) < fewest:
+            continue
+        means, spent = _parts(metric, course)
+        first = median(metric.values[: max(START_ROWS, len(metric.values) // 50)])
+        is_growing = metric.last >= distance.growth * first and _grows_with_training(means, spent)
+        if metric.last <= distance.floor or not is_growing or _is_reset(metric.values):
+            continue
+        factor = f"{metric.last / first:.0f}-fold, " if first > 0 else ""
+        cause = (
+            f"{distance.description} grew {change_text(first, metric.last)}, {factor}in step with the training, and "
+            "never fell back: the engine seems to keep its first weights"
+        )
+        quantities = [name]
+        samples = course.series("effective_samples")
+        if samples.values and samples.last < FEW_SAMPLES and samples.last < samples.first:
+            cause = f"{cause}; the effective sample size fell {change_text(samples.first, samples.last)}"
+            quantities.append("effective_samples")
+        finding = passed_check(
+            AGREEMENT, metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric)
+        )
+        # The first part of the run from which on all are above twice the start.
+        part = next(row for row in range(len(means)) if min(means[row:]) > 2 * first)
+        start = metric.steps[part * len(metric.values) // len(means)]
+        return finding.failed("weight-sync", cause, "engine-mismatch", onset=start, quantities=quantities)
+    return None
+
+
+def _without_single_rows(metric: Series) -> Series:
+    """Return a metric whose values are medians with both neighbours, without single rows far from the others."""
+    values = list(metric.values)
+    for row in range(1, len(values) - 1):
+        values[row] = sorted(metric.values[row - 1 : row + 2])[1]
+    return Series(metric.steps, values)
+
+
+def _rows_of_full_age(metric: Series, ages: Series) -> Series:
+    """Return the part of a metric from which on the data has about its largest age; all of it if no age is logged."""
+    if not ages.values or max(ages.values) < 1:
+        return metric
+    limit = FULL_AGE * max(ages.values)
+    start = next(step for step, age in zip(*ages, strict=True) if age >= limit)
+    points = [(step, value) for step, value in zip(*metric, strict=True) if step >= start]
+    return Series([step for step, _ in points], [value for _, value in points])
+
+
+def _parts(metric: Series, course: Course) -> tuple[list[float], list[float]]:
+    """Return the means of up to ten parts of a metric, and the learning rate that was spent by the middle of each.
+
+    The learning rate that was spent is the sum of learning rate × steps; the steps themselves if no rate is logged.
+    """
+    rates = course.series("learning_rate")
+    rate_of_step = dict(zip(*rates, strict=True))
+    spent = [0.0]
+    rate = 0.0
+    for before, after in pairwise(metric.steps):
+        rate = rate_of_step.get(after, rate) if rates.values else 1.0
+        spent.append((after - before) * rate)
+    spent = list(accumulate(spent))
+
+    count = min(10, len(metric.values) // 2)
+    edges = [part * len(metric.values) // count for part in range(count + 1)]
+    means = [fmean(metric.values[a:b]) for a, b in pairwise(edges)]
+    spent_means = [fmean(spent[a:b]) for a, b in pairwise(edges)]
+    return means, spent_means
+
+
+def _grows_with_training(means: Sequence[float], spent: Sequence[float]) -> bool:
+    """Check whether a distance grows without a reset, in both halves of the learning rate that was spent."""
+    first = means[0]
+    last = means[-1]
+    if last <= first or spent[-1] <= 0:
+        return False
+    highest = first
+    for mean in means[1:]:
+        if mean < (1 - LARGEST_FALL) * highest:
+            return False
+        highest = max(highest, mean)
+    half = (spent[0] + spent[-1]) / 2
+    middle = min(range(len(spent)), key=lambda part: abs(spent[part] - half))
+    growth = last - first
+    return means[middle] - first >= EARLY_PART * growth and last - means[middle] >= LATE_PART * growth
+
+
+def _is_reset(values: Sequence[float]) -> bool:
+    """Return whether a distance falls at once, as after a sync of the weights."""
+    return any(values[row] < RESET * median(values[row - 3 : row]) for row in range(3, len(values)))
+
+
+def _grew(metric: Series, distance: Distance) -> bool:
+    """Return whether a distance grew by the factor from which it is not called small any more."""
+    return metric.last > distance.floor and metric.last > distance.growth * metric.first / 2
+
+
+# --- Importance weights ---
+
+FAR_WEIGHT = 2.0
+"""Factor by which the mean importance weight per token between engine and trainer may differ from 1."""
+
+FAR_SEQUENCE_WEIGHT = 1.25
+"""The same for the weight of a sequence. Its mean is 1 unless weights are truncated or masked, which is a loss of
+gradient: huggingface/trl issue 5814 reports 0.4 to 0.7 where engine and trainer agree, and issue 4772 2.9."""
+
+UNEXPLAINED = 2.0
+"""A mean weight is not that of tokens if its logarithm is more than this many times the mean distance of the tokens'
+log-probabilities. The mean weight of tokens is at least exp(−distance), by Jensen's inequality."""
+
+ROUNDING_OF_WEIGHTS = 0.05
+"""Logarithm of a mean weight up to which it is 1 but for rounding and noise."""
+
+
+def _weight_level(course: Course, setup: Setup) -> str:
+    """Return the level of the logged importance weights, ``token`` or ``sequence``."""
+    value = setup.values.get("weight level")
+    if value is not None:
+        return "sequence" if str(value.value).startswith("seq") else "token"
+    weight = course.series("importance_weight")
+    distance = course.series("mismatch")
+    if not weight.values or not distance.values or weight.last <= 0:
+        return "token"
+    if distance.last > DISTANCES["mismatch"].limit:
+        return "token"
+    is_unexplained = abs(math.log(weight.last)) > UNEXPLAINED * distance.last + ROUNDING_OF_WEIGHTS
+    return "sequence" if is_unexplained else "token"
+
+
+def _far_weight(weight: Series, age_text: str, age_quantities: Sequence[str]) -> Finding:
+    """Return the finding on a mean importance weight of tokens that is far from 1."""
+    cause = f"the mean importance weight between engine and trainer is {format_number(weight.last)}{age_text}"
+    start = onset(weight, lambda mean: not 1 / FAR_WEIGHT <= mean <= FAR_WEIGHT)
+    finding = passed_check(
+        AGREEMENT, weight, weight.last, "mean importance weight, last tenth", last_tenth(weight)
+    )
+    quantities = ["importance_weight", *age_quantities]
+    return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
+
+
+def check_weights(course: Course, setup: Setup) -> Finding:
+    """Check that the importance weights of sequences keep the size of the gradient."""
+    tested = "importance weights of sequences keep the gradient"
+    weight = course.series("importance_weight")
+    if not weight.values or _weight_level(course, setup) != "sequence":
+        return undecided_check(tested)
+    measure = "mean importance weight of a sequence, last tenth"
+    finding = passed_check(tested, weight, weight.last, measure, last_tenth(weight))
+    if 1 / FAR_SEQUENCE_WEIGHT <= weight.last <= FAR_SEQUENCE_WEIGHT:
+        return finding
+    if len(weight.values) < FEW_STEPS:
+        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps")
+    cause = f"the mean importance weight of a sequence is {format_number(weight.last)}"
+    distance = course.series("mismatch")
+    if distance.values:
+        cause = f"{cause}, while log-probabilities of its tokens differ by {format_number(distance.last)} on average"
+    cause = (
+        f"{cause}: the weight of a sequence is the product of those of its tokens, so it leaves 1 as answers grow, "
+        "and truncated or masked weights lose gradient"
+    )
+    start = onset(weight, lambda mean: not 1 / FAR_SEQUENCE_WEIGHT <= mean <= FAR_SEQUENCE_WEIGHT)
+    return finding.failed("sequence-weights", cause, onset=start, quantities=["importance_weight"])

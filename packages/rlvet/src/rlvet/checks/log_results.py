@@ -1,0 +1,60 @@
+"""Results of checks of a log: a passed check with its figure, a check that shows nothing, and changes in words."""
+
+from __future__ import annotations
+
+from rlvet._numbers import format_number
+from rlvet.checks.course import Series
+from rlvet.checks.findings import Finding
+
+ALL_ROWS = slice(None)
+"""All rows of a metric."""
+
+FEW_STEPS = 8
+"""Number of log steps below which trends of a metric are not checked."""
+
+
+def change_text(before: float, after: float) -> str:
+    """Return two values of a metric as a change.
+
+    >>> change_text(0.25, 1200)
+    '0.25 → 1200'
+    """
+    return f"{format_number(before)} → {format_number(after)}"
+
+
+def passed_check(
+    tested: str, metric: Series, figure: float | None = None, measure: str = "", rows: slice = ALL_ROWS
+) -> Finding:
+    """Return a check of a metric that passed, with the number of log steps and their range.
+
+    Args:
+        tested: The property of a correct run that is checked.
+        metric: The metric.
+        figure: The measured quantity.
+        measure: Its name.
+        rows: The rows that the figure was computed from.
+    """
+    steps = metric.steps[rows]
+    return Finding("ok", True, tested, figure, None, len(steps), steps=(steps[0], steps[-1]), measure=measure)
+
+
+def undecided_check(tested: str, advice: str = "") -> Finding:
+    """Return a check that neither passed nor failed: the rows do not show that the property holds.
+
+    A check that finds no fault passes only if its property is true of the rows. Between the two, nothing is claimed.
+
+    Args:
+        tested: The property of a correct run that is checked.
+        advice: The data to log for it, or the reason in a few words.
+    """
+    return Finding("ok", None, tested, advice=advice)
+
+
+def last_tenth(metric: Series) -> slice:
+    """Return the rows of the last tenth of a metric."""
+    return slice(-max(1, len(metric.values) // 10), None)
+
+
+def later_half(metric: Series) -> slice:
+    """Return the rows of the second half of a metric."""
+    return slice(len(metric.values) // 2, None)

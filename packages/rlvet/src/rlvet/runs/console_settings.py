@@ -1,0 +1,153 @@
+"""Read the settings that a framework prints at the start of its console output.
+
+verl prints its configuration as a dictionary, TRL its arguments as ``GRPOConfig(name=value, …)`` or in a line of
+transformers, and slime and miles a table of Megatron's arguments. Only literals are parsed, and nothing is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LARGEST_HEADER = 2**21
+"""The number of bytes at the start of a console's output in which settings are looked for."""
+
+MOST_LINES = 5000
+"""The largest number of lines of one printed configuration."""
+
+DEEPEST = 40
+"""The largest number of open brackets in it."""
+
+ENDINGS = (".log", ".txt", ".out")
+"""Endings of files that may be a console's output."""
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""Codes of a terminal, which Ray writes around the name of a worker."""
+
+WORKER = re.compile(r"^\((?:[\w. ]+ )?pid=\d+[^)]*\) ?")
+"""The name of a worker before each line of Ray's output."""
+
+TEXTS = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+"""Quoted texts, in which brackets do not count."""
+
+TRL_START = re.compile(r"(?:GRPOConfig|RLOOConfig)\($")
+"""The line before TRL's arguments, which are printed one on each line."""
+
+TRL_ARGUMENT = re.compile(r"^(\w+)=(.*?),?$")
+"""A line of TRL's arguments."""
+
+MEGATRON_START = re.compile(r"-{5,} (?:end of )?arguments -{5,}")
+"""The line before and after Megatron's arguments."""
+
+MEGATRON_ARGUMENT = re.compile(r"^ *(\w+) \.{3,} (.*)$")
+"""A line of Megatron's arguments."""
+
+
+class ConsoleSettings(NamedTuple):
+    """Settings from a console's output."""
+
+    framework: str
+    """``verl``, ``trl`` or ``slime``. The arguments of miles are those of slime."""
+    settings: Mapping[str, Any]
+    """The settings, nested as in the framework's configuration."""
+
+
+def read_console_settings(path: Path) -> ConsoleSettings | None:
+    r"""Return the settings that the start of a file prints; None if there are none.
+
+    Args:
+        path: A regular file.
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "run.log"
+    >>> _ = log.write_text("(TaskRunner pid=7) {'actor_rollout_ref': {'rollout': {'n': 1}},\n"
+    ...                    "(TaskRunner pid=7)  'algorithm': {'adv_estimator': 'grpo'}}\n")
+    >>> read_console_settings(log).settings["actor_rollout_ref"]
+    {'rollout': {'n': 1}}
+    """
+    with path.open("rb") as file:
+        text = file.read(LARGEST_HEADER).decode("utf-8", "replace")
+    lines = [WORKER.sub("", COLOURS.sub("", line)) for line in text.split("\n")]
+    return _verl_settings(lines) or _trl_settings(lines) or _megatron_settings(lines)
+
+
+def _verl_settings(lines: list[str]) -> ConsoleSettings | None:
+    """Return the dictionary that verl prints with `pprint`."""
+    for number, line in enumerate(lines):
+        if not line.startswith("{'"):
+            continue
+        settings = _parse_dictionary(islice(lines, number, number + MOST_LINES))
+        if settings is not None and "actor_rollout_ref" in settings:
+            return ConsoleSettings("verl", settings)
+    return None
+
+
+def _parse_dictionary(lines: Iterable[str]) -> Mapping[str, Any] | None:
+    """Parse the dictionary that begins with the first of these lines; None if it is none."""
+    text = []
+    depth = 0
+    for line in lines:
+        text.append(line)
+        for character in TEXTS.sub("", line):
+            if character in "{[(":
+                depth += 1
+                if depth > DEEPEST:
+                    return None
+            elif character in "}])":
+                depth -= 1
+        if depth <= 0:
+            break
+    try:
+        settings = ast.literal_eval("\n".join(text).strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
+def _trl_settings(lines: list[str]) -> ConsoleSettings | None:
+    """Return TRL's arguments, which are printed one on each line up to a closing bracket."""
+    start = next((number for number, line in enumerate(lines) if TRL_START.search(line)), None)
+    if start is None:
+        return None
+    settings = {}
+    for line in islice(lines, start + 1, start + MOST_LINES):
+        if line.startswith(")"):
+            break
+        match = TRL_ARGUMENT.match(line)
+        if match is not None:
+            settings[match[1]] = _parse_value(match[2])
+    return ConsoleSettings("trl", settings) if settings else None
+
+
+def _megatron_settings(lines: list[str]) -> ConsoleSettings | None:
+    """Return the arguments of slime or miles, which Megatron prints as a table."""
+    settings = dict(_megatron_arguments(lines))
+    if "rollout_max_response_len" not in settings:
+        return None
+    return ConsoleSettings("slime", settings)
+
+
+def _megatron_arguments(lines: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values between the first two lines of dashes around Megatron's arguments."""
+    is_inside = False
+    for line in lines:
+        if MEGATRON_START.search(line):
+            if is_inside:
+                return
+            is_inside = True
+        elif is_inside:
+            match = MEGATRON_ARGUMENT.match(line)
+            if match is not None:
+                yield match[1], _parse_value(match[2].strip())
+
+
+def _parse_value(text: str) -> Any:
+    """Return a literal of Python; the text itself if it is none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text

@@ -1,0 +1,311 @@
+"""Three invariants of the diagnosis of a log, on generated logs, simulated runs and stored logs.
+
+1. No printed sentence is false of the raw rows. `helpers.printed_sentences` reads them, and shares no code with the
+   checks.
+2. Rows that go on as before, or one value far from the others, never turn a fault into "ok".
+3. The order of keys, the names of another framework, the units of steps and unrelated metrics change nothing.
+"""
+
+import os
+import random
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+from helpers.printed_sentences import violations
+from helpers.random_logs import FRAMEWORK_KEYS, as_logged, canonical, random_rows, restricted, shuffled
+from pages import ROOT
+from rlvet.checks import distance_checks, log_checks
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log_checks import log_findings
+from rlvet.errors import InvalidValue
+from rlvet.runs.logs import Log
+from rlvet.runs.quantities import named_rows
+from rlvet.runs.run import open_run
+
+sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
+
+from log_scenarios import SCENARIOS, SHAPES, healthy, rough
+
+LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
+LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.name != "README.md")
+NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
+
+
+def diagnose_rows(rows, check=log_findings):
+    log = Log.of(rows)
+    return Diagnosis(check(log.rows), rows=log.rows, log=log)
+
+
+def false_sentences(rows, check=log_findings):
+    """Return the printed sentences on a log that its rows contradict."""
+    diagnosis = diagnose_rows(rows, check)
+    return violations(str(diagnosis), named_rows(canonical(rows)))
+
+
+# --- 1. No printed sentence is false of the rows ---
+
+
+@pytest.mark.parametrize("first", range(0, 400, 40))
+def test_sentences_on_random_logs_are_true(first):
+    for seed in range(first, first + 40):
+        assert not false_sentences(random_rows(seed)), seed
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("first", range(10_000, 20_000, 500))
+def test_sentences_on_ten_thousand_random_logs_are_true(first):
+    found = {seed: false_sentences(random_rows(seed)) for seed in range(first, first + 500)}
+    assert not {seed: sentences for seed, sentences in found.items() if sentences}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_sentences_on_a_simulated_fault_are_true(name):
+    for seed in (910, 911):
+        assert not false_sentences(SCENARIOS[name].rows(seed)), seed
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sentences_on_a_healthy_course_are_true(shape):
+    for seed in (910, 911):
+        assert not false_sentences(healthy(seed, shape))
+        assert not false_sentences(rough(seed, shape))
+
+
+def rows_of(path):
+    """Return the rows of a stored log; skip a file that is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return list(open_run(path).rows)
+        except (InvalidValue, OSError):
+            pytest.skip("no log that can be read")
+
+
+def check_prefixes(rows, lengths):
+    for length in lengths:
+        prefix = rows[:length]
+        diagnosis = Diagnosis(log_findings(prefix), rows=prefix, log=Log.of([]))
+        assert not violations(str(diagnosis), prefix), length
+
+
+@NEEDS_LOGS
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
+def test_sentences_on_some_prefixes_of_a_stored_log_are_true(path):
+    rows = rows_of(path)
+    check_prefixes(rows, sorted({*range(1, min(len(rows), 31), 3), *range(30, len(rows), 23), len(rows)}))
+
+
+@NEEDS_LOGS
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
+def test_sentences_on_every_prefix_of_a_stored_log_are_true(path):
+    rows = rows_of(path)
+    check_prefixes(rows, range(1, len(rows) + 1))
+
+
+# --- 2. More rows of the same, or one value, do not hide a fault ---
+
+
+def continued(rows, count):
+    """Return a log with more rows, which repeat its last ones."""
+    last_rows = rows[-max(3, len(rows) // 5) :]
+    width = rows[-1]["step"] - rows[-2]["step"]
+    result = list(rows)
+    for number in range(count):
+        row = dict(last_rows[number % len(last_rows)])
+        row["step"] = rows[-1]["step"] + width * (number + 1)
+        result.append(row)
+    return result
+
+
+SHARES = (
+    "evaluation",
+    "eval/accuracy",
+    "cut",
+    "dead",
+    "clip",
+    "completions/clipped_ratio",
+    "frac_reward_zero_std",
+    "clip_ratio/region_mean",
+)
+
+
+def with_one_value(rows, seed):
+    """Return a log in which one value is a thousand times larger, a thousandth or 0; shares stay below 1."""
+    draw = random.Random(f"one value {seed}")
+    rows = [dict(row) for row in rows]
+    row = draw.choice(rows)
+    name = draw.choice([name for name in row if name != "step"])
+    value = row[name] * draw.choice((1000.0, 0.001, 0.0))
+    row[name] = min(1.0, value) if name in SHARES else value
+    return rows
+
+
+ENDS_WITH_THE_ROWS = ("collapse", "gradient-spikes", "clip-heavy")
+"""Codes of faults that compare two parts of a run, which more rows shift."""
+
+
+def hidden(rows, change):
+    """Return whether a change of a log turns its fault into "ok"."""
+    diagnosis = diagnose_rows(rows)
+    faults = [finding for finding in diagnosis.tested if finding.ok is False]
+    if not faults or all(finding.code in ENDS_WITH_THE_ROWS for finding in faults):
+        return False
+    return diagnose_rows(change(rows)).headline.startswith("ok")
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_more_rows_of_the_same_do_not_hide_a_fault(first):
+    for seed in range(first, first + 50):
+        rows = random_rows(seed, (10, 12, 15, 18, 24, 27, 30, 46, 60, 100))
+        for count in (1, 2, 5, len(rows)):
+            assert not hidden(rows, lambda rows, count=count: continued(rows, count)), (seed, count)
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_one_value_does_not_hide_a_fault(first):
+    for seed in range(first, first + 50):
+        rows = random_rows(seed, (12, 18, 24, 30, 46, 60, 100))
+        for number in range(3):
+            assert not hidden(
+                rows, lambda rows, number=number, seed=seed: with_one_value(rows, (seed, number))
+            ), (
+                seed,
+                number,
+            )
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_one_value_does_not_hide_a_simulated_fault(name):
+    rows = SCENARIOS[name].rows(912)
+    if diagnose_rows(rows).healthy:
+        return
+    for number in range(8):
+        changed = with_one_value(rows, number)
+        assert not diagnose_rows(changed).headline.startswith("ok"), number
+    for count in (1, 5):
+        assert not diagnose_rows(continued(rows, count)).headline.startswith("ok"), count
+
+
+# --- 3. Names, orders and units ---
+
+
+def said(rows):
+    """Return what is said about a log: codes with their severities, and what passed."""
+    diagnosis = diagnose_rows(rows)
+    return [(finding.code, finding.severity) for finding in diagnosis.findings], diagnosis.passed
+
+
+@pytest.mark.parametrize("framework", FRAMEWORK_KEYS)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_fault_is_the_same_in_the_names_of_each_framework(name, framework):
+    """Of the quantities that the framework logs. Keys are shuffled, and other metrics are added."""
+    rows = canonical(SCENARIOS[name].rows(913))
+    expected = said(restricted(rows, framework))
+    logged = shuffled(as_logged(rows, framework), seed=1)
+    assert said(logged) == expected
+    draw = random.Random(2)
+    others = [
+        row | {"my/metric": draw.gauss(0, 1), "loss/other": draw.random(), "gpu": 3.0} for row in logged
+    ]
+    assert said(others) == expected
+
+
+@pytest.mark.parametrize("first", range(0, 120, 40))
+def test_a_random_log_is_the_same_in_the_names_of_each_framework(first):
+    for seed in range(first, first + 40):
+        rows = random_rows(seed)
+        for framework in FRAMEWORK_KEYS:
+            expected = said(restricted(rows, framework))
+            assert said(shuffled(as_logged(rows, framework), seed)) == expected, (seed, framework)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_keys_in_another_order_change_nothing(seed):
+    rows = random_rows(seed)
+    assert (
+        str(diagnose_rows(shuffled(rows, seed))).split("\nread ")[0]
+        == str(diagnose_rows(rows)).split("\nread ")[0]
+    )
+
+
+NEED_THE_FIRST_STEP = ("reference-kl", "hardly-moves")
+"""Codes whose definition has a number of training steps: before the first, and after a hundred."""
+
+
+@pytest.mark.parametrize("unit", [10.0, 64.0, 0.25])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_unit_of_steps_changes_nothing(name, unit):
+    rows = SCENARIOS[name].rows(914)
+    scaled = [row | {"step": row["step"] * unit} for row in rows]
+    codes = [code for code, _ in said(rows)[0] if code not in NEED_THE_FIRST_STEP]
+    scaled_codes = [code for code, _ in said(scaled)[0] if code not in NEED_THE_FIRST_STEP]
+    assert scaled_codes == codes or {*codes} ^ {*scaled_codes} <= {"kl-drift"}
+
+
+# --- A check of a level that is made one of a change ---
+
+MUTATIONS = {
+    "KL at the end, relative to the first": (
+        distance_checks,
+        "if max(end, late) <= LARGE_KL:",
+        "if max(end, late) <= LARGE_KL * max(1.0, 3 * abs(kl.values[0])):",
+    ),
+    "KL at the first step, relative to later ones": (
+        distance_checks,
+        "if first <= REFERENCE_KL:",
+        "if first <= max(REFERENCE_KL, 2 * median(kl.values)):",
+    ),
+    "KL of early steps, relative to the first": (
+        distance_checks,
+        "if max(early) < EARLY_KL:",
+        "if max(early) < max(EARLY_KL, GROWTH * early[0]):",
+    ),
+    "clip, relative to the first steps": (
+        log_checks,
+        "return finding if share <= MOST else undecided_check(tested)\n    change",
+        "return finding\n    if share <= 10 * shares.first:\n        return finding\n    change",
+    ),
+    "groups without signal, relative to the first": (
+        log_checks,
+        "if max(mean, end, shares.last) > MOST:",
+        "if max(mean, end, shares.last) > 2 * shares.first + MOST:",
+    ),
+    "length, not compared with the reward": (
+        log_checks,
+        "return finding if growth < LONGER or _grew_better(reward) else undecided_check(tested)",
+        "return finding",
+    ),
+    "constant rewards pass": (
+        log_checks,
+        "if equal_rows >= min(FEW_STEPS, len(reward.values)):",
+        "if equal_rows > len(reward.values):",
+    ),
+}
+"""For each mutation, its module, and the text in it before and after."""
+
+
+def mutated_findings(module, old, new):
+    """Return `log_findings` with one text of a module replaced."""
+    source = Path(module.__file__).read_text()
+    assert source.count(old) == 1, "the check was rewritten: write its mutation anew"
+    mutant = types.ModuleType(module.__name__)
+    exec(compile(source.replace(old, new), module.__file__, "exec"), mutant.__dict__)
+    if module is log_checks:
+        return mutant.log_findings
+    checks = types.ModuleType(log_checks.__name__)
+    text = Path(log_checks.__file__).read_text()
+    exec(compile(text, log_checks.__file__, "exec"), checks.__dict__)
+    for name in ("check_divergence", "check_reference", "check_step_size"):
+        checks.__dict__[name] = mutant.__dict__[name]
+    return checks.log_findings
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_check_of_a_level_that_becomes_one_of_a_change_is_found(name):
+    findings_of = mutated_findings(*MUTATIONS[name])
+    assert any(false_sentences(random_rows(seed, (12, 46, 60)), findings_of) for seed in range(600))
