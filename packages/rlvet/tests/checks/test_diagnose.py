@@ -371,3 +371,16 @@ def test_a_rule_that_cannot_be_replayed_does_not_hide_what_the_tokens_show(tmp_p
     """The bounds surround the engine's log-probabilities, which were not recorded."""
     spoil = changed(logp_rollout=None, logp_old=lambda d: d["logp_old"].roll(1, 1))
     assert diagnose(simulate(tmp_path, anchor="rollout", spoil=spoil)).findings[0].code == "shift"
+
+
+def test_identical_answers_come_before_what_they_look_like(tmp_path):
+    """At a temperature near 0, the first tokens of a group are equal, and no reward differs from the others."""
+    cold = {"engine": lambda z, *_: 5000 * z, "reports": lambda z, *_: z}
+    diagnosis = diagnose(simulate(tmp_path / "first", **cold))
+    assert diagnosis.headline.startswith("no-signal: all answers to a prompt are the same in ")
+    assert "mask" not in [finding.code for finding in diagnosis.findings]
+    random_advantages = changed(advantages=lambda d: torch.randn(d["advantages"].shape))
+    findings = diagnose(simulate(tmp_path / "second", **cold, spoil=random_advantages)).findings
+    assert findings[0].code == "no-signal"
+    assert not any("do not depend on the reward" in finding.cause for finding in findings)
+    assert "no-signal" not in diagnose(simulate(tmp_path / "third")).headline

@@ -91,6 +91,9 @@ COMMON_ENDS = 3
 """Number of the most frequent last tokens of answers. If most answers end with these, they are end tokens, or the ends
 of stop strings."""
 
+FEWEST_PROMPTS = 8
+"""Number of prompts with several answers from which identical answers are reported."""
+
 FORCED_EVIDENCE = 30.0
 """Log-likelihood ratio (nats) above which equal first tokens in groups were not sampled for each answer."""
 
@@ -247,6 +250,24 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
     return passed.failed("mask", cause)
 
 
+def _identical_share(recorded: RecordedAdvantages) -> tuple[float, int]:
+    """Return the share of prompts whose answers are all the same, and the number of prompts with several answers."""
+    has_answer = ~np.isnan(recorded.group) & (recorded.answer != NO_TOKEN) & (recorded.length > 0)
+    data = recorded.select(has_answer)
+    if not len(data.answer):
+        return 0.0, 0
+    prompt = _index(data.batch, data.process, data.group)
+    sizes = np.bincount(prompt)
+    answers = _index(prompt, data.answer)
+    # The prompt of each distinct answer.
+    prompt_of_answer = np.zeros(int(answers.max()) + 1, np.int64)
+    prompt_of_answer[answers] = prompt
+    distinct = np.bincount(prompt_of_answer, minlength=len(sizes))
+    has_several = sizes > 1
+    count = int(has_several.sum())
+    return (float((distinct[has_several] == 1).mean()) if count else 0.0), count
+
+
 def check_prompts(recorded: RecordedAdvantages) -> Finding:
     """Check that the mask does not count prompts.
 
@@ -270,6 +291,8 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
 
     # The evidence that the first token was not sampled is how improbable it is, in nats, that all answers but one of a
     # group would have drawn the token of the remaining one.
+    if _identical_share(recorded)[0] >= NEARLY_ALL:
+        return Finding("ok", None, tested, advice="all answers to a prompt are the same")
     share = float(equal[has_several].mean())
     surprisals = -np.bincount(index, weights=data.first_logp) / sizes
     evidence = float((surprisals * (sizes - 1))[equal].sum())
@@ -302,6 +325,16 @@ def check_signal(recorded: RecordedAdvantages) -> Finding:
     data = recorded.select(has_advantage)
     zero_shares = _means(data.advantage == 0, _index(data.batch))
     passed = Finding.of(tested, zero_shares, int(has_advantage.sum()), "share of advantages that are 0")
+
+    identical_share, prompts = _identical_share(recorded)
+    if identical_share >= NEARLY_ALL and prompts >= FEWEST_PROMPTS:
+        measure = "share of prompts whose answers are all the same"
+        passed = passed._replace(figure=identical_share, error=None, n=prompts, measure=measure)
+        cause = (
+            f"all answers to a prompt are the same in {format_share(identical_share)} of prompts, as at a sampling "
+            "temperature near 0: there is nothing to compare"
+        )
+        return passed.failed("no-signal", cause)
 
     rewards = data.reward[~np.isnan(data.reward)]
     rewards_are_equal = len(rewards) > 1 and bool((rewards == rewards[0]).all())
@@ -969,6 +1002,9 @@ class _Comparison:
 
     def _find_wrong_correlation(self) -> _Departure | None:
         """Find advantages that fall as the reward rises, or that do not depend on it."""
+        # If the rewards of every group are equal, there is nothing that advantages could depend on.
+        if self.tied.all():
+            return None
         count = int(self.has_advantage.sum())
         are_few = count < FEWEST_CORRELATED
         # In few sequences, the advantages of a critic may fall as the reward rises by chance.
