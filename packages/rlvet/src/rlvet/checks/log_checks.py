@@ -1272,9 +1272,10 @@ def _check_fall(course: Course) -> Finding:
     wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
     largest_loss = max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering)
     if means[best] - means[-1] <= largest_loss:
-        # The best part by any split, so that the limits between tenths do not decide.
-        best_mean = _largest_mean(reward.values, len(reward.values) // 10)
-        is_lost = best_mean - min(reward.last, means[-1]) > height / 2
+        # The best and the last part by other splits, so that the limits between tenths do not decide.
+        size = len(reward.values) // 10
+        last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
+        is_lost = _largest_mean(reward.values, size) - last_mean > 0.4 * height
         return undecided_check(tested, "its noise is too large") if is_lost else finding
 
     # Values in the best and in the last tenth of the metrics that may explain the fall.
