@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # no warning from trl.experimental
+# rlvet reads in the process of the tests, without limits. Tests of the limits set this variable again.
+os.environ.setdefault("RLVET_LIMITS", "off")
 
 FRAMEWORKS = ("trl", "verl", "skyrl", "tinker")
 """The frameworks that the examples of the folder or module of this name in `bandpo.integrations` need."""

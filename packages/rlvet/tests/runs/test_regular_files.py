@@ -124,16 +124,69 @@ def test_other_kinds_are_refused_by_name(tmp_path, monkeypatch):
         server.close()
 
 
-def test_links_to_files_are_read_and_folders_with_the_name_of_a_file_are_left_alone(tmp_path):
-    (tmp_path / "rows").write_text(ROWS)
+def test_links_in_a_folder_are_read_and_folders_with_the_name_of_a_file_are_left_alone(tmp_path):
     folder = tmp_path / "run"
     (folder / "model.pt").mkdir(parents=True)
     (folder / "old.log").mkdir()
-    (folder / "metrics.jsonl").symlink_to(tmp_path / "rows")
-    result = run("diagnose", folder)
-    assert result.status in (0, 1), result.stderr
+    (folder / "rows").write_text(ROWS)
+    (folder / "metrics.jsonl").symlink_to("rows")
+    (tmp_path / "latest").symlink_to(folder)
+    (tmp_path / "linked.jsonl").symlink_to(folder / "rows")
+    for path in (folder, tmp_path / "latest", tmp_path / "linked.jsonl"):
+        result = run("diagnose", path)
+        assert result.status in (0, 1), result.stderr
     (folder / "metrics.jsonl").unlink()
     (folder / "metrics.jsonl").symlink_to(tmp_path / "nothing")
     result = run("diagnose", folder)
     assert result.status == 2
     assert "Traceback" not in result.stderr
+
+
+PRIVATE = "the pass is hunter2"
+"""The content of a file outside of a run, which no message may quote."""
+
+
+def check_named_and_not_quoted(result: Result, name: str) -> None:
+    """Check that a link is named, and that nothing of the file is printed."""
+    printed = " ".join((result.stdout + result.stderr).split())
+    assert f"{name} is a link to " in printed or "it is a link to " in printed
+    assert "outside of the run's folder, and such links are not read" in printed
+    assert "hunter2" not in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("name", [*LOGS, *DUMPS])
+def test_a_link_out_of_the_folder_is_named_and_not_read(name, tmp_path):
+    (tmp_path / "secret").write_text(f"{PRIVATE}\n" * 3)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(tmp_path / "secret")
+    result = run("diagnose", folder)
+    assert result.status == 2
+    check_named_and_not_quoted(result, name)
+
+
+@pytest.mark.parametrize("name", ["a.log", "config.yaml"])
+def test_a_link_beside_a_log_is_named_and_not_read(name, tmp_path):
+    (tmp_path / "secret").write_text(f"{PRIVATE}\n" * 3)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text(ROWS)
+    (folder / name).symlink_to(tmp_path / "secret")
+    result = run("diagnose", folder)
+    assert result.status in (0, 1), result.stderr
+    if name != "config.yaml":
+        check_named_and_not_quoted(result, name)
+    assert "hunter2" not in result.stdout + result.stderr
+
+
+def test_a_snapshot_of_the_hub_s_cache_is_read(tmp_path):
+    """Its files are links to the blobs beside the folder of snapshots."""
+    folder = tmp_path / "models--someone--run" / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    blobs = tmp_path / "models--someone--run" / "blobs"
+    blobs.mkdir()
+    (blobs / "4567").write_text(ROWS)
+    (folder / "metrics.jsonl").symlink_to("../../blobs/4567")
+    result = run("diagnose", folder)
+    assert result.status in (0, 1), result.stderr

@@ -94,7 +94,7 @@ def test_a_log_and_its_configuration_are_read_once_and_not_before_they_are_asked
     run = open_run(folder, method="GSPO()")
     assert (run.path, run.is_record, run.record, list(run.dumps), opens) == (folder, False, None, [], {})
     assert [row["step"] for row in run.rows] == [1, 2]
-    assert opens == {"metrics.jsonl": 1}
+    assert opens == {"metrics.jsonl": 1, "config.yaml": 1}
     assert run.setup == Setup("trl", "FixedClip(0.2, 0.2)", "token", None, stale=False)
     assert opens == {"metrics.jsonl": 1, "config.yaml": 1}
     assert run.rows is run.rows

@@ -90,13 +90,12 @@ def lint_command(
 
 def _read_and_check(path: str) -> LintReport:
     """Return the findings of a file, or of standard input for the path ``-``."""
-    from rlvet.lint.checks import lint_configurations, lint_file
-    from rlvet.lint.readers import LARGEST, parse_configurations
+    from rlvet.lint.checks import lint_file, lint_text
+    from rlvet.lint.readers import LARGEST
 
     if path != "-":
         return lint_file(Path(path))
-    data = sys.stdin.buffer.read(LARGEST + 1)
-    return lint_configurations(parse_configurations(data, "-"), "-")
+    return lint_text(sys.stdin.buffer.read(LARGEST + 1), "-")
 
 
 def _format_report(report: LintReport, output_format: OutputFormat) -> str:

@@ -17,15 +17,19 @@ from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.frameworks import FRAMEWORKS
 from rlvet.lint.openrlhf_rules import OPENRLHF_RULES
 from rlvet.lint.prime_rl_rules import PRIME_RL_RULES
-from rlvet.lint.readers import THE_COMMAND, read_configurations
+from rlvet.lint.readers import THE_COMMAND, parse_configurations, read_configurations
 from rlvet.lint.rules import Rule, UnknownValue, Values
 from rlvet.lint.skyrl_rules import SKYRL_RULES
 from rlvet.lint.trl_rules import TRL_RULES
 from rlvet.lint.verl_rules import VERL_RULES
-from rlvet.runs.configs import RunConfiguration, newest_configuration
+from rlvet.runs import gate, open_run
+from rlvet.runs.configs import RunConfiguration
 
 RULES: tuple[Rule, ...] = (*TRL_RULES, *VERL_RULES, *SKYRL_RULES, *PRIME_RL_RULES, *OPENRLHF_RULES)
 """The rules of all frameworks."""
+
+CONFIGURATION_TYPES = (Configuration, Setting, Unread)
+"""The classes of what is read of a configuration."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,22 @@ def lint_file(path: str | Path) -> LintReport:
     >>> [(finding.id, finding.line) for finding in lint_file(file).findings]
     [('group-of-one', 2)]
     """
-    return lint_configurations(read_configurations(Path(path)), str(path))
+    configurations = gate.answer_of(read_configurations, Path(path), types=CONFIGURATION_TYPES)
+    return lint_configurations(configurations, str(path))
+
+
+def lint_text(data: bytes, path: str) -> LintReport:
+    """Check the configurations in the bytes of a file.
+
+    Args:
+        data: The bytes.
+        path: The path of the file, for messages. Its suffix determines the format.
+
+    Raises:
+        ValueError: if the bytes cannot be read.
+    """
+    configurations = gate.answer_of(parse_configurations, data, path, types=CONFIGURATION_TYPES)
+    return lint_configurations(configurations, path)
 
 
 def lint_configurations(
@@ -283,7 +302,7 @@ def lint_run(path: str | Path) -> list[LintFinding]:
     >>> [finding.id for finding in lint_run(folder)]
     ['group-of-two']
     """
-    report = lint_run_configuration(newest_configuration(Path(path)))
+    report = lint_run_configuration(open_run(path).configuration)
     return [] if report is None else list(report.findings)
 
 
@@ -326,7 +345,7 @@ def _with_lines(configuration: Configuration, file: Path) -> Configuration:
         return configuration
     settings_with_lines: dict[str, Setting] = {}
     with suppress(InvalidValue):
-        for file_configuration in read_configurations(file):
+        for file_configuration in gate.answer_of(read_configurations, file, types=CONFIGURATION_TYPES):
             settings_with_lines.update(file_configuration.settings)
     settings = dict(configuration.settings)
     for name, setting in settings.items():

@@ -264,6 +264,8 @@ def _read_config(file: Path, unread: list[str]) -> Config | None:
     try:
         check_regular(file, "it")
         config = READERS.get(file.name, _read_json)(file)
+    except MemoryError:
+        raise
     except Exception as error:  # the file is damaged or another program's, but the log can still be diagnosed
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         unread.append(f"{file.name} was not read: {reason}")

@@ -218,7 +218,7 @@ def read_dumps(files: Sequence[Path]) -> Iterator[LossBatch]:
         check_file(file, LARGEST_DUMP)
         try:
             batch = _loss_batch(file, framework, read(file)).without_bad_sequences()[0]
-        except (RlvetError, ImportError):
+        except (RlvetError, ImportError, MemoryError):
             raise
         except Exception as error:  # damaged or other files can raise errors of any type
             # Errors of the disk have a file name. An OSError without one is torch's, for a seek beyond the file's end.

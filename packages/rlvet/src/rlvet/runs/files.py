@@ -15,7 +15,8 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -46,6 +47,55 @@ KINDS_OF_FILE: Mapping[int, str] = {
 """A description of each kind of file that is not a regular one."""
 
 
+on_reading: Callable[[Path, int], None] | None = None
+"""A function that is called with each file that is read, and its size in bytes."""
+
+_folder: ContextVar[Path | None] = ContextVar("folder", default=None)
+"""The folder of the run that is read, without links; None outside of `reading_in`."""
+
+
+class OutsideLink(InvalidValue):
+    """The error for a link to a file outside of the run's folder."""
+
+
+@contextmanager
+def reading_in(path: Path) -> Iterator[None]:
+    """Refuse links to files outside of a run's folder in the block, as a stranger's folder may name any file.
+
+    Args:
+        path: The folder, or a log, which itself may be a link.
+    """
+    folder = (path if path.is_dir() else path.parent).absolute()
+    # Files in a snapshot of the Hugging Face hub's cache are links to ../../blobs.
+    root = folder.parent.parent if folder.parent.name == "snapshots" else folder
+    token = _folder.set(root)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+def check_link(path: Path, name: object = None) -> None:
+    """Check that a file in the folder of `reading_in` is no link to a file outside of it.
+
+    Args:
+        path: The file.
+        name: Its name in the error message, by default the path.
+
+    Raises:
+        OutsideLink: if it is.
+    """
+    folder = _folder.get()
+    if folder is None or not path.absolute().is_relative_to(folder):
+        return
+    target = path.resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise OutsideLink(
+            f"{name or path} is a link to {target}, outside of the run's folder, and such links are not read; if it "
+            "belongs to the run, copy the file into the folder"
+        )
+
+
 def is_leaf(path: Path) -> bool:
     """Return True if a path exists and is no folder. If it is no regular file, `check_regular` refuses it."""
     return path.exists() and not path.is_dir()
@@ -61,11 +111,15 @@ def check_regular(path: Path, name: object = None) -> None:
     Raises:
         ValueError: if it is not.
     """
-    kind = stat.S_IFMT(path.stat().st_mode)
+    state = path.stat()
+    kind = stat.S_IFMT(state.st_mode)
     if kind != stat.S_IFREG:
         raise InvalidValue(
             f"{name or path} is {KINDS_OF_FILE.get(kind, 'no file')}, and only regular files are read"
         )
+    check_link(path, name)
+    if on_reading is not None:
+        on_reading(path, state.st_size)
 
 
 def check_file(path: Path, largest: int = LARGEST_LOG) -> None:
@@ -252,6 +306,8 @@ def read_pickle(data: bytes, name: object = "it") -> Any:
     """
     try:
         return _SafeUnpickler(io.BytesIO(data)).load()
+    except MemoryError:
+        raise
     except Exception as error:  # other bytes can raise errors of any type
         raise InvalidValue(f"{name} is no pickle, or a damaged one ({error!r})") from error
 

@@ -79,7 +79,7 @@ def read_raw(file: Path) -> RawLog:
         reader = _reader_of(file)
         log = reader(file)
         return RawLog({name: _without_long_keys(rows) for name, rows in log.runs.items()}, log.notes)
-    except (RlvetError, OSError):
+    except (RlvetError, OSError, MemoryError):
         raise
     except Exception as error:  # damaged or other files can raise errors of any type
         raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r:.300})") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
-from rlvet.runs.files import check_file, check_regular, is_leaf
+from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, RawRows, kind_of, read_raw
 from rlvet.runs.quantities import (
@@ -520,29 +520,35 @@ def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
     """
     by_kind: dict[str, Runs] = {}
     errors: list[str] = []
+    links: list[str] = []
+    other_training = ""
     files = _log_files(folder)
     for file in files:
         try:
             runs = _runs_of_file(file)
         except InvalidValue as error:
+            if isinstance(error, OutsideLink):
+                links.append(str(error))
             errors.append(str(error))
             continue
         for name, run in runs.items():
-            if _is_of_rl(run, names):
+            if not _is_of_rl(run, names):
+                other_training = other_training or _describe_other_training(run)
+            else:
                 label = f"{file.relative_to(folder)} {name}".strip()
                 by_kind.setdefault(kind_of(file), {})[label] = run
 
     if not by_kind:
         if len(errors) == 1:
             raise InvalidValue(errors[0])
-        other_training = _other_training(files)
         reason = other_training or f"none of its {len(files)} files with a log's name holds one"
         raise UnreadableLog(
             "not-rl" if other_training else "no-log",
             f"{folder} is no log of a run: {reason}; {ACCEPTED_FILES}",
         )
     joined = {kind: _join_files(runs, kind) for kind, runs in by_kind.items()}
-    return max(joined.values(), key=_count_values)
+    runs = max(joined.values(), key=_count_values)
+    return {name: replace(run, left_out=(*run.left_out, *links)) for name, run in runs.items()}
 
 
 def _log_files(folder: Path) -> list[Path]:
@@ -561,17 +567,10 @@ def _is_of_rl(run: RawRun, names: Mapping[str, str]) -> bool:
     return len(log.read) >= FEWEST_QUANTITIES and not kind_of_training(log, run.rows)
 
 
-def _other_training(files: Sequence[Path]) -> str:
-    """Return a sentence about a log among files that is of another training than RL; empty if there is none."""
-    for file in files:
-        try:
-            for run in _runs_of_file(file).values():
-                kind = kind_of_training(Log.of(run.rows), run.rows)
-                if kind is not None:
-                    return f"{file.name} is thought to be of {kind}, as it holds no reward"
-        except InvalidValue:
-            continue
-    return ""
+def _describe_other_training(run: RawRun) -> str:
+    """Return a sentence about the log of another training than RL; empty if it is of RL or unknown."""
+    kind = kind_of_training(Log.of(run.rows[:1000]), run.rows)
+    return "" if kind is None else f"{run.file.name} is thought to be of {kind}, as it holds no reward"
 
 
 def _count_values(runs: Runs) -> int:

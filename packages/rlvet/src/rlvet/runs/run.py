@@ -9,13 +9,65 @@ from pathlib import Path
 from typing import Protocol
 
 from rlvet.errors import InvalidValue
+from rlvet.runs import gate
 from rlvet.runs.configs import RunConfiguration, newest_configuration, read_setup
 from rlvet.runs.dumps import check_dumps, dump_files, read_dumps
-from rlvet.runs.logs import Log, read_log
+from rlvet.runs.files import OutsideLink, check_link, reading_in
+from rlvet.runs.logs import Log, UnreadableLog, read_log
 from rlvet.runs.progress import with_progress
 from rlvet.runs.quantities import Row
 from rlvet.runs.record import LossBatch, read_record, record_files
-from rlvet.runs.setup import Setup, framework_of
+from rlvet.runs.setup import Setup, Value, framework_of
+
+LOG_TYPES = (Log, RunConfiguration, Setup, Value, UnreadableLog, OutsideLink)
+"""The classes of what is read of a run without a record."""
+
+BATCH_TYPES = (LossBatch, OutsideLink)
+"""The classes of what is read of a record, or of batches that a framework saved."""
+
+
+def read_log_and_setup(
+    path: Path, names: Mapping[str, str] | None, run_name: str | None, method: str | None
+) -> tuple[Log, RunConfiguration, Setup]:
+    """Read the log of a run and the configuration beside it.
+
+    Args:
+        path: The run's folder, or its log.
+        names: The log's keys for quantities, see `open_run`.
+        run_name: The name of the run in a log of several.
+        method: The text of the method, used if no file names one.
+
+    Raises:
+        ValueError: if there is no log, it cannot be read, or it contains several runs.
+    """
+    with reading_in(path):
+        log = read_log(path, names, run_name)
+        configuration = newest_configuration(path)
+        return log, configuration, read_setup(path, log.rows, method, configuration)
+
+
+def read_configuration_of(path: Path) -> RunConfiguration:
+    """Read the newest configuration in a run's folder, or beside its log."""
+    with reading_in(path):
+        return newest_configuration(path)
+
+
+def check_dumps_of(path: Path, files: Sequence[Path]) -> None:
+    """Check the sizes and links of a run's batches.
+
+    Raises:
+        ValueError: if one is larger than the limit, or a link to a file outside of the run's folder.
+    """
+    with reading_in(path):
+        check_dumps(files)
+
+
+def read_record_of(path: Path, record: Path) -> Iterator[LossBatch]:
+    """Yield the loss batches of a record in a run's folder."""
+    with reading_in(path):
+        for file in record_files(record):
+            check_link(file)
+    yield from read_record(record)
 
 
 class Collector(Protocol):
@@ -93,7 +145,8 @@ class Run:
             ValueError: if one is larger than the limit.
         """
         files = [] if self._record_files else dump_files(self.path)
-        check_dumps(files)
+        if files:
+            gate.answer_of(check_dumps_of, self.path, files, types=LOG_TYPES)
         return files
 
     @property
@@ -108,7 +161,14 @@ class Run:
         Raises:
             ValueError: if there is no log, it cannot be read, or it contains several runs.
         """
-        return None if self.is_record else read_log(self.path, self.names, self.run_name)
+        return None if self.is_record else self._log_and_setup[0]
+
+    @cached_property
+    def _log_and_setup(self) -> tuple[Log, RunConfiguration, Setup]:
+        """The log, the configuration and the setup of a run without a record, which one process reads."""
+        return gate.answer_of(
+            read_log_and_setup, self.path, self.names, self.run_name, self.method, types=LOG_TYPES
+        )
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -122,7 +182,9 @@ class Run:
     @cached_property
     def configuration(self) -> RunConfiguration:
         """The configuration in the run's folder, or beside its log."""
-        return newest_configuration(self.path)
+        if "_log_and_setup" in self.__dict__:
+            return self._log_and_setup[1]
+        return gate.answer_of(read_configuration_of, self.path, types=LOG_TYPES)
 
     @cached_property
     def setup(self) -> Setup:
@@ -132,7 +194,7 @@ class Run:
             ValueError: if the run cannot be read.
         """
         if not self.is_record:
-            return read_setup(self.path, self.rows, self.method, self.configuration)
+            return self._log_and_setup[2]
         batch = self._first_batch
         return Setup(framework_of(batch.framework), batch.method or self.method)
 
@@ -165,8 +227,9 @@ class Run:
             ValueError: if there are none, or a file cannot be read.
         """
         if self.dumps:
-            return read_dumps(self.dumps)
-        return read_record(self.path if self.record is None else self.record)
+            return gate.answers_of(read_dumps, self.dumps, types=BATCH_TYPES)
+        record = self.path if self.record is None else self.record
+        return gate.answers_of(read_record_of, self.path, record, types=BATCH_TYPES)
 
     def scan(self, collectors: Iterable[Collector]) -> None:
         """Read the loss batches once, and add each to all collectors.
