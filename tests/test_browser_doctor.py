@@ -200,6 +200,26 @@ def test_the_start_page_diagnoses_too_and_is_shown_before_python_is_loaded(site,
 
 
 @in_browser
+def test_reading_that_takes_too_long_is_ended(site, browser, tmp_path):
+    """Reading the log takes seconds, and the time limit is shortened from a minute to a fifth of a second."""
+    (tmp_path / "metrics.jsonl").write_text(simulated(steps=200_000))
+    tab = browser.open(f"{site.address}/diagnose-in-browser/")
+    tab.evaluate(
+        "window.limits = []; window.plain = setTimeout; "
+        "window.setTimeout = (task, wait) => { window.limits.push(wait); return window.plain(task, Math.min(wait, 200)); }; 0"
+    )
+    tab.choose("#doctor [aria-label=files]", tmp_path / "metrics.jsonl")
+    shown = tab.wait_for("document.querySelector('#doctor .refusal')?.innerText")
+    assert shown.startswith("Reading was ended after 60 seconds, the limit of this page.")
+    assert tab.evaluate("window.limits.includes(60000)")
+    tab.evaluate("window.setTimeout = window.plain; 0")
+    # The next log is read by a new worker, whose time limit is not that of the one before.
+    paste(tab, simulated())
+    assert tab.wait_for(TEXT)
+    tab.call("Page.close")
+
+
+@in_browser
 def test_once_python_is_loaded_the_site_is_asked_for_nothing_more(site, tab, tmp_path):
     paste(tab, simulated())
     tab.wait_for(TEXT)

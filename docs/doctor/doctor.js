@@ -5,6 +5,7 @@
   const host = document.getElementById("doctor");
   const FOLDER = new URL("./", document.currentScript.src);
   const LARGEST = 100e6; // bytes of all files together
+  const LONGEST_READING = 60; // seconds
   const LONGEST_SHARED = 2 ** 17; // characters of a verdict in a link
   const MOST_FILES = 2000;
   const FRAGMENT = "#verdict=";
@@ -14,6 +15,7 @@
 
   let worker = null;
   let job = null; // what is being diagnosed: files, folder, names, runName, leftOut, began
+  let limit = null; // the timer that ends the worker
 
   // --- Parts of the page ---
 
@@ -172,6 +174,7 @@
       if (data.kind === "reading") {
         job.loaded = performance.now();
         say("Reading the log …");
+        limit = setTimeout(() => refuse(`Reading was ended after ${LONGEST_READING} seconds, the limit of this page. Give the part with the metrics, or use the command: rlvet diagnose LOG.`), LONGEST_READING * 1000);
       }
       if (data.kind === "failure") refuse(inWords(data.message));
       if (data.kind === "answer") finish(data.answer);
@@ -191,6 +194,7 @@
 
   /** End what is under way; the next log starts a new worker if one was at work. */
   function end() {
+    clearTimeout(limit);
     if (job && worker) {
       worker.terminate();
       worker = null;
@@ -207,6 +211,7 @@
   function finish(answer) {
     const task = job;
     job = null;
+    clearTimeout(limit);
     const loading = (task.loaded - task.began) / 1000;
     const part = loading < 0.1 ? "" : `, ${loading.toFixed(1)} s of it to load Python`;
     say(`Done in ${seconds(task.began)}${part}. Nothing was uploaded.`);

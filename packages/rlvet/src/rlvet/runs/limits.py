@@ -1,7 +1,7 @@
 """All limits on the reading of files that a stranger may have written: bytes, values, seconds and memory.
 
-The readers name a limit when it is met. Those of `Limits` hold for the process that reads, see `rlvet.runs.gate`, and are
-raised by the environment variable `VARIABLE`, for commands and for Python alike.
+The readers name a limit when it is met. Those of `Limits` hold for the process that reads, see `rlvet.runs.gate`, and
+are raised by the environment variable `VARIABLE`, for commands and for Python alike.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Plain(NamedTuple):
 
     text: str
     """The JSON, in ASCII."""
-    buffers: Sequence[bytes | memoryview]
+    buffers: Sequence[bytes | bytearray]
     """The bytes of the arrays, in the order in which the JSON refers to them."""
 
 
@@ -72,7 +72,7 @@ class _Writer:
     """The state of `to_plain`: the arrays, and the number of values so far."""
 
     def __init__(self) -> None:
-        self.buffers: list[bytes | memoryview] = []
+        self.buffers: list[bytes] = []
         self._count = 0
 
     def write(self, value: Any) -> Any:
@@ -139,7 +139,7 @@ class _Writer:
 class _Reader:
     """The state of `from_plain`: the arrays, and the classes by name."""
 
-    def __init__(self, buffers: Sequence[bytes | memoryview], types: Mapping[str, type]):
+    def __init__(self, buffers: Sequence[bytes | bytearray], types: Mapping[str, type]):
         self._buffers = buffers
         self._types = types
 
