@@ -1,9 +1,16 @@
-"""Reading takes time that grows at most linearly with the size of a file, whatever its content."""
+"""Reading takes time and memory that grow at most linearly with the size of a file, whatever its content."""
 
 import json
+import math
+import os
 import signal
-from collections.abc import Iterator
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,16 +20,29 @@ from rlvet.runs.configs import newest_configuration
 from rlvet.runs.log_files import read_raw
 from rlvet.runs.logs import Log, read_log
 
-SIZE = 400_000
-"""The number of characters of each hostile file. A reader that takes quadratic time needs minutes for most of them."""
+SMALL = 10_000
+LARGE = 100_000
+"""The numbers of characters of hostile files that are compared at each change."""
 
 LONGEST = 10.0
-"""The largest processor time in seconds. Linear readers take less than 2."""
+"""The largest processor time in seconds for a hostile file of `LARGE` characters."""
+
+STEEPEST = 1.2
+"""The largest slope of the logarithm of time or memory over that of the size."""
+
+SHORTEST = 0.1
+"""Times in seconds below this one are not compared, and add no slope."""
+
+LEAST_MEMORY = 100 * 2**20
+"""Bytes of memory below which two sizes are not compared."""
+
+Text = Callable[[int], str]
+"""A function that returns a text of about a number of characters."""
 
 
-def fill(start: str, unit: str, end: str = "") -> str:
-    """Return a text of `SIZE` characters: a start, as many copies of a unit as fit, and an end."""
-    return start + unit * (SIZE // len(unit)) + end
+def fill(start: str, unit: str, end: str = "") -> Text:
+    """Return the function whose texts have a start, as many copies of a unit as fit, and an end."""
+    return lambda size: start + unit * (size // len(unit)) + end
 
 
 LOGS = {
@@ -129,8 +149,8 @@ CONFIGURATIONS = {
     "arrays in a branch.sh": fill("if x; then\n", "a=(x)\n"),
     "arrays of arrays.sh": fill("a=(x y)\n", "a=(${a[@]} ${a[@]})\n"),
     "texts.sh": fill("", "a+=x\n"),
-    "long texts.sh": fill("a=" + "x" * 100_000 + "\n", "b+=$a\n"),
-    "copies.sh": fill("a=" + "x" * 50_000 + "\necho ", '"$a"b '),
+    "long texts.sh": lambda size: fill("a=" + "x" * (size // 4) + "\n", "b+=$a\n")(size),
+    "copies.sh": lambda size: fill("a=" + "x" * (size // 8) + "\necho ", '"$a"b ')(size),
     "commands.sh": fill("", "$(" * 1000 + "\n"),
     "defaults.sh": fill("", "${a:-"),
     "brackets.sh": fill("", "a( "),
@@ -139,14 +159,24 @@ CONFIGURATIONS = {
     "flags.sh": fill("python train.py ", "--a "),
     "overrides.sh": fill("python train.py a", ".a"),
     "a word.sh": fill("", "a-"),
-    "lists of lists.py": "GRPOConfig\n" + "".join(f"a{i} = [{f'a{i + 1}, ' * 90}]\n" for i in range(40)),
-    "lists of themselves.py": f"a = [{'b, ' * 90}]\nb = [{'a, ' * 90}]\nGRPOConfig(beta=a)\n",
-    "sums of sums.py": "GRPOConfig(beta=a0)\n" + "".join(f"a{i} = a{i + 1} + a{i + 1}\n" for i in range(40)),
-    "dictionaries.py": "d = {" + "'a': 1, " * 25_000 + "}\nGRPOConfig(" + "**d, " * 40_000 + ")",
-    "calls with dictionaries.py": "d = {"
-    + "".join(f"'a{i}': 1, " for i in range(15_000))
-    + "}\n"
-    + "GRPOConfig(**d)\n" * 15_000,
+    "lists of lists.py": lambda size: (
+        "GRPOConfig\n" + "".join(f"a{i} = [{f'a{i + 1}, ' * (size // 4000)}]\n" for i in range(40))
+    ),
+    "lists of themselves.py": lambda size: (
+        f"a = [{'b, ' * (size // 4000)}]\nb = [{'a, ' * (size // 4000)}]\nGRPOConfig(beta=a)\n"
+    ),
+    "sums of sums.py": lambda size: (
+        "GRPOConfig(beta=a0)\n" + "".join(f"a{i} = a{i + 1} + a{i + 1}\n" for i in range(size // 10_000))
+    ),
+    "dictionaries.py": lambda size: (
+        "d = {" + "'a': 1, " * (size // 16) + "}\nGRPOConfig(" + "**d, " * (size // 10) + ")"
+    ),
+    "calls with dictionaries.py": lambda size: (
+        "d = {"
+        + "".join(f"'a{i}': 1, " for i in range(size // 26))
+        + "}\n"
+        + "GRPOConfig(**d)\n" * (size // 26)
+    ),
     "a sum.py": fill("GRPOConfig(beta=1", "+1", ")"),
     "calls.py": fill("GRPOConfig(beta=a", "()", ")"),
     "assignments.py": fill("args = GRPOConfig()\n", "args.beta = 1\n"),
@@ -170,32 +200,103 @@ def limited_time() -> Iterator[None]:
         signal.signal(signal.SIGPROF, previous)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", LOGS)
-def test_logs(name, tmp_path):
-    file = tmp_path / "train.log"
-    file.write_text(LOGS[name], encoding="utf-8")
-    with limited_time(), suppress(InvalidValue):
+def read_log_text(folder: Path, text: str) -> None:
+    """Read a text as console output."""
+    file = folder / "train.log"
+    file.write_text(text, encoding="utf-8")
+    with suppress(InvalidValue):
         Log.of(read_raw(file).runs.get("", []))
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_keys_of_rows(name, tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    row = {"step": 1, KEYS[name]: 0.5, "reward": 0.5}
-    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"step": 2}) + "\n")
-    with limited_time():
-        assert read_log(tmp_path).rows[1]["reward"] == 0.5
+def read_key(folder: Path, key: str) -> None:
+    """Read rows with a key."""
+    row = {"step": 1, key: 0.5, "reward": 0.5}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"step": 2}) + "\n")
+    with suppress(InvalidValue):
+        assert read_log(folder).rows[1]["reward"] == 0.5
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_configurations(name, tmp_path):
-    text = CONFIGURATIONS[name]
-    with limited_time(), suppress(InvalidValue):
+def read_configuration(folder: Path, text: str, name: str) -> None:
+    """Read a text as a configuration of a name, for lint and as that of a run."""
+    with suppress(InvalidValue):
         parse_configurations(text.encode(), name)
     file_name = {"yaml": "config.yaml", "toml": "trainer.toml"}.get(name.rpartition(".")[2])
     if file_name is not None:
-        (tmp_path / file_name).write_text(text)
+        (folder / file_name).write_text(text)
+        newest_configuration(folder)
+
+
+INPUTS: Mapping[str, tuple[Text, Callable[[Path, str], None]]] = {
+    **{f"log: {name}": (text, read_log_text) for name, text in LOGS.items()},
+    **{f"key: {name}": (text, read_key) for name, text in KEYS.items()},
+    **{
+        f"configuration: {name}": (text, partial(read_configuration, name=name))
+        for name, text in CONFIGURATIONS.items()
+    },
+}
+"""For each hostile input its text, and the function that reads it."""
+
+
+def slope(small: float, large: float, factor: float, least: float) -> float:
+    """Return the slope of the logarithm of a quantity, between two sizes of which one is a factor times the other."""
+    return math.log(max(large, least) / max(small, least)) / math.log(factor)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", INPUTS)
+def test_time_grows_at_most_linearly(name, tmp_path):
+    write, read = INPUTS[name]
+
+    def seconds(size: int) -> float:
+        start = time.process_time()
         with limited_time():
-            newest_configuration(tmp_path)
+            read(tmp_path, write(size))
+        return time.process_time() - start
+
+    # Only a time that can be compared is measured for the smaller size, which adds no time to most inputs.
+    longer = seconds(LARGE)
+    if longer > SHORTEST:
+        assert math.log(longer / max(seconds(SMALL), 1e-3)) / math.log(LARGE / SMALL) <= STEEPEST, longer
+
+
+def resources_of(read: Callable[[Path, str], None], folder: Path, text: str) -> tuple[float, int]:
+    """Return the processor time in seconds, and the bytes of memory, that a copy of this process takes to read."""
+    pipe, answer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        with suppress(BaseException):
+            memory = peak_of_memory()
+            start = time.process_time()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                read(folder, text)
+            used = [time.process_time() - start, peak_of_memory() - memory]
+            os.write(answer, json.dumps(used).encode())
+            status = 0
+        os._exit(status)
+    os.close(answer)
+    with os.fdopen(pipe, "rb") as stream:
+        written = stream.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    seconds, memory = json.loads(written)
+    return seconds, memory
+
+
+def peak_of_memory() -> int:
+    """Return the peak of this process's memory in bytes."""
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak of memory from /proc")
+@pytest.mark.parametrize("name", INPUTS)
+def test_time_and_memory_grow_at_most_linearly_to_ten_megabytes(name, tmp_path):
+    write, read = INPUTS[name]
+    short_seconds, short_memory = resources_of(read, tmp_path, write(10**5))
+    seconds, memory = resources_of(read, tmp_path, write(10**7))
+    assert slope(short_seconds, seconds, 100, SHORTEST) <= STEEPEST, (short_seconds, seconds)
+    assert slope(short_memory, memory, 100, LEAST_MEMORY / 100) <= STEEPEST, (short_memory, memory)

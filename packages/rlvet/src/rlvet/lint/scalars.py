@@ -21,7 +21,7 @@ _WORDS = {
     "off": False,
 }
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
-_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*)?\.?[0-9]*([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*+)?+\.?[0-9]*+([eE][-+]?[0-9]++)?")
 
 
 def read_scalar(text: str) -> Any:

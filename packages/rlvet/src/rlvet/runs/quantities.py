@@ -42,7 +42,7 @@ EVALUATION_KEY = re.compile(r"(^|/)(eval|val|test|validation)([-_/]|$)", re.I)
 """Keys of an evaluation, which are not quantities of training."""
 
 OTHER_MODEL_KEY = re.compile(
-    r"(^|/)(critic|ref|reference|teacher|\w*length\w*|advantages?|returns|values)/[^/]*$"
+    r"(^|/)(critic|ref|reference|teacher|(?=\w*length)\w++|advantages?|returns|values)/[^/]*$"
 )
 """Keys of other models than the policy, or of tensors, that end like a key of the policy."""
 

@@ -93,7 +93,7 @@ class Setup:
 
     def fill(self, advice: str) -> str:
         """Return advice with each ``{NAME}`` in it replaced by ``setting(NAME)``."""
-        return re.sub(r"{(.+?)}", lambda match: self.setting(match[1]), advice)
+        return re.sub(r"{([^{}]+)}", lambda match: self.setting(match[1]), advice)
 
 
 def framework_of(text: str) -> str | None:
