@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rlvet.errors import RlvetError
 from rlvet.lint.checks import lint_configurations
 from rlvet.lint.configuration import Unread
-from rlvet.lint.readers import LARGEST, parse_configurations, read_configurations
+from rlvet.lint.readers import parse_configurations, read_configurations
 from rlvet.lint.shell import read_commands
+from rlvet.runs.limits import LARGEST_LINTED
 
 
 def read_one(text, name):
@@ -337,7 +338,7 @@ group_size = 1
         b"\x80GRPOConfig",
         b"\0num_generations: 8",
         "GRPOConfig = 'größe'".encode("utf-16"),
-        b"num_generations: 8" + b"x" * LARGEST,
+        b"num_generations: 8" + b"x" * LARGEST_LINTED,
         b"GRPOConfig(" * 5000,
         b"GRPOConfig;x=" + b"-" * 50_000 + b"1",
         b"GRPOConfig;x=" + b"1+" * 20_000 + b"1",
@@ -373,7 +374,7 @@ def test_hostile_bytes_are_read_or_refused_in_a_moment(name, data):
 
 def repeated(text, name):
     """Return a file of the largest size that is read, with a line again and again."""
-    count = LARGEST // (len(text) + 6 * text.count("N"))
+    count = LARGEST_LINTED // (len(text) + 6 * text.count("N"))
     return "".join(text.replace("N", str(number)) for number in range(count)).encode(), name
 
 

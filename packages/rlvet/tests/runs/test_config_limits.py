@@ -9,8 +9,9 @@ import pytest
 from rlvet.checks.diagnosis import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.lint.readers import read_configurations
-from rlvet.runs.config_limits import DEEPEST, MOST_NODES, check_yaml
+from rlvet.runs.config_limits import check_yaml
 from rlvet.runs.configs import newest_configuration
+from rlvet.runs.limits import DEEPEST_CONFIG, MOST_NODES
 
 yaml = pytest.importorskip("yaml")
 
@@ -73,7 +74,7 @@ def test_both_readers_refuse_it(name, tmp_path):
 
 
 def test_ordinary_files_are_within_the_limits(tmp_path):
-    nested = "\n".join("  " * level + f"level{level}:" for level in range(DEEPEST - 1))
+    nested = "\n".join("  " * level + f"level{level}:" for level in range(DEEPEST_CONFIG - 1))
     check_yaml(nested + " 1")
     check_yaml("[" + "1, " * (MOST_NODES // 2) + "]")
     check_yaml("a: '" + "word " * 10_000 + "'\nb: 1.5\nc: 2024-01-01 12:30:00")

@@ -26,6 +26,13 @@ from rlvet.runs.trackers import read_tensorboard, read_wandb
 
 faulthandler.enable()
 
+
+@pytest.fixture(autouse=True)
+def _limits(request, monkeypatch):
+    """Read in a process with limits, as the commands do, in the tests that run at night."""
+    if request.node.get_closest_marker("exhaustive"):
+        monkeypatch.setenv("RLVET_LIMITS", "")
+
 ROWS = [
     {"step": step, "reward": 0.01 * step, "entropy": 1.0, "grad_norm": 0.3, "kl": 0.01}
     for step in range(1, 25)

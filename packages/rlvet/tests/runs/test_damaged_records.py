@@ -22,6 +22,13 @@ pa = pytest.importorskip("pyarrow")
 faulthandler.enable()
 
 
+@pytest.fixture(autouse=True)
+def _limits(request, monkeypatch):
+    """Read in a process with limits, as the commands do, in the tests that run at night."""
+    if request.node.get_closest_marker("exhaustive"):
+        monkeypatch.setenv("RLVET_LIMITS", "")
+
+
 def write_record(folder):
     generator = torch.Generator().manual_seed(0)
     with Recorder(

@@ -91,11 +91,11 @@ def lint_command(
 def _read_and_check(path: str) -> LintReport:
     """Return the findings of a file, or of standard input for the path ``-``."""
     from rlvet.lint.checks import lint_file, lint_text
-    from rlvet.lint.readers import LARGEST
+    from rlvet.runs.limits import LARGEST_LINTED
 
     if path != "-":
         return lint_file(Path(path))
-    return lint_text(sys.stdin.buffer.read(LARGEST + 1), "-")
+    return lint_text(sys.stdin.buffer.read(LARGEST_LINTED + 1), "-")
 
 
 def _format_report(report: LintReport, output_format: OutputFormat) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlvet.errors import InvalidValue
 from rlvet.lint.configuration import Configuration, Setting, Unread
+from rlvet.runs.limits import DEEPEST_SCRIPT, MOST_EXPANDED
 
 CONFIGS = ("GRPOConfig", "BandGRPOConfig")
 """Classes whose arguments are read: that of TRL, and that of bandpo's integration, which has the same settings."""
@@ -20,10 +21,6 @@ UNSLOTH = "Unsloth, which changes the defaults of GRPOConfig"
 """The source of settings that a script with Unsloth does not set."""
 ADAPTERS = ("LoraConfig", "get_peft_model")
 """Functions and classes that make an adapter."""
-MOST_EXPANDED = 20_000
-"""Largest number of settings that are read from the dictionaries ``**NAME`` of all calls."""
-DEEPEST = 20
-"""Largest depth of an expression that is evaluated."""
 
 
 def read_script(text: str, path: str) -> list[Configuration]:
@@ -180,7 +177,7 @@ class _Script:
 
     def _value(self, node: ast.expr, depth: int = 0) -> Any:
         """Evaluate an expression of literals, arithmetic and names that are assigned once; `Unread` for any other."""
-        if depth > DEEPEST:
+        if depth > DEEPEST_SCRIPT:
             return Unread("a long expression")
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
             return node.value

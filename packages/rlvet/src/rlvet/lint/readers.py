@@ -20,13 +20,9 @@ from rlvet.lint.other_frameworks import NOTEBOOK, named
 from rlvet.lint.python_script import read_script
 from rlvet.lint.scalars import read_scalar
 from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
-from rlvet.runs.config_limits import DEEPEST, check_toml, check_yaml
+from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.files import check_regular, is_leaf
-
-LARGEST = 2**19
-"""Largest size of a file, in bytes."""
-MOST_SETTINGS = 20_000
-"""Largest number of settings in a file, with YAML aliases expanded."""
+from rlvet.runs.limits import DEEPEST_CONFIG, LARGEST_LINTED, MOST_SETTINGS
 
 PYTHON = (".py",)
 YAML = (".yaml", ".yml")
@@ -71,7 +67,7 @@ def read_configurations(path: Path) -> list[Configuration]:
         raise FileProblem(f"{path} is no file")
     check_regular(path)
     with path.open("rb") as file:
-        data = file.read(LARGEST + 1)
+        data = file.read(LARGEST_LINTED + 1)
     return parse_configurations(data, str(path))
 
 
@@ -85,8 +81,8 @@ def parse_configurations(data: bytes, path: str) -> list[Configuration]:
     Raises:
         ValueError: if the bytes cannot be read, or are a configuration of a framework that is not read.
     """
-    if len(data) > LARGEST:
-        raise InvalidValue(f"{path} has more than {LARGEST:,} bytes, and is no configuration")
+    if len(data) > LARGEST_LINTED:
+        raise InvalidValue(f"{path} has more than {LARGEST_LINTED:,} bytes, and is no configuration")
     text = _decode(data, path)
     suffix = Path(path).suffix.lower()
     try:
@@ -551,7 +547,7 @@ def _toml_lines(text: str) -> dict[str, int]:
     table = ""
     for number, line in enumerate(text.split("\n"), 1):
         header = re.match(r"\s*+(\[\[?+)([\w.\"'\s-]++)\]", line)
-        if header is not None and header[2].count(".") <= DEEPEST:
+        if header is not None and header[2].count(".") <= DEEPEST_CONFIG:
             table = re.sub(r"[\"'\s]", "", header[2])
             if header[1] == "[[":
                 counts[table] = counts.get(table, -1) + 1

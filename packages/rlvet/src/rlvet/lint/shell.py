@@ -11,16 +11,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-DEEPEST = 20
-"""Largest depth of nested substitutions."""
-MOST_WORDS = 100_000
-"""Largest number of words of a script, and of characters of a variable."""
-LONGEST_ARRAY = 1000
-"""Largest number of words of an array."""
-LONGEST_UNCERTAIN_ARRAY = 400
-"""Largest number of words of an array that is assigned in a branch, where each assignment may add to the array."""
-MOST_SUBSTITUTED = 2**22
-"""Largest number of characters that the substitutions of a script may add."""
+from rlvet.runs.limits import (
+    DEEPEST_SHELL,
+    LONGEST_ARRAY,
+    LONGEST_UNCERTAIN_ARRAY,
+    MOST_SUBSTITUTED,
+    MOST_WORDS,
+)
 
 UNKNOWN = "\0"
 """Placeholder for an unknown part of a text. No script contains this character."""
@@ -408,7 +405,7 @@ class _Script:
     def _read_braces(self, word: _WordBuilder, depth: int) -> None:
         """Read ``${NAME}``, ``${NAME[@]}``, ``${NAME:-default}`` or ``${NAME:=default}``."""
         match = _BRACES.match(self.text, self.position)
-        if match is None or depth >= DEEPEST:
+        if match is None or depth >= DEEPEST_SHELL:
             end = self._find_end("}")
             word.add_unknown(f"the substitution {self.text[self.position : end + 1][:40]}")
             self._advance(end + 1 - self.position)

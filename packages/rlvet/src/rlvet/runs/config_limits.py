@@ -10,15 +10,7 @@ from __future__ import annotations
 import re
 
 from rlvet.errors import InvalidValue
-
-DEEPEST = 50
-"""The largest depth of a nested file."""
-
-MOST_NODES = 2**16
-"""The largest number of scalars, lists and mappings in a file. An alias counts as all that it refers to."""
-
-LONGEST_NUMBER = 1000
-"""The largest number of characters in a number. A number in base 60, such as ``1:30:00``, takes quadratic time."""
+from rlvet.runs.limits import DEEPEST_CONFIG, LONGEST_NUMBER, MOST_NODES
 
 _TOML_TOKEN = re.compile(
     r"""
@@ -84,7 +76,7 @@ def check_yaml(text: str | bytes, name: object = "it") -> None:
                     sizes[event.anchor] = 1
                 if len(event.value) > LONGEST_NUMBER and (event.tag or _NUMBER.fullmatch(event.value)):
                     raise InvalidValue(f"{name} has a number of more than {LONGEST_NUMBER:,} characters")
-            if len(enclosing) > DEEPEST:
+            if len(enclosing) > DEEPEST_CONFIG:
                 raise InvalidValue(f"{name} is nested too deeply to be read")
             if count > MOST_NODES:
                 raise InvalidValue(f"{name} has more than {MOST_NODES:,} values, with its aliases expanded")
@@ -108,7 +100,7 @@ def check_toml(text: str, name: object = "it") -> None:
     rlvet.errors.InvalidValue: it is nested too deeply to be read
     """
     # A key is within one line, and few files have a line with as many dots.
-    if not any(line.count(".") > DEEPEST for line in text.split("\n")):
+    if not any(line.count(".") > DEEPEST_CONFIG for line in text.split("\n")):
         return
     dots = 0
     for token in _TOML_TOKEN.finditer(text):
@@ -116,5 +108,5 @@ def check_toml(text: str, name: object = "it") -> None:
             dots += 1
         elif not token["part"] and not token["space"]:
             dots = 0
-        if dots > DEEPEST:
+        if dots > DEEPEST_CONFIG:
             raise InvalidValue(f"{name} is nested too deeply to be read")

@@ -21,14 +21,12 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.console_settings import ENDINGS, read_console_settings
 from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle
+from rlvet.runs.limits import LARGEST_CONFIG
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup, Value
 
 Config = Mapping[str, Any]
 """The settings of a configuration file, nested."""
-
-LARGEST_CONFIG = 2**24
-"""The largest size in bytes of a configuration file. Those of all frameworks are smaller than 2**16."""
 
 FRAMEWORKS: Mapping[str, Mapping[str, Any]] = load_table("frameworks")
 """A description of each framework. Settings are named by their dotted path.

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from rlvet.runs.limits import DEEPEST_ROW, LONGEST_ROW
+
 Rows = list[dict[str, Any]]
 """Rows with the keys of the framework's trackers and a ``step``."""
 
@@ -21,14 +23,8 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ROUNDED_TO_ZERO = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
 """Keys for which a printed 0.000 is a small number that was rounded."""
 
-LONGEST_ROW = 20_000
-"""The largest number of characters in a printed dictionary of metrics."""
-
 BRACE = re.compile(r"[{}]")
 """The start or end of a dictionary."""
-
-DEEPEST = 10
-"""The largest number of dictionaries within each other. Those of metrics have one or two."""
 
 
 def console_rows(text: str) -> Rows:
@@ -312,7 +308,7 @@ def _dictionary_at(text: str, start: int) -> dict[str, Any]:
         if depth == 0:
             end = match.end()
             break
-        if depth > DEEPEST:
+        if depth > DEEPEST_ROW:
             return {}
     if not end:
         return {}

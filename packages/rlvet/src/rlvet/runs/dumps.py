@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rlvet.errors import InvalidValue, RlvetError
 from rlvet.plugins import READERS, require_plugin
 from rlvet.runs.files import check_file, is_leaf, read_jsonl, read_pickle
+from rlvet.runs.limits import LARGEST_DUMP, MOST_TOKENS
 from rlvet.runs.record import LossBatch
 
 if TYPE_CHECKING:
@@ -38,12 +39,6 @@ COLUMNS = {
 """The names of each column in the files of NeMo-RL, slime (and miles), SkyRL, prime-rl and miles' losses.
 
 prime-rl's ratio uses the engine's log-probabilities as the old ones."""
-
-LARGEST_DUMP = 2**32
-"""The largest size of a batch in bytes, after decompression."""
-
-MOST_TOKENS = 2**27
-"""The largest number of tokens of a batch with its padding: 4,096 completions of 32,768 tokens."""
 
 REQUIRED = ("old", "advantages", "mask")
 """The columns that every batch must have."""

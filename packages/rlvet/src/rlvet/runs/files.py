@@ -23,19 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
-
-LARGEST_LOG = 2**29
-"""The largest size of a log in bytes, after decompression."""
-
-LONGEST_LINE = 2**24
-"""The largest number of bytes in a line."""
-
-MOST_ROWS = 2**21
-"""The largest number of lines in a log."""
-
-LONGEST_READING = 120.0
-"""The largest number of seconds for reading a log."""
-
+from rlvet.runs.limits import LARGEST_LOG, LONGEST_LINE, LONGEST_READING, MOST_ROWS
 
 KINDS_OF_FILE: Mapping[int, str] = {
     stat.S_IFDIR: "a folder",

@@ -60,3 +60,108 @@ BYTES_PER_SECOND = 2**23
 
 MOST_VALUES = 2**20
 """The largest number of values in an answer of the process that reads, without arrays of numbers."""
+
+
+# --- Logs ---
+
+LARGEST_LOG = 2**29
+"""The largest size of a log in bytes, after decompression."""
+
+LONGEST_LINE = 2**24
+"""The largest number of bytes in a line."""
+
+MOST_ROWS = 2**21
+"""The largest number of lines in a log."""
+
+LONGEST_READING = 120.0
+"""The largest number of seconds for reading a log."""
+
+LARGEST_TEXT = 2**28
+"""The largest size in bytes of a file that must be in memory as a whole."""
+
+MOST_COLUMNS = 2**16
+"""The largest number of columns of a table."""
+
+MOST_CELLS = 2**26
+"""The largest number of cells of all runs of a table. The columns of steps count for each run."""
+
+LONGEST_KEY = 1000
+"""The largest number of characters of a key. Longer ones are left out."""
+
+LARGEST_NAMES = 2**20
+"""The largest size in bytes of a file of the user's own keys."""
+
+MOST_FILES = 2000
+"""The largest number of files of a folder that are read."""
+
+LONGEST_ROW = 20_000
+"""The largest number of characters in a printed dictionary of metrics."""
+
+DEEPEST_ROW = 10
+"""The largest number of dictionaries within each other. Those of metrics have one or two."""
+
+
+# --- Configurations ---
+
+DEEPEST_CONFIG = 50
+"""The largest depth of a nested configuration."""
+
+MOST_NODES = 2**16
+"""The largest number of scalars, lists and mappings in a file. An alias counts as all that it refers to."""
+
+LONGEST_NUMBER = 1000
+"""The largest number of characters in a number of YAML. One in base 60, such as ``1:30:00``, takes quadratic time."""
+
+LARGEST_CONFIG = 2**24
+"""The largest size in bytes of a configuration file. Those of all frameworks are smaller than 2**16."""
+
+
+# --- Batches and records ---
+
+LARGEST_DUMP = 2**32
+"""The largest size of a batch in bytes, after decompression."""
+
+MOST_TOKENS = 2**27
+"""The largest number of tokens of a batch with its padding: 4,096 completions of 32,768 tokens."""
+
+LONGEST_DIGEST = 128
+"""The largest number of bytes in a line of the digests."""
+
+LARGEST_DIGESTS = 2**27
+"""The largest size in bytes of a file of digests, enough for more than a million losses."""
+
+LARGEST_PART = 2**30
+"""The largest size in bytes of a part. A loss of 1,024 completions of 32,768 tokens takes less than 2**29."""
+
+LARGEST_BATCH = 2**31
+"""The largest size in bytes of a decompressed batch."""
+
+
+# --- Files that are linted ---
+
+LARGEST_LINTED = 2**19
+"""The largest size of a linted file, in bytes."""
+
+MOST_SETTINGS = 20_000
+"""The largest number of settings in a file, with YAML aliases expanded."""
+
+MOST_EXPANDED = 20_000
+"""The largest number of settings that are read from the dictionaries ``**NAME`` of all calls."""
+
+DEEPEST_SCRIPT = 20
+"""The largest depth of an expression that is evaluated."""
+
+DEEPEST_SHELL = 20
+"""The largest depth of nested substitutions in a shell script."""
+
+MOST_WORDS = 100_000
+"""The largest number of words of a shell script, and of characters of a variable."""
+
+LONGEST_ARRAY = 1000
+"""The largest number of words of an array in a shell script."""
+
+LONGEST_UNCERTAIN_ARRAY = 400
+"""The largest number of words of an array that is assigned in a branch, where each assignment may add to the array."""
+
+MOST_SUBSTITUTED = 2**22
+"""The largest number of characters that the substitutions of a script may add."""

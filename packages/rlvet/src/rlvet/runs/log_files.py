@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue, RlvetError
-from rlvet.runs.consoles import LONGEST_ROW, ROUNDED_TO_ZERO, console_rows, custom_loop_rows, table_rows
+from rlvet.runs.consoles import ROUNDED_TO_ZERO, console_rows, custom_loop_rows, table_rows
 from rlvet.runs.files import check_file, check_regular, read_jsonl
+from rlvet.runs.limits import LARGEST_TEXT, LONGEST_KEY, LONGEST_ROW, MOST_CELLS, MOST_COLUMNS
 from rlvet.runs.quantities import STEP_KEYS
 from rlvet.runs.trackers import read_tensorboard, read_trackio, read_wandb
 
@@ -33,18 +34,6 @@ class RawLog:
     notes: tuple[str, ...] = ()
     """Sentences about rows that were left out."""
 
-
-LARGEST_TEXT = 2**28
-"""The largest size in bytes of a file that must be in memory as a whole."""
-
-MOST_COLUMNS = 2**16
-"""The largest number of columns of a table."""
-
-MOST_CELLS = 2**26
-"""The largest number of cells of all runs of a table. The columns of steps count for each run."""
-
-LONGEST_KEY = 1000
-"""The largest number of characters of a key. Longer ones are left out."""
 
 MAGIC = {
     b"\x89PNG": "an image (PNG)",

@@ -13,6 +13,7 @@ from typing import Any
 from rlvet.errors import InvalidValue
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
+from rlvet.runs.limits import LARGEST_NAMES, MOST_FILES
 from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, RawRows, kind_of, read_raw
 from rlvet.runs.quantities import (
     BOOKKEEPING,
@@ -28,9 +29,6 @@ from rlvet.runs.quantities import (
 NAMES_FILE = "bandpo-names.json"
 """The name of the file with the user's own keys for quantities, beside the log or in the current folder."""
 
-LARGEST_NAMES = 2**20
-"""The largest size in bytes of that file."""
-
 SHORT_ATTEMPT = 10
 """The number of rows from which an attempt that was restarted from the first step counts as a run. Shorter ones are
 left out."""
@@ -40,9 +38,6 @@ MOST_STEPS = 1e15
 
 FEWEST_QUANTITIES = 3
 """The smallest number of quantities in a log of RL, if it has none that only RL logs."""
-
-MOST_FILES = 2000
-"""The largest number of files of a folder that are read."""
 
 
 class UnreadableLog(InvalidValue):

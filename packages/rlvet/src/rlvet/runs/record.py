@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlvet._limits import LOGP_SLACK
 from rlvet.errors import InvalidValue
+from rlvet.runs.limits import LARGEST_BATCH, MOST_TOKENS
 from rlvet.runs.record_format import (
     FILE_NAME,
     FORMAT,
@@ -20,13 +21,10 @@ from rlvet.runs.record_format import (
     import_pyarrow,
     record_schema,
 )
-from rlvet.runs.record_parts import LARGEST_BATCH, decompressed_size, read_parts
+from rlvet.runs.record_parts import decompressed_size, read_parts
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
-
-MOST_TOKENS = 2**27
-"""The largest number of tokens of a loss, including padding to the longest sequence."""
 
 LARGEST_NUMBER = 2**53
 """The largest step, generation or update. A float represents every smaller integer exactly."""

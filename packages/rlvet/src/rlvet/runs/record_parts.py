@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.files import check_regular, is_leaf
+from rlvet.runs.limits import LARGEST_DIGESTS, LARGEST_PART, LONGEST_DIGEST
 
 SUFFIX = ".sha256"
 """The suffix of the file of digests, which otherwise has the name of the record's file."""
@@ -26,18 +27,6 @@ LINE = re.compile(rb"(\d{1,15}) (\d{1,18}) ([0-9a-f]{64})\n")
 
 SHORTEST_LINE = 69
 """The smallest number of bytes in a line of the digests."""
-
-LONGEST_LINE = 128
-"""The largest number of bytes in a line of the digests."""
-
-LARGEST_DIGESTS = 2**27
-"""The largest size in bytes of a file of digests, enough for more than a million losses."""
-
-LARGEST_PART = 2**30
-"""The largest size in bytes of a part. A loss of 1,024 completions of 32,768 tokens takes less than 2**29."""
-
-LARGEST_BATCH = 2**31
-"""The largest size in bytes of a decompressed batch."""
 
 MESSAGE_START = b"\xff\xff\xff\xff"
 """The first bytes of an Arrow stream, and of each message in it."""
@@ -146,7 +135,7 @@ def _read_digests(file: Path) -> Mapping[int, Part]:
         raise InvalidValue(f"{file} has {size:,} bytes, and at most {LARGEST_DIGESTS:,} are read")
     ends: dict[int, tuple[int, str]] = {-1: (0, "")}
     with file.open("rb") as lines:
-        while line := lines.readline(LONGEST_LINE):
+        while line := lines.readline(LONGEST_DIGEST):
             match = LINE.fullmatch(line)
             # A number above the number of lines that fit into the file is damaged.
             if match is not None and int(match[1]) <= size // SHORTEST_LINE:

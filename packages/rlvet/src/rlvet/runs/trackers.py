@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
-from rlvet.runs.files import LONGEST_LINE, LONGEST_READING, check_file
+from rlvet.runs.files import check_file
+from rlvet.runs.limits import LONGEST_LINE, LONGEST_READING
 
 Raw = Iterator[Mapping[str, Any]]
 """Metrics as they were logged, with their ``step``."""
