@@ -206,7 +206,8 @@ def test_reading_that_takes_too_long_is_ended(site, browser, tmp_path):
     tab = browser.open(f"{site.address}/diagnose-in-browser/")
     tab.evaluate(
         "window.limits = []; window.plain = setTimeout; "
-        "window.setTimeout = (task, wait) => { window.limits.push(wait); return window.plain(task, Math.min(wait, 200)); }; 0"
+        "window.setTimeout = (task, wait) => "
+        "{ window.limits.push(wait); return window.plain(task, Math.min(wait, 200)); }; 0"
     )
     tab.choose("#doctor [aria-label=files]", tmp_path / "metrics.jsonl")
     shown = tab.wait_for("document.querySelector('#doctor .refusal')?.innerText")

@@ -33,6 +33,7 @@ def _limits(request, monkeypatch):
     if request.node.get_closest_marker("exhaustive"):
         monkeypatch.setenv("RLVET_LIMITS", "")
 
+
 ROWS = [
     {"step": step, "reward": 0.01 * step, "entropy": 1.0, "grad_norm": 0.3, "kl": 0.01}
     for step in range(1, 25)
