@@ -25,7 +25,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from rlvet.errors import FileProblem, InvalidType, InvalidValue, MissingPackage, RlvetError, RunProblem
+from rlvet.errors import (
+    FileProblem,
+    InvalidType,
+    InvalidValue,
+    MissingPackage,
+    OtherFormat,
+    RlvetError,
+    RunProblem,
+)
 from rlvet.runs import files
 from rlvet.runs.limits import BYTES_PER_SECOND, VARIABLE, Limits
 from rlvet.runs.plain import Plain, from_plain, to_plain
@@ -119,6 +127,7 @@ class _Job(NamedTuple):
 KNOWN_ERRORS: Sequence[type[RlvetError]] = (
     InvalidValue,
     InvalidType,
+    OtherFormat,
     FileProblem,
     MissingPackage,
     RunProblem,
