@@ -3,6 +3,7 @@
     python scripts/evaluation_tables.py coverage
     python scripts/evaluation_tables.py leaks TRAIN EVAL [EVAL ...]
     python scripts/evaluation_tables.py hacks EVAL [EVAL ...]
+    python scripts/evaluation_tables.py pairs
 
 TRAIN and EVAL are names or files as for `bandpo-lab data prepare`.
 """
@@ -10,13 +11,17 @@ TRAIN and EVAL are names or files as for `bandpo-lab data prepare`.
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import random
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
+import math_verify
 import numpy as np
 
 from bandpo_lab.data.overlap import overlaps
@@ -213,16 +218,41 @@ def hacks(problems: Sequence[Problem]) -> str:
     return Table(["", "answer", "tried", "right in evaluation", "right in training"], rows).markdown()
 
 
+PAIRS = Path(__file__).parents[1] / "packages/bandpo-lab/tests/evals/pairs.jsonl"
+
+
+def pairs() -> str:
+    """Count the accepted answers of each set of `PAIRS`, by this grader and by math-verify alone."""
+    logging.disable(logging.CRITICAL)  # math-verify reports what it cannot parse
+    lines = PAIRS.read_text(encoding="utf-8").splitlines()
+    counts: dict[tuple[str, bool], list[int]] = {}
+    with MathGrader(workers=1) as grader:
+        for pair in map(json.loads, lines):
+            gold, completion = pair["gold"], pair["completion"]
+            count = counts.setdefault((pair["set"], pair["is_right"]), [0, 0, 0])
+            count[0] += 1
+            count[1] += grader.grade(completion, gold).score == 1
+            parsed_gold = math_verify.parse(rf"\boxed{{{gold}}}")
+            count[2] += bool(math_verify.verify(parsed_gold, math_verify.parse(completion)))
+    rows = [
+        [name, "right" if is_right else "wrong", *map(str, count)]
+        for (name, is_right), count in counts.items()
+    ]
+    return Table(["set", "answers", "number", "accepted", "accepted by math-verify alone"], rows).markdown()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", choices=("coverage", "leaks", "hacks"))
+    parser.add_argument("table", choices=("coverage", "leaks", "hacks", "pairs"))
     parser.add_argument("sets", nargs="*")
     options = parser.parse_args()
     sets = [load(spec).problems for spec in options.sets]
     if options.table == "coverage":
         print(coverage())
+    elif options.table == "pairs":
+        print(pairs())
     elif options.table == "leaks":
         print(leaks(sets[0], [problem for problems in sets[1:] for problem in problems]))
     else:

@@ -23,7 +23,8 @@ _AFTER_BOX = re.compile(
 
 _NUMBER = r"(?:\d{1,3}(?:(?:,|\\,|\{,\})\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
 _TERM = (
-    rf"\(?[-+\u2212]?[$€£]?(?:{_NUMBER}?\s?\\(?:[dt]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|sqrt\s*\{{[^{{}}]*\}}|pi\b)|{_NUMBER})"
+    rf"\(?[-+\u2212]?[$€£]?(?:\d+ \d+/\d+(?![\d/])"
+    rf"|{_NUMBER}?\s?\\(?:[dt]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|sqrt\s*\{{[^{{}}]*\}}|pi\b)|{_NUMBER})"
     r"(?:\s*(?:\^|\*\*)\s*(?:\{[^{}]*\}|-?\d+))?\)?"
 )
 # A formula, or an expression of numbers; a dollar sign before a digit may be a currency.
@@ -39,6 +40,7 @@ _STATES = re.compile(r"(?:\b(?:is|are|was|be|equals?|get)\b|[:=→])[^\d:=]{0,40
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 # Words that join two answers, and words after which only the second one holds.
 _ALTERNATIVE = {"or", "maybe", "perhaps", "possibly", "alternatively", "otherwise", "could", "might", "may"}
+_RANGE = {"to", "through", "\u2013", "\u2014", "..."}
 _RESOLVING = {"but", "so", "thus", "hence", "therefore", "then", "rather", "actually", "instead", "no", "not"}
 _HEDGE = re.compile(
     r"\s*(?:or|maybe|perhaps|possibly|alternatively|otherwise|(?:it|or it) (?:could|might|may)(?: also)? be)\b",
@@ -172,7 +174,12 @@ def answer_of_prose(text: str) -> str | None:
     last = index
     while last + 1 < len(expressions) and _offers_both(text, expressions, last, is_anchored):
         last += 1
-    return ", ".join(_content(expression) for expression in expressions[first : last + 1])
+    answer = _content(expressions[first])
+    for i in range(first + 1, last + 1):
+        # 10 000 is one number, so a space stays.
+        separator = ", " if text[expressions[i - 1].end() : expressions[i].start()].strip() else " "
+        answer += separator + _content(expressions[i])
+    return answer
 
 
 def _content(expression: re.Match[str]) -> str:
@@ -227,6 +234,10 @@ def _is_denied(text: str, expressions: list[re.Match[str]], index: int) -> bool:
 def _offers_both(text: str, expressions: list[re.Match[str]], index: int, is_anchored: bool) -> bool:
     """Return True if the text offers an expression and the next one as answers, as in "7 or 5"."""
     between = text[expressions[index].end() : expressions[index + 1].start()]
+    if not between.strip(" "):
+        return True
+    if is_anchored and between.strip() in _RANGE:
+        return True
     words = re.findall(r"[a-z']+", between.lower())
     if _RESOLVING & {*words} or len(words) > LONGEST_JOINT:
         return False

@@ -36,8 +36,17 @@ from bandpo_lab.evals.trivial_answers import check_triviality
 
 _PER_CENT = re.compile(r"(.*?)((?:\s*\\%)*)\s*", re.DOTALL)
 _WHOLE_NUMBER = re.compile(r"-?\d+")
-_TRUNCATING = re.compile(r"\\[pb]?mod(?![a-z])|\\[lcv]?dots|\.\.\.|…")
-"""Operators at which math-verify stops reading: it ignores them and all that follows."""
+_TRUNCATING = re.compile(r"\\[pb]?mod(?![a-z])|\\equiv(?![a-z])|\\[lcv]?dots|\.\.\.|…")
+"""Operators at which math-verify stops reading, so that it ignores all that follows, and a congruence."""
+_DEGREES = re.compile(
+    r"(.*[\w})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|\\text\s*\{\s*degrees\s*\})\s*", re.DOTALL
+)
+# A choice and its value, such as (B) 12, without another choice.
+_CHOICE = re.compile(
+    r"\\text\s*\{\s*\(([A-Z])\)\s*\}\s*(?!.*(?:[A-Z]|\b(?:or|and|not)\b))(?:[\d.]|\\(?:\$|frac|sqrt|pi)).*",
+    re.DOTALL,
+)
+_DETERMINANT = re.compile(r"\\begin\s*\{[vV]matrix\}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ class BatchTime:
             )
 
 
-GRADING_MODULES = ("extraction", "grading", "math_worker", "normalize", "trivial_answers")
+GRADING_MODULES = ("extraction", "grading", "inequalities", "math_worker", "normalize", "trivial_answers")
 """The modules whose code decides grades."""
 
 
@@ -287,7 +296,21 @@ def _comparable(answer: str, gold: str) -> tuple[str, str] | None:
         return None
     if _TRUNCATING.search(answer) and not _TRUNCATING.search(gold):
         return None
-    return _without_per_cent(answer, gold)
+    if len(_DETERMINANT.findall(answer)) != len(_DETERMINANT.findall(gold)):
+        return None
+    choice = _CHOICE.fullmatch(answer)
+    if choice is not None and len(gold) == 1:
+        return choice[1], gold
+    return _without_per_cent(_in_radians(answer, gold), _in_radians(gold, answer))
+
+
+def _in_radians(angle: str, other: str) -> str:
+    r"""Return a normalized angle in degrees in radians, if the other text is a multiple of \pi without degrees."""
+    match = _DEGREES.fullmatch(angle)
+    if match is None or r"\pi" not in other or _DEGREES.fullmatch(other):
+        return angle
+    name, equals, value = match[1].rpartition("=")
+    return rf"{name}{equals}\frac{{({value})\pi}}{{180}}"
 
 
 def _without_per_cent(answer: str, gold: str) -> tuple[str, str] | None:

@@ -19,7 +19,7 @@ sys.path.pop(0)  # the folder of this file, whose modules would shadow other pac
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from math_verify.grader import is_equation, take_first_relation, take_last_relation
-from sympy import Basic, Expr, Float, MatrixBase, nan, nsimplify, simplify, solve, zoo
+from sympy import Basic, Expr, Float, MatrixBase, Symbol, nan, nsimplify, simplify, solve, zoo
 
 # The configurations of `parse`. Callers put each answer into a box, so that prose is not read as LaTeX.
 LATEX = LatexExtractionConfig(boxed_match_priority=0)
@@ -128,6 +128,25 @@ def is_wrong_equation(answer: Any, gold: Any) -> bool:
     return right == 0 and not (left.is_Symbol or left.is_Function)
 
 
+def with_symbols_of(answers: list, golds: list) -> list:
+    r"""Return the parsed answer with the gold's symbols of the same names.
+
+    math-verify gives i the assumption that it is real or that it is not, depending on the text. So 4i and 4 \cdot i
+    have different symbols, and would differ.
+    """
+    if not (
+        answers and isinstance(answers[0], Basic | MatrixBase) and isinstance(golds[0], Basic | MatrixBase)
+    ):
+        return answers
+    gold_symbols = {symbol.name: symbol for symbol in golds[0].free_symbols if isinstance(symbol, Symbol)}
+    changes = {
+        symbol: gold_symbols[symbol.name]
+        for symbol in answers[0].free_symbols
+        if isinstance(symbol, Symbol) and gold_symbols.get(symbol.name, symbol) != symbol
+    }
+    return [answers[0].subs(changes), *answers[1:]] if changes else answers
+
+
 def canonical(parsed: list) -> str | None:
     """Return the same text for equal values, for majority votes: 27, 27.0 and 54/2 all give 27."""
     if not parsed:
@@ -151,7 +170,7 @@ def grade_pair(answer: str, gold: str) -> dict:
         The fields of `bandpo_lab.evals.grading._Verdict`.
     """
     golds = parse_answer(gold)
-    answers = parse_answer(answer)
+    answers = with_symbols_of(parse_answer(answer), golds)
     is_mathematics = isinstance(golds[0], Basic | MatrixBase) and not golds[0].has(nan, zoo)
     if answer == gold:  # math-verify refuses some texts that it cannot parse
         return {"right": True, "answer": gold, "is_mathematics": is_mathematics}

@@ -8,24 +8,52 @@ import re
 from collections.abc import Callable
 from decimal import Context, Decimal
 
+from bandpo_lab.evals.inequalities import normal_set
+
 LARGEST_EXPONENT = 300
 """The largest exponent of a power of ten that is written out, close to that of a float."""
 
 _CHARACTERS = str.maketrans(
     dict.fromkeys("\u00a0\u2009\u202f\u3000", " ")  # no-break, thin, narrow and wide space
-    | {"\u2212": "-", "\uff05": "%", "\u00b0": r"^\circ ", "\u2019": "'", "\u2032": "'"}
+    | {"\u2212": "-", "\uff05": "%", "\u00b0": r"^\circ ", "\u2019": "'", "\u2032": "'", "\u03c0": r"\pi "}
+    | {
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u221e": r"\infty ",
+        "\u222a": r"\cup ",
+        "\u2205": r"\emptyset ",
+    }
+    | {ord("\uff10") + digit: str(digit) for digit in range(10)}  # wide digits
+    | {
+        "\u2013": "-",
+        "\u2044": "/",
+        "\u2215": "/",
+        "\u00b2": "^{2}",
+        "\u00b3": "^{3}",
+        "\u221b": r"\sqrt[3] ",
+    }
+    | {"\u00bd": r"\frac{1}{2}", "\u2153": r"\frac{1}{3}", "\u2154": r"\frac{2}{3}"}
+    | {"\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}", "\u00a3": r"\$", "\u20ac": r"\$"}
 )
 _PRODUCTS = str.maketrans({"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot "})
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
 # A number times a power of ten is written out, but not after a letter, a point, a power, a quotient or a group.
 _ALONE = r"(?<![\w.\\^/}])"
 _PER_CENT = r"(?:per\s?cent(?:age)?|pct)"
-# What has no effect but on the look: fonts, sizes and colours. The group that follows a command stays.
+# What has no effect but on the look: fonts, sizes, colours, the class of a symbol, labels and spaces. The group that
+# follows a command stays, except that of a colour or a label.
 _LOOK = (
-    r"\\(?:color\s*\{[^{}]*\}|textcolor\s*\{[^{}]*\}|(?:boldsymbol|bm|pmb|underline|uline|emph|mathsf|mathtt|bf|it|sf"
+    r"\\(?:(?:color|textcolor|colorbox|tag\*?|label|raisebox)\s*(?:\[[^\[\]]*\])?\s*\{[^{}]*\}"
+    r"|(?:boldsymbol|bm|pmb|underline|uline|emph|mathsf|mathtt|bf|it|sf"
     r"|rm|tt|bfseries|itshape|normalfont|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
-    r"|displaystyle|textstyle|boldmath)(?![a-zA-Z]))\s*"
+    r"|displaystyle|textstyle|scriptstyle|boldmath|ensuremath|math(?:bin|rel|ord|op|open|close|punct|inner|strut)"
+    r"|smash|strut|null|hfill?|nonumber|notag|[bB]igg?[lmr]?)(?![a-zA-Z])"
+    r"|(?:kern|hskip|mkern|mskip)\s*-?(?:\d+\.?\d*|\.\d+)\s*(?:pt|pc|in|bp|cm|mm|em|ex|mu))\s*"
 )
+_FONT = r"(?:text(?:bf|it|rm|sf|tt|up|sl|md|sc|normal)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox)"
+# Signs of the end of a proof, and words that announce an answer.
+_END = r"(?:\\(?:square|blacksquare|Box|qed|checkmark|qedsymbol)(?![a-zA-Z])|\\\\)"
+_ANNOUNCEMENT = r"(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|:|=)?"
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _MODULE = r"(?<![\w\\.])(?:np|numpy|math)\."
 # Words that are not part of a unit: they join answers, negate one, or change its value.
@@ -35,9 +63,35 @@ _NO_UNIT = (
 )
 # Words in roman type, except the numbers e and i.
 _UNIT = (
-    rf"\\(?:text|mathrm|mbox|hbox)\s*\{{(?!\s*[ei]\b)(?![^}}]*\b{_NO_UNIT}\b)[a-zA-Z\u00b5\u03a9 ./-]+\}}"
+    rf"\\(?:text(?:rm)?|mathrm|mbox|hbox)\s*\{{(?!\s*[ei]\b)(?![^}}]*\b{_NO_UNIT}\b)"
+    r"(?:[a-zA-Z\u00b5\u03a9 ./-]|\\cdot(?![a-z])|\\mu(?![a-z])|\\Omega)+"
+    r"(?:\^\s*\{?-?\d\}?[a-zA-Z\u00b5\u03a9 ./-]*)*\}"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
 )
+# Units of several letters in italics. A single letter may be a variable.
+_SHORT_UNIT = (
+    r"(?:[kcm]m|[km]g|m[lL]|ms|hrs?|min|sec|ft|yd|mi|lbs?|oz|mph|k?Hz|k?Pa|k?W"
+    r"|mol|rad|deg|EUR|USD|GBP|m/s(?:\^\{?2\}?)?|km/h)"
+)
+_WHOLE_TEXT = r"^\s*(?:\\text\s*\{{\s*)?(?i:{})\.?\s*\}}?\s*$"
+_NUMERALS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
+_PARTS = ["half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+_ONE_OF_NUMERALS = f"({'|'.join(_NUMERALS)})"
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
 
 def _without_exponent(mantissa: str, exponent: str) -> str | None:
@@ -80,6 +134,47 @@ def _as_root(match: re.Match[str]) -> str:
     return rf"\sqrt{{{match[1] or match[2]}}}"
 
 
+def _repeating_decimal(match: re.Match[str]) -> str:
+    """Return a repeating decimal, given as the digits before and after its point and its period, as a fraction."""
+    digits_before, digits = match[1] or "0", match[2]
+    period = re.sub(r"\D", "", match[3])
+    denominator = 10 ** len(digits) * (10 ** len(period) - 1)
+    numerator = int(digits_before + digits + period) - int(digits_before + digits)
+    return rf"\frac{{{numerator}}}{{{denominator}}}"
+
+
+def _angle_in_radians(match: re.Match[str]) -> str:
+    return rf"\{match[1]}(\frac{{{match[2]}\pi}}{{180}})"
+
+
+def _without_unit(match: re.Match[str]) -> str:
+    """Return nothing for a unit after a value; of a word after words, as in two choices, return the word."""
+    is_after_words = re.search(
+        r"\\(?:text|mathrm|mbox)\s*\{[^{}]*[a-zA-Z][^{}]*\}\s*$", match.string[: match.start()]
+    )
+    return match[0] if is_after_words else ""
+
+
+def _mixed_number(match: re.Match[str]) -> str:
+    """Return a mixed number before a factor, such as 4½ before π, as a sum in brackets."""
+    return rf"({match[1]}+\frac{{{match[2] or match[3]}}}{{{match[4] or match[5]}}})"
+
+
+def _numeral(match: re.Match[str]) -> str:
+    return str(_NUMERALS.index(match[1].lower()))
+
+
+def _fraction_in_words(match: re.Match[str]) -> str:
+    part = match[2].lower().replace("halves", "half").replace("quarter", "fourth").rstrip("s")
+    return rf"\frac{{{_NUMERALS.index(match[1].lower())}}}{{{_PARTS.index(part) + 2}}}"
+
+
+def _with_power_word(match: re.Match[str]) -> str:
+    """Return a number such as 1.5 million in digits."""
+    number = Decimal(match[1]).scaleb(_POWERS[match[2].lower()], Context(prec=60))
+    return format(number, "f")
+
+
 def _without_outer_braces(match: re.Match[str]) -> str:
     """Return the content of a group that is the whole text; the text itself if it is two groups."""
     depth = 0
@@ -117,17 +212,90 @@ _RULES: tuple[_Rule, ...] = tuple(
         (rf"\\[hv]?phantom\s*(?:{_GROUP}|[^\\{{])", ""),
         (r"\{\s*\\rm\s+([a-zA-Z][a-zA-Z ]*)\}", r"\\mathrm{\1}"),
         (_LOOK, ""),
+        (r"\\text(?:bf|it|rm|sf|tt|up|sl|md|sc|normal)(?=\s*\{)", r"\\text"),
+        (r"\\(?:left|right|middle)(?![a-zA-Z.])\s*", ""),
+        (r"\^\s*\{(?:\s|\\[,;:!])*\\circ(?:\s|\\[,;:!])*\}", r"^\\circ"),
+        (r"\\textdollar(?![a-zA-Z])", r"\\$"),
+        (r"\\ast(?![a-zA-Z])", r"\\cdot "),
+        (r"\s*\\&\s*", ", "),
+        (rf"^\s*\\{_FONT}\s*\{{\s*([-+]?[\d.,/]*\d)\s+([a-zA-Z ]+)\}}\s*$", r"\1\\text{ \2}"),
+        (rf"^\s*\\{_FONT}\s*\{{\s*(\d+(?:,\s*\d+)*),?\s+and\s+(\d+)\s*\}}\s*$", r"\1, \2"),
+        (r"\\begin\s*\{(aligned|align\*?|gathered|split|equation\*?)\}(.*)\\end\s*\{\1\}", r"\2"),
+        (r"^\s*&|(?<!\\)&\s*$", ""),
+        (rf"(?<=\S)\s*{_END}\s*$", ""),
+        (rf"^\s*\\boxed\s*({_GROUP})\s*$", r"\1"),
+        (r"\\[lr]brace(?![a-zA-Z])", lambda match: r"\{" if "l" in match[0] else r"\}"),
+        (r"\\[lr]brack(?![a-zA-Z])", lambda match: "[" if "l" in match[0] else "]"),
+        (r"(?<=\\\\)\s*\[[^\[\]]*\]", ""),  # the distance of two rows
+        # What stands before an answer: "Answer:", a currency, a relation without a left side.
+        (rf"^\s*\\{_FONT}\s*\{{\s*(?i:{_ANNOUNCEMENT})\s*:?\s*([-+]?[\d.,/]*\d)\.?\s*\}}\s*$", r"\1"),
+        (r"\\text\s*\{\s*\}", " "),
+        (rf"^\s*\\{_FONT}\s*\{{\s*(?i:{_ANNOUNCEMENT})\s*\}}\s*(?:[:=]|is\b)?", ""),
+        (rf"^\s*(?i:{_ANNOUNCEMENT})\s*(?=[-\d\\$.])", ""),
+        (rf"^\s*\\{_FONT}\s*\{{(?![^{{}}]*\b(?:not?|never|wrong)\b)[^{{}}]*:\s*\}}(?=\s*\S)", ""),
+        (rf"^\s*\\{_FONT}\s*\{{\s*(?:\\?\$|USD|EUR|GBP)\s*\}}|^\s*(?:\\pounds|\\euro)(?![a-zA-Z])", ""),
+        (r"^\s*(?:US|USD|EUR|GBP)\s*(?=\\?\$|\d)", ""),
+        (r"^\s*(?:\\(?:approx|therefore|implies|Rightarrow|simeq)(?![a-zA-Z])|=|\u2248|\u2234)\s*(?=\S)", ""),
         (r"\\[hv]space\*?\s*\{[^{}]*\}|\\(?:left|right)\s*\.", " "),
         (r"^\s*\{(.*)(?<!\\)\}\s*$", _without_outer_braces),
         (r"(?<![\w\]})^_\\])\{\s*([-+]?[\d.,/]*\d)\s*\}", r"\1"),
         # A choice or a name in a font of its own, quotes, and primes.
-        (r"^\s*\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox)\s*\{\s*(\(?[a-zA-Z][).]?)\s*\}\s*$", r"\1"),
+        (rf"^\s*\\{_FONT}\s*\{{\s*([\[(]?[a-zA-Z][\]).]?)\s*\}}\s*$", r"\1"),
+        (rf"\\{_FONT}\s*(?=\d)", ""),
+        (r"^\s*\\operatorname\s*\{\s*([a-zA-Z]{4,})\s*\}\s*$", r"\\text{\1}"),
+        (r"\\text\s*\{\s*([.,])\s*\}(?=\d)|(?<=\d)\{([.,])\}(?=\d)", lambda match: match[1] or match[2]),
+        (rf"^\s*\\{_FONT}\s*\{{\s*(?i:option|choice|answer)\s*\}}?\s*\(?([A-Z])\)?\s*\}}?\s*$", r"\1"),
+        (rf"^\s*\\{_FONT}\s*\{{\s*([a-zA-Z]+)[.!]\s*\}}\s*$", r"\\text{\1}"),
+        (r"^\s*(?:``|\u201c)([^'\"`]*)(?:''|\u201d|\")\s*$", r"\1"),
+        # \text{3:30}, \text{\$5} and 3\text{e-}5
+        (rf"^\s*\\{_FONT}\s*\{{\s*((?:\\?\$)?\d[\d:.,]*)\s*\}}\s*$", r"\1"),
+        (rf"(?<=\d)\s*\\{_FONT}\s*\{{\s*([eE][-+]?)\s*\}}\s*(?=\d)", r"\1"),
+        (
+            r"^\s*(?:[a-zA-Z]|\\(?:mathbf|vec|mathrm)\s*\{[a-zA-Z]\})\s*=\s*(?=(?:\\left\s*[(\[]\s*)?\\begin\s*\{)",
+            "",
+        ),
+        (r"\\degree(?![a-z])", r"^\\circ"),
+        (r"(?<=[{,\s])([A-Z])\s+and\s+([A-Z])\s*\}\s*$", r"\1, \2}"),
+        (r"^\s*\\text\s*\{\s*([A-Z](?:,\s*[A-Z])+)\s*\}\s*$", r"\1"),
+        (_WHOLE_TEXT.format(r"(?:the\s+set\s+of\s+)?all\s+real\s+numbers|\\R"), r"\\mathbb{R}"),
+        (_WHOLE_TEXT.format(_ONE_OF_NUMERALS), _numeral),
+        (
+            _WHOLE_TEXT.format(
+                rf"{_ONE_OF_NUMERALS}[\s-]+(hal(?:f|ves)|quarters?|(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth)s?)"
+            ),
+            _fraction_in_words,
+        ),
+        (
+            rf"^\s*\\?\$?(\d+(?:\.\d+)?)\s*(?:\\text\s*\{{\s*)?(?i:({'|'.join(_POWERS)}))(?:\s+[a-z]+)?\s*\}}?\s*$",
+            _with_power_word,
+        ),
+        (r"\{?\s*([\w+-]+)\s*\\choose\s*([\w+-]+)\s*\}?", r"\\binom{\1}{\2}"),
+        (r"\\([gl])eq[q](?![a-z])", r"\\\1eq "),
+        (r"\\surd(?![a-z])\s*", "\u221a"),
+        (r"[_^]\{\s*\}|^\s*\{\s*\}", ""),
+        (r"\\begin\s*\{array\}\s*\{[lcr]\}((?:(?!\\\\|&|\\end).)*)\\end\s*\{array\}", r"\1"),
+        (r"^\s*\\langle(?![a-z])(.*,.*)\\rangle\s*$", r"(\1)"),
+        # Degrees of temperature.
+        (r"\\(?:text|mathrm)\s*\{\s*\^\s*\{?\s*\\circ\s*\}?\s*[CF]?\s*\}\s*$", r"^\\circ"),
+        (r"\^\s*\{?\s*\\circ\s*\}?\s*(?:[CF]|\\(?:text|mathrm)\s*\{\s*[CF]\s*\})\s*$", r"^\\circ"),
+        (
+            r"\\(?:operatorname|mathrm|text)\s*\{\s*(sin|cos|tan|cot|sec|csc|ln|log|exp|arcsin|arccos|arctan)\s*\}",
+            r"\\\1 ",
+        ),
+        (r"\\log\s*_\s*(?:\{\s*e\s*\}|e)", r"\\ln "),
+        (
+            r"^\s*(?:\\text\s*\{\s*)?(?:[Tt]he\s+)?[Ee]mpty\s+set\s*\}?\s*$"
+            r"|^\s*\\\{\s*(?:\\[,;: ])*\s*\\\}\s*$|\\varnothing",
+            r"\\emptyset ",
+        ),
         (r"^\s*(['\"])([^'\"]*)\1\s*$", r"\2"),
         (r"\^\s*(?:\{\s*(?:\\prime\s*)+\}|\\prime)", _as_primes),
         # Markdown's emphasis, and the end of a sentence.
         (r"^\s*(\*\*|__|`)(.+)\1(\.?)\s*$", r"\2\3"),
+        (rf"\\{_FONT}\s*\{{\s*[.,;]?\s*\}}\s*$", ""),
         (r"(?<=[^\s.\\])\s*[.,;]\s*$", ""),
         # 1\,234 and 1{,}234: groups of three digits.
+        (r"^\s*[1-9]\d{0,2}(?:'\d{3})+\s*$", _without_grouping),
         (r"(?<![\d.])[1-9]\d{0,2}(?:(?:(?<!\\)\\[,;:! ]|~|\{,\})\d{3})+(?!\d)", _without_grouping),
         (r"^\s*[1-9]\d{0,2}(?: \d{3})+\s*$", _without_grouping),
         # Dollars around the answer, and spaces after a sign.
@@ -135,17 +303,30 @@ _RULES: tuple[_Rule, ...] = tuple(
         (r"^\s*-\s+(?=[\d.])", "-"),
         # -2 = m
         (r"^([^=<>]*\d[^=<>]*)(?<![\\!])=\s*([a-zA-Z])\s*$", r"\2 = \1"),
+        # Fractions with a small slash, repeating decimals, and angles of functions.
+        (r"\\[ns]icefrac(?![a-zA-Z])|\\[sx]frac(?![a-zA-Z])", r"\\frac"),
+        (r"(?:\{\s*\})?\s*\^\s*\{?(\d+)\}?\s*(?:\\!)*\s*/\s*(?:\\!)*\s*_\s*\{?(\d+)\}?", r"\\frac{\1}{\2}"),
+        (r"(?<![\d.])(\d*)\.(\d*)(\\dot\s*\{?\d\}?\d*\\dot\s*(?:\{\d\}|\d))(?!\d)", _repeating_decimal),
+        (r"(?<![\d.])(\d*)\.(\d*)\\(?:overline|bar|dot)\s*(\{\s*\d+\s*\}|\d)(?![\d\\])", _repeating_decimal),
+        (r"(?<=^)\s*(\d*)\.(\d*)(\(\d{1,9}\))\s*$", _repeating_decimal),
+        (r"(?<![\d.])(\d+)\.(\d*?)(\d)\3{2,}\s*(?:\\[lc]?dots|\.\.\.|\u2026)\s*$", _repeating_decimal),
+        (
+            r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?\s*[)}]?",
+            _angle_in_radians,
+        ),
+        (r"(?<=\d)\s*(?:\{:\}|\\colon(?![a-z])|:)\s*(?=\d)", ":"),
         (r"\u221a\s*(?:\(([^()]*)\)|(\d+\.?\d*|[a-zA-Z]))", _as_root),
         # Option A, B)
         (r"^\s*(?:(?:option|choice|answer|Option|Choice|Answer)\s+)?\(?([A-Z])(?:\)|:)?\s*$", r"\1"),
         # Other spaces.
-        (r"(?<!\\)\\!", ""),
-        (r"(?<!\\)(?:\\[,;: ]|~|\\q?quad(?![a-zA-Z]))", " "),
+        (r"(?<!\\)\\(?:!|neg(?:thin|med|thick)space(?![a-zA-Z]))", ""),
+        (r"(?<!\\)(?:\\[,;:> ]|~|\\(?:q?quad|(?:en|thin|med|thick|nobreak)?space)(?![a-zA-Z]))", " "),
         # 3 1/2 is a mixed number; 3 5 is a list, which math-verify would add up.
         (r"^(\s*[-+]?\d+)\s+(\d+)/(\d+)\s*$", r"\1\\frac{\2}{\3}"),
+        (r"^\s*(\d+)\s*\\[dt]?frac\s*(?:\{(\d+)\}|(\d))\s*(?:\{(\d+)\}|(\d))(?=\s*\\)", _mixed_number),
         (r"^\s*[-+]?\d+(?:\s+\d+)+\s*$", lambda match: ", ".join(match[0].split())),
         # The spellings of a per cent sign. A bare % begins a comment in LaTeX.
-        (rf"\\(?:text(?:bf|it|rm)?|mathrm|mbox|hbox)\s*\{{\s*(?:{_PER_CENT}|\\?%)\s*\}}", r"\\%"),
+        (rf"\\{_FONT}\s*\{{\s*(?:{_PER_CENT}|\\?%)\s*\}}", r"\\%"),
         (rf"(?<=[\d.}})\s%])\s*{_PER_CENT}(?![a-zA-Z])", r"\\%"),
         (r"\s*(?:\\%|(?<!\\)%)", r"\\%"),
         # 12 base 3 and 12_{\text{three}}; ten is the usual base.
@@ -154,17 +335,21 @@ _RULES: tuple[_Rule, ...] = tuple(
             r"_{\1}",
         ),
         (_BASE, _number_with_base),
+        (r"^\s*\(\s*([\dA-F]+)\s*\)(?=_\{)", r"\1"),
         # \text{1.25}, 9 (apples)
         (
-            r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|hbox)\s*\{\s*([-+]?[\d.,/]*\d[\d.,/]*(?:\\%)?)\s*\}",
+            rf"\\{_FONT}\s*\{{\s*([-+]?[\d.,/]*\d[\d.,/]*(?:\\%)?)\s*\}}",
             r"\1",
         ),
         # The unit after a number, also of several parts: \mathrm{m}/\mathrm{s}^2.
-        (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", ""),
+        (rf"(?<=\d)\s*\\{_FONT}\s*\{{\s*\((?![^{{}}]*\b{_NO_UNIT}\b)[a-z ]{{3,}}\)\s*\}}\s*$", ""),
+        (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", _without_unit),
         (
-            rf"^(\s*-?\$?(?:{_NUMBER}|\d+/\d+))(?!.*\b{_NO_UNIT}\b)\s*[a-zA-Z]{{4,}}(?:\s+[a-zA-Z]+){{0,2}}\s*$",
+            rf"^(\s*-?\$?(?:{_NUMBER}|\d+/\d+))(?!.*\b{_NO_UNIT}\b)\s*[a-zA-Z]{{4,}}(?:\s+[a-zA-Z]+){{0,2}}(?:\s*\^\s*\{{?\d\}}?)?\s*$",
             r"\1",
         ),
+        (r"(?<=\d)\s+\\Omega\s*$", ""),
+        (rf"(?<=[\d}}])(?:\s+{_SHORT_UNIT}|\s+\\?\$)(?:\s*\^\s*\{{?\d\}}?)?\s*$", ""),
         (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}(?!\s*_)", r"\1"),
         (r"^(\s*[-+]?[\d.,]+)\s+\((?:\\text\{)?[a-zA-Z]{3,}[a-zA-Z ,-]*\}?\)\s*$", r"\1"),
         # -1./3
@@ -196,7 +381,7 @@ def normal_form(text: str) -> str:
     text = text.translate(_CHARACTERS).translate(_PRODUCTS)
     for pattern, replacement in _RULES + _EXPONENTS:
         text = pattern.sub(replacement, text)
-    return text.strip()
+    return normal_set(text)
 
 
 def bases(text: str) -> list[str]:
