@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import warnings
 
 import numpy as np
@@ -201,6 +202,58 @@ def test_processes_and_resumption(tmp_path):
     assert names == ["tokens-00000-0000.arrow", "tokens-00000-0001.arrow", "tokens-00001-0000.arrow"]
     assert [loss.step for loss in read_record(tmp_path)] == [0, 1, 2, 3, 4, 0, 1, 2]
     assert [loss.step for loss in read_record(tmp_path / names[0])] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("damage", ["schema", "every loss", "no digests"])
+def test_a_file_of_which_nothing_can_be_read_is_set_aside_when_the_run_goes_on(damage, tmp_path):
+    """As a loss of power leaves it; the resumed run records, and its record is read."""
+    path = record(tmp_path, [0, 1])
+    content = path.read_bytes()
+    if damage == "schema":
+        path.write_bytes(bytes(len(content)))
+    elif damage == "every loss":
+        end_of_schema = int(path.with_suffix(".sha256").read_text().split()[1])
+        path.write_bytes(content[:end_of_schema].ljust(len(content), b"\0"))
+    else:
+        path.with_suffix(".sha256").unlink()
+    damaged = path.read_bytes()
+    with pytest.warns(UserWarning, match=f"set aside as damaged-{path.name}"):
+        later = record(tmp_path, [2, 3])
+    assert later.name == "tokens-00000-0001.arrow"
+    assert (tmp_path / f"damaged-{path.name}").read_bytes() == damaged
+    with pytest.warns(
+        UserWarning, match="the losses before step 2 are missing, as no file before tokens-00000-0001"
+    ):
+        assert [loss.step for loss in read_record(tmp_path)] == [2, 3]
+    assert record(tmp_path, [4]).name == "tokens-00000-0002.arrow"
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, ([0, 1], [4, 5])), (2, ([0, 2], [8, 10]))])
+def test_a_gap_between_two_files_is_said(every, steps, tmp_path):
+    for part in steps:
+        record(tmp_path, part, every=every)
+    last, first = steps[0][-1], steps[1][0]
+    with pytest.warns(
+        UserWarning, match=f"process 0: the losses of steps {last + 1} to {first - 1} are missing"
+    ):
+        assert [loss.step for loss in read_record(tmp_path)] == [*steps[0], *steps[1]]
+
+
+def test_what_was_flushed_is_forced_to_the_disk_with_its_name(tmp_path, monkeypatch):
+    flushed = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino) or fsync(descriptor)
+    )
+    recorder = Recorder(tmp_path / "record")
+    files = {file.stat().st_ino for file in (tmp_path / "record").iterdir()}
+    folders = {folder.stat().st_ino for folder in (tmp_path, tmp_path / "record")}
+    assert files | folders <= {*flushed}
+    flushed.clear()
+    recorder.add(**batch(0), step=0)
+    assert flushed == []
+    recorder.flush()
+    assert {*flushed} == files
 
 
 def test_a_folder_whose_files_tell_different_methods(tmp_path):

@@ -36,6 +36,7 @@ from bandpo_lab.files import (
 from bandpo_lab.training.arguments import OUTPUT_DIR
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
 from bandpo_lab.training.processes import Processes
+from rlvet import errors as rlvet_errors
 from rlvet._terminal import printable
 from rlvet.report.page import write_report
 from rlvet.runs.files import read_jsonl
@@ -322,7 +323,11 @@ class RunFolder:
         """
         if self._main:
             if named_rows(self.history()):
-                write_report([self.path], self.report, method=method)
+                try:
+                    write_report([self.path], self.report, method=method)
+                except rlvet_errors.InvalidValue as error:
+                    # A record that was damaged while the run was made: the run itself is whole.
+                    _print(f"the run is finished, but {self.report} is not written: {error}")
             self._seal(self.metrics, *self.model.rglob("*"))
 
     def record_error(self) -> None:

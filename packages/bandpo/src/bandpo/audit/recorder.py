@@ -2,15 +2,16 @@
 
 Each process writes an Arrow stream of its own, ``tokens-PROCESS-OPENING.arrow``. Each call of `Recorder.add` appends a
 record batch with one row per sequence. A second file has digests, by which a reader detects damage. The data is in the
-file when `add` returns, so a killed process loses at most the batch that was being written. docs/record-format.md
-describes the files.
+file when `add` returns, so a killed process loses at most the batch that was being written. A machine that loses power
+keeps what was added before the last `Recorder.flush`. docs/record-format.md describes the files.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import re
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 import bandpo
+from bandpo._atomic import sync
 from bandpo.audit.record_format import FORMAT, META, import_pyarrow, record_schema
-from bandpo.audit.sealed_file import STREAM_END, SealedFile
+from bandpo.audit.sealed_file import STREAM_END, SUFFIX, SealedFile, holds_nothing_readable
 from bandpo.core.batch import normalize_mask
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
@@ -37,7 +39,8 @@ class Recorder:
     """A writer of the tokens of each loss. Call `add` where the loss is computed.
 
     Several processes may write to one folder: each has a file of its own. A resumed run starts another file, and steps
-    that it repeats count once. The recorder does not use torch's random numbers.
+    that it repeats count once. If an earlier file of the process is so damaged that nothing of it can be read, as after
+    a loss of power, it is renamed to ``damaged-…``, with a warning. The recorder does not use torch's random numbers.
 
     Args:
         folder: The folder of the files; created if it does not exist.
@@ -103,6 +106,9 @@ class Recorder:
         schema_part = _stream_of(self._schema)[: -len(STREAM_END)]
         self._schema_size = len(schema_part)
         self._file.write_part(schema_part)
+        # The new names are on the disk before a checkpoint can be.
+        self.flush()
+        sync(self.path.parent, self.path.parent.absolute().parent)
         # The finalizer also closes the file at exit, if close was not called.
         self._end = weakref.finalize(self, self._file.close)
 
@@ -207,7 +213,13 @@ class Recorder:
         self._file.write_part(stream[self._schema_size : -len(STREAM_END)])
 
     def flush(self) -> None:
-        """Force all added losses to the disk (fsync), so that they survive a crash of the machine."""
+        """Force all added losses to the disk (fsync), so that they survive a loss of power.
+
+        Call it before each checkpoint: a run that is resumed from the checkpoint does not record these losses again.
+
+        Raises:
+            OSError: if the disk refuses; the error names the file.
+        """
         self._file.sync()
 
     def close(self) -> None:
@@ -279,16 +291,42 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+SET_ASIDE = "damaged-"
+"""The beginning of the names of files of which nothing can be read."""
+
+
 def _new_file(folder: Path, process: int) -> tuple[Path, SealedFile]:
-    """Create another file of this process, and return its path and the file."""
+    """Create another file of this process, and return its path and the file.
+
+    Earlier files of the process of which nothing can be read are set aside, so that the others can be read.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for opening in itertools.count():
+    openings = [-1]
+    for path in sorted(folder.iterdir()):
+        match = re.fullmatch(rf"({SET_ASIDE})?tokens-{process:05d}-(\d+)\.(?:arrow|sha256)", path.name)
+        if match is None:
+            continue
+        openings.append(int(match[2]))
+        if path.suffix == ".arrow" and not match[1] and holds_nothing_readable(path):
+            _set_aside(path)
+    opening = max(openings) + 1
+    while True:
         path = folder / f"tokens-{process:05d}-{opening:04d}.arrow"
         try:
             return path, SealedFile(path)
-        except FileExistsError:
-            continue
-    raise AssertionError("unreachable")
+        except FileExistsError:  # of another process with this number
+            opening += 1
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a file and its digests, so that they are no part of the record."""
+    for file in (path, path.with_suffix(SUFFIX)):
+        if file.exists():
+            file.replace(file.with_name(SET_ASIDE + file.name))
+    warnings.warn(
+        f"{path} is damaged and nothing of it can be read, so it is set aside as {SET_ASIDE}{path.name}",
+        stacklevel=4,
+    )
 
 
 def _values_of_sequences(name: str, x: Any, rows: int) -> list[Any] | None:

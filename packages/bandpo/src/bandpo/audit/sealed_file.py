@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
+
+from bandpo._atomic import naming
 
 SUFFIX = ".sha256"
 """The suffix of the file of digests, which otherwise has the name of the record's file."""
@@ -29,6 +33,7 @@ class SealedFile:
     """
 
     def __init__(self, path: Path):
+        self._path = path
         # If the second file cannot be opened, the first is closed.
         with ExitStack() as stack:
             self._file = stack.enter_context(path.open("xb"))
@@ -46,11 +51,60 @@ class SealedFile:
         self._number += 1
 
     def sync(self) -> None:
-        """Force the operating system to write both files to the disk."""
-        os.fsync(self._file.fileno())
-        os.fsync(self._digests.fileno())
+        """Force the operating system to write both files to the disk.
+
+        Raises:
+            OSError: if the disk refuses; the error names the file.
+        """
+        with naming(self._path):
+            os.fsync(self._file.fileno())
+            os.fsync(self._digests.fileno())
 
     def close(self) -> None:
         """Write the end of the stream, and close both files."""
         with self._open_files:
             self._file.write(STREAM_END)
+
+
+_LINE = re.compile(rb"(\d{1,15}) (\d{1,18}) ([0-9a-f]{64})\n")
+
+
+def holds_nothing_readable(path: Path) -> bool:
+    """Return True if a record's file is so damaged that its readers refuse it: in its schema, or in every loss.
+
+    Only the parts up to the first intact loss are read, so a large file takes no longer than a small one.
+    """
+    size = path.stat().st_size
+    digests = path.with_suffix(SUFFIX)
+    if not digests.is_file():
+        return size > 0
+    ends: dict[int, tuple[int, str]] = {-1: (0, "")}
+    with digests.open("rb") as lines:
+        for line in lines:
+            match = _LINE.fullmatch(line)
+            if match is not None:
+                ends[int(match[1])] = (int(match[2]), match[3].decode())
+    last = max(ends)
+    has_damage = False
+    with path.open("rb") as file:
+        for number in range(last + 1):
+            state = _state_of_part(file, size, ends.get(number - 1), ends.get(number))
+            if number == 0 and state != "intact":
+                return True
+            if number and state == "intact":
+                return False
+            has_damage |= state == "damaged"
+    return has_damage
+
+
+def _state_of_part(
+    file: BinaryIO, size: int, previous: tuple[int, str] | None, part: tuple[int, str] | None
+) -> str:
+    """Return ``intact``, ``cut off`` or ``damaged`` for a part, of which the end and the digest are given."""
+    if previous is None or part is None or part[0] < previous[0]:
+        return "damaged"
+    if part[0] > size:
+        return "cut off"
+    file.seek(previous[0])
+    data = file.read(part[0] - previous[0])
+    return "intact" if hashlib.sha256(data).hexdigest() == part[1] else "damaged"

@@ -21,6 +21,7 @@ from rlvet.runs.record_format import (
     import_pyarrow,
     record_schema,
 )
+from rlvet.runs.record_gaps import StepGaps
 from rlvet.runs.record_parts import decompressed_size, read_parts
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
     If a run was resumed, steps that a process recorded again are only read from its later file. Left out with a warning
     are an incomplete last batch, from a run that was killed or is still writing; batches whose digest does not match;
     and sequences with invalid values (NaN, a log-probability above 0), with their number and the first of them.
+    A warning names the steps that are missing between two files of a process, or before its first one, as after a loss
+    of power.
 
     Args:
         path: The folder that `bandpo.audit.Recorder` wrote, or one file of it.
@@ -180,15 +183,20 @@ def read_record(path: str | Path) -> Iterator[LossBatch]:
     first_repeated = _first_repeated_steps(files)
     bad_sequences = 0
     first_problem = ""
+    gaps = StepGaps()
     for file in files:
         for batch in _read_file(file):
             if batch.step is not None and batch.step >= first_repeated.get(file, batch.step + 1):
                 continue
+            gaps.add(file, batch.step)
             valid_batch, problem = batch.without_bad_sequences()
             bad_sequences += valid_batch.bad_sequences
             if problem and not first_problem:
                 first_problem = f"{batch.location}, {problem}"
             yield valid_batch
+    if path.is_dir():
+        for message in gaps.messages():
+            warnings.warn(f"{path}: {message}", stacklevel=2)
     if bad_sequences:
         warnings.warn(
             f"{path}: {bad_sequences} sequences with values that cannot be right are left out; the first: "

@@ -191,7 +191,7 @@ class AuditMixin(GRPOTrainer):
         self._log_detail = _LogDetail()
         self.add_callback(self._log_detail)
         self._watch = self._add_watch(anchor)
-        self.add_callback(_EndOfTraining(self._announce_missing_comparison))
+        self.add_callback(_EndOfTraining(self._end_training))
 
         if self.record is not None:
             sampling = sampling_settings(self.args)
@@ -203,6 +203,17 @@ class AuditMixin(GRPOTrainer):
                 framework=f"trl {trl.__version__}",
                 sampling={name: value for name, value in sampling.items() if value is not None},
             )
+
+    def _end_training(self) -> None:
+        self._announce_missing_comparison()
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    def _save_checkpoint(self, *arguments: Any, **kwargs: Any) -> None:
+        # A run that is resumed from this checkpoint does not record the losses before it again.
+        if self._recorder is not None:
+            self._recorder.flush()
+        super()._save_checkpoint(*arguments, **kwargs)
 
     def _add_watch(self, anchor: str) -> Watch | None:
         """Add the callback that diagnoses the run, and return it: the user's `Watch`, or one for ``watched``.

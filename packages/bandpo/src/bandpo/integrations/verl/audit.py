@@ -149,6 +149,8 @@ class Driver:
 
         if self._recorder is not None:
             self._recorder.add(**columns, step=data.meta_info.get("global_steps", self._batches + 1))
+            # verl writes checkpoints in other processes, so every batch is on the disk before its update.
+            self._recorder.flush()
         if self._watch is not None:
             with np.errstate(invalid="ignore"):  # for log-probabilities of −∞, which the workers report
                 self._watch.check_batch(**columns)
