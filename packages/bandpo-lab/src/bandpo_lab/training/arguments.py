@@ -25,6 +25,7 @@ from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, did_you_mean
 from bandpo_lab.file_models import read_yaml
 from bandpo_lab.files import PATHS, check_path
+from bandpo_lab.training.failures import guarded
 
 
 @dataclass
@@ -322,8 +323,11 @@ def _reward_function(name: str) -> Callable[..., Any]:
     module, _, function = name.rpartition(".")
     try:
         with importable_current_folder():
-            return getattr(importlib.import_module(module), function)
+            reward = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidValue(
             f"reward_funcs: {name!r} is neither one of TRL's nor package.module.function ({error})"
         ) from error
+    if not callable(reward):
+        raise InvalidValue(f"reward_funcs: {name!r} is {reward!r:.80}, and no function")
+    return guarded(name, reward)

@@ -64,7 +64,7 @@ def _loading(checkpoint: str | None) -> Generator[None, None, None]:
         ) from error
 
 
-WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "I/O error", "os error")
+WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "iostream error", "I/O error", "os error")
 """Parts of the error messages of torch.save and safetensors if the disk is full; they do not raise OSError."""
 
 

@@ -19,7 +19,7 @@ import yaml
 from transformers import SchedulerType
 
 from bandpo_lab.console import echo
-from bandpo_lab.errors import FileProblem, InvalidValue, RunProblem
+from bandpo_lab.errors import FileProblem, InvalidValue, RunProblem, is_reported
 from bandpo_lab.file_models import read_json, read_yaml, validate_as
 from bandpo_lab.files import (
     LOCK,
@@ -34,9 +34,8 @@ from bandpo_lab.files import (
     sync,
 )
 from bandpo_lab.training.arguments import OUTPUT_DIR
-from bandpo_lab.training.checkpoints import damage, saved_checkpoints, step_of
+from bandpo_lab.training.checkpoints import damage, saved_checkpoints, saving, step_of
 from bandpo_lab.training.processes import Processes
-from rlvet import errors as rlvet_errors
 from rlvet._terminal import printable
 from rlvet.report.page import write_report
 from rlvet.runs.files import read_jsonl
@@ -307,7 +306,8 @@ class RunFolder:
     def save_model(self, trainer: Trainer) -> None:
         """Save the model; called by all processes that train together."""
         unfinished = self.path / UNFINISHED / self.model.name
-        trainer.save_model(str(unfinished))
+        with saving(self.model):
+            trainer.save_model(str(unfinished))
         trainer.accelerator.wait_for_everyone()
         if self._main:
             remove(self.model)
@@ -325,7 +325,9 @@ class RunFolder:
             if named_rows(self.history()):
                 try:
                     write_report([self.path], self.report, method=method)
-                except rlvet_errors.InvalidValue as error:
+                except Exception as error:
+                    if not is_reported(error):
+                        raise
                     # A record that was damaged while the run was made: the run itself is whole.
                     _print(f"the run is finished, but {self.report} is not written: {error}")
             self._seal(self.metrics, *self.model.rglob("*"))

@@ -16,7 +16,7 @@ from trl import get_dataset, get_peft_config, get_quantization_config
 
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.console import echo
-from bandpo_lab.errors import InvalidValue
+from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.evals.dataset_io import check_prepared
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
@@ -26,6 +26,7 @@ from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import MetricsLog, PeriodicEvaluation, ProgressBar
 from bandpo_lab.training.checkpoints import AtomicCheckpoints
+from bandpo_lab.training.failures import check_weights, naming_failures
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.stale import StaleBatches
@@ -38,6 +39,19 @@ EVALUATION_SEED = 1234
 
 class RunTrainer(AtomicCheckpoints, StaleBatches, BandGRPOTrainer):
     """`BandGRPOTrainer` with a lag, whose checkpoints are written atomically."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        check_weights(self, f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
+    def _calculate_rewards(self, *arguments: Any, **kwargs: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(*arguments, **kwargs)
+        if rewards.isnan().all():
+            raise RunProblem(
+                f"every reward after step {self.state.global_step} is NaN or None, so there is nothing to learn from: "
+                "see the reward functions, and whether their columns are in the data"
+            )
+        return rewards
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Write no model card, since TRL's would name neither a local base model, the clip rule nor the scores."""
@@ -106,11 +120,13 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
     # All settings are valid: from here on, the folder is used.
     checkpoint = folder.begin()
     try:
-        evaluate("before")
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        folder.save_model(trainer)
-        evaluate("after")
-        folder.finish(arguments.training.effective_method)
+        with naming_failures(trainer, folder.path):
+            evaluate("before")
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            check_weights(trainer, folder.model.name)
+            folder.save_model(trainer)
+            evaluate("after")
+            folder.finish(arguments.training.effective_method)
     except Exception:
         folder.record_error()
         raise
