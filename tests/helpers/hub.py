@@ -28,13 +28,27 @@ class Hub:
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     """Method, path and, where there is one, the range of bytes."""
+    flipped: str | None = None
+    """The file that is served with one other bit."""
+    states_digests: bool = True
+    """False for a mirror that does not list the files of a repository."""
     broken_after: int | None = None
     """The first file longer than this is cut off after so many bytes, once."""
     address: str = ""
 
 
+LARGE = 1_000_000
+"""The size in bytes from which the hub stores a file beside git."""
+
+
 def entry(path: str, content: bytes) -> dict[str, object]:
-    return {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}  # noqa: S324
+    """Return what the hub lists of a file: git's name of its content, and of a large file the SHA-256."""
+    blob = b"blob %d\0" % len(content) + content
+    listed = {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(blob).hexdigest()}  # noqa: S324
+    if len(content) < LARGE:
+        return listed
+    sha256 = hashlib.sha256(content).hexdigest()
+    return listed | {"oid": "0" * 40, "lfs": {"oid": sha256, "size": len(content), "pointerSize": 134}}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -109,6 +123,8 @@ class Handler(BaseHTTPRequestHandler):
             self._json(
                 about | {"cardData": {"license": repository.licence}, "tags": [], "downloads": 0, "likes": 0}
             )
+        elif action == "tree" and not self.hub.states_digests:
+            self._json({"error": "not found"}, 404)
         elif action == "tree":
             inside = {
                 p: content
@@ -157,10 +173,12 @@ class Handler(BaseHTTPRequestHandler):
         begin, end = 0, len(content)
         if match := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             begin, end = int(match[1]), int(match[2]) + 1 if match[2] else end
+        if path == self.hub.flipped:
+            content = bytes([content[0] ^ 1]) + content[1:]
         part = content[begin:end]
         self.send_response(206 if len(part) < len(content) else 200)
         headers = {
-            "ETag": f'"{entry(path, content)["oid"]}"',
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
             "X-Repo-Commit": repository.sha,
             "Accept-Ranges": "bytes",
             "Content-Range": f"bytes {begin}-{end - 1}/{len(content)}",

@@ -15,9 +15,11 @@ from typing import Any
 
 import yaml
 
+from bandpo_lab.console import echo
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.files import SEAL, digest, is_path, seal, sealed
+from bandpo_lab.hub_digests import compare_with_hub
 
 LEFT_OUT = ("original/*", "onnx/*", "*.gguf", "*.pth")
 """The files of a model's repository that neither transformers nor vLLM reads, which are not downloaded."""
@@ -102,7 +104,7 @@ def download(model: HubModel, data: Path) -> Path:
 
     Raises:
         ConnectionError: The hub cannot be reached, or refuses the model.
-        FileProblem: A file of a complete download has changed.
+        FileProblem: A file of a complete download has changed, or a file did not arrive with the hub's digest.
     """
     folder = downloaded_folder(model, data)
     if folder is not None:
@@ -124,7 +126,10 @@ def download(model: HubModel, data: Path) -> Path:
             f"{model.repo}, revision {model.revision or 'newest'}, was not downloaded: {reason} What has arrived is "
             "kept, and the same command goes on. A model whose licence is to be accepted needs `hf auth login`"
         ) from error
-    seal(folder, _files(folder))
+    files = _files(folder)
+    names = [file.relative_to(folder).as_posix() for file in files]
+    echo(f"{model.repo}: {compare_with_hub(folder, names, model.repo, revision)}", err=True)
+    seal(folder, files)
     return folder
 
 

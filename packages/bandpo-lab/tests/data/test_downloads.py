@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from bandpo_lab import hub_digests
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.downloads import HubModel, changed_files, check_whole, downloaded_folder, hub_model
 from bandpo_lab.errors import FileProblem
+from bandpo_lab.hub_digests import Comparison, git_digest
 from helpers.hub import Hub, Repository, serving
 
 pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
@@ -117,6 +119,52 @@ def test_a_revision_that_the_hub_does_not_have_is_an_error_with_its_name(hub, ru
     assert found.returncode == 2
     assert f"Qwen/Qwen2.5-3B-Instruct, revision {MODEL.revision}, was not downloaded" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_a_model_with_another_bit_is_not_accepted_and_is_downloaded_again(hub, run, tmp_path):
+    hub.flipped = "model.safetensors"
+    found = run(*SETUP)
+    assert found.returncode == 2
+    assert "error: model.safetensors of Qwen/Qwen2.5-3B-Instruct, revision" in found.stderr
+    assert "did not arrive as the hub has it" in found.stderr
+    folder = tmp_path / "data/models/Qwen/Qwen2.5-3B-Instruct" / MODEL.revision
+    assert not (folder / "model.safetensors").exists()
+    assert not (folder / "manifest.json").exists()
+    hub.flipped = "rows.parquet"  # each data set's
+    found = run(*SETUP)
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert "Qwen/Qwen2.5-3B-Instruct: 2 files have the digests that the hub states\n" in found.stderr
+    assert found.returncode == 2
+    assert re.search(
+        r"error: rows\.parquet of \S+, revision \w+, did not arrive as the hub has it", found.stderr
+    )
+    hub.flipped = None
+    made = run(*SETUP)
+    assert made.returncode == 0, made.stderr
+    assert "aime24: 2 files have the digests that the hub states\n" in made.stderr
+
+
+@pytest.mark.slow
+def test_a_hub_that_states_no_digests_is_named(hub, run):
+    hub.states_digests = False
+    made = run("data", "prepare", "aime24", "--output-dir", "data", "--golds", "keep")
+    assert made.returncode == 0, made.stderr
+    assert "states none for README.md, rows.parquet, which are taken as they arrived" in made.stderr
+
+
+def test_a_small_file_is_compared_by_the_digest_of_git(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub_digests, "_stated_digests", lambda *_: {"a": (None, git_digest(tmp_path / "a"))})
+    (tmp_path / "a").write_bytes(b"hello\n")
+    assert git_digest(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"  # git hash-object
+    (tmp_path / "b").write_bytes(b"")
+    assert hub_digests.compare_with_hub(tmp_path, ["a", "b"], "x/y", "0") == Comparison(1, ("b",))
+    stated = git_digest(tmp_path / "a")
+    (tmp_path / "a").write_bytes(b"hallo\n")
+    monkeypatch.setattr(hub_digests, "_stated_digests", lambda *_: {"a": (None, stated)})
+    with pytest.raises(FileProblem, match="a of x/y, revision 0, did not arrive as the hub has it"):
+        hub_digests.compare_with_hub(tmp_path, ["a"], "x/y", "0")
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.slow

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bandpo_lab.console import echo
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, HubDataset, Role
-from bandpo_lab.errors import InvalidValue
+from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.dataset_io import read_answer, read_prompt, read_rows
 from bandpo_lab.files import digest
+from bandpo_lab.hub_digests import compare_with_hub
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,34 @@ def _load_hub(name: str, hub: HubDataset, role: Role | None, revision: str | Non
             f"{name} could not be loaded from the hub's {hub.repo}, revision {revision}: {error}. "
             f"Without access to the hub, give a file: {name}=FILE.jsonl"
         ) from error
+    if not huggingface_hub.is_offline_mode():
+        _compare_cache_with_hub(name, hub, str(commit))
     origin = {"hub": hub.repo, "config": hub.config, "split": hub.split, "revision": commit}
     return _problem_set(name, rows, origin, role, str(licence) if licence else None)
+
+
+def _compare_cache_with_hub(name: str, hub: HubDataset, commit: str) -> None:
+    """Compare the files of a set in the hub's cache with the hub's digests, and print the result.
+
+    Raises:
+        FileProblem: A file differs. It is removed, and so are the rows that were made from it.
+    """
+    import huggingface_hub
+    from datasets import load_dataset_builder
+
+    cache = Path(huggingface_hub.constants.HF_HUB_CACHE)
+    folder = cache / f"datasets--{hub.repo.replace('/', '--')}" / "snapshots" / commit
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    if not names:  # the rows are from the cache of an earlier call, which has compared their files
+        return
+    try:
+        comparison = compare_with_hub(folder, names, hub.repo, commit, "dataset")
+    except FileProblem:
+        if hub.file is None:
+            builder = load_dataset_builder(hub.repo, hub.config, revision=commit)
+            shutil.rmtree(builder.cache_dir, ignore_errors=True)
+        raise
+    echo(f"{name}: {comparison}", err=True)
 
 
 def _load_file(name: str, path: Path, role: Role | None) -> ProblemSet:
