@@ -19,6 +19,8 @@ class Repository:
     sha: str
     files: dict[str, bytes]
     licence: str = "apache-2.0"
+    states_digests: bool = True
+    """False as in a mirror that lists the files without their digests."""
 
 
 @dataclass
@@ -30,8 +32,6 @@ class Hub:
     """Method, path and, where there is one, the range of bytes."""
     flipped: str | None = None
     """The file that is served with one other bit."""
-    states_digests: bool = True
-    """False for a mirror that does not list the files of a repository."""
     broken_after: int | None = None
     """The first file longer than this is cut off after so many bytes, once."""
     address: str = ""
@@ -123,8 +123,6 @@ class Handler(BaseHTTPRequestHandler):
             self._json(
                 about | {"cardData": {"license": repository.licence}, "tags": [], "downloads": 0, "likes": 0}
             )
-        elif action == "tree" and not self.hub.states_digests:
-            self._json({"error": "not found"}, 404)
         elif action == "tree":
             inside = {
                 p: content
@@ -132,6 +130,8 @@ class Handler(BaseHTTPRequestHandler):
                 if p.startswith(f"{rest}/" if rest else "")
             }
             listed = [entry(path, content) for path, content in inside.items()]
+            if not repository.states_digests:
+                listed = [file | {"oid": None, "lfs": None} for file in listed]
             if query.get("recursive", ["False"])[0].lower() not in ("true", "1"):
                 depth = rest.count("/") + 1 if rest else 0
                 folders = {"/".join(p.split("/")[: depth + 1]) for p in inside if p.count("/") > depth}

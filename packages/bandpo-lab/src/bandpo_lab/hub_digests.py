@@ -66,6 +66,7 @@ def compare_with_hub(
 
     Raises:
         FileProblem: Files differ. They are removed, so that the same command downloads them again.
+        ConnectionError: The hub cannot be reached.
     """
     stated = _stated_digests(repo, revision, repo_type)
     compared = 0
@@ -93,7 +94,7 @@ def compare_with_hub(
 
 
 def _stated_digests(repo: str, revision: str, repo_type: str) -> dict[str, tuple[str | None, str | None]]:
-    """Return the SHA-256 and git's SHA-1 of each file, where the hub states them; empty if it lists no files."""
+    """Return the SHA-256 or git's SHA-1 of each file, as the hub states them; None where it states none."""
     import huggingface_hub
 
     try:
@@ -102,9 +103,12 @@ def _stated_digests(repo: str, revision: str, repo_type: str) -> dict[str, tuple
                 repo, recursive=True, revision=revision, repo_type=repo_type
             )
         )
-    # Mirrors lack this request, and raise errors of several packages.
-    except Exception:
-        return {}
+    # Without a network, the hub's libraries raise errors of several packages.
+    except Exception as error:
+        message = " ".join(str(error).split())
+        raise ConnectionError(
+            f"the hub did not state the digests of {repo}, revision {revision}: {message}. Give the same command again"
+        ) from error
     digests: dict[str, tuple[str | None, str | None]] = {}
     for entry in entries:
         lfs = getattr(entry, "lfs", None)

@@ -147,10 +147,10 @@ def test_a_model_with_another_bit_is_not_accepted_and_is_downloaded_again(hub, r
 
 @pytest.mark.slow
 def test_a_hub_that_states_no_digests_is_named(hub, run):
-    hub.states_digests = False
-    made = run("data", "prepare", "aime24", "--output-dir", "data", "--golds", "keep")
+    hub.repositories["models", MODEL.repo].states_digests = False
+    made = run(*SETUP)
     assert made.returncode == 0, made.stderr
-    assert "states none for README.md, rows.parquet, which are taken as they arrived" in made.stderr
+    assert "states none for config.json, model.safetensors, which are taken as they arrived" in made.stderr
 
 
 def test_a_small_file_is_compared_by_the_digest_of_git(tmp_path, monkeypatch):
