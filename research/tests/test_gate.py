@@ -85,3 +85,18 @@ def test_the_committed_report_is_that_of_the_rows():
     assert finished_keys(ROWS) <= planned
     open_settings = re.search(r"\*\*(\d+) of (\d+) settings show both effects\*\*", REPORT.read_text())
     assert int(open_settings[1]) > 0
+
+
+def test_the_counts_of_the_page_are_those_of_the_rows():
+    settings = [setting for setting in read_settings(ROWS) if not setting.cell.pilot]
+    reused = [
+        s for s in settings if s.cell.testbed == "tables" and s.cell.task == "random" and s.cell.epochs > 1
+    ]
+    mild = [s for s in reused if 0.02 <= s.blocked < 0.5]
+    strong = [s for s in reused if s.blocked >= 0.5]
+    less = [s for s in strong if s.difference("Clip-Higher", CLIP, "entropy").high < 0]
+    page_text = " ".join((ROOT / "docs/measured/studies.md").read_text().split())
+    assert f"in [{sum(s.keeps_entropy for s in mild)} of {len(mild)} settings]" in page_text
+    assert f"surely ended with less in {len(less)} of {len(strong)}." in page_text
+    right = [s for s in settings if s.cell.testbed == "tables" and s.cell.task == "true"]
+    assert not any(s.keeps_entropy for s in right)
