@@ -33,7 +33,7 @@ def textbook(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tens
 
 
 def fused(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
-    return policy_loss(linear_logp(hidden, head, ids), **batch).loss
+    return policy_loss(linear_logp(hidden, head, ids).logp, **batch).loss
 
 
 def mostly_masked(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from bandpo import KL, TotalVariation, compile_loss, policy_loss, ratio_bounds
+from bandpo import KL, Packed, Rows, TotalVariation, compile_loss, policy_loss, ratio_bounds
 from bandpo.core.divergences import JensenShannon, PearsonChi2
 from bandpo.core.text import as_method
 from measuring import compete, stamp
@@ -57,7 +57,7 @@ def textbook_clip(logp, logp_old, advantages, mask):
 
 def method_loss(method):
     """Return the loss of a method, with metrics, which a compiled loss then has to compute too."""
-    return partial(policy_loss, method=as_method(method), packed=False)
+    return partial(policy_loss, method=as_method(method), layout=Rows())
 
 
 def batch(tokens, device):
@@ -91,7 +91,7 @@ def compiled(run, backend):
 
 @cache
 def compiled_method(name, backend):
-    return partial(compile_loss(name, dynamic=True, backend=backend), packed=False)
+    return partial(compile_loss(name, dynamic=True, backend=backend), layout=Rows())
 
 
 def bounds_contest(tokens, device, backend="inductor"):
@@ -136,7 +136,7 @@ def packed_contest(tokens, device, backend="inductor"):
             loss = partial(policy_loss, method=as_method(name))
             runs[f"{name} padded by {padding:.0%}"] = forward_backward(loss, [*padded, advantages, mask])
             runs[f"{name} packed from {padding:.0%}"] = forward_backward(
-                partial(loss, cu_seqlens=ends), [*packed, advantages]
+                partial(loss, layout=Packed(cu_seqlens=ends)), [*packed, advantages]
             )
     return f"GRPO() padded by {PADDING[0]:.0%}", runs
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bandpo import Method, RatioBounds, certify, check, policy_loss
+from bandpo import Batch, Method, RatioBounds, certify, check, policy_loss
 from bandpo.core.rules import TokenRule
 from bandpo.core.text import as_text
 
@@ -129,7 +129,7 @@ def main():
     def loss(logp):
         return loss_as_coded(logp, logp_old, advantages, mask)
 
-    print(certify(loss, logp, logp_old, advantages, mask, method=method))
+    print(certify(loss, Batch.read(logp, logp_old, advantages, mask), method=method))
 
 
 if __name__ == "__main__":

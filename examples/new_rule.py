@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bandpo import KL, Band, ClipRule, FixedClip, RatioBounds, certify, check, policy_loss
+from bandpo import KL, Band, Batch, ClipRule, FixedClip, RatioBounds, certify, check, policy_loss
 
 
 # A rule is a frozen dataclass whose fields are its settings. On the command line and in configs it is written as text:
@@ -114,7 +114,9 @@ def show_loss():
         surrogate = torch.minimum(ratio * advantages[:, None], clipped * advantages[:, None])
         return -(surrogate * mask).sum() / mask.sum()
 
-    print(certify(handwritten_loss, logp.detach(), logp_old, advantages, mask, method=OddsClip(1.5)))
+    print(
+        certify(handwritten_loss, Batch.read(logp.detach(), logp_old, advantages, mask), method=OddsClip(1.5))
+    )
 
     # For a loss with another clip it raises an error, which has the differing tokens and the likely cause.
     def loss_with_another_clip(logp):
@@ -124,7 +126,11 @@ def show_loss():
         return -(surrogate * mask).sum() / mask.sum()
 
     try:
-        certify(loss_with_another_clip, logp.detach(), logp_old, advantages, mask, method=OddsClip(1.5))
+        certify(
+            loss_with_another_clip,
+            Batch.read(logp.detach(), logp_old, advantages, mask),
+            method=OddsClip(1.5),
+        )
     except RuntimeError as error:
         print(error)
 

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from bandpo import policy_loss
+from bandpo import Batch, parse
 from bandpo.audit import Recorder
 
 DIGITS = 10
@@ -120,7 +120,8 @@ def train(arguments):
     torch.manual_seed(arguments.seed)
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=arguments.learning_rate)
-    recorder = Recorder(arguments.record, method=arguments.method) if arguments.record else None
+    method = parse(arguments.method)
+    recorder = Recorder(arguments.record, method=method) if arguments.record else None
     rewards_by_step = []
 
     with recorder or nullcontext():
@@ -146,16 +147,12 @@ def train(arguments):
 
             for update in range(arguments.updates):
                 logp, entropy = log_probabilities(policy, prompts, completions)
-                loss, metrics = policy_loss(
-                    logp, logp_old, advantages, mask, method=arguments.method, entropy=entropy
-                )
+                # One batch for the loss and the record.
+                batch = Batch.read(logp, logp_old, advantages, mask, entropy=entropy)
+                loss, metrics = method.loss(batch)
                 if recorder:
                     recorder.add(
-                        logp=logp,
-                        logp_old=logp_old,
-                        advantages=advantages,
-                        mask=mask,
-                        entropy=entropy,
+                        batch,
                         tokens=completions,
                         reward=rewards,
                         group=groups,

@@ -1,8 +1,8 @@
 """Compute the loss of a packed batch: several sequences one after the other in one row, without padding.
 
-What it shows: the three ways to describe a packed batch (``segments``, ``cu_seqlens``, jagged tensors), each with the
-loss and gradient of the padded batch, and the error without a description. `Audit`, `certify` and `Recorder` accept the
-same arguments.
+What it shows: the three ways to describe a packed batch (``Packed(segments=…)``, ``Packed(cu_seqlens=…)``, jagged
+tensors), each with the loss and gradient of the padded batch, and the error without a description. `Batch.read` accepts
+the same layouts, for `Audit`, `certify` and `Recorder`.
 
 What it needs: ``pip install ./packages/bandpo`` in a clone.
 
@@ -26,7 +26,7 @@ import argparse
 import torch
 from torch import nn
 
-from bandpo import linear_logp, policy_loss
+from bandpo import Packed, linear_logp, policy_loss
 
 LENGTHS = torch.tensor([7, 2, 12, 3])
 VOCABULARY = 50
@@ -74,16 +74,16 @@ def main():
     def show(name, hidden, ids, **arguments):
         """Print the loss of one form of the batch, and the largest gradient of the head's weights."""
         head.zero_grad()
-        logp = linear_logp(hidden, head.weight, ids)
+        logp = linear_logp(hidden, head.weight, ids).logp
         with torch.no_grad():
-            logp_old = linear_logp(hidden, old_head, ids)
+            logp_old = linear_logp(hidden, old_head, ids).logp
         loss = policy_loss(logp, logp_old, method=method, **arguments).loss
         loss.backward()
         print(f"{name:11s} loss {loss:.4f}  largest gradient {head.weight.grad.abs().max():.4f}")
 
     show("padded", hidden, ids, advantages=advantages, mask=mask)
-    show("segments", packed_hidden, packed_ids, advantages=advantages, segments=segments)
-    show("cu_seqlens", packed_hidden, packed_ids, advantages=advantages, cu_seqlens=cu_seqlens)
+    show("segments", packed_hidden, packed_ids, advantages=advantages, layout=Packed(segments=segments))
+    show("cu_seqlens", packed_hidden, packed_ids, advantages=advantages, layout=Packed(cu_seqlens=cu_seqlens))
     show("jagged", jagged_hidden, jagged_ids, advantages=advantages)
 
     # Without a description, the advantages per token reveal that the row is packed, and the loss raises an error.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from bandpo import certify
+from bandpo import Batch, certify
 from helpers.missing import require
 from pages import ROOT
 from rlvet.checks.diagnosis import diagnose
@@ -284,7 +284,7 @@ def test_the_method_is_its_authors_algorithm(threshold, seed, monkeypatch):
     def loss(x):
         return loss_as_coded(x, logp_old, advantages, mask, threshold)
 
-    certify(loss, logp, logp_old, advantages, mask, method=M2POAsCoded(threshold))
+    certify(loss, Batch.read(logp, logp_old, advantages, mask), method=M2POAsCoded(threshold))
 
 
 def overrides(folder: Path, **variables: str) -> list[str]:

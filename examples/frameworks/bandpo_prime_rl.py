@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from bandpo import integrations
+from bandpo import Rows, integrations
 from bandpo.core.errors import InvalidValue
 from bandpo.core.loss import LossOutputs, policy_loss
 from bandpo.integrations import read_method
@@ -85,7 +85,7 @@ def loss(
 
     # prime-rl splits its packed rows and calls the loss once per sequence.
     total, metrics = policy_loss(
-        *tensors, method=chosen_method, weights=weights, aggregation="sum", packed=False
+        *tensors, method=chosen_method, weights=weights, aggregation="sum", layout=Rows()
     )
     if kl_tau:
         penalty = kl_tau * (logp - logp_old)[mask].square()

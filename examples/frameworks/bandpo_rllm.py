@@ -24,7 +24,7 @@ from typing import Any
 
 import rllm
 
-from bandpo import policy_loss
+from bandpo import Rows, policy_loss
 from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.errors import InvalidValue
 from bandpo.integrations import check_settings, read_method, record
@@ -81,7 +81,7 @@ def register_loss(aggregation: str) -> Callable[[Any], tuple[Any, dict[str, floa
         def aggregate(values: Any) -> Any:
             return ctx.aggregate(values, ctx.action_mask)
 
-        total, metrics = policy_loss(*tensors, method=method, aggregation=aggregate, packed=False)
+        total, metrics = policy_loss(*tensors, method=method, aggregation=aggregate, layout=Rows())
         return total, {f"bandpo/{key}": value.item() for key, value in metrics.items()}
 
     rllm.register_loss(name, agg_mode=aggregation)(loss)

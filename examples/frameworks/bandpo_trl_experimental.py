@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
+from bandpo import Packed
 from bandpo.core.methods import Method
 from bandpo.integrations import epsilons, read_bounds, record
 from bandpo.integrations.trl.config import MethodSettings
@@ -87,6 +88,6 @@ class BandAsyncGRPOTrainer(AsyncGRPOTrainer):
             sampling={name: getattr(self.args, name, None) for name in ("temperature", "top_p", "top_k")},
             entropy=outputs.entropy.flatten()[positions][None],
             tokens=labels.flatten()[positions][None],
-            segments=inputs["segment_id"][counted][None],
+            layout=Packed(segments=inputs["segment_id"][counted][None]),
             step=self.state.global_step,
         )

@@ -35,6 +35,7 @@ from bandpo import (
     FixedClip,
     Loosest,
     Method,
+    Rows,
     TokenTOPR,
     TotalVariation,
     TwoSided,
@@ -562,7 +563,7 @@ class Trainer:
                 method=arm.method,
                 weights=weights[indices].flatten(0, 1) if arm.weighted else None,
                 aggregation="sum",
-                packed=False,
+                layout=Rows(),
             )
             total = total + loss
         return torch.autograd.grad(total, logp)[0] / batch.tokens[0].numel()

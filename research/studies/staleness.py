@@ -24,7 +24,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from bandpo import Band, BandAbove, FixedClip, Loosest, Method, TotalVariation, TwoSided, policy_loss
+from bandpo import (
+    Band,
+    BandAbove,
+    Batch,
+    FixedClip,
+    Loosest,
+    Method,
+    Rows,
+    TotalVariation,
+    TwoSided,
+    policy_loss,
+)
 from bandpo.audit.metrics import Audit
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files import drop_unfinished_line
@@ -228,12 +239,14 @@ def push(model: Any, batch: Drawn, method: Method, dropped: float, luck: torch.G
             method=method,
             aggregation="grpo",
             normalizer=len(batch.mask),
-            packed=False,
+            layout=Rows(),
         )
         loss.backward()
         audits.append(
             Audit.from_batch(
-                logp, old, advantages, mask, method=method, counterfactuals={"clip": CLIP}, packed=False
+                Batch.read(logp, old, advantages, mask, layout=Rows()),
+                method=method,
+                counterfactuals={"clip": CLIP},
             )
         )
     return audits

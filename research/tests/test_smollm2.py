@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import byte_model
+from bandpo import Rows
 from bandpo_lab.errors import RunProblem
 from bandpo_lab.study.jobs import JobResult
 from studies import smollm2, smollm2_report
@@ -203,7 +204,7 @@ def test_a_veto_drops_what_follows_a_token_that_fell_in_a_loser():
     logp_old = torch.full((2, 4), 0.5).log()
     logp = torch.tensor([[0.5, 0.2, 0.5, 0.5]] * 2).log().requires_grad_()
     method = ARMS["veto of suffixes"].method
-    loss, _ = smollm2.policy_loss(logp, logp_old, torch.tensor([-1.0, 1.0]), method=method, packed=False)
+    loss, _ = smollm2.policy_loss(logp, logp_old, torch.tensor([-1.0, 1.0]), method=method, layout=Rows())
     loss.backward()
     assert (logp.grad[0] != 0).tolist() == [True, False, False, False]
     assert (logp.grad[1] != 0).all()

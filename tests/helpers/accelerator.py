@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from bandpo import linear_logp, parse, policy_loss, rollout_weights
+from bandpo import Batch, Packed, linear_logp, parse, policy_loss, rollout_weights
 from bandpo.audit import Audit
 from bandpo.core.methods import METHODS
+from bandpo.core.text import as_method
 
 DEVICE = "absent"
 WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.equal")
@@ -50,23 +51,27 @@ def empty(*shape, dtype=torch.float32, **settings):
 def loss_of(method):
     logp = empty(4, 6, requires_grad=True)
     tensors = empty(4, 6), empty(4), empty(4, 6)
-    loss, metrics = policy_loss(
-        logp, *tensors, method=method, entropy=empty(4, 6), weights=empty(4, 6), logp_anchor=empty(4, 6)
+    loss, metrics = as_method(method).loss(
+        Batch.read(logp, *tensors, entropy=empty(4, 6), weights=empty(4, 6), logp_anchor=empty(4, 6))
     )
     loss.backward()
     assert {x.device.type for x in (logp.grad, *metrics.values())} == {DEVICE}
 
 
 def audit_of(method):
-    Audit.from_batch(empty(4, 6), empty(4, 6), empty(4), empty(4, 6), method=method, entropy=empty(4, 6))
+    Audit.from_batch(
+        Batch.read(empty(4, 6), empty(4, 6), empty(4), empty(4, 6), entropy=empty(4, 6)), method=method
+    )
 
 
 def packed_loss_of(method):
     logp = empty(1, 24, requires_grad=True)
     ends = empty(5, dtype=torch.int64)
-    policy_loss(logp, empty(1, 24), empty(4), method=method, cu_seqlens=ends).loss.backward()
+    policy_loss(logp, empty(1, 24), empty(4), method=method, layout=Packed(cu_seqlens=ends)).loss.backward()
     segments = empty(1, 24, dtype=torch.int64)
-    policy_loss(logp, empty(1, 24), empty(1, 24), method=method, segments=segments).loss.backward()
+    policy_loss(
+        logp, empty(1, 24), empty(1, 24), method=method, layout=Packed(segments=segments)
+    ).loss.backward()
 
 
 def log_probabilities():
@@ -76,7 +81,9 @@ def log_probabilities():
 def weights_of_a_rollout():
     for mode in ("token_truncate", "sequence_mask"):
         rollout_weights(empty(4, 6), empty(4, 6), empty(4, 6), mode=mode)
-        rollout_weights(empty(1, 24), empty(1, 24), mode=mode, cu_seqlens=empty(5, dtype=torch.int64))
+        rollout_weights(
+            empty(1, 24), empty(1, 24), mode=mode, layout=Packed(cu_seqlens=empty(5, dtype=torch.int64))
+        )
 
 
 def planted_copy():

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from typer.testing import CliRunner
 from verl.utils import config as verls_settings
 
-from bandpo import policy_loss
+from bandpo import Rows, policy_loss
 from bandpo.core.text import as_method
 from bandpo.integrations.verl import loss_method
 from bandpo_lab.cli import run
@@ -228,6 +228,6 @@ def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, caps
     names = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_is_weights")
     logp, *rest, weights = (tensors[name].clone() for name in names)
     # As in verl's adapter: a row is one sequence, whose advantages may change.
-    loss = policy_loss(logp.requires_grad_(), *rest, weights=weights, method=asked, packed=False).loss
+    loss = policy_loss(logp.requires_grad_(), *rest, weights=weights, method=asked, layout=Rows()).loss
     expected = torch.autograd.grad(loss, logp)[0]
     torch.testing.assert_close(evaluate(actor, tensors)[1], expected, check_dtype=False)

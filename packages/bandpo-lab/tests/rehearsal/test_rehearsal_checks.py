@@ -10,7 +10,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import torch
 
-from bandpo import KL, Band, FixedClip, TotalVariation, Unclipped, policy_loss
+from bandpo import KL, Band, FixedClip, Rows, TotalVariation, Unclipped, policy_loss
 from bandpo.core.divergences import PearsonChi2
 from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import DualClip
@@ -37,7 +37,7 @@ def record(
         logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3).requires_grad_()
         mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
         advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
-        loss = policy_loss(logp, old, advantages, mask, method=method, packed=False).loss
+        loss = policy_loss(logp, old, advantages, mask, method=method, layout=Rows()).loss
         (gradient,) = torch.autograd.grad(loss, logp)
         written = {
             "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,

@@ -12,6 +12,7 @@ from bandpo import _current_folder  # noqa: F401
 from importlib import metadata as _metadata
 
 from bandpo.core.aggregation import aggregate
+from bandpo.core.batch import Batch
 from bandpo.core.bounds import (
     RatioBounds,
     ratio_bounds,
@@ -31,6 +32,7 @@ from bandpo.core.divergences import (
 )
 from bandpo.core.gradient_check import certify
 from bandpo.core.importance import rollout_weights
+from bandpo.core.layout import Packed, Rows
 from bandpo.core.linear import linear_logp
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import (
@@ -120,6 +122,7 @@ __all__ = [
     "Band",
     "BandAbove",
     "BandPO",
+    "Batch",
     "ClipCov",
     "ClipRule",
     "DeepSeekV32",
@@ -133,10 +136,12 @@ __all__ = [
     "Method",
     "MiniRL",
     "NeymanChi2",
+    "Packed",
     "PearsonChi2",
     "PrimeRL",
     "RatioBounds",
     "ReverseKL",
+    "Rows",
     "SquaredHellinger",
     "TokenTOPR",
     "TotalVariation",

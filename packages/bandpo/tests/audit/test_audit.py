@@ -5,10 +5,11 @@ import re
 import pytest
 import torch
 
-from bandpo import DCPO, KL, Band, FixedClip, Method, TwoSided, Unclipped, policy_loss
+from bandpo import DCPO, KL, Band, Batch, FixedClip, Method, TwoSided, Unclipped, policy_loss
 from bandpo.audit import Audit, Recorder
 from bandpo.audit.metrics import BINS, COUNTERFACTUALS, LOGGED, logged
 from bandpo.core.rules import Tightest
+from bandpo.core.text import as_method
 from pages import ROOT
 
 
@@ -29,7 +30,7 @@ def test_numbers_worked_by_hand():
     ratio = torch.tensor([[4.0, 2.0, 1.1], [0.5, 1.5, 9.0]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     tensors = (p * ratio).log(), p.log(), torch.tensor([1.0, -2.0]), mask
-    m = Audit.from_batch(*tensors, method=FixedClip(0.2), entropy=p * 2).metrics()
+    m = Audit.from_batch(Batch.read(*tensors, entropy=p * 2), method=FixedClip(0.2)).metrics()
     expected = {
         "tokens": 5,
         "calls": 1,
@@ -80,8 +81,12 @@ def test_numbers_worked_by_hand():
     ids=["clip", "Band", "DCPO", "sequence", "anchor"],
 )
 def test_agrees_with_the_loss(settings):
+    settings = dict(settings)
     tensors = batch(0)
-    m, loss = Audit.from_batch(*tensors, **settings).metrics(), policy_loss(*tensors, **settings).metrics
+    method = settings.pop("method")
+    made = Batch.read(*tensors, **settings)
+    m = Audit.from_batch(made, method=method).metrics()
+    loss = as_method(method).loss(made).metrics
     for name in ("clip_high", "clip_low", "ratio_mean", "approx_kl"):
         assert m[name] == pytest.approx(loss[name].item(), rel=1e-4)
     assert 0 < m["clip_high"] < 0.6
@@ -89,9 +94,9 @@ def test_agrees_with_the_loss(settings):
 
 def test_each_counterfactual_is_that_rule_s_own_audit():
     tensors = batch(1)
-    m = Audit.from_batch(*tensors, method=Unclipped()).metrics()
+    m = Audit.from_batch(Batch.read(*tensors), method=Unclipped()).metrics()
     for name, rule in COUNTERFACTUALS.items():
-        own = Audit.from_batch(*tensors, method=rule).metrics()
+        own = Audit.from_batch(Batch.read(*tensors), method=rule).metrics()
         for key in ("clip_high", "clip_low", "inert", "blocked_mass_below_0.1"):
             assert m[f"if/{name}/{key}"] == own[key]
     assert m["clip_high"] == 0
@@ -100,8 +105,11 @@ def test_each_counterfactual_is_that_rule_s_own_audit():
 def test_sums_over_parts_are_the_whole():
     """Ragged micro-batches and processes: rates are over all tokens, not means of means."""
     tensors = batch(2)
-    whole = Audit.from_batch(*tensors, method=Band())
-    parts = [Audit.from_batch(*(x[i:j] for x in tensors), method=Band()) for i, j in ((0, 1), (1, 3), (3, 8))]
+    whole = Audit.from_batch(Batch.read(*tensors), method=Band())
+    parts = [
+        Audit.from_batch(Batch.read(*(x[i:j] for x in tensors)), method=Band())
+        for i, j in ((0, 1), (1, 3), (3, 8))
+    ]
     added = parts[0] + parts[1] + parts[2]
     processes = []  # what an all-reduce over two processes does to the flat sums
     (parts[1] + parts[2]).reduced(lambda flat: processes.append(flat) or flat)
@@ -113,26 +121,26 @@ def test_sums_over_parts_are_the_whole():
                 assert theirs[name] == pytest.approx(ours[name], rel=1e-5, abs=1e-9)
         assert theirs["calls"] == 3
     with pytest.raises(ValueError, match="audits of different methods"):
-        whole + Audit.from_batch(*tensors, method=Band(), counterfactuals={})
+        whole + Audit.from_batch(Batch.read(*tensors), method=Band(), counterfactuals={})
 
 
 def test_on_policy_and_movement():
     logp, logp_old, advantages, mask = batch(4)
-    still = Audit.from_batch(logp_old, logp_old, advantages, mask, method=FixedClip()).metrics()
+    still = Audit.from_batch(Batch.read(logp_old, logp_old, advantages, mask), method=FixedClip()).metrics()
     assert (still["on_policy"], still["inert"], still["radius_used"]) == (1, 1, 0)
     assert still["entropy"] == pytest.approx(-(logp_old * mask).sum().item() / mask.sum().item(), rel=1e-5)
     band = Band(KL(), 0.02)
-    m = Audit.from_batch(logp, logp_old, advantages, mask, method=band).metrics()
+    m = Audit.from_batch(Batch.read(logp, logp_old, advantages, mask), method=band).metrics()
     spent = KL().divergence_of_ratio(logp - logp_old, logp_old)
     assert m["radius_used"] == pytest.approx((spent * mask).sum().item() / mask.sum().item() / 0.02, rel=1e-4)
 
 
 def test_padding_may_hold_anything():
     tensors = batch(6)
-    m = Audit.from_batch(*tensors, method=Band()).metrics()
+    m = Audit.from_batch(Batch.read(*tensors), method=Band()).metrics()
     padding, advantages = tensors[3] == 0, tensors[2][:, None].expand_as(tensors[3])
     dirty = [x.masked_fill(padding, math.nan) for x in (*tensors[:2], advantages)]
-    assert Audit.from_batch(*dirty, tensors[3], method=Band()).metrics() == m
+    assert Audit.from_batch(Batch.read(*dirty, tensors[3]), method=Band()).metrics() == m
     assert set(BINS) == {name.partition("/")[2] for name in m if name.startswith("tokens_positive/")}
 
 
@@ -164,12 +172,15 @@ def test_double_precision_is_kept():
     logp_old = torch.full((1, 2), math.log(0.3), dtype=torch.float64)
     moved = torch.tensor([[math.log(1.2) - 1e-9, math.log(1.2) + 1e-9]], dtype=torch.float64)
     tensors = logp_old + moved, logp_old
-    assert Audit.from_batch(*tensors, torch.ones(1), method=FixedClip(0.2)).metrics()["clip_high"] == 0.5
+    assert (
+        Audit.from_batch(Batch.read(*tensors, torch.ones(1)), method=FixedClip(0.2)).metrics()["clip_high"]
+        == 0.5
+    )
 
 
 def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():
     page = (ROOT / "docs/record.md").read_text()
-    metrics = Audit.from_batch(*batch(7, rows=200), method=Band()).metrics()
+    metrics = Audit.from_batch(Batch.read(*batch(7, rows=200)), method=Band()).metrics()
     assert logged(metrics) == {f"audit/{name}": metrics[name] for name in LOGGED}
     assert logged(metrics, detail=True) == {f"audit/{name}": value for name, value in metrics.items()}
     assert len(LOGGED) == 12 < len(metrics)
@@ -186,9 +197,13 @@ def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():
 def test_the_radius_used_is_that_of_the_band_in_the_rule(wrap):
     tensors = batch(6)
     band = Band(KL(), 0.5)
-    used = Audit.from_batch(*tensors, method=band).metrics()["radius_used"]
-    assert Audit.from_batch(*tensors, method=wrap(band)).metrics()["radius_used"] == pytest.approx(used)
-    default = Audit.from_batch(*tensors, method=FixedClip()).metrics()["radius_used"]
+    used = Audit.from_batch(Batch.read(*tensors), method=band).metrics()["radius_used"]
+    assert Audit.from_batch(Batch.read(*tensors), method=wrap(band)).metrics()[
+        "radius_used"
+    ] == pytest.approx(used)
+    default = Audit.from_batch(Batch.read(*tensors), method=FixedClip()).metrics()["radius_used"]
     assert default == pytest.approx(10 * used, rel=1e-5)  # Band's own, 0.05
     both = TwoSided(Band(KL(), 0.5), Band(KL(), 0.05))  # of two bands, the one that is spent most
-    assert Audit.from_batch(*tensors, method=both).metrics()["radius_used"] == pytest.approx(default)
+    assert Audit.from_batch(Batch.read(*tensors), method=both).metrics()["radius_used"] == pytest.approx(
+        default
+    )

@@ -5,14 +5,17 @@ import pytest
 import torch
 from hypothesis import given
 
-from bandpo import FixedClip
+from bandpo import Batch, FixedClip, Packed
 from bandpo.audit import Audit, Recorder
+from bandpo.core.schedules import TrainingState
 from bandpo.replay.record import replay_record
 
 
-def luck(logp_old, advantages, group, mask=None, **layout):
+def luck(logp_old, advantages, group, mask=None, layout=None):
     audit = Audit.from_batch(
-        logp_old, logp_old, advantages, mask, method=FixedClip(0.2), group=group, counterfactuals={}, **layout
+        Batch.read(logp_old, logp_old, advantages, mask, state=TrainingState(group=group), layout=layout),
+        method=FixedClip(0.2),
+        counterfactuals={},
     )
     return audit.metrics().get("luck")
 
@@ -82,7 +85,9 @@ def test_parts_of_groups_agree_with_whole_ones():
     order = torch.randperm(256, generator=generator)
     parts = [
         Audit.from_batch(
-            p[k].log(), p[k].log(), advantages[k], method=FixedClip(0.2), group=group[k], counterfactuals={}
+            Batch.read(p[k].log(), p[k].log(), advantages[k], state=TrainingState(group=group[k])),
+            method=FixedClip(0.2),
+            counterfactuals={},
         )
         for k in order.split(32)
     ]
@@ -99,7 +104,7 @@ def test_packed_rows_are_as_padded_ones():
     group = torch.tensor([0, 0, 0, 0, 1, 1])
     advantages = torch.tensor([1.5, -0.5, -0.5, -0.5, 1.0, -1.0])
     p = torch.tensor([[0.5, 0.05], *[[0.9, 0.2]] * 5])
-    packed = luck(p.view(1, 12).log(), advantages, group, cu_seqlens=torch.arange(0, 13, 2), packed=True)
+    packed = luck(p.view(1, 12).log(), advantages, group, layout=Packed(cu_seqlens=torch.arange(0, 13, 2)))
     assert packed == luck(p.log(), advantages, group) == 0.5
 
 

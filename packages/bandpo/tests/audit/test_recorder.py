@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bandpo
-from bandpo import GSPO, KL, Band, FixedClip, Method, parse
+from bandpo import GSPO, KL, Band, Batch, FixedClip, Method, Packed, parse
 from bandpo.audit import Audit, Recorder, record_format
 from bandpo.replay.record import RUN, as_batch, method_of, replay_record
 from helpers.records import write_digests
@@ -77,7 +77,7 @@ def test_a_replay_gives_the_figures_of_the_audit_in_the_run(method, tmp_path):
     with Recorder(tmp_path, method=method) as recorder:
         for step in range(4):
             given = batch(step, rows=6, columns=50)
-            audits.append(Audit.from_batch(*given.values(), method=method))
+            audits.append(Audit.from_batch(Batch.read(*given.values()), method=method))
             recorder.add(**given, step=step // 2)
     seen = replay_record(tmp_path)
     expected = (audits[0] + audits[1] + audits[2] + audits[3]).metrics()
@@ -120,9 +120,9 @@ def test_a_packed_batch_is_recorded_as_the_padded_one(form, tmp_path):
     padded |= {"tokens": torch.arange(64).view(4, 16), "entropy": torch.rand(4, 16)}
     ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     packed = {name: x[inside][None] if x.shape == inside.shape else x for name, x in padded.items()}
-    where = {"cu_seqlens": ends}
+    where = {"layout": Packed(cu_seqlens=ends)}
     if form == "segments":
-        where = {"segments": torch.arange(4).repeat_interleave(lengths)[None]}
+        where = {"layout": Packed(segments=torch.arange(4).repeat_interleave(lengths)[None])}
     if form == "jagged":
         where = {}
         packed = {
@@ -158,7 +158,9 @@ def test_the_anchor_may_be_the_engine(tmp_path):
     rollout = given["logp_old"] - 0.2
     with Recorder(tmp_path, method="FixedClip(0.2)", anchor="rollout") as recorder:
         recorder.add(**given, logp_rollout=rollout)
-    expected = Audit.from_batch(*given.values(), method="FixedClip(0.2)", logp_anchor=rollout).metrics()
+    expected = Audit.from_batch(
+        Batch.read(*given.values(), logp_anchor=rollout), method="FixedClip(0.2)"
+    ).metrics()
     assert replay_record(tmp_path).audits[RUN].metrics()["clip_high"] == expected["clip_high"]
     with Recorder(tmp_path / "none", method="FixedClip(0.2)", anchor="rollout") as recorder:
         recorder.add(**given)
@@ -513,8 +515,8 @@ def test_values_that_cannot_be_right_are_named_and_not_lost(tmp_path):
     assert second.mask.sum(1).tolist() == [16, 0, 16, 0]
     with pytest.warns(UserWarning, match="2 sequences"):
         seen = replay_record(tmp_path)
-    expected = Audit.from_batch(*given.values(), method=FixedClip()) + Audit.from_batch(
-        *(x[[0, 2]] for x in spoilt.values()), method=FixedClip()
+    expected = Audit.from_batch(Batch.read(*given.values()), method=FixedClip()) + Audit.from_batch(
+        Batch.read(*(x[[0, 2]] for x in spoilt.values())), method=FixedClip()
     )
     assert seen.audits["clip 0.2"].metrics()["clip_high"] == expected.metrics()["clip_high"]
 
@@ -578,7 +580,7 @@ def test_rows_without_a_counted_token(tmp_path):
     with Recorder(tmp_path) as recorder:
         recorder.add(**given)
         recorder.add(**nothing)
-    expected = Audit.from_batch(*given.values(), method=FixedClip(), counterfactuals={}).metrics()
+    expected = Audit.from_batch(Batch.read(*given.values()), method=FixedClip(), counterfactuals={}).metrics()
     found = replay_record(tmp_path, {"clip": FixedClip()}).audits["clip"].metrics()
     assert (found["tokens"], found["clip_high"]) == (expected["tokens"], expected["clip_high"])
 

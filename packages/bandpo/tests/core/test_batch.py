@@ -5,11 +5,21 @@ import math
 import pytest
 import torch
 
-from bandpo import KL, Band, FixedClip, Loosest, Method, TotalVariation, TwoSided, policy_loss, ratio_bounds
+from bandpo import (
+    KL,
+    Band,
+    Batch,
+    FixedClip,
+    Loosest,
+    Method,
+    TotalVariation,
+    TwoSided,
+    policy_loss,
+    ratio_bounds,
+)
 from bandpo.audit import Audit
 from bandpo.core._checks import widest_float
-from bandpo.core.batch import Tokens
-from bandpo.core.objectives import DualClip
+from bandpo.core.objectives import DualClip, Surrogate
 from bandpo.core.rules import Tightest
 
 P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0, 1.5]])
@@ -18,10 +28,10 @@ P, RATIO = torch.tensor([[0.08, 0.08, 0.5, 0.5]]), torch.tensor([[2.0, 0.5, 1.0,
 CLIP = FixedClip(0.2)
 
 
-def tokens(rule=CLIP, advantages=(1.0, -1.0, 1.0, -1.0), **settings):
+def tokens(rule=CLIP, advantages=(1.0, -1.0, 1.0, -1.0), level="token", **settings):
     logp_old = P.log()
-    return Tokens.from_batch(
-        logp_old + RATIO.log(), logp_old, torch.tensor([advantages]), rule=rule, **settings
+    return Batch.read(logp_old + RATIO.log(), logp_old, torch.tensor([advantages]), **settings).tokens(
+        rule, level
     )
 
 
@@ -68,7 +78,11 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
     calls = []
     monkeypatch.setattr(Band, "bounds", lambda self, logp: calls.append(1) or ratio_bounds(logp, KL(), 0.05))
     seen = tokens(Band(KL(), 0.05))
-    assert (seen.blocked.any(), seen.reported_ratio.tolist(), calls) == (False, seen.ratio.tolist(), [])
+    assert (seen.blocked.any(), Surrogate().surrogate(seen).tolist(), calls) == (
+        False,
+        seen.ratio.tolist(),
+        [],
+    )
     _ = seen.clipped, seen.bounds, seen.interval_used
     assert calls == [1]
 
@@ -86,13 +100,13 @@ def test_a_band_is_solved_for_when_it_is_asked(monkeypatch):
 )
 def test_what_is_reported_does_not_depend_on_how_dear_a_bound_is(rule, reported):
     """The closed bound itself; else the cap that is known."""
-    seen = Tokens.from_batch(torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=rule)
-    assert seen.reported_ratio.item() == pytest.approx(reported, rel=1e-5)
+    seen = Batch.read(torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1)).tokens(rule)
+    assert Surrogate().surrogate(seen).item() == pytest.approx(reported, rel=1e-5)
     moved = {"logp_anchor": torch.tensor([[-30.0 - math.log(2)]])}  # the ratio to it is twice as great
-    seen = Tokens.from_batch(
-        torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), rule=FixedClip(), **moved
+    seen = Batch.read(torch.tensor([[-0.5]]), torch.tensor([[-30.0]]), torch.ones(1), **moved).tokens(
+        FixedClip()
     )
-    assert seen.reported_ratio.item() == pytest.approx(0.6)
+    assert Surrogate().surrogate(seen).item() == pytest.approx(0.6)
 
 
 def test_the_reported_loss_is_finite_where_nothing_moves():
@@ -115,15 +129,15 @@ def test_the_loss_of_a_band_solves_for_nothing(monkeypatch):
 def test_padding_may_hold_anything():
     mask = torch.tensor([[1, 1, 0, 0]])
     dirty = torch.tensor([[0.0, 0.0, math.nan, -math.inf]])
-    seen = Tokens.from_batch(P.log() + dirty, P.log() + dirty, torch.ones(1), mask, rule=Band())
+    seen = Batch.read(P.log() + dirty, P.log() + dirty, torch.ones(1), mask).tokens(Band())
     assert (seen.ratio == 1).all()
     assert (seen.clipped == 1).all()
     assert not any(x.any() for x in (seen.log_ratio, seen.interval_used, seen.blocked))
 
 
 def test_ratios_stay_finite_and_above_0():
-    far = Tokens.from_batch(
-        torch.tensor([[-1.0, -300.0]]), torch.tensor([[-300.0, -1.0]]), torch.ones(1), rule=FixedClip()
+    far = Batch.read(torch.tensor([[-1.0, -300.0]]), torch.tensor([[-300.0, -1.0]]), torch.ones(1)).tokens(
+        FixedClip()
     )
     limits = torch.finfo(torch.float32)
     assert far.ratio.tolist() == [[limits.max, limits.tiny]]
@@ -133,5 +147,5 @@ def test_sums_are_as_wide_as_the_device_has():
     """Apple's MPS has no float64; the audit's sums are float32 there."""
     assert widest_float(torch.device("mps")) == torch.float32
     assert widest_float(torch.device("cpu")) == torch.float64
-    audit = Audit.from_batch(P.log() + RATIO.log(), P.log(), torch.ones(1), method=FixedClip())
+    audit = Audit.from_batch(Batch.read(P.log() + RATIO.log(), P.log(), torch.ones(1)), method=FixedClip())
     assert {x.dtype for x in audit.sums.values()} == {torch.float64}

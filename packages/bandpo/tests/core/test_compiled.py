@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from bandpo import KL, Band, Method, compile_loss, policy_loss
+from bandpo import KL, Band, Batch, Method, Packed, compile_loss, policy_loss
 from bandpo.core.methods import METHODS
 from bandpo.core.objectives import DualClip
 from bandpo.core.schedules import ClipRateController, Linear, TrainingState
+from bandpo.core.text import as_method
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +91,7 @@ def test_methods_of_a_process_share_no_limit_of_compilations():
             for rows in (4, 8):
                 tensors = batch(rows)
                 entropy = torch.ones(rows, 24)
-                expected = policy_loss(*tensors, method=f"{name}()", entropy=entropy).loss
+                expected = as_method(f"{name}()").loss(Batch.read(*tensors, entropy=entropy)).loss
                 torch.testing.assert_close(compiled(*tensors, entropy=entropy).loss, expected)
 
 
@@ -113,7 +114,7 @@ def test_packed_batches():
     packed = (logp.view(1, -1), old.view(1, -1), advantages)
     compiled = compile_loss("GSPO()", backend="eager")
     expected = policy_loss(logp, old, advantages, method="GSPO()")
-    torch.testing.assert_close(compiled(*packed, cu_seqlens=ends), expected)
+    torch.testing.assert_close(compiled(*packed, layout=Packed(cu_seqlens=ends)), expected)
 
 
 def bytes_per_token(name, shape):

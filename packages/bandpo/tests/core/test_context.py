@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bandpo import KL, Band, ClipRule, FixedClip, Method, TwoSided, Unclipped, policy_loss
-from bandpo.core.batch import Batch, Tokens
+from bandpo.core.batch import Batch
 from bandpo.core.bounds import RatioBounds
 from bandpo.core.methods import METHODS, SAPO, BandPO
 from bandpo.core.objectives import DualClip, Objective, SequenceMask, Surrogate
@@ -107,11 +107,11 @@ class Shares(Objective):
 def test_rules_and_objectives_see_one_context():
     state = TrainingState(progress=0.25, group=torch.tensor([3, 5]), age=torch.tensor([[0.0], [4.0]]))
     found = Method(Unclipped(), Shares()).weight(
-        Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Unclipped(), state=state)
+        Batch.read(LOGP, OLD, ADVANTAGES, MASK, state=state).tokens(Unclipped())
     )
     expected = torch.tensor([[3.25, 3.75, 3.75], [5.25, 5.25 + 1 / 3, 5.25 + 2 / 3]])
     torch.testing.assert_close(found, expected)
-    seen = Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Older(), state=state)
+    seen = Batch.read(LOGP, OLD, ADVANTAGES, MASK, state=state).tokens(Older())
     assert seen.blocked.tolist() == [[False, False, False], [True, True, False]]
 
 
@@ -181,13 +181,12 @@ def test_sums_run_over_all_processes(monkeypatch):
 
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     alone, together = (
-        Tokens.from_batch(
+        Batch.read(
             torch.tensor([[0.16, 0.24]]).log(),
             torch.full((1, 2), 0.08).log(),
             torch.tensor([[0.1, -1.0]]),
-            rule=BalancedBounds(),
             state=TrainingState(processes=group),
-        )
+        ).tokens(BalancedBounds())
         for group in (None, "all")
     )
     assert Surrogate().weight(alone).tolist() == [[2.0, pytest.approx(3.0)]]
@@ -206,7 +205,7 @@ def test_a_number_of_your_own_sees_the_context():
         def resolve(self, state):
             return self if state.position is None else 0.1 / (1 + state.position)
 
-    seen = Tokens.from_batch(LOGP, OLD, ADVANTAGES, MASK, rule=Band(KL(), Early()))
+    seen = Batch.read(LOGP, OLD, ADVANTAGES, MASK).tokens(Band(KL(), Early()))
     torch.testing.assert_close(seen.rule.radius[1], torch.tensor([0.1, 0.05, 0.1 / 3]))
 
 

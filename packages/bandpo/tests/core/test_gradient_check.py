@@ -32,9 +32,11 @@ def ppo(low=0.2, high=0.2, clamp=20.0, scale=1.0, offset=0.0, advantage=lambda a
     return loss
 
 
-def certified(loss, given=None, **settings):
+def certified(loss, given=None, layout=None, weights=None, **settings):
     logp, *rest = given or batch()
-    return certify(lambda x: loss(x, *rest), logp, *rest, **settings)
+    return certify(
+        lambda x: loss(x, *rest), Batch.read(logp, *rest, layout=layout, weights=weights), **settings
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -54,9 +56,9 @@ def test_every_method_is_itself_and_no_other(name):
     def loss(x):
         return policy_loss(x, *rest, method=method, state=state).loss
 
-    assert certify(loss, logp, *rest, method=method, state=state).error < 1e-6
+    assert certify(loss, Batch.read(logp, *rest, state=state), method=method).error < 1e-6
     with pytest.raises(RuntimeError, match=r"gradient differs from Method\(clip=Band"):
-        certify(loss, logp, *rest, method=Method(Band(radius=1e-5), aggregation="token-mean"))
+        certify(loss, Batch.read(logp, *rest), method=Method(Band(radius=1e-5), aggregation="token-mean"))
 
 
 CHANGED = {

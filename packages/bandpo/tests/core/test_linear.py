@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from bandpo import linear_logp, policy_loss
+from bandpo import Batch, linear_logp
 from bandpo.core.methods import METHODS
 from two_processes import run_on_two_processes
 
@@ -46,7 +46,7 @@ def test_values_and_gradients_are_those_of_full_logits(settings, chunk):
 
     expected = full(hidden, head, ids, bias, **settings)
     torch.testing.assert_close(ours(hidden, head, bias), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(linear_logp(hidden, head, ids), full(hidden, head, ids)[0])
+    torch.testing.assert_close(linear_logp(hidden, head, ids).logp, full(hidden, head, ids)[0])
     assert torch.autograd.gradcheck(lambda *x: ours(*x)[:2], (hidden, head, bias), check_undefined_grad=False)
 
 
@@ -56,8 +56,8 @@ def test_every_method_trains_as_from_full_logits(name):
     old = full(hidden + 0.3 * torch.randn_like(hidden), head, ids)[0].detach()
     rest = old, torch.tensor([1.0, -0.5, 0.0]), torch.arange(5).expand(3, 5) < torch.tensor([[5], [3], [4]])
     found = []
-    for logp, entropy in (linear_logp(hidden, head, ids, entropy=True), full(hidden, head, ids)[:2]):
-        loss = policy_loss(logp, *rest, method=METHODS[name].method(), entropy=entropy, normalizer=5).loss
+    for logp, entropy in (linear_logp(hidden, head, ids, entropy=True)[:2], full(hidden, head, ids)[:2]):
+        loss = METHODS[name].method().loss(Batch.read(logp, *rest, entropy=entropy), normalizer=5).loss
         found.append((loss, *torch.autograd.grad(loss, (hidden, head))))
     torch.testing.assert_close(*found)
 
@@ -69,7 +69,7 @@ def test_no_precision_loses_more_than_with_full_logits(dtype):
     exact = [x.detach().double().requires_grad_() for x in (hidden, head)]
     right = torch.autograd.grad(full(*exact, ids)[0], exact, weights)
     textbook = (hidden @ head.T).float().log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-    scores = linear_logp(hidden, head, ids, chunk=100), textbook
+    scores = linear_logp(hidden, head, ids, chunk=100).logp, textbook
     for own, other, x in zip(
         *(torch.autograd.grad(y, (hidden, head), weights) for y in scores), right, strict=True
     ):
@@ -79,7 +79,7 @@ def test_no_precision_loses_more_than_with_full_logits(dtype):
 
 def test_tokens_without_a_gradient_cost_nothing(monkeypatch):
     hidden, head, _, ids = batch()
-    logp, seen, mm = linear_logp(hidden, head, ids), [], torch.mm
+    logp, seen, mm = linear_logp(hidden, head, ids).logp, [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b, **named: seen.append(a.shape) or mm(a, b, **named))
     weights = torch.zeros_like(logp)
     weights[1, 2:4] = 1.0
@@ -92,32 +92,32 @@ def test_tokens_without_a_gradient_cost_nothing(monkeypatch):
 def test_where_else_it_works():
     hidden, head, _, ids = batch(torch.float32)
     right = torch.autograd.grad(full(hidden, head, ids)[0].sum(), (hidden, head))
-    compiled = torch.compile(lambda *x: linear_logp(*x, ids) * 1.0, backend="aot_eager")
-    again = checkpoint(lambda *x: linear_logp(*x, ids), hidden, head, use_reentrant=False)
+    compiled = torch.compile(lambda *x: linear_logp(*x, ids).logp * 1.0, backend="aot_eager")
+    again = checkpoint(lambda *x: linear_logp(*x, ids).logp, hidden, head, use_reentrant=False)
     for logp in (compiled(hidden, head), again):
         torch.testing.assert_close(torch.autograd.grad(logp.sum(), (hidden, head)), right)
     with torch.autocast("cpu"):
-        logp = linear_logp(hidden, head, ids)
-    assert 0 < (logp - linear_logp(hidden, head, ids)).abs().max() < 0.1
+        logp = linear_logp(hidden, head, ids).logp
+    assert 0 < (logp - linear_logp(hidden, head, ids).logp).abs().max() < 0.1
     assert {x.dtype for x in (logp, *torch.autograd.grad(logp.sum(), (hidden, head)))} == {torch.float32}
     # Tied weights; and no tokens at all.
     tied = [
         torch.autograd.grad(x.sum(), head)[0]
-        for x in (linear_logp(head[ids], head, ids), full(head[ids], head, ids)[0])
+        for x in (linear_logp(head[ids], head, ids).logp, full(head[ids], head, ids)[0])
     ]
     torch.testing.assert_close(*tied)
-    assert not torch.autograd.grad(linear_logp(hidden[:0], head, ids[:0]).sum(), head)[0].any()
+    assert not torch.autograd.grad(linear_logp(hidden[:0], head, ids[:0]).logp.sum(), head)[0].any()
 
 
 def test_what_is_not_finite_poisons_its_token_alone():
     hidden, head, bias, ids = batch(torch.float32)
     broken = hidden.detach().clone()
     broken[0, 1, 2], broken[2, 0, 0] = math.nan, math.inf
-    assert linear_logp(broken, head, ids).isnan().nonzero().tolist() == [[0, 1], [2, 0]]
+    assert linear_logp(broken, head, ids).logp.isnan().nonzero().tolist() == [[0, 1], [2, 0]]
     # Entries that a bias rules out, a whole chunk of them first.
     bias, ids = bias.detach().masked_fill(torch.arange(53) < 20, -math.inf), ids % 33
     kept = full(hidden, head[20:], ids, bias[20:])[0]
-    torch.testing.assert_close(linear_logp(hidden, head, ids + 20, bias=bias, chunk=10), kept)
+    torch.testing.assert_close(linear_logp(hidden, head, ids + 20, bias=bias, chunk=10).logp, kept)
 
 
 REFUSED = [

@@ -10,6 +10,7 @@ from bandpo.core.batch import reduce_to_level
 from bandpo.core.divergences import PearsonChi2
 from bandpo.core.methods import BandPO
 from bandpo.core.objectives import DualClip
+from helpers.losses import batch_loss
 
 RULES = [
     Band(KL(), 0.05),
@@ -258,7 +259,7 @@ def test_refuses_bad_input(change, error, message):
         "mask": torch.ones(2, 4),
     }
     with pytest.raises(error, match=message):
-        policy_loss(**arguments | change)
+        batch_loss(**arguments | change)
 
 
 WRONG = {  # at a counted token
@@ -280,16 +281,16 @@ def test_where_values_are_not_read_a_wrong_one_poisons_the_gradient(name, value,
     tensors |= {key: torch.ones(2, 3) for key in ("advantages", "entropy", "weights", "mask")}
     tensors[name][0, 1] = value
     with pytest.raises(ValueError, match=name):
-        policy_loss(**tensors, method=method)
+        batch_loss(**tensors, method=method)
     monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
     leaf = tensors["logp"].clone().requires_grad_()
-    loss = policy_loss(**tensors | {"logp": leaf}, method=method).loss
+    loss = batch_loss(**tensors | {"logp": leaf}, method=method).loss
     loss.backward()
     assert loss.isnan()
     assert leaf.grad.isnan().any()
     tensors[name][0, 1] = math.nan  # padding: no matter
     tensors["mask"][0, 1] = 0.0
-    assert policy_loss(**tensors, method=method).loss.isfinite()
+    assert batch_loss(**tensors, method=method).loss.isfinite()
 
 
 @pytest.mark.parametrize("readable", [True, False])

@@ -17,6 +17,7 @@ from bandpo import (
     FixedClip,
     Loosest,
     Method,
+    Rows,
     TotalVariation,
     Unclipped,
     parse,
@@ -514,9 +515,11 @@ def test_a_bad_value_is_refused_where_it_is_written(text, said):
 def test_the_audit_takes_every_method(name):
     method, _ = REFERENCES[name]
     logp, old, advantages, mask = batch(5, dtype=torch.float32)
-    metrics = Audit.from_batch(logp, old, advantages, mask, method=method, packed=False).metrics()
+    metrics = Audit.from_batch(
+        Batch.read(logp, old, advantages, mask, layout=Rows()), method=method
+    ).metrics()
     logp.requires_grad_()
-    loss, expected = policy_loss(logp, old, advantages, mask, method=method, packed=False)
+    loss, expected = policy_loss(logp, old, advantages, mask, method=method, layout=Rows())
     (gradient,) = torch.autograd.grad(loss, logp)
     dropped = expected["clip_low"] + expected["dual_clip"]
     assert metrics["clip_high"] == pytest.approx(expected["clip_high"].item(), abs=1e-6)
@@ -530,7 +533,7 @@ def audit(ratios, advantages, method):
     old = torch.full((1, len(ratios)), 0.08).log()
     logp = old + torch.tensor([ratios]).log()
     advantages = torch.tensor([advantages])
-    return Audit.from_batch(logp, old, advantages, method=method, counterfactuals={}).metrics()
+    return Audit.from_batch(Batch.read(logp, old, advantages), method=method, counterfactuals={}).metrics()
 
 
 def shares(metrics):
@@ -704,7 +707,7 @@ def test_one_graph_by_name(name):
         lambda *x: policy_loss(*x, method=METHODS[name].method()).loss, backend="eager", fullgraph=True
     )
     torch.testing.assert_close(
-        compiled(logp, *rest), policy_loss(logp, *rest, method=name, packed=False).loss
+        compiled(logp, *rest), policy_loss(logp, *rest, method=name, layout=Rows()).loss
     )
 
 
@@ -721,7 +724,7 @@ def assert_one_graph(method):
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("eager")
     # The batch has an advantage per token at every level.
-    loss_of_method = partial(policy_loss, method=method, packed=False)
+    loss_of_method = partial(policy_loss, method=method, layout=Rows())
     compiled = torch.compile(loss_of_method, backend=graphs, fullgraph=True, dynamic=True)
     for rows in (3, 5):
         logp, *rest = batch(rows, shape=(rows, 2 * rows), dtype=torch.float32)

@@ -4,8 +4,8 @@ from functools import partial
 import pytest
 import torch
 
-from bandpo import DCPO, KL, Band, FixedClip, Method, TotalVariation, Unclipped, policy_loss
-from bandpo.core.batch import Tokens, reduce_to_level
+from bandpo import DCPO, KL, Band, Batch, FixedClip, Method, TotalVariation, Unclipped, policy_loss
+from bandpo.core.batch import reduce_to_level
 from bandpo.core.objectives import (
     ClippedWeight,
     CovarianceMask,
@@ -16,6 +16,8 @@ from bandpo.core.objectives import (
     SequenceMask,
     Surrogate,
 )
+from bandpo.core.text import as_method
+from helpers.losses import batch_loss
 
 
 def batch(seed, rows=6, columns=40, dtype=torch.float64):
@@ -29,7 +31,7 @@ def batch(seed, rows=6, columns=40, dtype=torch.float64):
 
 def gradient(logp, *rest, **settings):
     logp = logp.clone().requires_grad_()
-    policy_loss(logp, *rest, **settings).loss.backward()
+    batch_loss(logp, *rest, **settings).loss.backward()
     return logp.grad
 
 
@@ -114,7 +116,7 @@ def test_another_anchor_moves_the_interval_not_the_ratio(rule):
     assert torch.equal(same, gradient(logp, logp_old, advantages, mask, method=rule))
     # Anchor, ratio and all at the rollout engine's: that is logp_old itself.
     if not isinstance(rule, Band):  # the others report the clipped value: it is the anchor's interval, in q
-        value = policy_loss(logp, logp_old, advantages, mask, method=rule, logp_anchor=anchor).loss
+        value = as_method(rule).loss(Batch.read(logp, logp_old, advantages, mask, logp_anchor=anchor)).loss
         ratio, old = (logp - logp_old).exp(), logp_old.exp()
         low, high = (bounds.lower * p / old), (bounds.upper * p / old)
         surrogate = torch.where(advantages > 0, torch.minimum(ratio, high), torch.maximum(ratio, low))
@@ -132,7 +134,7 @@ def test_another_anchor_is_what_a_drift_and_a_rise_are_measured_from():
     assert gradient(logp, logp_old, advantages, method=masked).any()  # log(0.2/0.16) is less
     outside = Method(FixedClip(0.2), DropOutside(both_sides=True))
     for anchor, name in ((far, "clip_low"), (near, "dual_clip")):
-        metrics = policy_loss(logp, logp_old, advantages, method=outside, logp_anchor=anchor).metrics
+        metrics = as_method(outside).loss(Batch.read(logp, logp_old, advantages, logp_anchor=anchor)).metrics
         assert {key: metrics[key].item() for key in ("clip_low", "dual_clip")} == {
             "clip_low": 0.0,
             "dual_clip": 0.0,
@@ -151,7 +153,7 @@ def test_how_far_a_sequence_has_drifted_by_hand(drift, expected):
     for signs in (torch.tensor([1.0, 1.0]), torch.tensor([-1.0, -1.0])):
         for limit, kept in ((0.999 * expected, False), (1.001 * expected, True)):
             for both in (False, True):
-                tokens = Tokens.from_batch(logp, logp[1:].expand(2, 3), signs, mask, rule=Unclipped())
+                tokens = Batch.read(logp, logp[1:].expand(2, 3), signs, mask).tokens(Unclipped())
                 found = SequenceMask(limit, Surrogate(), drift, both).weight(tokens) != 0
                 assert found[:, :2].tolist() == [[kept or (not both and signs[0] > 0)] * 2, [True] * 2]
     with pytest.raises(ValueError, match="drift must be 'mean_k1', 'mean_k3' or 'max_k2', got 'kl'"):
@@ -162,7 +164,7 @@ def test_how_far_a_sequence_has_drifted_by_hand(drift, expected):
     "around", [partial(DualClip, 3.0), partial(SequenceMask, 9.0), SelfAnchored], ids=repr
 )
 def test_what_stands_around_an_objective_leaves_the_other_tokens_to_it(around):
-    seen = Tokens.from_batch(*FOUR, rule=FixedClip(0.2))
+    seen = Batch.read(*FOUR).tokens(FixedClip(0.2))
     inner, same = (
         ClippedWeight(),
         seen.advantages < 0,
@@ -194,7 +196,7 @@ def test_an_overflowing_ratio_that_is_blocked_has_no_gradient():
 )
 def test_refuses_bad_input(settings, error, message):
     with pytest.raises(error, match=message):
-        policy_loss(*FOUR, **settings)
+        batch_loss(*FOUR, **settings)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +209,9 @@ def test_refuses_bad_settings(bad):
 
 def test_future_kl_raises_no_token_beyond_the_safety_ratio_with_a_negative_advantage():
     old = torch.full((1, 3), 0.01).log()
-    tokens = Tokens.from_batch(
-        torch.tensor([[0.05, 0.05, 0.03]]).log(), old, torch.tensor([[-1.0, 1.0, -1.0]]), rule=Unclipped()
-    )
+    tokens = Batch.read(
+        torch.tensor([[0.05, 0.05, 0.03]]).log(), old, torch.tensor([[-1.0, 1.0, -1.0]])
+    ).tokens(Unclipped())
     raised = FutureKL(decay=1.0).weight(tokens) / tokens.ratio
     kept = FutureKL(decay=1.0, safety_ratio=4.0).weight(tokens) / tokens.ratio
     torch.testing.assert_close(raised, torch.full((1, 3), 1.2))
@@ -229,7 +231,7 @@ def tensors_to_draw_from(dtype=torch.float32):
 
 
 def tokens_to_draw_from(dtype=torch.float32):
-    return Tokens.from_batch(*tensors_to_draw_from(dtype), rule=FixedClip(0.2))
+    return Batch.read(*tensors_to_draw_from(dtype)).tokens(FixedClip(0.2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -249,7 +251,7 @@ def test_a_share_of_the_counted_tokens_is_drawn_from_those_between_two_covarianc
 def test_the_same_tokens_are_drawn_wherever_they_stand():
     tensors = tensors_to_draw_from(torch.float64)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    views = [Tokens.from_batch(*batch, rule=Unclipped()) for batch in (tensors, [x[order] for x in tensors])]
+    views = [Batch.read(*batch).tokens(Unclipped()) for batch in (tensors, [x[order] for x in tensors])]
     drawn, again = (CovarianceMask(0.01).weight(view) == 0 for view in views)
     assert torch.equal(drawn[order], again)
     assert drawn.any()
@@ -264,7 +266,7 @@ def test_other_tokens_are_drawn_once_the_policy_has_moved():
         advantages = torch.full((1, 200), 3.0)
         advantages[:, 100:] = -3.0
         objective = CovarianceMask(0.01, 0.1, 5.0)
-        weight = objective.weight(Tokens.from_batch(logp, old, advantages, rule=Unclipped()))
+        weight = objective.weight(Batch.read(logp, old, advantages).tokens(Unclipped()))
         drawn += (weight[0] == 0).nonzero().flatten().tolist()
     assert len(drawn) == 80
     # Of about 190 candidates eighty draws meet far more than a few.

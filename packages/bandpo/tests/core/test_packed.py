@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from bandpo import FixedClip, Method, certify, policy_loss
+from bandpo import FixedClip, Method, Rows, certify, policy_loss
 from bandpo.audit import Audit
-from bandpo.core.batch import Batch, Tokens
+from bandpo.core.batch import Batch
 from bandpo.core.methods import METHODS
 from bandpo.core.objectives import DualClip, FutureKL, GammaWeight, GeometricMean, SequenceMask, Surrogate
 from bandpo.core.rules import Band
@@ -51,7 +51,7 @@ def loss_of(advantages, method=TOKEN, mask=None, new=NEW, old=OLD, **settings):
 def test_a_packed_row_is_refused_under_an_average_over_sequences(aggregation):
     message = (
         rf"row 1 looks packed: its advantages change from 0\.5 to -2 at token 3.*average '{aggregation}'.*"
-        r"one sequence.*segments=.*cu_seqlens=.*packed=False"
+        r"one sequence.*segments=.*cu_seqlens=.*Rows\(\)"
     )
     with pytest.raises(ValueError, match=message):
         loss_of(PACKED, aggregation=aggregation)
@@ -67,7 +67,7 @@ def test_the_average_of_a_method_counts_where_none_is_given():
 @pytest.mark.parametrize("method", [SEQUENCE, Method(FixedClip(0.2), bound_level="sequence")])
 def test_at_the_level_of_sequences_no_advantage_may_change_within_a_row(advantages, method):
     changed = (1, 3) if advantages is PACKED else (0, 1)
-    message = rf"row {changed[0]}.*at token {changed[1]}.*level 'sequence'.*segments=.*packed=False"
+    message = rf"row {changed[0]}.*at token {changed[1]}.*level 'sequence'.*segments=.*Rows\(\)"
     with pytest.raises(ValueError, match=message):
         loss_of(advantages, method=method, aggregation="token-mean")
 
@@ -144,37 +144,26 @@ def test_neighbours_are_the_counted_tokens():
 
 @pytest.mark.parametrize("advantages", [PACKED, CRITIC])
 @pytest.mark.parametrize("method", [SEQUENCE, "GRPO()", "VESPO()"])
-def test_packed_false_says_that_each_row_is_one_sequence(advantages, method):
-    assert loss_of(advantages, method=method, packed=False).isfinite()
-    seen = Audit.from_batch(NEW, OLD, advantages, method=method, packed=False)
+def test_an_explicit_layout_says_that_each_row_is_one_sequence(advantages, method):
+    assert loss_of(advantages, method=method, layout=Rows()).isfinite()
+    seen = Audit.from_batch(Batch.read(NEW, OLD, advantages, layout=Rows()), method=method)
     assert seen.metrics()["tokens"] == ROWS * COLUMNS
-    loss = lambda x: policy_loss(x, OLD, advantages, method=method, packed=False).loss  # noqa: E731
-    assert certify(loss, NEW, OLD, advantages, method=method, packed=False).equal
-
-
-def test_packed_true_does_not_say_where_sequences_lie():
-    calls = (
-        lambda: loss_of(CONSTANT, packed=True),
-        lambda: certify(zero_loss, NEW, OLD, CONSTANT, method=TOKEN, packed=True),
-        lambda: Audit.from_batch(NEW, OLD, CONSTANT, method=TOKEN, packed=True),
-    )
-    for call in calls:
-        with pytest.raises(ValueError, match=r"packed=True.*segments=.*cu_seqlens="):
-            call()
+    loss = lambda x: policy_loss(x, OLD, advantages, method=method, layout=Rows()).loss  # noqa: E731
+    assert certify(loss, Batch.read(NEW, OLD, advantages, layout=Rows()), method=method).equal
 
 
 @pytest.mark.parametrize("method", [SEQUENCE, "GRPO()", "VESPO()"])
 def test_gradient_check_and_audit_refuse_the_same_rows(method):
     with pytest.raises(ValueError, match="row 1"):
-        certify(zero_loss, NEW, OLD, PACKED, method=method)
+        certify(zero_loss, Batch.read(NEW, OLD, PACKED), method=method)
     with pytest.raises(ValueError, match="row 1"):
-        Audit.from_batch(NEW, OLD, PACKED, method=method)
+        Audit.from_batch(Batch.read(NEW, OLD, PACKED), method=method)
 
 
 def test_an_audit_refuses_the_rows_that_a_method_it_tries_cannot_take():
-    assert Audit.from_batch(NEW, OLD, PACKED, method="DAPO()").metrics()
+    assert Audit.from_batch(Batch.read(NEW, OLD, PACKED), method="DAPO()").metrics()
     with pytest.raises(ValueError, match=r"row 1.*level 'sequence'"):
-        Audit.from_batch(NEW, OLD, PACKED, method="DAPO()", counterfactuals={"GSPO": "GSPO()"})
+        Audit.from_batch(Batch.read(NEW, OLD, PACKED), method="DAPO()", counterfactuals={"GSPO": "GSPO()"})
 
 
 def test_a_single_sequence_without_a_batch_dimension():
@@ -185,7 +174,7 @@ def test_a_single_sequence_without_a_batch_dimension():
 
 @pytest.mark.parametrize("advantages", [CONSTANT, CONSTANT[:, None], CONSTANT[:, None].expand(ROWS, COLUMNS)])
 def test_no_value_is_looked_at_where_advantages_are_of_sequences(advantages, monkeypatch):
-    monkeypatch.setattr("bandpo.core._packed._pairs", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("bandpo.core._rows._pairs", lambda *_: pytest.fail("looked"))
     assert loss_of(advantages, method="GSPO()").isfinite()
     assert loss_of(advantages, method="GRPO()").isfinite()
 
@@ -201,7 +190,7 @@ def test_the_compiled_loss_stays_one_graph(method):
     method = METHODS[method[:-2]].method()
     compiled = torch.compile(lambda *x: policy_loss(*x, method=method).loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(
-        compiled(NEW, OLD, CRITIC), policy_loss(NEW, OLD, CRITIC, method=method, packed=False).loss
+        compiled(NEW, OLD, CRITIC), policy_loss(NEW, OLD, CRITIC, method=method, layout=Rows()).loss
     )
 
 
@@ -220,7 +209,7 @@ def test_a_method_that_looks_at_whole_sequences_says_so(name):
         changed = new.clone()
         changed[:, [0, -1]] = old[:, [0, -1]] + moved
         changed = changed.clamp(max=0.0)
-        weights.append(method.weight(Tokens.from_batch(changed, old, advantages, rule=method.clip))[:, 1:-1])
+        weights.append(method.weight(Batch.read(changed, old, advantages).tokens(method.clip))[:, 1:-1])
     changes = not all(torch.equal(weights[1], other) for other in weights)
     assert method.whole_sequence == changes
 
@@ -240,14 +229,7 @@ def test_what_is_of_one_sequence_is_not_spread_over_several(name, shape):
     written = re.escape(str(tuple(shape)))
     message = rf"{name} of shape {written} fit neither the tokens \(2, 6\) nor the sequences \(2,\)"
     with pytest.raises(ValueError, match=message):
-        policy_loss(NEW, OLD, method="GRPO()", **given)
-    with pytest.raises(ValueError, match=message):
         Batch.read(NEW, OLD, **given)
-    with pytest.raises(ValueError, match=message):
-        certify(zero_loss, NEW, OLD, method="GRPO()", **given)
-    if name != "weights":
-        with pytest.raises(ValueError, match=message):
-            Audit.from_batch(NEW, OLD, method="GRPO()", **given)
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, COLUMNS), (1, 1)])
@@ -275,11 +257,4 @@ def test_a_nested_tensor_beside_padded_ones_is_refused(name, layout):
     first = "logp_old" if name == "logp" else name
     message = rf"{first} .*logp is|{name} is a nested tensor"
     with pytest.raises((TypeError, ValueError), match=message):
-        policy_loss(**tensors)
-    with pytest.raises((TypeError, ValueError), match=message):
         Batch.read(**tensors)
-    with pytest.raises((TypeError, ValueError), match=message):
-        certify(zero_loss, **tensors)
-    if name != "weights":
-        with pytest.raises((TypeError, ValueError), match=message):
-            Audit.from_batch(**tensors)

@@ -64,7 +64,7 @@ def test_packed_and_padded(mode, form):
     assert found.is_nested == (form == "jagged")
     assert found.shape == packed["logp_old"].shape
     found = found.values() if form == "jagged" else found
-    found = found[where["segments"] >= 0] if form == "rows" else found
+    found = found[where["layout"].segments >= 0] if form == "rows" else found
     torch.testing.assert_close(found.flatten(), expected)
 
 

@@ -9,6 +9,7 @@ from torch._dynamo.testing import CompileCounter
 from bandpo import (
     KL,
     Band,
+    Batch,
     ClipRule,
     FixedClip,
     Loosest,
@@ -176,7 +177,7 @@ def test_a_radius_that_is_not_known_yet_refuses(radius, needs):
         lambda: rule.bounds(logp_old),
         lambda: rule.clip_mask(logp - logp_old, logp_old),
         lambda: policy_loss(logp, logp_old, advantages, method=rule),
-        lambda: Audit.from_batch(logp, logp_old, advantages, method=rule),
+        lambda: Audit.from_batch(Batch.read(logp, logp_old, advantages), method=rule),
     ):
         with pytest.raises(
             ValueError,
@@ -315,13 +316,13 @@ def test_the_audit_measures_what_controllers_need():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), ClipRateController(0.3, 0.05))
     audit = Audit.from_batch(
-        logp, logp_old, advantages, method=rule.resolve(TrainingState(controller_state={}))
+        Batch.read(logp, logp_old, advantages), method=rule.resolve(TrainingState(controller_state={}))
     )
     assert rule.update_controllers({}, audit.without_counterfactuals.metrics()) == rule.update_controllers(
         {}, audit.metrics()
     )
     assert "if/Band/clip_high" not in audit.without_counterfactuals.metrics()
-    other = Audit.from_batch(logp, logp_old, advantages, method=Band(), counterfactuals={})
+    other = Audit.from_batch(Batch.read(logp, logp_old, advantages), method=Band(), counterfactuals={})
     both = (audit.without_counterfactuals + other).metrics()
     assert both["tokens"] == 2 * audit.metrics()["tokens"]
     assert both["clip_high"] == pytest.approx(other.metrics()["clip_high"])
@@ -331,7 +332,7 @@ def test_the_share_of_a_radius_that_differs_by_token():
     logp, logp_old, advantages = tokens()
     rule = Band(KL(), 0.1 - 0.08 * logp_old.exp())
     share = KL().divergence_of_ratio(logp - logp_old, logp_old) / (0.1 - 0.08 * logp_old.exp())
-    audited = Audit.from_batch(logp, logp_old, advantages, method=rule).metrics()
+    audited = Audit.from_batch(Batch.read(logp, logp_old, advantages), method=rule).metrics()
     assert audited["radius_used"] == pytest.approx(share.mean().item(), rel=1e-5)
 
 

@@ -5,15 +5,17 @@ import functools
 import pytest
 import torch
 
-from bandpo import aggregate, certify, linear_logp, policy_loss
+from bandpo import Packed, Rows, aggregate, certify, linear_logp, policy_loss
 from bandpo.audit import Audit
 from bandpo.core.aggregation import AGGREGATIONS, TRL_LOSS_TYPES
-from bandpo.core.batch import Batch, Tokens
+from bandpo.core.batch import Batch
 from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import SequenceMask
 from bandpo.core.rules import Band, FixedClip
 from bandpo.core.schedules import Radius, TrainingState
 from bandpo.core.sequences import Sequences
+from bandpo.core.text import as_method
+from helpers.losses import batch_loss
 
 LENGTHS = (5, 1, 9, 2, 17, 3)
 """Of sequences with their prompts; no token of the second counts."""
@@ -53,18 +55,19 @@ def pack(batch, inside, form):
         packed[name] = x[inside] if per_token else x
     where = {}
     if form == "segments":
-        where["segments"] = numbers[inside][None]
+        where["layout"] = Packed(segments=numbers[inside][None])
     if form in ("cu_seqlens", "flat"):
-        where["cu_seqlens"] = ends
+        where["layout"] = Packed(cu_seqlens=ends)
     if form == "rows":
         # Two rows, the first with two sequences, and padding at the end of both.
         first = int(lengths[:2].sum())
         width = int(lengths.sum()) - first + 2
-        where["segments"] = torch.full((2, width), -1)
+        segments = torch.full((2, width), -1)
         filled = torch.zeros(2, width, dtype=torch.bool)
         filled[0, :first] = True
         filled[1, : width - 2] = True
-        where["segments"][filled] = numbers[inside]
+        segments[filled] = numbers[inside]
+        where["layout"] = Packed(segments=segments)
     for name, x in packed.items():
         if not (isinstance(x, torch.Tensor) and batch[name].shape == inside.shape):
             continue
@@ -85,14 +88,14 @@ def loss_and_gradient(batch, inside, form, **settings):
     if form != "padded":
         batch, where = pack(batch, inside, form)
     logp = batch["logp"].detach().clone().requires_grad_()
-    loss, metrics = policy_loss(logp, **{k: x for k, x in batch.items() if k != "logp"}, **where, **settings)
+    loss, metrics = batch_loss(logp, **{k: x for k, x in batch.items() if k != "logp"}, **where, **settings)
     (gradient,) = torch.autograd.grad(loss, logp)
     if form == "padded":
         gradient = gradient[inside]
     if form == "jagged":
         gradient = gradient.values()
     if form == "rows":
-        gradient = gradient[where["segments"] >= 0]
+        gradient = gradient[where["layout"].segments >= 0]
     return loss, gradient.flatten(), metrics
 
 
@@ -150,12 +153,12 @@ def test_the_example_of_three_sequences_in_a_row():
     del batch["logp_anchor"], batch["weights"]
     padded = loss_and_gradient(batch, inside, "padded", method="GRPO()")[0]
     packed, where = pack(batch, inside, "segments")
-    packed["advantages"] = packed["advantages"][where["segments"]]
-    one_row = policy_loss(**packed, method="GRPO()", packed=False).loss
-    torch.testing.assert_close(policy_loss(**packed, **where, method="GRPO()").loss, padded)
+    packed["advantages"] = packed["advantages"][where["layout"].segments]
+    one_row = batch_loss(method="GRPO()", layout=Rows(), **packed).loss
+    torch.testing.assert_close(batch_loss(**packed, **where, method="GRPO()").loss, padded)
     assert (one_row - padded).abs() > 0.01
-    with pytest.raises(ValueError, match=r"segments=.*cu_seqlens="):
-        policy_loss(**packed, method="GRPO()")
+    with pytest.raises(ValueError, match=r"segments=.*cu_seqlens=.*Rows"):
+        batch_loss(**packed, method="GRPO()")
 
 
 class Later(Radius):
@@ -195,9 +198,11 @@ def test_aggregate(form, average):
 def test_the_audit_counts_the_same(form, text):
     batch, inside = padded_batch(8)
     batch = {name: batch[name] for name in ("logp", "logp_old", "advantages", "mask", "entropy")}
-    expected = Audit.from_batch(**batch, method=text, packed=False).metrics()
+    expected = Audit.from_batch(Batch.read(layout=Rows(), **batch), method=text).metrics()
     packed, where = pack(batch, inside, form)
-    assert Audit.from_batch(**packed, **where, method=text).metrics() == pytest.approx(expected, rel=1e-4)
+    assert Audit.from_batch(Batch.read(**packed, **where), method=text).metrics() == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -206,8 +211,8 @@ def test_the_gradient_check_names_sequence_and_token(form):
     del batch["weights"], batch["logp_anchor"]
     packed, where = pack(batch, inside, form)
     rest = {name: x for name, x in packed.items() if name != "logp"}
-    loss = lambda x: policy_loss(x, **rest, **where, method="GRPO()").loss  # noqa: E731
-    assert certify(loss, packed["logp"], **rest, **where, method="GRPO()").equal
+    loss = lambda x: batch_loss(x, **rest, **where, method="GRPO()").loss  # noqa: E731
+    assert certify(loss, Batch.read(packed["logp"], **rest, **where), method="GRPO()").equal
     # Twice the gradient of the fifth sequence.
     fifth = (torch.arange(len(LENGTHS)) == 4)[:, None].expand(inside.shape)[inside]
 
@@ -215,14 +220,14 @@ def test_the_gradient_check_names_sequence_and_token(form):
         values = x.values() if x.is_nested else x
         doubled = fifth if form != "rows" else torch.zeros_like(values, dtype=torch.bool)
         if form == "rows":
-            doubled[where["segments"] == 4] = True
+            doubled[where["layout"].segments == 4] = True
         scaled = torch.where(doubled.view(values.shape), 2 * values - values.detach(), values)
         if x.is_nested:
             scaled = torch.nested.nested_tensor_from_jagged(scaled, x.offsets())
         return loss(scaled)
 
     with pytest.raises(RuntimeError, match=r"each sequence has a factor of its own.*sequence 5, token"):
-        certify(wrong, packed["logp"], **rest, **where, method="GRPO()")
+        certify(wrong, Batch.read(packed["logp"], **rest, **where), method="GRPO()")
 
 
 @pytest.mark.slow
@@ -234,7 +239,7 @@ def test_one_graph(form, text):
     method = parse(text)
     batch, inside = padded_batch(10)
     packed, where = pack(batch, inside, form)
-    loss = functools.partial(policy_loss, method=method)
+    loss = functools.partial(batch_loss, method=method)
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(**packed, **where), loss(**packed, **where))
@@ -251,7 +256,7 @@ def test_compiled_by_inductor(text):
     packed, where = pack(batch, inside, "cu_seqlens")
     rest = {name: x for name, x in packed.items() if name != "logp"}
     gradients = []
-    for function in (policy_loss, torch.compile(policy_loss, fullgraph=True)):
+    for function in (batch_loss, torch.compile(batch_loss, fullgraph=True)):
         logp = packed["logp"].clone().requires_grad_()
         function(logp, **rest, **where, method=method).loss.backward()
         gradients.append(logp.grad)
@@ -260,7 +265,7 @@ def test_compiled_by_inductor(text):
 
 def test_sequences_in_any_order_and_padding_between_them():
     index = torch.tensor([[2, 2, -1, 0, 0, 0, -1, 1]])
-    sequences = Sequences.read((index >= 0).float(), segments=index)
+    sequences = Sequences.read((index >= 0).float(), Packed(segments=index))
     x = torch.arange(8.0)[None]
     assert sequences.at_tokens(sequences.sum(x))[0].tolist() == [1, 1, 8, 12, 12, 12, 8, 7]
     assert sequences.position[0, [0, 1, 3, 4, 5, 7]].tolist() == [0, 1, 0, 1, 2, 0]
@@ -273,20 +278,20 @@ def test_sequences_in_any_order_and_padding_between_them():
 def test_an_empty_sequence_counts_in_the_averages_of_trl_alone(average):
     values, mask, ends = torch.tensor([[2.0, 2.0, 5.0]]), torch.ones(1, 3), torch.tensor([0, 2, 2, 3])
     expected = 7 / (3 if average == "grpo" else 2)
-    assert aggregate(values, mask, average, cu_seqlens=ends).item() == pytest.approx(expected)
+    assert aggregate(values, mask, average, layout=Packed(cu_seqlens=ends)).item() == pytest.approx(expected)
 
 
 def test_position_ids_tell_segments():
     position_ids = torch.tensor([[0, 1, 2, 0, 1, 0]])
     segments = (position_ids == 0).cumsum(-1) - 1
     assert segments.tolist() == [[0, 0, 0, 1, 1, 2]]
-    assert Sequences.read(torch.ones(1, 6), segments=segments).length[:3].tolist() == [3, 2, 1]
+    assert Sequences.read(torch.ones(1, 6), Packed(segments=segments)).length[:3].tolist() == [3, 2, 1]
 
 
 REFUSED = {
     "both": (
         {"segments": torch.zeros(1, 6, dtype=torch.long), "cu_seqlens": torch.tensor([0, 6])},
-        "pass one of them",
+        "which have the same meaning; got both",
     ),
     "shape": ({"segments": torch.zeros(1, 5, dtype=torch.long)}, r"segments have the shape \(1, 5\)"),
     "torn": (
@@ -303,8 +308,7 @@ REFUSED = {
         {"segments": torch.tensor([[0, 0, 0, 1, 1, -1]])},
         "token 5 of the flattened batch counts",
     ),
-    "packed=False": ({"cu_seqlens": torch.tensor([0, 3, 6]), "packed": False}, "leave out segments="),
-    "packed=True": ({"packed": True}, "packed=True needs segments= or cu_seqlens="),
+    "neither": ({}, "which have the same meaning; got neither"),
 }
 
 
@@ -313,7 +317,7 @@ def test_what_cannot_be_is_refused(case):
     given, message = REFUSED[case]
     logp = torch.full((1, 6), -1.0)
     with pytest.raises(ValueError, match=message):
-        policy_loss(logp, logp, torch.ones(1, 6), method="GRPO()", **given)
+        policy_loss(logp, logp, torch.ones(1, 6), method="GRPO()", layout=Packed(**given))
 
 
 def test_a_segment_in_two_rows_is_refused():
@@ -322,7 +326,9 @@ def test_a_segment_in_two_rows_is_refused():
         ValueError,
         match=r"segment 0 occurs at tokens that are not adjacent.*add the number of sequences",
     ):
-        policy_loss(logp, logp, torch.ones(2, 3), segments=torch.tensor([[0, 0, 1], [0, 1, 1]]))
+        policy_loss(
+            logp, logp, torch.ones(2, 3), layout=Packed(segments=torch.tensor([[0, 0, 1], [0, 1, 1]]))
+        )
 
 
 @pytest.mark.parametrize(
@@ -331,23 +337,25 @@ def test_a_segment_in_two_rows_is_refused():
 def test_numbers_that_are_no_integers_are_refused(given):
     logp = torch.full((1, 6), -1.0)
     with pytest.raises(TypeError, match="segments must be a tensor of integers"):
-        policy_loss(logp, logp, torch.ones(1, 6), segments=given)
+        policy_loss(logp, logp, torch.ones(1, 6), layout=Packed(segments=given))
 
 
 def test_advantages_of_another_number_of_sequences_are_refused():
     logp = torch.full((1, 6), -1.0)
     with pytest.raises(ValueError, match=r"advantages of shape \(3,\) fit neither the tokens \(1, 6\) nor"):
-        policy_loss(logp, logp, torch.ones(3), cu_seqlens=torch.tensor([0, 3, 6]))
+        policy_loss(logp, logp, torch.ones(3), layout=Packed(cu_seqlens=torch.tensor([0, 3, 6])))
     with pytest.raises(
         ValueError, match="number the sequences from 0 to 1, but advantages or weights are given for 6"
     ):
-        policy_loss(logp, logp, torch.ones(6), segments=torch.tensor([[0, 0, 0, 1, 1, 1]]))
+        policy_loss(logp, logp, torch.ones(6), layout=Packed(segments=torch.tensor([[0, 0, 0, 1, 1, 1]])))
 
 
 def test_where_values_cannot_be_read_a_lost_token_makes_the_loss_nan(monkeypatch):
     monkeypatch.setattr("bandpo.core._checks.values_can_be_read", lambda x: False)
     logp = torch.full((1, 6), -1.0)
-    assert policy_loss(logp, logp, torch.ones(1, 6), cu_seqlens=torch.tensor([0, 3, 5])).loss.isnan()
+    assert policy_loss(
+        logp, logp, torch.ones(1, 6), layout=Packed(cu_seqlens=torch.tensor([0, 3, 5]))
+    ).loss.isnan()
 
 
 def test_jagged_tensors_of_other_lengths_are_refused():
@@ -364,18 +372,18 @@ def test_log_probabilities_of_jagged_hidden_states():
     hidden, head = torch.randn(6, 4, generator=random), torch.randn(9, 4, generator=random)
     ids = torch.randint(9, (6,), generator=random)
     ends = torch.tensor([0, 2, 6])
-    logp, entropy = linear_logp(
+    logp, entropy, top = linear_logp(
         torch.nested.nested_tensor_from_jagged(hidden, ends),
         head,
         torch.nested.nested_tensor_from_jagged(ids, ends),
         entropy=True,
     )
     expected = linear_logp(hidden, head, ids, entropy=True)
-    torch.testing.assert_close((logp.values(), entropy.values()), expected)
+    torch.testing.assert_close((logp.values(), entropy.values()), expected[:2])
+    assert top is expected.top is None
     assert torch.equal(logp.offsets(), ends)
-    assert policy_loss(
-        logp, logp.detach(), torch.ones(2), entropy=entropy.detach(), method="GSPO()"
-    ).loss.isfinite()
+    batch = Batch.read(logp, logp.detach(), torch.ones(2), entropy=entropy.detach())
+    assert as_method("GSPO()").loss(batch).loss.isfinite()
 
 
 def test_the_state_of_packed_sequences():
@@ -383,21 +391,19 @@ def test_the_state_of_packed_sequences():
         torch.full((1, 5), -1.0),
         torch.full((1, 5), -1.0),
         torch.tensor([1.0, -1.0]),
-        cu_seqlens=torch.tensor([0, 2, 5]),
         state=TrainingState(group=torch.tensor([3, 4])),
+        layout=Packed(cu_seqlens=torch.tensor([0, 2, 5])),
     )
     assert batch.state.length.tolist() == [[2, 2, 3, 3, 3]]
     assert batch.advantages.tolist() == [[1, 1, -1, -1, -1]]
 
 
 def test_a_view_of_packed_tokens():
-    tokens = Tokens.from_batch(
+    tokens = Batch.read(
         torch.tensor([[-1.0, -1.0, -2.0]]),
         torch.tensor([[-1.0, -1.0, -1.0]]),
         torch.tensor([1.0, 1.0]),
-        rule=FixedClip(0.2),
-        level="sequence",
-        segments=torch.tensor([[0, 0, 1]]),
-    )
+        layout=Packed(segments=torch.tensor([[0, 0, 1]])),
+    ).tokens(FixedClip(0.2), "sequence")
     assert tokens.log_ratio.tolist() == [[0, 0, -1]]
     assert SequenceMask(0.5, both_signs=True).weight(tokens)[0, :2].tolist() == [1, 1]

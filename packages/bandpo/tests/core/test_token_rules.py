@@ -24,12 +24,14 @@ from bandpo import (
     parse,
     policy_loss,
 )
-from bandpo.core.batch import Batch, Tokens
+from bandpo.core.batch import Batch
+from bandpo.core.layout import Rows
 from bandpo.core.objectives import ClippedWeight, DropOutside, SequenceMask, Surrogate
 from bandpo.core.rules import Tightest, TokenRule
 from bandpo.core.schedules import Linear, TrainingState
 from bandpo.core.text import as_text
 from bandpo.core.token_rules import BalancedBounds, PrefixBudget, SecondMoment
+from helpers.losses import batch_loss
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,9 @@ def test_a_rule_sees_advantages_positions_lengths_entropies_groups_ages_and_what
     old, logp = torch.full((2, 3), -2.0), torch.tensor([[-1.9, -2.3, -2.0], [-2.0, -1.5, -9.0]])
     mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
     state = TrainingState(group=torch.tensor([4, 7]), age=torch.tensor([0, 3]))
-    tokens = Tokens.from_batch(
-        logp,
-        old,
-        torch.tensor([2.0, -1.0]),
-        mask,
-        rule=Seen(),
-        entropy=torch.full((2, 3), 0.5),
-        state=state,
-    )
+    tokens = Batch.read(
+        logp, old, torch.tensor([2.0, -1.0]), mask, entropy=torch.full((2, 3), 0.5), state=state
+    ).tokens(Seen())
     expected = torch.tensor(
         [
             [
@@ -110,7 +106,7 @@ def test_what_is_not_known_is_named(name):
 @pytest.mark.parametrize("age", [torch.tensor([0.0, 3.0, 1.0]), torch.tensor([0.0])])
 def test_an_age_of_another_number_of_sequences_is_refused(age):
     logp = torch.full((2, 2), -1.0)
-    tokens = Tokens.from_batch(logp, logp, torch.ones(2), rule=Unclipped(), state=TrainingState(age=age))
+    tokens = Batch.read(logp, logp, torch.ones(2), state=TrainingState(age=age)).tokens(Unclipped())
     with pytest.raises(ValueError, match=r"age of shape .* fit neither the tokens \(2, 2\)"):
         _ = tokens.age
 
@@ -125,14 +121,14 @@ def test_a_rule_that_looks_at_p_alone_is_itself():
     logp = torch.full((1, 2), -1.0)
     for rule in (FixedClip(), Tightest(Band(), TwoSided(FixedClip(), Unclipped()))):
         assert not rule.depends_on_tokens
-        assert Tokens.from_batch(logp, logp, torch.ones(1), rule=rule).rule is rule
+        assert Batch.read(logp, logp, torch.ones(1)).tokens(rule).rule is rule
 
 
 def test_bounds_around_the_anchor():
     """If the bounds surround another policy, the second moment is that of the ratio to this policy."""
     old, anchor = torch.full((1, 2), 0.2).log(), torch.tensor([[0.25, 0.4]]).log()
     logp = torch.tensor([[0.27, 0.7]]).log()
-    tokens = Tokens.from_batch(logp, old, torch.ones(1), rule=SecondMoment(0.05), logp_anchor=anchor)
+    tokens = Batch.read(logp, old, torch.ones(1), logp_anchor=anchor).tokens(SecondMoment(0.05))
     assert tokens.blocked.tolist() == [[False, True]]
     assert tokens.bounds.upper[0, 0].item() == pytest.approx(0.27 / 0.25)
 
@@ -290,11 +286,11 @@ def test_packed_and_padded(method, form):
 def test_one_graph(method):
     logp, old, advantages, mask = (x.float() for x in stale(3))
     state = TrainingState(group=torch.arange(12) // 2, age=torch.arange(12) % 3)
-    known = {"entropy": torch.ones_like(logp), "state": state, "method": method, "packed": False}
+    known = {"entropy": torch.ones_like(logp), "state": state, "method": method, "layout": Rows()}
     torch._dynamo.reset()
-    compiled = torch.compile(policy_loss, backend="eager", fullgraph=True)
+    compiled = torch.compile(batch_loss, backend="eager", fullgraph=True)
     torch.testing.assert_close(
-        compiled(logp, old, advantages, mask, **known), policy_loss(logp, old, advantages, mask, **known)
+        compiled(logp, old, advantages, mask, **known), batch_loss(logp, old, advantages, mask, **known)
     )
 
 
@@ -385,7 +381,7 @@ def test_a_prefix_that_has_moved_leaves_less_to_what_follows():
     """By hand: radius 0.15, budget at least 0.02; three tokens with weights 1, 0.9, 0.8."""
     old = torch.full((1, 3), 0.3, dtype=torch.float64).log()
     logp = torch.tensor([[0.42, 0.44, 0.36]], dtype=torch.float64).log()
-    bounds = Tokens.from_batch(logp, old, torch.ones(1, dtype=torch.float64), rule=PrefixBudget()).bounds
+    bounds = Batch.read(logp, old, torch.ones(1, dtype=torch.float64)).tokens(PrefixBudget()).bounds
     moved, weights, allowance = (
         (0.12, 0.14, 0.06),
         (1.0, 0.9, 0.8),
@@ -401,19 +397,19 @@ def test_a_prefix_that_has_moved_leaves_less_to_what_follows():
 def test_a_spent_budget_blocks_every_move_outward_and_none_back():
     old = torch.full((2, 4), 0.3, dtype=torch.float64).log()
     logp = torch.tensor([[0.9, 0.8, 0.31, 0.29], [0.9, 0.8, 0.31, 0.29]], dtype=torch.float64).log()
-    tokens = Tokens.from_batch(logp, old, torch.tensor([1.0, -1.0], dtype=torch.float64), rule=PrefixBudget())
+    tokens = Batch.read(logp, old, torch.tensor([1.0, -1.0], dtype=torch.float64)).tokens(PrefixBudget())
     assert tokens.blocked.tolist() == [[True, True, True, False], [False, False, False, True]]
 
 
 def test_where_nothing_could_be_blocked_the_second_moment_bounds_nothing():
     old = torch.full((1, 2), -1.0)
-    tokens = Tokens.from_batch(old - 0.7, old, torch.ones(1), rule=SecondMoment())
+    tokens = Batch.read(old - 0.7, old, torch.ones(1)).tokens(SecondMoment())
     assert tokens.bounds.upper.tolist() == [[math.inf, math.inf]]
 
 
 def test_a_second_moment_that_no_token_keeps_blocks_all_that_move_outward():
     old = torch.full((1, 2), -1.0)
-    tokens = Tokens.from_batch(old + 0.7, old, torch.ones(1), rule=SecondMoment())
+    tokens = Batch.read(old + 0.7, old, torch.ones(1)).tokens(SecondMoment())
     assert tokens.bounds.upper.tolist() == [[1.0, 1.0]]
     assert tokens.blocked.all()
 

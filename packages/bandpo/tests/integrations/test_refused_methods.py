@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bandpo
-from bandpo import KL, Band, BandPO, FixedClip, Method, TwoSided, Unclipped, policy_loss
+from bandpo import KL, Band, BandPO, FixedClip, Method, Rows, TwoSided, Unclipped, policy_loss
 from bandpo.core.methods import METHODS
 from bandpo.core.objectives import CovarianceMask, CovariancePenalty, DropOutside, DualClip
 from bandpo.core.rules import LogClip, Tightest, TokenRule
@@ -116,7 +116,7 @@ def halves_differ(method) -> bool:
         def gradient(rows, tensors=(logp, logp_old, advantages)):
             new, old, advantage = (tensor[rows].double() for tensor in tensors)
             new = new.requires_grad_()
-            loss, _ = policy_loss(new, old, advantage, method=method, aggregation="sum", packed=False)
+            loss, _ = policy_loss(new, old, advantage, method=method, aggregation="sum", layout=Rows())
             return torch.autograd.grad(loss, new)[0]
 
         whole = gradient(slice(None))

@@ -5,9 +5,10 @@ import torch
 from test_trl import make
 from trl import GRPOTrainer
 
-from bandpo import policy_loss
+from bandpo import Batch, Rows
 from bandpo.core.aggregation import aggregate
 from bandpo.core.methods import METHODS
+from bandpo.core.text import as_method
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo.integrations.trl.config import AGGREGATIONS
 from rlvet.runs.configs import TRL_CLIPS
@@ -104,18 +105,23 @@ def gradient_of_policy_loss(config, logp, entropy, inputs):
     rollout = method.old_policy == "rollout"
     average = AGGREGATIONS.get(config.loss_type, config.loss_type)
     normalizer = config.max_completion_length if average == "dr_grpo" else None
-    loss = policy_loss(
-        leaf,
-        inputs["sampling_per_token_logps" if rollout else "old_per_token_logps"],
-        inputs["advantages"],
-        mask,
-        method=method,
-        aggregation=average,
-        normalizer=normalizer,
-        entropy=entropy,
-        weights=inputs.get("importance_sampling_ratio"),
-        packed=False,
-    ).loss
+    loss = (
+        as_method(method)
+        .loss(
+            Batch.read(
+                leaf,
+                inputs["sampling_per_token_logps" if rollout else "old_per_token_logps"],
+                inputs["advantages"],
+                mask,
+                entropy=entropy,
+                weights=inputs.get("importance_sampling_ratio"),
+                layout=Rows(),
+            ),
+            aggregation=average,
+            normalizer=normalizer,
+        )
+        .loss
+    )
     if config.beta:
         gap = inputs["ref_per_token_logps"] - leaf
         kl = gap.exp() - gap - 1

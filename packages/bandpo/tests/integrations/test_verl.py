@@ -12,6 +12,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from bandpo.core.layout import Rows
 from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import BandPolicyLossConfig
 
@@ -137,7 +138,7 @@ def test_every_method_is_the_cores_and_averages_as_it_does_unless_the_user_says_
     average = {"method": None, "framework": "seq-mean-token-sum"}.get(average, average)
     weights = tensors["rollout_is_weights"]
     loss, expected = bandpo.policy_loss(
-        logp, *rest, weights=weights, method=method, aggregation=average, packed=False
+        logp, *rest, weights=weights, method=method, aggregation=average, layout=Rows()
     )
     torch.testing.assert_close(gradient, torch.autograd.grad(loss, logp)[0], check_dtype=False)
     # As in the audit, those of the dual clip are among the blocked tokens with a negative advantage.

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from bandpo.core.errors import BandWarning
+from bandpo.core.layout import Packed
 from bandpo.watch.run_watch import EVERY, FEWEST_BATCHES, RunWatch
 from rlvet.runs import Setup
 
@@ -59,7 +60,7 @@ def test_a_packed_batch_is_checked_as_the_padded_one():
     sick = batch(0, temperature=0.7)
     ends = torch.arange(65) * 14
     packed = {name: x.reshape(1, -1) if getattr(x, "ndim", 0) == 2 else x for name, x in sick.items()}
-    assert said(RunWatch(), [packed | {"cu_seqlens": ends}]) == said(RunWatch(), [sick])
+    assert said(RunWatch(), [packed | {"layout": Packed(cu_seqlens=ends)}]) == said(RunWatch(), [sick])
 
 
 def test_a_run_can_be_stopped():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip, Surrogate
@@ -152,7 +153,7 @@ def _by_library(method: Method, batch: dict[str, Tensor], mask: Tensor, token_we
         mask,
         method=method,
         aggregation=lambda losses: (losses * token_weights).sum(),
-        packed=False,  # verl passes one sequence per row
+        layout=Rows(),  # verl passes one sequence per row
     ).loss
     return torch.autograd.grad(loss, logp)[0]
 

@@ -17,17 +17,15 @@ import torch
 from bandpo.audit.luck import hard_advantages
 from bandpo.audit.metric_names import BINS, RARE
 from bandpo.core import _checks
-from bandpo.core._packed import check_unpacked
 from bandpo.core._shown import as_html
 from bandpo.core.batch import Batch, Tokens
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import DCPO, Band, ClipRule, FixedClip, bands
-from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
 EDGES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -64,7 +62,8 @@ class Audit:
 
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
     >>> logp = torch.tensor([[0.16, 0.55]]).log()
-    >>> metrics = Audit.from_batch(logp, logp_old, torch.tensor([1.0]), method=FixedClip(0.2, 0.2)).metrics()
+    >>> batch = Batch.read(logp, logp_old, torch.tensor([1.0]))
+    >>> metrics = Audit.from_batch(batch, method=FixedClip(0.2, 0.2)).metrics()
     >>> metrics["clip_high/0.01_to_0.1"], metrics["if/Band/clip_high"]
     (1.0, 0.0)
     """
@@ -78,58 +77,31 @@ class Audit:
     @torch.no_grad()
     def from_batch(
         cls,
-        logp: Float[Tensor, "batch time"],
-        logp_old: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | Float[Tensor, " batch"],
-        mask: Tensor | None = None,
+        batch: Batch,
         *,
         method: Method | ClipRule | str | None = None,
-        logp_anchor: Float[Tensor, "batch time"] | None = None,
-        entropy: Float[Tensor, "batch time"] | None = None,
         counterfactuals: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
-        group: Int[Tensor, " batch"] | None = None,
-        segments: Int[Tensor, "batch time"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
-        packed: bool | None = None,
     ) -> Audit:
         """Compute the sums of one batch, on its device and without a synchronisation.
 
+        Without entropies in the batch, ``−logp_old`` replaces them, whose mean is an unbiased estimate of the old
+        policy's entropy. The metric ``luck`` needs ``group`` in the batch's training state.
+
         Args:
-            logp: Log-probabilities (nats) of the sampled tokens under the policy in training. This and all other
-                tensors are as for `bandpo.policy_loss`.
-            logp_old: The same under the old policy.
-            advantages: One per token or per sequence.
-            mask: 1 for tokens that count, 0 for padding. All tokens count if not given.
+            batch: The batch, from `bandpo.Batch.read`.
             method: The run's method, as for `bandpo.policy_loss`.
-            logp_anchor: Log-probabilities that the bounds surround, if these are not ``logp_old``.
-            entropy: Entropy (nats) of the policy at each token. If not given, ``−logp_old`` replaces it, whose mean
-                is an unbiased estimate of the old policy's entropy.
             counterfactuals: Rules and methods to evaluate on the same tensors, by name. A rule is evaluated with PPO's
                 surrogate at the run's level, a method as it is.
-            group: Index of each sequence's prompt, (batch,), for the metric ``luck``, which needs it.
-            segments: Index of each token's sequence in a packed batch, as for `bandpo.policy_loss`.
-            cu_seqlens: Start of each sequence in a packed batch, as for `bandpo.policy_loss`.
-            packed: As for `bandpo.policy_loss`. The run's method is checked with its own aggregation. Counterfactuals
-                are checked without one, because no metric depends on it.
 
         Raises:
-            TypeError, ValueError: see `bandpo.policy_loss`.
+            TypeError: if a method is none.
+            ValueError: if a row plainly holds several sequences, see `bandpo.policy_loss`. The run's method is checked
+                with its own aggregation; counterfactuals without one, because no metric depends on it.
         """
         run = as_method(method)
-        batch = Batch.read(
-            logp,
-            logp_old,
-            advantages,
-            mask,
-            logp_anchor=logp_anchor,
-            entropy=entropy,
-            state=TrainingState(group=group),
-            segments=segments,
-            cu_seqlens=cu_seqlens,
-        )
-        check_unpacked(batch, advantages, run, run.aggregation, packed)
+        run.check_rows(batch, run.aggregation)
         for counterfactual in counterfactuals.values():
-            check_unpacked(batch, advantages, method_at_level(run.level, counterfactual), None, packed)
+            method_at_level(run.level, counterfactual).check_rows(batch, None)
         return cls.of(batch, run, run.tokens(batch), counterfactuals)
 
     @classmethod

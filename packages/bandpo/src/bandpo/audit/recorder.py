@@ -23,8 +23,9 @@ import bandpo
 from bandpo._atomic import sync
 from bandpo.audit.record_format import FORMAT, META, import_pyarrow, record_schema
 from bandpo.audit.sealed_file import STREAM_END, SUFFIX, SealedFile, holds_nothing_readable
-from bandpo.core.batch import normalize_mask
+from bandpo.core.batch import Batch, normalize_mask
 from bandpo.core.errors import InvalidValue
+from bandpo.core.layout import Packed, Rows, as_row
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.sequences import unpack
@@ -61,7 +62,7 @@ class Recorder:
     >>> folder = tempfile.mkdtemp()
     >>> logp_old = torch.tensor([[0.08, 0.50]]).log()
     >>> with Recorder(folder, method="FixedClip(0.2)") as recorder:
-    ...     recorder.add(logp=logp_old + 0.5, logp_old=logp_old, advantages=torch.tensor([1.0]), step=3)
+    ...     recorder.add(Batch.read(logp_old + 0.5, logp_old, torch.tensor([1.0])), step=3)
     >>> recorder.path.name
     'tokens-00000-0000.arrow'
     """
@@ -86,6 +87,7 @@ class Recorder:
         if anchor not in ("trainer", "rollout"):
             raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
         self.every = every
+        self._anchor = anchor
         self.dtype = dtype
         process = _rank() if process is None else process
         self._method = None if method is None else as_text(as_method(method))
@@ -115,10 +117,11 @@ class Recorder:
     @torch.no_grad()
     def add(
         self,
+        batch: Batch | None = None,
         *,
         logp: Float[Tensor, "batch time"] | None = None,
-        logp_old: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
+        logp_old: Float[Tensor, "batch time"] | None = None,
+        advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
         mask: Tensor | None = None,
         logp_rollout: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
@@ -131,15 +134,17 @@ class Recorder:
         reward: Sequence[float] | Tensor | None = None,
         truncated: Sequence[bool] | Tensor | None = None,
         method: Method | ClipRule | str | None = None,
-        segments: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        layout: Rows | Packed | None = None,
     ) -> None:
-        """Append the tokens of one loss. Padding is not recorded.
+        """Append the tokens of one loss, from a batch or from tensors. Padding is not recorded.
 
-        Values are not checked: NaN is recorded, and a replay names its row. Shapes and the mask are checked as for
-        `bandpo.policy_loss`.
+        The values of tensors are not checked: NaN is recorded, and a replay names its row. Shapes and the mask are
+        checked as for `bandpo.policy_loss`.
 
         Args:
+            batch: The batch of the loss, from `bandpo.Batch.read`. It has the log-probabilities, the advantages, the
+                mask, the entropies and the layout, which are then not given. With ``anchor="rollout"`` its anchor is
+                ``logp_rollout``.
             logp: Log-probabilities (nats) of the sampled tokens under the policy in training, (batch, time). None for
                 a batch that is recorded before its loss is computed; no rule can be replayed on it.
             logp_old: The same under the old policy, the denominator of the ratio.
@@ -158,12 +163,11 @@ class Recorder:
             truncated: True for each sequence that was cut off at the length limit.
             method: The run's method in this loss, if it differs from that of the constructor, as with a radius that
                 changes.
-            segments: Index of each token's sequence in a packed batch, as for `bandpo.policy_loss`. Each sequence
-                becomes a row of the record.
-            cu_seqlens: Start of each sequence in a packed batch, as for `bandpo.policy_loss`.
+            layout: The layout of the tensors, as for `bandpo.policy_loss`. Each sequence becomes a row of the record.
 
         Raises:
-            ValueError: if shapes differ, the mask holds another value than 0 and 1, or the recorder is closed.
+            ValueError: if shapes differ, both or neither of batch and tensors are given, the mask holds another value
+                than 0 and 1, or the recorder is closed.
         """
         if not self._end.alive:
             raise InvalidValue(f"{self.path} is closed; create another Recorder to record more")
@@ -171,20 +175,22 @@ class Recorder:
         self._calls += 1
         if number % self.every:
             return
-        tensors = unpack(
-            {
-                "logp_old": logp_old,
-                "logp": logp,
-                "advantages": advantages,
-                "mask": mask,
-                "logp_rollout": logp_rollout,
-                "entropy": entropy,
-                "tokens": tokens,
-                "version": version,
-            },
-            segments,
-            cu_seqlens,
-        )
+        tensors: dict[str, Any] = {
+            "logp_old": logp_old,
+            "logp": logp,
+            "advantages": advantages,
+            "mask": mask,
+            "logp_rollout": logp_rollout,
+            "entropy": entropy,
+            "tokens": tokens,
+            "version": version,
+        }
+        if batch is not None:
+            tensors = self._rows_of(batch, tensors, layout)
+        else:
+            if logp_old is None or advantages is None:
+                raise InvalidValue("add needs a batch, or logp_old= and advantages=")
+            tensors = unpack(tensors, layout)
         logp_old = tensors["logp_old"]
         if logp_old.dim() != 2:
             raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
@@ -203,14 +209,57 @@ class Recorder:
             columns[name] = _by_sequence(name, tensors[name], counted, dtype)
         for name, x in token_columns.items():
             columns[name] = _Lists(x, counted)
-        batch = _record_batch(columns, self._schema, rows)
+        record_batch = _record_batch(columns, self._schema, rows)
 
         text = None if method is None else as_text(as_method(method))
         metadata = None
         if text and text != self._method:
             metadata = {META: json.dumps({"method": text}).encode()}
-        stream = _stream_of(self._schema, batch, metadata)
+        stream = _stream_of(self._schema, record_batch, metadata)
         self._file.write_part(stream[self._schema_size : -len(STREAM_END)])
+
+    def _rows_of(
+        self, batch: Batch, tensors: Mapping[str, Any], layout: Rows | Packed | None
+    ) -> dict[str, Any]:
+        """Return the tensors of a batch, and those that were given beside it, with one row for each sequence.
+
+        Args:
+            batch: The batch.
+            tensors: The tensors by name; None for those that were not given.
+            layout: As given beside the batch.
+        """
+        given = [
+            name
+            for name in ("logp_old", "logp", "advantages", "mask", "entropy")
+            if tensors[name] is not None
+        ]
+        if layout is not None:
+            given.append("layout")
+        if given:
+            raise InvalidValue(f"the batch has its own {', '.join(given)}: leave them out")
+        if tensors["logp_rollout"] is None and self._anchor == "rollout":
+            tensors = {**tensors, "logp_rollout": batch.logp_anchor}
+        sequences = batch.sequences
+        columns: dict[str, Any] = {
+            **tensors,
+            "logp_old": batch.logp_old,
+            "logp": None if batch.logp is None else as_row(batch.logp) if sequences.packed else batch.logp,
+            "advantages": batch.advantages,
+            "mask": batch.mask,
+            "entropy": batch.entropy,
+        }
+        if not sequences.packed:
+            return columns
+        shape = batch.mask.shape
+        on_cpu = sequences.to("cpu")
+        rows: dict[str, Any] = {}
+        for name, x in columns.items():
+            if isinstance(x, torch.Tensor):
+                dense = as_row(x) if x.is_nested or x.shape == shape[1:] else x
+                rows[name] = on_cpu.to_rows(dense.detach().cpu()) if dense.shape == shape else x
+            else:
+                rows[name] = x
+        return rows
 
     def flush(self) -> None:
         """Force all added losses to the disk (fsync), so that they survive a loss of power.

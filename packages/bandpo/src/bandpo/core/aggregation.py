@@ -8,10 +8,11 @@ import torch
 
 from . import _checks
 from .errors import InvalidValue
-from .sequences import Sequences, read_layout
+from .layout import Packed, Rows, read_layout
+from .sequences import Sequences
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
 __all__ = ["aggregate"]
@@ -34,8 +35,7 @@ def aggregate(
     aggregation: str = "token-mean",
     *,
     normalizer: float | Tensor | None = None,
-    segments: Int[Tensor, "batch time"] | None = None,
-    cu_seqlens: Int[Tensor, " ends"] | None = None,
+    layout: Rows | Packed | None = None,
 ) -> Float[Tensor, ""]:
     """Reduce per-token values to a scalar, as verl's ``loss_agg_mode`` or TRL's ``loss_type`` of the same name.
 
@@ -51,24 +51,23 @@ def aggregate(
             checked on the CPU only. For ``token-mean`` and ``sum`` it is a number of tokens, such as that of the global
             batch. For ``seq-mean-token-mean`` and ``seq-mean-token-sum`` it is a number of sequences. For
             ``seq-mean-token-sum-norm``, which requires it, it is the maximal completion length.
-        segments: Index of each token's sequence in a packed batch, see `policy_loss`.
-        cu_seqlens: Start of each sequence in a packed batch, see `policy_loss`.
+        layout: The layout of the batch, as for `policy_loss`.
 
     Returns:
         A scalar that is differentiable with respect to ``values``.
 
     Raises:
-        ValueError: if the aggregation is unknown, a normalizer is missing or not above 0, or ``segments`` or
-            ``cu_seqlens`` do not fit the batch.
+        ValueError: if the aggregation is unknown, a normalizer is missing or not above 0, or the layout does not fit
+            the batch.
 
     >>> values, mask = torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     >>> aggregate(values, mask, "token-mean"), aggregate(values, mask, "seq-mean-token-mean")
     (tensor(3.), tensor(3.5000))
     """
-    layout = read_layout({"values": values, "mask": mask}, segments, cu_seqlens)
-    values = layout.tensors["values"]
-    mask = layout.tensors["mask"]
-    sequences = Sequences.read(mask.float(), segments=layout.segments, cu_seqlens=layout.cu_seqlens)
+    dense = read_layout({"values": values, "mask": mask}, layout)
+    values = dense.tensors["values"]
+    mask = dense.tensors["mask"]
+    sequences = Sequences.read(mask.float(), dense.layout)
     return aggregate_sequences(values.masked_fill(mask == 0, 0.0), sequences, aggregation, normalizer)
 
 
@@ -82,9 +81,10 @@ def aggregate_sequences(
 
     if mode in ("sum", "token-mean"):
         # Rows are summed first: torch.compile fuses row sums into one kernel, but not a sum over all elements.
-        count = sequences.mask.sum(-1).sum().clamp(min=1.0) if mode == "token-mean" else 1.0
-        denominator = count if normalizer is None else normalizer
-        return values.sum(-1).sum() / denominator
+        total = values.sum(-1).sum()
+        if normalizer is None:
+            normalizer = sequences.count_tokens.clamp(min=1.0) if mode == "token-mean" else 1.0
+        return total / normalizer
 
     per_sequence = sequences.sum(values)
     length = sequences.length

@@ -1,8 +1,8 @@
 """Validation of a trainer's tensors, and the quantities that clip rules and objectives compute from them.
 
-`Batch.read` validates the tensors for the loss and the audit. Padding (mask == 0) is ignored and may contain NaN.
-Invalid values at counted tokens raise an error. Half precision becomes float32; float32 and float64 are kept. The
-recorder uses the check of the mask only, because it records invalid values for later diagnosis.
+`Batch.read` validates the tensors once, for the loss, the audit, the gradient check and the recorder. Padding
+(mask == 0) is ignored and may contain NaN. Invalid values at counted tokens raise an error. Half precision becomes
+float32; float32 and float64 are kept.
 """
 
 from __future__ import annotations
@@ -20,24 +20,41 @@ from ._lazy import lazy_property
 from ._limits import LOGP_SLACK
 from .bounds import RatioBounds
 from .errors import InvalidValue
+from .layout import Packed, Rows, read_layout
 from .rules import ClipMask, ClipRule
 from .schedules import TrainingState
-from .sequences import Sequences, read_layout
+from .sequences import Sequences
 from .token_data import AnchorRatio, TokenData
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
 
 __all__ = ["Batch", "Tokens"]
 
 LEVELS = ("token", "sequence")
+FEW_TOKENS = 4096
+"""The number of tokens below which selecting some of them costs more than a root for all of them."""
+LARGEST_SUM = 1e9
+"""The largest sum of advantages for which a loss with any bound is finite."""
 
 
 class Batch(NamedTuple):
-    """The validated tensors of a batch: detached, in at least float32, and 0 in the padding."""
+    """The validated tensors of a batch, made once by `Batch.read` for the loss, the audit, the check and the recorder.
 
+    Except for ``logp`` they are detached, in at least float32, and 0 in the padding.
+
+    >>> logp, logp_old = torch.tensor([[0.2, 0.5]]).log().requires_grad_(), torch.tensor([[0.08, 0.5]]).log()
+    >>> batch = Batch.read(logp, logp_old, torch.tensor([1.0]))
+    >>> FixedClip(0.2).clip_mask(batch.log_ratio, batch.logp_old).clipped_high
+    tensor([[ True, False]])
+    >>> parse("GRPO()").loss(batch).loss
+    tensor(-1.1000, grad_fn=<DivBackward0>)
+    """
+
+    logp: Float[Tensor, "batch time"] | None
+    """The caller's log-probabilities (nats) of the sampled tokens, unchanged, with their gradient; None if unknown."""
     log_ratio: Float[Tensor, "batch time"]
     """log(π/π_old), nats, of the sampled tokens."""
     logp_old: Float[Tensor, "batch time"]
@@ -56,6 +73,8 @@ class Batch(NamedTuple):
     """Importance weights, if any: per token, or per sequence in the form of `bandpo.core.sequences.Sequences`."""
     state: TrainingState = TrainingState()
     """Further quantities of the tokens and of the training."""
+    rows_assumed: bool = False
+    """True if no layout was given and advantages may change within a row. The loss then checks the rows."""
 
     @classmethod
     def read(
@@ -65,12 +84,11 @@ class Batch(NamedTuple):
         advantages: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | Float[Tensor, " batch"],
         mask: Tensor | None = None,
         *,
+        layout: Rows | Packed | None = None,
         logp_anchor: Float[Tensor, "batch time"] | None = None,
         entropy: Float[Tensor, "batch time"] | None = None,
         weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
         state: TrainingState | None = None,
-        segments: Int[Tensor, "batch time"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
     ) -> Batch:
         """Validate a trainer's tensors, of any precision, padded or packed, and return them as a batch.
 
@@ -79,12 +97,15 @@ class Batch(NamedTuple):
             logp_old: The same under the old policy, the denominator of the ratio.
             advantages: One per token, or one per sequence.
             mask: 1 (or True) for tokens that count, 0 for padding. All tokens count if not given.
-            logp_anchor: Log-probabilities (nats) that a rule's bounds surround, if these are not ``logp_old``.
-            entropy: Entropy (nats) at each token, if known.
+            layout: ``Packed(cu_seqlens=…)`` or ``Packed(segments=…)`` for several sequences in a row, ``Rows()`` to
+                state that each row is one sequence. Jagged nested tensors contain their layout. Otherwise each row is
+                taken for one sequence, and checked as described in `bandpo.policy_loss`.
+            logp_anchor: Log-probabilities (nats) of the policy that the rule's bounds surround, if that is not
+                ``logp_old``: the rollout engine's, for instance. The new probability is then kept within
+                ``[lower(p), upper(p)]·p`` of the anchor's probability p. The ratio still refers to ``logp_old``.
+            entropy: Entropy (nats) of the policy at each token, for objectives and audits that use it.
             weights: Importance weights ≥ 0, one per token or per sequence.
             state: Further quantities of the tokens and of the training.
-            segments: Index of each token's sequence in a packed batch, see `bandpo.policy_loss`.
-            cu_seqlens: Start of each sequence in a packed batch, see `bandpo.policy_loss`.
 
         Advantages, entropy and weights have the shape (batch, time), (batch,) or (batch, 1). They are not broadcast
         over the batch: (1,) or (1, time) is an error if the batch has several sequences. In a packed batch they have
@@ -102,7 +123,7 @@ class Batch(NamedTuple):
         >>> batch.log_ratio, batch.advantages
         (tensor([[1., 0.]]), tensor([[1., 0.]]))
         """
-        layout = read_layout(
+        tensors, layout, stated = read_layout(
             {
                 "logp": logp,
                 "logp_old": logp_old,
@@ -112,50 +133,48 @@ class Batch(NamedTuple):
                 "entropy": entropy,
                 "weights": weights,
             },
-            segments,
-            cu_seqlens,
+            layout,
         )
-        tensors = layout.tensors
         state = TrainingState() if state is None else state
 
         # The mask and the sequences, which determine the shapes of the other tensors.
         mask = normalize_mask(tensors["logp"], tensors["mask"])
-        padding = mask == 0
-        sequences = Sequences.read(
-            mask,
-            segments=layout.segments,
-            cu_seqlens=layout.cu_seqlens,
-            count=_count_of_sequences(tensors, state) if layout.packed else None,
-        )
+        padding = None if tensors["mask"] is None else mask == 0
+        is_packed = isinstance(layout, Packed)
+        count = _count_of_sequences(tensors, state) if is_packed else None
+        sequences = Sequences.read(mask, layout, count=count)
 
-        # Log-probabilities, (batch, time), 0 in the padding.
+        # In at least float32, with the padding as it is: log-probabilities (batch, time), advantages and entropies
+        # expanded to it, weights per token or per sequence.
         logps: dict[str, Tensor] = {}
         for name in ("logp", "logp_old", "logp_anchor"):
             if tensors[name] is not None:
-                logps[name] = _validate_logp(name, tensors[name], padding)
-
-        # Tensors that must be finite at counted tokens. Advantages and entropies are expanded to (batch, time), weights
-        # stay per sequence if they are.
+                logps[name] = _validate_logp(name, tensors[name], mask)
         finite: dict[str, Tensor] = {}
         for name in ("advantages", "entropy"):
             if tensors[name] is not None:
-                values = sequences.at_tokens(_validate_shape(name, tensors[name], sequences))
-                finite[name] = values.masked_fill(padding, 0.0)
+                finite[name] = sequences.at_tokens(_validate_shape(name, tensors[name], sequences))
         weights = None
         if tensors["weights"] is not None:
             weights = _validate_shape("weights", tensors["weights"], sequences)
-            unused = padding if weights.shape == padding.shape else sequences.length == 0
-            weights = weights.masked_fill(unused, 0.0)
-            finite["weights"] = weights
+            finite["weights"] = sequences.at_tokens(weights)
 
-        # Invalid values raise an error, or make the advantage NaN if values cannot be read.
+        # Advantages that are NaN at tokens with an invalid value; on the CPU an error.
+        log_ratio = logps["logp"] - logps["logp_old"]
         advantages = finite["advantages"]
+        marked = _mark_invalid(tensors["mask"], log_ratio, logps, finite)
+        if sequences.index is not None and not _checks.values_can_be_read(mask):
+            marked = marked.masked_fill(sequences.unassigned, math.nan)
+        marked = _zero_padding(marked, padding)
         if _checks.values_can_be_read(mask):
-            _check_values(logps, finite, weights)
-        else:
-            advantages = _mark_invalid(advantages, tensors["mask"], logps, finite, weights)
-            if sequences.index is not None:
-                advantages = advantages.masked_fill(sequences.unassigned, math.nan)
+            # A sum of finite numbers can overflow, which this takes for no error.
+            if math.isnan(marked.sum().item()):
+                _raise_invalid(logps, finite, padding)
+            marked = _zero_padding(advantages, padding)
+        if weights is not None and padding is not None:
+            weights = weights.masked_fill(
+                padding if weights.shape == padding.shape else sequences.length == 0, 0.0
+            )
 
         # torch 2.6 cannot trace dataclasses.replace.
         state = TrainingState(
@@ -167,21 +186,20 @@ class Batch(NamedTuple):
             processes=state.processes,
         )
         return cls(
-            log_ratio=logps["logp"] - logps["logp_old"],
-            logp_old=logps["logp_old"],
-            advantages=advantages,
+            logp=logp,
+            log_ratio=_zero_padding(log_ratio, padding),
+            logp_old=_zero_padding(logps["logp_old"], padding),
+            advantages=marked,
             mask=mask,
             sequences=sequences,
-            logp_anchor=logps.get("logp_anchor"),
-            entropy=finite.get("entropy"),
+            logp_anchor=_zero_padding(logps["logp_anchor"], padding) if "logp_anchor" in logps else None,
+            entropy=_zero_padding(finite["entropy"], padding) if "entropy" in finite else None,
             weights=weights,
             state=state,
+            rows_assumed=not stated
+            and _checks.values_can_be_read(mask)
+            and not _constant_by_shape(tensors["advantages"], mask),
         )
-
-    @property
-    def logp(self) -> Float[Tensor, "batch time"]:
-        """Log-probabilities (nats) under the policy in training."""
-        return self.logp_old + self.log_ratio
 
     @property
     def token_weights(self) -> Float[Tensor, "batch time"] | None:
@@ -249,7 +267,7 @@ class Batch(NamedTuple):
 def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mask in float32, 1 for counted tokens and 0 for padding; all ones if it is None.
 
-    The values are only checked on the CPU. On an accelerator, every value other than 0 counts as 1.
+    The values are only checked on the CPU. On an accelerator they are returned as they are, see `_mark_invalid`.
 
     Raises:
         ValueError: if the mask has another shape than ``logp``, or, on the CPU, holds a value other than 0 and 1.
@@ -260,40 +278,54 @@ def normalize_mask(logp: Tensor, mask: Tensor | None) -> Tensor:
         raise InvalidValue(
             f"mask has shape {tuple(mask.shape)}, logp {tuple(logp.shape)}; they must be equal"
         )
-    if not _checks.values_can_be_read(mask):
-        return (mask != 0).float()
-    if mask.dtype != torch.bool and not torch.equal(mask, mask * mask):
+    is_read = mask.dtype != torch.bool and _checks.values_can_be_read(mask)
+    if is_read and not torch.equal(mask, mask * mask):
         invalid = mask[mask != mask * mask][0].item()
         raise InvalidValue(f"mask holds {invalid:g}, but must be 0 or 1; pass fractional weights as weights=")
     return mask.float()
 
 
-def validate_logps(logps: Mapping[str, Tensor], padding: Tensor) -> dict[str, Tensor]:
-    """Return log-probabilities detached, in at least float32, and 0 in the padding.
+def validate_logps(logps: Mapping[str, Tensor], mask: Tensor) -> dict[str, Tensor]:
+    """Return log-probabilities detached, in at least float32, and 0 in the padding, where the mask is 0.
 
     An invalid value at a counted token raises ValueError on the CPU, and becomes NaN elsewhere.
     """
-    validated = {name: _validate_logp(name, logp, padding) for name, logp in logps.items()}
-    if _checks.values_can_be_read(padding):
-        _check_values(validated, {}, None)
+    padding = mask == 0
+    validated: dict[str, Tensor] = {}
+    for name, logp in logps.items():
+        validated[name] = _zero_padding(_validate_logp(name, logp, mask), padding)
+    if _checks.values_can_be_read(mask):
+        _check_logps(validated)
         return validated
-    zeros = torch.zeros_like(next(iter(validated.values())))
-    nan_if_invalid = _mark_invalid(zeros, None, validated, {}, None)
+    total = functools.reduce(torch.add, validated.values())
+    nan_if_invalid = _mark_invalid(None, total, validated, {"zero": torch.zeros_like(total)})
     return {name: logp + nan_if_invalid for name, logp in validated.items()}
 
 
-def _validate_logp(name: str, logp: Tensor, padding: Tensor) -> Tensor:
-    """Return a log-probability tensor detached, in at least float32, and 0 in the padding; values are not checked."""
-    if logp.shape != padding.shape:
+def _validate_logp(name: str, logp: Tensor, mask: Tensor) -> Tensor:
+    """Return a log-probability tensor detached, in at least float32; values are not checked."""
+    if logp.shape != mask.shape:
         raise InvalidValue(
-            f"{name} has shape {tuple(logp.shape)}, logp {tuple(padding.shape)}; they must be equal"
+            f"{name} has shape {tuple(logp.shape)}, logp {tuple(mask.shape)}; they must be equal"
         )
-    return _checks.as_float(name, logp).detach().masked_fill(padding, 0.0)
+    return _checks.as_float(name, logp).detach()
 
 
 def _validate_shape(name: str, x: Any, sequences: Sequences) -> Tensor:
     """Return a tensor per token, or a tensor per sequence in the form that `Sequences` gives it."""
     return sequences.values(name, _checks.as_float(name, x).detach())
+
+
+def _zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
+    """Return a tensor per token with 0 in the padding; unchanged if there is none."""
+    return x if padding is None else x.masked_fill(padding, 0.0)
+
+
+def _constant_by_shape(advantages: Tensor, mask: Tensor) -> bool:
+    """Return True if the caller's advantages are one per sequence, expanded to the tokens or not."""
+    if advantages.dim() < mask.dim() or advantages.shape[-1] <= 1:
+        return True
+    return advantages.stride(-1) == 0
 
 
 def _count_of_sequences(tensors: Mapping[str, Any], state: TrainingState) -> int | None:
@@ -305,15 +337,53 @@ def _count_of_sequences(tensors: Mapping[str, Any], state: TrainingState) -> int
     return None
 
 
-def _check_values(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], weights: Tensor | None) -> None:
-    """Raise ValueError if a value at a counted token is invalid.
+def _mark_invalid(
+    mask: Tensor | None, log_ratio: Tensor, logps: Mapping[str, Tensor], finite: Mapping[str, Tensor]
+) -> Tensor:
+    """Return the first tensor of ``finite``, NaN at tokens for which a tensor has an invalid value.
+
+    Nothing is read on the host. Entries in the padding have no meaning.
+
+    Args:
+        mask: The mask as passed by the caller; None if all tokens count.
+        log_ratio: The difference of the first two log-probabilities, or another sum that is not finite if one is not.
+        logps: Log-probabilities, which must be finite and at most 0.
+        finite: Further tensors per token, which must be finite; one that is called ``weights`` must be at least 0.
+    """
+    # Few operations are needed: a maximum propagates NaN, and x − x is NaN if x is not finite, else 0.
+    valid = functools.reduce(torch.maximum, logps.values()) <= LOGP_SLACK
+    if mask is not None and mask.dtype != torch.bool:
+        valid = valid & (mask == 1)
+    if "weights" in finite:
+        valid = valid & (finite["weights"] >= 0)
+    total = log_ratio
+    for x in [*finite.values(), *(logps[name] for name in logps if name == "logp_anchor")]:
+        total = total + x
+    first, *_ = finite.values()
+    return torch.where(valid, first + (total - total), math.nan)
+
+
+def _raise_invalid(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], padding: Tensor | None) -> None:
+    """Raise ValueError for the first invalid value at a counted token; do nothing if there is none.
 
     Args:
         logps: Log-probabilities, which must be finite and at most 0.
-        finite: Tensors that must be finite.
-        weights: Importance weights, which must be at least 0.
+        finite: Tensors that must be finite; one that is called ``weights`` must be at least 0.
+        padding: True for the tokens that do not count; None if there are none.
     """
-    # One reduction per tensor (a maximum, a minimum or a sum) costs much less than elementwise comparisons.
+    _check_logps({name: _zero_padding(logp, padding) for name, logp in logps.items()})
+    for name, padded in finite.items():
+        x = _zero_padding(padded, padding)
+        if not x.isfinite().all():
+            raise InvalidValue(
+                f"{name} hold {x[~x.isfinite()][0].item():g} at a counted token; they must be finite"
+            )
+        if name == "weights" and not x.min() >= 0:
+            raise InvalidValue(f"weights must be at least 0 at counted tokens, got {x.min().item():g}")
+
+
+def _check_logps(logps: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a log-probability is not finite, or above 0."""
     for name, logp in logps.items():
         _checks.check_logp(name, logp)
         if not logp.numel():
@@ -323,39 +393,6 @@ def _check_values(logps: Mapping[str, Tensor], finite: Mapping[str, Tensor], wei
             raise InvalidValue(
                 f"{name} holds {smallest.item()} at a counted token, but a sampled token has p > 0"
             )
-    for name, x in finite.items():
-        # A sum is not finite if one of the values is not, or if it overflows.
-        if not x.sum().isfinite() and not x.isfinite().all():
-            raise InvalidValue(
-                f"{name} hold {x[~x.isfinite()][0].item():g} at a counted token; they must be finite"
-            )
-    if weights is not None and weights.numel() and not weights.min() >= 0:
-        raise InvalidValue(f"weights must be at least 0 at counted tokens, got {weights.min().item():g}")
-
-
-def _mark_invalid(
-    advantages: Tensor,
-    mask: Tensor | None,
-    logps: Mapping[str, Tensor],
-    finite: Mapping[str, Tensor],
-    weights: Tensor | None,
-) -> Tensor:
-    """Return the advantages, NaN at tokens for which a tensor has an invalid value.
-
-    It replaces `_check_values` where values cannot be read on the host. Arguments are as there; ``mask`` is the mask as
-    passed by the caller.
-    """
-    # Few operations are needed: maximum and minimum propagate NaN, and x − x is NaN if x is not finite, else 0.
-    largest = functools.reduce(torch.maximum, logps.values())
-    smallest = functools.reduce(torch.minimum, logps.values())
-    nan_if_invalid = torch.where(largest <= LOGP_SLACK, smallest - smallest, math.nan)
-    for x in finite.values():
-        nan_if_invalid = nan_if_invalid + (x - x)
-    if weights is not None:
-        nan_if_invalid = torch.where(weights >= 0, nan_if_invalid, math.nan)
-    if mask is not None and mask.dtype != torch.bool:
-        nan_if_invalid = torch.where(mask == mask * mask, nan_if_invalid, math.nan)
-    return advantages + nan_if_invalid
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,12 +401,8 @@ class Tokens(TokenData):
 
     Each property is computed on first access, so a method computes only the quantities that it uses.
 
-    >>> tokens = Tokens.from_batch(
-    ...     torch.tensor([[0.16, 0.04]]).log(),
-    ...     torch.tensor([[0.08, 0.08]]).log(),
-    ...     torch.tensor([[1.0, 1.0]]),
-    ...     rule=FixedClip(0.2),
-    ... )
+    >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.04]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> tokens.ratio, tokens.blocked
     (tensor([[2.0000, 0.5000]]), tensor([[ True, False]]))
     """
@@ -377,43 +410,10 @@ class Tokens(TokenData):
     rule: ClipRule = field(kw_only=True)
     """The clip rule for these tokens, after `ClipRule.settle`: its bounds depend on p only."""
 
-    @classmethod
-    def from_batch(
-        cls,
-        logp: Float[Tensor, "batch time"],
-        logp_old: Float[Tensor, "batch time"],
-        advantages: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | Float[Tensor, " batch"],
-        mask: Tensor | None = None,
-        *,
-        rule: ClipRule,
-        level: str = "token",
-        logp_anchor: Float[Tensor, "batch time"] | None = None,
-        entropy: Float[Tensor, "batch time"] | None = None,
-        state: TrainingState | None = None,
-        segments: Int[Tensor, "batch time"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
-    ) -> Tokens:
-        """Validate a trainer's tensors and return their tokens with a clip rule.
-
-        Arguments and errors are those of `Batch.read` and `Batch.tokens`.
-        """
-        batch = Batch.read(
-            logp,
-            logp_old,
-            advantages,
-            mask,
-            logp_anchor=logp_anchor,
-            entropy=entropy,
-            state=state,
-            segments=segments,
-            cu_seqlens=cu_seqlens,
-        )
-        return batch.tokens(rule, level)
-
     @lazy_property
     def clip_mask(self) -> ClipMask:
         """Mark the tokens whose ratio to the anchor is below the lower bound, and those above the upper bound."""
-        if self.rule.solves:
+        if self.rule.solves or self.rule.interval is not None:
             return self.rule.clip_mask(self.log_ratio_anchor, self.logp_anchor)
         # Bounds with a closed form are cheap, and other properties use them too.
         return ClipMask(
@@ -422,9 +422,19 @@ class Tokens(TokenData):
         )
 
     @lazy_property
+    def above(self) -> Bool[Tensor, "batch time"]:
+        """Mark the tokens whose ratio to the anchor is above 1."""
+        return self.log_ratio_anchor > 0
+
+    @lazy_property
+    def negative(self) -> Bool[Tensor, "batch time"]:
+        """Mark the tokens whose advantage is negative."""
+        return self.advantages < 0
+
+    @lazy_property
     def blocked_low(self) -> Bool[Tensor, "batch time"]:
         """Mark the tokens below the lower bound whose advantage is negative, and so pushes them further down."""
-        return self.clip_mask.clipped_low & (self.advantages < 0)
+        return self.clip_mask.clipped_low & self.negative
 
     @lazy_property
     def blocked_high(self) -> Bool[Tensor, "batch time"]:
@@ -444,29 +454,42 @@ class Tokens(TokenData):
     @lazy_property
     def clipped(self) -> Float[Tensor, "batch time"]:
         """Compute the ratio π/π_old clipped to the rule's bounds."""
+        if self.rule.interval is not None:
+            return self._shift_ratio(self.log_ratio_anchor.clamp(*self.rule.interval))
         return self._shift_ratio(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
 
-    @lazy_property
-    def reported_ratio(self) -> Float[Tensor, "batch time"]:
-        """Compute the ratio of blocked tokens in the value of the loss. It has no effect on the gradient.
+    def ratio_at_bound(self, outside: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
+        """Compute the ratio π/π_old at the bound that a token is beyond, for the value of the loss.
 
-        It is the ratio clipped to the bounds. If the bounds need a numerical solver, it is the ratio itself, limited to
-        the rule's cap.
+        If the bounds have no closed form, one root is solved for: that on the side of the ratio. On the CPU it is
+        solved for the given tokens only.
+
+        Args:
+            outside: True for tokens whose ratio is outside of the bounds. The entries of other tokens have no meaning.
         """
+        # Sums over many tokens stay finite, without a cap on the ratio too.
+        largest = torch.finfo(self.log_ratio.dtype).max / LARGEST_SUM
+        if self.rule.interval is not None:
+            return self._shift_ratio(self.log_ratio_anchor.clamp(*self.rule.interval), largest)
         if not self.rule.solves:
-            return self.clipped
-        # The square root of the largest float, so that sums of the loss stay finite.
-        highest = min(self.rule.cap, torch.finfo(self.log_ratio.dtype).max ** 0.5)
-        if self.anchor_ratio is None:
-            return self.ratio.clamp(max=highest)
-        return self._shift_ratio(self.log_ratio_anchor.clamp(max=math.log(highest)))
+            log_ratio = self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper)
+            return self._shift_ratio(log_ratio, largest)
+        logp = self.logp_anchor
+        above = self.above
+        is_few = logp.numel() < FEW_TOKENS
+        if is_few or self.rule.has_tensors or not _checks.values_can_be_read(outside):
+            return self._shift_ratio(self.rule.log_bound(logp, above), largest)
+        index = outside.flatten().nonzero().squeeze(-1)
+        bound = self.rule.log_bound(logp.flatten()[index], above.flatten()[index])
+        bounds = torch.zeros_like(logp).flatten().index_copy_(0, index, bound)
+        return self._shift_ratio(bounds.view(logp.shape), largest)
 
-    def _shift_ratio(self, log_ratio_anchor: Tensor) -> Tensor:
-        """Return π/π_old at another value of log(π/π_anchor)."""
+    def _shift_ratio(self, log_ratio_anchor: Tensor, largest: float = math.inf) -> Tensor:
+        """Return π/π_old, limited to finite numbers and to ``largest``, at another value of log(π/π_anchor)."""
         log_ratio = log_ratio_anchor
         if self.anchor_ratio is not None:
             log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
-        return log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
+        return log_ratio.exp().clamp_(max=min(largest, torch.finfo(log_ratio.dtype).max))
 
     @lazy_property
     def interval_used(self) -> Float[Tensor, "batch time"]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .loss import LossOutputs, policy_loss
+from ._loss import LossOutputs
+from .batch import Batch
 from .methods import Method
 from .rules import ClipRule
 from .schedules import TrainingState
@@ -33,8 +34,16 @@ recomputation is faster.
 """
 
 
-def _loss_and_metrics(*args: Any, **kwargs: Any) -> LossOutputs:
-    return policy_loss(*args, **kwargs)
+def _loss_of_tensors(
+    method: Method,
+    *tensors: Tensor | None,
+    aggregation: str | Callable[[Tensor], Tensor] | None = None,
+    normalizer: float | Tensor | None = None,
+    metrics: bool = True,
+    **settings: Any,
+) -> LossOutputs:
+    batch = Batch.read(*tensors, **settings)  # pyright: ignore[reportArgumentType]
+    return method.loss(batch, aggregation=aggregation, normalizer=normalizer, metrics=metrics)
 
 
 def _copy(function: FunctionType) -> FunctionType:
@@ -53,7 +62,7 @@ _NUMBERS = itertools.count()
 def compile_loss(
     method: Method | ClipRule | str | None = None, **settings: Any
 ) -> Callable[..., LossOutputs]:
-    """Return `policy_loss` for one method, compiled into one pass over the tokens in each direction.
+    """Return the loss of one method, compiled into one pass over the tokens in each direction.
 
     With PPO's surrogate the forward pass reads ``logp``, ``logp_old`` and the mask and writes the derivative. The
     backward pass reads the derivative and writes the gradient. That is 24 bytes per token in float32, metrics included.
@@ -66,9 +75,10 @@ def compile_loss(
             ``options`` are added to those for one pass.
 
     Returns:
-        A function with the arguments of `policy_loss`, except for ``method``. The first call compiles, which takes
-        seconds. A second shape compiles once more, for all further shapes. Values are not read, so an invalid value at
-        a counted token raises no error but makes the loss NaN.
+        A function with the arguments of `Batch.read` and of `Method.loss`, which are those of `policy_loss` without
+        ``method`` and with ``entropy`` and ``logp_anchor``. The first call compiles, which takes seconds. A second
+        shape compiles once more, for all further shapes. Values are not read, so an invalid value at a counted token
+        raises no error but makes the loss NaN.
 
     Raises:
         TypeError, ValueError: if ``method`` is not a method, or its text cannot be parsed.
@@ -85,7 +95,7 @@ def compile_loss(
     if settings.get("backend", "inductor") == "inductor" and "mode" not in settings:
         one_pass = ONE_PASS if chosen.objective.one_pass else {}
         settings["options"] = {**one_pass, **(settings.get("options") or {})}
-    compiled: Callable[..., LossOutputs] = torch.compile(_copy(_loss_and_metrics), **settings)  # pyright: ignore[reportUnknownMemberType]
+    compiled: Callable[..., LossOutputs] = torch.compile(_copy(_loss_of_tensors), **settings)  # pyright: ignore[reportUnknownMemberType]
 
     def loss(
         logp: Tensor,
@@ -100,7 +110,7 @@ def compile_loss(
         if state is not None:
             # The values of controllers are in the method now. Without their names, the graph has fewer guards.
             state = replace(state, controller_state=None)
-        return compiled(logp, logp_old, advantages, mask, method=resolved, state=state, **kwargs)
+        return compiled(resolved, logp, logp_old, advantages, mask, state=state, **kwargs)
 
     loss.__doc__ = f"Compute the loss of {chosen!r}; arguments are those of `bandpo.policy_loss`."
     return loss

@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ._packed import check_unpacked
 from .aggregation import aggregation_weights
 from .batch import Batch
-from .errors import RunProblem
+from .errors import InvalidValue, RunProblem
+from .layout import as_row
 from .methods import Method
 from .objectives import DualClip
 from .rules import ClipRule, FixedClip, Unclipped
-from .schedules import TrainingState
-from .sequences import as_row
 from .text import as_method
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from .sequences import Sequences
@@ -82,28 +80,20 @@ class GradientCheck:
 
 def certify(
     loss: Callable[[Tensor], Tensor],
-    logp: Float[Tensor, "batch time"],
-    logp_old: Float[Tensor, "batch time"],
-    advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
-    mask: Tensor | None = None,
+    batch: Batch,
     *,
     method: Method | ClipRule | str | None = None,
-    logp_anchor: Float[Tensor, "batch time"] | None = None,
-    entropy: Float[Tensor, "batch time"] | None = None,
-    weights: Float[Tensor, "batch time"] | Float[Tensor, " batch"] | None = None,
-    state: TrainingState | None = None,
     aggregation: str | None = None,
     normalizer: float | Tensor | None = None,
-    segments: Int[Tensor, "batch time"] | None = None,
-    cu_seqlens: Int[Tensor, " ends"] | None = None,
-    packed: bool | None = None,
 ) -> GradientCheck:
     """Check that a loss has a method's gradient on a batch.
 
     Args:
         loss: The loss as a function of ``logp``, a framework's or one of your own. It must not detach ``logp``.
-        logp: The log-probabilities, as for `bandpo.policy_loss`, like all other arguments. A batch whose ratios are all
-            1 tests no bound.
+        batch: The batch, from `Batch.read`. One whose ratios are all 1 tests no bound.
+        method: As for `bandpo.policy_loss`.
+        aggregation: As for `bandpo.policy_loss`.
+        normalizer: As for `bandpo.policy_loss`.
 
     Returns:
         The number of compared tokens, and the largest difference.
@@ -115,25 +105,17 @@ def certify(
     >>> logp, logp_old = torch.tensor([[0.16, 0.05]]).log(), torch.tensor([[0.08, 0.05]]).log()
     >>> def loss(x):  # the first token is clipped, so only the second has a gradient
     ...     return -(x - logp_old).exp()[0, 1] / 2
-    >>> print(certify(loss, logp, logp_old, torch.ones(1), method="FixedClip(0.2)"))
+    >>> print(certify(loss, Batch.read(logp, logp_old, torch.ones(1)), method="FixedClip(0.2)"))
     gradient equals FixedClip(low=0.2, high=0.2) on 2 tokens (1 beyond a bound), 0e+00
     """
     chosen = as_method(method)
-    batch = Batch.read(
-        logp,
-        logp_old,
-        advantages,
-        mask,
-        logp_anchor=logp_anchor,
-        entropy=entropy,
-        weights=weights,
-        state=state,
-        segments=segments,
-        cu_seqlens=cu_seqlens,
-    )
+    if batch.logp is None:
+        raise InvalidValue(
+            "the log-probabilities of the batch are not known, so its gradient cannot be compared"
+        )
     average = aggregation or chosen.aggregation or "token-mean"
-    check_unpacked(batch, advantages, chosen, average, packed)
-    leaf = logp.detach().clone().requires_grad_()
+    chosen.check_rows(batch, average)
+    leaf = batch.logp.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(leaf), leaf)
     if batch.sequences.packed:
         gradient = as_row(gradient)

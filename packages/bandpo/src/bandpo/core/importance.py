@@ -8,10 +8,11 @@ import torch
 
 from .batch import normalize_mask, validate_logps
 from .errors import InvalidValue
-from .sequences import Sequences, offsets, read_layout
+from .layout import Packed, Rows, offsets, read_layout
+from .sequences import Sequences
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
     from torch import Tensor
 
 __all__ = ["rollout_weights"]
@@ -31,8 +32,7 @@ def rollout_weights(
     mode: str = "token_truncate",
     lower: float = 0.0,
     upper: float = 2.0,
-    segments: Int[Tensor, "batch time"] | None = None,
-    cu_seqlens: Int[Tensor, " ends"] | None = None,
+    layout: Rows | Packed | None = None,
 ) -> Float[Tensor, "batch time"]:
     """Compute the ratio of the trainer's old policy to the rollout engine's, truncated or masked, for each token.
 
@@ -56,8 +56,7 @@ def rollout_weights(
         mode: One of the modes of the table.
         lower: Lower limit, ≥ 0.
         upper: Upper limit; ``inf`` for none. verl uses 2 by default, TRL 3.
-        segments: Index of each token's sequence in a packed batch, see `bandpo.policy_loss`.
-        cu_seqlens: Start of each sequence in a packed batch, see `bandpo.policy_loss`.
+        layout: The layout of the batch, as for `bandpo.policy_loss`.
 
     Returns:
         One weight per token, in the form of ``logp_old``; 0 in the padding.
@@ -77,13 +76,11 @@ def rollout_weights(
         raise InvalidValue(f"mode must be {names} or {MODES[-1]!r}, got {mode!r}")
     if not 0 <= lower <= upper:
         raise InvalidValue(f"0 <= lower <= upper must hold, got {lower!r} and {upper!r}")
-    layout = read_layout(
-        {"logp_old": logp_old, "logp_rollout": logp_rollout, "mask": mask}, segments, cu_seqlens
-    )
-    counted = normalize_mask(layout.tensors["logp_old"], layout.tensors["mask"])
-    sequences = Sequences.read(counted, segments=layout.segments, cu_seqlens=layout.cu_seqlens)
-    logps = {name: layout.tensors[name] for name in ("logp_old", "logp_rollout")}
-    old, rollout = validate_logps(logps, counted == 0).values()
+    dense = read_layout({"logp_old": logp_old, "logp_rollout": logp_rollout, "mask": mask}, layout)
+    counted = normalize_mask(dense.tensors["logp_old"], dense.tensors["mask"])
+    sequences = Sequences.read(counted, dense.layout)
+    logps = {name: dense.tensors[name] for name in ("logp_old", "logp_rollout")}
+    old, rollout = validate_logps(logps, counted).values()
 
     log_ratio = old - rollout
     if mode.startswith("sequence"):

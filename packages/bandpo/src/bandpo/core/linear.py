@@ -15,16 +15,27 @@ from torch.autograd.function import once_differentiable
 
 from . import _checks
 from .errors import InvalidType, InvalidValue
-from .sequences import offsets
+from .layout import offsets
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
     from torch import Tensor
 
-__all__ = ["linear_logp"]
+__all__ = ["LinearLogp", "linear_logp"]
 
 SMALLEST_CHUNK = 2**24
 """Smallest default number of logits in a chunk: 64 MiB in float32."""
+
+
+class LinearLogp(NamedTuple):
+    """The result of `linear_logp`, in the shape of ``ids``."""
+
+    logp: Float[Tensor, "*tokens"]
+    """The log-probabilities (nats)."""
+    entropy: Float[Tensor, "*tokens"] | None = None
+    """The entropies (nats), with a gradient; None if not requested."""
+    top: Float[Tensor, "*tokens"] | None = None
+    """The total probabilities of the most likely tokens, without a gradient; None if not requested."""
 
 
 def linear_logp(
@@ -40,7 +51,7 @@ def linear_logp(
     top: int = 0,
     group: Any = None,
     offset: int = 0,
-) -> Any:
+) -> LinearLogp:
     """Compute the log-probabilities (nats) of ``ids`` from the last hidden states of a model.
 
     They are those under ``softmax(softcap(hidden @ lm_head_weight.T + bias) / temperature)``. Neither the forward nor
@@ -60,15 +71,14 @@ def linear_logp(
         logit_softcap: ``c`` for a model whose logits are ``c·tanh(x/c)``, such as Gemma 2.
         chunk: Number of vocabulary entries per chunk; by default such that a chunk has four times as many logits as
             ``hidden`` has entries.
-        entropy: True to return the entropy (nats) at each token as well. It is differentiable, at no cost if unused.
-        top: If above 0, also return the total probability of this many most likely tokens, without a gradient.
+        entropy: True to compute the entropies as well. They are differentiable, at no cost if unused.
+        top: If above 0, also compute the total probability of this many most likely tokens.
         group: The process group over which the vocabulary is split. Each rank passes the same ``hidden`` and ``ids``
             and its own rows of the head, and gets the same results and the whole gradient of ``hidden``.
         offset: The id of the first row of ``lm_head_weight``.
 
     Returns:
-        The log-probabilities in the shape of ``ids``. With ``entropy`` or ``top`` a tuple: the log-probabilities, then
-        the entropies and the total probabilities as requested.
+        The log-probabilities, and the entropies and total probabilities if requested.
 
     Raises:
         TypeError: if ``hidden`` or a weight is not floating-point, or ``ids`` are not integers.
@@ -77,9 +87,10 @@ def linear_logp(
 
     >>> hidden, head, ids = torch.randn(2, 3, 8), torch.randn(50, 8), torch.tensor([[1, 2, 3], [4, 5, 6]])
     >>> full = (hidden @ head.T).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-    >>> torch.allclose(linear_logp(hidden, head, ids), full, atol=1e-5)
+    >>> logp, entropy, _ = linear_logp(hidden, head, ids, entropy=True)
+    >>> torch.allclose(logp, full, atol=1e-5)
     True
-    >>> loss = policy_loss(linear_logp(hidden, head, ids), full, torch.ones(2), method="GSPO()").loss
+    >>> loss = policy_loss(logp, full, torch.ones(2), method="GSPO()").loss
     """
     ends = None
     if hidden.is_nested or ids.is_nested:
@@ -110,10 +121,13 @@ def linear_logp(
     apply: Any = torch.compiler.disable(_LinearLogp.apply)  # pyright: ignore
     outputs = apply(tokens, weight, bias, ids.flatten(), settings)
 
-    results = [x.view(ids.shape) for x in outputs if x is not None]
-    if ends is not None:
-        results = [torch.nested.nested_tensor_from_jagged(x, ends) for x in results]
-    return tuple(results) if entropy or top else results[0]
+    results: list[Any] = []
+    for x in outputs:
+        shaped = None if x is None else x.view(ids.shape)
+        if shaped is not None and ends is not None:
+            shaped = torch.nested.nested_tensor_from_jagged(shaped, ends)
+        results.append(shaped)
+    return LinearLogp(*results)
 
 
 def _check_head(hidden: Tensor, lm_head_weight: Tensor, bias: Tensor | None, ids: Tensor) -> None:

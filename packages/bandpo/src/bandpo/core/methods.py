@@ -24,10 +24,16 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
+import torch
+
 from . import _checks
+from ._loss import LossOutputs, loss_metrics, with_derivative
+from ._rows import check_rows
+from .aggregation import aggregate_sequences, canonical_aggregation
 from .batch import Batch, Tokens, check_level
 from .divergences import KL, Divergence, TotalVariation
 from .errors import InvalidType, InvalidValue
+from .layout import as_row
 from .objectives import (
     ClippedWeight,
     CovarianceMask,
@@ -194,6 +200,102 @@ class Method(Varies):
             ValueError: if a number of the objective depends on something that the training state lacks.
         """
         return self.objective.resolve(tokens.state).weight(tokens)
+
+    def loss(
+        self,
+        batch: Batch,
+        *,
+        aggregation: str | Callable[[Tensor], Tensor] | None = None,
+        normalizer: float | Tensor | None = None,
+        metrics: bool = True,
+    ) -> LossOutputs:
+        """Compute the loss of a batch, as `bandpo.policy_loss` does.
+
+        The derivative of each token's loss with respect to its ``logp``, ``−(w·A + b)``, is computed directly and
+        handed to autograd, so no graph is built over the ratios. If the bounds have no closed form, one root per token
+        beyond a bound is solved for, and only for the value.
+
+        Args:
+            batch: The batch, from `Batch.read`.
+            aggregation: As for `bandpo.policy_loss`.
+            normalizer: As for `bandpo.policy_loss`.
+            metrics: As for `bandpo.policy_loss`.
+
+        Raises:
+            ValueError: if a row plainly holds several sequences, see `bandpo.policy_loss`; or a number of the method
+                depends on something that the batch's training state lacks.
+
+        >>> logp, logp_old = torch.tensor([[0.2, 0.5]]).log().requires_grad_(), torch.tensor([[0.08, 0.5]]).log()
+        >>> batch = Batch.read(logp, logp_old, torch.tensor([1.0]), entropy=torch.tensor([[1.5, 0.7]]))
+        >>> loss, metrics = GRPO().loss(batch)
+        >>> loss
+        tensor(-1.1000, grad_fn=<DivBackward0>)
+        """
+        if batch.logp is None:
+            raise InvalidValue("the log-probabilities of the batch are not known, so it has no loss")
+        reduction = aggregation or self.aggregation or "token-mean"
+        self.check_rows(batch, None if callable(reduction) else reduction)
+        logp = as_row(batch.logp) if batch.sequences.packed else batch.logp
+
+        # The value of each token's loss and its derivative with respect to logp, both (batch, time).
+        with torch.no_grad():
+            tokens = self.tokens(batch)
+            objective = self.objective.resolve(batch.state)
+            surrogate = weight = objective.weight(tokens)
+            values = loss_metrics(batch, tokens, weight, self.level) if metrics else {}
+            # The advantage is 0 in the padding, so the derivative and the value are 0 there too.
+            derivative = (batch.advantages * weight).neg_()
+            bias = objective.bias(tokens)
+            if bias is not None:
+                derivative = derivative - bias * batch.mask
+            if not metrics:
+                # The value is not computed, and no other number takes its place.
+                value = torch.full_like(derivative, math.nan)
+            else:
+                if type(objective).surrogate is not Objective.surrogate:
+                    del weight, surrogate
+                    surrogate = objective.surrogate(tokens)
+                value = (batch.advantages * surrogate).neg_()
+                regularizer = objective.regularizer(tokens)
+                if regularizer is not None:
+                    value = value + regularizer * batch.mask
+            token_weights = batch.token_weights
+            if token_weights is not None and not objective.weights_inside:
+                derivative = derivative * token_weights
+                value = value * token_weights
+        token_losses = with_derivative(_checks.as_float("logp", logp), value, derivative)
+
+        if callable(reduction):
+            loss = reduction(token_losses)
+        else:
+            loss = aggregate_sequences(token_losses, batch.sequences, reduction, normalizer)
+        return LossOutputs(loss, values)
+
+    def check_rows(self, batch: Batch, aggregation: str | None) -> None:
+        """Raise ValueError if the method takes a row for one sequence that plainly holds several.
+
+        Args:
+            batch: The batch.
+            aggregation: The name of the loss's aggregation; None if it is unknown or does not matter.
+        """
+        if not batch.rows_assumed:
+            return
+        check_rows(
+            batch, "sequence" in (self.level, self.bound_level), self._reason_of_sequences(aggregation)
+        )
+
+    def _reason_of_sequences(self, aggregation: str | None) -> str | None:
+        """Return the part of the method, besides its levels, that takes a row for one sequence; None for none."""
+        if aggregation is not None and canonical_aggregation(aggregation).startswith("seq-"):
+            return f"the average {aggregation!r}"
+        if self.clip.whole_sequence:
+            return f"the clip rule {self.clip!r}"
+        if self.objective.whole_sequence:
+            return f"the objective {self.objective!r}"
+        for number in self.varying().values():
+            if number.needs in ("position", "length"):
+                return f"{number!r}, which depends on the {number.needs},"
+        return None
 
     @property
     def whole_sequence(self) -> bool:
@@ -420,7 +522,7 @@ def CISPO(low: float = 1.0, high: float = 4.0) -> Method:
 
     >>> logp_old = torch.full((1, 2), 0.08).log()
     >>> logp = torch.tensor([[0.64, 0.04]]).log()
-    >>> tokens = Tokens.from_batch(logp, logp_old, torch.ones(1, 2), rule=CISPO().clip)
+    >>> tokens = Batch.read(logp, logp_old, torch.ones(1, 2)).tokens(CISPO().clip)
     >>> CISPO().weight(tokens)  # the ratios are 8 and 0.5
     tensor([[5.0000, 0.5000]])
     """
@@ -518,7 +620,7 @@ def SPO(epsilon: float = 0.2) -> Method:
 
     >>> logp_old = torch.full((1, 3), 0.08).log()
     >>> logp = torch.tensor([[0.088, 0.096, 0.104]]).log()
-    >>> tokens = Tokens.from_batch(logp, logp_old, torch.ones(1, 3), rule=SPO().clip)
+    >>> tokens = Batch.read(logp, logp_old, torch.ones(1, 3)).tokens(SPO().clip)
     >>> print([round(w, 2) + 0.0 for w in SPO().weight(tokens)[0].tolist()])  # the ratios are 1.1, 1.2 and 1.3
     [0.55, 0.0, -0.65]
     """
@@ -555,7 +657,7 @@ def SAPO(positive: float = 1.0, negative: float = 1.05) -> Method:
 
     >>> logp_old = torch.full((1, 2), 0.08).log()
     >>> logp = torch.tensor([[0.08, 0.16]]).log()
-    >>> tokens = Tokens.from_batch(logp, logp_old, torch.ones(1, 2), rule=SAPO().clip)
+    >>> tokens = Batch.read(logp, logp_old, torch.ones(1, 2)).tokens(SAPO().clip)
     >>> SAPO().weight(tokens)  # the ratios are 1 and 2
     tensor([[1.0000, 1.5729]])
     """
@@ -770,7 +872,7 @@ def TOPR() -> Method:
 
     >>> logp_old = torch.full((1, 2), 0.08).log()
     >>> logp = torch.tensor([[0.04, 0.12]]).log()
-    >>> tokens = Tokens.from_batch(logp, logp_old, -torch.ones(1), rule=TOPR().clip)
+    >>> tokens = Batch.read(logp, logp_old, -torch.ones(1)).tokens(TOPR().clip)
     >>> TOPR().weight(tokens)  # the product of ½ and 1½
     tensor([[0.7500, 0.7500]])
     """
@@ -790,7 +892,7 @@ def TokenTOPR() -> Method:
 
     >>> logp_old = torch.full((1, 2), 0.08).log()
     >>> logp = torch.tensor([[0.04, 0.12]]).log()
-    >>> tokens = Tokens.from_batch(logp, logp_old, -torch.ones(1), rule=TokenTOPR().clip)
+    >>> tokens = Batch.read(logp, logp_old, -torch.ones(1)).tokens(TokenTOPR().clip)
     >>> TokenTOPR().weight(tokens)  # the ratios are ½ and 1½
     tensor([[0.5000, 1.0000]])
     """
@@ -933,7 +1035,7 @@ def IPO(radius: float = 0.1, coefficient: float = 1e-3) -> Method:
 
     >>> logp_old = torch.full((1, 2), 0.08).log()
     >>> logp = torch.tensor([[0.16, 0.2]]).log()
-    >>> tokens = Tokens.from_batch(logp, logp_old, -torch.ones(1), rule=IPO().clip)
+    >>> tokens = Batch.read(logp, logp_old, -torch.ones(1)).tokens(IPO().clip)
     >>> IPO().weight(tokens)  # the probabilities moved by 0.08 and 0.12
     tensor([[2., 0.]])
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from . import _checks
-from .batch import Tokens
+from .batch import Batch, Tokens
 from .bounds import RatioBounds
 from .divergences import Divergence
 from .errors import InvalidType, InvalidValue
@@ -291,14 +291,13 @@ def _sample(rule: ClipRule, logp_old: Tensor) -> Tokens:
     log_ratio = torch.linspace(-1, 1, logp_old.numel(), dtype=logp_old.dtype, device="cpu")
     advantages = torch.tensor([1.0, -1.0, -0.5, 0.5], dtype=logp_old.dtype, device="cpu")
     sequence = torch.arange(len(logp_old), device="cpu")
-    return Tokens.from_batch(
+    return Batch.read(
         (logp_old + log_ratio.view_as(logp_old)).clamp(max=-1e-6),
         logp_old,
         advantages.expand_as(logp_old),
-        rule=rule,
         entropy=torch.ones_like(logp_old),
         state=TrainingState(MIDWAY.progress, MIDWAY.controller_state, group=sequence // 2, age=sequence),
-    )
+    ).tokens(rule)
 
 
 def _check_shape(setting: object, name: str, x: object) -> None:

@@ -70,18 +70,43 @@ class ClipRule(Varies, ABC):
             log_ratio: ``logp − logp_old`` (nats).
             logp_old: The old log-probabilities (nats).
         """
+        if self.interval is not None:
+            log_lower, log_upper = self.interval
+            return ClipMask(log_ratio < log_lower, log_ratio > log_upper)
         bounds = self.bounds(logp_old)
         return ClipMask(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
+
+    def log_bound(
+        self, logp_old: Float[Tensor, "*shape"], above: Bool[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape"]:
+        """Compute one bound of each token, as a log-ratio: the upper one where ``above``, else the lower one.
+
+        The value of a clipped loss depends on one bound only. The default computes both. A rule that can compute one of
+        them for less overrides this method.
+
+        Args:
+            logp_old: The old log-probabilities (nats) of a batch, which are valid.
+            above: True for the upper bound.
+        """
+        bounds = self.bounds(logp_old)
+        return torch.where(above, bounds.log_upper, bounds.log_lower)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The bounds as log-ratios if they are the same for all tokens, else None."""
+        return None
+
+    @property
+    def has_tensors(self) -> bool:
+        """True if a number of the rule is a tensor, such as a radius per token. Its tokens cannot be reordered."""
+        values = self.arguments().values()
+        has_own = any(isinstance(value, torch.Tensor) for value in values)
+        return has_own or any(rule.has_tensors for rule in self._inner_rules())
 
     @property
     def solves(self) -> bool:
         """True if `bounds` is costly, as with a root search. The loss then calls `clip_mask` instead if it can."""
         return any(rule.solves for rule in self._inner_rules())
-
-    @property
-    def cap(self) -> float:
-        """A ratio that no upper bound exceeds, known without solving. The reported ratio is at most this."""
-        return math.inf
 
     def settle(self, tokens: TokenData) -> ClipRule:
         """Return the rule for the given tokens, with bounds that depend on p only.
@@ -137,7 +162,7 @@ class TokenRule(ClipRule):
     computed. Such a rule can be combined with `TwoSided`, `Loosest` and `Tightest`, and with any objective.
 
     If a token's bounds depend on other tokens, override `whole_sequence` (tokens of its sequence) or `whole_batch`
-    (other sequences). Packed rows without ``segments`` or ``cu_seqlens`` then raise an error, and so do trainers that
+    (other sequences). Packed rows without a layout then raise an error, and so do trainers that
     compute the loss of an update in several parts. Those that divide it among processes do so too, unless the rule
     includes the other processes and overrides `within_process`.
 
@@ -149,14 +174,13 @@ class TokenRule(ClipRule):
     ...     def for_tokens(self, tokens):
     ...         width = self.width / (1 + tokens.age)
     ...         return RatioBounds(log_lower=-width, log_upper=width)
-    >>> tokens = Tokens.from_batch(
+    >>> batch = Batch.read(
     ...     torch.tensor([[0.11], [0.11]]).log(),
     ...     torch.tensor([[0.08], [0.08]]).log(),
     ...     torch.ones(2),
-    ...     rule=NarrowerWithAge(),
     ...     state=TrainingState(age=torch.tensor([0.0, 3.0])),
     ... )
-    >>> tokens.blocked
+    >>> batch.tokens(NarrowerWithAge()).blocked
     tensor([[False],
             [ True]])
     """
@@ -282,12 +306,20 @@ class Band(ClipRule):
         bounds = ratio_bounds(logp, self.divergence, self.radius_for(logp))
         return RatioBounds(bounds.log_lower, bounds.log_upper.clamp(max=math.log(self.max_ratio)))
 
-    @property
-    def cap(self) -> float:
-        return self.max_ratio
+    def log_bound(self, logp_old: Tensor, above: Tensor) -> Tensor:
+        if self.divergence.closed:
+            return super().log_bound(logp_old, above)
+        # No value is checked: it was in the batch.
+        logp = _checks.as_float("logp_old", logp_old).clamp(max=0.0)
+        radius = self.radius_for(logp)
+        if not isinstance(radius, torch.Tensor):
+            radius = torch.full((), radius, dtype=logp.dtype, device=logp.device)
+        # The lower bound is below the cap too.
+        return self.divergence.log_bound(logp, radius, above).clamp(max=math.log(self.max_ratio))
 
     def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        logp = _checks.as_logp("logp_old", logp_old)
+        # No value is checked: it was in the batch.
+        logp = _checks.as_float("logp_old", logp_old).clamp(max=0.0)
         divergence = self.divergence.divergence_of_ratio(log_ratio, logp)
         # The log-ratio of tokens outside of the trust region, else 0. A compiled graph stores this one tensor for both
         # masks; storing boolean tensors is slower.
@@ -325,13 +357,12 @@ class FixedClip(ClipRule):
         _checks.number("high", self.high, "at least 0 (the upper bound is 1 + high)", lambda x: x >= 0)
 
     @property
-    def cap(self) -> float:
-        return 1 + self.high
+    def interval(self) -> tuple[float, float]:
+        log_lower = math.log1p(-self.low) if self.low < 1 else -math.inf
+        return log_lower, math.log1p(self.high)
 
     def bounds(self, logp_old: Tensor) -> RatioBounds:
-        logp = _checks.as_logp("logp_old", logp_old)
-        log_lower = math.log1p(-self.low) if self.low < 1 else -math.inf
-        return RatioBounds(torch.full_like(logp, log_lower), torch.full_like(logp, math.log1p(self.high)))
+        return _equal_bounds(logp_old, self.interval)
 
 
 @dataclass(frozen=True)
@@ -353,9 +384,12 @@ class LogClip(ClipRule):
         _checks.number("low", self.low, "at least 0 (the lower bound is exp(-low))", lambda x: x >= 0)
         _checks.number("high", self.high, "at least 0 (the upper bound is exp(high))", lambda x: x >= 0)
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        return -self.low, self.high
+
     def bounds(self, logp_old: Tensor) -> RatioBounds:
-        logp = _checks.as_logp("logp_old", logp_old)
-        return RatioBounds(torch.full_like(logp, -self.low), torch.full_like(logp, self.high))
+        return _equal_bounds(logp_old, self.interval)
 
 
 @dataclass(frozen=True)
@@ -366,8 +400,19 @@ class Unclipped(ClipRule):
     tensor([inf])
     """
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        return -math.inf, math.inf
+
     def bounds(self, logp_old: Tensor) -> RatioBounds:
-        return FixedClip(low=1.0, high=math.inf).bounds(logp_old)
+        return _equal_bounds(logp_old, self.interval)
+
+
+def _equal_bounds(logp_old: Tensor, interval: tuple[float, float]) -> RatioBounds:
+    """Return the same bounds for all tokens, from two log-ratios."""
+    logp = _checks.as_logp("logp_old", logp_old)
+    log_lower, log_upper = interval
+    return RatioBounds(torch.full_like(logp, log_lower), torch.full_like(logp, log_upper))
 
 
 def bands(rule: ClipRule, within: str = "") -> dict[str, Band]:
@@ -468,9 +513,10 @@ class TwoSided(ClipRule):
             self.upper.clip_mask(log_ratio, logp_old).clipped_high,
         )
 
-    @property
-    def cap(self) -> float:
-        return self.upper.cap
+    def log_bound(self, logp_old: Tensor, above: Tensor) -> Tensor:
+        return torch.where(
+            above, self.upper.log_bound(logp_old, above), self.lower.log_bound(logp_old, above)
+        )
 
 
 @dataclass(frozen=True)
@@ -511,6 +557,11 @@ class _Combined(ClipRule):
             self._clipped(a.clipped_high, b.clipped_high),
         )
 
+    def log_bound(self, logp_old: Tensor, above: Tensor) -> Tensor:
+        a = self.a.log_bound(logp_old, above)
+        b = self.b.log_bound(logp_old, above)
+        return torch.where(above, self._upper(a, b), self._lower(a, b))
+
 
 @dataclass(frozen=True)
 class Loosest(_Combined):
@@ -526,10 +577,6 @@ class Loosest(_Combined):
     _upper = staticmethod(torch.maximum)
     _clipped = staticmethod(torch.logical_and)
 
-    @property
-    def cap(self) -> float:
-        return max(self.a.cap, self.b.cap)
-
 
 @dataclass(frozen=True)
 class Tightest(_Combined):
@@ -544,7 +591,3 @@ class Tightest(_Combined):
     _lower = staticmethod(torch.maximum)
     _upper = staticmethod(torch.minimum)
     _clipped = staticmethod(torch.logical_or)
-
-    @property
-    def cap(self) -> float:
-        return min(self.a.cap, self.b.cap)

@@ -1,13 +1,7 @@
 """The assignment of a batch's tokens to sequences, and sums over sequences, for padded and packed batches.
 
-A padded batch has one sequence in each row. A packed batch has several sequences one after the other in a row. Its
-caller passes their boundaries in one of these forms:
-
-- ``segments``: the index of each token's sequence, in the shape of the tokens;
-- ``cu_seqlens``: the start of each sequence among the flattened tokens, and the end of the last one;
-- jagged nested tensors, which contain the boundaries.
-
-Rules and objectives use `Sequences` for both kinds of batches.
+A padded batch has one sequence in each row. A packed batch has several sequences one after the other in a row, see
+`bandpo.core.layout`. Rules and objectives use `Sequences` for both kinds of batches.
 """
 
 from __future__ import annotations
@@ -15,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from . import _checks
 from ._lazy import lazy_property
-from .errors import InvalidType, InvalidValue
+from .errors import InvalidValue
+from .layout import Packed, Rows, read_layout
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -43,7 +38,7 @@ class Sequences:
     >>> padded.length
     tensor([[2.],
             [1.]])
-    >>> packed = Sequences.read(torch.ones(1, 3), cu_seqlens=torch.tensor([0, 2, 3]))
+    >>> packed = Sequences.read(torch.ones(1, 3), Packed(cu_seqlens=torch.tensor([0, 2, 3])))
     >>> packed.mean(torch.tensor([[1.0, 3.0, 5.0]]))
     tensor([[2., 2., 5.]])
     """
@@ -59,39 +54,27 @@ class Sequences:
 
     @classmethod
     def read(
-        cls,
-        mask: Float[Tensor, "batch time"],
-        *,
-        segments: Int[Tensor, "batch time"] | None = None,
-        cu_seqlens: Int[Tensor, " ends"] | None = None,
-        count: int | None = None,
+        cls, mask: Float[Tensor, "batch time"], layout: Rows | Packed, *, count: int | None = None
     ) -> Sequences:
-        """Return the sequences of a padded batch, or of a packed one with ``segments`` or ``cu_seqlens``.
+        """Return the sequences of a batch with a layout.
 
         Args:
             mask: 1 for tokens that count, 0 for padding.
-            segments: The index of each token's sequence, from 0; below 0 for a token of no sequence, such as padding.
-                The tokens of a sequence must be adjacent.
-            cu_seqlens: The start of each sequence among the flattened tokens, and the end of the last one: (0, …, N).
-                Tokens from index N on are padding.
+            layout: The layout of the batch.
             count: The number of sequences, if it is known from another tensor with one entry for each.
 
         Raises:
-            TypeError: if ``segments`` or ``cu_seqlens`` are not integers.
-            ValueError: if both are given, shapes do not fit, the tokens of a sequence are not adjacent, an index is out
-                of range, or a token that counts is in no sequence. Values are read on the CPU only.
+            ValueError: if shapes do not fit, the tokens of a sequence are not adjacent, an index is out of range, or a
+                token that counts is in no sequence. Values are read on the CPU only.
         """
-        if segments is None and cu_seqlens is None:
+        if isinstance(layout, Rows):
             return cls(mask)
-        if segments is not None and cu_seqlens is not None:
-            raise InvalidValue("segments= and cu_seqlens= have the same meaning: pass one of them")
-        if cu_seqlens is not None:
-            _check_integers("cu_seqlens", cu_seqlens)
-            count, index = _index_of_starts(cu_seqlens, mask)
+        if layout.cu_seqlens is not None:
+            count, index = _index_of_starts(layout.cu_seqlens, mask)
             number: int | Tensor = count
         else:
+            segments = layout.segments
             assert segments is not None
-            _check_integers("segments", segments)
             if segments.shape != mask.shape:
                 raise InvalidValue(
                     f"segments have the shape {tuple(segments.shape)}, logp {tuple(mask.shape)}; they must be equal"
@@ -143,6 +126,12 @@ class Sequences:
     def length(self) -> Tensor:
         """Compute the number of counted tokens of each sequence; a tensor per sequence."""
         return self.sum(self.mask)
+
+    @lazy_property
+    def count_tokens(self) -> Float[Tensor, ""]:
+        """Compute the number of counted tokens of the batch."""
+        # Rows are summed first: torch.compile fuses row sums into one kernel, but not a sum over all elements.
+        return self.length.sum() if self.index is None else self.mask.sum(-1).sum()
 
     @property
     def token_length(self) -> Float[Tensor, "batch time"]:
@@ -206,7 +195,7 @@ class Sequences:
     def before(self, x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """Compute the sum of ``x`` over the counted tokens of the sequence before each token.
 
-        >>> packed = Sequences.read(torch.ones(1, 4), cu_seqlens=torch.tensor([0, 3, 4]))
+        >>> packed = Sequences.read(torch.ones(1, 4), Packed(cu_seqlens=torch.tensor([0, 3, 4])))
         >>> packed.before(torch.tensor([[1.0, 2.0, 4.0, 8.0]]))
         tensor([[0., 1., 3., 0.]])
         """
@@ -262,6 +251,12 @@ class Sequences:
         """The number of sequences, including those without a counted token."""
         return self.mask.shape[:-1].numel() if self.index is None else self.number
 
+    def to(self, device: torch.device | str) -> Sequences:
+        """Return the sequences on a device."""
+        index = None if self.index is None else self.index.to(device)
+        number = self.number.to(device) if isinstance(self.number, torch.Tensor) else self.number
+        return Sequences(self.mask.to(device), index, self.count, number)
+
     def describe_position(self, token: int) -> str:
         """Return the position of a token in words, counted from 1.
 
@@ -278,7 +273,7 @@ class Sequences:
     def to_rows(self, x: Tensor, fill: float = 0.0) -> Tensor:
         """Return a tensor per token with one row for each sequence, padded with ``fill``. This reads the lengths.
 
-        >>> packed = Sequences.read(torch.ones(1, 3), cu_seqlens=torch.tensor([0, 2, 3]))
+        >>> packed = Sequences.read(torch.ones(1, 3), Packed(cu_seqlens=torch.tensor([0, 2, 3])))
         >>> packed.to_rows(torch.tensor([[1.0, 3.0, 5.0]]))
         tensor([[1., 3.],
                 [5., 0.]])
@@ -310,13 +305,6 @@ class Sequences:
             return x.expand(self.mask.shape)
         # Sequences are numbered from 0 without gaps. Tokens of no sequence get the last row's entry.
         return x.squeeze(-1)[self.index.clamp(max=len(x) - 1)].view(self.mask.shape)
-
-
-def _check_integers(name: str, x: Any) -> None:
-    """Raise TypeError unless ``x`` is a tensor of integers."""
-    if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.dtype == torch.bool:
-        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
-        raise InvalidType(f"{name} must be a tensor of integers, got {kind}")
 
 
 def _index_of_starts(cu_seqlens: Tensor, mask: Tensor) -> tuple[int, Tensor]:
@@ -376,138 +364,30 @@ def _number_of_segments(index: Tensor, count: int) -> Tensor:
     return present[:count].sum()
 
 
-class Layout(NamedTuple):
-    """The caller's tensors in dense form, (batch, time), and the boundaries of sequences."""
-
-    tensors: dict[str, Any]
-    """The tensors by name; None for those that the caller passed as None."""
-    segments: Tensor | None
-    """Index of each token's sequence, see `Sequences.read`."""
-    cu_seqlens: Tensor | None
-    """Start of each sequence, see `Sequences.read`."""
-
-    @property
-    def packed(self) -> bool:
-        """True if the caller passed the boundaries of sequences."""
-        return self.segments is not None or self.cu_seqlens is not None
-
-
-def read_layout(
-    tensors: Mapping[str, Any], segments: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> Layout:
-    """Return a caller's tensors in dense form. Jagged tensors, and packed ones without a batch dimension, become a row.
-
-    Args:
-        tensors: The tensors by name. The first one has a value per token, and determines the form of the others.
-        segments: As passed by the caller, see `Sequences.read`.
-        cu_seqlens: As passed by the caller, see `Sequences.read`.
-
-    Raises:
-        TypeError: if a tensor is nested but the first is not, if nested tensors are not jagged, or if they are passed
-            with ``segments`` or ``cu_seqlens``.
-        ValueError: if jagged tensors have rows of different lengths.
-    """
-    (leader_name, leader), *_ = tensors.items()
-    for name, x in {**tensors, "segments": segments, "cu_seqlens": cu_seqlens}.items():
-        _check_form(name, x, leader_name, leader)
-    if isinstance(leader, torch.Tensor) and leader.is_nested:
-        if segments is not None or cu_seqlens is not None:
-            raise InvalidType(
-                f"{leader_name} is nested and so contains the boundaries of sequences: leave out segments and "
-                "cu_seqlens"
-            )
-        cu_seqlens = offsets(leader)
-        for name, x in tensors.items():
-            if not isinstance(x, torch.Tensor):
-                continue
-            if x.is_nested and not _same_rows(x, leader):
-                raise InvalidValue(f"the rows of {name} and {leader_name} have different lengths")
-            if not x.is_nested and x.dim() > 1:
-                raise InvalidType(
-                    f"{name} is padded, but {leader_name} is nested: pass all tensors per token in one form"
-                )
-    if segments is None and cu_seqlens is None:
-        return Layout(dict(tensors), None, None)
-    rows = {name: _as_tokens(x, leader) for name, x in tensors.items()}
-    if isinstance(segments, torch.Tensor) and segments.dim() == 1:
-        segments = segments.unsqueeze(0)
-    return Layout(rows, segments, cu_seqlens)
-
-
-def unpack(
-    tensors: Mapping[str, Any], segments: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> dict[str, Any]:
+def unpack(tensors: Mapping[str, Any], layout: Rows | Packed | None = None) -> dict[str, Any]:
     """Return a caller's tensors as a padded batch, with one row for each sequence.
 
     Args:
         tensors: The tensors by name, as for `read_layout`. One is ``mask``, which may be None if all tokens count.
-        segments: As passed by the caller, see `Sequences.read`.
-        cu_seqlens: As passed by the caller, see `Sequences.read`.
+        layout: As passed by the caller.
 
     Raises:
         TypeError, ValueError: see `read_layout` and `Sequences.read`.
     """
-    layout = read_layout(tensors, segments, cu_seqlens)
-    if not layout.packed:
-        return layout.tensors
-    leader, *_ = layout.tensors.values()
-    mask = layout.tensors["mask"]
+    dense = read_layout(tensors, layout)
+    if isinstance(dense.layout, Rows):
+        return dense.tensors
+    leader, *_ = dense.tensors.values()
+    mask = dense.tensors["mask"]
     mask = torch.ones(leader.shape) if mask is None else mask.detach().float().cpu()
-    sequences = Sequences.read(
-        mask,
-        segments=None if layout.segments is None else layout.segments.cpu(),
-        cu_seqlens=None if layout.cu_seqlens is None else layout.cu_seqlens.cpu(),
-    )
+    sequences = Sequences.read(mask, dense.layout.to("cpu"))
     rows: dict[str, Any] = {}
-    for name, x in (layout.tensors | {"mask": mask}).items():
+    for name, x in (dense.tensors | {"mask": mask}).items():
         per_token = isinstance(x, torch.Tensor) and x.shape == leader.shape
         rows[name] = sequences.to_rows(x.detach().cpu()) if per_token else x
     return rows
 
 
-def as_row(x: Tensor) -> Tensor:
-    """Return the tokens of a jagged tensor, or of one without a batch dimension, as one row."""
-    dense = x.values() if x.is_nested else x
-    return dense.unsqueeze(0) if dense.dim() == 1 else dense
-
-
-def _as_tokens(x: Any, leader: Tensor) -> Any:
-    """Return a tensor per token as (batch, time); other tensors and None unchanged."""
-    if not isinstance(x, torch.Tensor):
-        return x
-    if x.is_nested or (leader.dim() == 1 and x.shape == leader.shape):
-        return as_row(x)
-    return x
-
-
 def _numbers(x: Tensor) -> list[int]:
     """Return the values of a tensor."""
     return cast("list[int]", cast("Any", x).tolist())
-
-
-def offsets(x: Tensor) -> Tensor:
-    """Return the start of each row of a jagged tensor, and the end of the last one."""
-    return cast("Any", x).offsets()
-
-
-def _same_rows(x: Tensor, leader: Tensor) -> bool:
-    """Return True if two jagged tensors have rows of the same lengths, or if that cannot be read."""
-    if x.values().shape != leader.values().shape or offsets(x).shape != offsets(leader).shape:
-        return False
-    return not _checks.values_can_be_read(leader.values()) or torch.equal(offsets(x), offsets(leader))
-
-
-def _check_form(name: str, x: Any, leader_name: str, leader: Any) -> None:
-    """Raise TypeError for a nested tensor that is not jagged, or that is passed with dense tensors per token."""
-    if not (isinstance(x, torch.Tensor) and x.is_nested):
-        return
-    jagged = x.layout == torch.jagged and x.dim() == 2
-    if jagged and isinstance(leader, torch.Tensor) and leader.is_nested:
-        return
-    if jagged:
-        raise InvalidType(
-            f"{name} is a nested tensor, but {leader_name} is not: pass all tensors per token in one form"
-        )
-    raise InvalidType(
-        f"{name} is a nested tensor that is not jagged with one value per token: create it with layout=torch.jagged"
-    )

@@ -96,7 +96,7 @@ class TokenData:
     def ratio(self) -> Float[Tensor, "batch time"]:
         """Compute π/π_old, limited to positive finite numbers, because weights are divided by it."""
         limits = torch.finfo(self.log_ratio.dtype)
-        return self.log_ratio.exp().clamp(limits.tiny, limits.max)
+        return self.log_ratio.exp().clamp_(limits.tiny, limits.max)
 
     @property
     def logp_anchor(self) -> Float[Tensor, "batch time"]:

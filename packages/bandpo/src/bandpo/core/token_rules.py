@@ -48,7 +48,7 @@ class BalancedBounds(TokenRule):
     and has a target of 0.4.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.056]]).log(), old, advantages, rule=BalancedBounds())
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.056]]).log(), old, advantages).tokens(BalancedBounds())
     >>> tokens.bounds.upper  # with [0.6, 1.2] the share is min(2, 1.2)/(min(2, 1.2) + 0.7) = 0.63
     tensor([[1.2000, 1.2000]])
     """
@@ -133,7 +133,7 @@ class SecondMoment(TokenRule):
     bounds are never narrower than [0.7, 1.5].
 
     >>> old, advantages = torch.full((1, 3), 0.08).log(), torch.ones(1, 3)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.088, 0.096, 0.16]]).log(), old, advantages, rule=SecondMoment())
+    >>> tokens = Batch.read(torch.tensor([[0.088, 0.096, 0.16]]).log(), old, advantages).tokens(SecondMoment())
     >>> tokens.bounds.upper, tokens.blocked
     (tensor([[1.2000, 1.2000, 1.2000]]), tensor([[False, False,  True]]))
     """
@@ -181,7 +181,7 @@ class PrefixBudget(TokenRule):
     0.2 for a mixture of experts; the percentile as in its authors' code.
 
     >>> old, advantages = torch.full((1, 3), 0.2).log(), torch.ones(1, 3)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.5, 0.3, 0.3]]).log(), old, advantages, rule=PrefixBudget())
+    >>> tokens = Batch.read(torch.tensor([[0.5, 0.3, 0.3]]).log(), old, advantages).tokens(PrefixBudget())
     >>> tokens.blocked  # the divergences are 0.3, 0.1 and 0.1; after the first nothing is left of the radius
     tensor([[True, True, True]])
     """

@@ -28,6 +28,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
 from bandpo.core.errors import InvalidValue
+from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.integrations._adapt import as_floats, has_bias, read_method, record
@@ -178,9 +179,9 @@ def band(
         old_is_rollout=old_is_rollout,
         sampling={"temperature": getattr(config, "temperature", None)},
     )
-    # SkyRL pads to one sequence per row. Since its advantages may vary within a row, packed=False states this.
+    # SkyRL pads to one sequence per row. Its advantages may vary within a row, so the layout states it.
     loss, metrics = policy_loss(
-        *tensors, mask, method=method, weights=weights, aggregation="sum", packed=False
+        *tensors, mask, method=method, weights=weights, aggregation="sum", layout=Rows()
     )
     scalars = as_floats(metrics)
     return loss, scalars | corrections | {"clip_ratio": scalars["clip_high"] + scalars["clip_low"]}

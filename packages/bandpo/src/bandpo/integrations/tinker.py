@@ -20,6 +20,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from bandpo.core.errors import InvalidValue
+from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
@@ -74,7 +75,7 @@ def custom_loss(
             )
         aggregation = chosen_method.aggregation or "sum"
         # A row is one datum. Its advantages may vary within the row, which is not a packed one.
-        loss, metrics = policy_loss(*tensors, method=chosen_method, aggregation=aggregation, packed=False)
+        loss, metrics = policy_loss(*tensors, method=chosen_method, aggregation=aggregation, layout=Rows())
         return loss, as_floats(metrics)
 
     return band

@@ -74,6 +74,7 @@ def as_batch(loss_batch: LossBatch) -> Batch:
     mask = torch.from_numpy(loss_batch.mask).float()
     sequences = Sequences(mask)
     return Batch(
+        logp=torch.from_numpy(loss_batch.logp),
         log_ratio=torch.from_numpy(loss_batch.log_ratio),
         logp_old=torch.from_numpy(loss_batch.logp_old),
         advantages=torch.from_numpy(loss_batch.advantages),

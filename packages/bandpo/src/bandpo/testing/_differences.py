@@ -18,6 +18,7 @@ from bandpo.core.aggregation import aggregate
 from bandpo.core.batch import Batch
 from bandpo.core.gradient_check import TOLERANCE, near_discontinuity
 from bandpo.core.gradient_check import compare as compare_gradient
+from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DropOutside, DualClip
@@ -118,7 +119,7 @@ class Variant:
             method=self.method,
             weights=batch.weights if self.weighted else None,
             aggregation=lambda values: self.averaged(values, batch),
-            packed=False,
+            layout=Rows(),
         )
         return self.factor * outputs.loss
 

@@ -13,6 +13,7 @@ import torch
 from bandpo._terminal import printable
 from bandpo.core.batch import normalize_mask
 from bandpo.core.errors import BandWarning, InvalidValue, RunProblem
+from bandpo.core.layout import Packed, Rows
 from bandpo.core.sequences import unpack
 from bandpo.watch.alerts import Alerts
 from rlvet._numbers import format_step
@@ -121,8 +122,7 @@ class RunWatch:
         truncated: Sequence[bool] | Tensor | None = None,
         generation: int = 0,
         update: int = 0,
-        segments: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        layout: Rows | Packed | None = None,
     ) -> None:
         """Check the sequences of a generated batch for faults, if no update was made on it yet.
 
@@ -145,8 +145,7 @@ class RunWatch:
                 "entropy": entropy,
                 "tokens": tokens,
             },
-            segments,
-            cu_seqlens,
+            layout,
         )
         counted = normalize_mask(tensors["logp_old"], tensors["mask"]).cpu() != 0
 

@@ -42,6 +42,10 @@ class Rarer(NamedTuple):
     log_n: Float[Tensor, "*shape"]  # log of the other event's probability
     is_token: Bool[Tensor, "*shape"]  # True if the rarer event is the token
 
+    def sign(self, above: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the sign of the tilt, 1 or −1, that increases the *token's* ratio; not ``above``, decreases it."""
+        return torch.where(above == self.is_token, 1.0, -1.0).to(self.log_m.dtype)
+
     def log_ratio(self, y: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Compute the log-ratio of the *token* if the rarer event is tilted by ``y``, which may be ``±inf``."""
         finite = torch.where(self.is_token, y, 0.0) - torch.log1p(self.log_m.exp() * expm1(y))
@@ -64,10 +68,21 @@ def rarer_event(logp: Float[Tensor, "*shape"], log1mp: Float[Tensor, "*shape"]) 
     return Rarer(log_m, torch.maximum(logp, log1mp), logp < log1mp)
 
 
+def divergence_at_edge(
+    divergence: Generator, rarer: Rarer, sign: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """Compute the divergence where the rarer event has all probability (sign 1) or none (sign −1)."""
+    edge_rare = torch.where(sign > 0, -rarer.log_m, -math.inf)
+    edge_common = torch.where(sign > 0, -math.inf, -rarer.log_n)
+    return rarer.log_m.exp() * divergence.f(edge_rare) + rarer.log_n.exp() * divergence.f(edge_common)
+
+
 def tilt_root(
-    divergence: Generator, rarer: Rarer, radius: Float[Tensor, "*#shape"], sign: int
+    divergence: Generator, rarer: Rarer, radius: Float[Tensor, "*#shape"], sign: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
     """Compute the tilt ``y`` of the given sign at which the divergence equals ``radius``; ``sign·inf`` if none does.
+
+    The sign of each token is 1 or −1.
 
     The method is Newton's on the logarithm of the divergence as a function of ``log |y|``, which is a line of slope 2
     for small radii. It has a fixed number of steps, and each stays within a bracket of the root.
@@ -90,19 +105,14 @@ def tilt_root(
         return value, derivative * y / value
 
     # If the constraint holds at the edge of the simplex, where one event has all probability, there is no root.
-    infinity = torch.full_like(m, math.inf)
-    if sign > 0:
-        edge_rare, edge_common = -log_m, -infinity
-    else:
-        edge_rare, edge_common = -infinity, -log_n
-    saturated = m * divergence.f(edge_rare) + n * divergence.f(edge_common) <= radius
+    saturated = divergence_at_edge(divergence, rarer, sign) <= radius
 
     # Start at the root of the quadratic approximation, but at most at −log m. There the rarer event has about half of
     # the probability, or a share m of its old one. Beyond, some divergences are flat and others overflow. For the same
     # reasons, a step reduces |y| by at most the factor e³, and by that factor if the divergence has overflowed.
     size = torch.minimum((2 * radius / (m * n * divergence.curvature)).sqrt(), -log_m)
     low = torch.zeros_like(m)
-    high = -log_m - math.log(torch.finfo(m.dtype).eps) if sign > 0 else infinity
+    high = torch.where(sign > 0, -log_m - math.log(torch.finfo(m.dtype).eps), math.inf)
     for _ in range(32 if m.dtype == torch.float64 else 16):
         value, slope = divergence_at(size)
         is_below = value <= radius

@@ -23,7 +23,7 @@ from ..divergences import _solver
 from ..divergences._exact import expm1, log1mexp, one_minus_exp
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
 __all__ = ["Divergence"]
@@ -83,7 +83,23 @@ class Divergence(ABC):
     ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
         """Compute the smallest and the largest log-ratio with ``g ≤ radius``."""
         rarer = _solver.rarer_event(logp, log1mexp(logp))
-        down = rarer.log_ratio(_solver.tilt_root(self, rarer, radius, -1))
-        up = rarer.log_ratio(_solver.tilt_root(self, rarer, radius, 1))
+        down = rarer.log_ratio(_solver.tilt_root(self, rarer, radius, torch.full_like(logp, -1.0)))
+        up = rarer.log_ratio(_solver.tilt_root(self, rarer, radius, torch.full_like(logp, 1.0)))
         # A positive tilt of the rarer event increases the token's ratio if the token is that event, else decreases it.
         return torch.minimum(down, up), torch.maximum(down, up)
+
+    def log_bound(
+        self,
+        logp: Float[Tensor, "*shape"],
+        radius: Float[Tensor, "*#shape"],
+        above: Bool[Tensor, "*shape"],
+    ) -> Float[Tensor, "*shape"]:
+        """Compute one root of each token: the largest log-ratio with ``g ≤ radius`` where ``above``, else the smallest.
+
+        A subclass with its own `log_bounds` computes both.
+        """
+        if type(self).log_bounds is not Divergence.log_bounds:
+            log_lower, log_upper = self.log_bounds(logp, radius)
+            return torch.where(above, log_upper, log_lower)
+        rarer = _solver.rarer_event(logp, log1mexp(logp))
+        return rarer.log_ratio(_solver.tilt_root(self, rarer, radius, rarer.sign(above)))

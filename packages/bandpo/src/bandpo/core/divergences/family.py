@@ -1,4 +1,4 @@
-"""Divergences whose bounds are computed by the generic solver."""
+"""The Jensen–Shannon divergence and the Cressie–Read family, whose bounds have no closed form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..divergences._exact import expm1, expm1_minus
+from ..divergences import _solver
+from ..divergences._exact import expm1, expm1_minus, log1mexp
 from ..divergences.base import Divergence
 from ..errors import InvalidValue
 
@@ -49,6 +50,75 @@ class JensenShannon(Divergence):
     def df(self, log_u: Tensor) -> Tensor:
         # −½·u·log((1 + 1/u)/2). Below the clamp u is 0 up to rounding.
         return -torch.exp(log_u) * torch.log1p(expm1(-log_u.clamp(min=-80.0)) / 2) / 2
+
+    def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        above = torch.ones_like(logp, dtype=torch.bool)
+        return self.log_bound(logp, radius, ~above), self.log_bound(logp, radius, above)
+
+    def log_bound(self, logp: Tensor, radius: Tensor, above: Tensor) -> Tensor:
+        rarer = _solver.rarer_event(logp, log1mexp(logp))
+        sign = rarer.sign(above)
+        rare, common = _jensen_shannon_root(rarer, radius, sign)
+        root = torch.where(rarer.is_token, rare, common)
+        # Where the constraint holds at the edge of the simplex, the bound is that edge.
+        saturated = _solver.divergence_at_edge(self, rarer, sign) <= radius
+        return torch.where(saturated, torch.where(above, -logp, -math.inf), root)
+
+
+def _jensen_shannon_root(rarer: _solver.Rarer, radius: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the log-ratios of the rarer and of the other event at the root of the given sign.
+
+    The variable is the change φ of an angle: the rarer event has the old probability m = sin² θ and the new one
+    sin²(θ + φ). The root of the divergence is almost linear in φ, also at the edges of the simplex, so Newton's method
+    for it needs few steps. It starts at the root of the squared Hellinger distance, to which the divergence is equal
+    for small radii. The ratios are (1 + x)² with
+
+        rarer event:  x = cot θ·sin φ − 2·sin²(φ/2),     other event:  x = −tan θ·sin φ − 2·sin²(φ/2),
+
+    which has no cancellation for small φ.
+    """
+    m = rarer.log_m.exp()
+    n = rarer.log_n.exp()
+    tan = (m / n).sqrt()
+    cot = 1 / tan
+    theta = torch.atan(tan)
+    # The largest |φ|: the new angle is ½π or 0.
+    edge = torch.where(sign > 0, math.pi / 2 - theta, theta)
+
+    def changes(size: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute x of the rarer and of the other event at |φ| = size."""
+        half = torch.sin(size / 2)
+        sine = 2 * sign * half * torch.cos(size / 2)
+        cosine_loss = 2 * half * half
+        return cot * sine - cosine_loss, -tan * sine - cosine_loss
+
+    info = torch.finfo(m.dtype)
+    root = radius.sqrt()
+    size = torch.minimum(torch.acos((1 - radius).clamp(min=0.0)), 0.98 * edge)
+    for _ in range(14 if m.dtype == torch.float64 else 6):
+        rare, common = (x.clamp(min=info.eps - 1) for x in changes(size))
+        value_rare, slope_rare = _jensen_shannon_term(rare)
+        value_common, slope_common = _jensen_shannon_term(common)
+        value = (m * value_rare + n * value_common).sqrt()
+        quotient = (1 + common) / (1 + rare)
+        slope = sign * (m * slope_rare * cot * quotient - n * slope_common * tan / quotient)
+        size = size - value * (value - root) / slope
+        size = torch.minimum(size.clamp(min=0.0), (1 - 8 * info.eps) * edge)
+    rare, common = (x.clamp(min=-1.0) for x in changes(size))
+    return 2 * torch.log1p(rare), 2 * torch.log1p(common)
+
+
+def _jensen_shannon_term(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``f(u)`` and ``u·f'(u)`` of the Jensen–Shannon divergence at ``u = (1 + x)²``."""
+    u = (1 + x) * (1 + x)
+    difference = x * (2 + x)  # u − 1
+    log1p_inverse = torch.log1p(1 / u)
+    # Around u = 1, with h = ½·log u, this is ½·(1 + u)·(h·tanh h − log cosh h); elsewhere the formula with logarithms.
+    sinh2 = difference * difference / (4 * u)
+    near = (1 + u) * (torch.log1p(x) * difference / (1 + u) - torch.log1p(sinh2) / 2) / 2
+    far = ((1 + u) * math.log(2) - u * log1p_inverse - torch.log1p(u)) / 2
+    value = torch.where((u > 0.25) & (u < 4), near, far)
+    return value, u * (math.log(2) - log1p_inverse) / 2
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,11 @@ class KL(Divergence):
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         p = torch.exp(logp)
+        loss_of_others = -p * expm1(log_ratio)
         one_minus_p = one_minus_exp(logp)
-        log_c = torch.log1p((-p * expm1(log_ratio) / one_minus_p).clamp(min=-1.0))
-        return -torch.addcmul(p * log_ratio, one_minus_p, log_c)
+        log_c = torch.log1p((loss_of_others / one_minus_p).clamp(min=-1.0))
+        del loss_of_others
+        return torch.addcmul(p * log_ratio, one_minus_p, log_c).neg()
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         # m is the probability of the rarer of the events "this token" and "any other token", n that of the other one.
@@ -55,6 +57,27 @@ class KL(Divergence):
         log_upper = torch.where(is_rarer, rarer_up, common_up)
         # For small p, p·upper tends to 1 − e^−radius. Tokens with p below the smallest m are scaled accordingly.
         return log_lower, log_upper + (math.log(smallest) - logp).clamp(min=0.0)
+
+    def log_bound(self, logp: Tensor, radius: Tensor, above: Tensor) -> Tensor:
+        # One of the events "this token" and "any other token" gains probability. With the odds o of that event and its
+        # log-ratio l, the constraint gives its ratio as a function of l,
+        #     1 + w = 1 + (1 − e^−t)/o   with   t = radius + o·(radius + l),   and the other event's log-ratio is −t.
+        # This is Newton's method for l = log(1 + w), which converges from above. It takes fewer operations than
+        # `log_bounds`. It is as exact for the ratio, but not for its distance from 1.
+        tiny = torch.finfo(logp.dtype).tiny
+        p = torch.exp(logp).clamp(min=tiny)
+        negative_odds = p / (p - 1).clamp(max=-tiny)
+        negative_odds = torch.where(above, negative_odds, negative_odds.reciprocal())
+        inverse = negative_odds.reciprocal()
+        log_ratio = torch.minimum((-2 * radius * inverse).sqrt(), torch.log1p(-inverse))
+        minus_radius = -radius
+        for _ in range(5 if logp.dtype == torch.float64 else 3):
+            change = expm1(torch.addcmul(minus_radius, negative_odds, log_ratio + radius))
+            w = change * inverse
+            difference = torch.log1p(w) - log_ratio
+            log_ratio = torch.addcdiv(log_ratio, torch.addcmul(difference, difference, w), w - change)
+        other = torch.addcmul(minus_radius, negative_odds, log_ratio + radius)
+        return torch.where(above, log_ratio, other)
 
 
 # The two functions below compute the log-ratios of an event of probability m ≤ ½ and of its complement, n = 1 − m, at

@@ -64,9 +64,11 @@ class TokenOverride(Wrapper):
         """
 
     def weight(self, tokens: Tokens) -> Tensor:
+        inner = self.objective.weight(tokens)
         overridden, weight, _ = self._override(tokens)
-        return self.objective.weight(tokens).masked_fill(overridden, weight)
+        return inner.masked_fill(overridden, weight)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
+        inner = self.objective.surrogate(tokens)
         overridden, _, value = self._override(tokens)
-        return self.objective.surrogate(tokens).masked_fill(overridden, value)
+        return inner.masked_fill(overridden, value)

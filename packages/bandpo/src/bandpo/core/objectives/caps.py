@@ -29,7 +29,7 @@ class DualClip(TokenOverride):
     Source: arXiv 1912.09729.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.72, 0.16]]).log(), old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.72, 0.16]]).log(), old, advantages).tokens(Unclipped())
     >>> DualClip(3.0).weight(tokens)
     tensor([[0., 2.]])
     """
@@ -43,7 +43,7 @@ class DualClip(TokenOverride):
 
     def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
         # Dropped tokens have the weight 0, and max_ratio in place of r in the reported loss.
-        dropped = (tokens.advantages < 0) & (tokens.ratio > self.max_ratio)
+        dropped = tokens.negative & (tokens.ratio > self.max_ratio)
         return dropped, 0.0, self.max_ratio
 
 
@@ -57,7 +57,7 @@ class RatioCap(Objective):
         max_ratio: Largest unclipped ratio, > 0; TRL's ``delta``.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.09]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> RatioCap(1.1).weight(tokens)
     tensor([[0.0000, 1.1250]])
     """
@@ -73,7 +73,8 @@ class RatioCap(Objective):
 
     def surrogate(self, tokens: Tokens) -> Tensor:
         capped = tokens.ratio.clamp(max=self.max_ratio)
-        clipped = tokens.reported_ratio
+        outside = tokens.clip_mask.clipped_low | tokens.clip_mask.clipped_high
+        clipped = torch.where(outside, tokens.ratio_at_bound(outside), tokens.ratio)
         smaller = torch.minimum(capped, clipped)
         larger = torch.maximum(capped, clipped)
         return torch.where(tokens.advantages > 0, smaller, larger)

@@ -40,7 +40,7 @@ class Surrogate(Objective):
     Source: arXiv 1707.06347.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.09]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> Surrogate().weight(tokens), Surrogate(beyond=0.25).weight(tokens)
     (tensor([[0.0000, 1.1250]]), tensor([[0.5000, 1.1250]]))
     """
@@ -51,12 +51,16 @@ class Surrogate(Objective):
         _checks.number("beyond", self.beyond, "a finite number below 1", lambda x: -math.inf < x < 1)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return torch.where(tokens.blocked, self.beyond * tokens.ratio, tokens.ratio)
+        blocked = tokens.blocked
+        if self.beyond == 0:
+            return tokens.ratio.masked_fill(blocked, 0.0)
+        return torch.where(blocked, self.beyond * tokens.ratio, tokens.ratio)
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        return torch.where(
-            tokens.blocked, tokens.reported_ratio.lerp(tokens.ratio, self.beyond), tokens.ratio
-        )
+        at_bound = tokens.ratio_at_bound(tokens.blocked)
+        if self.beyond != 0:
+            at_bound = at_bound.lerp(tokens.ratio, self.beyond)
+        return torch.where(tokens.blocked, at_bound, tokens.ratio)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class DropOutside(Objective):
     Source: arXiv 2602.04879; both sides: arXiv 2510.18855.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.16]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.16]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> DropOutside(1.5).weight(tokens), DropOutside(both_sides=True).weight(tokens)
     (tensor([[0.0000, 1.5000]]), tensor([[0., 0.]]))
     """
@@ -103,7 +107,7 @@ class RolloutSurrogate(Objective):
     Source: arXiv 2512.01374.
 
     >>> old, advantages = torch.full((1, 3), 0.08).log(), torch.tensor([[1.0, 1.0, -1.0]])
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09, 0.8]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.09, 0.8]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> RolloutSurrogate().weight(tokens)
     tensor([[0.0000, 1.1250, 5.0000]])
     """
@@ -136,7 +140,7 @@ class ClippedWeight(Objective):
     Source: arXiv 2506.13585.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.04]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> ClippedWeight().weight(tokens)
     tensor([[1.2000, 0.8000]])
     """
@@ -163,7 +167,7 @@ class KeepBound(Objective):
     Source: GPPO, arXiv 2508.07629 (both shares 1); CE-GPPO, arXiv 2509.20712.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.04]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> KeepBound(keep_low=0.75).weight(tokens)
     tensor([[1.2000, 0.6000]])
     """
@@ -196,7 +200,7 @@ class InverseRatio(Objective):
     Source: arXiv 2510.06062.
 
     >>> old, advantages = torch.full((1, 3), 0.08).log(), torch.ones(1, 3)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04, 0.01]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.04, 0.01]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> InverseRatio().weight(tokens)
     tensor([[0., 2., 3.]])
     """
@@ -222,7 +226,7 @@ class GeometricMean(Objective):
     Source: arXiv 2507.20673.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.09]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.09]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> GeometricMean().weight(tokens)  # √(1.2 · 1.125)
     tensor([[0.0000, 1.1619]])
     """
@@ -253,7 +257,7 @@ class SequenceProduct(Objective):
 
     >>> old, advantages = torch.full((2, 2), 0.08).log(), -torch.ones(2)
     >>> logp = torch.tensor([[0.04, 0.12], [0.16, 0.12]]).log()
-    >>> tokens = Tokens.from_batch(logp, old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(logp, old, advantages).tokens(Unclipped())
     >>> SequenceProduct(1.0).weight(tokens)  # ½ · 1½, and 2 · 1½
     tensor([[0.7500, 0.7500],
             [1.0000, 1.0000]])

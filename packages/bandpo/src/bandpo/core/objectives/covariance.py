@@ -33,7 +33,7 @@ class CovariancePenalty(Objective):
     defaults are a share of 0.0002 and a coefficient of 0.1.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.eye(2)[:1]
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.04]]).log(), old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.04]]).log(), old, advantages).tokens(Unclipped())
     >>> CovariancePenalty(0.5).bias(tokens)
     tensor([[-1.,  0.]])
     """
@@ -83,7 +83,7 @@ class CovarianceMask(TokenOverride):
     their log-probabilities selects them, so the loss, the audit and the gradient check drop the same tokens.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[3.0, -3.0]])
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.08]]).log(), old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.08]]).log(), old, advantages).tokens(Unclipped())
     >>> CovarianceMask(0.5).weight(tokens)  # both products are 3·½·log 2; one of two tokens is dropped
     tensor([[0., 1.]])
     """

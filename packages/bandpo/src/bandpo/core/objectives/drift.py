@@ -34,7 +34,7 @@ class SequenceMask(TokenOverride):
     Source: off-policy sequence masking of DeepSeek-V3.2, arXiv 2512.02556; the other drifts, arXiv 2512.23075.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), -torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.02, 0.08]]).log(), old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.02, 0.08]]).log(), old, advantages).tokens(Unclipped())
     >>> SequenceMask(0.5).weight(tokens), SequenceMask(1.0).weight(tokens)
     (tensor([[0., 0.]]), tensor([[0.2500, 1.0000]]))
     """

@@ -35,7 +35,7 @@ class FutureKL(Wrapper):
     Source: arXiv 2603.19835. The authors' code also drops sequences with several tokens above ``max_ratio``.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.08, 0.084]]).log(), old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.08, 0.084]]).log(), old, advantages).tokens(Unclipped())
     >>> FutureKL(decay=1.0).weight(tokens)  # √1.05 and 1.05·1.05
     tensor([[1.0247, 1.1025]])
     """

@@ -25,7 +25,7 @@ class LogRatioPenalty(Wrapper):
     Source: Kimi-K2.5, arXiv 2602.02276.
 
     >>> old = torch.tensor([[0.08]]).log()
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16]]).log(), old, torch.zeros(1, 1), rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.16]]).log(), old, torch.zeros(1, 1)).tokens(Unclipped())
     >>> LogRatioPenalty(0.5).bias(tokens), LogRatioPenalty(0.5).regularizer(tokens)  # −log 2 and ½·log² 2
     (tensor([[-0.6931]]), tensor([[0.2402]]))
     """

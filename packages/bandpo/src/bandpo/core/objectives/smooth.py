@@ -43,7 +43,7 @@ class Quadratic(Objective):
     falls to 0 at the edge of the KL trust region; this form is our own, and we know of no paper that has it.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.10, 0.16]]).log(), old, advantages, rule=FixedClip(0.5, 0.5))
+    >>> tokens = Batch.read(torch.tensor([[0.10, 0.16]]).log(), old, advantages).tokens(FixedClip(0.5, 0.5))
     >>> Quadratic().weight(tokens)  # the ratios 1.25 and 2 are at u = 0.5 and 2
     tensor([[ 0.6250, -2.0000]])
     """
@@ -70,7 +70,7 @@ class ProbabilityPenalty(Objective):
     Source: arXiv 2606.09821.
 
     >>> old = torch.tensor([[0.08]]).log()
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.58]]).log(), old, torch.ones(1, 1), rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.58]]).log(), old, torch.ones(1, 1)).tokens(Unclipped())
     >>> ProbabilityPenalty(1.0).weight(tokens) / tokens.ratio
     tensor([[0.5000]])
     """
@@ -106,7 +106,7 @@ class SigmoidGate(Objective):
     Source: arXiv 2511.20347.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.08, 0.16]]).log(), old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.08, 0.16]]).log(), old, advantages).tokens(Unclipped())
     >>> SigmoidGate().weight(tokens)
     tensor([[1.0000, 1.5729]])
     """
@@ -275,7 +275,7 @@ class GammaWeight(Objective):
     Source: arXiv 2602.10693.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.ones(1, 2)
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.08]]).log(), old, advantages, rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.08]]).log(), old, advantages).tokens(Unclipped())
     >>> GammaWeight().weight(tokens)  # e³ · 2² · e⁻⁶
     tensor([[0.1991, 0.1991]])
     """

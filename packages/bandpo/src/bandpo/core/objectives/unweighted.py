@@ -25,7 +25,7 @@ class SelfAnchored(TokenOverride):
     Source: arXiv 2607.06987.
 
     >>> old, advantages = torch.full((1, 2), 0.08).log(), torch.tensor([[1.0, -1.0]])
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16, 0.16]]).log(), old, advantages, rule=FixedClip(0.2))
+    >>> tokens = Batch.read(torch.tensor([[0.16, 0.16]]).log(), old, advantages).tokens(FixedClip(0.2))
     >>> SelfAnchored().weight(tokens)
     tensor([[1., 2.]])
     """
@@ -43,7 +43,7 @@ class Unweighted(Objective):
     Source: GPG, arXiv 2504.02546.
 
     >>> old = torch.tensor([[0.08]]).log()
-    >>> tokens = Tokens.from_batch(torch.tensor([[0.16]]).log(), old, torch.ones(1, 1), rule=Unclipped())
+    >>> tokens = Batch.read(torch.tensor([[0.16]]).log(), old, torch.ones(1, 1)).tokens(Unclipped())
     >>> Unweighted().weight(tokens)
     tensor([[1.]])
     """

@@ -124,7 +124,7 @@ def _score_completions(
     # The logits for a token come from the hidden state before it; shape (tokens, hidden size).
     states = hidden[:, -ids.shape[1] - 1 : -1][is_token]
     outputs = linear_logp(states, head.weight, ids[is_token], entropy=entropy, bias=head.bias, **settings)
-    columns = torch.stack(outputs if entropy else [outputs], dim=-1)
+    columns = torch.stack([x for x in outputs if x is not None], dim=-1)
     zeros = columns.new_zeros(*is_token.shape, columns.shape[-1])
     return zeros.index_put((is_token,), columns)
 

@@ -239,7 +239,7 @@ def instead_of(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
 def _template() -> Audit:
     """Return an audit of one token, for the names and shapes of the sums."""
     token = torch.full((1, 1), -1.0)
-    return Audit.from_batch(token, token, torch.ones(1))
+    return Audit.from_batch(Batch.read(token, token, torch.ones(1)))
 
 
 def _total_sums(means: Mapping[str, Sequence[float] | metric.Metric]) -> dict[str, float]:

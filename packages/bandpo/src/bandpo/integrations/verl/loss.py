@@ -19,7 +19,7 @@ from verl.workers.config import PolicyLossConfig
 from bandpo.core import _checks
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandWarning, InvalidValue
-from bandpo.core.loss import policy_loss
+from bandpo.core.layout import Rows
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip
 from bandpo.core.text import parse
@@ -247,19 +247,21 @@ def band(
     # verl's KL term sends a gradient to log_prob too. A view of it only gets the gradient of this loss.
     own_log_prob = log_prob.view_as(log_prob) if config.use_kl_loss else log_prob
     own_log_prob = _checks.as_float("log_prob", own_log_prob)
-    loss, metrics = policy_loss(
+    # verl pads to one sequence per row. With a critic or step rewards advantages vary within a sequence, which must not
+    # be mistaken for a packed row.
+    batch = Batch.read(
         own_log_prob,
         old_log_prob,
         advantages,
         response_mask,
-        method=method,
+        layout=Rows(),
         weights=rollout_is_weights,
         state=state,
+    )
+    loss, metrics = method.loss(
+        batch,
         # A micro-batch without tokens needs a backward pass too, as the other processes wait for it.
         aggregation=lambda x: agg_loss(x, response_mask, mode, **info) if response_mask.any() else x.sum(),
-        # verl pads to one sequence per row. With a critic or step rewards advantages vary within a sequence, which
-        # must not be mistaken for a packed row.
-        packed=False,
     )
 
     scalars = _actor_metrics(metrics, log_prob, old_log_prob, response_mask)
@@ -267,8 +269,6 @@ def band(
 
     # Only in training: verl also computes losses without a gradient.
     if torch.is_grad_enabled() and log_prob.requires_grad:
-        tensors = (log_prob, old_log_prob, advantages, response_mask)
-        batch = Batch.read(*tensors, weights=rollout_is_weights, state=state)
         if certify != "off" and not invalid.count:
             blocked = scalars["pg_clipfrac"] + scalars["dual_clip"] > 0
             share = token_shares(batch.mask, mode, info)
