@@ -64,14 +64,18 @@ def dcpo(logp, logp_old, advantages, mask, *, low=0.16, high=0.2, max_ratio=10.0
 
 
 def trgppo(logp, logp_old, advantages, mask, *, delta=0.05):
-    """TRGPPO 1901.10314, its adaptive interval alone: the ratios with binary KL(old‖new) of at most delta.
-
-    Its gradient; the value beyond the interval is not the bound's.
-    """
+    """TRGPPO 1901.10314, its adaptive interval alone: the ratios with binary KL(old‖new) of at most delta."""
     ratio, p = (logp - logp_old).exp(), logp_old.exp()
     outside = binary_kl(p, logp.exp()) > delta
     outward = torch.where(advantages > 0, ratio > 1, ratio < 1)
-    return -torch.where(outside & outward, ratio.detach(), ratio) * advantages
+    # The ratio at the edge of the interval, on the side of the token's own: 100 bisections.
+    inside = torch.ones_like(ratio.detach())
+    beyond = torch.where(ratio > 1, 1 / p, torch.zeros_like(p))
+    for _ in range(100):
+        middle = (inside + beyond) / 2
+        is_inside = binary_kl(p, p * middle) <= delta
+        inside, beyond = torch.where(is_inside, middle, inside), torch.where(is_inside, beyond, middle)
+    return -torch.where(outside & outward, inside, ratio) * advantages
 
 
 BAPO = {"share": 0.5, "lower": (0.6, 0.9), "upper": (1.2, 3.0), "steps": (0.05, 0.05), "upper_first": False}

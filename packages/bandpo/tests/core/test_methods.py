@@ -81,7 +81,9 @@ def band_of_the_paper(logp, logp_old, advantages, mask):
     """TRGPPO's interval with a cap of 10, and a dual clip of 10."""
     ratio = (logp - logp_old).exp()
     loss = reference.trgppo(logp, logp_old, advantages, mask, delta=0.05)
-    return torch.where(ratio > 10, loss.detach(), loss)
+    at_ten = -10 * advantages
+    limited = torch.where(advantages > 0, torch.maximum(loss, at_ten), torch.minimum(loss, at_ten))
+    return torch.where(ratio > 10, limited.detach(), loss)
 
 
 def band_above(logp, logp_old, advantages, mask):
@@ -93,8 +95,7 @@ def band_above(logp, logp_old, advantages, mask):
 def either_interval(logp, logp_old, advantages, mask):
     """TRGPPO's whole rule: blocked where its own interval blocks and PPO's does too."""
     ppo = reference.ppo(logp, logp_old, advantages, mask)
-    inside = ppo == -(logp - logp_old).exp() * advantages
-    return torch.where(inside, ppo, reference.trgppo(logp, logp_old, advantages, mask, delta=0.05))
+    return torch.minimum(ppo, reference.trgppo(logp, logp_old, advantages, mask, delta=0.05))
 
 
 def bent(logp, logp_old, advantages, mask, *, slope):
@@ -198,8 +199,6 @@ OF_SEQUENCES = (
     "GSPO(0.1, 0.2)",
 )
 REPORT_ANOTHER_LOSS = (
-    "BandAbove",
-    "BandPO",
     "CISPO",
     "CISPO, both sides",
     "DPPO",

@@ -191,10 +191,10 @@ class Recorder:
             if logp_old is None or advantages is None:
                 raise InvalidValue("add needs a batch, or logp_old= and advantages=")
             tensors = unpack(tensors, layout)
-        logp_old = tensors["logp_old"]
-        if logp_old.dim() != 2:
-            raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(logp_old.shape)}")
-        counted = normalize_mask(logp_old, tensors["mask"]).cpu() != 0
+        old: Tensor = tensors["logp_old"]
+        if old.dim() != 2:
+            raise InvalidValue(f"logp_old must have the shape (batch, time), got {tuple(old.shape)}")
+        counted = normalize_mask(old, tensors["mask"]).cpu() != 0
         rows = len(counted)
 
         token_columns = _token_columns(tensors)
