@@ -32,7 +32,6 @@ class TestLoss(Contract):
     aggregation = "sum"  # the docstring of Contract says what this and the next attributes mean
     any_method = True
     whole_batch = False
-    shows_clipped_value = False
 
     def ours(self, batch, clip):
         return loss({{...}}, method=clip).loss

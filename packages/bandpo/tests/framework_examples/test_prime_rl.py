@@ -46,7 +46,6 @@ def sequences(batch):
 class TestPrimeRL(Contract):
     any_method = True
     aggregation = "sum"
-    shows_clipped_value = False
 
     def ours(self, batch, clip):
         return torch.stack([loss(inputs, method=clip).loss for inputs in sequences(batch)]).sum()

@@ -57,7 +57,6 @@ def call(batch, config):
 class TestRLLM(Contract):
     any_method = True
     own_average = True
-    shows_clipped_value = False
     # The level is the method's own here.
     test_sequence_level_ratios_are_refused = None
 

@@ -35,7 +35,6 @@ class TestSkyRL(Contract):
     any_method = True
     takes_bias = False
     aggregation = "sum"
-    shows_clipped_value = False
 
     def ours(self, batch, clip):
         return call(band, BandAlgorithmConfig(method=clip), batch, rollout=batch.logp_old)[0]

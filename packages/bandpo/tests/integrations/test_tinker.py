@@ -65,7 +65,6 @@ class TestClient(Contract):
     own_average = True
     whole_batch = True
     aggregation = "sum"
-    shows_clipped_value = False
 
     def ours(self, batch, clip):
         return _Evaluated.apply(

@@ -12,6 +12,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
+from bandpo import Band
 from bandpo.core.layout import Rows
 from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import BandPolicyLossConfig
@@ -162,17 +163,17 @@ def test_the_dual_clip_of_verl_acts_beside_a_rule_alone():
     assert torch.equal(rule, method)
 
 
-def test_the_reported_loss_of_a_token_that_a_band_clips_is_not_clipped():
-    """As in TRL: the clip acts on the gradient, while `actor/pg_loss` is the mean of −r·A."""
+def test_the_reported_loss_of_a_token_that_a_band_clips_is_that_of_its_bound():
     tensors = batch(2) | {"rollout_is_weights": None}
     config = actor_config(BandPolicyLossConfig(), clip_ratio_c=math.inf)
     loss, _, metrics = evaluate(config, tensors)
     ratio = (tensors["log_prob"] - tensors["old_log_prob"]).exp()
-    plain = -(ratio * tensors["advantages"])[tensors["response_mask"]].mean()
+    bounds = Band().bounds(tensors["old_log_prob"])
+    clipped = ratio.clamp(bounds.lower, bounds.upper)
+    advantages = tensors["advantages"]
+    expected = -torch.minimum(ratio * advantages, clipped * advantages)[tensors["response_mask"]].mean()
     assert metrics["actor/pg_clipfrac"] > 0.05
-    assert loss.item() == pytest.approx(plain.item())
-    fixed = actor_config(BandPolicyLossConfig(method="FixedClip(0.2)"), clip_ratio_c=math.inf)
-    assert evaluate(fixed, tensors)[0] > loss + 0.01
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("junk", [0.0, -math.inf, math.nan])
