@@ -53,7 +53,9 @@ def _copy(function: FunctionType) -> FunctionType:
     limit of its own.
     """
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_NUMBERS)}")
-    return FunctionType(code, function.__globals__, code.co_name)
+    copy = FunctionType(code, function.__globals__, code.co_name)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 _NUMBERS = itertools.count()
