@@ -55,8 +55,8 @@ class Packed:
 
     >>> logp, logp_old = torch.tensor([[0.2, 0.5, 0.1]]).log(), torch.tensor([[0.1, 0.5, 0.1]]).log()
     >>> layout = Packed(cu_seqlens=torch.tensor([0, 2, 3]))
-    >>> policy_loss(logp, logp_old, torch.tensor([1.0, -1.0]), layout=layout, method="GSPO()").loss
-    tensor(0.4999)
+    >>> policy_loss(logp, logp_old, torch.tensor([1.0, -1.0]), layout=layout, method="GRPO()").loss
+    tensor(-0.0500)
     """
 
     cu_seqlens: Int[Tensor, " ends"] | None = None
