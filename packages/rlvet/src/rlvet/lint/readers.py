@@ -163,7 +163,7 @@ def _add_newest_names(framework: str, settings: Mapping[str, Setting]) -> Settin
 # Commands
 
 
-_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]+)+|model_engine)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w-]*(?:\.[\w-]++)++|model_engine)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 
 

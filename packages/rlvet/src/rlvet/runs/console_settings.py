@@ -28,10 +28,10 @@ ENDINGS = (".log", ".txt", ".out")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 """Codes of a terminal, which Ray writes around the name of a worker."""
 
-WORKER = re.compile(r"^\((?:[\w. ]+ )?pid=\d+[^)]*\) ?")
+WORKER = re.compile(r"^\((?:[\w. ]+ )?pid=\d[^)]*\) ?")
 """The name of a worker before each line of Ray's output."""
 
-TEXTS = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+TEXTS = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 """Quoted texts, in which brackets do not count."""
 
 TRL_START = re.compile(r"(?:GRPOConfig|RLOOConfig)\($")
@@ -40,7 +40,7 @@ TRL_START = re.compile(r"(?:GRPOConfig|RLOOConfig)\($")
 TRL_ARGUMENT = re.compile(r"^(\w+)=(.*?),?$")
 """A line of TRL's arguments."""
 
-MEGATRON_START = re.compile(r"-{5,} (?:end of )?arguments -{5,}")
+MEGATRON_START = re.compile(r"(?<!-)-{5,} (?:end of )?arguments -{5,}")
 """The line before and after Megatron's arguments."""
 
 MEGATRON_ARGUMENT = re.compile(r"^ *(\w+) \.{3,} (.*)$")
