@@ -12,7 +12,7 @@ import yaml  # noqa: F401  (before a stranger's folder is first on the path)
 
 from bandpo import parse
 from bandpo.audit import Recorder
-from helpers.hostile import check_nothing_ran, planted, result_of
+from helpers.hostile import check_nothing_ran, is_gate, planted, result_of
 from helpers.records import write_digests
 from rlvet.runs.record_format import META
 
@@ -66,13 +66,37 @@ def with_record(folder: Path, method: str) -> None:
     [("rlvet", "diagnose"), ("bandpo", "audit"), ("rlvet", "report"), ("rlvet", "lint")],
 )
 def test_commands_run_nothing_of_a_stranger(kind, program, command, tmp_path):
-    """One process for each command: the first text stands for all, which the next test takes one by one."""
+    """One process for each command: the first text stands for all, which a later test takes one by one.
+
+    The command starts the processes of rlvet's gate, which read the folder, and nothing else. These start nothing.
+    """
     folder = planted(tmp_path / "run")
     kind(folder, TEXTS[0])
     if command == "lint":
         (folder / "config.yaml").write_text(f"loss_type: dapo\nnum_generations: 1\nmethod: {TEXTS[0]}\n")
     result = result_of(folder, [command, "config.yaml" if command == "lint" else "."], program=program)
-    check_nothing_ran(folder, result)
+    gates = [event for event in result["events"] if is_gate(event, folder)]
+    check_nothing_ran(folder, {**result, "events": [one for one in result["events"] if one not in gates]})
+    assert len(gates) == len(result["readers"]) > 0
+    for reader in result["readers"]:
+        assert reader["reads"]  # the files are read there, and this is seen
+        assert reader["events"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["forked", "spawned"])
+def test_what_a_reader_starts_is_seen(start, tmp_path):
+    """The test before would notice a reader of the gate that runs a program, or writes a file."""
+    folder = planted(tmp_path / "run")
+    code = (
+        "import os, rlvet.runs.gate as gate; from helpers.watched import main; "
+        f"gate._can_fork = lambda: {start == 'forked'}; "
+        "main(lambda command: [gate.answer_of(os.system, command[1]), gate.answer_of(os.open, command[2], os.O_CREAT)])"
+    )
+    result = result_of(folder, ["true", "../outside"], code=code)
+    assert [is_gate(event, folder) for event in result["events"]] == [True, True]
+    assert [reader["events"] for reader in result["readers"]] == [["os.system"], ["open ../outside"]]
+    assert (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize("kind", [with_log, with_record])

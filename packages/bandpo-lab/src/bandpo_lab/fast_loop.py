@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from bandpo.audit.metrics import Audit, logged
 from bandpo.core.aggregation import canonical_aggregation
-from bandpo.core.loss import policy_loss
+from bandpo.core.batch import Batch as TokenBatch
 from bandpo.core.methods import Method
 from bandpo.core.rule_check import check
 from bandpo.core.rules import Band
@@ -420,24 +420,23 @@ def update(
     optimizer.zero_grad()
     logp, entropy = log_probabilities(network, batch)
     longest = logp.shape[1]
-    inputs = (logp, batch.logp[:, :longest], batch.advantages, batch.mask[:, :longest])
-    aggregation = method.aggregation or "grpo"
-    is_normalized = canonical_aggregation(aggregation) == "seq-mean-token-sum-norm"
-    loss, _ = policy_loss(
-        *inputs,
-        method=method,
-        aggregation=aggregation,
-        normalizer=MAX_COMPLETION_LENGTH if is_normalized else None,
+    tokens = TokenBatch.read(
+        logp,
+        batch.logp[:, :longest],
+        batch.advantages,
+        batch.mask[:, :longest],
         entropy=entropy,
         state=state,
     )
+    aggregation = method.aggregation or "grpo"
+    is_normalized = canonical_aggregation(aggregation) == "seq-mean-token-sum-norm"
+    normalizer = MAX_COMPLETION_LENGTH if is_normalized else None
+    loss, _ = method.loss(tokens, aggregation=aggregation, normalizer=normalizer)
     loss.backward()
     grad_norm = torch.nn.utils.clip_grad_norm_(network.weights.values(), MAX_GRAD_NORM)
     if grad_norm.isfinite():
         optimizer.step()
-    audit = Audit.from_batch(
-        *inputs, method=method, entropy=entropy, group=batch.group, counterfactuals={"Band": Band()}
-    )
+    audit = Audit.from_batch(tokens, method=method, counterfactuals={"Band": Band()})
     return UpdateResult(audit, float(grad_norm))
 
 

@@ -57,6 +57,7 @@ VERL = "needs verl's environment; tests/recipes and tests/rehearsal of packages/
 GPU = "needs a GPU"
 RECORD = "needs a record of tokens; packages/bandpo/tests/audit and tests/test_cli.py run it on one"
 STEPS = "is run by packages/bandpo-lab/tests/commands/test_commands.py, with the files of its page"
+MINUTES = "takes minutes; the last test here runs it with fewer batches"
 CONFIGURATION = "needs the configuration of a user; packages/rlvet/tests/lint/test_command.py runs it on one"
 
 COMMANDS: dict[tuple[str, str], Run | str] = {
@@ -107,6 +108,14 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
         'bandpo-lab train --method "Method(Band(), my_objectives.GaussianGate(0.3))" --max_steps 8 '
         "--output_dir runs/mine",
     ): STEPS,
+    (
+        "write-your-own.md",
+        'bandpo-lab compare "BandPO()" "FixedClip(0.2)" --baseline "FixedClip(0.2)" --seeds 8',
+    ): MINUTES,
+    (
+        "write-your-own.md",
+        'bandpo-lab compare "BandPO()" "FixedClip(0.2)" --lag 0 --output-dir runs/fresh',
+    ): MINUTES,
     ("write-your-own.md", "bandpo bounds 0.01 0.08 0.5 0.9 --divergence my_divergences.LeCam"): STEPS,
     (
         "write-your-own.md",
@@ -237,12 +246,18 @@ def test_the_page_on_evaluation_in_its_environment(folder):
 
 @pytest.mark.exhaustive
 def test_the_page_on_your_own_rules_says_what_compare_needs(folder):
+    """The page's own commands, with two batches in place of 80."""
     page = (ROOT / "docs/write-your-own.md").read_text()
     assert f"The picture needs `{INSTALL} './packages/bandpo-lab[study]'`" in " ".join(page.split())
-    compare = 'bandpo-lab compare "DAPO()" "GRPO()" --task random --batches 3 --lag 1'
-    process = run_in(STUDY, compare, folder)
-    assert process.returncode == 0, process.stderr
+    commands = [command for (_, command), reason in COMMANDS.items() if reason == MINUTES]
+    assert len(commands) == 2
+    for command in commands:
+        process = run_in(STUDY, f"{command} --batches 2", folder)
+        assert process.returncode == 0, process.stderr
     assert (folder / "runs/compare/curves.png").exists()
-    process = run_in(("rlvet", "bandpo", "bandpo-lab"), f"{compare} --output-dir runs/bare", folder)
+    assert (folder / "runs/fresh/curves.png").exists()
+    process = run_in(
+        ("rlvet", "bandpo", "bandpo-lab"), f"{commands[1]} --batches 2 --output-dir runs/bare", folder
+    )
     assert process.returncode == 0, process.stderr
     assert "no picture: matplotlib is missing" in process.stdout

@@ -176,7 +176,8 @@ def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
     assert parse(training.method, ClipRule) == parse("Band(KL(), 0.05, max_ratio=10)", ClipRule)
     assert arguments.model.model_name_or_path == "Qwen/Qwen2.5-3B-Instruct"
     assert arguments.model.model_revision == "aa8e72537993ba99e69dfaafa59ed015b17504d1"
-    assert reward_functions(arguments.run) == [reward]
+    (function,) = reward_functions(arguments.run)
+    assert function.__wrapped__ is reward
 
 
 def test_the_script_prints_one_command_for_each_way():

@@ -168,8 +168,8 @@ def cost_of(loss):
     [
         ("FixedClip(0.2)", True, 1.0, 9.0),
         ("GRPO()", True, 1.1, 9.0),
-        ("Band(KL(), 0.05)", True, 2.0, 18.0),
-        ("BandPO()", True, 2.2, 18.0),
+        ("Band(KL(), 0.05)", True, 2.1, 18.0),
+        ("BandPO()", True, 2.25, 18.0),
         ("BandPO()", False, 1.0, 9.0),
         ("Band(TotalVariation(), 0.05)", True, 1.6, 12.0),
     ],

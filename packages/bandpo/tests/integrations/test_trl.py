@@ -9,12 +9,13 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 
-from bandpo import DCPO, GSPO, KL, Band, FixedClip, Method, TotalVariation, Unclipped, policy_loss
+from bandpo import DCPO, GSPO, KL, Band, Batch, FixedClip, Method, TotalVariation, Unclipped, policy_loss
 from bandpo.audit.metrics import LOGGED, Audit
 from bandpo.core import objectives
 from bandpo.core.errors import BandWarning
 from bandpo.core.methods import CISPO, SAPO
 from bandpo.core.objectives import ClippedWeight, SequenceMask, SigmoidGate
+from bandpo.core.text import as_method
 from bandpo.core.token_rules import BalancedBounds
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
@@ -273,8 +274,10 @@ def gradients_of(trainer, inputs, **settings):
     assert torch.equal(inputs["advantages"], before)
     logp = logps(trainer, inputs)
     tensors = (inputs["old_per_token_logps"], inputs["advantages"], inputs["completion_mask"])
-    settings = {"method": trainer.method, "aggregation": trainer.loss_type, **settings}
-    loss, metrics = policy_loss(logp, *tensors, **settings)
+    settings = {"aggregation": trainer.loss_type, **settings}
+    method = as_method(settings.pop("method", trainer.method))
+    fields = {name: settings.pop(name) for name in ("logp_anchor", "weights", "layout") if name in settings}
+    loss, metrics = method.loss(Batch.read(logp, *tensors, **fields), **settings)
     return theirs, torch.autograd.grad(loss, weight)[0], metrics
 
 

@@ -143,7 +143,7 @@ def test_the_gradient_of_a_mini_batch_is_the_methods(method, mode, per_token, te
         mask,
         method=bandpo_verl.loss_method(config),
         aggregation=lambda x: (x * share).sum(),
-        packed=False,
+        layout=bandpo.Rows(),
     )
     loss.backward()
     assert metrics["clip_high"] > 0
@@ -159,10 +159,12 @@ def test_the_gradient_of_a_mini_batch_is_the_methods(method, mode, per_token, te
 def test_the_probe_stops_a_gradient_that_is_not_the_methods(per_token, tensors, monkeypatch):
     config = actor_config(BandPolicyLossConfig(method="BandPO()"))
 
-    def wrong(logp, *arguments, **named):
-        value, metrics = bandpo.policy_loss(logp, *arguments, **named)
-        return value + 0.1 * logp.square().mean(), metrics
+    loss_of = bandpo.Method.loss
 
-    monkeypatch.setattr(bandpo_verl, "policy_loss", wrong)
+    def wrong(self, batch, **named):
+        value, metrics = loss_of(self, batch, **named)
+        return value + 0.1 * batch.logp.square().mean(), metrics
+
+    monkeypatch.setattr(bandpo.Method, "loss", wrong)
     with pytest.raises(RuntimeError, match="certify=warn trains on"):
         megatron_gradient(tensors, config, per_token)

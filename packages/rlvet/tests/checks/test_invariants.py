@@ -291,14 +291,14 @@ MUTATIONS = {
 
 def mutated_findings(module, old, new):
     """Return `log_findings` with one text of a module replaced."""
-    source = Path(module.__file__).read_text()
+    source = Path(module.__file__).read_text(encoding="utf-8")
     assert source.count(old) == 1, "the check was rewritten: write its mutation anew"
     mutant = types.ModuleType(module.__name__)
     exec(compile(source.replace(old, new), module.__file__, "exec"), mutant.__dict__)
     if module is log_checks:
         return mutant.log_findings
     checks = types.ModuleType(log_checks.__name__)
-    text = Path(log_checks.__file__).read_text()
+    text = Path(log_checks.__file__).read_text(encoding="utf-8")
     exec(compile(text, log_checks.__file__, "exec"), checks.__dict__)
     for name in ("check_divergence", "check_reference", "check_step_size"):
         checks.__dict__[name] = mutant.__dict__[name]

@@ -36,7 +36,7 @@ class Use(NamedTuple):
 
 def uses_in(file: Path) -> Iterator[Use]:
     """Yield the expressions in a file: those of calls such as ``re.search``, and compiled ones with their methods."""
-    tree = ast.parse(file.read_text())
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     compiled: dict[str, tuple[str, int]] = {}
     for node in ast.walk(tree):
         if (

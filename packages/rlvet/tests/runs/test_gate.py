@@ -67,7 +67,7 @@ def process_number() -> int:
 def warn_and_read(path: Path) -> str:
     check_regular(path)
     warnings.warn(f"{path.name} has a word of warning", stacklevel=2)
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 def never_end(path: Path) -> None:
@@ -110,14 +110,14 @@ def print_text() -> None:
 
 
 def open_files(path: Path) -> int:
-    return len([path.open() for _ in range(10_000)])
+    return len([path.open(encoding="utf-8") for _ in range(10_000)])
 
 
 def raise_error(kind: str) -> None:
     if kind == "unreadable":
         raise UnreadableLog("several-runs", "two runs", ["a", "b"])
     if kind == "missing":
-        Path("/no/such/file").read_text()
+        Path("/no/such/file").read_text(encoding="utf-8")
     if kind == "package":
         import no_such_package  # noqa: F401
     if kind == "exit":

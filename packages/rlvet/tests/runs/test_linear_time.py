@@ -290,7 +290,9 @@ def resources_of(read: Callable[[Path, str], None], folder: Path, text: str) -> 
 def peak_of_memory() -> int:
     """Return the peak of this process's memory in bytes."""
     (line,) = (
-        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+        line
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        if line.startswith("VmHWM")
     )
     return 1024 * int(line.split()[1])
 

@@ -413,7 +413,10 @@ class Tokens(TokenData):
     @lazy_property
     def clip_mask(self) -> ClipMask:
         """Mark the tokens whose ratio to the anchor is below the lower bound, and those above the upper bound."""
-        if self.rule.solves or self.rule.interval is not None:
+        if self.rule.interval is not None:
+            log_lower, log_upper = self.rule.interval
+            return ClipMask(self.log_ratio_anchor < log_lower, self.log_ratio_anchor > log_upper)
+        if self.rule.solves:
             return self.rule.clip_mask(self.log_ratio_anchor, self.logp_anchor)
         # Bounds with a closed form are cheap, and other properties use them too.
         return ClipMask(

@@ -23,7 +23,7 @@ __all__ = ["LossOutputs", "policy_loss"]
 def policy_loss(
     logp: Float[Tensor, "batch time"],
     logp_old: Float[Tensor, "batch time"],
-    advantages: Float[Tensor, "batch time"] | Float[Tensor, " batch"],
+    advantages: Float[Tensor, "batch time"] | Float[Tensor, "batch 1"] | Float[Tensor, " batch"],
     mask: Tensor | None = None,
     *,
     method: Method | ClipRule | str | None = None,

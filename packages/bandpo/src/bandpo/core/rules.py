@@ -71,6 +71,7 @@ class ClipRule(Varies, ABC):
             logp_old: The old log-probabilities (nats).
         """
         if self.interval is not None:
+            _checks.as_logp("logp_old", logp_old)
             log_lower, log_upper = self.interval
             return ClipMask(log_ratio < log_lower, log_ratio > log_upper)
         bounds = self.bounds(logp_old)
@@ -318,8 +319,7 @@ class Band(ClipRule):
         return self.divergence.log_bound(logp, radius, above).clamp(max=math.log(self.max_ratio))
 
     def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        # No value is checked: it was in the batch.
-        logp = _checks.as_float("logp_old", logp_old).clamp(max=0.0)
+        logp = _checks.as_logp("logp_old", logp_old)
         divergence = self.divergence.divergence_of_ratio(log_ratio, logp)
         # The log-ratio of tokens outside of the trust region, else 0. A compiled graph stores this one tensor for both
         # masks; storing boolean tensors is slower.

@@ -506,7 +506,7 @@ def _lower(kind: int, value: int) -> None:
 def _memory_now() -> int:
     """Return the number of bytes of memory that this process may write to; 0 if the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])
     except (OSError, ValueError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

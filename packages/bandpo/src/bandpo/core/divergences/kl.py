@@ -65,7 +65,7 @@ class KL(Divergence):
         # This is Newton's method for l = log(1 + w), which converges from above. It takes fewer operations than
         # `log_bounds`. It is as exact for the ratio, but not for its distance from 1.
         tiny = torch.finfo(logp.dtype).tiny
-        p = torch.exp(logp).clamp(min=tiny)
+        p = torch.exp2(logp * math.log2(math.e)).clamp(min=tiny)
         negative_odds = p / (p - 1).clamp(max=-tiny)
         negative_odds = torch.where(above, negative_odds, negative_odds.reciprocal())
         inverse = negative_odds.reciprocal()
