@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 from helpers.forks import PATH
+from helpers.sources import ROOT
+
+STARTUP = ROOT / "tests/helpers/startup"
+"""Its module `sitecustomize` watches each process of Python that has this folder on its path."""
 
 PLANTED = (
     *("evilmod", "cuda", "pynvml", "opt_einsum", "mlx", "trl", "tokenizers_extra"),
@@ -22,32 +26,77 @@ def planted(folder: Path) -> Path:
     return folder
 
 
-def result_of(folder: Path, command: list[str], *, program: str = "bandpo", **environment: str) -> dict:
+def result_of(
+    folder: Path,
+    command: list[str],
+    *,
+    program: str = "bandpo",
+    code: str = "from helpers.watched import main; main()",
+    **environment: str,
+) -> dict:
     """Run a command within a folder; return what it imported, started and wrote, and what it printed.
 
     Args:
         folder: A stranger's folder, in which the command runs.
         command: The arguments of the command.
         program: ``bandpo``, ``rlvet`` or ``bandpo-lab``.
+        code: What the process runs, which calls `helpers.watched.main`.
         environment: Variables beside those that the command needs.
 
     Returns:
         ``events`` lists processes, connections and files written outside of the folder, ``modules`` the modules that
         were imported from it, and ``path`` says whether it is on the path of imports. ``output`` is what was printed.
+        ``readers`` has, for each process that the first one forked or started in Python, its ``events``, and in
+        ``reads`` the files of the folder that it opened.
     """
+    variables = own_environment(folder)
+    log = Path(variables["TMPDIR"]) / "watch.jsonl"
     run = subprocess.run(
-        [sys.executable, "-P", "-c", "from helpers.watched import main; main()"],
+        [sys.executable, "-P", "-c", code],
         cwd=folder,
         env={
             "COMMAND": json.dumps([program, *command]),
-            "PYTHONPATH": ":".join(map(str, PATH)),
+            "PYTHONPATH": ":".join(map(str, (STARTUP, *PATH))),
+            "WATCHED_FOLDER": str(folder),
+            "WATCH_LOG": str(log),
         }
-        | own_environment(folder)
+        | variables
         | environment,
         capture_output=True,
         text=True,
     )
-    return read_result(run.stdout + run.stderr)
+    result = read_result(run.stdout + run.stderr)
+    readers: dict[int, dict[str, list[str]]] = {}
+    for line in log.read_text().splitlines():
+        process, kind, text = json.loads(line)
+        if process != result["process"]:
+            readers.setdefault(process, {"events": [], "reads": []})[kind].append(text)
+    return {**result, "readers": list(readers.values())}
+
+
+GATE = ROOT / "packages/rlvet/src/rlvet/runs/gate.py"
+"""The module that reads a stranger's files in another process."""
+
+GATE_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rlvet.runs.gate import serve_standard_input; serve_standard_input(int(sys.argv[2]))"
+)
+"""The program of that process, where it is not forked."""
+
+
+def is_gate(event: str, folder: Path) -> bool:
+    """Return True if an event is the start of the process that reads, in which a stranger's folder has no say."""
+    if event == f"os.fork in {GATE}":
+        return True
+    kind, _, details = event.partition(" ")
+    if kind != "subprocess.Popen":
+        return False
+    start = json.loads(details)
+    if start["executable"] != sys.executable or start["folder"] is not None or len(start["words"]) != 6:
+        return False
+    *words, path, pipe = start["words"]
+    inside = [entry for entry in json.loads(path) if not entry or Path(entry).is_relative_to(folder)]
+    return words == [sys.executable, "-P", "-c", GATE_PROGRAM] and pipe.isdecimal() and not inside
 
 
 def own_environment(folder: Path) -> dict[str, str]:
