@@ -307,9 +307,10 @@ def simulated_power(deviation: float, seeds: int, smallest: float, repeats: int 
     noise = np.random.default_rng(0).normal(0, deviation, (repeats, seeds))
     means = noise.mean(1)
     half = np.array([student(differences).half for differences in noise])
-    shares = [float((means + gain - half > 0).mean()) for gain in (smallest, 2 * smallest)]
+    greater = (means + smallest - half > 0).mean()
+    twice = (means + 2 * smallest - half > 0).mean()
     inside = (means - half > -smallest) & (means + half < smallest)
-    return Power(*shares, float(inside.mean()))
+    return Power(float(greater), float(twice), float(inside.mean()))
 
 
 def power_table(pilot: Path) -> Table:

@@ -139,11 +139,11 @@ def with_symbols_of(answers: list, golds: list) -> list:
     ):
         return answers
     gold_symbols = {symbol.name: symbol for symbol in golds[0].free_symbols if isinstance(symbol, Symbol)}
-    changes = {
-        symbol: gold_symbols[symbol.name]
+    changes = [
+        (symbol, gold_symbols[symbol.name])
         for symbol in answers[0].free_symbols
         if isinstance(symbol, Symbol) and gold_symbols.get(symbol.name, symbol) != symbol
-    }
+    ]
     return [answers[0].subs(changes), *answers[1:]] if changes else answers
 
 
