@@ -305,6 +305,7 @@ def mutated_findings(module, old, new):
     return checks.log_findings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_check_of_a_level_that_becomes_one_of_a_change_is_found(name):
     findings_of = mutated_findings(*MUTATIONS[name])

@@ -201,6 +201,7 @@ def test_other_errors_become_one_sentence_with_a_note():
 # --- Limits ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", [never_end, match_for_ever])
 def test_processor_time_is_limited(reader, way, tmp_path):
     file = tmp_path / "a.txt"
@@ -255,6 +256,7 @@ def test_a_signal_ends_the_reader_alone(number, tmp_path):
         gate.answer_of(end_with, 7)
 
 
+@pytest.mark.slow
 def test_the_time_begins_again_with_each_answer():
     assert list(gate.answers_of(slow_answers, 4)) == [0, 1, 2, 3]
 
