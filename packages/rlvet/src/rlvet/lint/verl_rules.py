@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlvet.lint.learning_rate import RATE_HAPPENS, RATE_SOURCE, learning_rate_is_high
 from rlvet.lint.rules import (
     ASYNCHRONOUS,
@@ -132,20 +134,16 @@ def _check_policy_gradient(v: Values) -> None:
         raise UnknownValue(f"{v.program or 'the program'} may not train by advantages")
 
 
-def _verl_samples_greedily(v: Values) -> bool:
-    """Return whether several answers to a prompt are sampled, and all are the most probable one."""
-    if not samples_greedily(v):
-        return False
-    _check_policy_gradient(v)
-    return True
+def _in_policy_gradient(condition: Callable[[Values], bool]) -> Callable[[Values], bool]:
+    """Return a condition that holds only where advantages are estimated, see `_check_policy_gradient`."""
 
+    def holds(v: Values) -> bool:
+        if not condition(v):
+            return False
+        _check_policy_gradient(v)
+        return True
 
-def _verl_samples_nearly_greedily(v: Values) -> bool:
-    """Return whether several answers to a prompt are sampled at a temperature near 0."""
-    if not samples_nearly_greedily(v):
-        return False
-    _check_policy_gradient(v)
-    return True
+    return holds
 
 
 def _verl_truncates_without_weight(v: Values) -> bool:
@@ -261,7 +259,7 @@ VERL_RULES = (
             "group": "actor_rollout_ref.rollout.n",
             **VERL_POLICY,
         },
-        condition=_verl_samples_greedily,
+        condition=_in_policy_gradient(samples_greedily),
         happens=GREEDY + "temperature is {temperature}, top_k {top_k}, n {group}.",
         fix="actor_rollout_ref.rollout.temperature=1.0 and actor_rollout_ref.rollout.top_k=-1",
         source="verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py:65 (temperature, top_p and top_k of the training)",
@@ -276,7 +274,7 @@ VERL_RULES = (
             "group": "actor_rollout_ref.rollout.n",
             **VERL_POLICY,
         },
-        condition=_verl_samples_nearly_greedily,
+        condition=_in_policy_gradient(samples_nearly_greedily),
         happens=NEARLY_GREEDY + "temperature is {temperature}, n {group}.",
         fix="actor_rollout_ref.rollout.temperature=1.0",
         source="verl 0.9.1, verl/trainer/ppo/v1/agent_loop_tq.py:65 (temperature of the training)",
