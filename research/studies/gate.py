@@ -1,7 +1,7 @@
 """The gate of the testbeds: settings in which the known effects of a clip show, as a study of them has to have.
 
     PYTHONPATH=research python -m studies.gate research/results/gate/rows.jsonl
-    PYTHONPATH=research python -m studies.gate research/results/gate/rows.jsonl --report docs/studies/gate.md
+    PYTHONPATH=research python -m studies.gate research/results/gate/rows.jsonl --report docs/studies/gate/report.md
 
 Two effects are looked for: Clip-Higher keeps entropy that clip 0.2 loses, and no bound at all differs from clip 0.2.
 The grid has the updates of a batch, the age of the data, the learning rate (and so the share that is blocked), random
@@ -432,7 +432,7 @@ def page(file: Path) -> str:
     for cell in CELLS:
         count = len(set(keys(cell)) - done)
         if count:
-            missing.append(f"{cell.name} ({count} of {len(keys(cell))} rows)")
+            missing.append(f"- {cell.name}: {count} of {len(keys(cell))}")
     both = [setting for setting in tried if setting.keeps_entropy and setting.bound_matters]
     lines = [
         "# The gate: where the known effects of a clip show",
@@ -444,7 +444,8 @@ def page(file: Path) -> str:
         f"**{len(both)} of {len(tried)} settings show both effects**, "
         f"{sum(setting.cell.testbed == 'network' for setting in both)} of them in the network.",
         "",
-        "Not yet run: " + ("; ".join(missing) if missing else "nothing") + ".",
+        "Rows that were not run yet:" if missing else "All rows were run.",
+        *(["", *missing] if missing else []),
         "",
         "## By the share that is blocked",
         "",

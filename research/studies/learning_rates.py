@@ -169,7 +169,7 @@ def simulated_coverage(curve: Curve, baseline: Curve, groups: Sequence[int], rep
 
 
 class Power(NamedTuple):
-    """How often a comparison of two methods comes to a verdict, if their true difference is known."""
+    """The shares of simulated studies, with a known difference of two methods, that come to a verdict."""
 
     greater: float
     """The share of studies whose interval is above 0."""

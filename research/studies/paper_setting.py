@@ -288,7 +288,7 @@ def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
 
 
 class Power(NamedTuple):
-    """How often a paired comparison comes to a verdict."""
+    """The shares of simulated studies whose paired comparison comes to a verdict."""
 
     greater: float
     """The share of studies whose interval is above 0, if the true difference is the smallest effect."""

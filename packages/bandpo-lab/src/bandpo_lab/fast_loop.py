@@ -396,7 +396,7 @@ def log_probabilities(
 
 
 class UpdateResult(NamedTuple):
-    """What an update did."""
+    """The result of an update."""
 
     audit: Audit
     grad_norm: float

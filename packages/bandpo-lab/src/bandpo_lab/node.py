@@ -75,7 +75,7 @@ class Node:
     locked: Mapping[str, str] = field(default_factory=dict)
     """The versions in the lock file."""
     plugin_problem: str = ""
-    """Why verl would not load bandpo's plug-in; empty if it would."""
+    """The reason why verl would not load bandpo's plug-in; empty if it would."""
     nvcc: str = ""
     """The path of the CUDA compiler; empty if there is none."""
     cores: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DIAGNOSE = "run `rlvet diagnose` on the log of its run"
-"""What to run for a framework whose configurations are not read."""
+"""The advice for a framework whose configurations are not read."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class OtherFramework:
     words: Sequence[str] = ()
     """Regular expressions for words of a command or a path."""
     instead: str = DIAGNOSE
-    """What to run instead."""
+    """The advice on what to run instead."""
 
     def is_imported(self, script: str) -> bool:
         """Return whether a Python script imports the framework."""
