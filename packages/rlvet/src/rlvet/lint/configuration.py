@@ -71,6 +71,8 @@ class Configuration:
             path: The path of the file.
         """
         defaults = FRAMEWORKS[framework].defaults
+        # Settings that are taken for their defaults where they are missing.
+        assumed = FRAMEWORKS[framework].optional | FRAMEWORKS[framework].stable
         settings: dict[str, Setting] = {}
         saved_names: set[str] = set()
         for name, value in _flattened(nested):
@@ -79,9 +81,14 @@ class Configuration:
                 value = Unread(f"the interpolation {value[:60]}")
             elif isinstance(value, str):
                 value = read_scalar(value)
+            elif isinstance(value, Mapping):
+                # An empty mapping, or an object of a class that is not imported, such as a number of bandpo's.
+                default = defaults.get(name)
+                is_known = not default or name in assumed
+                value = default if is_known else Unread("an object of the program that saved it")
             if name not in defaults or value != defaults[name]:
                 settings[name] = Setting(name, value)
-        absent = defaults.keys() - saved_names - FRAMEWORKS[framework].optional - FRAMEWORKS[framework].stable
+        absent = defaults.keys() - saved_names - assumed
         return cls(framework, path, settings, absent=absent)
 
     def default(self, name: str) -> Any:
@@ -110,12 +117,12 @@ class Configuration:
 
 
 def _flattened(nested: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings with their dotted names."""
+    """Yield the values of nested mappings with their dotted names; an empty mapping is a value."""
     pending: list[tuple[str, Mapping[Any, Any]]] = [("", nested)]
     while pending:
         prefix, mapping = pending.pop()
         for key, value in mapping.items():
-            if isinstance(value, Mapping):
+            if isinstance(value, Mapping) and value:
                 pending.append((f"{prefix}{key}.", value))
             else:
                 yield f"{prefix}{key}", value
