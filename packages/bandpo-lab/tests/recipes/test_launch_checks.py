@@ -64,6 +64,30 @@ def test_a_run_whose_files_and_gpus_are_here_starts(here):
     assert len(here) == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        (["tensor_model_parallel_size=3"], 3),
+        (["tensor_model_parallel_size=2", "data_parallel_size=8"], 16),
+        (["pipeline_model_parallel_size=5"], 5),
+    ],
+)
+def test_replicas_of_the_engine_that_do_not_divide_the_gpus_are_refused(here, settings, size):
+    words = [f"actor_rollout_ref.rollout.{setting}" for setting in settings]
+    why = refusal(*RECIPE, *words)
+    assert f"gives each replica of the engine {size} GPUs, which do not divide the 8 of the trainer" in why
+    assert all(setting in why for setting in settings)
+    assert here == []
+
+
+def test_the_default_of_verl_does_not_fit_one_gpu(here):
+    """A model that is no recipe has verl's tensor_model_parallel_size of 2, which one GPU cannot hold."""
+    words = ("--model", "gpt2", "--method", "band-kl")
+    assert "tensor_model_parallel_size=2" in refusal(*words, "trainer.n_gpus_per_node=1")
+    fits = ("trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.tensor_model_parallel_size=1")
+    assert launched(*words, *fits).exception is None
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_data_file_that_is_missing_is_named(here, split):
     name = f"data.{split}_files=[/nowhere/{split}.parquet]"

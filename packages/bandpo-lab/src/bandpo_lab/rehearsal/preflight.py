@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import math
 import os
 import re
 import warnings
@@ -42,6 +43,7 @@ def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
                 or missing_value(config, overrides)
                 or _impossible_setting(config)
                 or _refusal(config, overrides)
+                or uneven_replicas(config)
             )
         except OmegaConfBaseException as error:
             problem = _unreadable(error, overrides)
@@ -169,6 +171,30 @@ def _impossible_setting(config: Any) -> str | None:
             "actor_rollout_ref.rollout.n is 1"
         )
     return None
+
+
+def uneven_replicas(config: Any) -> str | None:
+    """Return a message if the GPUs of the engine's replicas do not divide those of the trainer; None if they do.
+
+    verl finds out after a minute or more, when all of its processes have started. An engine with nodes of its own is
+    not checked.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.nnodes:
+        return None
+    names = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    sizes = [rollout[name] for name in names]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None  # refused with all other settings of a wrong type
+    per_replica = math.prod(sizes)
+    gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    if gpus % per_replica == 0:
+        return None
+    settings = ", ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True) if size != 1)
+    return (
+        f"actor_rollout_ref.rollout: {settings} gives each replica of the engine {per_replica} GPUs, which do not "
+        f"divide the {gpus} of the trainer: lower it (verl's default of tensor_model_parallel_size is 2)"
+    )
 
 
 def loggers(config: Any) -> list[str]:
@@ -318,6 +344,9 @@ def launch_problems(config: Any) -> list[str]:
         problem = lacking_gpus(gpus, setting)
         if problem:
             problems.append(f"{problem}; to train on a cluster, set RAY_ADDRESS")
+        problem = uneven_replicas(config)
+        if problem:
+            problems.append(problem)
         problem = engine_problem(config)
         if problem:
             problems.append(problem)
