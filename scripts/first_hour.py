@@ -23,10 +23,12 @@ from statistics import fmean
 
 from bandpo_lab.cost import PARAMETERS, estimated_step
 from marked import write_between_marks
-from one_card import small_plan, small_table
+from one_card import measured_rows, read_rows, small_plan, small_table
 from stages import Stage, Steps, plan_rows, run_stages, table_rows
 
 ROOT = Path(__file__).parents[1]
+MEASURED = "research/results/one-card/rows.jsonl.gz"
+"""The rows of the stages that ran on a GPU."""
 MODEL = "deepseek-r1-distill-qwen-1.5b"
 METHODS = {
     "grpo": "FixedClip(0.2, 0.2)",
@@ -212,7 +214,7 @@ COLUMNS = {
     "entropy": ("actor/entropy",),
     "clipped, A > 0": ("actor/clip_high",),
     "clipped, A < 0": ("actor/clip_low",),
-    "GB": ("perf/max_memory_allocated_gb",),
+    "GB": ("actor/perf/max_memory_allocated_gb", "perf/max_memory_allocated_gb"),
 }
 """The columns of the table at the end: seconds, reward, entropy, and the shares of tokens clipped."""
 
@@ -263,7 +265,10 @@ def main(arguments: list[str] | None = None) -> int:
     stages = [stage for stage in stages if stage.name not in options.without]
     if options.page:
         mark = "twelve minutes" if options.small else "first hour"
-        write_between_marks(ROOT / "docs/first-hour.md", mark, plan_rows(stages))
+        page = ROOT / "docs/first-hour.md"
+        write_between_marks(page, mark, plan_rows(stages))
+        if options.small:
+            write_between_marks(page, "measured on one card", measured_rows(read_rows(ROOT / MEASURED)))
         return 0
     if options.dry_run:
         print("\n".join([*plan_rows(stages), "", *(shlex.join(stage.command) for stage in stages)]))

@@ -5,11 +5,14 @@ vLLM generates alone, verl trains with Band, and TRL with GRPO's clip and with B
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
 from bandpo_lab.cli.recipes import SHIPPED
 from stages import Stage, Steps, table_rows
@@ -35,7 +38,7 @@ COLUMNS = {
         "sampling/sampling_logp_difference/mean",
         "logp_gap_mean",
     ),
-    "GiB": ("perf/max_memory_allocated_gb", "gpu_gib"),
+    "GiB": ("actor/perf/max_memory_allocated_gb", "peak_memory", "gpu_gib"),
 }
 """The columns of the table at the end, each with its metric of verl, of TRL and of `generate.py`."""
 
@@ -86,12 +89,12 @@ def small_plan(data: Path, output: Path, trl_python: str, rehearse: bool = False
         Stage(
             "generation",
             (*generate, "--rehearse") if rehearse else generate,
-            50,
+            85,
             "the tokens per second of vLLM, and its log-probabilities against those of transformers",
             "its log has vLLM's error; without a C compiler, try VLLM_USE_V2_MODEL_RUNNER=0",
             generation_fault,
             lambda _: {1: json.loads(row.read_text(encoding="utf-8"))} if row.exists() else {},
-            limit=180,
+            limit=240,
         ),
         verl_stage("band", data, output, rehearse),
         *(trl_stage(rule, data, output, trl_python, rehearse) for rule in RULES),
@@ -114,12 +117,12 @@ def verl_stage(rule: str, data: Path, output: Path, rehearse: bool) -> Stage:
     return Stage(
         f"verl-{rule}",
         command,
-        170,
+        300,
         f"{VERL_STEPS} steps with a gradient and a reward above 0; probabilities of vLLM that stay as near to the "
         "trainer's as in step 1",
         "its log says which of these it was",
         lambda steps: training_fault(steps, VERL_STEPS),
-        limit=400,
+        limit=900,
     )
 
 
@@ -142,7 +145,7 @@ def trl_stage(rule: str, data: Path, output: Path, python: str, rehearse: bool) 
     return Stage(
         f"trl-{rule}",
         command,
-        60 if rehearse else 140,
+        60 if rehearse else 150,
         f"{updates} updates with a gradient and a reward above 0"
         + (", and clipped tokens" if rehearse else ""),
         "its log says which of these it was",
@@ -150,7 +153,7 @@ def trl_stage(rule: str, data: Path, output: Path, python: str, rehearse: bool) 
         if rehearse
         else lambda steps: training_fault(steps, updates),
         lambda _: read_trl(folder / "metrics.jsonl"),
-        limit=None if rehearse else 300,
+        limit=None if rehearse else 480,
     )
 
 
@@ -228,3 +231,77 @@ def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float:
 def small_table(runs: Mapping[str, Steps]) -> list[str]:
     """Return the table of the trainings that is printed at the end."""
     return table_rows(runs, COLUMNS)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Return the rows that `stages.run_stages` kept, from a compressed copy."""
+    return [json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+
+
+def measured_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the table of the trainings that made steps: what each of them did, from the rows of the stages.
+
+    A share of tokens is over all tokens of all updates. A metric that is not logged at each step is read from the steps
+    that have it.
+    """
+    runs = {row["stage"]: [row["steps"][key] for key in sorted(row["steps"], key=int)] for row in rows}
+    runs = {name: steps for name, steps in runs.items() if len(steps) > 1}
+    columns: dict[str, Callable[[list[dict[str, float]]], str]] = {
+        "updates": lambda steps: f"{len(steps) * (UPDATES if _is_of_verl(steps) else 1)}",
+        "reward of the first batch → last": lambda steps: _first_to_last(steps, "reward"),
+        "entropy": lambda steps: _first_to_last(steps, "entropy"),
+        "gradient norm": lambda steps: f"{fmean(_values(steps, 'gradient')):.2f}",
+        "clipped, A > 0": lambda steps: f"{100 * _share(steps, 'clipped, A > 0'):.2f} %",
+        "clipped, A < 0": lambda steps: f"{100 * _share(steps, 'clipped, A < 0'):.2f} %",
+        "of those with p < 0.1 and A > 0": lambda steps: f"{100 * _share_of_rare(steps):.1f} %",
+        "difference of vLLM": lambda steps: _first_to_last(steps, "difference of vLLM"),
+        "s per batch": lambda steps: f"{_batch_seconds(steps):.1f}",
+        "GiB": lambda steps: f"{max(_values(steps, 'GiB')):.1f}",
+    }
+    table = ["| run | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+    for name, steps in runs.items():
+        table.append(f"| `{name}` | " + " | ".join(column(steps) for column in columns.values()) + " |")
+    return table
+
+
+def _is_of_verl(steps: Sequence[Mapping[str, float]]) -> bool:
+    """Return True for the steps of verl, each of which makes all updates on a batch; those of TRL are updates."""
+    return "timing_s/step" in steps[0]
+
+
+def _values(steps: Sequence[Mapping[str, float]], column: str) -> list[float]:
+    """Return a metric of `COLUMNS` at the steps that have it."""
+    values = (_first(metrics, COLUMNS[column]) for metrics in steps)
+    return [value for value in values if not math.isnan(value)]
+
+
+def _first_to_last(steps: Sequence[Mapping[str, float]], column: str) -> str:
+    """Return a metric of `COLUMNS` at the first and the last step that have it."""
+    values = _values(steps, column)
+    return f"{values[0]:.3g} → {values[-1]:.3g}"
+
+
+def _share(steps: Sequence[Mapping[str, float]], column: str) -> float:
+    """Return the share of all tokens that a rule clipped."""
+    tokens = [metrics["audit/tokens"] for metrics in steps]
+    clipped = [_first(metrics, COLUMNS[column]) * count for metrics, count in zip(steps, tokens, strict=True)]
+    return sum(clipped) / sum(tokens)
+
+
+def _share_of_rare(steps: Sequence[Mapping[str, float]]) -> float:
+    """Return the share that a rule clipped of the tokens with p < 0.1 and A > 0."""
+    counted = [metrics for metrics in steps if metrics.get("audit/tokens_positive_below_0.1")]
+    tokens = sum(metrics["audit/tokens_positive_below_0.1"] for metrics in counted)
+    clipped = sum(
+        metrics["audit/clip_high_below_0.1"] * metrics["audit/tokens_positive_below_0.1"]
+        for metrics in counted
+    )
+    return clipped / tokens
+
+
+def _batch_seconds(steps: Sequence[Mapping[str, float]]) -> float:
+    """Return the median seconds of a batch with its updates, without the first, which compiles kernels."""
+    seconds = _values(steps, "s per step")
+    if not _is_of_verl(steps):
+        seconds = [sum(seconds[begin : begin + UPDATES]) for begin in range(0, len(seconds), UPDATES)]
+    return median(seconds[1:])

@@ -86,13 +86,10 @@ def run_stages(
             start = time.monotonic()
             status = _run_logged(stage, log)
             seconds = time.monotonic() - start
-            problem = None
-            if status:
-                limit = stage.limit
-                is_late = limit is not None and seconds >= limit
-                problem = f"ended after its limit of {limit:.0f} s" if is_late else f"it ended with {status}"
-            if stage.check is not None:
-                problem = stage.check(stage.steps(log)) or problem
+            fault = stage.check(stage.steps(log)) if stage.check is not None else None
+            problem = fault or (f"it ended with {status}" if status else None)
+            if status and stage.limit is not None and seconds >= stage.limit:
+                problem = f"ended after its limit of {stage.limit:.0f} s" + (f"; {fault}" if fault else "")
             _keep_row(stage, output / ROWS, log, seconds, problem)
             if problem:
                 print(

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+from statistics import median
 
 import pytest
 from omegaconf import OmegaConf
@@ -19,7 +20,17 @@ import first_hour
 import train_eagerly
 from bandpo_lab.cli.app import app
 from bandpo_lab.cli.recipes import SHIPPED
-from one_card import RULES, generation_fault, read_trl, small_plan, small_table, training_fault, unused_rule
+from one_card import (
+    RULES,
+    generation_fault,
+    measured_rows,
+    read_rows,
+    read_trl,
+    small_plan,
+    small_table,
+    training_fault,
+    unused_rule,
+)
 from pages import ROOT
 from stages import ROWS, Stage, plan_rows, run_stages
 
@@ -37,9 +48,44 @@ def test_the_page_has_the_plan():
     assert "\n".join(rows) in page, "python scripts/first_hour.py --small --page writes the table"
 
 
+def test_the_page_has_what_ran_on_a_card():
+    """The table and the figures of the text are those of the kept rows."""
+    page = " ".join((ROOT / "docs/first-hour.md").read_text().split())
+    rows = read_rows(ROOT / first_hour.MEASURED)
+    assert " ".join(measured_rows(rows)) in page
+    trained = {row["stage"]: list(row["steps"].values()) for row in rows if len(row["steps"]) > 1}
+    assert {name: len(steps) for name, steps in trained.items()} == {
+        "verl-band": 4, "trl-grpo": 100, "trl-band": 100,
+    }  # fmt: skip
+    clipped = {}
+    for name, steps in trained.items():
+        rare = [metrics for metrics in steps if metrics.get("audit/tokens_positive_below_0.1")]
+        stopped = sum(
+            metrics["audit/clip_high_below_0.1"] * metrics["audit/tokens_positive_below_0.1"]
+            for metrics in rare
+        )
+        clipped[name] = round(stopped), sum(metrics["audit/tokens_positive_below_0.1"] for metrics in rare)
+    assert clipped["trl-grpo"] == (41, 1501)
+    assert clipped["trl-band"] == (4, 2743)
+    assert "GRPO's clip stopped 41 of 1,501, and Band 4 of 2,743" in page
+    later = trained["verl-band"][1:]
+    medians = {
+        name: median(metrics[f"timing_s/{name}"] for metrics in later)
+        for name in ("gen", "old_log_prob", "ref", "update_actor", "update_weights")
+    }
+    assert round(medians["gen"]) == 6
+    assert medians["old_log_prob"] + medians["ref"] == pytest.approx(5.5, abs=0.1)
+    assert medians["update_actor"] == pytest.approx(8.5, abs=0.05)
+    assert medians["update_weights"] == pytest.approx(0.2, abs=0.05)
+    [generated] = next(row["steps"] for row in rows if row["stage"] == "generation").values()
+    assert generated["start_s"] == pytest.approx(52, abs=0.5)
+    assert generated["tokens_per_s"] == pytest.approx(3850, abs=5)
+    assert (round(generated["logp_gap_mean"], 2), round(generated["logp_gap_max"], 2)) == (0.05, 0.24)
+
+
 def test_the_plan_leaves_time_to_carry_its_files_and_has_limits(stages):
     assert [stage.name for stage in stages] == NAMES
-    assert sum(stage.seconds for stage in stages) < 10 * 60
+    assert sum(stage.seconds for stage in stages) < 13 * 60
     assert all(stage.limit and stage.limit >= 2 * stage.seconds for stage in stages)
 
 
@@ -77,6 +123,7 @@ def test_verl_accepts_the_recipe_and_rules_differ_in_nothing_else():
     assert config.bandpo.run.updates.startswith("4 for each batch of 32 × 8 responses")
     assert "at most 256 tokens a response" in config.bandpo.run.model
     assert (config.trainer.n_gpus_per_node, config.trainer.nnodes) == (1, 1)
+    assert config.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
     assert config.actor_rollout_ref.rollout.name == "vllm"
     OmegaConf.update(both[0], "recipe.radius", 0, force_add=True)
     assert without_the_rule(both[0]) == without_the_rule(both[1])
@@ -289,6 +336,9 @@ def test_a_stage_that_hangs_is_ended_with_all_of_its_processes(tmp_path, capsys)
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     assert run_stages([stage("hanging", code, limit=0.7)], tmp_path, small_table) == 1
     assert "ended after its limit of 1 s" in capsys.readouterr().out
+    late = stage("late", code, limit=0.7, check=lambda _: "step 5 was not made")
+    assert run_stages([late], tmp_path, small_table) == 1
+    assert "ended after its limit of 1 s; step 5 was not made" in capsys.readouterr().out
     time.sleep(2)
     assert not (tmp_path / "alive").exists()
 
