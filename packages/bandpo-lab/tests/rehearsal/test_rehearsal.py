@@ -193,7 +193,10 @@ def test_stand_ins_are_made_where_they_are_meant(folder, monkeypatch):
         ("critic=null", "critic must be a group of settings, got null"),
         ("actor_rollout_ref.rollout.n=0", "rollout.n must be a whole number of at least 1, got 0"),
         ("trainer.nnodes=two", "trainer.nnodes must be a whole number of at least 1, got 'two'"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "engine 3 GPUs, which do not divide the 8 of"),
+        (
+            "actor_rollout_ref.rollout.tensor_model_parallel_size=3",
+            "engine 3 GPUs, which do not divide the 8 of",
+        ),
         ("actor_rollout_ref.rollout.n=1", "grpo compares the answers to one prompt with each other"),
         ("actor_rollout_ref.actor.policy_loss.method='Band(KL(), -1)'", "verl refuses the settings: actor_"),
     ],
