@@ -16,13 +16,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from bandpo_lab.comparison import blocked_so_far, smooth
-from bandpo_lab.fast_loop import Run, Settings, train
+from bandpo_lab.fast_loop import Settings, train
 from bandpo_lab.files import drop_unfinished_line, replacing
 from bandpo_lab.interval import Interval, student
 from bandpo_lab.tables import Table
@@ -68,8 +68,9 @@ class Cell:
         epochs: The number of times that an answer is used.
         rates: The learning rates.
         batches: The number of batches.
-        seconds: The processor time of a run on a quiet core, in seconds, as the pilots had it.
+        seconds: The time of a run in seconds, as the pilots had it: processor time of a quiet core, or time of a GPU.
         seeds: The seeds, which no pilot has.
+        arms: The rules.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Cell:
     batches: int
     seconds: float
     seeds: Sequence[int] = range(200, 212)
+    arms: Sequence[str] = tuple(ARMS)
 
 
 CELLS = [
@@ -89,6 +91,54 @@ CELLS = [
 """The cells in the order in which they run: the last are dropped first."""
 
 
+@dataclass(frozen=True)
+class Study:
+    """What a report is about.
+
+    Attributes:
+        title: The title.
+        cells: The cells in the order in which they run.
+        level: The held-out reward at which runs are compared.
+        smallest: The smallest effect of interest of each metric.
+        predictions: The page with the predictions.
+    """
+
+    title: str
+    cells: Sequence[Cell]
+    level: float
+    smallest: Mapping[str, float]
+    predictions: Path
+
+    def runs(self) -> Iterator[tuple[Cell, Key]]:
+        """Yield all runs in order: cell by cell, with all rules and rates of a seed before the next seed."""
+        for cell in self.cells:
+            for seed in cell.seeds:
+                for rate in cell.rates:
+                    for arm in cell.arms:
+                        yield cell, Key(cell.name, arm, rate, seed)
+
+
+NETWORK = Study("The paper's setting, in a small network", CELLS, LEVEL, SMALLEST, PREDICTIONS)
+
+
+class Trained(Protocol):
+    """A run that has ended."""
+
+    @property
+    def log(self) -> Sequence[Mapping[str, float]]:
+        """The metrics of each batch."""
+        ...
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The final policy's pass@k on held-out problems, and the seconds."""
+        ...
+
+    def curve(self, name: str) -> list[float]:
+        """Return a metric by batch."""
+        ...
+
+
 class Key(NamedTuple):
     """A run."""
 
@@ -96,15 +146,6 @@ class Key(NamedTuple):
     arm: str
     rate: float
     seed: int
-
-
-def all_keys() -> Iterator[tuple[Cell, Key]]:
-    """Yield all runs in order: cell by cell, with all rules and rates of a seed before the next seed."""
-    for cell in CELLS:
-        for seed in cell.seeds:
-            for rate in cell.rates:
-                for arm in ARMS:
-                    yield cell, Key(cell.name, arm, rate, seed)
 
 
 def settings_of(cell: Cell, key: Key) -> Settings:
@@ -121,9 +162,9 @@ def settings_of(cell: Cell, key: Key) -> Settings:
     )
 
 
-def row_of(key: Key, run: Run) -> dict[str, Any]:
-    """Return the row of a run: its metrics, and its curves for later questions."""
-    moments = at_level(run, LEVEL)
+def row_of(key: Key, run: Trained, level: float = LEVEL) -> dict[str, Any]:
+    """Return the row of a run: its metrics, those at equal held-out reward, and its curves for later questions."""
+    moments = at_level(run, level)
     rewards = run.curve("reward")
     return {
         **key._asdict(),
@@ -143,12 +184,12 @@ def row_of(key: Key, run: Run) -> dict[str, Any]:
     }
 
 
-def evaluations(run: Run) -> list[Mapping[str, float]]:
+def evaluations(run: Trained) -> list[Mapping[str, float]]:
     """Return the lines of a run's log with an evaluation."""
     return [line for line in run.log if "eval/pass@1" in line]
 
 
-def at_level(run: Run, level: float) -> dict[str, float | None]:
+def at_level(run: Trained, level: float) -> dict[str, float | None]:
     """Return the entropy and pass@32 when the held-out reward first is at a level; None if it never is.
 
     Both are interpolated between the last evaluation below the level and the first at or above it. The entropy is the
@@ -198,7 +239,9 @@ class Rows:
             seed
             for seed in self.cell.seeds
             if all(
-                Key(self.cell.name, arm, rate, seed) in self.rows for arm in ARMS for rate in self.cell.rates
+                Key(self.cell.name, arm, rate, seed) in self.rows
+                for arm in self.cell.arms
+                for rate in self.cell.rates
             )
         ]
 
@@ -219,11 +262,11 @@ def is_at_edge(curve: Curve, rates: int) -> bool:
 
 def best_rates_table(rows: Rows) -> Table:
     """Return each rule at its best rate, against one rule everywhere and against the cell's best constant."""
-    constant = rows.curve(CONSTANT)
+    constant = rows.curve([arm for arm in CONSTANT if arm in rows.cell.arms])
     everywhere = rows.curve([CLIP])
     seeds = len(rows.finished_seeds())
     cells: list[list[str]] = []
-    for arm in ARMS:
+    for arm in rows.cell.arms:
         curve = rows.curve([arm])
         edge = ", at the edge" if is_at_edge(curve, len(rows.cell.rates)) else ""
         texts = [arm, f"{curve.best_scores.mean():.4f}", f"{curve.rates[curve.best]:g}{edge}"]
@@ -234,25 +277,27 @@ def best_rates_table(rows: Rows) -> Table:
     return Table(["rule", "AUC", "best rate", f"minus {CLIP}", "minus the best constant"], cells)
 
 
-def rate_table(rows: Rows, rate: float) -> Table:
+def rate_table(rows: Rows, rate: float, metrics: Sequence[str]) -> Table:
     """Return all rules at one rate, each metric as a difference from clip 0.2."""
     cells: list[list[str]] = []
-    for arm in ARMS:
+    for arm in rows.cell.arms:
         if arm == CLIP:
             continue
-        gaps = [rows.difference(arm, CLIP, metric, rate) for metric in SMALLEST]
+        gaps = [rows.difference(arm, CLIP, metric, rate) for metric in metrics]
         cells.append([arm, *("–" if gap is None else _signed(gap) for gap in gaps)])
-    return Table([f"at {rate:g}, minus {CLIP}", *SMALLEST], cells)
+    return Table([f"at {rate:g}, minus {CLIP}", *metrics], cells)
 
 
-def verdicts_table(by_cell: Mapping[str, Rows], predictions: Sequence[Prediction]) -> Table:
+def verdicts_table(
+    by_cell: Mapping[str, Rows], predictions: Sequence[Prediction], smallest: Mapping[str, float]
+) -> Table:
     """Return the verdict on each prediction; its world is a cell and a rate, such as ``fresh at 0.0002``."""
     cells: list[list[str]] = []
     for prediction in predictions:
         name, _, rate = prediction.world.rpartition(" at ")
         rows = by_cell.get(name)
         gap = rows and rows.difference(prediction.arm, prediction.minus, prediction.metric, float(rate))
-        conclusion = verdict(gap, prediction.expects, SMALLEST[prediction.metric]) if gap else "open"
+        conclusion = verdict(gap, prediction.expects, smallest[prediction.metric]) if gap else "open"
         terms = f"{prediction.arm} minus {prediction.minus}, {prediction.metric}"
         cells.append(
             [prediction.world, terms, prediction.expects, _signed(gap) if gap else "not run", conclusion]
@@ -264,23 +309,24 @@ def _signed(interval: Interval) -> str:
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
 
 
-def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
+def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
     """Return the report as Markdown."""
     by_cell = {
         cell.name: Rows(cell, {key: row for key, row in rows.items() if key.cell == cell.name})
-        for cell in CELLS
+        for cell in study.cells
     }
-    lines = ["# The paper's setting, in a small network", ""]
-    lines += [f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {LEVEL:g}.", ""]
-    for cell in CELLS:
+    lines = [f"# {study.title}", ""]
+    lines += [f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {study.level:g}.", ""]
+    for cell in study.cells:
         cell_rows = by_cell[cell.name]
         seeds = len(cell_rows.finished_seeds())
         lines += [f"## {cell.name}", "", f"{seeds} of {len(cell.seeds)} seeds have all runs.", ""]
         if seeds >= 4:
             lines += [best_rates_table(cell_rows).markdown(), ""]
         for rate in cell.rates:
-            lines += [rate_table(cell_rows, rate).markdown(), ""]
-    lines += ["## Predictions", "", verdicts_table(by_cell, read_predictions(PREDICTIONS)).markdown()]
+            lines += [rate_table(cell_rows, rate, [*study.smallest]).markdown(), ""]
+    predictions = read_predictions(study.predictions)
+    lines += ["## Predictions", "", verdicts_table(by_cell, predictions, study.smallest).markdown()]
     return "\n".join(lines) + "\n"
 
 
@@ -353,14 +399,16 @@ def power_table(pilot: Path) -> Table:
     return Table(header, cells)
 
 
-def count_lines(rows: Mapping[Key, Mapping[str, Any]]) -> list[str]:
-    """Return what is done of each cell, and the core-hours that are left."""
+def count_lines(
+    rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK, unit: str = "core-hours"
+) -> list[str]:
+    """Return what is done of each cell, and the hours that are left."""
     lines: list[str] = []
-    for cell in CELLS:
-        keys = [key for other, key in all_keys() if other is cell]
+    for cell in study.cells:
+        keys = [key for other, key in study.runs() if other is cell]
         missing = sum(key not in rows for key in keys)
         hours = missing * cell.seconds / 3600
-        lines.append(f"{cell.name}: {len(keys) - missing} of {len(keys)} runs, {hours:.1f} core-hours left")
+        lines.append(f"{cell.name}: {len(keys) - missing} of {len(keys)} runs, {hours:.1f} {unit} left")
     return lines
 
 
@@ -398,7 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The order of sums, and so the bits, would depend on the number of threads.
     torch.set_num_threads(1)
     with options.rows.open("a", encoding="utf-8") as lines:
-        for cell, key in all_keys():
+        for cell, key in NETWORK.runs():
             if key in rows or options.cell not in (None, cell.name):
                 continue
             lines.write(json.dumps(row_of(key, train(settings_of(cell, key), None))) + "\n")

@@ -12,10 +12,10 @@ from studies.paper_setting import (
     ARMS,
     CELLS,
     CLIP,
+    NETWORK,
     Cell,
     Key,
     Rows,
-    all_keys,
     at_level,
     count_lines,
     page,
@@ -51,7 +51,7 @@ def test_the_moment_of_equal_reward_is_interpolated():
 
 def test_the_terms_have_no_seed_of_the_gate_and_every_prediction_has_a_cell():
     gate_seeds = {cell.first_seed + seed for cell in GATE for seed in range(cell.seeds)}
-    keys = [key for _, key in all_keys()]
+    keys = [key for _, key in NETWORK.runs()]
     assert len(set(keys)) == len(keys)
     assert not gate_seeds & {key.seed for key in keys}
     for text in ARMS.values():
@@ -76,7 +76,7 @@ def test_power_is_that_of_the_formula():
 
 def test_the_report_on_made_up_rows():
     rows = {}
-    for cell, key in all_keys():
+    for cell, key in NETWORK.runs():
         if cell.name != "fresh":
             continue
         gain = 0.02 if key.arm == "no bound" else 0.0
