@@ -1,15 +1,15 @@
 """The paper's setting with all weights of SmolLM2-135M-Instruct, on one GPU, in pieces of some minutes.
 
-    PYTHONPATH=research python -m studies.paper_setting_smollm2 rows.jsonl --minutes 11   # what is missing
-    PYTHONPATH=research python -m studies.paper_setting_smollm2 rows.jsonl --count        # what is done and what is left
+    PYTHONPATH=research python -m studies.paper_setting_smollm2 rows.jsonl --minutes 11  # the next runs
+    PYTHONPATH=research python -m studies.paper_setting_smollm2 rows.jsonl --count       # what is done and what is left
     PYTHONPATH=research python -m studies.paper_setting_smollm2 rows.jsonl --report report.md
 
 A run is one rule at one rate with one seed. Batches of 32 × 8 answers are sampled from the current policy, and each
 answer is used once, in four updates. The model learns sums in words, of which it solves one to three in a hundred at
-first. The reference of a ratio is the policy before the first update on a batch, recomputed by the trainer's own code.
+first. The reference of a ratio is the policy before the first update on a batch, recomputed by the code that trains.
 
-A piece makes whole runs until the next one would not fit into its minutes. A run that is interrupted leaves no row and is
-made again. All rules of a seed have the same problems and random numbers.
+A piece makes whole runs until the next one would not fit into its minutes. A run that is interrupted leaves no row and
+is made again. All rules of a seed have the same problems and random numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The paper's setting on one GPU, on tiny shapes: the model against transformers, the update against torch, the pieces."""
+"""The paper's setting on one GPU, on tiny shapes: the model as transformers has it, the update as torch, the pieces."""
 
 import json
 import random
