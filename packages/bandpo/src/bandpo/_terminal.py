@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 import warnings
+from pathlib import Path
 from typing import Any
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
@@ -39,11 +41,23 @@ def _visible(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")
 
 
+PACKAGES = ("rlvet", "bandpo", "bandpo_lab")
+"""The packages whose warnings a command prints without the line of their source."""
+
+
 def escape_warnings() -> None:
-    """Escape all further warnings of this process with `printable_lines`."""
+    """Escape all further warnings of this process with `printable_lines`.
+
+    Those of `PACKAGES` are printed as a sentence, as the line of their source tells a user of a command nothing.
+    """
     original = warnings.formatwarning
 
-    def format_warning(*arguments: Any, **options: Any) -> str:
-        return printable_lines(original(*arguments, **options))
+    def format_warning(
+        message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        modules = [sys.modules[name].__file__ for name in PACKAGES if name in sys.modules]
+        if any(file is not None and Path(filename).is_relative_to(Path(file).parent) for file in modules):
+            return printable_lines(f"warning: {message}") + "\n"
+        return printable_lines(original(message, category, filename, lineno, line))
 
     warnings.formatwarning = format_warning

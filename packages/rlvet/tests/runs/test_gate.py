@@ -167,8 +167,30 @@ def test_no_process_and_no_file_is_left():
 def test_warnings_are_given_where_the_answer_is(way, tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("content")
-    with pytest.warns(UserWarning, match=r"a\.txt has a word of warning"):
+    with pytest.warns(UserWarning, match=r"a\.txt has a word of warning") as warned:
         assert gate.answer_of(warn_and_read, file) == "content"
+    assert [Path(warning.filename).name for warning in warned] == [Path(__file__).name]
+
+
+def test_a_warning_about_a_run_names_the_line_of_the_caller(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step"')
+    run = open_run(tmp_path)
+    with pytest.warns(UserWarning, match="the last line is cut off") as warned:
+        assert len(run.rows) == 1
+    assert [Path(warning.filename).name for warning in warned] == [Path(__file__).name]
+
+
+@pytest.mark.parametrize("limits", ["", "off"])
+def test_a_command_prints_a_warning_as_a_sentence(tmp_path, monkeypatch, limits):
+    monkeypatch.setenv("RLVET_LIMITS", limits)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n' * 2 + '{"step"')
+    run = subprocess.run(
+        [sys.executable, "-m", "rlvet", "diagnose", "."], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (
+        run.stderr
+        == "warning: metrics.jsonl, line 3: the last line is cut off and is left out: b'{\"step\"'\n"
+    )
 
 
 def test_what_a_library_prints_is_not_on_the_terminal(capfd):

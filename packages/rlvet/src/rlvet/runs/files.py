@@ -14,16 +14,23 @@ import stat
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rlvet.errors import InvalidValue
-from rlvet.runs.limits import LARGEST_LOG, LONGEST_LINE, LONGEST_READING, MOST_ROWS
+from rlvet.runs.limits import (
+    DEEPEST_PICKLE,
+    LARGEST_LOG,
+    LONGEST_LINE,
+    LONGEST_READING,
+    MOST_PICKLED,
+    MOST_ROWS,
+)
 
 KINDS_OF_FILE: Mapping[int, str] = {
     stat.S_IFDIR: "a folder",
@@ -265,11 +272,99 @@ class PickledObject(dict[Any, Any]):
         self.state = state
 
 
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+
+
+def _check_keys(keys: Iterable[Any]) -> None:
+    """Check that keys are numbers, texts, or tuples of these.
+
+    Raises:
+        ValueError: if one is not.
+    """
+    for key in keys:
+        if type(key) in _SCALARS or (type(key) is tuple and all(type(one) in _SCALARS for one in key)):
+            continue
+        raise InvalidValue(f"a key or an element of a set is a {type(key).__name__}, and no number or text")
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the lists, tuples, sets, dictionaries and objects that one of them contains."""
+    values: Iterable[Any] = value
+    if isinstance(value, dict):
+        values = value.values()
+        if isinstance(value, PickledObject):
+            values = [*values, getattr(value, "arguments", ()), value.state]
+    return [one for one in values if type(one) in (list, tuple, set, frozenset, dict, PickledObject)]
+
+
+def _check_size(value: Any) -> None:
+    """Check the number of objects and the depth of a pickle's value.
+
+    Each object is visited once. One that stands in several places counts in each of them, as for a reader that walks
+    through the value: sixty pairs, each of which has the one before twice, would have 2**60.
+
+    Raises:
+        ValueError: if a limit is exceeded, or an object contains itself.
+    """
+    if type(value) in _SCALARS:
+        return
+    sizes: dict[int, int] = {}
+    # The objects around the one that is visited.
+    around: set[int] = set()
+    left = [(value, False)]
+    while left:
+        one, is_visited = left.pop()
+        if is_visited:
+            around.discard(id(one))
+            size = len(one) + 1 + sum(sizes[id(part)] for part in _parts(one))
+            if size > MOST_PICKLED:
+                raise InvalidValue(f"it has more than {MOST_PICKLED:,} objects")
+            sizes[id(one)] = size
+        elif id(one) in around:
+            raise InvalidValue("an object contains itself")
+        elif id(one) not in sizes:
+            around.add(id(one))
+            if len(around) > DEEPEST_PICKLE:
+                raise InvalidValue(f"more than {DEEPEST_PICKLE} lists or objects are within each other")
+            left.append((one, True))
+            left += [(part, False) for part in _parts(one)]
+
+
 class _SafeUnpickler(pickle._Unpickler):
     """An unpickler that creates a `PickledObject` for everything that a pickle names, and imports nothing.
 
-    It derives from Python's unpickler, as the one in C allocates gigabytes for a forged index of the memo.
+    It derives from Python's unpickler, as the one in C allocates gigabytes for a forged index of the memo. Keys and
+    elements of sets are numbers, texts, or tuples of these: the hash of a tuple of tuples may take time without end.
     """
+
+    # The methods of the base class, which takes them from this table.
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_setitem(self) -> None:
+        _check_keys(self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        _check_keys(self.stack[::2])
+        super().load_setitems()
+
+    def load_dict(self) -> None:
+        _check_keys(self.stack[::2])
+        super().load_dict()
+
+    def load_additems(self) -> None:
+        _check_keys(self.stack)
+        super().load_additems()
+
+    def load_frozenset(self) -> None:
+        _check_keys(self.stack)
+        super().load_frozenset()
+
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.DICT[0]] = load_dict
+    dispatch[pickle.ADDITEMS[0]] = load_additems
+    dispatch[pickle.FROZENSET[0]] = load_frozenset
 
     def find_class(self, module: str, name: str) -> Any:
         return PickledObject
@@ -286,18 +381,22 @@ def read_pickle(data: bytes, name: object = "it") -> Any:
         name: Its name in the error message.
 
     Raises:
-        ValueError: it is no pickle, or a damaged one.
+        ValueError: it is no pickle or a damaged one, or it has too many objects, each counted wherever it stands.
 
     >>> import argparse
     >>> read_pickle(pickle.dumps(argparse.Namespace(epsilon=0.2))).state
     {'epsilon': 0.2}
     """
     try:
-        return _SafeUnpickler(io.BytesIO(data)).load()
+        value = _SafeUnpickler(io.BytesIO(data)).load()
+        _check_size(value)
     except MemoryError:
         raise
     except Exception as error:  # other bytes can raise errors of any type
-        raise InvalidValue(f"{name} is no pickle, or a damaged one ({error!r})") from error
+        raise InvalidValue(
+            f"{name} is no pickle, or a damaged one ({type(error).__name__}: {error!s:.200})"
+        ) from error
+    return value
 
 
 @cache

@@ -49,6 +49,9 @@ waits for something."""
 KEPT_FILES = 16
 """The number of open files that Python and its libraries need beside those of the reader."""
 
+PACKAGES = ("rlvet", "bandpo", "bandpo_lab")
+"""The packages whose lines a warning about a file does not name, as its reason is the file."""
+
 ANSWER = b"a"
 WARNING = b"w"
 FILE = b"f"
@@ -85,7 +88,8 @@ def answers_of(
 
     The limits are those of `Limits.from_environment`. On Linux they hold for processor time, memory and open files. On
     macOS the system does not enforce a limit on memory. Where processes cannot be started, or if the variable is
-    ``off``, the reader runs in this process without limits. Warnings of the reader are given here.
+    ``off``, the reader runs in this process without limits. Warnings of the reader are given here, with the line of the
+    newest call from outside of `PACKAGES`.
 
     Args:
         reader: A function at the top of a module, which yields its results.
@@ -197,11 +201,29 @@ def _answers(child: _Child, job: _Job) -> Iterator[Any]:
         elif kind == WARNING:
             name, text = from_plain(content)
             category = getattr(builtins, name, UserWarning)
-            warnings.warn(text, category, stacklevel=3)
+            warnings.warn(text, category, stacklevel=_level_of_caller())
         elif kind == ERROR:
             _raise(json.loads(content.text), last_file, job)
         else:
             yield from_plain(content, job.types)
+
+
+def _level_of_caller() -> int:
+    """Return the stack level of the newest call that is not of these packages, for a warning of the calling function.
+
+    Within a command there is none: its own line, which the command does not print.
+    """
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        package, _, module = frame.f_globals.get("__name__", "").partition(".")
+        if package not in PACKAGES and package not in ("functools", "contextlib"):
+            break
+        if package in PACKAGES and module.partition(".")[0] == "cli":
+            return 1
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 def _receive(pipe: int, limits: Limits) -> tuple[bytes, Plain]:

@@ -118,6 +118,12 @@ LARGEST_CONFIG = 2**24
 
 # --- Batches and records ---
 
+MOST_PICKLED = 2**24
+"""The largest number of objects of a pickle, if each one that stands in several places is counted in each of them."""
+
+DEEPEST_PICKLE = 100
+"""The largest number of lists, tuples, dictionaries, sets and objects within each other in a pickle."""
+
 LARGEST_DUMP = 2**32
 """The largest size of a batch in bytes, after decompression."""
 
