@@ -9,7 +9,8 @@ LONGEST_ANSWER = 1000
 A longer final answer is graded wrong. Of a text without a marked answer, this many characters at its end are searched.
 """
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# A box, or a number after the command without braces.
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|([-+]?\d[\d.,]*))")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _HASHED = re.compile(r"####[ \t]*([^\n]*)")
 _HEADING = re.compile(r"$|#|[*_]*(?:[^\W\d_]{2}|\d+[.):]\s+\S)")
@@ -41,6 +42,7 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
 # Words that join two answers, and words after which only the second one holds.
 _ALTERNATIVE = {"or", "maybe", "perhaps", "possibly", "alternatively", "otherwise", "could", "might", "may"}
 _RANGE = {"to", "through", "\u2013", "\u2014", "..."}
+_RANGE_START = re.compile(r"\b(?:from|between)[\s$]*$", re.IGNORECASE)
 _RESOLVING = {"but", "so", "thus", "hence", "therefore", "then", "rather", "actually", "instead", "no", "not"}
 _HEDGE = re.compile(
     r"\s*(?:or|maybe|perhaps|possibly|alternatively|otherwise|(?:it|or it) (?:could|might|may)(?: also)? be)\b",
@@ -50,14 +52,17 @@ LONGEST_JOINT = 8
 """The largest number of words between two answers that are offered together."""
 _NEGATION = re.compile(
     r"\b(?:false|wrong|incorrect|untrue|not (?:true|right|correct|the case)) that\b.*$"
+    r"|\b(?:step|part|problem|question|equation|figure|section)[\s$#]*$"
+    r"|\b(?:not (?:known|sure|certain|clear)|unknown|unsure|uncertain|undetermined"
+    r"|(?:do not|don't|cannot|can't) (?:know|tell|say|determine))\b(?!.*\b(?:but|so|however|answer)\b).*$"
     r"|\b(?:not(?! only)|never|cannot|neither|nor|except|excluding|unlikely|\w+n't"
-    r"|doubt|(?:anything|everything) but|(?:different|differs) from|instead of|at (?:least|most)"
+    r"|doubt|whether|if|(?:anything|everything) but|(?:different|differs) from|instead of|at (?:least|most)"
     r"|(?:other|rather|less|more|fewer|greater|larger|smaller) than)(?:\s+[\w=$]+){0,3}[\s$:*]*$",
     re.IGNORECASE,
 )
 _REJECTION = re.compile(
     r"[\s$*)]*(?:(?:is|are|was|would be)(?:n't| (?:\w+ )?(?:not|never|wrong|incorrect|false|impossible))\b"
-    r"|(?:cannot|can't) be\b|\?\s*(?:no|nope|wrong)\b)",
+    r"|(?:cannot|can't) be\b|\?)",
     re.IGNORECASE,
 )
 
@@ -78,9 +83,10 @@ def extract(completion: str) -> ExtractedAnswer | None:
 
     Text before the last ``</think>`` is ignored, unless nothing follows it. If there is an ``<answer>``, only the
     content of the last one is used. In the remaining text, the answer is the content of the last ``\boxed{}`` or
-    ``\fbox{}``. Without a box, it is the line after the last ``####`` that does not begin a heading. Without that, it
-    is the content of the ``<answer>``, or else it is searched in the prose of the last `LONGEST_ANSWER` characters (see
-    `answer_of_prose`). A per cent sign or a base after a box is part of the answer.
+    ``\fbox{}``, or the number after a ``\boxed`` without braces. Without a box, it is the line after the last ``####``
+    that does not begin a heading. Without that, it is the content of the ``<answer>``, or else it is searched in the
+    prose of the last `LONGEST_ANSWER` characters (see `answer_of_prose`). A per cent sign or a base after a box is part
+    of the answer.
 
     If the last box is never closed, there is no answer: the completion was cut, or hides something.
 
@@ -102,9 +108,10 @@ def extract(completion: str) -> ExtractedAnswer | None:
         tag_content = text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
     text = tag_content or text
 
-    boxes = [box.end() for box in _BOX.finditer(text)]
+    boxes = list(_BOX.finditer(text))
     if boxes:
-        return _box_content(text, boxes[-1])
+        number = boxes[-1][1]
+        return _box_content(text, boxes[-1].end()) if number is None else ExtractedAnswer(number)
     end = len(text.rstrip())
     for match in reversed(list(_HASHED.finditer(text))):
         is_heading = match.end() < end and _HEADING.match(match[1])
@@ -237,6 +244,8 @@ def _offers_both(text: str, expressions: list[re.Match[str]], index: int, is_anc
     if not between.strip(" "):
         return True
     if is_anchored and between.strip() in _RANGE:
+        return True
+    if _RANGE_START.search(text[: expressions[index].start()]) and between.strip() in _RANGE | {"and"}:
         return True
     words = re.findall(r"[a-z']+", between.lower())
     if _RESOLVING & {*words} or len(words) > LONGEST_JOINT:

@@ -36,16 +36,34 @@ from bandpo_lab.evals.trivial_answers import check_triviality
 
 _PER_CENT = re.compile(r"(.*?)((?:\s*\\%)*)\s*", re.DOTALL)
 _WHOLE_NUMBER = re.compile(r"-?\d+")
+_DECIMAL = re.compile(r"-?\d+\.\d+")
+# The name of a quantity that math-verify does not read, before its value.
+_NAME = re.compile(
+    r"^\s*(?:[A-Z]|\\(?:operatorname|mathrm|mathbb|text|mathbf)\s*\{[A-Za-z ]+\}"
+    r"|\\(?:max|min|gcd|lcm|det|deg|Pr)(?![a-zA-Z])|[a-z](?=\s*\^\s*\{?\s*\*))"
+    r"(?:_\{?\w+\}?)?(?:\^\s*(?:\{\s*(?:-1|\*|T)\s*\}|\*|T))?"
+    r"\s*(?:\([^=()]*\)|\[[^=\[\]]*\]|[a-zA-Z](?![a-zA-Z]))?\s*=(?=[^=]*$)"
+)
+_RATIO = re.compile(r"\d+(?::\d+)+")
+_RATIO_IN_WORDS = re.compile(r"(?:\\text\s*\{\s*)?(\d+)\s*(?:\\text\s*\{)?\s*to\s*\}?\s*(\d+)\s*\}?")
 _TRUNCATING = re.compile(r"\\[pb]?mod(?![a-z])|\\equiv(?![a-z])|\\[lcv]?dots|\.\.\.|…")
 """Operators at which math-verify stops reading, so that it ignores all that follows, and a congruence."""
 _DEGREES = re.compile(
     r"(.*[\w})])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|\\text\s*\{\s*degrees\s*\})\s*", re.DOTALL
 )
+# A choice and its words, such as B. Friday, without another choice.
+_CHOICE_IN_WORDS = re.compile(
+    r"(?:\\text\s*\{\s*)?(?:\(([A-Z])\)|([A-Z])[.:)])\s*\}?\s*(?:\\text\s*\{\s*)?"
+    r"(?!.*(?:\b[A-Z]\b|(?i:\b(?:or|and|not|nor|neither|either|maybe|but|rather|instead|is|are|wrong|incorrect|never|except)\b)))"
+    r"[a-zA-Z][a-zA-Z \-]+\.?\s*\}?"
+)
 # A choice and its value, such as (B) 12, without another choice.
 _CHOICE = re.compile(
-    r"\\text\s*\{\s*\(([A-Z])\)\s*\}\s*(?!.*(?:[A-Z]|\b(?:or|and|not)\b))(?:[\d.]|\\(?:\$|frac|sqrt|pi)).*",
+    r"\\text\s*\{\s*\(?([A-Z])[).]\s*\}\s*(?!.*(?:[A-Z]|\b(?:or|and|not)\b))(?:[\d.]|\\(?:\$|frac|sqrt|pi)).*",
     re.DOTALL,
 )
+# Values for each whole number, such as 2\pi k, k \in \mathbb{Z}
+_FAMILY = re.compile(r"(.+?)\s*,\s*([a-z]\s*\\in\s*\\mathbb\s*\{?\s*[ZN]\s*\}?)")
 _DETERMINANT = re.compile(r"\\begin\s*\{[vV]matrix\}")
 
 
@@ -294,13 +312,27 @@ def _comparable(answer: str, gold: str) -> tuple[str, str] | None:
         return _without_per_cent(gold, gold)
     if bases(answer) != bases(gold) or primes(answer) != primes(gold) or has_other_case(answer, gold):
         return None
-    if _TRUNCATING.search(answer) and not _TRUNCATING.search(gold):
-        return None
     if len(_DETERMINANT.findall(answer)) != len(_DETERMINANT.findall(gold)):
         return None
+    if "=" not in gold:
+        answer = _NAME.sub("", answer)
     choice = _CHOICE.fullmatch(answer)
     if choice is not None and len(gold) == 1:
         return choice[1], gold
+    choice = _CHOICE_IN_WORDS.fullmatch(answer)
+    if choice is not None and re.fullmatch("[A-Z]", gold):
+        return choice[1] or choice[2], gold
+    if _TRUNCATING.search(answer) and not _TRUNCATING.search(gold):
+        return None
+    answer_family = _FAMILY.fullmatch(answer)
+    gold_family = _FAMILY.fullmatch(gold)
+    if answer_family and gold_family:
+        if re.sub(r"\s", "", answer_family[2]) != re.sub(r"\s", "", gold_family[2]):
+            return None
+        return answer_family[1], gold_family[1]
+    ratio = _RATIO_IN_WORDS.fullmatch(answer)
+    if ratio is not None and _RATIO.fullmatch(gold):
+        return f"{ratio[1]}:{ratio[2]}", gold
     return _without_per_cent(_in_radians(answer, gold), _in_radians(gold, answer))
 
 
@@ -317,7 +349,7 @@ def _without_per_cent(answer: str, gold: str) -> tuple[str, str] | None:
     """Return two normalized texts of the same values without their per cent signs; None if the signs are doubled.
 
     x % is x / 100. But a whole number other than 0 and 1 is the same with and without its sign: data sets leave the
-    sign out if the problem asks for a percentage.
+    sign out if the problem asks for a percentage. So is a decimal above 1 for a gold with the sign, as 12.5 for 12.5 %.
     """
     answer_number, answer_signs = _split_per_cent(answer)
     gold_number, gold_signs = _split_per_cent(gold)
@@ -327,6 +359,8 @@ def _without_per_cent(answer: str, gold: str) -> tuple[str, str] | None:
         return answer_number, gold_number
     whole = gold_number if answer_signs else answer_number
     if _WHOLE_NUMBER.fullmatch(whole) and whole not in ("0", "1"):
+        return answer_number, gold_number
+    if gold_signs and _DECIMAL.fullmatch(answer_number) and abs(Decimal(answer_number)) > 1:
         return answer_number, gold_number
     if answer_signs:
         return _hundredth(answer_number), gold_number

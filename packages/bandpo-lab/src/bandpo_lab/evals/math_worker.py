@@ -19,7 +19,7 @@ sys.path.pop(0)  # the folder of this file, whose modules would shadow other pac
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from math_verify.grader import is_equation, take_first_relation, take_last_relation
-from sympy import Basic, Expr, Float, MatrixBase, Symbol, nan, nsimplify, simplify, solve, zoo
+from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Symbol, Tuple, nan, nsimplify, simplify, solve, zoo
 
 # The configurations of `parse`. Callers put each answer into a box, so that prose is not read as LaTeX.
 LATEX = LatexExtractionConfig(boxed_match_priority=0)
@@ -147,6 +147,45 @@ def with_symbols_of(answers: list, golds: list) -> list:
     return [answers[0].subs(changes), *answers[1:]] if changes else answers
 
 
+def has_imaginary_unit(golds: list) -> bool:
+    """Return True if i is the only letter of a parsed gold."""
+    return (
+        bool(golds)
+        and isinstance(golds[0], Expr)
+        and {str(symbol) for symbol in golds[0].free_symbols} == {"i"}
+    )
+
+
+def with_imaginary_unit(parsed: list) -> list:
+    """Return a parsed value with the imaginary unit for i.
+
+    math-verify reads i as a symbol, so that exp(iπ/3) would not be a number.
+    """
+    if not (parsed and isinstance(parsed[0], Basic)):
+        return parsed
+    value = parsed[0]
+    units = dict.fromkeys((symbol for symbol in value.free_symbols if str(symbol) == "i"), I)
+    if isinstance(value, Eq):
+        # z = 3 + 4i is not false, although math-verify takes z for real.
+        return [Eq(value.lhs.subs(units), value.rhs.subs(units), evaluate=False), *parsed[1:]]
+    return [value.subs(units), *parsed[1:]]
+
+
+def with_form_of(answers: list, golds: list) -> list:
+    """Return the parsed answer as a column if the gold is one, and as a tuple if the gold is a tuple.
+
+    The coordinates of a point or a vector are written either way.
+    """
+    if not (answers and golds):
+        return answers
+    answer, gold = answers[0], golds[0]
+    if isinstance(gold, MatrixBase) and gold.cols == 1 and isinstance(answer, Tuple):
+        return [type(gold)(list(answer)), *answers[1:]]
+    if isinstance(gold, Tuple) and isinstance(answer, MatrixBase) and answer.cols == 1:
+        return [Tuple(*answer), *answers[1:]]
+    return answers
+
+
 def canonical(parsed: list) -> str | None:
     """Return the same text for equal values, for majority votes: 27, 27.0 and 54/2 all give 27."""
     if not parsed:
@@ -170,7 +209,12 @@ def grade_pair(answer: str, gold: str) -> dict:
         The fields of `bandpo_lab.evals.grading._Verdict`.
     """
     golds = parse_answer(gold)
-    answers = with_symbols_of(parse_answer(answer), golds)
+    answers = parse_answer(answer)
+    if has_imaginary_unit(golds):
+        golds = with_imaginary_unit(golds)
+        answers = with_imaginary_unit(answers)
+    answers = with_symbols_of(answers, golds)
+    answers = with_form_of(answers, golds)
     is_mathematics = isinstance(golds[0], Basic | MatrixBase) and not golds[0].has(nan, zoo)
     if answer == gold:  # math-verify refuses some texts that it cannot parse
         return {"right": True, "answer": gold, "is_mathematics": is_mathematics}

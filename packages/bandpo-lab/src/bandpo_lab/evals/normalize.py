@@ -7,6 +7,7 @@ rule here replaces a spelling by another one of the same meaning. Ambiguous spel
 import re
 from collections.abc import Callable
 from decimal import Context, Decimal
+from fractions import Fraction
 
 from bandpo_lab.evals.inequalities import normal_set
 
@@ -33,7 +34,13 @@ _CHARACTERS = str.maketrans(
         "\u221b": r"\sqrt[3] ",
     }
     | {"\u00bd": r"\frac{1}{2}", "\u2153": r"\frac{1}{3}", "\u2154": r"\frac{2}{3}"}
-    | {"\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}", "\u00a3": r"\$", "\u20ac": r"\$"}
+    | {
+        "\u00bc": r"\frac{1}{4}",
+        "\u00be": r"\frac{3}{4}",
+        "\u00a3": r"\$",
+        "\u20ac": r"\$",
+        "\u00a2": " cents",
+    }
 )
 _PRODUCTS = str.maketrans({"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot "})
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)"
@@ -63,7 +70,7 @@ _NO_UNIT = (
 )
 # Words in roman type, except the numbers e and i.
 _UNIT = (
-    rf"\\(?:text(?:rm)?|mathrm|mbox|hbox)\s*\{{(?!\s*[ei]\b)(?![^}}]*\b{_NO_UNIT}\b)"
+    rf"\\(?:text(?:rm)?|mathrm|mbox|hbox|operatorname)\s*\{{(?!\s*[ei]\b)(?![^}}]*\b{_NO_UNIT}\b)"
     r"(?:[a-zA-Z\u00b5\u03a9 ./-]|\\cdot(?![a-z])|\\mu(?![a-z])|\\Omega)+"
     r"(?:\^\s*\{?-?\d\}?[a-zA-Z\u00b5\u03a9 ./-]*)*\}"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
@@ -73,6 +80,17 @@ _SHORT_UNIT = (
     r"(?:[kcm]m|[km]g|m[lL]|ms|hrs?|min|sec|ft|yd|mi|lbs?|oz|mph|k?Hz|k?Pa|k?W"
     r"|mol|rad|deg|EUR|USD|GBP|m/s(?:\^\{?2\}?)?|km/h)"
 )
+# A part of a thing, such as "of the cake" after 3/4.
+_OF_A_THING = rf"\\text\s*\{{\s*of\s+(?:the|a|an)\s(?![^{{}}]*\b{_NO_UNIT}\b)[a-zA-Z ]+\}}"
+_ABOUT = r"(?:about|approximately|approx\.?|roughly|around)"
+# The start of a sentence that states an answer, without a word that changes or denies it.
+_STATEMENT = (
+    r"\s*(?:[Tt]he\s+)?(?![^{}]*(?i:\b(?:not|never|no|\w+n't|if|whether|or|than|least|most|wrong|incorrect|false|except"
+    r"|between|from|twice|double|triple|half|third|square|minus|plus|times|maybe|perhaps|possibly|could|might|may|cannot"
+    r"|neither|nor|other|without|hundred|thousand|[mb]illion|dozen|per|percent|step)\b))"
+    r"(?:[a-zA-Z]+\s+)*(?:is|are|equals|has|have|total\s+of|point|year)\s*"
+)
+_MONTH = r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 _WHOLE_TEXT = r"^\s*(?:\\text\s*\{{\s*)?(?i:{})\.?\s*\}}?\s*$"
 _NUMERALS = [
     "zero",
@@ -88,6 +106,14 @@ _NUMERALS = [
     "ten",
     "eleven",
     "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
 ]
 _PARTS = ["half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
 _ONE_OF_NUMERALS = f"({'|'.join(_NUMERALS)})"
@@ -160,6 +186,11 @@ def _mixed_number(match: re.Match[str]) -> str:
     return rf"({match[1]}+\frac{{{match[2] or match[3]}}}{{{match[4] or match[5]}}})"
 
 
+def _exponent(match: re.Match[str]) -> str:
+    """Return the fraction that a decimal exponent means, which math-verify would round."""
+    return f"^{{{Fraction(match[1])}}}"
+
+
 def _numeral(match: re.Match[str]) -> str:
     return str(_NUMERALS.index(match[1].lower()))
 
@@ -199,6 +230,18 @@ def _number_with_base(match: re.Match[str]) -> str:
     return "" if base == "10" else f"_{{{base}}}"
 
 
+def _rows(match: re.Match[str]) -> str:
+    """Return equations that stand below each other as a list, and the lines of one equation as one line.
+
+    The cases of a function, which have conditions, are not changed.
+    """
+    is_cases = match[1].endswith("cases")
+    rows = [row.replace("&", " ").strip(" ,;") for row in match[2].split(r"\\") if row.strip()]
+    if len(rows) > 1 and all(re.match(r"[a-zA-Z](?:_\{?\w+\}?)?\s*=[^=]*$", row) for row in rows):
+        return ", ".join(rows)
+    return match[0] if is_cases else match[2]
+
+
 def _as_primes(match: re.Match[str]) -> str:
     return "'" * match[0].count("prime")
 
@@ -208,6 +251,8 @@ _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 _RULES: tuple[_Rule, ...] = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        # The unit vectors in one font
+        (r"\\(?:vec|boldsymbol|bm)\s*\{\s*(?:\\mathbf\s*\{)?\s*\\?([ijk])(?:math)?\s*\}", r"\\mathbf{\1}"),
         # Invisible text, and the look.
         (rf"\\[hv]?phantom\s*(?:{_GROUP}|[^\\{{])", ""),
         (r"\{\s*\\rm\s+([a-zA-Z][a-zA-Z ]*)\}", r"\\mathrm{\1}"),
@@ -218,16 +263,44 @@ _RULES: tuple[_Rule, ...] = tuple(
         (r"\\textdollar(?![a-zA-Z])", r"\\$"),
         (r"\\ast(?![a-zA-Z])", r"\\cdot "),
         (r"\s*\\&\s*", ", "),
-        (rf"^\s*\\{_FONT}\s*\{{\s*([-+]?[\d.,/]*\d)\s+([a-zA-Z ]+)\}}\s*$", r"\1\\text{ \2}"),
+        (rf"^\s*\\{_FONT}\s*\{{\s*([-+]?[\d.,/]*\d)(?:\s|\\[,;: ])+([a-zA-Z ]+)\}}\s*$", r"\1\\text{ \2}"),
         (rf"^\s*\\{_FONT}\s*\{{\s*(\d+(?:,\s*\d+)*),?\s+and\s+(\d+)\s*\}}\s*$", r"\1, \2"),
-        (r"\\begin\s*\{(aligned|align\*?|gathered|split|equation\*?)\}(.*)\\end\s*\{\1\}", r"\2"),
+        (r"\\begin\s*\{(aligned|align\*?|gathered|split|equation\*?|d?cases)\}(.*)\\end\s*\{\1\}", _rows),
         (r"^\s*&|(?<!\\)&\s*$", ""),
         (rf"(?<=\S)\s*{_END}\s*$", ""),
         (rf"^\s*\\boxed\s*({_GROUP})\s*$", r"\1"),
         (r"\\[lr]brace(?![a-zA-Z])", lambda match: r"\{" if "l" in match[0] else r"\}"),
         (r"\\[lr]brack(?![a-zA-Z])", lambda match: "[" if "l" in match[0] else "]"),
         (r"(?<=\\\\)\s*\[[^\[\]]*\]", ""),  # the distance of two rows
-        # What stands before an answer: "Answer:", a currency, a relation without a left side.
+        # A sentence around one number, and the name of a point
+        (rf"^\s*\\{_FONT}\s*\{{({_STATEMENT})\}}\s*(?=\S)(?!.*\\(?:text|mathrm|mbox)\s*\{{[^{{}}]*\d)", ""),
+        (rf"^\s*\\{_FONT}\s*\{{{_STATEMENT}\s(-?[\d,.]*\d)(?:\s+[a-zA-Z]+)?\.?\s*\}}\s*$", r"\1"),
+        (r"^\s*[A-Z]\s*(?=\([^()]*,[^()]*\)\s*$)", ""),
+        # 7^{th}
+        (r"(?<=\d)\s*\^\s*(?:\{\s*)?(?:\\(?:text|mathrm)\s*\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}\s*$", ""),
+        # March 5
+        (rf"^\s*({_MONTH}\s+\d{{1,2}}(?:,?\s+\d{{4}})?)\s*$", r"\\text{\1}"),
+        # The number of combinations, and the modulus of a congruence
+        (r"^\s*(?:\{\s*\}\s*)?[_^]\s*\{?(\w+)\}?\s*C\s*_\s*\{?(\w+)\}?\s*$", r"\\binom{\1}{\2}"),
+        (
+            r"^(\s*\w+)\s*\\equiv\s*(-?\w+)"
+            r"\s*\(?\s*\\(?:[pb]?mod(?![a-z])|text\s*\{\s*mod\s*\})\s*\{?\s*(\w+)\s*\}?\s*\)?\s*$",
+            r"\1 \\equiv \2 \\pmod{\3}",
+        ),
+        # 135^o, with the letter for the sign of degrees
+        (
+            r"(?<=\d)\s*\^\s*(?:\{\s*)?(?:\\(?:text|mathrm)\s*\{\s*o\s*\}|o(?![a-zA-Z]))(?:\s*\})?",
+            r"^\\circ ",
+        ),
+        # 3:30 PM and 3:30 p.m.
+        (
+            r"^\s*(?:\\text\s*\{\s*)?(\d{1,2}:\d\d)"
+            r"\s*(?:\\[,;: ]\s*)?(?:\\text\s*\{\s*)?([aApP])\.?\s*[mM]\.?\s*\}?\s*$",
+            lambda match: rf"\text{{{match[1]} {match[2].upper()}M}}",
+        ),
+        # What stands before an answer: "Answer:", "about", a currency, a limit, a relation without a left side.
+        (rf"^\s*\\{_FONT}\s*\{{\s*(?i:{_ABOUT})\s*\}}\s*(?=\S)", ""),
+        (r"^\s*[a-zA-Z]\s*\\(?:to|rightarrow|longrightarrow)(?![a-zA-Z])\s*(?=\S)", ""),
         (rf"^\s*\\{_FONT}\s*\{{\s*(?i:{_ANNOUNCEMENT})\s*:?\s*([-+]?[\d.,/]*\d)\.?\s*\}}\s*$", r"\1"),
         (r"\\text\s*\{\s*\}", " "),
         (rf"^\s*\\{_FONT}\s*\{{\s*(?i:{_ANNOUNCEMENT})\s*\}}\s*(?:[:=]|is\b)?", ""),
@@ -243,7 +316,10 @@ _RULES: tuple[_Rule, ...] = tuple(
         (rf"^\s*\\{_FONT}\s*\{{\s*([\[(]?[a-zA-Z][\]).]?)\s*\}}\s*$", r"\1"),
         (rf"\\{_FONT}\s*(?=\d)", ""),
         (r"^\s*\\operatorname\s*\{\s*([a-zA-Z]{4,})\s*\}\s*$", r"\\text{\1}"),
-        (r"\\text\s*\{\s*([.,])\s*\}(?=\d)|(?<=\d)\{([.,])\}(?=\d)", lambda match: match[1] or match[2]),
+        (
+            r"\\text\s*\{\s*([.,])\s*\}(?=\d)|(?<=\d)\{(\.|,(?!\}\d{3}(?!\d)))\}(?=\d)",
+            lambda match: match[1] or match[2],
+        ),
         (rf"^\s*\\{_FONT}\s*\{{\s*(?i:option|choice|answer)\s*\}}?\s*\(?([A-Z])\)?\s*\}}?\s*$", r"\1"),
         (rf"^\s*\\{_FONT}\s*\{{\s*([a-zA-Z]+)[.!]\s*\}}\s*$", r"\\text{\1}"),
         (r"^\s*(?:``|\u201c)([^'\"`]*)(?:''|\u201d|\")\s*$", r"\1"),
@@ -258,6 +334,9 @@ _RULES: tuple[_Rule, ...] = tuple(
         (r"(?<=[{,\s])([A-Z])\s+and\s+([A-Z])\s*\}\s*$", r"\1, \2}"),
         (r"^\s*\\text\s*\{\s*([A-Z](?:,\s*[A-Z])+)\s*\}\s*$", r"\1"),
         (_WHOLE_TEXT.format(r"(?:the\s+set\s+of\s+)?all\s+real\s+numbers|\\R"), r"\\mathbb{R}"),
+        (r"^\s*\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{\s*>\s*0\s*\})\s*$", r"(0,\\infty)"),
+        (r"\^\s*\{\s*(-?\d{0,3}\.\d{1,3})\s*\}", _exponent),
+        (_WHOLE_TEXT.format(r"no\s+solutions?"), r"\\emptyset "),
         (_WHOLE_TEXT.format(_ONE_OF_NUMERALS), _numeral),
         (
             _WHOLE_TEXT.format(
@@ -271,6 +350,7 @@ _RULES: tuple[_Rule, ...] = tuple(
         ),
         (r"\{?\s*([\w+-]+)\s*\\choose\s*([\w+-]+)\s*\}?", r"\\binom{\1}{\2}"),
         (r"\\([gl])eq[q](?![a-z])", r"\\\1eq "),
+        (r"\\big(cup|cap)(?![a-z])", r"\\\1"),
         (r"\\surd(?![a-z])\s*", "\u221a"),
         (r"[_^]\{\s*\}|^\s*\{\s*\}", ""),
         (r"\\begin\s*\{array\}\s*\{[lcr]\}((?:(?!\\\\|&|\\end).)*)\\end\s*\{array\}", r"\1"),
@@ -298,6 +378,7 @@ _RULES: tuple[_Rule, ...] = tuple(
         (r"^\s*[1-9]\d{0,2}(?:'\d{3})+\s*$", _without_grouping),
         (r"(?<![\d.])[1-9]\d{0,2}(?:(?:(?<!\\)\\[,;:! ]|~|\{,\})\d{3})+(?!\d)", _without_grouping),
         (r"^\s*[1-9]\d{0,2}(?: \d{3})+\s*$", _without_grouping),
+        (r"(?<=[a-z\]}]\{)[1-9]\d{0,2}(?:,\d{3})+(?=\})", _without_grouping),
         # Dollars around the answer, and spaces after a sign.
         (r"^\s*\$([^$]+)\$\s*$", r"\1"),
         (r"^\s*-\s+(?=[\d.])", "-"),
@@ -343,11 +424,16 @@ _RULES: tuple[_Rule, ...] = tuple(
         ),
         # The unit after a number, also of several parts: \mathrm{m}/\mathrm{s}^2.
         (rf"(?<=\d)\s*\\{_FONT}\s*\{{\s*\((?![^{{}}]*\b{_NO_UNIT}\b)[a-z ]{{3,}}\)\s*\}}\s*$", ""),
-        (rf"(?<=[\d}})])(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$", _without_unit),
+        (
+            rf"(?:(?<=[\d}})])|(?<=\\pi)|(?<=\\pi\s))(?:\s*(?:/|\\cdot(?![a-z]))?\s*{_UNIT})+\s*$",
+            _without_unit,
+        ),
         (
             rf"^(\s*-?\$?(?:{_NUMBER}|\d+/\d+))(?!.*\b{_NO_UNIT}\b)\s*[a-zA-Z]{{4,}}(?:\s+[a-zA-Z]+){{0,2}}(?:\s*\^\s*\{{?\d\}}?)?\s*$",
             r"\1",
         ),
+        (rf"(?<=[\d}}])\s*\\[dt]?frac\s*\{{\s*{_UNIT}\s*\}}\s*\{{\s*{_UNIT}\s*\}}\s*$", ""),
+        (rf"(?<=[\d}}])\s*{_OF_A_THING}\s*$", ""),
         (r"(?<=\d)\s+\\Omega\s*$", ""),
         (rf"(?<=[\d}}])(?:\s+{_SHORT_UNIT}|\s+\\?\$)(?:\s*\^\s*\{{?\d\}}?)?\s*$", ""),
         (r"\\(?:text|mathrm)\s*\{\s*([ei])\s*\}(?!\s*_)", r"\1"),
@@ -424,6 +510,9 @@ def _letters(text: str) -> set[str]:
     return set(re.findall(r"\\[a-zA-Z]+|[a-zA-Z]", text))
 
 
+_ARTICLE = re.compile(r"^(?:an?|the|on)\s+(?=\S)")
+
+
 def words_of(text: str) -> str | None:
     r"""Return the words of a normal form that is a text, in small letters; None if it is mathematics.
 
@@ -431,4 +520,4 @@ def words_of(text: str) -> str | None:
     ('no solution', 'evelyn', None)
     """
     words = re.fullmatch(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}|([a-zA-Z]{3,}|(?i:no))", text)
-    return (words[1] or words[2] or "").strip().casefold() if words else None
+    return _ARTICLE.sub("", (words[1] or words[2] or "").strip().casefold()) if words else None
