@@ -7,7 +7,6 @@ folder does not change when the hub does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 from bandpo_lab.console import echo
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.errors import FileProblem, InvalidValue
+from bandpo_lab.file_models import read_json
 from bandpo_lab.files import SEAL, digest, is_path, seal, sealed
 from bandpo_lab.hub_digests import compare_with_hub
 
@@ -208,7 +208,7 @@ def changed_files(paths: list[str]) -> list[str]:
 def _manifest_entry(folder: Path, name: str) -> dict[str, Any] | None:
     """Return the entry of a set in the manifest of a folder; None if there is none."""
     try:
-        return json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get(name)
+        return read_json(folder / "manifest.json").get(name)
     except FileNotFoundError:
         return None
 

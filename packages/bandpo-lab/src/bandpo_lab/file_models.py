@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from bandpo_lab.errors import InvalidValue, did_you_mean
+from bandpo_lab.file_readers import json_of, yaml_of
 
 T = TypeVar("T")
 
@@ -66,16 +66,12 @@ def _message(details: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
+    """Return the object in a JSON file, which is read in the process with limits of `rlvet.runs.gate`.
 
     Raises:
-        ValueError: The file is not valid JSON, or is not an object.
+        ValueError: The file is not valid JSON, is not an object, or a limit is met.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InvalidValue(f"{path} cannot be read: {error}") from error
-    return validate_as(dict[str, Any], content, str(path))
+    return validate_as(dict[str, Any], json_of(path), str(path))
 
 
 SEAL = "sha256"
@@ -112,22 +108,21 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(text: str | bytes, name: str) -> dict[str, Any]:
-    """Return the keys and values of a YAML file; an empty file has none.
+    """Return the keys and values of a YAML file; an empty file has none, and dates are texts.
+
+    It is read in the process with limits of `rlvet.runs.gate`.
 
     Args:
         text: The content of the file.
         name: The name of the file, for error messages.
 
     Raises:
-        ValueError: The file is not valid YAML, or does not hold keys.
+        ValueError: The file is not valid YAML, does not hold keys, or a limit is met.
 
     >>> read_yaml("seed: 1", "run.yaml")
     {'seed': 1}
     """
-    try:
-        content = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{name} is no valid YAML: {error}") from error
+    content = yaml_of(name, text) or {}
     if not isinstance(content, dict):
         raise InvalidValue(f"{name} must hold `key: value` lines, got a {type(content).__name__}")
     return content

@@ -18,6 +18,8 @@ from filelock import FileLock, Timeout
 
 from bandpo_lab.errors import FileProblem, InvalidValue
 from rlvet._atomic import naming, sync
+from rlvet.runs.files import check_file
+from rlvet.runs.limits import LARGEST_CONFIG
 
 LOCK = ".lock"
 """The beginning of the names of lock files."""
@@ -203,9 +205,11 @@ def sealed(folder: Path) -> dict[str, str]:
     Raises:
         OSError: The manifest cannot be read from the disk.
     """
+    file = folder / SEAL
     try:
-        return dict(json.loads((folder / SEAL).read_text(encoding="utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        check_file(file, LARGEST_CONFIG)
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return {}
 
 

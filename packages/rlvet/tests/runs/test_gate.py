@@ -251,6 +251,18 @@ def test_the_limits_are_raised_by_the_variable(tmp_path, monkeypatch):
     assert gate.answer_of(take_memory, file) is None
 
 
+def many_values(path: Path) -> list[Any]:
+    check_regular(path)
+    return [[]] * 2**21
+
+
+def test_an_answer_of_too_many_values_names_the_file(way, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("")
+    with pytest.raises(InvalidValue, match=r"a\.txt cannot be read: it has more than 1,048,576 values"):
+        gate.answer_of(many_values, file)
+
+
 def test_waiting_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(gate, "LONGEST_WAIT", 0.5)
     file = tmp_path / "a.txt"

@@ -19,8 +19,8 @@ from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.golds import Gold, find_bad_golds
 from bandpo_lab.file_models import read_json, validate_as
+from bandpo_lab.file_readers import lines_of
 from bandpo_lab.files import check_writable, replacing
-from rlvet.runs.files import read_jsonl
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """The instruction on the form of the answer, which grading expects; Qwen's models were trained with this sentence."""
@@ -316,7 +316,7 @@ def _read_dropped(out: Path) -> list[DroppedRow]:
     path = out / "dropped.jsonl"
     if not path.exists():
         return []
-    return [validate_as(DroppedRow, row, f"{path}, line {n}") for n, row in read_jsonl(path, growing=False)]
+    return [validate_as(DroppedRow, row, f"{path}, line {n}") for n, row in lines_of(path, growing=False)]
 
 
 def _earlier_sets(

@@ -260,7 +260,7 @@ def _read_code(row: Mapping[str, Any]) -> tuple[str, str]:
     value = row.get("input_output") or "{}"
     try:
         tests = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidValue(f"input_output is not valid JSON: {error}") from error
     inputs: Sequence[Any] = []
     outputs: Sequence[Any] = []

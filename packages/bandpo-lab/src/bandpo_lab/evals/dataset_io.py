@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.extraction import extract
 from bandpo_lab.file_models import read_json
+from bandpo_lab.file_readers import rows_of
 from bandpo_lab.files import digest
-from rlvet.runs.files import read_jsonl
 
 
 class TextPart(BaseModel):
@@ -114,87 +112,7 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
     check_prepared(path)
-    if path.suffix in (".jsonl", ".json"):  # verl names JSONL files .json
-        return [row for _, row in islice(read_jsonl(path, growing=False, parse=_parse), limit)]
-    if path.suffix != ".parquet":
-        raise InvalidValue(f"{path} must be a .parquet or .jsonl file")
-    import pyarrow.parquet
-
-    try:
-        return list(islice(_parquet_rows(path), limit))
-    except (pyarrow.ArrowException, OSError, ArithmeticError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{path} cannot be read as parquet: {error!s:.300}") from error
-
-
-LARGEST_PARQUET = 2**30
-"""The largest size of a parquet file's columns after decompression, in bytes."""
-
-MOST_PARQUET_ROWS = 2**21
-"""The largest number of rows of a parquet file."""
-
-MOST_PARQUET_COLUMNS = 1000
-"""The largest number of columns of a parquet file."""
-
-
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a parquet file, within the limits on its size.
-
-    Raises:
-        ValueError: The file exceeds a limit; the message names it.
-    """
-    import pyarrow.parquet
-
-    file = pyarrow.parquet.ParquetFile(
-        path,
-        page_checksum_verification=True,
-        thrift_string_size_limit=LARGEST_FOOTER,
-        thrift_container_size_limit=LARGEST_FOOTER,
-    )
-    metadata = file.metadata
-    chunks = metadata.num_row_groups * metadata.num_columns
-    limit = ""
-    if metadata.num_columns > MOST_PARQUET_COLUMNS:
-        limit = f"{metadata.num_columns:,} columns, and at most {MOST_PARQUET_COLUMNS:,} are read"
-    elif metadata.num_rows > MOST_PARQUET_ROWS:
-        limit = f"{metadata.num_rows:,} rows, and at most {MOST_PARQUET_ROWS:,} are read"
-    elif chunks > MOST_PARQUET_ROWS:
-        limit = f"{chunks:,} parts of columns, and at most {MOST_PARQUET_ROWS:,} are read"
-    if limit:
-        raise InvalidValue(f"{path} has {limit}; give a part of it")
-    sizes = []
-    for group in range(metadata.num_row_groups):
-        columns = metadata.row_group(group)
-        sizes += [columns.column(column).total_uncompressed_size for column in range(metadata.num_columns)]
-    column_bytes = sum(sizes)
-    if column_bytes > LARGEST_PARQUET:
-        raise InvalidValue(
-            f"{path} has {column_bytes / 2**20:,.0f} MiB once it is decompressed, and at most "
-            f"{LARGEST_PARQUET / 2**20:,.0f} are read; give a part of it"
-        )
-
-    # A value that is stored once may be in any number of rows, so the bytes of the rows are limited as well.
-    largest = max(sizes, default=1)
-    rows_per_batch = max(1, min(2**16, 2**24 // max(largest, 1)))
-    most_bytes = min(LARGEST_PARQUET, max(2**27, MOST_REPETITION * column_bytes))
-    row_bytes = 0
-    for batch in file.iter_batches(rows_per_batch):
-        row_bytes += batch.nbytes
-        if row_bytes > most_bytes:
-            raise InvalidValue(
-                f"{path} has more than {most_bytes / 2**20:,.0f} MiB in its rows, the limit for a file with "
-                f"{column_bytes / 2**20:,.1f} MiB in its columns; give a part of it"
-            )
-        yield from batch.to_pylist()
-
-
-MOST_REPETITION = 16
-"""The largest size of a file's rows, as a multiple of the size of its columns, for rows of more than 128 MiB.
-
-Rows can be larger than columns because a value may be stored once for many rows.
-"""
-
-LARGEST_FOOTER = 2**24
-"""The largest text, in bytes, and the longest list, in entries, in the footer of a parquet file."""
+    return rows_of(path, limit)
 
 
 def check_prepared(path: Path) -> None:
@@ -214,11 +132,3 @@ def check_prepared(path: Path) -> None:
             f"{path} has changed since it was prepared (its digest is not the one in {manifest.name}): prepare it "
             "again, or move it to another folder"
         )
-
-
-def _parse(line: bytes) -> Any:
-    """Parse a line of JSON strictly: Python's parser accepts half a surrogate pair or a NaN, which JSON cannot hold."""
-    try:
-        return from_json(line, allow_inf_nan=False)
-    except ValueError as error:
-        raise InvalidValue(str(error).replace("at line 1 column", "in column")) from error

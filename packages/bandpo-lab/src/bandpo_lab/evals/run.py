@@ -20,8 +20,8 @@ from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Samp
 from bandpo_lab.evals.grading import ANSWERS_IN_A_ROW, CORES, BatchTime, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
 from bandpo_lab.file_models import read_sealed_json, validate_as, with_seal
+from bandpo_lab.file_readers import lines_of
 from bandpo_lab.files import drop_unfinished_line, locked, replacing
-from rlvet.runs.files import read_jsonl
 
 SAMPLES = "samples.jsonl"
 """The file with the graded completions, one per line."""
@@ -273,7 +273,7 @@ def _parse(path: Path) -> Iterator[tuple[int, Sample]]:
     Raises:
         ValueError: A line does not have the digest that was written with it.
     """
-    for number, row in read_jsonl(path):
+    for number, row in lines_of(path):
         digest = row.pop("sha256", None)
         sample = validate_as(Sample, row, f"{path}, line {number}")
         if digest != _digest(row):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rlvet.runs.logs import read_log
+from bandpo_lab.file_models import read_yaml, validate_as
+from rlvet.runs import gate
+from rlvet.runs.logs import UnreadableLog, read_log
 from rlvet.runs.metric_names import BINS, RARE
 from rlvet.runs.quantities import Row
 
@@ -103,9 +103,15 @@ METRICS: Mapping[str, Callable[[RunResult], float]] = {
 def collect_run(folder: Path) -> dict[str, Any]:
     """Return the curves and scores of a finished run, in a form that JSON can hold.
 
+    The files are read in the process with limits of `rlvet.runs.gate`.
+
     Args:
         folder: The folder of a run that logged once per batch.
     """
+    return gate.answer_of(_collect, folder, types=[UnreadableLog])
+
+
+def _collect(folder: Path) -> dict[str, Any]:
     rows = [
         row for row in read_log(folder).rows if "reward" in row
     ]  # other rows hold the scores of evaluations
@@ -141,4 +147,7 @@ def _rounded(value: float | None) -> Any:
 
 def versions(folder: Path) -> dict[str, str]:
     """Return the versions of the packages that a run used."""
-    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["versions"]
+    file = folder / "config.yaml"
+    return validate_as(
+        dict[str, str], read_yaml(file.read_bytes(), str(file)).get("versions"), f"{file}: versions"
+    )

@@ -14,6 +14,8 @@ from transformers import Trainer
 
 from bandpo_lab.errors import FileProblem, RunProblem
 from bandpo_lab.files import SEAL, UNFINISHED, digest, naming, put_in_place, remove, seal, sealed
+from rlvet.runs.files import check_file
+from rlvet.runs.limits import LARGEST_TEXT
 
 
 def damage(folder: Path) -> str | None:
@@ -35,6 +37,7 @@ def damage(folder: Path) -> str | None:
     state = folder / "trainer_state.json"
     if state.name in digests:
         try:
+            check_file(state, LARGEST_TEXT)
             step = json.loads(state.read_text(encoding="utf-8"))["global_step"]
         except (ValueError, LookupError, TypeError, RecursionError):
             return f"{state.name} has no step"

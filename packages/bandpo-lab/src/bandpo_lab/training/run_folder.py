@@ -21,6 +21,7 @@ from transformers import SchedulerType
 from bandpo_lab.console import echo
 from bandpo_lab.errors import FileProblem, InvalidValue, RunProblem, is_reported
 from bandpo_lab.file_models import read_json, read_yaml, validate_as
+from bandpo_lab.file_readers import lines_of
 from bandpo_lab.files import (
     LOCK,
     UNFINISHED,
@@ -38,7 +39,6 @@ from bandpo_lab.training.checkpoints import damage, saved_checkpoints, saving, s
 from bandpo_lab.training.processes import Processes
 from rlvet._terminal import printable
 from rlvet.report.page import write_report
-from rlvet.runs.files import read_jsonl
 from rlvet.runs.quantities import named_rows
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class RunFolder:
 
     def history(self) -> list[dict[str, Any]]:
         """Return the logged metrics, one row per log step."""
-        return [row for _, row in read_jsonl(self.metrics)] if self.metrics.exists() else []
+        return [row for _, row in lines_of(self.metrics)] if self.metrics.exists() else []
 
     def save_model(self, trainer: Trainer) -> None:
         """Save the model; called by all processes that train together."""

@@ -36,7 +36,7 @@ from rlvet.errors import (
 )
 from rlvet.runs import files
 from rlvet.runs.limits import BYTES_PER_SECOND, VARIABLE, Limits
-from rlvet.runs.plain import Plain, from_plain, to_plain
+from rlvet.runs.plain import Plain, TooManyValues, from_plain, to_plain
 
 HAS_PROCESSES = os.name == "posix" and sys.platform not in ("emscripten", "wasi")
 """True if a process can be started and limited. Elsewhere files are read in the process that calls: in a browser, which
@@ -296,6 +296,8 @@ def _raise(error: Mapping[str, Any], last_file: str, job: _Job) -> NoReturn:
             f"{last_file} takes more than {memory / 1e9:g} GB of memory to read, the limit; "
             f"{_remedy('memory', f'{4 * memory / 1e9:g}GB')}"
         )
+    if name == TooManyValues.__name__:
+        raise InvalidValue(f"{last_file} cannot be read: {message}")
     if name == "ModuleNotFoundError":
         raise ModuleNotFoundError(message, name=error.get("module"))
     if name == "OSError":

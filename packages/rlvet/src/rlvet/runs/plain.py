@@ -38,7 +38,7 @@ def to_plain(value: Any) -> Plain:
             Any other object is written as None.
 
     Raises:
-        ValueError: if it contains more than `MOST_VALUES` values, without those of arrays and blocks of rows.
+        TooManyValues: if it contains more than `MOST_VALUES` values, without those of arrays and blocks of rows.
 
     >>> to_plain({"step": 1, "names": ("a", "b")}).text
     '{"dict": {"step": 1, "names": {"tuple": ["a", "b"]}}}'
@@ -68,6 +68,10 @@ def from_plain(plain: Plain, types: Iterable[type] = ()) -> Any:
         raise InvalidValue(f"an answer of another form ({error!r:.200})") from error
 
 
+class TooManyValues(InvalidValue):
+    """The error for a value with more than `MOST_VALUES` values."""
+
+
 class _Writer:
     """The state of `to_plain`: the arrays, and the number of values so far."""
 
@@ -79,7 +83,7 @@ class _Writer:
         """Return a value in the form of JSON."""
         self._count += 1
         if self._count > MOST_VALUES:
-            raise InvalidValue(f"it has more than {MOST_VALUES:,} values, and at most as many are read")
+            raise TooManyValues(f"it has more than {MOST_VALUES:,} values, and at most as many are read")
         # Subclasses of these, such as bool, str enums and named tuples, are not written as their base.
         kind = type(value)
         if value is None or kind in (bool, int, float, str):
