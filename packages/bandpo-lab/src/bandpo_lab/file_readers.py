@@ -117,7 +117,7 @@ def _read_yaml(name: str, text: str | bytes) -> Any:
     try:
         content = yaml.load(text, Loader=loader)  # noqa: S506  (a safe loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidValue(f"{name} is no valid YAML: {error}") from error
+        raise InvalidValue(f"{name} is no valid YAML: {' '.join(str(error).split())}") from error
     return _plain(content)
 
 

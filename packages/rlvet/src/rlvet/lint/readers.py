@@ -345,7 +345,8 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
-        raise InvalidValue(f"{path}{line}: not YAML, {getattr(error, 'problem', None) or error}") from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InvalidValue(f"{path}{line}: not YAML, {problem}") from error
     except InvalidValue:
         raise
     except ValueError as error:
