@@ -140,7 +140,11 @@ def exhaust_python(_):
     raise MemoryError
 
 
-@pytest.mark.parametrize("exhaust", [exhaust_torch, exhaust_python])
+def exhaust_gpu(_):
+    raise torch.OutOfMemoryError("a message of another version")
+
+
+@pytest.mark.parametrize("exhaust", [exhaust_torch, exhaust_python, exhaust_gpu])
 def test_exhausted_memory_is_said(exhaust, tmp_path, monkeypatch):
     monkeypatch.setattr(RunTrainer, "training_step", fail_at(3, exhaust))
     with pytest.raises(
@@ -200,6 +204,17 @@ def test_a_disk_that_is_full_when_a_file_is_written_is_said(name, tmp_path, monk
         run_training(small(tmp_path))
     assert_one_sentence(caught.value)
     assert_checkpoint_is_whole(tmp_path, 2)
+
+
+def test_a_disk_that_is_full_when_the_tokenizer_is_written_is_said(tmp_path, monkeypatch):
+    """Its library raises an Exception of no narrower type."""
+
+    def onto_a_full_disk(*_, **__):
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", onto_a_full_disk)
+    with pytest.raises(FileProblem, match=r"checkpoint-2 cannot be written: No space .*add --resume"):
+        run_training(small(tmp_path))
 
 
 def test_a_disk_that_is_full_when_the_model_is_written_is_said(tmp_path, monkeypatch):

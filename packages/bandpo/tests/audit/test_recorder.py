@@ -1,9 +1,11 @@
 """Records: what is added is read back, through kills, resumption, foreign files and bad values."""
 
+import gc
 import json
 import math
 import os
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -592,3 +594,17 @@ def test_what_to_install_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(record_format.importlib, "import_module", missing)
     with pytest.raises(ImportError, match=r"pip install \./packages/bandpo"):
         Recorder(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk without room")
+def test_a_disk_that_is_full_when_a_record_is_closed(tmp_path):
+    """Closing says which file it is; the end of a process, which has its own error then, says nothing."""
+    for name in ("closed", "left open"):
+        recorder = Recorder(tmp_path / name)
+        full = Path("/dev/full").open("wb")  # noqa: SIM115 - the recorder closes it
+        recorder._file._file = recorder._file._open_files.enter_context(full)
+        if name == "closed":
+            with pytest.raises(OSError, match=r"No space left on device: '.*tokens-00000-0000\.arrow'"):
+                recorder.close()
+        del recorder
+        gc.collect()

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers import Trainer
 
-from bandpo_lab.errors import FileProblem, RunProblem
+from bandpo_lab.errors import FileProblem, RunProblem, is_reported
 from bandpo_lab.files import SEAL, UNFINISHED, digest, naming, put_in_place, remove, seal, sealed
 from rlvet.runs.files import check_file
 from rlvet.runs.limits import LARGEST_TEXT
@@ -68,7 +67,7 @@ def _loading(checkpoint: str | None) -> Generator[None, None, None]:
 
 
 WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "iostream error", "I/O error", "os error")
-"""Parts of the error messages of torch.save and safetensors if the disk is full; they do not raise OSError."""
+"""Parts of the error messages of torch.save, safetensors and tokenizers if the disk is full, which are no OSError."""
 
 
 @contextmanager
@@ -76,15 +75,19 @@ def saving(checkpoint: Path) -> Generator[None, None, None]:
     """Name the checkpoint in an error of the disk that is raised while it is written.
 
     Raises:
-        FileProblem: torch.save or safetensors could not write a file.
+        FileProblem: torch.save, safetensors or tokenizers could not write a file.
         OSError: Another file could not be written.
     """
     try:
         with naming(checkpoint):
             yield
-    except (RuntimeError, SafetensorError) as error:
+    except Exception as error:  # tokenizers raises no narrower one
         message = " ".join(str(error).split())
-        if not any(part in message for part in WRITE_ERRORS):
+        if (
+            is_reported(error)
+            or isinstance(error, OSError)
+            or not any(part in message for part in WRITE_ERRORS)
+        ):
             raise
         raise FileProblem(
             f"{checkpoint} cannot be written: {message}. See whether the disk is full or fails; then add --resume "

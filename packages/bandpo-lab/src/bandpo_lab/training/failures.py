@@ -24,7 +24,8 @@ OUT_OF_MEMORY = (
     "bad_alloc",
     "cannot allocate memory",
 )
-"""Parts of the error messages of torch if the memory is exhausted; on a CPU, it raises a RuntimeError."""
+"""Parts of the error messages of torch if the memory is exhausted. On a GPU it raises an OutOfMemoryError, whatever the
+message, and on a CPU a RuntimeError."""
 NOT_FINITE = "probability tensor contains"
 """A part of the error message of torch if it is to sample with a probability that is NaN or infinite."""
 
@@ -46,7 +47,9 @@ def naming_failures(trainer: Trainer, folder: Path) -> Generator[None, None, Non
         if is_reported(error):
             raise
         message = " ".join(str(error).split())
-        is_memory = isinstance(error, MemoryError) or any(part in message.lower() for part in OUT_OF_MEMORY)
+        is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+            part in message.lower() for part in OUT_OF_MEMORY
+        )
         where = f"after step {trainer.state.global_step}"
         if is_memory:
             detail = message[:200] or type(error).__name__

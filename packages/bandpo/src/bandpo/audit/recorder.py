@@ -112,7 +112,7 @@ class Recorder:
         self.flush()
         sync(self.path.parent, self.path.parent.absolute().parent)
         # The finalizer also closes the file at exit, if close was not called.
-        self._end = weakref.finalize(self, self._file.close)
+        self._end = weakref.finalize(self, self._file.close_at_exit)
 
     @torch.no_grad()
     def add(
@@ -272,8 +272,13 @@ class Recorder:
         self._file.sync()
 
     def close(self) -> None:
-        """Close the file. Nothing can be added afterwards."""
-        self._end()
+        """Close the file. Nothing can be added afterwards.
+
+        Raises:
+            OSError: if the disk refuses; the error names the file.
+        """
+        if self._end.detach() is not None:
+            self._file.close()
 
     def __enter__(self) -> Recorder:
         return self

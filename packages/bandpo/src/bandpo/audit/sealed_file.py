@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,12 +42,17 @@ class SealedFile:
         self._number = 0
 
     def write_part(self, data: bytes) -> None:
-        """Write a part, then its digest, and flush both to the operating system."""
-        self._file.write(data)
-        self._file.flush()
-        digest = hashlib.sha256(data).hexdigest()
-        self._digests.write(f"{self._number} {self._file.tell()} {digest}\n".encode())
-        self._digests.flush()
+        """Write a part, then its digest, and flush both to the operating system.
+
+        Raises:
+            OSError: if the disk refuses; the error names the file.
+        """
+        with naming(self._path):
+            self._file.write(data)
+            self._file.flush()
+            digest = hashlib.sha256(data).hexdigest()
+            self._digests.write(f"{self._number} {self._file.tell()} {digest}\n".encode())
+            self._digests.flush()
         self._number += 1
 
     def sync(self) -> None:
@@ -61,9 +66,21 @@ class SealedFile:
             os.fsync(self._digests.fileno())
 
     def close(self) -> None:
-        """Write the end of the stream, and close both files."""
-        with self._open_files:
+        """Write the end of the stream, and close both files.
+
+        Raises:
+            OSError: if the disk refuses; the error names the file.
+        """
+        with naming(self._path), self._open_files:
             self._file.write(STREAM_END)
+
+    def close_at_exit(self) -> None:
+        """Close both files, and say nothing if the disk refuses: the end of the stream is missing, as after a kill.
+
+        The error that ended the process has said what the disk refused before.
+        """
+        with suppress(OSError):
+            self.close()
 
 
 _LINE = re.compile(rb"(\d{1,15}) (\d{1,18}) ([0-9a-f]{64})\n")
