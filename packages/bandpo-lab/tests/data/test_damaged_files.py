@@ -15,20 +15,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 pytest.importorskip("math_verify")
 
-from bandpo_lab.data.prepare import prepare_data
+from bandpo_lab.data.prepare import _read_manifest, prepare_data
+from bandpo_lab.data.sources import _load_file
 from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.problems import read_problems
 from bandpo_lab.evals.report import as_json, score
 from bandpo_lab.evals.run import SAMPLES, SETTINGS, Sample, read_samples
 from bandpo_lab.file_models import with_seal
+from bandpo_lab.study.collect import collect_run, versions
 from bandpo_lab.study.execute import read_results
+from bandpo_lab.study.plan import parse_study, study_text
 from helpers.damage import damaged
 from rlvet.errors import RlvetError
 
 faulthandler.enable()
+
+
+@pytest.fixture(autouse=True)
+def _limits(request, monkeypatch):
+    """Read in a process with limits, as the commands do, in the tests that run at night."""
+    if request.node.get_closest_marker("exhaustive"):
+        monkeypatch.setenv("RLVET_LIMITS", "")
 
 
 def parquet(folder):
@@ -109,9 +120,81 @@ def test_damage_makes_no_other_figure_in_silence(write, tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("write", KINDS)
 def test_two_thousand_damages(write, tmp_path):
     assert check_damages(write, tmp_path, 2000).keys() <= {"refused", "the same"}
+
+
+# --- Files without digests ---
+
+
+def rows(folder):
+    lines = [json.dumps({"problem": f"What is {k} + 1?", "answer": str(k + 1)}) for k in range(50)]
+    (folder / "rows.jsonl").write_text("\n".join([*lines, ""]))
+    return folder / "rows.jsonl"
+
+
+def study_file(folder):
+    (folder / "study.yaml").write_text(study_text("quick"))
+    return folder / "study.yaml"
+
+
+def run_settings(folder):
+    settings = {"versions": {"bandpo": "1"}, "processes": 1, "arguments": {"seed": 0, "learning_rate": 1e-6}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return folder / "config.yaml"
+
+
+def data_manifest(folder):
+    (folder / "rows.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    prepare_data([str(folder / "rows.jsonl")], folder / "data")
+    return folder / "data" / "manifest.json"
+
+
+def finished_run(folder):
+    """Write the log and the settings of a run of a study, of which the log is damaged."""
+    run_settings(folder)
+    lines = [json.dumps({"step": step, "reward": 0.1, "entropy": 1.0}) for step in range(1, 30)]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    return folder / "metrics.jsonl"
+
+
+WITHOUT_DIGESTS = {
+    rows: lambda file: _load_file("rows", file, "train"),
+    study_file: lambda file: parse_study(file.read_text(errors="replace")),
+    run_settings: lambda file: versions(file.parent),
+    data_manifest: lambda file: _read_manifest(file.parent),
+    finished_run: lambda file: collect_run(file.parent),
+}
+"""For each kind of file its writer and what reads it."""
+
+
+def check_texts(write, folder, count):
+    file = write(folder)
+    read = WITHOUT_DIGESTS[write]
+    content = file.read_bytes()
+    read(file)
+    for seed in range(count):
+        file.write_bytes(damaged(content, random.Random(seed)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                read(file)
+            except RlvetError as error:
+                assert "\n" not in str(error), (seed, str(error))  # noqa: PT017
+
+
+@pytest.mark.parametrize("write", WITHOUT_DIGESTS)
+def test_damage_of_a_file_without_digests_gives_no_traceback(write, tmp_path):
+    check_texts(write, tmp_path, 100)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("write", WITHOUT_DIGESTS)
+def test_two_thousand_damages_of_a_file_without_digests(write, tmp_path):
+    check_texts(write, tmp_path, 2000)
 
 
 def test_a_changed_byte_of_prepared_data_is_refused_with_its_file(tmp_path):
