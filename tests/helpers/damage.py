@@ -1,6 +1,11 @@
 """Damage to the bytes of a file, as disks, copies and strangers make it."""
 
 import random
+import sys
+
+import pytest
+
+from rlvet.runs import gate
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
@@ -30,3 +35,14 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
             data[place:place] = data[place : place + length]
         if data != content:
             return bytes(data)
+
+
+def read_with_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rlvet read in a process with limits, as the commands do, which the tests of this repository leave out.
+
+    It is a copy of this process where that is possible, although other tests may have started threads: a new process
+    takes a hundred times as long.
+    """
+    monkeypatch.setenv("RLVET_LIMITS", "")
+    if sys.platform.startswith("linux") and sys.version_info < (3, 12):  # later ones warn of the threads
+        monkeypatch.setattr(gate, "_can_fork", lambda: True)

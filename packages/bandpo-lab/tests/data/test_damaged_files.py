@@ -29,7 +29,7 @@ from bandpo_lab.file_models import with_seal
 from bandpo_lab.study.collect import collect_run, versions
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study, study_text
-from helpers.damage import damaged
+from helpers.damage import damaged, read_with_limits
 from rlvet.errors import RlvetError
 
 faulthandler.enable()
@@ -39,7 +39,7 @@ faulthandler.enable()
 def _limits(request, monkeypatch):
     """Read in a process with limits, as the commands do, in the tests that run at night."""
     if request.node.get_closest_marker("exhaustive"):
-        monkeypatch.setenv("RLVET_LIMITS", "")
+        read_with_limits(monkeypatch)
 
 
 def parquet(folder):

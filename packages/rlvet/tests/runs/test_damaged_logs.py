@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from helpers import token_exports
-from helpers.damage import damaged
+from helpers.damage import damaged, read_with_limits
 from helpers.run_files import batch, nemo_rl, skyrl, slime, tensorboard, wandb
 from rlvet.checks.diagnosis import diagnose
 from rlvet.errors import InvalidValue
@@ -31,7 +31,7 @@ faulthandler.enable()
 def _limits(request, monkeypatch):
     """Read in a process with limits, as the commands do, in the tests that run at night."""
     if request.node.get_closest_marker("exhaustive"):
-        monkeypatch.setenv("RLVET_LIMITS", "")
+        read_with_limits(monkeypatch)
 
 
 ROWS = [

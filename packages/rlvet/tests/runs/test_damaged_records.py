@@ -12,7 +12,7 @@ import torch
 
 from bandpo.audit import Recorder
 from bandpo.replay.record import replay_record
-from helpers.damage import damaged
+from helpers.damage import damaged, read_with_limits
 from helpers.records import write_digests
 from rlvet.checks.diagnosis import diagnose
 from rlvet.errors import InvalidValue
@@ -26,7 +26,7 @@ faulthandler.enable()
 def _limits(request, monkeypatch):
     """Read in a process with limits, as the commands do, in the tests that run at night."""
     if request.node.get_closest_marker("exhaustive"):
-        monkeypatch.setenv("RLVET_LIMITS", "")
+        read_with_limits(monkeypatch)
 
 
 def write_record(folder):

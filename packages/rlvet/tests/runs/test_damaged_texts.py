@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from test_consoles import areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime
 
-from helpers.damage import damaged
+from helpers.damage import damaged, read_with_limits
 from rlvet.checks.diagnosis import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.lint.checks import lint_file
@@ -23,7 +23,7 @@ from rlvet.lint.checks import lint_file
 def _limits(request, monkeypatch):
     """Read in a process with limits, as the commands do, in the tests that run at night."""
     if request.node.get_closest_marker("exhaustive"):
-        monkeypatch.setenv("RLVET_LIMITS", "")
+        read_with_limits(monkeypatch)
 
 
 STEPS = range(1, 25)
