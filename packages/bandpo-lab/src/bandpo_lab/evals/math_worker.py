@@ -19,7 +19,22 @@ sys.path.pop(0)  # the folder of this file, whose modules would shadow other pac
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from math_verify.grader import is_equation, take_first_relation, take_last_relation
-from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Symbol, Tuple, nan, nsimplify, simplify, solve, zoo
+from sympy import (
+    Basic,
+    Eq,
+    Expr,
+    Float,
+    I,
+    Matrix,
+    MatrixBase,
+    Symbol,
+    Tuple,
+    nan,
+    nsimplify,
+    simplify,
+    solve,
+    zoo,
+)
 
 # The configurations of `parse`. Callers put each answer into a box, so that prose is not read as LaTeX.
 LATEX = LatexExtractionConfig(boxed_match_priority=0)
@@ -163,8 +178,8 @@ def with_imaginary_unit(parsed: list) -> list:
     """
     if not (parsed and isinstance(parsed[0], Basic)):
         return parsed
-    value = parsed[0]
-    units = dict.fromkeys((symbol for symbol in value.free_symbols if str(symbol) == "i"), I)
+    value: Any = parsed[0]
+    units = [(symbol, I) for symbol in value.free_symbols if str(symbol) == "i"]
     if isinstance(value, Eq):
         # z = 3 + 4i is not false, although math-verify takes z for real.
         return [Eq(value.lhs.subs(units), value.rhs.subs(units), evaluate=False), *parsed[1:]]
@@ -180,7 +195,7 @@ def with_form_of(answers: list, golds: list) -> list:
         return answers
     answer, gold = answers[0], golds[0]
     if isinstance(gold, MatrixBase) and gold.cols == 1 and isinstance(answer, Tuple):
-        return [type(gold)(list(answer)), *answers[1:]]
+        return [Matrix(list(answer)), *answers[1:]]
     if isinstance(gold, Tuple) and isinstance(answer, MatrixBase) and answer.cols == 1:
         return [Tuple(*answer), *answers[1:]]
     return answers

@@ -330,7 +330,10 @@ def _check_size(value: Any) -> None:
             left += [(part, False) for part in _parts(one)]
 
 
-class _SafeUnpickler(pickle._Unpickler):
+_Unpickler: Any = pickle._Unpickler  # type stubs do not have its methods
+
+
+class _SafeUnpickler(_Unpickler):
     """An unpickler that creates a `PickledObject` for everything that a pickle names, and imports nothing.
 
     It derives from Python's unpickler, as the one in C allocates gigabytes for a forged index of the memo. Keys and
@@ -338,7 +341,7 @@ class _SafeUnpickler(pickle._Unpickler):
     """
 
     # The methods of the base class, which takes them from this table.
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]] = dict(_Unpickler.dispatch)
 
     def load_setitem(self) -> None:
         _check_keys(self.stack[-2:-1])
