@@ -1,7 +1,7 @@
 """A fixed set of answers in unusual forms and of imitations, each with a person's verdict.
 
-pairs.jsonl has eight sets. "building" and "held out" are halves of the first one, drawn by a digest: the rules were
-written with the first half alone. "second" to "seventh" were written later, each before it was first graded.
+pairs.jsonl has nine sets. "building" and "held out" are halves of the first one, drawn by a digest: the rules were
+written with the first half alone. "second" to "eighth" were written later, each before it was first graded.
 docs/measured/evaluation.md has the scores of each set, the first ones and those of today.
 """
 

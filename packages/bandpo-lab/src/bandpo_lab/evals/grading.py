@@ -44,6 +44,8 @@ _NAME = re.compile(
     r"(?:_\{?\w+\}?)?(?:\^\s*(?:\{\s*(?:-1|\*|T)\s*\}|\*|T))?"
     r"\s*(?:\([^=()]*\)|\[[^=\[\]]*\]|[a-zA-Z](?![a-zA-Z]))?\s*=(?=[^=]*$)"
 )
+# The exclusion of a value from the domain of a fraction, after it
+_EXCLUSION = re.compile(r"(?<=\})\s*,\s*(?:\\quad\s*)?([a-z])\s*\\neq?(?![a-z])\s*-?\d+\s*$")
 _RATIO = re.compile(r"\d+(?::\d+)+")
 _RATIO_IN_WORDS = re.compile(r"(?:\\text\s*\{\s*)?(\d+)\s*(?:\\text\s*\{)?\s*to\s*\}?\s*(\d+)\s*\}?")
 _TRUNCATING = re.compile(r"\\[pb]?mod(?![a-z])|\\equiv(?![a-z])|\\[lcv]?dots|\.\.\.|…")
@@ -316,6 +318,8 @@ def _comparable(answer: str, gold: str) -> tuple[str, str] | None:
         return None
     if "=" not in gold:
         answer = _NAME.sub("", answer)
+    if r"\ne" not in gold:
+        answer = _EXCLUSION.sub("", answer)
     choice = _CHOICE.fullmatch(answer)
     if choice is not None and len(gold) == 1:
         return choice[1], gold

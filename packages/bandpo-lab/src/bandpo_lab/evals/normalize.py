@@ -88,7 +88,7 @@ _STATEMENT = (
     r"\s*(?:[Tt]he\s+)?(?![^{}]*(?i:\b(?:not|never|no|\w+n't|if|whether|or|than|least|most|wrong|incorrect|false|except"
     r"|between|from|twice|double|triple|half|third|square|minus|plus|times|maybe|perhaps|possibly|could|might|may|cannot"
     r"|neither|nor|other|without|hundred|thousand|[mb]illion|dozen|per|percent|step)\b))"
-    r"(?:[a-zA-Z]+\s+)*(?:is|are|equals|has|have|total\s+of|point|year)\s*"
+    r"(?:[a-zA-Z]+\s+)*(?:is|are|equals|has|have|total\s+of|point|center|vertex|focus|prime|year)\s*"
 )
 _MONTH = r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 _WHOLE_TEXT = r"^\s*(?:\\text\s*\{{\s*)?(?i:{})\.?\s*\}}?\s*$"
