@@ -10,9 +10,6 @@ import torch
 from measuring import compete, paired, peak_growth
 
 ACCURACY = 1e-5  # the relative error of the margins that `ratio_bounds` promises in float32
-# Bytes in float32 if each tensor is moved once. Bounds: read logp_old, write two bounds. Loss: the forward pass reads
-# logp, logp_old, advantages and mask, and writes the slope; the backward pass reads the slope and writes the gradient.
-BYTES_PER_TOKEN = {"bounds": 4 * 3, "loss": 4 * 7}
 NEEDS_CUDA, NO_TIME = "skipped: needs CUDA", "skipped: no time left"
 
 # The shapes of SmolLM2-135M and of Qwen2.5-1.5B, and one for the tests.
@@ -74,7 +71,7 @@ class Allowance:
         return moment + self._slowest < self.end
 
 
-def accuracy(allowance, device, *, points, backend, eager=None, compiled=None):
+def accuracy(allowance, device, *, points, backend, mode, names=None):
     """Yield the worst relative errors of the margins, by divergence.
 
     Args:
@@ -82,49 +79,43 @@ def accuracy(allowance, device, *, points, backend, eager=None, compiled=None):
         device: The device of the solver.
         points: The number of points for each divergence and dtype.
         backend: The backend of torch.compile.
-        eager: The divergences for the eager solver; all of the oracle's if not given.
-        compiled: The divergences for the compiled solver; all of the oracle's if not given.
+        mode: ``eager`` or ``compiled``.
+        names: The divergences; all of the oracle's if not given.
     """
     import oracle
     from accuracy import worst_error
     from bandpo import ratio_bounds
 
     worst = 0.0
-    for mode, names in (("eager", eager), ("compiled", compiled)):
-        for name in names or oracle.F:
-            solve = ratio_bounds
-            if mode == "compiled":
-                torch._dynamo.reset()
-                solve = torch.compile(ratio_bounds, backend=backend)
-            for dtype in (torch.float32, torch.bfloat16):
-                row = {"mode": mode, "divergence": name, "dtype": str(dtype)[6:]}
-                if not allowance.another():
-                    yield row | {"skipped": NO_TIME}
-                    continue
-                error, logp, radius = worst_error(name, dtype, points, device, solve)
-                worst = max(worst, error)
-                yield row | {"error": error, "logp": logp, "radius": radius}
+    for name in names or oracle.F:
+        solve = ratio_bounds
+        if mode == "compiled":
+            torch._dynamo.reset()
+            solve = torch.compile(ratio_bounds, backend=backend)
+        for dtype in (torch.float32, torch.bfloat16):
+            row = {"mode": mode, "divergence": name, "dtype": str(dtype)[6:]}
+            if not allowance.another():
+                yield row | {"skipped": NO_TIME}
+                continue
+            error, logp, radius = worst_error(name, dtype, points, device, solve)
+            worst = max(worst, error)
+            yield row | {"error": error, "logp": logp, "radius": radius}
     if not worst <= ACCURACY:
         raise AssertionError(f"a margin is off by {worst:.1e}, more than {ACCURACY:.0e}")
 
 
-def speed(allowance, device, *, tokens, copied, rounds, backend):
-    """Yield the times of bounds and losses, and their ratios to the time of a copy of the same number of bytes."""
-    from speed import race
+def bounds(allowance, device, *, shapes, backend):
+    """Yield the device's and the host's times of bounds, and of a copy of the same number of bytes."""
+    from device_time import bounds_contestants, rows
 
-    source = torch.empty(copied, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    seconds = compete({"copy": partial(target.copy_, source)}, device, rounds)["copy"]
-    bandwidth = 2 * copied / seconds  # each byte is read and written
-    yield {"what": "copy", "bytes": copied, "seconds": seconds, "bytes_per_second": bandwidth}
-    for what in BYTES_PER_TOKEN:
-        for number in tokens:
-            if not allowance.another():
-                yield {"what": what, "tokens": number, "skipped": NO_TIME}
-                continue
-            floor = BYTES_PER_TOKEN[what] * number / bandwidth
-            for row, seconds, ratio in race(what, number, device, rounds, backend):
-                yield row | {"seconds": seconds, "ratio": ratio, "of_copy": floor / seconds}
+    yield from rows("bounds", bounds_contestants(backend), shapes, device, allowance.another)
+
+
+def losses(allowance, device, *, shapes, backend):
+    """Yield the device's and the host's times of losses, and of a copy of the same number of bytes."""
+    from device_time import loss_contestants, rows
+
+    yield from rows("loss", loss_contestants(backend), shapes, device, allowance.another)
 
 
 def habits(allowance, device, *, tokens, backend):

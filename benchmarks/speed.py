@@ -60,9 +60,14 @@ def method_loss(method):
     return partial(policy_loss, method=as_method(method), layout=Rows())
 
 
-def batch(tokens, device):
+# Bytes in float32 if each tensor is moved once. Bounds: read logp_old, write two bounds. Loss: the forward pass reads
+# logp, logp_old, advantages and mask, and writes the derivative; the backward pass reads it and writes the gradient.
+BYTES_PER_TOKEN = {"bounds": 4 * 3, "loss": 4 * 7}
+
+
+def batch(tokens, device, width=1024):
     g = torch.Generator().manual_seed(0)
-    logp_old = -torch.empty(tokens // 1024, 1024).exponential_(0.5, generator=g)
+    logp_old = -torch.empty(tokens // width, width).exponential_(0.5, generator=g)
     logp = (logp_old + 0.3 * torch.randn(logp_old.shape, generator=g)).clamp(max=-1e-6)
     advantages = torch.randn(logp_old.shape, generator=g)
     mask = (torch.rand(logp_old.shape, generator=g) > 0.1).float()
@@ -90,8 +95,8 @@ def compiled(run, backend):
 
 
 @cache
-def compiled_method(name, backend):
-    return partial(compile_loss(name, dynamic=True, backend=backend), layout=Rows())
+def compiled_method(name, backend, dynamic=True):
+    return partial(compile_loss(name, dynamic=dynamic, backend=backend), layout=Rows())
 
 
 def bounds_contest(tokens, device, backend="inductor"):
