@@ -160,8 +160,8 @@ audit-deps: $(DEV)
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
-# What only a GPU can tell, in at most 20 minutes, and the table of it in docs/measured/benchmarks.md. In the Python at hand, not in
-# $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only speed' for a part.
+# What only a GPU can tell, in at most 16 minutes, and the table of it in docs/measured/benchmarks.md. In the Python at hand, not in
+# $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only losses' for a part.
 gpu-check:
 	PYTHONPATH=$(SOURCES):tests $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 

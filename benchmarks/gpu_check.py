@@ -1,6 +1,7 @@
-"""Run the measurements that need a GPU, in at most 20 minutes; write JSON and update docs/measured/benchmarks.md.
+"""Run the measurements that need a GPU, in at most 18 minutes; write JSON and update docs/measured/benchmarks.md.
 
     make gpu-check                                                  # needs CUDA
+    make gpu-check GPU_CHECK='--only losses'                        # one section, at most 2 minutes
     make gpu-check GPU_CHECK='--small --output FILE'
 
 Needs torch. A section whose packages are missing is skipped, and the output says so. Each section runs in its own
@@ -26,10 +27,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+import device_time
 import gpu_check_docs
 import gpu_check_sections as sections
 from measuring import stamp
 
+LIMIT = 120
+"""Seconds that a section may take, which is also what a card lent for a few minutes allows."""
 PACKAGES = ("triton", "transformers", "trl", "liger-kernel", "verl")
 
 
@@ -46,52 +50,42 @@ class Section(NamedTuple):
 
 
 def plan(small: bool) -> list[Section]:
-    """Return all sections. Their time limits add up to less than 20 minutes."""
+    """Return all sections. Each can run alone, in at most two minutes."""
     if small:
-        sizes = {"accuracy": 4, "tokens": (1024, 2048), "copied": 2**16, "rounds": 2, "habits": 1024}
+        shapes, backend = device_time.SMALL_SHAPES, "eager"  # all stages of torch.compile but the last
+        points, tokens = 4, 1024
         names = {"eager": ("KL()", "TotalVariation()"), "compiled": ("TotalVariation()",)}
-        backend = "eager"  # all stages of torch.compile but the last
         models = {"tiny": {"sequences": 2, "completion": 4, "rounds": 1}}
         head = {"vocabulary": 300, "tokens": 32, "width": 8, "rounds": 2, "compiled": False}
     else:
-        # 1 GiB does not fit into any cache.
-        sizes = {
-            "accuracy": 60,
-            "tokens": (2**16, 2**20, 2**24),
-            "copied": 2**30,
-            "rounds": 15,
-            "habits": 2**22,
-        }
-        names, backend = {}, "inductor"
+        shapes, backend = device_time.SHAPES, "inductor"
+        points, tokens = 60, 2**22
+        names = {"eager": None, "compiled": None}
         models = {
             "135M": {"sequences": 16, "completion": 128, "rounds": 20},
             "1.5B": {"sequences": 8, "completion": 128, "rounds": 20},
         }
         head = {"vocabulary": 152_000, "tokens": 8192, "width": 1536, "rounds": 5, "compiled": True}
-    rounds = sizes["rounds"]
     return [
-        Section(
-            "speed",
-            200,
-            (),
-            partial(
-                sections.speed, tokens=sizes["tokens"], copied=sizes["copied"], rounds=rounds, backend=backend
-            ),
-        ),
-        Section("habits", 120, (), partial(sections.habits, tokens=sizes["habits"], backend=backend)),
+        Section("losses", LIMIT, (), partial(sections.losses, shapes=shapes, backend=backend)),
+        Section("bounds", LIMIT, (), partial(sections.bounds, shapes=shapes, backend=backend)),
+        Section("habits", LIMIT, (), partial(sections.habits, tokens=tokens, backend=backend)),
         *(
             Section(
-                f"trl {model}", 240, ("trl", "datasets"), partial(sections.trl_step, model=model, **options)
+                f"trl {model}", LIMIT, ("trl", "datasets"), partial(sections.trl_step, model=model, **options)
             )
             for model, options in models.items()
         ),
-        Section("head", 120, (), partial(sections.head, **head)),
+        Section("head", LIMIT, (), partial(sections.head, **head)),
         # Last, because compilation may exceed the limit. Cases without time left are listed as skipped.
-        Section(
-            "accuracy",
-            240,
-            ("mpmath",),
-            partial(sections.accuracy, points=sizes["accuracy"], backend=backend, **names),
+        *(
+            Section(
+                f"accuracy {mode}",
+                LIMIT,
+                ("mpmath",),
+                partial(sections.accuracy, points=points, backend=backend, mode=mode, names=names[mode]),
+            )
+            for mode in ("eager", "compiled")
         ),
     ]
 

@@ -21,7 +21,10 @@ def now(device):
 
 
 def time_of(run, device):
-    """Return the seconds of one call. On CUDA they are measured between two events and include waits for the host."""
+    """Return the seconds of one call. On CUDA they are measured between two events and include waits for the host.
+
+    `device_time.py` measures the device alone.
+    """
     if device == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

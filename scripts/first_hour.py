@@ -80,7 +80,7 @@ def plan(data: Path, output: Path, steps: int = STEPS, rehearse: bool = False) -
         Stage(
             "gpu-check",
             ("make", "gpu-check", f"PYTHON={sys.executable}"),
-            20 * 60,
+            16 * 60,
             "a table of times and errors for each section, in `docs/measured/benchmarks.md`",
             "a failed section has its traceback; one without its package is skipped. The other stages do not need it: "
             "`--without gpu-check`",
