@@ -413,16 +413,10 @@ class Tokens(TokenData):
     @lazy_property
     def clip_mask(self) -> ClipMask:
         """Mark the tokens whose ratio to the anchor is below the lower bound, and those above the upper bound."""
-        if self.rule.interval is not None:
-            log_lower, log_upper = self.rule.interval
-            return ClipMask(self.log_ratio_anchor < log_lower, self.log_ratio_anchor > log_upper)
         if self.rule.solves:
-            return self.rule.clip_mask(self.log_ratio_anchor, self.logp_anchor)
+            return self.rule.compare(self.log_ratio_anchor, self.logp_anchor)
         # Bounds with a closed form are cheap, and other properties use them too.
-        return ClipMask(
-            self.log_ratio_anchor < self.bounds.log_lower,
-            self.log_ratio_anchor > self.bounds.log_upper,
-        )
+        return ClipMask.outside(self.log_ratio_anchor, *self._log_bounds)
 
     @lazy_property
     def above(self) -> Bool[Tensor, "batch time"]:
@@ -454,12 +448,15 @@ class Tokens(TokenData):
         """Compute the rule's bounds on the ratio to the anchor. For a `Band` without a closed form this is costly."""
         return self.rule.bounds(self.logp_anchor)
 
+    @property
+    def _log_bounds(self) -> tuple[float, float] | tuple[Tensor, Tensor]:
+        """Both bounds as log-ratios: two numbers if they are the same for all tokens, else two tensors."""
+        return self.rule.interval or (self.bounds.log_lower, self.bounds.log_upper)
+
     @lazy_property
     def clipped(self) -> Float[Tensor, "batch time"]:
         """Compute the ratio π/π_old clipped to the rule's bounds."""
-        if self.rule.interval is not None:
-            return self._shift_ratio(self.log_ratio_anchor.clamp(*self.rule.interval))
-        return self._shift_ratio(self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper))
+        return self._shift_ratio(self.log_ratio_anchor.clamp(*self._log_bounds))
 
     def ratio_at_bound(self, outside: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """Compute the ratio π/π_old at the bound that a token is beyond, for the value of the loss.
@@ -472,11 +469,8 @@ class Tokens(TokenData):
         """
         # Sums over many tokens stay finite, without a cap on the ratio too.
         largest = torch.finfo(self.log_ratio.dtype).max / LARGEST_SUM
-        if self.rule.interval is not None:
-            return self._shift_ratio(self.log_ratio_anchor.clamp(*self.rule.interval), largest)
         if not self.rule.solves:
-            log_ratio = self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper)
-            return self._shift_ratio(log_ratio, largest)
+            return self._shift_ratio(self.log_ratio_anchor.clamp(*self._log_bounds), largest)
         logp = self.logp_anchor
         above = self.above
         is_few = logp.numel() < FEW_TOKENS
@@ -488,11 +482,14 @@ class Tokens(TokenData):
         return self._shift_ratio(bounds.view(logp.shape), largest)
 
     def _shift_ratio(self, log_ratio_anchor: Tensor, largest: float = math.inf) -> Tensor:
-        """Return π/π_old, limited to finite numbers and to ``largest``, at another value of log(π/π_anchor)."""
+        """Return π/π_old, limited to finite numbers and to ``largest``, at another value of log(π/π_anchor).
+
+        That value is overwritten.
+        """
         log_ratio = log_ratio_anchor
         if self.anchor_ratio is not None:
             log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
-        return log_ratio.exp().clamp_(max=min(largest, torch.finfo(log_ratio.dtype).max))
+        return log_ratio.exp_().clamp_(max=min(largest, torch.finfo(log_ratio.dtype).max))
 
     @lazy_property
     def interval_used(self) -> Float[Tensor, "batch time"]:

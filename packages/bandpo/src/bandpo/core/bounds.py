@@ -11,6 +11,7 @@ import torch
 from . import _checks
 from ._shown import as_html
 from .divergences import Divergence
+from .divergences._solver import as_tensor
 from .errors import InvalidType
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def ratio_bounds(
         radius = _checks.as_radius(radius, logp)
     else:
         _checks.positive("radius", radius)
-        radius = torch.full((), radius, dtype=logp.dtype, device=logp.device)
+        radius = as_tensor(radius, logp)
     log_lower, log_upper = divergence.log_bounds(logp, radius)
     # The roots are inside the simplex, but their last digit may not be.
     return RatioBounds(log_lower.clamp(max=0.0), torch.minimum(log_upper.clamp(min=0.0), -logp))

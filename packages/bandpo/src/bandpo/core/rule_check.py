@@ -184,7 +184,7 @@ def _check_clip_mask(rule: ClipRule, resolved: ClipRule, bounds: RatioBounds) ->
                 continue
             logp, ratio, wrong_bound = (x[wrong][0] for x in (LOGP, log_ratio, bound))
             # With Band's own clip_mask, the bounds of the divergence are at fault.
-            if isinstance(resolved, Band) and type(resolved).clip_mask is Band.clip_mask:
+            if isinstance(resolved, Band) and type(resolved).compare is Band.compare:
                 value = resolved.divergence.divergence_of_ratio(ratio, logp)
                 _refuse(
                     resolved.divergence,

@@ -51,6 +51,13 @@ class ClipMask(NamedTuple):
     clipped_high: Bool[Tensor, "*shape"]
     """True if the ratio is above the upper bound."""
 
+    @classmethod
+    def outside(
+        cls, log_ratio: Float[Tensor, "*shape"], log_lower: float | Tensor, log_upper: float | Tensor
+    ) -> ClipMask:
+        """Compare log-ratios with two bounds, which are numbers or tensors of their shape."""
+        return cls(log_ratio < log_lower, log_ratio > log_upper)
+
 
 @dataclass(frozen=True)
 class ClipRule(Varies, ABC):
@@ -63,19 +70,30 @@ class ClipRule(Varies, ABC):
     def clip_mask(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> ClipMask:
         """Compute which tokens have a log-ratio outside of their bounds.
 
-        The gradient of a clipped loss depends on this mask only. The default compares the ratio with `bounds`. A rule
-        with a cheaper test overrides this method and `solves`.
+        The gradient of a clipped loss depends on this mask only.
 
         Args:
             log_ratio: ``logp − logp_old`` (nats).
             logp_old: The old log-probabilities (nats).
+
+        Raises:
+            ValueError: if a log-probability is NaN or above 0, on the CPU.
+        """
+        return self.compare(log_ratio, _checks.as_logp("logp_old", logp_old))
+
+    def compare(self, log_ratio: Float[Tensor, "*shape"], logp_old: Float[Tensor, "*shape"]) -> ClipMask:
+        """Compute `clip_mask` for the log-probabilities of a batch, which are valid.
+
+        The default compares the ratio with `bounds`. A rule with a cheaper test overrides this method and `solves`.
+
+        Args:
+            log_ratio: ``logp − logp_old`` (nats).
+            logp_old: The old log-probabilities (nats) of a batch; above 0 only by rounding.
         """
         if self.interval is not None:
-            _checks.as_logp("logp_old", logp_old)
-            log_lower, log_upper = self.interval
-            return ClipMask(log_ratio < log_lower, log_ratio > log_upper)
+            return ClipMask.outside(log_ratio, *self.interval)
         bounds = self.bounds(logp_old)
-        return ClipMask(log_ratio < bounds.log_lower, log_ratio > bounds.log_upper)
+        return ClipMask.outside(log_ratio, bounds.log_lower, bounds.log_upper)
 
     def log_bound(
         self, logp_old: Float[Tensor, "*shape"], above: Bool[Tensor, "*shape"]
@@ -83,7 +101,7 @@ class ClipRule(Varies, ABC):
         """Compute one bound of each token, as a log-ratio: the upper one where ``above``, else the lower one.
 
         The value of a clipped loss depends on one bound only. The default computes both. A rule that can compute one of
-        them for less overrides this method.
+        them for less overrides this method. The result is a new tensor, which the caller may overwrite.
 
         Args:
             logp_old: The old log-probabilities (nats) of a batch, which are valid.
@@ -106,7 +124,7 @@ class ClipRule(Varies, ABC):
 
     @property
     def solves(self) -> bool:
-        """True if `bounds` is costly, as with a root search. The loss then calls `clip_mask` instead if it can."""
+        """True if `bounds` is costly, as with a root search. The loss then calls `compare` instead if it can."""
         return any(rule.solves for rule in self._inner_rules())
 
     def settle(self, tokens: TokenData) -> ClipRule:
@@ -243,7 +261,7 @@ class Band(ClipRule):
     """A clip rule that allows the ratios within an f-divergence trust region around the token's old probability.
 
     The bounds are the smallest and the largest ratio r with ``p·f(r) + (1 − p)·f((1 − p·r)/(1 − p)) ≤ radius``.
-    `clip_mask` evaluates this constraint at the token's ratio, without solving for the bounds.
+    `compare` evaluates this constraint at the token's ratio, without solving for the bounds.
 
     Args:
         divergence: The divergence, which gives f.
@@ -311,15 +329,12 @@ class Band(ClipRule):
         if self.divergence.closed:
             return super().log_bound(logp_old, above)
         # No value is checked: it was in the batch.
-        logp = _checks.as_float("logp_old", logp_old).clamp(max=0.0)
-        radius = self.radius_for(logp)
-        if not isinstance(radius, torch.Tensor):
-            radius = torch.full((), radius, dtype=logp.dtype, device=logp.device)
         # The lower bound is below the cap too.
-        return self.divergence.log_bound(logp, radius, above).clamp(max=math.log(self.max_ratio))
+        bound = self.divergence.log_bound(logp_old.clamp(max=0.0), self.radius_for(logp_old), above)
+        return bound.clamp_(max=math.log(self.max_ratio))
 
-    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        logp = _checks.as_logp("logp_old", logp_old)
+    def compare(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+        logp = logp_old.clamp(max=0.0)
         divergence = self.divergence.divergence_of_ratio(log_ratio, logp)
         # The log-ratio of tokens outside of the trust region, else 0. A compiled graph stores this one tensor for both
         # masks; storing boolean tensors is slower.
@@ -507,10 +522,10 @@ class TwoSided(ClipRule):
     def bounds(self, logp_old: Tensor) -> RatioBounds:
         return RatioBounds(self.lower.bounds(logp_old).log_lower, self.upper.bounds(logp_old).log_upper)
 
-    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+    def compare(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
         return ClipMask(
-            self.lower.clip_mask(log_ratio, logp_old).clipped_low,
-            self.upper.clip_mask(log_ratio, logp_old).clipped_high,
+            self.lower.compare(log_ratio, logp_old).clipped_low,
+            self.upper.compare(log_ratio, logp_old).clipped_high,
         )
 
     def log_bound(self, logp_old: Tensor, above: Tensor) -> Tensor:
@@ -549,9 +564,9 @@ class _Combined(ClipRule):
         b = self.b.bounds(logp_old)
         return RatioBounds(self._lower(a.log_lower, b.log_lower), self._upper(a.log_upper, b.log_upper))
 
-    def clip_mask(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
-        a = self.a.clip_mask(log_ratio, logp_old)
-        b = self.b.clip_mask(log_ratio, logp_old)
+    def compare(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
+        a = self.a.compare(log_ratio, logp_old)
+        b = self.b.compare(log_ratio, logp_old)
         return ClipMask(
             self._clipped(a.clipped_low, b.clipped_low),
             self._clipped(a.clipped_high, b.clipped_high),

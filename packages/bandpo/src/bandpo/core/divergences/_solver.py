@@ -62,6 +62,13 @@ def floor(dtype: torch.dtype) -> float:
     return math.log(info.tiny / info.eps) + 1
 
 
+def as_tensor(radius: float | Tensor, logp: Tensor) -> Tensor:
+    """Return a radius as a tensor of the dtype and on the device of ``logp``."""
+    if isinstance(radius, torch.Tensor):
+        return radius
+    return torch.full((), radius, dtype=logp.dtype, device=logp.device)
+
+
 def rarer_event(logp: Float[Tensor, "*shape"], log1mp: Float[Tensor, "*shape"]) -> Rarer:
     """Return the rarer event of each token, from ``log p`` and ``log(1 − p)``."""
     log_m = torch.minimum(logp, log1mp).clamp(min=floor(logp.dtype))

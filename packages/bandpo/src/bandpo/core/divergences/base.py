@@ -91,13 +91,14 @@ class Divergence(ABC):
     def log_bound(
         self,
         logp: Float[Tensor, "*shape"],
-        radius: Float[Tensor, "*#shape"],
+        radius: float | Float[Tensor, "*#shape"],
         above: Bool[Tensor, "*shape"],
     ) -> Float[Tensor, "*shape"]:
         """Compute one root of each token: the largest log-ratio with ``g ≤ radius`` where ``above``, else the smallest.
 
         A subclass with its own `log_bounds` computes both.
         """
+        radius = _solver.as_tensor(radius, logp)
         if type(self).log_bounds is not Divergence.log_bounds:
             log_lower, log_upper = self.log_bounds(logp, radius)
             return torch.where(above, log_upper, log_lower)

@@ -55,7 +55,8 @@ class JensenShannon(Divergence):
         above = torch.ones_like(logp, dtype=torch.bool)
         return self.log_bound(logp, radius, ~above), self.log_bound(logp, radius, above)
 
-    def log_bound(self, logp: Tensor, radius: Tensor, above: Tensor) -> Tensor:
+    def log_bound(self, logp: Tensor, radius: float | Tensor, above: Tensor) -> Tensor:
+        radius = _solver.as_tensor(radius, logp)
         rarer = _solver.rarer_event(logp, log1mexp(logp))
         sign = rarer.sign(above)
         rare, common = _jensen_shannon_root(rarer, radius, sign)

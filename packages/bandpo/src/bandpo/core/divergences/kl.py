@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..divergences import _solver
-from ..divergences._exact import expm1, expm1_minus, one_minus_exp
+from ..divergences._exact import expm1, expm1_minus
 from ..divergences.base import Divergence
 
 __all__ = ["KL", "ReverseKL"]
@@ -36,11 +36,12 @@ class KL(Divergence):
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         p = torch.exp(logp)
-        loss_of_others = -p * expm1(log_ratio)
-        one_minus_p = one_minus_exp(logp)
-        log_c = torch.log1p((loss_of_others / one_minus_p).clamp(min=-1.0))
-        del loss_of_others
-        return torch.addcmul(p * log_ratio, one_minus_p, log_c).neg()
+        # p − 1 has the same digits as 1 − p, and one operation less.
+        others = expm1(logp).clamp(max=-torch.finfo(logp.dtype).tiny)
+        gain = p * expm1(log_ratio)
+        log_c = torch.log1p((gain / others).clamp(min=-1.0))
+        del gain
+        return torch.addcmul(p * log_ratio, others, log_c, value=-1.0).neg()
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         # m is the probability of the rarer of the events "this token" and "any other token", n that of the other one.
@@ -58,26 +59,33 @@ class KL(Divergence):
         # For small p, p·upper tends to 1 − e^−radius. Tokens with p below the smallest m are scaled accordingly.
         return log_lower, log_upper + (math.log(smallest) - logp).clamp(min=0.0)
 
-    def log_bound(self, logp: Tensor, radius: Tensor, above: Tensor) -> Tensor:
+    def log_bound(self, logp: Tensor, radius: float | Tensor, above: Tensor) -> Tensor:
         # One of the events "this token" and "any other token" gains probability. With the odds o of that event and its
         # log-ratio l, the constraint gives its ratio as a function of l,
-        #     1 + w = 1 + (1 − e^−t)/o   with   t = radius + o·(radius + l),   and the other event's log-ratio is −t.
+        #     1 + w = 1 + (1 − e^−t)/o   with   t = o·l + (1 + o)·radius,   and the other event's log-ratio is −t.
         # This is Newton's method for l = log(1 + w), which converges from above. It takes fewer operations than
-        # `log_bounds`. It is as exact for the ratio, but not for its distance from 1.
+        # `log_bounds`. It is as exact for the ratio, but not for its distance from 1. Operations are in place, and
+        # tensors are deleted early, because this is the peak of the loss's memory in eager mode.
         tiny = torch.finfo(logp.dtype).tiny
-        p = torch.exp2(logp * math.log2(math.e)).clamp(min=tiny)
-        negative_odds = p / (p - 1).clamp(max=-tiny)
-        negative_odds = torch.where(above, negative_odds, negative_odds.reciprocal())
-        inverse = negative_odds.reciprocal()
-        log_ratio = torch.minimum((-2 * radius * inverse).sqrt(), torch.log1p(-inverse))
-        minus_radius = -radius
-        for _ in range(5 if logp.dtype == torch.float64 else 3):
-            change = expm1(torch.addcmul(minus_radius, negative_odds, log_ratio + radius))
-            w = change * inverse
-            difference = torch.log1p(w) - log_ratio
-            log_ratio = torch.addcdiv(log_ratio, torch.addcmul(difference, difference, w), w - change)
-        other = torch.addcmul(minus_radius, negative_odds, log_ratio + radius)
-        return torch.where(above, log_ratio, other)
+        # exp2, because on a CPU torch.compile stores each tensor that has an exp and is used twice.
+        p = torch.exp2(logp * math.log2(math.e)).clamp_(min=tiny)
+        del logp
+        odds = p / (p - 1).clamp_(max=-tiny)
+        del p
+        minus_odds = torch.where(above, odds, odds.reciprocal())
+        del odds
+        inverse = minus_odds.reciprocal()
+        log_ratio = torch.log1p(-inverse)
+        log_ratio = torch.minimum(log_ratio, inverse.mul_(-2 * radius).sqrt_())
+        del inverse
+        constant = (minus_odds - 1).mul_(radius)
+        for _ in range(5 if constant.dtype == torch.float64 else 3):
+            change = expm1(torch.addcmul(constant, minus_odds, log_ratio))
+            w = change / minus_odds
+            step = torch.log1p(w).sub_(log_ratio)
+            log_ratio.addcdiv_(step.addcmul_(step, w), w.sub_(change))
+            del change, w, step
+        return torch.where(above, log_ratio, torch.addcmul(constant, minus_odds, log_ratio))
 
 
 # The two functions below compute the log-ratios of an event of probability m ≤ ½ and of its complement, n = 1 − m, at
