@@ -242,9 +242,11 @@ class Method(Varies):
             tokens = self.tokens(batch)
             objective = self.objective.resolve(batch.state)
             surrogate = weight = objective.weight(tokens)
-            values = loss_metrics(batch, tokens, weight, self.level) if metrics else {}
-            # The advantage is 0 in the padding, so the derivative and the value are 0 there too.
-            derivative = (batch.advantages * weight).neg_()
+            # The derivative of −r·A by r. It is 0 in the padding, so the derivative and the value are 0 there too.
+            slope = -batch.advantages
+            values = loss_metrics(batch, tokens, weight, slope, self.level) if metrics else {}
+            derivative = slope.mul_(weight)
+            del slope
             bias = objective.bias(tokens)
             if bias is not None:
                 derivative = derivative - bias * batch.mask
