@@ -1,15 +1,18 @@
 """`compile_loss`: one pass over the tokens, few compilations, and the gradient of the loss that is not compiled."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from bandpo import KL, Band, Batch, Method, Packed, compile_loss, policy_loss
+from bandpo import KL, Band, Batch, Method, Packed, Rows, compile_loss, policy_loss
 from bandpo.core.methods import METHODS
 from bandpo.core.objectives import DualClip
 from bandpo.core.schedules import ClipRateController, Linear, TrainingState
+from bandpo.core.sequences import part_sums
 from bandpo.core.text import as_method
 
 pytestmark = pytest.mark.slow
@@ -159,3 +162,90 @@ def test_one_pass_each_way(name, most):
     beyond a bound of the KL divergence costs 20 bytes more.
     """
     assert bytes_per_token(name, (64, 1024)) <= most
+
+
+def paths_of(method):
+    """Return the largest number of paths from a sum of the loss to its inputs, on a device that is not the CPU.
+
+    A compiler that stores no intermediate tensor follows each of them.
+    """
+    tensors = [torch.empty(4, 64, device="meta") for _ in range(4)]
+    derivatives = []
+
+    def loss_of(*tensors):
+        loss, metrics = as_method(method).loss(Batch.read(*tensors, layout=Rows()))
+        return loss, derivatives[-1], *metrics.values()
+
+    def keep(x, values, derivative):
+        derivatives.append(derivative)
+        return values
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.compiler.is_compiling", lambda: True)
+        patch.setattr("bandpo.core.methods.with_derivative", keep)
+        functional = torch.func.functionalize(loss_of, remove="mutations_and_views")
+        graph = make_fx(functional, tracing_mode="fake")(*tensors).graph
+    paths = {}
+    largest = 0
+    for node in graph.nodes:
+        paths[node] = max(1, sum(paths[x] for x in node.all_input_nodes))
+        if "sum" in str(node.target):
+            largest = max(largest, paths[node])
+            paths[node] = 1  # the result of a sum is stored
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("method", "one_pass"),
+    [
+        *((f"Band({name}())", True) for name in ("KL", "TotalVariation", "PearsonChi2", "NeymanChi2")),
+        ("BandPO()", True),
+        ("TwoSided(Band(KL()), Band(KL()))", True),
+        ("FIPO()", True),
+        ("BandPO(JensenShannon())", False),
+        ("Loosest(Band(ReverseKL()), FixedClip(0.2))", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of make_fx
+def test_a_compiler_that_stores_nothing_has_little_to_do(method, one_pass):
+    """With one more step of its root, or with all thresholds off, the loss took minutes to compile on a GPU."""
+    chosen = as_method(method)
+    assert chosen.clip.one_pass == one_pass
+    assert (paths_of(method) < 30_000) == one_pass
+
+
+def graph_inputs(loss, shapes):
+    """Return the sizes and dtypes of the inputs of each graph that the calls compile."""
+    graphs = []
+
+    def backend(graph, inputs):
+        values = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        graphs.append([(tuple(x.shape), x.dtype) for x in values if isinstance(x, torch.Tensor)])
+        return graph.forward
+
+    run = loss(backend)
+    for shape in shapes:
+        tensors = batch(*shape)
+        torch.testing.assert_close(run(*tensors), policy_loss(*tensors, method="BandPO()", layout=Rows()))
+    return graphs
+
+
+def test_with_varying_sizes_only_tensors_of_the_batch_are_inputs():
+    """Each number of the method was an input, and a tensor was built of it in each call."""
+    loss = partial(compile_loss, "BandPO()", dynamic=True)
+    shapes = [(3, 5), (4, 7), (6, 12)]
+    (inputs,) = graph_inputs(lambda backend: partial(loss(backend=backend), layout=Rows()), shapes)
+    # A size that is a variable is no tensor. Each number of the method would be one in float64.
+    assert [dtype for _, dtype in inputs] == [torch.float32] * 4
+
+
+def test_rows_of_many_tokens_are_summed_in_parts():
+    loss = partial(compile_loss, "BandPO()")
+    shapes = [(2, 7), (3, 2048), (3, 1500), (2, 4096), (4, 3000), (5, 9)]
+    graphs = graph_inputs(lambda backend: partial(loss(backend=backend), layout=Rows()), shapes)
+    assert len(graphs) <= 4  # the first shape, short rows, long rows, and those that are divided into parts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.compiler.is_compiling", lambda: True)
+        assert part_sums(torch.ones(3, 2048)).tolist() == [[1024.0, 1024.0]] * 3
+        assert part_sums(torch.ones(3, 1500)).tolist() == [[1500.0]] * 3
+    assert part_sums(torch.ones(3, 2048)).tolist() == [[2048.0]] * 3

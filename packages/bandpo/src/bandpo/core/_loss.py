@@ -9,6 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .errors import InvalidValue
+from .sequences import part_sums
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -66,29 +67,27 @@ def loss_metrics(
     level: str,
 ) -> dict[str, Float[Tensor, ""]]:
     """Compute the metrics of `bandpo.policy_loss` from the weight of each token, and from −A."""
-    # Each sum is taken by rows, which torch.compile fuses with the loss, and before the next tensor is computed.
+    # Sums are taken of parts of rows, which torch.compile fuses with the loss, and before the next tensor is computed.
     # One quotient for all sums takes fewer operations than one for each metric.
     #
     # −1 for a dropped token with A > 0, 1 for one with A < 0. These are numbers rather than flags for the same kernel.
     dropped = slope.sign().masked_fill_(weight > 0, 0.0)
-    by_row = [dropped.sum(-1)]
+    parts = [part_sums(dropped)]
     dropped.clamp_(min=0.0)
-    by_row.append(dropped.sum(-1))
+    parts.append(part_sums(dropped))
     dropped.mul_(tokens.above)
-    by_row.append(dropped.sum(-1))
+    parts.append(part_sums(dropped))
     del dropped
     # r − 1, which is 0 in the padding like the log-ratio.
     excess = tokens.ratio - 1
     if level == "token":
-        by_row.append(excess.sum(-1))
+        parts.append(part_sums(excess))
     else:
-        by_row.append(excess.mul_(batch.mask).sum(-1))
+        parts.append(part_sums(excess.mul_(batch.mask)))
         del excess
         excess = torch.exp(batch.log_ratio).sub_(1)
-    by_row.append(excess.sub_(batch.log_ratio).sum(-1))
-    stacked = torch.stack(by_row)
-    sums = stacked.flatten(1).sum(1) if stacked.dim() > 1 else stacked
-    means = sums / batch.sequences.count_tokens
+    parts.append(part_sums(excess.sub_(batch.log_ratio)))
+    means = torch.stack(parts).flatten(1).sum(1) / batch.sequences.count_tokens
     _, negative_mean, dual_clip, excess_mean, approx_kl = means.unbind()
     # The share of dropped tokens with A < 0, minus the sum of all signs, and minus the share of those with r > 1.
     clip_high, clip_low = (negative_mean - means[:3:2]).unbind()

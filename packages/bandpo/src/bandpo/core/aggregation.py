@@ -9,7 +9,7 @@ import torch
 from . import _checks
 from .errors import InvalidValue
 from .layout import Packed, Rows, read_layout
-from .sequences import Sequences
+from .sequences import Sequences, part_sums
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -80,8 +80,7 @@ def aggregate_sequences(
         _check_normalizer(normalizer)
 
     if mode in ("sum", "token-mean"):
-        # Rows are summed first: torch.compile fuses row sums into one kernel, but not a sum over all elements.
-        total = values.sum(-1).sum()
+        total = part_sums(values).sum()
         if normalizer is None:
             normalizer = sequences.count_tokens.clamp(min=1.0) if mode == "token-mean" else 1.0
         return total / normalizer

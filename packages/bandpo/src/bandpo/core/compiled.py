@@ -61,27 +61,34 @@ def _copy(function: FunctionType) -> FunctionType:
 _NUMBERS = itertools.count()
 
 
+def _mark_sizes(x: Any) -> None:
+    """Tell torch.compile that the sizes of a tensor vary; do nothing for other values."""
+    if isinstance(x, torch.Tensor) and not x.is_nested:
+        torch._dynamo.maybe_mark_dynamic(x, list(range(x.dim())))  # pyright: ignore
+
+
 def compile_loss(
     method: Method | ClipRule | str | None = None, **settings: Any
 ) -> Callable[..., LossOutputs]:
     """Return the loss of one method, compiled into one pass over the tokens in each direction.
 
     With PPO's surrogate the forward pass reads ``logp``, ``logp_old`` and the mask and writes the derivative. The
-    backward pass reads the derivative and writes the gradient. That is 24 bytes per token in float32, metrics included,
-    and on a CPU 20 more for a `Band` whose bound has no closed form: its value beyond a bound takes a root.
+    backward pass reads the derivative and writes the gradient. That is 24 bytes per token in float32, metrics included.
+    On a CPU it is 20 more for a `Band` of KL, whose value beyond a bound takes a root. For divergences whose root takes
+    many steps, intermediate tensors are stored.
     Schedules and controllers are replaced by their values outside of the graph, so a radius that changes with each step
     causes at most two compilations.
 
     Args:
         method: The method, as for `policy_loss`.
-        **settings: Further arguments of ``torch.compile``, such as ``dynamic=True`` or ``backend="aot_eager"``.
-            ``options`` are added to those for one pass.
+        **settings: Further arguments of ``torch.compile``, such as ``backend="aot_eager"``. ``options`` are added to
+            those for one pass. With ``dynamic=True`` the sizes of the tensors are variables from the first call on.
 
     Returns:
         A function with the arguments of `Batch.read` and of `Method.loss`, which are those of `policy_loss` without
         ``method`` and with ``entropy`` and ``logp_anchor``. The first call compiles, which takes seconds. A second
-        shape compiles once more, for all further shapes. Values are not read, so an invalid value at a counted token
-        raises no error but makes the loss NaN.
+        shape compiles once more, for all further shapes, and one whose rows are a multiple of 1,024 tokens long once
+        more. Values are not read, so an invalid value at a counted token raises no error but makes the loss NaN.
 
     Raises:
         TypeError, ValueError: if ``method`` is not a method, or its text cannot be parsed.
@@ -95,8 +102,13 @@ def compile_loss(
     """
     chosen = as_method(method)
     settings.setdefault("fullgraph", True)
+    any_sizes = settings.get("dynamic") is True
+    if any_sizes:
+        # torch would take each number of the method, and each constant, for an input too, and build a tensor of it in
+        # each call.
+        del settings["dynamic"]
     if settings.get("backend", "inductor") == "inductor" and "mode" not in settings:
-        one_pass = ONE_PASS if chosen.objective.one_pass else {}
+        one_pass = ONE_PASS if chosen.objective.one_pass and chosen.clip.one_pass else {}
         settings["options"] = {**one_pass, **(settings.get("options") or {})}
     compiled: Callable[..., LossOutputs] = torch.compile(_copy(_loss_of_tensors), **settings)  # pyright: ignore[reportUnknownMemberType]
 
@@ -109,6 +121,9 @@ def compile_loss(
         state: TrainingState | None = None,
         **kwargs: Any,
     ) -> LossOutputs:
+        if any_sizes:
+            for x in (logp, logp_old, advantages, mask, *kwargs.values()):
+                _mark_sizes(x)
         resolved = chosen.resolve(TrainingState() if state is None else state)
         if state is not None:
             # The values of controllers are in the method now. Without their names, the graph has fewer guards.

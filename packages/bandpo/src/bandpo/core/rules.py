@@ -127,6 +127,11 @@ class ClipRule(Varies, ABC):
         """True if `bounds` is costly, as with a root search. The loss then calls `compare` instead if it can."""
         return any(rule.solves for rule in self._inner_rules())
 
+    @property
+    def one_pass(self) -> bool:
+        """True if a compiler may recompute intermediate tensors instead of storing them, see `bandpo.compile_loss`."""
+        return all(rule.one_pass for rule in self._inner_rules())
+
     def settle(self, tokens: TokenData) -> ClipRule:
         """Return the rule for the given tokens, with bounds that depend on p only.
 
@@ -344,6 +349,10 @@ class Band(ClipRule):
     @property
     def solves(self) -> bool:
         return not self.divergence.closed
+
+    @property
+    def one_pass(self) -> bool:
+        return self.divergence.one_pass
 
 
 @dataclass(frozen=True)

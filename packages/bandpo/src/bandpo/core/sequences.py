@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sequences"]
 
+PART = 1024
+"""The number of tokens of a part of a row, see `part_sums`."""
+
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
@@ -111,7 +114,8 @@ class Sequences:
     def sum(self, x: Float[Tensor, "batch time"]) -> Tensor:
         """Compute the sum of ``x`` over all tokens of each sequence, counted or not; a tensor per sequence."""
         if self.index is None:
-            return x.sum(-1, keepdim=True)
+            parts = part_sums(x)
+            return parts if parts.shape[-1] == 1 else parts.sum(-1, keepdim=True)
         wide = x.flatten().to(_checks.widest_float(x.device))
         return wide.new_zeros(self.count + 1).index_add(0, self.index, wide)
 
@@ -130,8 +134,7 @@ class Sequences:
     @lazy_property
     def count_tokens(self) -> Float[Tensor, ""]:
         """Compute the number of counted tokens of the batch."""
-        # Rows are summed first: torch.compile fuses row sums into one kernel, but not a sum over all elements.
-        return self.length.sum() if self.index is None else self.mask.sum(-1).sum()
+        return self.length.sum() if self.index is None else part_sums(self.mask).sum()
 
     @property
     def token_length(self) -> Float[Tensor, "batch time"]:
@@ -305,6 +308,19 @@ class Sequences:
             return x.expand(self.mask.shape)
         # Sequences are numbered from 0 without gaps. Tokens of no sequence get the last row's entry.
         return x.squeeze(-1)[self.index.clamp(max=len(x) - 1)].view(self.mask.shape)
+
+
+def part_sums(x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch parts"]:
+    """Compute the sums over the parts of each row. A row is one part, or several under ``torch.compile``.
+
+    For a sum over all elements the compiler writes a kernel of its own, which reads all tensors again, unless it knows
+    the shape and can divide it. It fuses sums over rows with the loss. On a GPU it then starts a program for each row,
+    so long rows are summed in parts of 1,024 tokens if they can be divided.
+    """
+    length = x.shape[-1]
+    if torch.compiler.is_compiling() and length > PART and length % PART == 0:
+        return x.unflatten(-1, (length // PART, PART)).sum(-1)
+    return x.sum(-1, keepdim=True)
 
 
 def _index_of_starts(cu_seqlens: Tensor, mask: Tensor) -> tuple[int, Tensor]:

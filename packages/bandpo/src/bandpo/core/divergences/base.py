@@ -45,6 +45,14 @@ class Divergence(ABC):
     """True if `log_bounds` is a closed form, as cheap as `divergence_of_ratio`."""
 
     @property
+    def one_pass(self) -> bool:
+        """True if a compiler may recompute intermediate tensors of `log_bound` instead of storing them.
+
+        False for a root search, in which each step would be recomputed for each use in the next.
+        """
+        return self.closed
+
+    @property
     def curvature(self) -> float:
         """The second derivative ``f''(1)``. For small radii the bounds are ``1 ± √(2·radius·(1 − p) / (f''(1)·p))``."""
         return 1.0

@@ -28,6 +28,10 @@ class KL(Divergence):
     [2.411, 1.308, 1.076]
     """
 
+    @property
+    def one_pass(self) -> bool:
+        return True
+
     def f(self, log_u: Tensor) -> Tensor:
         return torch.where(log_u.isinf(), math.inf, expm1_minus(log_u))
 
@@ -60,6 +64,10 @@ class KL(Divergence):
         return log_lower, log_upper + (math.log(smallest) - logp).clamp(min=0.0)
 
     def log_bound(self, logp: Tensor, radius: float | Tensor, above: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and logp.device.type != "cpu":
+            # One step for each of two roots. Each of the three steps below refers to the step before it eight times, and
+            # a compiler that stores nothing follows all 8³ paths, which takes minutes. On a CPU it stores each step.
+            return super().log_bound(logp, radius, above)
         # One of the events "this token" and "any other token" gains probability. With the odds o of that event and its
         # log-ratio l, the constraint gives its ratio as a function of l,
         #     1 + w = 1 + (1 − e^−t)/o   with   t = o·l + (1 + o)·radius,   and the other event's log-ratio is −t.
@@ -67,7 +75,7 @@ class KL(Divergence):
         # `log_bounds`. It is as exact for the ratio, but not for its distance from 1. Operations are in place, and
         # tensors are deleted early, because this is the peak of the loss's memory in eager mode.
         tiny = torch.finfo(logp.dtype).tiny
-        # exp2, because on a CPU torch.compile stores each tensor that has an exp and is used twice.
+        # exp2, because on a CPU the compiler also stores each tensor that has an exp and is used twice.
         p = torch.exp2(logp * math.log2(math.e)).clamp_(min=tiny)
         del logp
         odds = p / (p - 1).clamp_(max=-tiny)
