@@ -65,8 +65,8 @@ class KL(Divergence):
 
     def log_bound(self, logp: Tensor, radius: float | Tensor, above: Tensor) -> Tensor:
         if torch.compiler.is_compiling() and logp.device.type != "cpu":
-            # One step for each of two roots. Each of the three steps below refers to the step before it eight times, and
-            # a compiler that stores nothing follows all 8³ paths, which takes minutes. On a CPU it stores each step.
+            # One step for each of two roots. Each of the three steps below refers eight times to the step before it,
+            # and a compiler that stores nothing follows all 8³ paths, for minutes. On a CPU it stores each step.
             return super().log_bound(logp, radius, above)
         # One of the events "this token" and "any other token" gains probability. With the odds o of that event and its
         # log-ratio l, the constraint gives its ratio as a function of l,
