@@ -317,9 +317,10 @@ def part_sums(x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch parts"]:
     the shape and can divide it. It fuses sums over rows with the loss. On a GPU it then starts a program for each row,
     so long rows are summed in parts of 1,024 tokens if they can be divided.
     """
-    length = x.shape[-1]
-    if torch.compiler.is_compiling() and length > PART and length % PART == 0:
-        return x.unflatten(-1, (length // PART, PART)).sum(-1)
+    if torch.compiler.is_compiling():
+        length = x.shape[-1]
+        if length > PART and length % PART == 0:
+            return x.unflatten(-1, (length // PART, PART)).sum(-1)
     return x.sum(-1, keepdim=True)
 
 
