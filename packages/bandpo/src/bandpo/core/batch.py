@@ -416,7 +416,8 @@ class Tokens(TokenData):
         if self.rule.solves:
             return self.rule.compare(self.log_ratio_anchor, self.logp_anchor)
         # Bounds with a closed form are cheap, and other properties use them too.
-        return ClipMask.outside(self.log_ratio_anchor, *self._log_bounds)
+        log_lower, log_upper = self.rule.interval or (self.bounds.log_lower, self.bounds.log_upper)
+        return ClipMask.outside(self.log_ratio_anchor, log_lower, log_upper)
 
     @lazy_property
     def above(self) -> Bool[Tensor, "batch time"]:
@@ -448,15 +449,10 @@ class Tokens(TokenData):
         """Compute the rule's bounds on the ratio to the anchor. For a `Band` without a closed form this is costly."""
         return self.rule.bounds(self.logp_anchor)
 
-    @property
-    def _log_bounds(self) -> tuple[float, float] | tuple[Tensor, Tensor]:
-        """Both bounds as log-ratios: two numbers if they are the same for all tokens, else two tensors."""
-        return self.rule.interval or (self.bounds.log_lower, self.bounds.log_upper)
-
     @lazy_property
     def clipped(self) -> Float[Tensor, "batch time"]:
         """Compute the ratio π/π_old clipped to the rule's bounds."""
-        return self._shift_ratio(self.log_ratio_anchor.clamp(*self._log_bounds))
+        return self._shift_ratio(self._clamped_log_ratio())
 
     def ratio_at_bound(self, outside: Bool[Tensor, "batch time"]) -> Float[Tensor, "batch time"]:
         """Compute the ratio π/π_old at the bound that a token is beyond, for the value of the loss.
@@ -470,7 +466,7 @@ class Tokens(TokenData):
         # Sums over many tokens stay finite, without a cap on the ratio too.
         largest = torch.finfo(self.log_ratio.dtype).max / LARGEST_SUM
         if not self.rule.solves:
-            return self._shift_ratio(self.log_ratio_anchor.clamp(*self._log_bounds), largest)
+            return self._shift_ratio(self._clamped_log_ratio(), largest)
         logp = self.logp_anchor
         above = self.above
         is_few = logp.numel() < FEW_TOKENS
@@ -480,6 +476,12 @@ class Tokens(TokenData):
         bound = self.rule.log_bound(logp.flatten()[index], above.flatten()[index])
         bounds = torch.zeros_like(logp).flatten().index_copy_(0, index, bound)
         return self._shift_ratio(bounds.view(logp.shape), largest)
+
+    def _clamped_log_ratio(self) -> Tensor:
+        """Return the log-ratio to the anchor, clamped to the rule's bounds."""
+        if self.rule.interval is not None:
+            return self.log_ratio_anchor.clamp(*self.rule.interval)
+        return self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper)
 
     def _shift_ratio(self, log_ratio_anchor: Tensor, largest: float = math.inf) -> Tensor:
         """Return π/π_old, limited to finite numbers and to ``largest``, at another value of log(π/π_anchor).

@@ -320,7 +320,7 @@ def part_sums(x: Float[Tensor, "batch time"]) -> Float[Tensor, "batch parts"]:
     if torch.compiler.is_compiling():
         length = x.shape[-1]
         if length > PART and length % PART == 0:
-            return x.unflatten(-1, (length // PART, PART)).sum(-1)
+            return x.reshape(*x.shape[:-1], length // PART, PART).sum(-1)
     return x.sum(-1, keepdim=True)
 
 
