@@ -108,16 +108,6 @@ FAULTS = {
 }
 """The faults by name. The last one is not a fault: the report should only note that no clip can act."""
 
-LOG_ONLY = {
-    "low-entropy": "is a remark on the model that training begins with",
-    "clip-idle": "is a remark; healthy runs make it",
-    "rare-tokens-blocked": "is a remark; healthy runs make it",
-}
-"""The findings that no fault of this benchmark produces, with the reason.
-
-Tests in packages/rlvet/tests/checks produce them from logs.
-"""
-
 
 @dataclass(frozen=True)
 class Setting:

@@ -25,7 +25,7 @@ from rlvet.checks.diagnosis import diagnose
 
 for path in sys.argv[1:]:
     diagnosis = diagnose(path)
-    findings = [[*finding] for finding in diagnosis.tested]
+    findings = [[*finding.as_json().values()] for finding in diagnosis.tested]
     coverage = None if diagnosis.coverage is None else diagnosis.coverage.as_json()
     print(json.dumps({"findings": findings, "coverage": coverage, "setup": str(diagnosis.setup)}))
 """

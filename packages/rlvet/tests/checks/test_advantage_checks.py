@@ -10,23 +10,22 @@ import numpy as np
 import pytest
 
 from rlvet.checks import recorded_advantages
-from rlvet.checks.advantage_checks import (
-    advantage_findings,
-    advantage_notes,
-    check_advantages,
-    check_ends,
-    check_groups,
-    check_losses,
-    check_prompts,
-    check_rewards,
-    check_signal,
-    estimators,
-)
+from rlvet.checks.advantage_checks import advantage_findings, advantage_notes
+from rlvet.checks.advantages.comparison import Comparison
+from rlvet.checks.advantages.comparison import check_advantages as check_comparison
+from rlvet.checks.advantages.formulas import estimators
+from rlvet.checks.advantages.masks import check_ends, check_groups, check_losses, check_prompts
+from rlvet.checks.advantages.rewards import check_rewards
+from rlvet.checks.advantages.signal import check_signal
 from rlvet.checks.recorded_advantages import NO_TOKEN, RecordedAdvantages
 from rlvet.runs.record import LossBatch
 
 BATCHES, PROMPTS, GROUP = 4, 6, 5
 SEQUENCES = BATCHES * PROMPTS * GROUP
+
+
+def check_advantages(data):
+    return check_comparison(Comparison(data))
 
 
 def recorded(seed: int = 0, **columns) -> RecordedAdvantages:

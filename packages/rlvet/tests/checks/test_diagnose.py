@@ -331,7 +331,9 @@ def test_without_torch_the_tokens_of_a_record_are_diagnosed_alike(tmp_path):
     folders += [simulate(tmp_path / name, **FAULTS[name][1]) for name in CHECKED_WITHOUT_TORCH]
     for folder, without in zip(folders, diagnosed_without_torch(*folders), strict=True):
         diagnosis = diagnose(folder)
-        assert token_part(without["findings"]) == token_part(diagnosis.tested)
+        assert token_part(without["findings"]) == token_part(
+            [[*finding.as_json().values()] for finding in diagnosis.tested]
+        )
         assert without["coverage"] == diagnosis.coverage.as_json()
         assert without["setup"] == str(diagnosis.setup)
         if diagnosis.healthy:
@@ -343,7 +345,9 @@ def test_without_torch_the_tokens_of_a_record_are_diagnosed_alike(tmp_path):
 def test_without_torch_a_log_is_diagnosed_alike(tmp_path):
     trl_log(tmp_path, grad_norm=lambda t: math.nan if t > 0.5 else 0.3)
     (without,) = diagnosed_without_torch(tmp_path)
-    assert without["findings"] == json.loads(json.dumps(diagnose(tmp_path).tested))
+    assert without["findings"] == json.loads(
+        json.dumps([[*finding.as_json().values()] for finding in diagnose(tmp_path).tested])
+    )
 
 
 class Steps:

@@ -1,23 +1,26 @@
-"""Every finding that the doctor can report has advice, a line in its page, a test and a run of the bench."""
+"""Every kind of finding is complete, and has a check, its row in the page, a test and a run of the bench."""
 
 import ast
-import json
 import re
 
 import pytest
 
+import findings_page
 from helpers.missing import require
 from pages import ROOT
 from rlvet._severities import SEVERITIES
-from rlvet.checks.findings import Finding
+from rlvet.checks import catalogue
+from rlvet.checks.catalogue import KINDS, OF_LOGS
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.engine import STALE_WEIGHTS
+from rlvet.checks.log.reward import PLATEAU
+from rlvet.runs.quantities import EVALUATION, QUANTITIES
 
-DOCTOR = sorted((ROOT / "packages/rlvet/src/rlvet/checks").glob("*.py"))
-ADVICE = "packages/rlvet/src/rlvet/data/advice.json"
+DOCTOR = sorted((ROOT / "packages/rlvet/src/rlvet/checks").rglob("*.py"))
 BENCH = "benchmarks/doctor/faults.py"
 BENCH_OF_TOKENS = "benchmarks/doctor/token_faults.py"
 BENCH_OF_ADVANTAGES = "benchmarks/doctor/advantage_faults.py"
 LOG_BENCH = "benchmarks/doctor/log_scenarios.py"
-PAGE = "docs/diagnose.md"
 
 
 def parse(path):
@@ -30,43 +33,10 @@ def calls_of(tree, name):
     return [call for call in calls if name in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))]
 
 
-def listed_codes(tree):
-    """Return the codes in annotations of the form ``code: Literal["a", "b"]`` in the classes of a file."""
-    values = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "code":
-            values += [value for value in ast.walk(node.annotation) if isinstance(value, ast.Constant)]
-    return values
-
-
-def reported_codes():
-    """Return the codes that are passed to `Finding.failed`, in the order of the source.
-
-    A function may pass one of its parameters. The codes are then the arguments of the calls of that function. It may
-    pass the attribute ``code`` of a class of its file, of which the annotation lists the codes.
-    """
-    codes = []
-    for path in DOCTOR:
-        tree = parse(path)
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        for function in functions:
-            parameters = [argument.arg for argument in function.args.args]
-            for call in calls_of(function, "failed"):
-                code = call.args[0]
-                if isinstance(code, ast.Name) and code.id in parameters:
-                    position = parameters.index(code.id)
-                    values = [outer.args[position] for outer in calls_of(tree, function.name)]
-                elif isinstance(code, ast.Attribute) and code.attr == "code":
-                    values = listed_codes(tree)
-                else:
-                    values = [code]
-                for value in values:
-                    assert isinstance(value, ast.Constant), (
-                        f"{path.name}, line {value.lineno}: write the code of a finding as a text, such as "
-                        '"step-too-large", so that its advice and its tests can be checked'
-                    )
-                    codes.append(value.value)
-    return list(dict.fromkeys(codes))
+def defined_kinds(path):
+    """Return the names to which a file assigns a kind of finding."""
+    assigned = [node for node in parse(path).body if isinstance(node, ast.Assign)]
+    return [node.targets[0].id for node in assigned if calls_of(node.value, "Kind")]
 
 
 def texts_of(path):
@@ -75,47 +45,61 @@ def texts_of(path):
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
-CODES = reported_codes()
+CODES = [kind.code for kind in KINDS]
 
 
-ADVICE_OF_CODE = json.loads((ROOT / ADVICE).read_text())
+def test_each_kind_is_in_the_catalogue():
+    listed = [name for name, value in vars(catalogue).items() if value in KINDS]
+    for path in DOCTOR:
+        require(
+            [name for name in defined_kinds(path) if name not in listed],
+            "packages/rlvet/src/rlvet/checks/catalogue.py",
+            lambda name: f"    {name},",
+            "OF_LOGS or OF_RECORDS",
+        )
+    assert len({kind.code for kind in KINDS}) == len(KINDS)
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_each_finding_has_advice(code):
+def test_each_kind_is_reported_by_a_check():
+    """A check names it in a call of `Finding.failed`, or builds a fault with it that it reports."""
+    used = set()
+    for path in DOCTOR:
+        for function in ast.walk(parse(path)):
+            if isinstance(function, ast.FunctionDef):
+                used |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    names = {value: name for name, value in vars(catalogue).items() if isinstance(value, Kind)}
+    assert {kind.code for kind in KINDS if names[kind] not in used} == set()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_each_kind_is_complete(kind):
+    assert kind.severity in SEVERITIES
+    assert all((kind.meaning, kind.condition, kind.remedy, kind.evidence, kind.source))
+    assert bool(kind.scenarios) != bool(kind.no_scenario)
+    if kind in OF_LOGS:
+        assert {name for name in kind.evidence if " " not in name} <= {*QUANTITIES, EVALUATION}
+
+
+def test_the_tables_of_the_page_are_those_of_the_kinds():
+    message = "run `python tests/findings_page.py` and commit docs/diagnose.md"
+    assert findings_page.PAGE.read_text() == findings_page.page_with_tables(), message
+
+
+@pytest.mark.parametrize("path", DOCTOR, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_each_check_is_called(path, names_used):
+    functions = [node.name for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)]
     require(
-        [code] if code not in ADVICE_OF_CODE else [],
-        ADVICE,
-        lambda code: f' "{code}": "WHAT TO CHANGE, AND WHICH SETTING",',
-    )
-
-
-def test_each_advice_is_of_a_finding():
-    assert set(ADVICE_OF_CODE) <= set(CODES), f"{ADVICE} has advice for findings that no check reports"
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_each_finding_has_a_line_in_the_page(code):
-    lines = re.findall(r"^\| `([a-z0-9-]+)` \| [^|]+ \|$", (ROOT / PAGE).read_text(), re.M)
-    require(
-        [code] if code not in lines else [],
-        PAGE,
-        lambda code: f"| `{code}` | WHAT IT MEANS |",
-        "the table of findings",
-    )
-
-
-@pytest.mark.parametrize("path", DOCTOR, ids=lambda path: path.name)
-def test_each_check_is_called(path):
-    tree = parse(path)
-    functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    require(
-        [name for name in functions if name.startswith("_check_") and name not in used],
-        str(path.relative_to(ROOT)),
+        [name for name in functions if re.match("_?check_", name) and name not in names_used],
+        "packages/rlvet/src/rlvet/checks/log_checks.py, or token_checks.py or advantage_checks.py beside it,",
         lambda name: f"        {name}(course, setup),",
-        "the list of log_findings or token_findings",
+        "the list of log_findings, token_findings or findings_and_notes",
     )
+
+
+@pytest.fixture(scope="module")
+def names_used():
+    """Return the names that the files of the checks use."""
+    return {node.id for path in DOCTOR for node in ast.walk(parse(path)) if isinstance(node, ast.Name)}
 
 
 @pytest.fixture(scope="module")
@@ -144,62 +128,49 @@ def test_each_finding_is_made_by_a_test(code, texts):
 
 
 @pytest.fixture(scope="module")
-def codes_of_benches():
-    """Return the codes that a run of a benchmark has."""
-    tree = parse(BENCH)
-    expected = [call.args[0] for call in calls_of(tree, "Fault") if call.args]
-    expected += [call.args[0] for call in calls_of(parse(BENCH_OF_TOKENS), "TokenFault") if call.args]
-    expected += [call.args[0] for call in calls_of(parse(BENCH_OF_ADVANTAGES), "Fault") if call.args]
-    expected += [call.args[0] for call in calls_of(parse(LOG_BENCH), "Scenario") if call.args]
-    return {code for codes in expected for code in ast.literal_eval(codes)}
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_each_finding_is_made_by_the_bench(code, codes_of_benches):
-    require(
-        [code] if code not in codes_of_benches | log_only_findings().keys() else [],
-        BENCH,
-        lambda code: (
-            f'    "WHAT IS WRONG": Fault(("{code}",), SETTING=VALUE),  # in FAULTS, with a field of Fault; or\n'
-            f'    "WHAT IS WRONG": Scenario(("{code}",), LOG),  # in {LOG_BENCH}, if only a log shows it; or\n'
-            f'    "{code}": "WHY NO RUN OF THE BENCH CAN MAKE IT",  # in LOG_ONLY'
-        ),
-        "FAULTS or LOG_ONLY",
+def scenarios():
+    """Return the codes that each run of a benchmark has, by its name; torch is not imported."""
+    codes = {}
+    tables = (
+        (BENCH, "Fault"),
+        (BENCH_OF_TOKENS, "TokenFault"),
+        (BENCH_OF_ADVANTAGES, "Fault"),
+        (LOG_BENCH, "Scenario"),
     )
+    for path, class_name in tables:
+        for table in [node for node in ast.walk(parse(path)) if isinstance(node, ast.Dict)]:
+            for key, value in zip(table.keys, table.values, strict=True):
+                is_run = isinstance(value, ast.Call) and getattr(value.func, "id", "") == class_name
+                if is_run and value.args:
+                    codes.setdefault(key.value, set()).update(ast.literal_eval(value.args[0]))
+    return codes
 
 
-def test_no_finding_of_a_bench_is_listed_as_impossible(codes_of_benches):
-    twice = codes_of_benches & log_only_findings().keys()
-    assert not twice, f"{BENCH}: LOG_ONLY names {', '.join(sorted(twice))}, which FAULTS makes"
-
-
-def log_only_findings():
-    """Return the findings that no run of the bench can make, with the reason; torch is not imported."""
-    for node in parse(BENCH).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LOG_ONLY":
-            return ast.literal_eval(node.value)
-    pytest.fail(f"{BENCH} has no table LOG_ONLY", pytrace=False)
-
-
-def test_a_finding_without_advice_is_refused_with_the_line_to_add():
-    message = r'add to packages/rlvet/src/rlvet/data/advice.json the line "no-such-finding": "WHAT TO CHANGE'
-    with pytest.raises(ValueError, match=message):
-        Finding("ok", True, "the gradient stays small").failed("no-such-finding", "it grew a thousandfold")
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_each_finding_is_made_by_the_bench(kind, scenarios):
+    assert [name for name in kind.scenarios if kind.code not in scenarios.get(name, ())] == []
+    if kind.no_scenario:
+        assert not any(kind.code in codes for codes in scenarios.values())
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_a_fault_is_what_has_the_severity_of_one(severity):
     finding = Finding("ok", True, "the weights are current").failed(
-        "stale", "they are old", severity=severity
+        STALE_WEIGHTS, "they are old", severity=severity
     )
     assert finding.severity == severity
     assert finding.ok is (False if severity in ("stop", "fix") else None)
 
 
-def test_the_severity_of_a_code_is_that_of_the_table():
+def test_the_severity_of_a_finding_is_that_of_its_kind_unless_the_check_sets_another():
     passed = Finding("ok", True, "a property")
-    assert [passed.failed(code, "").severity for code in ("nan", "plateau", "clip-idle")] == [
-        "stop",
-        "look",
-        "fix",
-    ]
+    for kind in KINDS:
+        assert passed.failed(kind, "a cause").severity == kind.severity
+    assert passed.failed(PLATEAU, "a cause", severity="fix").ok is False
+
+
+def test_a_finding_and_its_json_have_what_the_kind_has():
+    finding = Finding("ok", True, "a property").failed(PLATEAU, "it is flat", STALE_WEIGHTS)
+    assert (finding.kind, finding.advice, finding.or_else) == (PLATEAU, PLATEAU.remedy, ("stale",))
+    assert finding.as_json()["advice"] == PLATEAU.remedy
+    assert "kind" not in finding.as_json()

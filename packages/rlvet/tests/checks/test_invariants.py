@@ -18,8 +18,10 @@ import pytest
 from helpers.printed_sentences import violations
 from helpers.random_logs import FRAMEWORK_KEYS, as_logged, canonical, random_rows, restricted, shuffled
 from pages import ROOT
-from rlvet.checks import distance_checks, log_checks
+from rlvet.checks import log_checks
 from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log import clip, distance, reward, signal
+from rlvet.checks.log import length as length_of_answers
 from rlvet.checks.log_checks import log_findings
 from rlvet.errors import InvalidValue
 from rlvet.runs.logs import Log
@@ -251,37 +253,37 @@ def test_the_unit_of_steps_changes_nothing(name, unit):
 
 MUTATIONS = {
     "KL at the end, relative to the first": (
-        distance_checks,
+        distance,
         "if max(end, late) <= LARGE_KL:",
         "if max(end, late) <= LARGE_KL * max(1.0, 3 * abs(kl.values[0])):",
     ),
     "KL at the first step, relative to later ones": (
-        distance_checks,
+        distance,
         "if first <= REFERENCE_KL:",
         "if first <= max(REFERENCE_KL, 2 * median(kl.values)):",
     ),
     "KL of early steps, relative to the first": (
-        distance_checks,
+        distance,
         "if max(early) < EARLY_KL:",
         "if max(early) < max(EARLY_KL, GROWTH * early[0]):",
     ),
     "clip, relative to the first steps": (
-        log_checks,
+        clip,
         "return finding if share <= MOST else undecided_check(tested)\n    change",
         "return finding\n    if share <= 10 * shares.first:\n        return finding\n    change",
     ),
     "groups without signal, relative to the first": (
-        log_checks,
+        signal,
         "if max(mean, end, shares.last) > MOST:",
         "if max(mean, end, shares.last) > 2 * shares.first + MOST:",
     ),
     "length, not compared with the reward": (
-        log_checks,
-        "return finding if growth < LONGER or _grew_better(reward) else undecided_check(tested)",
+        length_of_answers,
+        "return finding if growth < LONGER or ends_higher(reward) else undecided_check(tested)",
         "return finding",
     ),
     "constant rewards pass": (
-        log_checks,
+        reward,
         "if equal_rows >= min(FEW_STEPS, len(reward.values)):",
         "if equal_rows > len(reward.values):",
     ),
@@ -295,13 +297,12 @@ def mutated_findings(module, old, new):
     assert source.count(old) == 1, "the check was rewritten: write its mutation anew"
     mutant = types.ModuleType(module.__name__)
     exec(compile(source.replace(old, new), module.__file__, "exec"), mutant.__dict__)
-    if module is log_checks:
-        return mutant.log_findings
     checks = types.ModuleType(log_checks.__name__)
     text = Path(log_checks.__file__).read_text(encoding="utf-8")
     exec(compile(text, log_checks.__file__, "exec"), checks.__dict__)
-    for name in ("check_divergence", "check_reference", "check_step_size"):
-        checks.__dict__[name] = mutant.__dict__[name]
+    for name, value in vars(mutant).items():
+        if name.startswith("check_") and name in vars(checks):
+            setattr(checks, name, value)
     return checks.log_findings
 
 

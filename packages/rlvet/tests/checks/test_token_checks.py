@@ -11,14 +11,12 @@ import pytest
 from rlvet.checks import first_pass as first_pass_module
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.first_pass import AdvantageSlopes, FirstPass
-from rlvet.checks.token_checks import (
-    check_engine,
-    check_numbers,
-    check_ratio,
-    check_surprisal,
-    check_updates,
-    token_findings,
-)
+from rlvet.checks.log.engine import STALE_WEIGHTS, WEIGHT_SYNC
+from rlvet.checks.token_checks import check_numbers, token_findings
+from rlvet.checks.tokens.engine import check_engine
+from rlvet.checks.tokens.ratio import check_ratio
+from rlvet.checks.tokens.surprisal import check_surprisal
+from rlvet.checks.tokens.updates import check_updates
 from rlvet.runs.record import LossBatch
 
 BATCHES, PROMPTS, GROUP, LENGTH = 2, 8, 4, 6
@@ -88,7 +86,7 @@ class TestFinding:
         assert math.isnan(finding.error)
 
     def test_failed_keeps_the_figure_and_adds_the_advice(self):
-        finding = Finding.of("a property", [2.0], 3).failed("stale", "a cause", "weight-sync")
+        finding = Finding.of("a property", [2.0], 3).failed(STALE_WEIGHTS, "a cause", WEIGHT_SYNC)
         assert (finding.code, finding.ok, finding.figure) == ("stale", False, 2.0)
         assert finding.or_else == ("weight-sync",)
         assert finding.advice

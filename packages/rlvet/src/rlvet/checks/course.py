@@ -384,3 +384,31 @@ def fit_weights(
     residual = sum((value - fit) ** 2 for value, fit in zip(centred[-1], fitted, strict=True))
     explained = 1 - residual / variance if variance else 0.0
     return weights, explained
+
+
+def rise_in_errors(metric: Series) -> float:
+    """Compute by how many standard errors the mean of the last third of a metric is above that of the first third."""
+    third = max(1, len(metric.values) // 3)
+    noise = noise_of_differences(metric.values) / math.sqrt(third)
+    before, after = end_means(metric.values, 3)
+    return (after - before) / (noise + 1e-12)
+
+
+def ends_higher(reward: Series) -> bool:
+    """Return whether the mean of the last third of the rewards is above that of the first."""
+    before, after = end_means(reward.values, 3) if reward.values else (0.0, 0.0)
+    return after > before
+
+
+def clearly_rises(rewards: Sequence[float]) -> bool:
+    """Check whether the last third of the rewards is above the first by 10 % and by two standard errors."""
+    # The noise of one step is estimated from neighbouring steps; a third of the steps is averaged at either end.
+    error = noise_of_differences(rewards) / math.sqrt(max(1, len(rewards) // 3))
+    before, after = end_means(rewards, 3)
+    return after - before > max(0.1 * abs(before), 2 * error)
+
+
+def largest_mean(values: Sequence[float], window: int) -> float:
+    """Return the largest mean of consecutive values."""
+    sums = [0.0, *accumulate(values)]
+    return max((after - before) / window for before, after in zip(sums, sums[window:], strict=False))

@@ -38,7 +38,8 @@ FEWEST_REWARDS = 10
 class Diagnosis:
     """The findings of a run, causes first, and the checks that passed.
 
-    >>> finding = Finding("ok", True, "values are numbers").failed("nan", "3 of 64 sequences hold NaN")
+    >>> from rlvet.checks.log.numbers import NOT_A_NUMBER
+    >>> finding = Finding("ok", True, "values are numbers").failed(NOT_A_NUMBER, "3 of 64 sequences hold NaN")
     >>> Diagnosis([finding]).headline
     'nan: 3 of 64 sequences hold NaN'
     """
@@ -214,7 +215,7 @@ class Diagnosis:
             "headline": self.headline,
             "coverage": None if self.coverage is None else self.coverage.as_json(),
             "log": None if self.log is None else self._log_as_json(self.log),
-            "findings": [finding._asdict() for finding in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
             "passed": self.passed,
             "untested": self.untested,
             "configuration": None if self.configuration is None else self.configuration.as_json(),
@@ -408,7 +409,7 @@ def _findings_in_order(first_pass: FirstPass, advantage_findings: Sequence[Findi
         first_pass: The tokens of every sequence when it was first recorded.
         advantage_findings: The findings on advantages, rewards and masks.
     """
-    from rlvet.checks.advantage_checks import ENDS, PROMPTS
+    from rlvet.checks.advantages.masks import ENDS, PROMPTS
     from rlvet.checks.token_checks import token_findings
 
     mask_findings = [finding for finding in advantage_findings if finding.tested in (ENDS, PROMPTS)]

@@ -7,18 +7,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from rlvet._numbers import format_number, format_share
-from rlvet.errors import InvalidValue
-from rlvet.runs.files import load_table
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All that is known of one kind of finding: its condition, severity, evidence, remedy, source and page text.
+
+    An object stands in the file of its subject, with the check that reports it and the thresholds of that check. The
+    printed finding, its JSON and the tables of docs/diagnose.md are made from it.
+
+    >>> tiny = Kind("tiny", "fix", "answers are tiny", "all have one token", "allow more", ("length",), "an example")
+    >>> Finding("ok", True, "answers have words").failed(tiny, "every answer has one token").code
+    'tiny'
+    """
+
+    code: str
+    """The code in headlines and in JSON."""
+    severity: str
+    """One of `rlvet._severities.SEVERITIES`, unless the check sets another one."""
+    meaning: str
+    """The fault in a few words."""
+    condition: str
+    """What a log or a record must show for this finding, in words, with the limits."""
+    remedy: str
+    """What to change. Each ``{NAME}`` becomes the name of that setting in the run's framework, see
+    `rlvet.runs.setup.Setup.fill`."""
+    evidence: tuple[str, ...]
+    """The quantities of a log, as in `rlvet.runs.quantities.QUANTITIES`, or the columns of a record, from which it is
+    concluded."""
+    source: str
+    """Where the fault was seen, and the limits were chosen: public issues, logs of other people, or simulated runs."""
+    settings: tuple[str, ...] = ()
+    """The settings whose values are shown with it: keys of `rlvet.runs.Setup.values`."""
+    is_effect_of_large_steps: bool = False
+    """True if a learning rate that is too large may cause it. A high rate is then shown with it."""
+    scenarios: tuple[str, ...] = ()
+    """The names of runs of ``benchmarks/doctor`` that have this fault."""
+    no_scenario: str = ""
+    """The reason if no run of ``benchmarks/doctor`` has it."""
+
+    def __str__(self) -> str:
+        return self.code
 
 
 class Finding(NamedTuple):
     """Result of one check. Passes by default.
 
+    >>> from rlvet.checks.log.numbers import NOT_A_NUMBER
     >>> finding = Finding("ok", True, "values are numbers", n=64)
-    >>> finding.failed("nan", "3 of 64 sequences hold NaN").ok
+    >>> finding.failed(NOT_A_NUMBER, "3 of 64 sequences hold NaN").ok
     False
     """
 
@@ -55,6 +96,8 @@ class Finding(NamedTuple):
     `rlvet.runs.quantities.QUANTITIES`. A component of the reward is named ``rewards/NAME``."""
     measure: str = ""
     """The name of ``figure``, such as ``share of answers cut off``; empty without a figure."""
+    kind: Kind | None = None
+    """The kind of a fault or remark; None if the check passed or could not run."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int, measure: str = "") -> Finding:
@@ -101,52 +144,44 @@ class Finding(NamedTuple):
 
     def failed(
         self,
-        code: str,
+        kind: Kind,
         cause: str,
-        *alternatives: str,
+        *alternatives: Kind,
         severity: str | None = None,
         onset: float | None = None,
         quantities: Sequence[str] = (),
     ) -> Finding:
-        """Return this check with a fault or a remark, and the advice for the code.
+        """Return this check with a fault or a remark, and the remedy of its kind.
 
         The severities ``stop`` and ``fix`` are faults (``ok`` is False), ``look`` and ``note`` are remarks (None).
 
         Args:
-            code: A code of docs/diagnose.md.
+            kind: The kind of the finding.
             cause: The fault, in a sentence.
-            *alternatives: Codes of other faults that this check cannot tell from it.
-            severity: One of `rlvet._severities.SEVERITIES`; by default that of the code in ``data/severities.json``, or
-                ``fix``.
+            *alternatives: Kinds of other faults that this check cannot tell from it.
+            severity: One of `rlvet._severities.SEVERITIES`; by default that of the kind.
             onset: The first step at which the run shows the fault.
             quantities: The quantities of the log that show the fault, the clearest first.
-
-        Raises:
-            ValueError: if there is no advice for ``code``.
         """
         if severity is None:
-            severity = load_table("severities").get(code, "fix")
+            severity = kind.severity
         return self._replace(
-            code=code,
+            code=kind.code,
             ok=False if severity in ("stop", "fix") else None,
             cause=cause,
-            or_else=alternatives,
-            advice=_advice_for(code),
+            or_else=tuple(alternative.code for alternative in alternatives),
+            advice=kind.remedy,
             severity=severity,
             onset=onset,
             quantities=tuple(quantities),
+            kind=kind,
         )
 
-
-def _advice_for(code: str) -> str:
-    """Return the advice for a code."""
-    table = load_table("advice")
-    if code not in table:
-        raise InvalidValue(
-            f"there is no advice for the finding {code!r}: add to packages/rlvet/src/rlvet/data/advice.json the line "
-            f'"{code}": "WHAT TO CHANGE, AND WHICH SETTING"'
-        )
-    return table[code]
+    def as_json(self) -> dict[str, Any]:
+        """Return the finding as a dictionary for JSON."""
+        values = self._asdict()
+        del values["kind"]
+        return values
 
 
 class Coverage(NamedTuple):

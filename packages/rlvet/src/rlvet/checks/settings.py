@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rlvet._numbers import format_number, format_setting
-from rlvet.checks.findings import Finding
+from rlvet.checks.findings import Finding, Kind
 from rlvet.lint.learning_rate import billions, is_adam, largest_rate, rate_is_high
 from rlvet.runs.setup import Setup
-
-RELATED_SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "reference-kl": ("LoRA rank", "KL term"),
-    "no-signal": ("group size",),
-    "truncated": ("length cap",),
-    "kl-drift": ("KL term",),
-    "hardly-moves": ("learning rate",),
-    "no-step": ("learning rate",),
-}
-"""For each code, the settings whose values are shown with it: keys of `rlvet.runs.Setup.values`."""
-
-EFFECTS_OF_LARGE_STEPS = (
-    "step-too-large",
-    "kl-drift",
-    "entropy-collapse",
-    "entropy-rise",
-    "gradient-spikes",
-    "clip-heavy",
-    "collapse",
-    "nan",
-)
-"""Codes of faults that a learning rate that is too large may cause."""
 
 
 def with_settings(findings: Sequence[Finding], setup: Setup) -> list[Finding]:
@@ -39,19 +17,21 @@ def with_settings(findings: Sequence[Finding], setup: Setup) -> list[Finding]:
         findings: The findings of a log.
         setup: The framework, method and settings of the run.
     """
-    return [finding._replace(settings=_related_settings(finding.code, setup)) for finding in findings]
+    return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
 
 
-def _related_settings(code: str, setup: Setup) -> tuple[str, ...]:
-    """Return the settings that are related to a code, as texts with their values."""
+def _related_settings(kind: Kind | None, setup: Setup) -> tuple[str, ...]:
+    """Return the settings that are related to a kind of finding, as texts with their values."""
+    if kind is None:
+        return ()
     texts = []
-    for name in RELATED_SETTINGS.get(code, ()):
+    for name in kind.settings:
         value = setup.number(name)
         # A LoRA rank of 0 means that there is no adapter.
         has_no_adapter = name == "LoRA rank" and value == 0
         if value is not None and not has_no_adapter:
             texts.append(str(setup.values[name]))
-    if code in EFFECTS_OF_LARGE_STEPS:
+    if kind.is_effect_of_large_steps:
         rate = _describe_high_rate(setup)
         if rate:
             texts.append(rate)

@@ -41,7 +41,7 @@ class LogWatch:
         every: Log steps from one check to the next. If the log has more than 20 times as many log steps, the next check
             is due when it has grown by a twentieth.
         flat_steps: Training steps over which rewards must be equal before this is a fault, in addition to the
-            `rlvet.checks.log_checks.CONSTANT_ROWS` log steps.
+            `rlvet.checks.log.reward.CONSTANT_ROWS` log steps.
     """
 
     def __init__(self, every: int, flat_steps: float = 0.0):

@@ -231,7 +231,7 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         notes.append(f"read from another key: {log_diagnosis.replaced_text}")
     return {
         **diagnosis.as_json(),
-        "findings": [{**finding._asdict(), "evidence": finding.evidence} for finding in diagnosis.findings],
+        "findings": [{**finding.as_json(), "evidence": finding.evidence} for finding in diagnosis.findings],
         "state": state,
         "setup": str(diagnosis.setup),
         "coverage_text": "" if coverage is None else str(coverage),

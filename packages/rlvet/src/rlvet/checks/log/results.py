@@ -9,6 +9,9 @@ from rlvet.checks.findings import Finding
 ALL_ROWS = slice(None)
 """All rows of a metric."""
 
+MOST = 0.5
+"""Share above which a property is that of most answers, groups or tokens."""
+
 FEW_STEPS = 8
 """Number of log steps below which trends of a metric are not checked."""
 

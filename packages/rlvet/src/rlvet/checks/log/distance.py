@@ -11,11 +11,9 @@ from statistics import median
 
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Course, Series, onset
-from rlvet.checks.findings import Finding
-from rlvet.checks.log_results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
 from rlvet.runs.setup import Setup
-
-# --- The reference ---
 
 REFERENCE_KL = 0.1
 """KL to the reference (nats per token) at the first step, before any update, above which the reference is another model
@@ -30,6 +28,24 @@ GROWTH = 4.0
 
 LATE_EPOCH = 0.1
 """Epoch of the first row from which a log of a few rows is an excerpt from the middle of a run, whatever its steps."""
+
+OTHER_REFERENCE = Kind(
+    code="reference-kl",
+    severity="fix",
+    meaning="the KL term refers to a model other than the one that training began with",
+    condition=(
+        f"the KL divergence to the reference is above {REFERENCE_KL:g} at step 1; or above {3 * REFERENCE_KL:g} "
+        "in the first row of a later step, and not below half of the median of all rows"
+    ),
+    remedy=(
+        "use the model that training begins with as the reference: merge the adapter of supervised "
+        "fine-tuning into the base model before RL, or set it as the reference"
+    ),
+    settings=("LoRA rank", "KL term"),
+    evidence=("kl",),
+    source="logs of qhy991/GRPO-Clean-2 and OmSPatel20/FinReason, NovaSky-AI/SkyRL issue 1864",
+    scenarios=("reference is not the start",),
+)
 
 
 def check_reference(course: Course, setup: Setup) -> Finding:
@@ -57,10 +73,10 @@ def check_reference(course: Course, setup: Setup) -> Finding:
 
     step = format_step(kl.steps[0])
     cause = f"KL to the reference is {format_number(first)} at step {step}, before any update could move the policy"
-    alternatives: tuple[str, ...] = ()
+    alternatives: tuple[Kind, ...] = ()
     if not begins_before_updates:
         cause = f"KL to the reference is {format_number(first)} at step {step}, the first that was logged"
-        alternatives = ("kl-drift",)
+        alternatives = (KL_DRIFT,)
     if setup.number("LoRA rank"):
         # A new adapter has no effect, so its KL to the base model would be 0.
         cause = f"{cause}: with LoRA the reference is the base model, without the adapter that training began with"
@@ -69,7 +85,7 @@ def check_reference(course: Course, setup: Setup) -> Finding:
         cause = f"{cause}: the reference is {model}"
     if alternatives:
         cause = f"{cause}, or the policy had left it before"
-    return finding.failed("reference-kl", cause, *alternatives, onset=kl.steps[0], quantities=["kl"])
+    return finding.failed(OTHER_REFERENCE, cause, *alternatives, onset=kl.steps[0], quantities=["kl"])
 
 
 def _begins_before_updates(course: Course, setup: Setup) -> bool:
@@ -84,8 +100,6 @@ def _begins_before_updates(course: Course, setup: Setup) -> bool:
     return kl.steps[0] <= 1
 
 
-# --- The size of updates ---
-
 EARLY_KL = 1.0
 """KL to the reference (nats per token) that shows updates that are too large if it is reached in the first rows."""
 
@@ -95,6 +109,21 @@ as likely or unlikely as when they were sampled, so that the effective sample si
 
 LARGE_RATE = 1e-4
 """Learning rate from which the finding on too large steps mentions it."""
+
+STEP_TOO_LARGE = Kind(
+    code="step-too-large",
+    severity="stop",
+    meaning="one batch, or a few steps, move the policy too far",
+    condition=(
+        f"at the last update on a batch, the log-probabilities of its tokens have moved by {TOO_FAR:g} nats "
+        f"on average; or the KL divergence to the reference reaches {EARLY_KL:g} within ten log steps"
+    ),
+    remedy="use a learning rate ten times smaller{learning rate}, or fewer updates per batch{updates}",
+    is_effect_of_large_steps=True,
+    evidence=("kl", "ratios of a record"),
+    source="log 1767733342 of alexchilton/CAS_NLP_MODULE4_GRPO, at a learning rate of 5e-4",
+    scenarios=("learning rate 5e-4", "learning rate × 100"),
+)
 
 
 def check_step_size(course: Course) -> Finding:
@@ -112,7 +141,7 @@ def check_step_size(course: Course) -> Finding:
                 f"{format_number(largest, 2)} nats on average"
             )
             step = movement.steps[movement.values.index(largest)]
-            return finding.failed("step-too-large", cause, onset=step, quantities=["moved"])
+            return finding.failed(STEP_TOO_LARGE, cause, onset=step, quantities=["moved"])
         return finding
     if not kl.values:
         return undecided_check(tested, "record the tokens")
@@ -131,10 +160,8 @@ def check_step_size(course: Course) -> Finding:
     at_rate = f", at a learning rate of {format_number(rate)}" if rate >= LARGE_RATE else ""
     change = change_text(early[0], early[row])
     cause = f"KL to the reference went {change} in the first {row + 1} log steps{at_rate}"
-    return finding.failed("step-too-large", cause, onset=kl.steps[row], quantities=["kl"])
+    return finding.failed(STEP_TOO_LARGE, cause, onset=kl.steps[row], quantities=["kl"])
 
-
-# --- Drift ---
 
 LARGE_KL = 1.0
 """KL to the reference (nats per token) at the end of a run above which the policy has drifted away from it."""
@@ -144,6 +171,25 @@ UNBOUNDED_KL = 100.0
 
 END_ROWS = 3
 """Smallest number of rows at the end whose median decides. One row may be a rare large value of the estimator."""
+
+KL_DRIFT = Kind(
+    code="kl-drift",
+    severity="fix",
+    meaning="the policy has drifted away from the reference",
+    condition=(
+        f"the KL divergence to the reference is above {LARGE_KL:g} nat per token: the median of the last "
+        "tenth, or that of the later half, as single log steps can be a thousand times the others"
+    ),
+    remedy=(
+        "lower the learning rate{learning rate} or strengthen the KL term{KL term}, and resume from a "
+        "checkpoint before the onset"
+    ),
+    settings=("KL term",),
+    is_effect_of_large_steps=True,
+    evidence=("kl",),
+    source="logs of Ning-Guo/hotpotqa-agent and alexchilton/CAS_NLP_MODULE4_GRPO",
+    scenarios=("KL drifts to several nats", "KL leaves all bounds"),
+)
 
 
 def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
@@ -171,14 +217,14 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
     if grew:
         cause = f"KL to the reference {change_text(kl.values[0], kl.last)} nats per token"
-        return finding.failed("kl-drift", cause, severity=severity, onset=start, quantities=["kl"])
+        return finding.failed(KL_DRIFT, cause, severity=severity, onset=start, quantities=["kl"])
     rows_above = sum(value > LARGE_KL for value in kl.values)
     cause = (
         f"KL to the reference is above {format_number(LARGE_KL)} in {rows_above} of {len(kl.values)} log steps, "
         f"{change_text(kl.values[0], kl.last)}: the policy is far from the reference"
     )
-    alternatives = ("reference-kl",) if _is_far_from_the_start(kl) else ()
-    return finding.failed("kl-drift", cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
+    alternatives = (OTHER_REFERENCE,) if _is_far_from_the_start(kl) else ()
+    return finding.failed(KL_DRIFT, cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
 
 
 def _is_far_from_the_start(kl: Series) -> bool:

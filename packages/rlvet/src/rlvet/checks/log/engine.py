@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from rlvet._numbers import format_number
 from rlvet.checks.course import Course, Series, onset
-from rlvet.checks.findings import Finding
-from rlvet.checks.log_results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
 from rlvet.runs.setup import Setup
 
 AGREEMENT = "engine and trainer agree, as logged"
@@ -50,9 +50,44 @@ DISTANCES = {
 logs and records of ``benchmarks/doctor`` with the same weights on both sides, ten parts of a run differ by a factor of
 1.2 to 2.5. verl-project/verl issue 7495 reports a growth of the KL by a factor of 36, below its limit."""
 
+FAR_WEIGHT = 2.0
+"""Factor by which the mean importance weight per token between engine and trainer may differ from 1."""
+
+ENGINE_MISMATCH = Kind(
+    code="engine-mismatch",
+    severity="fix",
+    meaning="engine and trainer compute different probabilities from the same weights",
+    condition=(
+        "at the end of the run, the KL divergence between engine and trainer is above "
+        f"{DISTANCES['mismatch_kl'].limit:g}, the mean distance of log-probabilities above "
+        f"{DISTANCES['mismatch'].limit:g} or of probabilities above {DISTANCES['mismatch_probs'].limit:g}, "
+        f"or the mean importance weight of a token is beyond a factor of {FAR_WEIGHT:g}"
+    ),
+    remedy="compute logp_old with the trainer, or run the engine in the trainer's precision",
+    evidence=("mismatch_kl", "mismatch", "mismatch_probs", "importance_weight", "staleness"),
+    source="rounding to bfloat16 and to 8 bits in `benchmarks/doctor`",
+    scenarios=("engine departs, reward falls", "bfloat16 bypass", "engine in 8 bits"),
+)
 
 STALE = 4.0
 """Mean age of the data, in updates, above which it is reported."""
+
+STALE_WEIGHTS = Kind(
+    code="stale",
+    severity="fix",
+    meaning="the engine samples from weights that are some updates old",
+    condition=(
+        f"data is more than {STALE:g} updates old on average; in a record, old data differs from the trainer "
+        "and fresh data does not"
+    ),
+    remedy=(
+        "push weights to the engine more often, or allow less lag; until then weight the loss by a "
+        "truncated π_old/π_rollout"
+    ),
+    evidence=("staleness",),
+    source="simulated delays of `benchmarks/doctor`",
+    scenarios=("stale by four, with versions", "stale"),
+)
 
 
 def engine_findings(course: Course, setup: Setup) -> list[Finding]:
@@ -93,7 +128,7 @@ def check_agreement(course: Course, setup: Setup) -> Finding:
             cause = f"{distance.description}: {change_text(metric.first, metric.last)}{age_text}"
             start = onset(metric, lambda mean, limit=distance.limit: mean > limit)
             quantities = [name, *age_quantities]
-            return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
+            return finding.failed(ENGINE_MISMATCH, cause, STALE_WEIGHTS, onset=start, quantities=quantities)
         is_unclear = is_unclear or max(metric.last, late) > distance.limit or _grew(metric, distance)
 
     weight = course.series("importance_weight")
@@ -111,13 +146,11 @@ def check_agreement(course: Course, setup: Setup) -> Finding:
         finding = passed_check(
             AGREEMENT, course.series("staleness"), mean_age, "mean age of the data in updates"
         )
-        return finding.failed("stale", cause, severity="look", quantities=["staleness"])
+        return finding.failed(STALE_WEIGHTS, cause, severity="look", quantities=["staleness"])
     if is_unclear:
         return undecided_check(AGREEMENT, "their distance is large, or has grown, in a part of the run")
     return finding
 
-
-# --- Weights that the engine never received ---
 
 FEWEST_ROWS = 8
 """Smallest number of rows in which the growth of a distance is judged. huggingface/trl issue 5312 has ten."""
@@ -148,6 +181,26 @@ distance to data of a bounded age has none."""
 
 FEW_SAMPLES = 0.5
 """Effective sample size, as a share of all samples, below which its fall is mentioned."""
+
+WEIGHT_SYNC = Kind(
+    code="weight-sync",
+    severity="fix",
+    meaning="the engine never receives new weights",
+    condition=(
+        "a distance between engine and trainer grows with the learning rate that was spent, and never falls "
+        "back"
+    ),
+    remedy=(
+        "after a push of weights, compare a hash of one trained tensor in the engine with that in the "
+        "trainer (docs/diagnose.md has the code); if they differ, the push fails: check its result, and "
+        "with LoRA that the merged or newly named adapter is the one that samples"
+    ),
+    evidence=("mismatch_kl", "mismatch", "mismatch_probs", "effective_samples"),
+    source=(
+        "verl-project/verl issue 7495, huggingface/trl issue 5312, radixark/miles pull requests 684 and 1727"
+    ),
+    scenarios=("weights never synced", "adapters never synced", "weight sync dead, versions fresh"),
+)
 
 
 def _check_synchronisation(course: Course, setup: Setup) -> Finding | None:
@@ -180,7 +233,7 @@ def _check_synchronisation(course: Course, setup: Setup) -> Finding | None:
         # The first part of the run from which on all are above twice the start.
         part = next(row for row in range(len(means)) if min(means[row:]) > 2 * first)
         start = metric.steps[part * len(metric.values) // len(means)]
-        return finding.failed("weight-sync", cause, "engine-mismatch", onset=start, quantities=quantities)
+        return finding.failed(WEIGHT_SYNC, cause, ENGINE_MISMATCH, onset=start, quantities=quantities)
     return None
 
 
@@ -250,15 +303,6 @@ def _grew(metric: Series, distance: Distance) -> bool:
     return metric.last > distance.floor and metric.last > distance.growth * metric.first / 2
 
 
-# --- Importance weights ---
-
-FAR_WEIGHT = 2.0
-"""Factor by which the mean importance weight per token between engine and trainer may differ from 1."""
-
-FAR_SEQUENCE_WEIGHT = 1.25
-"""The same for the weight of a sequence. Its mean is 1 unless weights are truncated or masked, which is a loss of
-gradient: huggingface/trl issue 5814 reports 0.4 to 0.7 where engine and trainer agree, and issue 4772 2.9."""
-
 UNEXPLAINED = 2.0
 """A mean weight is not that of tokens if its logarithm is more than this many times the mean distance of the tokens'
 log-probabilities. The mean weight of tokens is at least exp(−distance), by Jensen's inequality."""
@@ -290,7 +334,29 @@ def _far_weight(weight: Series, age_text: str, age_quantities: Sequence[str]) ->
         AGREEMENT, weight, weight.last, "mean importance weight, last tenth", last_tenth(weight)
     )
     quantities = ["importance_weight", *age_quantities]
-    return finding.failed("engine-mismatch", cause, "stale", onset=start, quantities=quantities)
+    return finding.failed(ENGINE_MISMATCH, cause, STALE_WEIGHTS, onset=start, quantities=quantities)
+
+
+FAR_SEQUENCE_WEIGHT = 1.25
+"""The same for the weight of a sequence. Its mean is 1 unless weights are truncated or masked, which is a loss of
+gradient: huggingface/trl issue 5814 reports 0.4 to 0.7 where engine and trainer agree, and issue 4772 2.9."""
+
+SEQUENCE_WEIGHTS = Kind(
+    code="sequence-weights",
+    severity="look",
+    meaning="the importance weights of sequences are far from 1, though their tokens agree",
+    condition=(
+        f"the mean importance weight of a sequence is beyond a factor of {FAR_SEQUENCE_WEIGHT:g}, though its "
+        "tokens agree"
+    ),
+    remedy=(
+        "weight each token by itself, or each sequence by the geometric mean of its tokens{importance weights}; "
+        "otherwise expect a smaller gradient for long answers"
+    ),
+    evidence=("importance_weight", "mismatch"),
+    source="huggingface/trl issues 4772 and 5814",
+    scenarios=("truncated weights of sequences",),
+)
 
 
 def check_weights(course: Course, setup: Setup) -> Finding:
@@ -314,4 +380,4 @@ def check_weights(course: Course, setup: Setup) -> Finding:
         "and truncated or masked weights lose gradient"
     )
     start = onset(weight, lambda mean: not 1 / FAR_SEQUENCE_WEIGHT <= mean <= FAR_SEQUENCE_WEIGHT)
-    return finding.failed("sequence-weights", cause, onset=start, quantities=["importance_weight"])
+    return finding.failed(SEQUENCE_WEIGHTS, cause, onset=start, quantities=["importance_weight"])

@@ -1,0 +1,147 @@
+"""Check the components of the reward."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from rlvet._numbers import format_number, format_share
+from rlvet.checks.course import Course, Series, fit_weights, tenths
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import later_half, passed_check, undecided_check
+from rlvet.checks.log.reward import CONSTANT_ROWS
+from rlvet.runs.quantities import component_name
+
+COMPONENT_CONSTANT = Kind(
+    code="component-constant",
+    severity="look",
+    meaning="a component of the reward never changes",
+    condition=(
+        f"a component of the reward has one value in every log step, over {CONSTANT_ROWS} or more, while "
+        "another varies"
+    ),
+    remedy=(
+        "read some answers with their values of this component: a reward function that always returns the "
+        "same value has no effect"
+    ),
+    evidence=("components of the reward",),
+    source="logs of IMJONEZZ/UnslothGRPO and abdo-ashraf/Gemma-3-RL-Finetuning",
+    scenarios=("a judge at 0 beside another",),
+)
+
+
+def _components(course: Course) -> dict[str, Series]:
+    """Return the components of the reward by name, over the rows that have a reward."""
+    rows = [row for row in course.rows if "reward" in row]
+    keys: dict[str, str] = {}
+    for row in rows[:100]:
+        for key in row:
+            name = component_name(key)
+            if name is not None:
+                keys.setdefault(name, key)
+    course_with_reward = Course(rows)
+    components = {}
+    for name, key in keys.items():
+        metric = course_with_reward.series(key)
+        if len(metric.values) >= CONSTANT_ROWS:
+            components[name] = metric
+    return components
+
+
+def check_components(course: Course) -> list[Finding]:
+    """Check that every component of the reward varies, and that no constant one dominates."""
+    tested = "every component of the reward varies"
+    components = _components(course)
+    if len(components) < 2:
+        return [Finding("ok", None, tested)]
+    first_component = next(iter(components.values()))
+    findings = []
+    constant = {name: metric for name, metric in components.items() if len(set(metric.values)) == 1}
+    varying = {name: metric for name, metric in components.items() if name not in constant}
+    if constant and varying:
+        constants = ", ".join(
+            f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items()
+        )
+        means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
+        cause = (
+            f"{constants} in every one of {len(first_component.values)} log steps; means of the other components: "
+            f"{means}"
+        )
+        finding = passed_check(tested, first_component)
+        quantities = [f"rewards/{name}" for name in constant]
+        start = first_component.steps[0]
+        findings.append(finding.failed(COMPONENT_CONSTANT, cause, onset=start, quantities=quantities))
+    findings.append(_check_largest_component(course, components))
+    return findings
+
+
+LEVEL_PART = 0.03
+"""Relative spread of the means of a component's tenths up to which the component is constant."""
+
+FULL = 0.9
+"""Mean of a component between 0 and 1 from which nearly every answer reaches its maximum."""
+
+MOST_OF_REWARD = 0.6
+"""Share of the reward above which one component dominates it."""
+
+EXPLAINED = 0.8
+"""Share of the reward's variance that its components must explain for their fitted weights to be used."""
+
+MOST_COMPONENTS = 8
+"""Largest number of components whose weights are fitted."""
+
+COMPONENT_DOMINATES = Kind(
+    code="component-dominates",
+    severity="look",
+    meaning="most of the reward is a component that every answer gets",
+    condition=f"a component stays near its maximum and makes up {MOST_OF_REWARD:.0%} of the reward",
+    remedy="judge the run by the other components, or lower the weight of this one{reward weights}",
+    evidence=("components of the reward", "reward"),
+    source="simulated runs of `benchmarks/doctor` and of `rldoctor`",
+    scenarios=("form is most of the reward",),
+)
+
+
+def _check_largest_component(course: Course, components: dict[str, Series]) -> Finding:
+    """Check that no component that has stopped changing makes up most of the reward."""
+    tested = "most of the reward comes from components that still change"
+    reward = course.series("reward")
+    varying = {}
+    for name, metric in components.items():
+        if len(metric.values) == len(reward.values) and len(set(metric.values)) > 1:
+            varying[name] = metric
+    if not 2 <= len(varying) <= MOST_COMPONENTS:
+        return Finding("ok", None, tested)
+    finding = passed_check(tested, reward)
+
+    # A log does not contain the weights of the components, so they are fitted.
+    fit = fit_weights(reward.values, [metric.values for metric in varying.values()])
+    if fit is None:
+        return undecided_check(tested)
+    weights, explained = fit
+    if explained < EXPLAINED:
+        return undecided_check(tested, "the weights of the components are not known")
+    contributions = {}
+    for weight, (name, metric) in zip(weights, varying.items(), strict=True):
+        contributions[name] = weight * fmean(metric.later_half)
+    total = sum(abs(value) for value in contributions.values())
+    if not total:
+        return finding
+    shares = {name: value / total for name, value in contributions.items()}
+    largest = max(contributions, key=lambda name: contributions[name])
+
+    means = tenths(varying[largest].values)[5:]
+    is_level = max(means) - min(means) <= LEVEL_PART * abs(fmean(means))
+    # A component that is constant below its maximum may be the goal of the run. That would be a plateau.
+    is_full = max(means) <= 1.0 and fmean(means) >= FULL
+    if shares[largest] < MOST_OF_REWARD or not is_level or not is_full:
+        return finding
+    other_shares = ", ".join(
+        f"{name} {format_share(share)}" for name, share in shares.items() if name != largest
+    )
+    cause = (
+        f"{format_share(shares[largest])} of the reward is {largest}, which stays at {format_number(fmean(means))} in "
+        f"the later half, so that the reward hardly shows the other components ({other_shares})"
+    )
+    measure = f"share of the reward that is {largest}, later half"
+    finding = passed_check(tested, reward, shares[largest], measure, later_half(reward))
+    return finding.failed(COMPONENT_DOMINATES, cause, quantities=[f"rewards/{largest}", "reward"])

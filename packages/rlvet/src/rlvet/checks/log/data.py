@@ -1,0 +1,55 @@
+"""Check that the prompts, the reward and the settings stay the same."""
+
+from __future__ import annotations
+
+from rlvet.checks.course import Course, find_jump
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import change_text
+
+JUMP_ERRORS = 6.0
+"""Standard errors above which a change of level is significant."""
+
+NEAR_ROWS = 3
+"""Largest distance, in rows, of jumps of two metrics that count as one event."""
+
+DATA_CHANGE = Kind(
+    code="data-change",
+    severity="look",
+    meaning="prompts, reward or settings changed at one step",
+    condition=f"reward and length both jump, within {NEAR_ROWS} log steps of each other",
+    remedy=(
+        "check what changed at that step: the order of prompts, a curriculum, the reward, a resume; judge "
+        "the rewards before and after it separately"
+    ),
+    evidence=("length", "reward", "reward_std"),
+    source="a simulated curriculum of `benchmarks/doctor`",
+    scenarios=("harder prompts from one step on",),
+)
+
+
+def check_data(course: Course) -> Finding:
+    """Check that reward and length do not jump at the same step, as they do when the prompts change."""
+    tested = "reward and length do not jump together"
+    jumps = {}
+    if min(len(course.series(name).values) for name in ("reward", "length")) < 40:
+        return Finding("ok", None, tested)
+    for name in ("reward", "length", "reward_std"):
+        metric = course.series(name)
+        jump = find_jump(metric.values) if len(metric.values) >= 40 else None
+        if jump is not None and jump.errors > JUMP_ERRORS:
+            jumps[name] = jump
+    finding = Finding(
+        "ok", True, tested, len(jumps), None, len(course.rows), measure="quantities with a jump"
+    )
+    if "reward" not in jumps or "length" not in jumps:
+        return finding
+    row = jumps["length"].row
+    simultaneous = {name: jump for name, jump in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
+    if "reward" not in simultaneous:
+        return finding
+    step = course.series("length").steps[row]
+    changes = ", ".join(
+        f"{name} {change_text(jump.before, jump.after)}" for name, jump in simultaneous.items()
+    )
+    cause = f"at step {step:.0f}, {changes}, all at once: the prompts, the reward or a setting changed there"
+    return finding.failed(DATA_CHANGE, cause, onset=step, quantities=[*simultaneous])

@@ -1,0 +1,159 @@
+"""Check the entropy of the policy."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from rlvet._numbers import format_number
+from rlvet.checks.course import Course, Series, clearly_rises, end_means, ends_higher, onset, rise_in_errors
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import FEW_STEPS, change_text, passed_check, undecided_check
+
+ENTROPY_KEPT = "entropy is kept, or falls as the reward rises"
+"""The property that `check_entropy` checks."""
+
+ENTROPY_LEFT = 0.25
+"""Share of the entropy at the start below which it has collapsed, unless the reward rose."""
+
+NEARLY_NO_ENTROPY = 0.1
+"""Share of the entropy at the start up to which its collapse is a fault even if the reward has risen before."""
+
+LEAST_ENTROPY = 0.04
+"""Share of the entropy at the start below which next to nothing is left of it."""
+
+NO_ENTROPY = 0.15
+"""Entropy (nats per token) above which it has not collapsed, whatever it was at the start."""
+
+NEARLY_SOLVED = 0.9
+"""Mean of late rewards between 0 and 1 from which a policy may keep no entropy: little is left to explore."""
+
+ENTROPY_COLLAPSE = Kind(
+    code="entropy-collapse",
+    severity="fix",
+    meaning="the policy stopped exploring without a higher reward",
+    condition=(
+        f"entropy falls below {ENTROPY_LEFT:.0%} of its start and below {NO_ENTROPY:g} nats per token, "
+        "without a higher reward"
+    ),
+    remedy=(
+        "add an entropy bonus{entropy bonus}, lower the learning rate{learning rate}, or resume from an "
+        "earlier checkpoint"
+    ),
+    is_effect_of_large_steps=True,
+    evidence=("entropy",),
+    source="a log of JuncyLu/trl_DAPO",
+    scenarios=("entropy collapses", "entropy collapse"),
+)
+
+ENTROPY_RISE = 2.0
+"""Growth of the entropy above which this is a fault, if it is also more than one nat per token."""
+
+ENTROPY_RISES = Kind(
+    code="entropy-rise",
+    severity="fix",
+    meaning="entropy rises, and the policy becomes random",
+    condition=f"entropy is {ENTROPY_RISE:g} times its start and at least one nat higher",
+    remedy=(
+        "lower the entropy bonus{entropy bonus} or the learning rate{learning rate}, and resume from a "
+        "checkpoint before the onset"
+    ),
+    is_effect_of_large_steps=True,
+    evidence=("entropy",),
+    source="simulated runs of `benchmarks/doctor`",
+    scenarios=("entropy rises without end",),
+)
+
+LOW_ENTROPY = 0.1
+"""Entropy (nats per token) below which a policy hardly explores from the start."""
+
+LOW_ENTROPY_AT_START = Kind(
+    code="low-entropy",
+    severity="look",
+    meaning="the policy had almost no entropy from the start",
+    condition=f"entropy is below {LOW_ENTROPY:g} nats per token from the start",
+    remedy=(
+        "raise the sampling temperature{sampling}, or start from an earlier checkpoint of supervised "
+        "fine-tuning"
+    ),
+    evidence=("entropy",),
+    source="the log of wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO",
+    no_scenario="is a remark on the model that training begins with",
+)
+
+
+def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding:
+    """Check that entropy does not collapse, or rise without bound.
+
+    A policy rightly loses entropy as it learns which answers are rewarded. A collapse is therefore a fault only if the
+    reward does not rise. If the reward becomes flat, only the steps after that count.
+
+    Args:
+        course: The metrics of the run.
+        flat_since: The step from which the reward is flat; minus infinity if it is not.
+        solved: True if the prompts are solved, so that a policy of low entropy is right.
+    """
+    entropy = course.series("entropy")
+    if len(entropy.values) < 2:
+        return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
+    first = entropy.first
+    last = entropy.last
+    change = f"entropy {change_text(first, last)} nats per token"
+
+    reward = course.series("reward")
+    late_rewards = [value for step, value in zip(*reward, strict=True) if step >= flat_since]
+    reason = "no reward is known"
+    rose = False
+    if len(late_rewards) > 1:
+        before, after = end_means(late_rewards, 3)
+        change += f", while the reward went {change_text(before, after)}"
+        reason = "the reward did not rise"
+        rose = clearly_rises(late_rewards)
+
+    measure = "entropy of the last tenth, divided by that of the first"
+    finding = passed_check(ENTROPY_KEPT, entropy, last / first if first else 1.0, measure)
+    if last > max(ENTROPY_RISE * first, first + 1):
+        start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
+        cause = f"{change}: the policy becomes random"
+        return finding.failed(ENTROPY_RISES, cause, onset=start, quantities=["entropy"])
+
+    collapsed = last < min(ENTROPY_LEFT * first, NO_ENTROPY)
+    if collapsed and rose and last < LEAST_ENTROPY * first:
+        # Next to nothing is left of the entropy, so the reward must have risen after it was lost.
+        collapse_step = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
+        rewards_after: list[float] = []
+        if collapse_step is not None:
+            rewards_after = [value for step, value in zip(*reward, strict=True) if step >= collapse_step]
+        if len(rewards_after) >= 3 * FEW_STEPS and not clearly_rises(rewards_after):
+            rose = False
+            reason = f"the reward did not rise after step {collapse_step:.0f}"
+    if collapsed and not rose and not solved:
+        start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
+        cause = f"{change}: the policy has stopped exploring, and {reason}"
+        # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may
+        # be the price of learning.
+        rose_earlier = len(reward.values) >= 30 and rise_in_errors(reward) > 3
+        learned = rose_earlier and (last > NEARLY_NO_ENTROPY * first or _is_nearly_solved(reward))
+        severity = "look" if learned else "fix"
+        return finding.failed(ENTROPY_COLLAPSE, cause, severity=severity, onset=start, quantities=["entropy"])
+
+    is_low = first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
+    if len(entropy.values) >= 4 * FEW_STEPS and is_low and not solved:
+        cause = (
+            f"entropy is {format_number(first, 2)} nats per token at the start, so that the answers of a group are "
+            "nearly alike"
+        )
+        rows = slice(max(1, len(entropy.values) // 10))
+        finding = passed_check(
+            ENTROPY_KEPT, entropy, first, "entropy of the first tenth (nats per token)", rows
+        )
+        start = next(step for step, value in zip(*entropy, strict=True) if value < LOW_ENTROPY)
+        return finding.failed(LOW_ENTROPY_AT_START, cause, onset=start, quantities=["entropy"])
+    if last < ENTROPY_LEFT * first and not rose and not ends_higher(reward):
+        return undecided_check(ENTROPY_KEPT, "it has fallen, but is not low")
+    return finding
+
+
+def _is_nearly_solved(reward: Series) -> bool:
+    """Check whether rewards between 0 and 1 are near 1 in the last third of the log."""
+    is_share = min(reward.values) >= 0 and max(reward.values) <= 1
+    return is_share and fmean(reward.values[-max(1, len(reward.values) // 3) :]) >= NEARLY_SOLVED

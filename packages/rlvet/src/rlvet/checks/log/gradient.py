@@ -1,0 +1,58 @@
+"""Check the norm of the gradient for spikes."""
+
+from __future__ import annotations
+
+from rlvet._numbers import format_number
+from rlvet.checks.course import Course, find_spikes
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import FEW_STEPS, passed_check, undecided_check
+
+SPIKE = 15.0
+"""A gradient norm is a spike if it is more than this many times the norms around it."""
+
+FEWEST_SPIKES = 3
+"""Number of spikes below which they are not reported."""
+
+GRADIENT_SPIKES = Kind(
+    code="gradient-spikes",
+    severity="look",
+    meaning="some gradients are many times larger than those around them",
+    condition=f"at least {FEWEST_SPIKES} gradient norms are {SPIKE:g} times those around them",
+    remedy="lower the gradient clipping norm{gradient clipping}, and look at the batches of these steps",
+    is_effect_of_large_steps=True,
+    evidence=("grad_norm",),
+    source="a log of Sunshine535/nips-grpo-dynamics",
+    scenarios=("gradient spikes", "gradient spikes, then a fall"),
+)
+
+
+def check_gradient_spikes(course: Course, *, fell: bool) -> Finding:
+    """Check that no gradient norm is many times larger than those around it.
+
+    Args:
+        course: The metrics of the run.
+        fell: True if the reward fell at the end, which makes spikes a fault.
+    """
+    tested = "spikes of the gradient norm are few"
+    norm = course.series("grad_norm")
+    if len(norm.values) < 4 * FEW_STEPS:
+        return Finding("ok", None, tested)
+    spikes = find_spikes(norm.values, SPIKE)
+    finding = passed_check(tested, norm, len(spikes), "log steps with a spike")
+    # If many rows are far from their neighbours, the norm has a wide spread and no spikes.
+    if len(spikes) < FEWEST_SPIKES:
+        return finding
+    if len(spikes) > len(norm.values) / 10:
+        return undecided_check(tested, "the norm has a wide spread")
+    largest = max(norm.values[row] for row in spikes)
+    usual = sorted(norm.values)[len(norm.values) // 2]
+    steps = ", ".join(f"{norm.steps[row]:.0f}" for row in spikes[:5])
+    if len(spikes) > 5:
+        steps = f"{steps}, …"
+    cause = (
+        f"in {len(spikes)} log steps (step {steps}) the gradient norm is more than {SPIKE:.0f} times the norms around "
+        f"it, up to {format_number(largest)} where {format_number(usual)} is usual"
+    )
+    severity = "fix" if fell else "look"
+    start = norm.steps[spikes[0]]
+    return finding.failed(GRADIENT_SPIKES, cause, severity=severity, onset=start, quantities=["grad_norm"])

@@ -1,0 +1,307 @@
+"""Check the length of answers: at the cap, longer or shorter without a better reward."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+
+from rlvet._numbers import format_number, format_share
+from rlvet.checks.course import (
+    Course,
+    Series,
+    clearly_rises,
+    end_means,
+    ends_higher,
+    largest_mean,
+    onset,
+    rise_in_errors,
+    standard_error,
+    tenth_blocks,
+    tenths,
+)
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import FEW_STEPS, MOST, change_text, later_half, passed_check, undecided_check
+from rlvet.runs.quantities import EVALUATION
+from rlvet.runs.setup import Setup
+
+MANY_CUT = 0.3
+"""Share of answers cut off in the last tenth above which this is a fault, if it has tripled since the first half."""
+
+SOME_CUT = 0.25
+"""Share of answers cut off in the later half above which it is worth a look."""
+
+AT_THE_CAP = 0.9
+"""Mean length, as a share of the cap, from which most answers are cut off."""
+
+TRUNCATED = Kind(
+    code="truncated",
+    severity="fix",
+    meaning="most answers are truncated",
+    condition=(
+        f"most answers are truncated in the second half of the run; or {MANY_CUT:.0%} in the last tenth, if "
+        f"the share was a third of that before; or {SOME_CUT:.0%} in the later half, or in a log of a few "
+        f"rows. If this share is not logged: lengths stay at their maximum, or at {AT_THE_CAP:.0%} of the "
+        "cap in the configuration"
+    ),
+    remedy=(
+        "allow longer answers{length cap}, or ask for shorter ones: an answer that is cut off cannot earn "
+        "the reward for its result"
+    ),
+    settings=("length cap",),
+    evidence=("cut", "length"),
+    source=(
+        "logs of Rusheel86/Chaos-Economy and alexchilton/CAS_NLP_MODULE4_GRPO, gensyn-ai/rl-swarm issue 312"
+    ),
+    scenarios=(
+        "cut off from the start",
+        "cut off more and more",
+        "cut off in the last tenth",
+        "all answers cut off",
+    ),
+)
+
+
+def check_truncation(course: Course, setup: Setup) -> Finding:
+    """Check that few answers are cut off at the cap on length."""
+    tested = "most answers are finished"
+    cap = setup.number("length cap")
+    at_cap = f" at the cap of {format_number(cap, 6)} tokens" if cap else ""
+    quantities = ["cut", "length"]
+    shares = course.series("cut")
+    if not shares.values:
+        return _check_length_at_cap(course, tested, cap)
+
+    # Most answers are cut off in the later half.
+    late = shares.later_half
+    mean = fmean(late)
+    measure = "share of answers cut off in the later half"
+    finding = passed_check(tested, shares, mean, measure, later_half(shares))
+    if len(late) > 1:
+        finding = finding._replace(error=standard_error(late))
+    if mean - 2 * standard_error(late) > MOST:
+        cause = f"{format_share(mean)} of answers are cut off{at_cap}"
+        start = onset(shares, lambda share: share > MOST)
+        return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
+    if len(shares.values) < 2 * FEW_STEPS:
+        if mean <= SOME_CUT:
+            return finding if max(shares.values) <= MOST else undecided_check(tested)
+        part = " in the later half" if len(late) > 1 else ""
+        cause = f"{format_share(mean)} of answers are cut off{at_cap}{part}"
+        start = _first_step_above(shares, SOME_CUT, len(shares.values) // 2)
+        return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
+
+    # The share has grown towards the end.
+    end = shares.values[-max(3, len(shares.values) // 10) :]
+    last = fmean(end)
+    before = fmean(shares.values[: len(shares.values) // 2])
+    if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
+        cause = (
+            f"{format_share(last)} of answers are cut off{at_cap} in the last tenth, {format_share(before)} in the "
+            "first half"
+        )
+        start = onset(shares, lambda share: share > MANY_CUT / 2, lambda share: share > MANY_CUT)
+        finding = passed_check(
+            tested, shares, last, "share of answers cut off in the last tenth", slice(-len(end), None)
+        )
+        finding = finding._replace(error=standard_error(end))
+        return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
+
+    # Many answers are cut off in the later half.
+    if mean > SOME_CUT:
+        cause = f"{format_share(mean)} of answers are cut off{at_cap} in the later half"
+        severity = "fix" if mean > 3 * before else "look"
+        start = _first_step_above(shares, SOME_CUT, len(shares.steps) // 2)
+        return finding.failed(TRUNCATED, cause, severity=severity, onset=start, quantities=quantities)
+
+    # Most answers were cut off in some tenth of the run.
+    blocks = tenths(shares.values)
+    if max(blocks) <= MOST < largest_mean(shares.values, max(1, len(shares.values) // 10)):
+        return undecided_check(tested, "most are cut off in some log steps")
+    if max(blocks) > MOST:
+        worst = blocks.index(max(blocks))
+        steps = tenth_blocks(shares.steps)[worst]
+        first_row = sum(len(block) for block in tenth_blocks(shares.steps)[:worst])
+        start = _first_step_above(shares, MOST, first_row)
+        rows = slice(first_row, first_row + len(steps))
+        finding = passed_check(
+            tested, shares, max(blocks), "share of answers cut off in these log steps", rows
+        )
+        share = format_share(max(blocks))
+        cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
+        return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
+    return finding
+
+
+def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:
+    """Return the first step from a row on at which a metric is above a limit; None if there is none."""
+    for step, value in zip(metric.steps[first_row:], metric.values[first_row:], strict=True):
+        if value > limit:
+            return step
+    return None
+
+
+def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -> Finding:
+    """Check that answers are not cut off, by their mean length, if the log has no share of truncated answers.
+
+    Args:
+        course: The metrics of the run.
+        tested: The property of a correct run that is checked.
+        known_cap: The cap in the run's configuration; None if it is not known.
+    """
+    length = course.series("length")
+    if len(length.values) < 2 * FEW_STEPS:
+        return undecided_check(tested, "log the share of answers cut off")
+    if known_cap:
+        return _compare_length_with_cap(course, tested, known_cap)
+
+    # The cap is not known. If the largest mean length is a whole number and occurs in several steps, it is the length
+    # of every answer in these steps: the cap.
+    cap = max(length.values)
+    rows_at_cap = sum(value == cap for value in length.values)
+    mean = fmean(length.values)
+    measure = "share of the largest length that is the mean length"
+    finding = passed_check(tested, length, mean / cap if cap else 0.0, measure)
+    if rows_at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
+        share = rows_at_cap / len(length.values)
+        if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
+            # Mean lengths below a cap that is not known show nothing.
+            return undecided_check(tested, "log the share of answers cut off")
+    cause = (
+        f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {rows_at_cap} of {len(length.values)} log "
+        "steps: that is the cap, and every answer of these steps was cut off"
+    )
+    return finding.failed(TRUNCATED, cause, onset=length.steps[0], quantities=["length"])
+
+
+def _compare_length_with_cap(course: Course, tested: str, cap: float) -> Finding:
+    """Check that answers are not cut off, by their length and the cap in the run's configuration."""
+    length = course.series("length")
+    late = fmean(length.later_half)
+    measure = "share of the cap that is the mean length in the later half"
+    finding = passed_check(tested, length, late / cap, measure, later_half(length))
+    if late >= AT_THE_CAP * cap:
+        cause = (
+            f"the mean length is {late:.0f} tokens in the later half, {format_share(late / cap)} of the cap of "
+            f"{format_number(cap, 6)} tokens, so that many answers are cut off"
+        )
+        start = onset(length, lambda mean: mean >= AT_THE_CAP * cap)
+        return finding.failed(TRUNCATED, cause, onset=start, quantities=["length"])
+    longest = course.series("length_max")
+    if longest.values and max(longest.values) < cap:
+        return finding
+    # An answer has at most as many tokens as the cap, so that the share that is cut off is at most mean / cap.
+    if max(length.values) <= MOST * cap:
+        return finding
+    return undecided_check(tested, "log the share of answers cut off")
+
+
+LONGER = 1.8
+"""Growth of the length from which it is reported, if the score on other prompts does not rise with the reward."""
+
+MUCH_BETTER = 0.15
+"""Relative rise of the score on other prompts above which the growth of the length is not reported."""
+
+MUCH_LONGER = 3.0
+"""Growth of the length from which it is reported without a score on other prompts, if the reward does not rise."""
+
+LENGTH_GROWTH = Kind(
+    code="length-growth",
+    severity="fix",
+    meaning="answers become longer but not better",
+    condition=(
+        f"answers become {LONGER:g} times as long while the score on other prompts does not increase; "
+        f"without such a score, {MUCH_LONGER:g} times as long while the reward does not"
+    ),
+    remedy=(
+        "add a penalty on length, or a normalisation that does not reward it, and read some long answers"
+    ),
+    evidence=("length", "evaluation", "reward"),
+    source="simulated runs of `benchmarks/doctor` and of `rldoctor`",
+    scenarios=("length pays, evaluation does not",),
+)
+
+
+def check_length(course: Course) -> Finding:
+    """Check that answers become much longer only if the score on other prompts, or else the reward, rises."""
+    tested = "answers do not grow longer without growing better"
+    length = course.series("length")
+    if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
+        return Finding("ok", None, tested)
+    growth = length.last / length.first
+    finding = passed_check(
+        tested, length, growth, "mean length of the last tenth, divided by that of the first"
+    )
+    reward = course.series("reward")
+    score = course.series(EVALUATION)
+    change = f"mean length {change_text(length.first, length.last)} tokens"
+    start = onset(length, lambda mean: mean >= LONGER * length.first)
+
+    if len(score.values) >= 6 and len(reward.values) >= 6:
+        if growth < LONGER or _score_follows_reward(reward, score):
+            return finding
+        if rise_in_errors(reward) < 3:
+            return finding if ends_higher(reward) else undecided_check(tested)
+        before, after = end_means(score.values, 3)
+        cause = f"{change}, while the score on other prompts went {change_text(before, after)}"
+        # The relative rise of a reward that may be negative is not comparable.
+        severity = "look" if min(reward.values) < 0 else "fix"
+        quantities = ["length", EVALUATION]
+        return finding.failed(LENGTH_GROWTH, cause, severity=severity, onset=start, quantities=quantities)
+
+    if growth < MUCH_LONGER or len(reward.values) < 30 or rise_in_errors(reward) > 2:
+        return finding if growth < LONGER or ends_higher(reward) else undecided_check(tested)
+    cause = f"{change}, and the reward does not rise"
+    start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
+    return finding.failed(LENGTH_GROWTH, cause, severity="look", onset=start, quantities=["length", "reward"])
+
+
+def _score_follows_reward(reward: Series, score: Series) -> bool:
+    """Check whether the score on other prompts rises by 15 %, or by a third of the relative rise of the reward."""
+    reward_before, reward_after = end_means(reward.values, 3)
+    score_before, score_after = end_means(score.values, 3)
+    score_rise = (score_after - score_before) / max(abs(score_after), abs(score_before), 1e-12)
+    reward_rise = (reward_after - reward_before) / max(abs(reward_after), abs(reward_before), 1e-12)
+    return score_rise > MUCH_BETTER or score_rise > max(0.0, reward_rise / 3)
+
+
+LENGTH_LEFT = 0.2
+"""Share of the mean length at the start below which answers have collapsed, unless the reward rose. Runs that learn
+shorter answers keep a third or more, and their reward rises."""
+
+LENGTH_COLLAPSE = Kind(
+    code="length-collapse",
+    severity="fix",
+    meaning="answers shrink to a few tokens but do not become better",
+    condition=f"answers shrink to {LENGTH_LEFT:.0%} of their length or less without a higher reward",
+    remedy=(
+        "read some answers from before and after the fall; a reward that short answers can get, or a length "
+        "penalty that is too strong, are common causes"
+    ),
+    evidence=("length", "reward"),
+    source="a log of JuncyLu/trl_DAPO",
+    scenarios=("answers collapse",),
+)
+
+
+def check_short_answers(course: Course) -> Finding:
+    """Check that answers do not shrink to a few tokens without a higher reward."""
+    tested = "answers keep their length, or shorten as the reward rises"
+    length = course.series("length")
+    reward = course.series("reward")
+    if len(length.values) < 2 * FEW_STEPS or length.first <= 0 or len(reward.values) < 2 * FEW_STEPS:
+        return undecided_check(tested)
+    left = length.last / length.first
+    measure = "mean length of the last tenth, divided by that of the first"
+    finding = passed_check(tested, length, left, measure)
+    end = median(length.values[-max(3, len(length.values) // 10) :])
+    if left >= LENGTH_LEFT and end >= LENGTH_LEFT * length.first:
+        return finding
+    rose = rise_in_errors(reward) > 3 and clearly_rises(reward.values)
+    if left >= LENGTH_LEFT or end >= LENGTH_LEFT * length.first or rose:
+        return finding if ends_higher(reward) else undecided_check(tested)
+    before, after = end_means(reward.values, 3)
+    cause = (
+        f"mean length {change_text(length.first, length.last)} tokens, while the reward went "
+        f"{change_text(before, after)}: answers have shrunk to a few tokens"
+    )
+    start = onset(length, lambda mean: mean < LENGTH_LEFT * length.first)
+    return finding.failed(LENGTH_COLLAPSE, cause, onset=start, quantities=["length", "reward"])

@@ -1,0 +1,149 @@
+"""Check that weights move, and by enough to learn."""
+
+from __future__ import annotations
+
+from rlvet._numbers import format_number
+from rlvet.checks.course import Course, end_means, ends_higher, rise_in_errors, rises, tenths
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+
+NO_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
+"""For each quantity, the value up to which weights do not change. Adam changes them by about the learning rate, and in
+float32 0.02 + 1e-9 is rounded to 0.02."""
+
+NO_STEP = Kind(
+    code="no-step",
+    severity="stop",
+    meaning="the weights do not move",
+    condition=(
+        f"the learning rate never exceeds {NO_MOVEMENT['learning_rate']:g}, as float32 weights do not change "
+        "by less; or the gradient is 0 although rewards differ; or ratios stay 1 after updates"
+    ),
+    remedy=(
+        "if the learning rate is 0, raise it{learning rate} or check its schedule; if the gradient is 0, "
+        "check that the loss depends on trainable weights"
+    ),
+    settings=("learning rate",),
+    evidence=("learning_rate", "grad_norm"),
+    source="modelscope/ms-swift issues 5571 and 5890",
+    scenarios=("learning rate 0", "no step"),
+)
+
+
+def _rewards_differ(course: Course) -> bool:
+    """Check whether the rewards of some group differ, so that there must be a gradient; True if this is not known."""
+    dead = course.series("dead").values
+    if dead:
+        return min(dead) < 1
+    rewards = course.series("reward").values
+    return not rewards or len(set(rewards)) > 1 or any(course.series("reward_std").values)
+
+
+def _has_signal_without_gradient(course: Course) -> bool:
+    """Check whether every gradient is 0 although the rewards of some group are known to differ."""
+    dead = course.series("dead").values
+    spreads = course.series("reward_std").values
+    if dead:
+        has_signal = min(dead) < 1
+    else:
+        has_signal = bool(spreads) and min(spreads) > 0
+    norms = course.series("grad_norm").values
+    return has_signal and bool(norms) and not any(norms)
+
+
+def check_movement(course: Course) -> Finding:
+    """Check that the learning rate is above 0, and the gradient too if rewards differ."""
+    tested = "weights move"
+    finding = Finding("ok", None, tested)
+    for name, limit in NO_MOVEMENT.items():
+        metric = course.series(name)
+        # A few steps are no evidence, since a warm-up begins at 0.
+        if len(metric.values) < FEW_STEPS:
+            if name == "grad_norm" and _has_signal_without_gradient(course):
+                cause = (
+                    f"grad_norm is 0 in all {len(metric.values)} log steps, though rewards of a group differ"
+                )
+                finding = passed_check(tested, metric, 0.0, f"largest {name}")
+                return finding.failed(NO_STEP, cause, onset=metric.steps[0], quantities=[name])
+            continue
+        largest = max(metric.values)
+        if largest > limit:
+            # If the gradient is 0, a learning rate above 0 shows no movement.
+            if finding.ok is None or name == "grad_norm":
+                finding = passed_check(tested, metric, largest, f"largest {name}")
+            continue
+        if name == "learning_rate":
+            is_warm_up = metric.values[-1] == largest and largest > metric.values[0]
+            is_fault = not is_warm_up
+        else:
+            is_fault = _rewards_differ(course)
+        if is_fault:
+            cause = f"{name} never exceeds {format_number(largest, 6)}"
+            finding = passed_check(tested, metric, largest, f"largest {name}")
+            return finding.failed(NO_STEP, cause, onset=metric.steps[0], quantities=[name])
+        # The weights rest, as in a warm-up, or if all rewards are equal.
+        return undecided_check(tested, f"{name} is {format_number(largest, 6)} so far")
+    return finding
+
+
+LITTLE_KL = 0.01
+"""KL to the reference (nats per token) below which the policy has hardly moved."""
+
+LITTLE_RATE = 5e-7
+"""Learning rate up to which updates are small."""
+
+MANY_STEPS = 100
+"""Number of training steps from which a policy should have moved."""
+
+HARDLY_MOVES = Kind(
+    code="hardly-moves",
+    severity="look",
+    meaning="the policy has hardly changed",
+    condition=(
+        f"after {MANY_STEPS} steps without a higher reward, the KL divergence to the reference is below "
+        f"{LITTLE_KL:g}, or the learning rate is at most {LITTLE_RATE:g}"
+    ),
+    remedy="use a learning rate three to ten times larger{learning rate}",
+    settings=("learning rate",),
+    evidence=("kl", "learning_rate", "reward"),
+    source="logs of Coicozoi/minimind-from-scratch and adv06/WidgetAnchor",
+    scenarios=("policy hardly moves", "learning rate too small"),
+)
+
+
+def check_small_steps(course: Course) -> Finding:
+    """Check that after many steps the policy has moved, unless the reward has risen."""
+    tested = "the policy moves"
+    kl = course.series("kl")
+    reward = course.series("reward")
+    rates = course.series("learning_rate").values
+    steps = course.rows[-1]["step"] - course.rows[0]["step"] + 1
+    if len(reward.values) < 30 or steps < MANY_STEPS:
+        return Finding("ok", None, tested)
+    if kl.values and max(kl.values) > 0:
+        finding = passed_check(tested, kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
+        quantity = "kl"
+        is_small = False
+        if len(kl.values) >= 30:
+            # Absolute values, since some loops log the KL with the opposite sign.
+            means = [kl.last, *tenths(kl.values)]
+            is_small = max(abs(mean) for mean in means) < LITTLE_KL
+        evidence = f"KL to the reference is {format_number(kl.last, 2)} after {steps:.0f} steps"
+    elif rates:
+        finding = Finding("ok", True, tested, max(rates), None, len(rates), measure="largest learning rate")
+        quantity = "learning_rate"
+        is_small = 0 < max(rates) <= LITTLE_RATE
+        if not is_small:
+            # A learning rate alone shows no movement.
+            return undecided_check(tested, "log the KL to the reference")
+        evidence = f"the learning rate is at most {format_number(max(rates), 2)}, over {steps:.0f} steps"
+    else:
+        return Finding("ok", None, tested)
+
+    entropy = course.series("entropy")
+    same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
+    if not is_small or rises(reward.values) or rise_in_errors(reward) > 3 or not same_entropy:
+        return finding if not is_small or ends_higher(reward) else undecided_check(tested)
+    before, after = end_means(reward.values, 3)
+    cause = f"{evidence}, and the reward went {change_text(before, after)}: the policy has hardly moved"
+    return finding.failed(HARDLY_MOVES, cause, quantities=[quantity, "reward"])

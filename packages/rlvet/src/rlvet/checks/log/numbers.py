@@ -1,0 +1,42 @@
+"""Check that the log holds numbers."""
+
+from __future__ import annotations
+
+from rlvet.checks.course import Course
+from rlvet.checks.findings import Finding, Kind
+from rlvet.runs.quantities import QUANTITIES
+
+NOT_A_NUMBER = Kind(
+    code="nan",
+    severity="stop",
+    meaning="values are NaN or infinite, or a probability exceeds 1",
+    condition=(
+        "a row of the log holds NaN or infinity; a recorded sequence holds one, or a log-probability above 0"
+    ),
+    remedy=(
+        "find the first step with NaN; common causes are an overflow in half precision and a sequence "
+        "without tokens"
+    ),
+    is_effect_of_large_steps=True,
+    evidence=("all quantities",),
+    source="AgentR1/Agent-R1 issue 30, verl-project/verl issue 498",
+    scenarios=("values are NaN", "NaN rows"),
+)
+
+
+def check_numbers(course: Course) -> Finding:
+    """Check that the log has no NaN and no infinite values."""
+    bad_rows = [row for row in course.rows if row.get("not_finite")]
+    share = len(bad_rows) / len(course.rows)
+    measure = "share of log steps with NaN or infinite values"
+    finding = Finding("ok", True, "the log holds numbers", share, None, len(course.rows), measure=measure)
+    if not bad_rows:
+        return finding
+    first_step = min(row["step"] for row in bad_rows)
+    cause = f"{len(bad_rows)} of {len(course.rows)} log steps hold NaN or infinite values, first step {first_step:.0f}"
+    # The reader leaves values out that are not finite.
+    missing = []
+    for name in QUANTITIES:
+        if course.series(name).values and any(name not in row for row in bad_rows):
+            missing.append(name)
+    return finding.failed(NOT_A_NUMBER, cause, onset=first_step, quantities=missing)

@@ -1,0 +1,312 @@
+"""Check the course of the reward: whether it is constant, falls or is flat."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from rlvet._numbers import format_number, format_share
+from rlvet.checks.course import (
+    Course,
+    Series,
+    deviation,
+    end_means,
+    find_change_point,
+    fit_slope,
+    largest_mean,
+    noise_of_differences,
+    onset,
+    rises,
+    tenth_blocks,
+    tenths,
+)
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    change_text,
+    last_tenth,
+    later_half,
+    passed_check,
+    undecided_check,
+)
+from rlvet.runs.quantities import EVALUATION, QUANTITIES
+
+SOLVED = 0.95
+"""Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
+
+
+def is_solved(course: Course) -> bool:
+    """Check whether nearly every answer has the best reward, so that groups have no spread."""
+    reward = course.series("reward")
+    if len(reward.values) < FEW_STEPS:
+        return False
+    late = fmean(reward.later_half)
+    if min(reward.values) >= 0 and max(reward.values) <= 1.0 and late >= SOLVED:
+        return True
+
+    # The largest reward is not known. The prompts are solved if the reward has risen to its best, and more and more
+    # groups have equal rewards.
+    dead = course.series("dead")
+    if len(dead.values) < 2 * FEW_STEPS or len(reward.values) < 2 * FEW_STEPS:
+        return False
+    noise = noise_of_differences(reward.values)
+    rose = reward.last - reward.first > max(2 * noise, 0.2 * abs(reward.last))
+    value_range = max(reward.values) - min(reward.values)
+    is_at_best = reward.last > max(reward.values) - 0.1 * value_range - noise
+    return rose and is_at_best and dead.last > 0.5 and dead.last > dead.first
+
+
+CONSTANT_ROWS = 20
+"""Number of rows with equal rewards from which this is a fault, if they are also `CONSTANT_SHARE` of all rows."""
+
+CONSTANT_SHARE = 0.25
+"""Share of a log's rows with equal rewards from which this is a fault."""
+
+ROWS_PER_EXCEPTION = 20
+"""Number of rows with equal rewards among which one may have another, so that one row does not hide the others."""
+
+REWARD_FLAT = Kind(
+    code="reward-flat",
+    severity="stop",
+    meaning="every answer gets the same reward",
+    condition=(
+        f"the reward has exactly the same value in the last {CONSTANT_ROWS} or more log steps; one in "
+        f"{ROWS_PER_EXCEPTION} may have another"
+    ),
+    remedy="read some answers with their rewards; check the verifier and the difficulty of the prompts",
+    evidence=("reward",),
+    source="logs of Rithwik-Ravi/OpenEnv-Dynamic-Guardrails and toolanzyhhh1234/FIM-RLVR-LEAN4",
+    scenarios=("every reward is the same", "constant reward"),
+)
+
+
+def check_constant_reward(course: Course) -> Finding:
+    """Check that the mean reward is not the same in many log steps up to the end."""
+    tested = "rewards differ"
+    reward = course.series("reward")
+    if len(reward.values) < FEW_STEPS:
+        return Finding("ok", None, tested)
+    equal_rows, others = _equal_rows_at_the_end(reward.values)
+    last = reward.values[-equal_rows]
+    finding = passed_check(tested, reward, equal_rows, "log steps at the end with equal rewards")
+    spreads = course.series("reward_std").values[-equal_rows:]
+    is_best = last >= SOLVED and max(reward.values) <= 1
+    is_short = equal_rows < CONSTANT_ROWS or equal_rows < CONSTANT_SHARE * len(reward.values)
+    if is_short or is_best or any(spreads):
+        # The mean reward has not changed for some log steps, but that is no fault yet.
+        if equal_rows >= min(FEW_STEPS, len(reward.values)):
+            return undecided_check(tested, f"needs at least {CONSTANT_ROWS} log steps" if is_short else "")
+        return finding
+    start = reward.steps[-equal_rows]
+    value = format_number(last)
+    cause = f"the reward is {value} in every one of the last {equal_rows} log steps, from step {start:.0f} on"
+    if others:
+        cause = (
+            f"the reward is {value} in {equal_rows - others} of the last {equal_rows} log steps, from step "
+            f"{start:.0f} on"
+        )
+    return finding.failed(REWARD_FLAT, cause, onset=start, quantities=["reward"])
+
+
+def _equal_rows_at_the_end(values: Sequence[float]) -> tuple[int, int]:
+    """Return the number of rows at the end that have the same value, and how many of these have another one.
+
+    One row in `ROWS_PER_EXCEPTION` may have another value, so that a single one does not hide a constant reward.
+    """
+    usual = Counter(values[-FEW_STEPS:]).most_common(1)[0][0]
+    others = 0
+    best = (0, 0)
+    for count, value in enumerate(reversed(values), 1):
+        if value != usual:
+            others += 1
+        if others * ROWS_PER_EXCEPTION > max(count, ROWS_PER_EXCEPTION):
+            break
+        if value == usual:
+            best = (count, others)
+    return best
+
+
+STANDARD_ERRORS = 4.0
+"""Standard errors above which a change of a mean is significant."""
+
+PLATEAU_STEPS = 30
+"""Number of log steps below which a plateau is not looked for."""
+
+WANDERING = 3.0
+"""A fall of the reward must be this many times its median change from tenth to tenth."""
+
+COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
+"""A pattern for the names of the metrics that are compared before and after a fall of the reward."""
+
+COLLAPSE = Kind(
+    code="collapse",
+    severity="stop",
+    meaning="the run lost the reward that it had reached",
+    condition=(
+        "the last tenth of a run has lost half of the reward of its best tenth. The finding lists what else "
+        "doubled or halved"
+    ),
+    remedy=(
+        "look at the causes above first, if there are any, then at the metrics that changed as the reward "
+        "fell; resume from a checkpoint before the fall"
+    ),
+    is_effect_of_large_steps=True,
+    evidence=("reward",),
+    source="a log of Rithwik-Ravi/OpenEnv-Dynamic-Guardrails",
+    scenarios=("reward falls",),
+)
+
+
+def check_fall(course: Course) -> Finding:
+    """Check that the last tenth of a run keeps at least half of the reward of the best tenth.
+
+    The finding names the metrics that have doubled or halved by then. A log does not show whether they are the cause.
+    """
+    tested = "the reward does not collapse"
+    reward = course.series("reward")
+    if len(reward.values) < PLATEAU_STEPS:
+        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
+    means = tenths(reward.values)
+    best = max(range(10), key=lambda tenth: means[tenth])
+    noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
+    finding = passed_check(tested, reward, means[-1], "mean reward of the last tenth", last_tenth(reward))
+    # The height of the best tenth is measured from 0, or from the lowest tenth if rewards are negative.
+    lowest = min(0.0, *means)
+    height = means[best] - lowest
+    # If the reward wanders, neighbouring tenths differ by more than the noise of single steps explains.
+    wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
+    largest_loss = max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering)
+    if means[best] - means[-1] <= largest_loss:
+        # The best and the last part by other splits, so that the limits between tenths do not decide.
+        size = len(reward.values) // 10
+        last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
+        is_lost = largest_mean(reward.values, size) - last_mean > 0.4 * height
+        return undecided_check(tested, "its noise is too large") if is_lost else finding
+
+    # Values in the best and in the last tenth of the metrics that may explain the fall.
+    ends = {}
+    ratios = {}
+    for name in course.names:
+        if not re.search(COMPARED_AT_A_FALL, name):
+            continue
+        values = course.series(name).values
+        if len(values) == len(reward.values):
+            blocks = tenths(values)
+            before = blocks[best]
+            after = blocks[-1]
+            ends[name] = (before, after)
+            larger = max(abs(before), abs(after))
+            smaller = min(abs(before), abs(after))
+            ratios[name] = (larger + 0.01) / (smaller + 0.01)
+    names = sorted(ratios, key=lambda name: ratios[name], reverse=True)
+    changed_names = [name for name in names if ratios[name] > 2][:3]
+
+    changes = [f"reward {change_text(means[best], means[-1])}"]
+    for name in changed_names:
+        before, after = ends[name]
+        changes.append(f"{name} {change_text(before, after)}")
+    step = tenth_blocks(reward.steps)[best][-1]
+    cause = f"from step {step:.0f} on {', '.join(changes)}"
+    first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
+    after_best = Series(reward.steps[first_row:], reward.values[first_row:])
+    start = onset(after_best, lambda mean: means[best] - mean > largest_loss)
+    quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
+    return finding.failed(COLLAPSE, cause, onset=start, quantities=quantities)
+
+
+FLAT_SHARE = 0.5
+"""Share of a run that must be flat to be a plateau."""
+
+UNLOGGED = {
+    EVALUATION: "a score on other prompts",
+    "dead": "the share of groups without spread",
+    "cut": "the share of answers cut off",
+    "entropy": "entropy",
+    "kl": "KL to the reference",
+}
+"""Quantities that are needed to exclude causes of a plateau, with a description of each."""
+
+PLATEAU = Kind(
+    code="plateau",
+    severity="look",
+    meaning="the reward no longer rises",
+    condition=(
+        f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported as "
+        "an interval, with the size of the increase that could not have been detected"
+    ),
+    remedy=(
+        "compare early and late answers with their rewards; a longer run, or harder prompts, show whether "
+        "the reward can still rise"
+    ),
+    evidence=("reward",),
+    source="logs of Prem01-cyber/AxiomForgeAI and aaravarora01/agent-memory-redteam",
+    scenarios=("levels off",),
+)
+
+
+def find_flat_part(course: Course) -> tuple[Series, int] | None:
+    """Return the reward, and the row from which it is flat; None if it is not flat, or if there are few log steps."""
+    reward = course.series("reward")
+    n = len(reward.values)
+    if n < PLATEAU_STEPS:
+        return None
+    turn, rise, noise = find_change_point(reward.values)
+    if rise < STANDARD_ERRORS * noise / math.sqrt(max(turn, 1)):
+        turn = 0  # the rise is not significant, so all of the run is flat
+    late_rewards = reward.values[turn:]
+    if len(late_rewards) < FLAT_SHARE * n or rises(late_rewards):
+        return None
+    return reward, turn
+
+
+def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: bool, solved: bool) -> Finding:
+    """Report the steps in which the reward is flat. This is no fault by itself.
+
+    Args:
+        course: The metrics of the run.
+        flat: The reward, and the row from which it is flat, see `find_flat_part`.
+        fell: True if the reward fell at the end.
+        solved: True if the prompts are solved.
+    """
+    tested = "the reward is not flat for half of the run"
+    reward = course.series("reward")
+    if len(reward.values) < PLATEAU_STEPS:
+        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
+    if fell:
+        # `check_fall` has reported it.
+        return Finding("ok", None, tested)
+    finding = passed_check(
+        tested, reward, fmean(reward.later_half), "mean reward of the later half", later_half(reward)
+    )
+    if flat is None:
+        is_constant = len(set(reward.later_half)) == 1
+        return undecided_check(tested) if is_constant else finding
+
+    _, turn = flat
+    late_rewards = reward.values[turn:]
+    slope = fit_slope(late_rewards)
+    largest_unseen_rise = max(0.0, slope.rise) + 2 * slope.error
+    start = reward.steps[turn]
+    end = reward.steps[-1]
+    share = len(late_rewards) / len(reward.values)
+    cause = (
+        f"reward {format_number(fmean(late_rewards))} from step {start:.0f} to {end:.0f}, {format_share(share)} of the "
+        "run"
+    )
+    before, after = end_means(late_rewards, 3)
+    if slope.rise < -2 * slope.error or before - after > deviation(late_rewards):
+        cause = f"{cause}, where it falls {change_text(before, after)}"
+    # Of a constant reward only rounding errors are left.
+    if largest_unseen_rise > 1e-9 * max(1.0, abs(fmean(late_rewards))):
+        cause = f"{cause}; a rise below {format_number(largest_unseen_rise, 2)} could not be seen"
+    if solved:
+        cause = f"{cause}; these prompts are solved"
+    else:
+        unlogged = [description for name, description in UNLOGGED.items() if name not in course.names]
+        if unlogged:
+            cause = f"{cause}; not logged, so not excluded: {', '.join(unlogged)}"
+    return finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])

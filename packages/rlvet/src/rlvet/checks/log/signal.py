@@ -1,0 +1,197 @@
+"""Check that advantages can teach something: rewards of a group differ, and a baseline is subtracted."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+
+from rlvet._numbers import format_number, format_share
+from rlvet.checks.course import Course, onset, rise_in_errors, rises, standard_error
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    MOST,
+    change_text,
+    last_tenth,
+    later_half,
+    passed_check,
+    undecided_check,
+)
+from rlvet.runs.setup import Setup
+
+SPREAD_LEFT = 0.1
+"""Share of the spread of rewards at the start below which nearly all rewards are equal. A reward of 0 or 1 whose mean
+rises from 0.5 to 0.99 keeps 0.2 of its standard deviation."""
+
+NO_SIGNAL = Kind(
+    code="no-signal",
+    severity="fix",
+    meaning="advantages are 0",
+    condition=(
+        "most groups have equal rewards in the second half of the run; if their share is not logged, the "
+        f"standard deviation of rewards falls below {SPREAD_LEFT:.0%} of its start. If answers or entropy "
+        "collapsed before, that comes first"
+    ),
+    remedy=(
+        "trace a group from its rewards to its advantages; drop or resample prompts whose answers all get "
+        "the same reward"
+    ),
+    settings=("group size",),
+    evidence=("dead", "reward_std"),
+    source=(
+        "the log of wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO, zhaochenyang20/Awesome-ML-SYS-Tutorial "
+        "issue 106"
+    ),
+    scenarios=("prompts too hard", "prompts solved", "advantages all 0"),
+)
+
+
+def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
+    """Check that the rewards of most groups differ, so that their advantages are not all 0."""
+    tested = "most groups carry signal"
+    shares = course.series("dead")
+    if not shares.values:
+        return _check_spread(course, setup, tested, solved=solved)
+    if len(shares.values) < FEW_STEPS:
+        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps")
+    late = shares.later_half
+    mean = fmean(late)
+    error = standard_error(late)
+    measure = "share of groups without signal in the later half"
+    finding = passed_check(tested, shares, mean, measure, later_half(shares))._replace(error=error)
+    # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
+    # chance.
+    window = max(1, len(shares.values) // 20)
+    noise = error * math.sqrt(len(late) / window)
+    start = onset(shares, lambda share: share > MOST - 2 * noise, lambda share: share > MOST)
+    last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
+    end = fmean(last_rows)
+    if mean - 2 * error <= MOST and not (solved and end > MOST):
+        if max(mean, end, shares.last) > MOST:
+            return undecided_check(tested, "about half of the groups carry none")
+        return finding
+    if end > mean:
+        rows = slice(-len(last_rows), None)
+        finding = passed_check(
+            tested, shares, end, "share of groups without signal in the last log steps", rows
+        )
+    groups = "groups"
+    group_size = setup.number("group size")
+    if group_size:
+        unit = "answers" if group_size > 1 else "answer"
+        groups = f"groups of {format_number(group_size, 6)} {unit}"
+    cause = f"{format_share(max(mean, end))} of {groups} carry no signal{_why_alike(setup)}"
+    reward = course.series("reward")
+    if solved:
+        cause = f"{cause}, as these prompts are solved (reward {format_number(reward.last)})"
+        return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
+    later_rewards = reward.values[len(reward.values) // 3 :]
+    still_learns = len(later_rewards) >= 20 and rises(later_rewards)
+    severity = "look" if still_learns else "fix"
+    return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["dead"])
+
+
+def _check_spread(course: Course, setup: Setup, tested: str, *, solved: bool) -> Finding:
+    """Check that the spread of rewards is not lost, if the log has no share of groups with equal rewards."""
+    spread = course.series("reward_std")
+    if len(spread.values) < FEW_STEPS:
+        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps" if spread.values else "")
+    limit = SPREAD_LEFT * spread.first
+    quarter = spread.values[-max(3, len(spread.values) // 4) :]
+    if spread.last >= limit or median(quarter) >= limit:
+        return undecided_check(tested, "log the share of groups whose rewards are all equal")
+    measure = "standard deviation of rewards, last tenth"
+    finding = passed_check(tested, spread, spread.last, measure, last_tenth(spread))
+    cause = (
+        f"the standard deviation of rewards went {change_text(spread.first, spread.last)}: nearly all answers get the "
+        f"same reward{_why_alike(setup)}"
+    )
+    reward = course.series("reward")
+    rose = len(reward.values) >= FEW_STEPS and rise_in_errors(reward) > 3
+    severity = "look" if solved or rose else "fix"
+    start = onset(spread, lambda mean: mean < limit)
+    return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["reward_std"])
+
+
+LOW_TEMPERATURE = 0.1
+"""Sampling temperature up to which the answers of a group are nearly identical."""
+
+
+def _why_alike(setup: Setup) -> str:
+    """Return a clause with the sampling temperature, if it explains that answers are alike."""
+    temperature = setup.number("temperature")
+    if temperature is None or temperature > LOW_TEMPERATURE:
+        return ""
+    return f", as answers sampled at temperature {format_number(temperature)} are nearly identical"
+
+
+BASELINE_ROWS = 3
+"""Number of log steps with rewards other than 0 from which advantages are compared with them."""
+
+NEARLY_ALL = 0.9
+"""Share of these log steps in which advantages must equal rewards for a finding."""
+
+RELATIVE_DIFFERENCE = 1e-4
+"""Relative difference up to which a largest advantage equals a largest reward. GRPO divides the reward of a group of
+one by 1 + 1e-6, and verl computes in float32."""
+
+NO_BASELINE = Kind(
+    code="no-baseline",
+    severity="fix",
+    meaning="advantages are the rewards themselves",
+    condition=(
+        f"the largest and the smallest advantage equal those of the rewards in {NEARLY_ALL:.0%} of log "
+        "steps, as with one answer to each prompt"
+    ),
+    remedy=(
+        "sample several answers to each prompt{group size}, or use an estimator that has a baseline of its "
+        "own"
+    ),
+    evidence=("advantage_max", "advantage_min", "reward_max", "reward_min"),
+    source="four logs of verl with groups of one answer",
+    scenarios=("one answer to each prompt",),
+)
+
+
+def check_baseline(course: Course, setup: Setup) -> Finding:
+    """Check that the largest and smallest advantages are not those of the rewards, as without a baseline."""
+    tested = "a baseline is subtracted from rewards"
+    steps = []
+    equal_steps = []
+    for row in course.rows:
+        if any(name not in row for name in ("reward_max", "reward_min", "advantage_max", "advantage_min")):
+            continue
+        # Rewards of ±1 have the mean 0 in a group of one of each. Rewards of 0 show nothing.
+        if row["reward_min"] == -row["reward_max"]:
+            continue
+        steps.append(row["step"])
+        largest_is_equal = math.isclose(row["advantage_max"], row["reward_max"], rel_tol=RELATIVE_DIFFERENCE)
+        smallest_is_equal = math.isclose(row["advantage_min"], row["reward_min"], rel_tol=RELATIVE_DIFFERENCE)
+        if largest_is_equal and smallest_is_equal:
+            equal_steps.append(row["step"])
+    if len(steps) < BASELINE_ROWS:
+        return undecided_check(tested)
+    share = len(equal_steps) / len(steps)
+    finding = Finding(
+        "ok",
+        True,
+        tested,
+        share,
+        None,
+        len(steps),
+        steps=(steps[0], steps[-1]),
+        measure="share of log steps in which the largest and the smallest advantage equal those of the rewards",
+    )
+    if share < NEARLY_ALL:
+        return undecided_check(tested) if equal_steps else finding
+    cause = (
+        f"the largest and the smallest advantage equal the largest and the smallest reward in {len(equal_steps)} of "
+        f"{len(steps)} log steps: no baseline is subtracted"
+    )
+    group_size = setup.number("group size")
+    if group_size == 1:
+        cause = f"{cause}, as each prompt has one answer"
+    elif group_size:
+        cause = f"{cause}, though the settings name {format_number(group_size, 6)} answers to each prompt"
+    quantities = ["advantage_max", "advantage_min", "reward_max", "reward_min"]
+    return finding.failed(NO_BASELINE, cause, onset=equal_steps[0], quantities=quantities)

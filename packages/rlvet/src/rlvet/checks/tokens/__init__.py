@@ -1,0 +1,1 @@
+"""Checks of a record's tokens, a file for each subject."""
