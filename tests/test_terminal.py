@@ -221,7 +221,7 @@ def hostile_log(folder: Path) -> Path:
 
 def test_diagnose_prints_no_controls_of_a_log(tmp_path):
     run = hostile_log(tmp_path)
-    printed = CliRunner().invoke(rlvet_app, ["diagnose", str(run)]).output
+    printed = CliRunner().invoke(rlvet_app, ["diagnose", str(run), "--verbose"]).output
     assert r"\x1b[31mred\x1b[0m\u202e[bold]\x9b is 0 in every one of 20 log steps" in printed
     assert r"not read: own/\x1b[31mred" in printed
     assert obeyed(printed) == set()

@@ -26,16 +26,10 @@ from rlvet.runs.quantities import named_rows
 from rlvet.runs.run import open_run
 
 
-def full_text(diagnosis: Diagnosis) -> str:
-    """Return the diagnosis with its lists of checks."""
-    as_text = getattr(diagnosis, "as_text", None)
-    return as_text(verbose=True) if as_text else str(diagnosis)
-
-
 def diagnose_rows(rows) -> tuple[Diagnosis, str]:
     log = Log.of(rows)
     diagnosis = Diagnosis(log_findings(log.rows), rows=log.rows, log=log)
-    return diagnosis, full_text(diagnosis)
+    return diagnosis, diagnosis.as_text(verbose=True)
 
 
 def simulated(seeds: range) -> Iterator[list[dict[str, float]]]:
@@ -93,7 +87,7 @@ def main() -> None:
             for length in range(1, len(rows) + 1):
                 prefix = rows[:length]
                 diagnosis = Diagnosis(log_findings(prefix), rows=prefix, log=Log.of([]))
-                count("prefixes of stored logs", prefix, full_text(diagnosis))
+                count("prefixes of stored logs", prefix, diagnosis.as_text(verbose=True))
                 if was_fault and diagnosis.headline.startswith("ok"):
                     turned_ok[name] += 1
                 was_fault = not diagnosis.healthy

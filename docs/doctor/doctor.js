@@ -236,7 +236,7 @@
     const rows = Object.entries(answer.read).map(([quantity, keys]) =>
       element("tr", {}, element("td", {}, quantity), element("td", {}, keys.join(", "))));
     const untested = Object.entries(answer.untested).map(([name, how]) => (how ? `${name} (${how})` : name));
-    return element("details", { class: "reading" }, element("summary", {}, "What was read, what passed, and what this log does not tell"),
+    return element("details", { class: "reading" }, element("summary", {}, answer.counts),
       element("div", { class: "scrolling" }, element("table", {}, element("tr", {}, element("th", {}, "quantity"), element("th", {}, "key of the log")), ...rows)),
       element("dl", {}, ...row("not read", answer.unread.join(", ") || "every key was read"), ...row("passed", answer.passed.join("; ")),
         ...row("cannot be tested", untested.join("; ")), ...row("files left out", listed(leftOut.map(({ path }) => path)))));

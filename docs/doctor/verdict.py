@@ -67,6 +67,7 @@ def _described(diagnosis: Diagnosis) -> dict[str, Any]:
         "has_reward": log is not None and "reward" in log.read,
         # As they are logged, because one of them may be given back as the key of a quantity.
         "unread": diagnosis.unread,
+        "counts": diagnosis.counts,
         "passed": [printable(name) for name in dict.fromkeys(diagnosis.passed)],
         "untested": {printable(name): printable(how) for name, how in diagnosis.untested.items()},
     }

@@ -70,6 +70,7 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
     ("diagnose.md", "rlvet diagnose runs/mine"): Run(RLVET),
     ("diagnose.md", "rlvet diagnose run/tokens"): RECORD,
     ("diagnose.md", "rlvet diagnose dumps"): RECORD,
+    ("diagnose.md", "rlvet diagnose runs/mine -v"): Run(RLVET),
     ("diagnose.md", "rlvet diagnose run/tokens --json"): RECORD,
     ("diagnose.md", "rlvet diagnose runs/mine --format markdown --fail-on stop"): Run(RLVET),
     ("evaluation.md", "bandpo-lab data prepare aime24 amc23"): HUB,

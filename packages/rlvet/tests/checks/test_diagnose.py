@@ -92,7 +92,7 @@ def test_the_command(tmp_path):
     first = json.loads(sick.output)["findings"][0]
     assert (sick.exit_code, first["code"], first["ok"]) == (1, "temperature", False)
     assert "learning rate" not in sick.output
-    well = CliRunner().invoke(app, ["diagnose", str(tmp_path / "well")])
+    well = CliRunner().invoke(app, ["diagnose", str(tmp_path / "well"), "-v"])
     assert (
         well.exit_code,
         "passed: values are numbers; every group has all of its answers" in well.output,
@@ -248,7 +248,7 @@ def test_a_record_that_was_looked_at_as_a_whole_is_said_to_be(tmp_path):
         "total_batches": 8,
     }
     assert str(diagnosis.coverage) == "looked at all 3,072 tokens of 8 batches"
-    result = CliRunner().invoke(app, ["diagnose", str(tmp_path)])
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--verbose"])
     assert f"\n{diagnosis.coverage}\n" in result.output
     assert "\npassed: values are numbers" in result.output
 
@@ -273,7 +273,8 @@ def test_of_a_long_record_it_is_said_how_much_was_looked_at(tmp_path):
     assert diagnosis.headline.startswith(
         f"ok: nothing is wrong in what could be tested of {share} of the tokens ("
     )
-    printed = CliRunner().invoke(app, ["diagnose", str(tmp_path)]).output
+    assert f"checks passed in {share} of the tokens, " in str(diagnosis)
+    printed = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--verbose"]).output
     assert f"\n{text}\n" in printed
     assert f"\npassed in {share} of the tokens: values are numbers" in printed
     of_scripts = json.loads(CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json"]).output)

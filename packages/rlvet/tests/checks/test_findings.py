@@ -15,6 +15,7 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.engine import STALE_WEIGHTS
 from rlvet.checks.log.reward import PLATEAU
 from rlvet.runs.quantities import EVALUATION, QUANTITIES
+from rlvet.runs.setup import SETTINGS
 
 DOCTOR = sorted((ROOT / "packages/rlvet/src/rlvet/checks").rglob("*.py"))
 BENCH = "benchmarks/doctor/faults.py"
@@ -78,6 +79,8 @@ def test_each_kind_is_complete(kind):
     assert bool(kind.scenarios) != bool(kind.no_scenario)
     if kind in OF_LOGS:
         assert {name for name in kind.evidence if " " not in name} <= {*QUANTITIES, EVALUATION}
+    for setting in re.findall(r"{([^{}]+)}", kind.remedy):
+        assert any(setting in names for names in SETTINGS.values()), setting
 
 
 def test_the_tables_of_the_page_are_those_of_the_kinds():

@@ -45,7 +45,7 @@ def diagnose_rows(rows, check=log_findings):
 def false_sentences(rows, check=log_findings):
     """Return the printed sentences on a log that its rows contradict."""
     diagnosis = diagnose_rows(rows, check)
-    return violations(str(diagnosis), named_rows(canonical(rows)))
+    return violations(diagnosis.as_text(verbose=True), named_rows(canonical(rows)))
 
 
 # --- 1. No printed sentence is false of the rows ---
@@ -91,7 +91,7 @@ def check_prefixes(rows, lengths):
     for length in lengths:
         prefix = rows[:length]
         diagnosis = Diagnosis(log_findings(prefix), rows=prefix, log=Log.of([]))
-        assert not violations(str(diagnosis), prefix), length
+        assert not violations(diagnosis.as_text(verbose=True), prefix), length
 
 
 @NEEDS_LOGS
@@ -230,8 +230,8 @@ def test_a_random_log_is_the_same_in_the_names_of_each_framework(first):
 def test_keys_in_another_order_change_nothing(seed):
     rows = random_rows(seed)
     assert (
-        str(diagnose_rows(shuffled(rows, seed))).split("\nread ")[0]
-        == str(diagnose_rows(rows)).split("\nread ")[0]
+        diagnose_rows(shuffled(rows, seed)).as_text(verbose=True).split("\nread ")[0]
+        == diagnose_rows(rows).as_text(verbose=True).split("\nread ")[0]
     )
 
 

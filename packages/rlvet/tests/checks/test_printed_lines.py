@@ -61,7 +61,7 @@ AT_ITS_ONSET = {
 
 def check_lines(diagnosis):
     """Assert what holds for the output of every diagnosis."""
-    text = str(diagnosis)
+    text = diagnosis.as_text(verbose=True)
     own_text = text.partition("\nthe configuration:")[0]
     for line in [*text.splitlines(), *diagnosis.as_markdown().splitlines()]:
         assert not LARGE_EXPONENT.search(line), line
@@ -212,7 +212,7 @@ def test_a_note_is_no_headline(note, metrics):
 def test_the_key_of_a_quantity_that_was_read_is_not_listed_as_unread():
     rows = course(entropy=lambda t: 1.0, audit__entropy=lambda t: 1.0, mine=lambda t: t)
     diagnosis = diagnose_rows(rows)
-    text = str(diagnosis)
+    text = diagnosis.as_text(verbose=True)
     assert "not read: mine" in text
     assert "read from another key: entropy (audit/entropy)" in text
     assert "Read from another key: `entropy (audit/entropy)`" in diagnosis.as_markdown()
@@ -223,7 +223,7 @@ def test_the_key_of_a_quantity_that_was_read_is_not_listed_as_unread():
 def test_the_first_row_above_a_limit_is_no_jump():
     values = [34.7, 16.9, 210.0, 3395.0, *([400.0] * 36)]
     rows = [row | {"kl": value} for row, value in zip(course(), values, strict=True)]
-    text = str(diagnose_rows(rows))
+    text = diagnose_rows(rows).as_text(verbose=True)
     # The KL is large at the first step already, so its growth is not that of updates alone.
     assert "in the first 1 log steps" not in text
     assert "kl-drift (stop): KL to the reference 34.7 → 400 nats per token" in text
@@ -271,3 +271,90 @@ def test_numbers_are_as_people_write_them(value, text):
 @pytest.mark.parametrize(("share", "text"), [(0.9999, "99.99%"), (1.0, "100%"), (0.0, "0%"), (1e-4, "0.01%")])
 def test_shares_of_all_and_nothing_are_exact(share, text):
     assert format_share(share) == text
+
+
+# --- What is printed by default, and with --verbose ---
+
+COUNTS = re.compile(
+    r"(\d+) checks? passed(?: in [\d.]+% of the tokens)?"
+    r"(?:, (\d+) undecided \(([^()]+)\))?(?:, (\d+) of (\d+) keys not read)?; -v lists them"
+)
+
+
+def check_short_text(diagnosis):
+    """Assert that the default text is the headline, what was read, the findings and one line of counts."""
+    text = diagnosis.as_text()
+    assert str(diagnosis) == text
+    counts = [match for match in map(COUNTS.fullmatch, text.splitlines()) if match]
+    assert len(counts) == 1, text
+    passed, undecided, subjects, unread, keys = counts[0].groups()
+    assert int(passed) == len(set(diagnosis.passed))
+    assert int(undecided or 0) == len(set(diagnosis.untested) - set(diagnosis.passed))
+    assert int(unread or 0) == len(diagnosis.log.unread if diagnosis.log else ())
+    if unread:
+        assert int(keys) == diagnosis.log.keys_of_learning
+    # A subject is named for each undecided check, in a few words.
+    undecided_subjects = {
+        finding.subject for finding in diagnosis.tested if finding.ok is None and not finding.cause
+    }
+    assert {*(subjects or "").split(", ")} - {""} <= undecided_subjects
+    assert all(finding.subject for finding in diagnosis.tested)
+    # The names of checks are no part of it.
+    for line in text.splitlines():
+        assert not line.startswith(("passed", "cannot be tested", "read from another key"))
+        if not diagnosis.no_verdict:
+            assert not line.startswith("not read")
+
+
+def check_long_text(diagnosis):
+    """Assert that the text with --verbose names every check and every key."""
+    text = diagnosis.as_text(verbose=True)
+    for name in [*diagnosis.passed, *diagnosis.untested]:
+        assert name in text
+    for line in diagnosis.as_text().splitlines():
+        assert line in text or COUNTS.fullmatch(line) or line.startswith("configuration: ")
+
+
+@NEEDS_LOGS
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
+@pytest.mark.filterwarnings("ignore")
+def test_the_text_on_a_stored_log_is_short_unless_asked(path):
+    try:
+        diagnosis = diagnose(path)
+    except InvalidValue:
+        pytest.skip("no log that can be read")
+    check_short_text(diagnosis)
+    check_long_text(diagnosis)
+    # Without the findings, five lines: headline, what was read, counts, and an empty line around the findings.
+    without_findings = 5 + 2 * bool(diagnosis.configuration)
+    if not diagnosis.log.notes and not diagnosis.notes:
+        lines_of_findings = sum(7 for _ in diagnosis.findings)
+        assert len(diagnosis.as_text().splitlines()) <= without_findings + lines_of_findings
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_text_on_a_healthy_course_has_four_lines(shape):
+    diagnosis = diagnose_rows(healthy(930, shape))
+    check_short_text(diagnosis)
+    check_long_text(diagnosis)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_text_on_a_simulated_fault_is_short(name):
+    diagnosis = diagnose_rows(SCENARIOS[name].rows(930))
+    check_short_text(diagnosis)
+    check_long_text(diagnosis)
+
+
+@pytest.mark.parametrize("name", ["colder engine", "groups"])
+def test_the_text_on_a_record_is_short(name, tmp_path):
+    diagnosis = diagnose(simulate(tmp_path, **FAULTS[name][1]))
+    check_short_text(diagnosis)
+    check_long_text(diagnosis)
+
+
+def test_without_a_reward_the_keys_are_listed_in_the_short_text_too():
+    rows = [{"step": step, "my/return": 0.1 * step, "entropy": 1.0} for step in range(20)]
+    diagnosis = diagnose_rows(rows)
+    assert diagnosis.no_verdict
+    assert "\nnot read: my/return" in str(diagnosis)

@@ -160,7 +160,7 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     rows = [row(1) | {"method": evil}, row(2)]
     write(Path("metrics.jsonl"), rows)
     Path("trainer_state.json").write_text(json.dumps({"log_history": rows, "method": evil}), encoding="utf-8")
-    results = [CliRunner().invoke(app, ["diagnose", run]) for run in (".", "trainer_state.json")]
+    results = [CliRunner().invoke(app, ["diagnose", run, "-v"]) for run in (".", "trainer_state.json")]
     # Two log steps allow no verdict.
     assert [result.exit_code for result in results] == [2, 2]
     assert all(

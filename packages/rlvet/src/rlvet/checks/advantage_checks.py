@@ -35,15 +35,16 @@ def findings_and_notes(
     """
     comparison = Comparison(recorded, whole_groups)
     findings = [
-        check_groups(recorded, whole_groups=whole_groups),
-        check_losses(recorded),
-        check_ends(recorded),
-        check_prompts(recorded),
-        check_signal(recorded),
-        check_advantages(comparison),
-        check_rewards(recorded),
+        ("missing answers", check_groups(recorded, whole_groups=whole_groups)),
+        ("mask", check_losses(recorded)),
+        ("mask", check_ends(recorded)),
+        ("mask", check_prompts(recorded)),
+        ("signal of groups", check_signal(recorded)),
+        ("advantages", check_advantages(comparison)),
+        ("noise of rewards", check_rewards(recorded)),
     ]
-    return findings, [comparison.note] if comparison.note else []
+    notes = [comparison.note] if comparison.note else []
+    return [finding._replace(subject=subject) for subject, finding in findings], notes
 
 
 def advantage_notes(recorded: RecordedAdvantages) -> list[str]:

@@ -161,10 +161,38 @@ class Diagnosis:
         """The part of a record that was checked, as a phrase; empty for a log, or if all tokens were checked."""
         return "" if self.coverage is None else self.coverage.part
 
+    @property
+    def counts(self) -> str:
+        """The number of checks that passed and that decided nothing, and of keys that were not read, in a phrase.
+
+        The subjects of the undecided checks are named.
+
+        >>> Diagnosis([Finding("ok", True, "a", subject="KL"), Finding("ok", None, "b", subject="clip")]).counts
+        '1 check passed, 1 undecided (clip)'
+        """
+        passed = len(dict.fromkeys(self.passed))
+        part = f" in {self._part}" if self._part else ""
+        texts = [f"{passed} {'check' if passed == 1 else 'checks'} passed{part}"]
+        undecided = [name for name in self.untested if name not in self.passed]
+        subjects = [finding.subject for finding in self.tested if finding.tested in undecided]
+        if undecided:
+            texts.append(f"{len(undecided)} undecided ({', '.join(dict.fromkeys(subjects))})")
+        if self.log is not None and self.log.unread:
+            texts.append(f"{len(self.log.unread)} of {self.log.keys_of_learning} keys not read")
+        return ", ".join(texts)
+
     def __str__(self) -> str:
-        """Return the findings, the part of the run that was read, and the checks that passed or could not run.
+        """Return the diagnosis as `as_text` does."""
+        return self.as_text()
+
+    def as_text(self, *, verbose: bool = False) -> str:
+        """Return the headline, what was read, the findings, and the number of checks that passed.
 
         Control characters in the run's texts are escaped, so that the result is safe to print.
+
+        Args:
+            verbose: Also list the checks that passed or decided nothing, the keys that were not read, and the rules for
+                the configuration that could not be checked.
         """
         lines = [self.headline]
         if self.coverage is not None:
@@ -178,7 +206,13 @@ class Diagnosis:
         for number, finding in enumerate(self.findings, 1):
             lines += ["", *_finding_lines(number, finding)]
 
-        lines.append("")
+        lines += ["", *(self._list_lines() if verbose else self._count_lines())]
+        # Some of these lines contain names from the run's log and folders.
+        return "\n".join(map(printable, lines))
+
+    def _list_lines(self) -> list[str]:
+        """Return the lines that name all checks and keys without a finding, and the report on the configuration."""
+        lines = []
         if str(self.setup):
             lines.append(f"the run: {self.setup}")
         part = f" in {self._part}" if self._part else ""
@@ -192,9 +226,18 @@ class Diagnosis:
             lines.append(f"not read: {shorten(self.unread)}")
         if self.configuration is not None:
             lines += ["", "the configuration:", *str(self.configuration).split("\n")]
+        return lines
 
-        # Some of these lines contain names from the run's log and folders.
-        return "\n".join(map(printable, lines))
+    def _count_lines(self) -> list[str]:
+        """Return the line of counts, and the findings on the configuration if there are any."""
+        lines = [f"{self.counts}; -v lists them"]
+        if self.no_verdict and self.unread:
+            lines.insert(0, f"not read: {shorten(self.unread)}")
+        if self.configuration is not None and self.configuration.findings:
+            lines += ["", "the configuration:", *self.configuration.text_of_findings.split("\n")]
+        if self.configuration is not None:
+            lines.append(f"configuration: {self.configuration.summary}")
+        return lines
 
     def _untested_text(self) -> str:
         """Return the names of the checks that could not run, each with the data to record in parentheses."""
@@ -247,15 +290,17 @@ class Diagnosis:
             )
             lines.append(f"| {' | '.join(cells)} |")
 
+        lines += [f"\n{_as_code(note)}" for note in self.notes]
+
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
-        lines += ["", f"Passed: {passed}."]
+        lines += ["", "<details>", f"<summary>{self.counts}</summary>", "", f"Passed: {passed}."]
         if self.untested:
             lines += ["", f"Cannot be tested: {_as_code(self._untested_text())}"]
         if self.replaced_keys:
             lines += ["", f"Read from another key: {_as_code(self.replaced_text)}"]
         if self.unread:
             lines += ["", f"Not read: {_as_code(shorten(self.unread))}"]
-        lines += [f"\n{_as_code(note)}" for note in self.notes]
+        lines += ["", "</details>"]
         if self.configuration is not None:
             lines += ["", f"The configuration: {self.configuration.as_markdown().rstrip()}"]
         return "\n".join(lines)

@@ -98,6 +98,8 @@ class Finding(NamedTuple):
     """The name of ``figure``, such as ``share of answers cut off``; empty without a figure."""
     kind: Kind | None = None
     """The kind of a fault or remark; None if the check passed or could not run."""
+    subject: str = ""
+    """What was checked, in one or two words, such as ``entropy``."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int, measure: str = "") -> Finding:

@@ -61,35 +61,37 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     solved = is_solved(course)
 
     reference = check_reference(course, setup)
+    agreement, weights = engine_findings(course, setup)
     findings = [
-        check_numbers(course),
-        check_movement(course),
-        reference,
-        *engine_findings(course, setup),
-        check_step_size(course),
-        check_gradient_spikes(course, fell=fell),
-        check_clip_share(course, setup),
-        check_divergence(course, reference_is_wrong=reference.ok is False),
-        check_baseline(course, setup),
-        check_truncation(course, setup),
-        check_constant_reward(course),
-        check_signal(course, setup, solved=solved),
-        check_data(course),
-        *check_components(course),
-        check_length(course),
-        check_short_answers(course),
-        check_entropy(course, flat_since, solved=solved),
-        check_evaluation(course),
-        check_small_steps(course),
-        fall,
+        ("NaN", check_numbers(course)),
+        ("movement", check_movement(course)),
+        ("reference", reference),
+        ("engine", agreement),
+        ("importance weights", weights),
+        ("step size", check_step_size(course)),
+        ("gradient norm", check_gradient_spikes(course, fell=fell)),
+        ("clip", check_clip_share(course, setup)),
+        ("KL", check_divergence(course, reference_is_wrong=reference.ok is False)),
+        ("baseline", check_baseline(course, setup)),
+        ("truncation", check_truncation(course, setup)),
+        ("constant reward", check_constant_reward(course)),
+        ("signal of groups", check_signal(course, setup, solved=solved)),
+        ("change of data", check_data(course)),
+        *(("reward components", finding) for finding in check_components(course)),
+        ("length", check_length(course)),
+        ("length", check_short_answers(course)),
+        ("entropy", check_entropy(course, flat_since, solved=solved)),
+        ("other prompts", check_evaluation(course)),
+        ("movement", check_small_steps(course)),
+        ("fall of the reward", fall),
     ]
-    findings = _with_lost_signal_last(findings)
+    findings = _with_lost_signal_last([finding._replace(subject=subject) for subject, finding in findings])
     kinds = {finding.kind for finding in findings if finding.kind}
-    findings.append(check_last_tenth(course, kinds))
-    findings.append(check_plateau(course, flat, fell=fell, solved=solved))
+    findings.append(check_last_tenth(course, kinds)._replace(subject="last tenth"))
+    findings.append(check_plateau(course, flat, fell=fell, solved=solved)._replace(subject="plateau"))
     # The clip is judged only if there is no fault.
     if all(finding.ok is not False for finding in findings):
-        findings.append(check_clip(course, setup.updates))
+        findings.append(check_clip(course, setup.updates)._replace(subject="clip"))
     return [_with_cost(finding, rows) for finding in findings]
 
 

@@ -42,8 +42,9 @@ def token_findings(first_pass: FirstPass, *, counts_drawn_tokens: bool = True) -
     Returns:
         One finding per check.
     """
-    findings = [check_numbers(first_pass)]
-    for check in (check_ratio, check_engine, check_surprisal):
+    findings = [check_numbers(first_pass)._replace(subject="NaN")]
+    checks = (("ratio", check_ratio), ("engine", check_engine), ("sampling", check_surprisal))
+    for subject, check in checks:
         finding = check(first_pass)
         # Tokens that were not sampled are no evidence of the engine or the sampler.
         concerns_sampler = check is not check_ratio and finding.ok is False and finding.code != MASK.code
@@ -51,10 +52,10 @@ def token_findings(first_pass: FirstPass, *, counts_drawn_tokens: bool = True) -
             finding = untested(finding, "correct the mask first")
         if check is check_engine and finding.ok is False and _is_effect_of_sampling(first_pass, finding):
             finding = untested(finding)
-        findings.append(finding)
+        findings.append(finding._replace(subject=subject))
         if finding.ok is False:
             break
-    findings.append(check_updates(first_pass))
+    findings.append(check_updates(first_pass)._replace(subject="updates"))
     return findings
 
 

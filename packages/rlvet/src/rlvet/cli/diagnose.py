@@ -67,6 +67,14 @@ def diagnose_command(
     output_format: Annotated[
         Format, typer.Option("--format", help="Print text, or Markdown, as for the summary of a CI job.")
     ] = Format.text,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="List the checks that passed or decided nothing, and the keys that were not read.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Diagnose a run: list its problems, causes first, each with one remedy.
@@ -91,7 +99,7 @@ def diagnose_command(
     elif output_format is Format.markdown:
         print(diagnosis.as_markdown())
     else:
-        print(diagnosis)
+        print(diagnosis.as_text(verbose=verbose))
         if word_collector is not None:
             print(f"\n{word_collector.text(path)}")
     if diagnosis.is_at_least(fail_on):

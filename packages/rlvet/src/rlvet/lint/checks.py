@@ -95,6 +95,15 @@ class LintReport:
         """
         if not self.configurations:
             return printable(f"{self.path}: {NO_CONFIGURATION}")
+        lines = [self.text_of_findings] if self.findings else []
+        for reason, ids in self._unchecked_by_reason():
+            lines.append(printable(f"{self.path}: not checked, because {reason}: {', '.join(ids)}"))
+        lines.append(printable(f"{self.path}: {self.summary}"))
+        return "\n".join(lines)
+
+    @property
+    def text_of_findings(self) -> str:
+        """The findings with their lines, as safe text; empty if there are none."""
         lines = []
         for finding in self.findings:
             lines.append(f"{_location(finding)}: {finding.severity}: {finding.title} [{finding.id}]")
@@ -103,9 +112,6 @@ class LintReport:
                 lines.append(f"    set: {_format_settings(finding.settings)}")
             lines.append(f"    fix: {finding.fix}")
             lines.append(f"    see: {finding.source}")
-        for reason, ids in self._unchecked_by_reason():
-            lines.append(f"{self.path}: not checked, because {reason}: {', '.join(ids)}")
-        lines.append(f"{self.path}: {self.summary}")
         return "\n".join(map(printable, lines))
 
     @property

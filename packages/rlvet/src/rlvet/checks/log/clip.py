@@ -155,7 +155,7 @@ def check_clip(course: Course, updates: float | None) -> Finding:
     if one_update and any(abs(distance) > SAME_POLICY for distance in distances):
         return undecided_check("the clip")
     if one_update:
-        return finding.failed(ON_POLICY, "each batch gets one update, so every ratio is 1", severity="note")
+        return finding.failed(ON_POLICY, "each batch gets one update, so every ratio is 1")
     is_same = len(distances) >= FEW_STEPS and not any(distances)
     if summary.clipped == 0 and updates is not None and updates > 1 and is_same:
         cause = (
@@ -165,10 +165,10 @@ def check_clip(course: Course, updates: float | None) -> Finding:
         return finding.failed(ON_POLICY, cause, severity="look")
     if summary.clipped == 0 and updates is None and on_policy is None:
         cause = "no token was clipped, as with one update on each batch"
-        return finding.failed(ON_POLICY, cause, CLIP_IDLE, severity="note")
+        return finding.failed(ON_POLICY, cause, CLIP_IDLE)
     if summary.clipped == 0 and summary.metrics.get("inert", 1) == 1:
         cause = "no token was clipped: steps are smaller than the rule allows"
-        return finding.failed(CLIP_IDLE, cause, severity="note")
+        return finding.failed(CLIP_IDLE, cause)
 
     interval = summary.blocked_interval()
     if interval is not None and interval[0] > HARMLESS_BLOCKED_SHARE:
@@ -177,5 +177,5 @@ def check_clip(course: Course, updates: float | None) -> Finding:
             f"the clip blocks {format_share(share)} [{format_share(interval[0])}, {format_share(interval[1])}] of the "
             "gradient that would raise tokens below p = 0.1"
         )
-        return finding.failed(RARE_TOKENS_BLOCKED, cause, severity="note")
+        return finding.failed(RARE_TOKENS_BLOCKED, cause)
     return finding

@@ -144,4 +144,7 @@ def _check_largest_component(course: Course, components: dict[str, Series]) -> F
     )
     measure = f"share of the reward that is {largest}, later half"
     finding = passed_check(tested, reward, shares[largest], measure, later_half(reward))
-    return finding.failed(COMPONENT_DOMINATES, cause, quantities=[f"rewards/{largest}", "reward"])
+    start = reward.steps[later_half(reward)][0]
+    return finding.failed(
+        COMPONENT_DOMINATES, cause, onset=start, quantities=[f"rewards/{largest}", "reward"]
+    )

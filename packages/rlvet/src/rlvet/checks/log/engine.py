@@ -146,7 +146,8 @@ def check_agreement(course: Course, setup: Setup) -> Finding:
         finding = passed_check(
             AGREEMENT, course.series("staleness"), mean_age, "mean age of the data in updates"
         )
-        return finding.failed(STALE_WEIGHTS, cause, severity="look", quantities=["staleness"])
+        start = onset(course.series("staleness"), lambda mean: mean > STALE)
+        return finding.failed(STALE_WEIGHTS, cause, severity="look", onset=start, quantities=["staleness"])
     if is_unclear:
         return undecided_check(AGREEMENT, "their distance is large, or has grown, in a part of the run")
     return finding

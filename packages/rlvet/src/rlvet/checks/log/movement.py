@@ -130,7 +130,7 @@ def check_small_steps(course: Course) -> Finding:
             is_small = max(abs(mean) for mean in means) < LITTLE_KL
         evidence = f"KL to the reference is {format_number(kl.last, 2)} after {steps:.0f} steps"
     elif rates:
-        finding = Finding("ok", True, tested, max(rates), None, len(rates), measure="largest learning rate")
+        finding = passed_check(tested, course.series("learning_rate"), max(rates), "largest learning rate")
         quantity = "learning_rate"
         is_small = 0 < max(rates) <= LITTLE_RATE
         if not is_small:
@@ -146,4 +146,5 @@ def check_small_steps(course: Course) -> Finding:
         return finding if not is_small or ends_higher(reward) else undecided_check(tested)
     before, after = end_means(reward.values, 3)
     cause = f"{evidence}, and the reward went {change_text(before, after)}: the policy has hardly moved"
-    return finding.failed(HARDLY_MOVES, cause, quantities=[quantity, "reward"])
+    start = course.series(quantity).steps[0]
+    return finding.failed(HARDLY_MOVES, cause, onset=start, quantities=[quantity, "reward"])
