@@ -112,6 +112,56 @@ def test_sentences_on_every_prefix_of_a_stored_log_are_true(path):
 # --- 2. More rows of the same, or one value, do not hide a fault ---
 
 
+def lengths_at_which_a_fault_turns_to_ok(rows):
+    """Return the number of rows of each prefix that is called ok, though the prefix one row shorter has a fault."""
+    lengths = []
+    had_fault = False
+    for length in range(1, len(rows) + 1):
+        prefix = rows[:length]
+        diagnosis = Diagnosis(log_findings(prefix), rows=prefix, log=Log.of([]))
+        if had_fault and diagnosis.headline.startswith("ok"):
+            lengths.append(length)
+        had_fault = not diagnosis.healthy
+    return lengths
+
+
+@NEEDS_LOGS
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
+def test_one_more_row_of_a_stored_log_turns_no_fault_into_ok(path):
+    assert lengths_at_which_a_fault_turns_to_ok(rows_of(path)[:60]) == []
+
+
+@NEEDS_LOGS
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
+def test_one_more_row_of_any_part_of_a_stored_log_turns_no_fault_into_ok(path):
+    assert lengths_at_which_a_fault_turns_to_ok(rows_of(path)) == []
+
+
+def hovering(values, repeats=4):
+    """Return a log whose KL to the reference rises to the values and stays among them."""
+    kl = [0.0, *(0.06 * number for number in range(1, 14)), *values * repeats]
+    rewards = [0.3 + 0.01 * (number % 7) for number in range(len(kl))]
+    return [
+        {"step": number + 1, "kl": value, "reward": reward}
+        for number, (value, reward) in enumerate(zip(kl, rewards, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    "values", [[1.1, 1.3, 0.9, 0.95], [1.2, 1.2, 0.7, 0.7, 0.7], [0.9, 1.05, 1.05, 0.99]]
+)
+def test_a_kl_that_crosses_its_limit_again_and_again_is_not_called_ok_in_between(values):
+    assert lengths_at_which_a_fault_turns_to_ok(hovering(values)) == []
+
+
+@pytest.mark.parametrize("rows", range(12, 30))
+def test_the_entropy_of_one_row_is_no_collapse(rows):
+    entropies = [0.05 if number % 2 else 0.03 for number in range(rows - 1)] + [0.001]
+    log = [{"step": number, "entropy": value, "reward": 0.5} for number, value in enumerate(entropies)]
+    assert "entropy-collapse" not in [finding.code for finding in diagnose_rows(log).findings]
+
+
 def continued(rows, count):
     """Return a log with more rows, which repeat its last ones."""
     last_rows = rows[-max(3, len(rows) // 5) :]
@@ -254,8 +304,8 @@ def test_the_unit_of_steps_changes_nothing(name, unit):
 MUTATIONS = {
     "KL at the end, relative to the first": (
         distance,
-        "if max(end, late) <= LARGE_KL:",
-        "if max(end, late) <= LARGE_KL * max(1.0, 3 * abs(kl.values[0])):",
+        "return max(end, late) > LARGE_KL",
+        "return max(end, late) > LARGE_KL * max(1.0, 3 * abs(values[0]))",
     ),
     "KL at the first step, relative to later ones": (
         distance,

@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from rlvet._numbers import format_number, format_step
@@ -169,6 +170,9 @@ LARGE_KL = 1.0
 UNBOUNDED_KL = 100.0
 """KL to the reference (nats per token) above which the drift has severity ``stop``."""
 
+RECENT_ROWS = 3
+"""Number of rows for which a KL that was above its limit is still mentioned."""
+
 END_ROWS = 3
 """Smallest number of rows at the end whose median decides. One row may be a rare large value of the estimator."""
 
@@ -178,7 +182,8 @@ KL_DRIFT = Kind(
     meaning="the policy has drifted away from the reference",
     condition=(
         f"the KL divergence to the reference is above {LARGE_KL:g} nat per token: the median of the last "
-        "tenth, or that of the later half, as single log steps can be a thousand times the others"
+        "tenth, or that of the later half, as single log steps can be a thousand times the others. If it was "
+        f"above it up to {RECENT_ROWS} log steps ago, this is worth a look"
     ),
     remedy=(
         "lower the learning rate{learning rate} or strengthen the KL term{KL term}, and resume from a "
@@ -204,9 +209,18 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
     if len(kl.values) < FEW_STEPS:
         return undecided_check(tested, f"needs at least {FEW_STEPS} log steps" if kl.values else "")
     finding = passed_check(tested, kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
-    end = median(kl.values[-max(END_ROWS, len(kl.values) // 10) :])
-    late = median(kl.later_half)
-    if max(end, late) <= LARGE_KL:
+    if not _is_large(kl.values):
+        lengths = range(len(kl.values) - 1, max(FEW_STEPS, len(kl.values) - RECENT_ROWS) - 1, -1)
+        recent = next((length for length in lengths if _is_large(kl.values[:length])), None)
+        if recent is not None:
+            # A KL that hovers about its limit would otherwise be a fault in one log step and "ok" in the next.
+            row = max(row for row in range(recent) if kl.values[row] > LARGE_KL)
+            step = kl.steps[row]
+            cause = (
+                f"KL to the reference was {format_number(kl.values[row])} nats per token at step {format_step(step)}, "
+                f"and is {format_number(kl.last)} at the end"
+            )
+            return finding.failed(KL_DRIFT, cause, severity="look", onset=step, quantities=["kl"])
         return finding if kl.last <= LARGE_KL else undecided_check(tested, "single log steps are above 1")
 
     grew = kl.last > 3 * abs(kl.values[0]) + 0.1 and kl.last > LARGE_KL
@@ -225,6 +239,13 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
     )
     alternatives = (OTHER_REFERENCE,) if _is_far_from_the_start(kl) else ()
     return finding.failed(KL_DRIFT, cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
+
+
+def _is_large(values: Sequence[float]) -> bool:
+    """Return whether the KL is above its limit, at the end or in the later half."""
+    end = median(values[-max(END_ROWS, len(values) // 10) :])
+    late = median(values[len(values) // 2 :])
+    return max(end, late) > LARGE_KL
 
 
 def _is_far_from_the_start(kl: Series) -> bool:

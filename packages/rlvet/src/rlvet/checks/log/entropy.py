@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import fmean
+from statistics import fmean, median
 
 from rlvet._numbers import format_number
 from rlvet.checks.course import Course, Series, clearly_rises, end_means, ends_higher, onset, rise_in_errors
@@ -23,6 +23,10 @@ LEAST_ENTROPY = 0.04
 
 NO_ENTROPY = 0.15
 """Entropy (nats per token) above which it has not collapsed, whatever it was at the start."""
+
+END_ROWS = 3
+"""Smallest number of rows at the end whose median must be low too. One prompt may have next to no entropy: the log of
+wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO has one prompt a row, and goes from 0.15 to 0.002 in one of them."""
 
 NEARLY_SOLVED = 0.9
 """Mean of late rewards between 0 and 1 from which a policy may keep no entropy: little is left to explore."""
@@ -116,7 +120,9 @@ def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding
         cause = f"{change}: the policy becomes random"
         return finding.failed(ENTROPY_RISES, cause, onset=start, quantities=["entropy"])
 
-    collapsed = last < min(ENTROPY_LEFT * first, NO_ENTROPY)
+    # In a log of a few rows the last tenth is one row, which may be far from the others.
+    end = median(entropy.values[-max(END_ROWS, len(entropy.values) // 10) :])
+    collapsed = max(last, end) < min(ENTROPY_LEFT * first, NO_ENTROPY)
     if collapsed and rose and last < LEAST_ENTROPY * first:
         # Next to nothing is left of the entropy, so the reward must have risen after it was lost.
         collapse_step = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
