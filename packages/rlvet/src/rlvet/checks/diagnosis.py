@@ -176,7 +176,7 @@ class Diagnosis:
         undecided = [name for name in self.untested if name not in self.passed]
         subjects = [finding.subject for finding in self.tested if finding.tested in undecided]
         if undecided:
-            texts.append(f"{len(undecided)} undecided ({', '.join(dict.fromkeys(subjects))})")
+            texts.append(f"{len(undecided)} undecided ({shorten([*dict.fromkeys(subjects)])})")
         if self.log is not None and self.log.unread:
             texts.append(f"{len(self.log.unread)} of {self.log.keys_of_learning} keys not read")
         return ", ".join(texts)
