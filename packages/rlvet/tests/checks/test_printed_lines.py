@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.random_logs import random_rows
 from helpers.simulated_runs import FAULTS, simulate
 from pages import ROOT
 from rlvet._numbers import format_number, format_share
@@ -271,6 +272,50 @@ def test_numbers_are_as_people_write_them(value, text):
 @pytest.mark.parametrize(("share", "text"), [(0.9999, "99.99%"), (1.0, "100%"), (0.0, "0%"), (1e-4, "0.01%")])
 def test_shares_of_all_and_nothing_are_exact(share, text):
     assert format_share(share) == text
+
+
+# --- The evidence of a finding is on its side ---
+
+EVIDENCE = {
+    "kl-drift": lambda figure: figure > 1,
+    "reference-kl": lambda figure: figure > 0.1,
+    "clip-heavy": lambda figure: figure > 0.2,
+    "no-signal": lambda figure: figure > 0.5 or figure < 0.1,
+    "truncated": lambda figure: figure > 0.25,
+    "entropy-collapse": lambda figure: figure < 0.25,
+    "entropy-rise": lambda figure: figure > 2,
+    "low-entropy": lambda figure: figure < 0.1,
+    "length-collapse": lambda figure: figure < 0.2,
+    "length-growth": lambda figure: figure >= 1.8,
+    "stale": lambda figure: figure > 4,
+    "step-too-large": lambda figure: figure >= 1,
+    "hardly-moves": lambda figure: figure < 0.01,
+    "reward-flat": lambda figure: figure >= 20,
+    "component-constant": lambda figure: figure >= 20,
+    "late-change": lambda figure: figure >= 1,
+    "engine-mismatch": lambda figure: figure > 0.05 or figure < 0.5,
+    "sequence-weights": lambda figure: not 0.8 <= figure <= 1.25,
+}
+"""For each code, what its figure shows if it is evidence for it, written from docs/diagnose.md."""
+
+
+def check_evidence(diagnosis):
+    for finding in diagnosis.findings:
+        if finding.severity != "note":
+            assert finding.evidence, finding
+        if finding.code in EVIDENCE:
+            assert EVIDENCE[finding.code](finding.figure), finding
+
+
+@pytest.mark.parametrize("first", range(0, 600, 60))
+def test_the_evidence_on_random_logs_is_on_the_side_of_the_finding(first):
+    for seed in range(first, first + 60):
+        check_evidence(diagnose_rows(random_rows(seed)))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_evidence_on_a_simulated_fault_is_on_its_side(name):
+    check_evidence(diagnose_rows(SCENARIOS[name].rows(931)))
 
 
 # --- What is printed by default, and with --verbose ---

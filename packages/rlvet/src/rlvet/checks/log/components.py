@@ -66,7 +66,8 @@ def check_components(course: Course) -> list[Finding]:
             f"{constants} in every one of {len(first_component.values)} log steps; means of the other components: "
             f"{means}"
         )
-        finding = passed_check(tested, first_component)
+        count = len(first_component.values)
+        finding = passed_check(tested, first_component, count, "log steps with this value")
         quantities = [f"rewards/{name}" for name in constant]
         start = first_component.steps[0]
         findings.append(finding.failed(COMPONENT_CONSTANT, cause, onset=start, quantities=quantities))

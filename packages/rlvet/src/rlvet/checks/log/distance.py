@@ -13,7 +13,14 @@ from statistics import median
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Course, Series, onset
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    change_text,
+    last_tenth,
+    later_half,
+    passed_check,
+    undecided_check,
+)
 from rlvet.runs.setup import Setup
 
 REFERENCE_KL = 0.1
@@ -220,6 +227,8 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
                 f"KL to the reference was {format_number(kl.values[row])} nats per token at step {format_step(step)}, "
                 f"and is {format_number(kl.last)} at the end"
             )
+            measure = "KL to the reference in this log step"
+            finding = passed_check(tested, kl, kl.values[row], measure, slice(row, row + 1))
             return finding.failed(KL_DRIFT, cause, severity="look", onset=step, quantities=["kl"])
         return finding if kl.last <= LARGE_KL else undecided_check(tested, "single log steps are above 1")
 
@@ -227,6 +236,15 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
     if not grew and reference_is_wrong:
         # The KL is large from the first row on, which is reported already.
         return undecided_check(tested)
+    if kl.last <= LARGE_KL:
+        late = median(kl.later_half)
+        finding = passed_check(
+            tested, kl, late, "median KL to the reference in the later half", later_half(kl)
+        )
+        if late <= LARGE_KL:
+            rows = slice(-max(END_ROWS, len(kl.values) // 10), None)
+            measure = "median KL to the reference in the last log steps"
+            finding = passed_check(tested, kl, median(kl.values[rows]), measure, rows)
     start = onset(kl, lambda mean: mean > LARGE_KL)
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
     if grew:

@@ -103,6 +103,7 @@ def check_last_tenth(course: Course, kinds: set[Kind]) -> Finding:
     cause = (
         f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}"
     )
+    finding = finding._replace(figure=len(changes), measure="quantities that differ in the last tenth")
     return finding.failed(LATE_CHANGE, cause, onset=min(starts), quantities=[*changes])
 
 
