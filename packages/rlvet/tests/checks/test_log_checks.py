@@ -1,12 +1,14 @@
 """The checks of a log on courses of its metrics."""
 
 import math
+import os
 import time
+from pathlib import Path
 
 import pytest
 
 from rlvet.checks.course import Series, find_jump, find_spikes, fit_weights, onset
-from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.diagnosis import Diagnosis, diagnose
 from rlvet.checks.log_checks import log_findings
 from rlvet.runs.setup import Setup, Value
 
@@ -378,3 +380,31 @@ def test_the_time_of_a_log_grows_with_its_rows():
     start = time.process_time()
     assert codes(rows) == []
     assert time.process_time() - start < 5
+
+
+# --- Logs of other people on which an earlier version was wrong ---
+
+WILD = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs/wild"
+
+WRONG_BEFORE = {
+    "F1_kl34_ok_12rows.csv": ("reference-kl", "the policy stays near the reference"),
+    "F1_kl2_near_reference_passed.jsonl": ("reference-kl", "the policy stays near the reference"),
+    "F2_verl_group_of_one.log": ("no-baseline", "a baseline is subtracted from rewards"),
+    "F8_mini_batch_assertion": ("no-baseline", "a baseline is subtracted from rewards"),
+    "F10_slime_46pct_truncated_passed.txt": ("truncated", "most answers are finished"),
+    "F12_reward_std_falls.jsonl": ("no-signal", "most groups carry signal"),
+}
+"""For each file the first code, and the property that does not hold."""
+
+
+@pytest.mark.skipif(not WILD.is_dir(), reason="BANDPO_TEST_DATA has no logs/wild")
+@pytest.mark.parametrize("name", WRONG_BEFORE)
+def test_a_log_on_which_an_earlier_version_was_wrong(name):
+    code, property_ = WRONG_BEFORE[name]
+    diagnosis = diagnose(WILD / name)
+    assert diagnosis.headline.startswith(code)
+    assert property_ not in diagnosis.passed
+    # A run that has trained is not told what stops runs before their first step.
+    assert "stops with an assertion" not in diagnosis.as_text(verbose=True)
+    for line in str(diagnosis).splitlines():
+        assert not line.startswith(("passed", "cannot be tested"))
