@@ -334,8 +334,8 @@ def page_table(
         f"Simulated curves are easier than real ones. The {len(others)} logs by others are of {len(authors)} authors; "
         f"of {good} the first line",
         "is right or fair. A plateau counts as half if the cause is known. Today's version was run on "
-        f"{len(of_today)} of them, {len(healthy_logs)} of which",
-        f"are of runs that are well: {called_a_fault} of these are called a fault.",
+        f"{len(of_today)} of them. Healthy runs among",
+        f"these: {len(healthy_logs)}, of which {called_a_fault} are called a fault.",
         "",
         "| from | what is read in it | the first line | |",
         "|---|---|---|---|",
