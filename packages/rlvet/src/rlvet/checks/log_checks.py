@@ -64,7 +64,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     agreement, weights = engine_findings(course, setup)
     findings = [
         ("NaN", check_numbers(course)),
-        ("movement", check_movement(course)),
+        ("weights", check_movement(course)),
         ("reference", reference),
         ("engine", agreement),
         ("importance weights", weights),
