@@ -155,7 +155,7 @@ COLLAPSE = Kind(
         "fell; resume from a checkpoint before the fall"
     ),
     is_effect_of_large_steps=True,
-    evidence=("reward",),
+    evidence=("reward", "quantities that changed with it"),
     source="a log of Rithwik-Ravi/OpenEnv-Dynamic-Guardrails",
     scenarios=("reward falls",),
 )
