@@ -243,6 +243,12 @@ def test_one_value_does_not_hide_a_simulated_fault(name):
         assert not diagnose_rows(continued(rows, count)).headline.startswith("ok"), count
 
 
+def test_an_entropy_that_falls_in_each_of_five_rows_is_a_collapse():
+    entropies = [0.79, 0.53, 0.37, 0.35, 0.09]
+    log = [{"step": number, "entropy": value, "reward": 0.5} for number, value in enumerate(entropies)]
+    assert "entropy-collapse" in [finding.code for finding in diagnose_rows(log).findings]
+
+
 # --- 3. Names, orders and units ---
 
 

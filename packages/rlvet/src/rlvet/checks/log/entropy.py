@@ -25,8 +25,12 @@ NO_ENTROPY = 0.15
 """Entropy (nats per token) above which it has not collapsed, whatever it was at the start."""
 
 END_ROWS = 3
-"""Smallest number of rows at the end whose median must be low too. One prompt may have next to no entropy: the log of
-wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO has one prompt a row, and goes from 0.15 to 0.002 in one of them."""
+"""Smallest number of rows at the end whose median must have fallen too. One prompt may have next to no entropy: the log
+of wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO has one prompt a row, and goes from 0.15 to 0.002 in one of them."""
+
+FALLEN = 0.5
+"""Share of the entropy at the start below which this median has fallen. A record of five batches that collapses in the
+last one has 0.44 of it in the two before."""
 
 NEARLY_SOLVED = 0.9
 """Mean of late rewards between 0 and 1 from which a policy may keep no entropy: little is left to explore."""
@@ -122,7 +126,7 @@ def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding
 
     # In a log of a few rows the last tenth is one row, which may be far from the others.
     end = median(entropy.values[-max(END_ROWS, len(entropy.values) // 10) :])
-    collapsed = max(last, end) < min(ENTROPY_LEFT * first, NO_ENTROPY)
+    collapsed = last < min(ENTROPY_LEFT * first, NO_ENTROPY) and end < FALLEN * first
     if collapsed and rose and last < LEAST_ENTROPY * first:
         # Next to nothing is left of the entropy, so the reward must have risen after it was lost.
         collapse_step = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
