@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bandpo import Batch, linear_logp
 from bandpo.core.methods import METHODS
-from two_processes import run_on_two_processes
+from processes import run_on_processes
 
 
 def batch(dtype=torch.float64, shape=(3, 5), vocabulary=53, width=7, seed=0):
@@ -169,4 +169,4 @@ with pytest.raises(ValueError, match="has no row"):
 
 @pytest.mark.slow
 def test_a_vocabulary_over_two_processes_is_the_whole_one(tmp_path):
-    run_on_two_processes(SHARDED, tmp_path, preload=("torch.distributed", "bandpo"))
+    run_on_processes(SHARDED, tmp_path, preload=("torch.distributed", "bandpo"))

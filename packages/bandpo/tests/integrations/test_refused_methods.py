@@ -14,7 +14,7 @@ from bandpo.core.rules import LogClip, Tightest, TokenRule
 from bandpo.core.schedules import ClipRateController, Linear
 from bandpo.core.token_rules import BalancedBounds, SecondMoment
 from bandpo.integrations import read_bounds, read_method
-from two_processes import run_on_two_processes
+from processes import run_on_processes
 
 MISTYPED = (
     "FixedClip(0.2, 28)",
@@ -131,19 +131,21 @@ def test_methods_of_a_whole_batch_are_those_whose_gradient_depends_on_the_split(
     """Measured on each published method: the property that integrations read says what the gradient does."""
     method = bandpo.core.text.as_method(f"{name}()")
     assert halves_differ(method) == method.whole_batch
-    assert method.within_process == (method.whole_batch and name != "BAPO")
+    assert not method.within_process
 
 
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (Method(SecondMoment()), True),
-        (Method(TwoSided(FixedClip(0.2), SecondMoment())), True),
-        (Method(Tightest(BalancedBounds(), SecondMoment())), True),
+        (Method(SecondMoment()), False),
+        (Method(TwoSided(FixedClip(0.2), SecondMoment())), False),
+        (Method(Tightest(BalancedBounds(), SecondMoment())), False),
+        (Method(Tightest(BalancedBounds(), AboveMean())), True),
         (Method(BalancedBounds()), False),
-        (Method(BalancedBounds(), CovarianceMask()), True),
-        (Method(BalancedBounds(), DualClip(3.0, CovarianceMask())), True),
-        (Method(FixedClip(0.2), CovariancePenalty()), True),
+        (Method(BalancedBounds(), CovarianceMask()), False),
+        (Method(AboveMean(), CovarianceMask()), True),
+        (Method(BalancedBounds(), DualClip(3.0, CovarianceMask())), False),
+        (Method(FixedClip(0.2), CovariancePenalty()), False),
         (Method(AboveMean()), True),
         (Method(TwoSided(AboveMean(), FixedClip())), True),
         (Method(FixedClip(0.2), DropOutside()), False),
@@ -157,60 +159,73 @@ def test_the_parts_of_a_method_decide(method, expected):
     assert method.within_process is expected
 
 
-REFUSED = (
-    *("M2PO()", "KLCov()", "ClipCov()", "Method(FixedClip(0.2), CovarianceMask())"),
-    "TwoSided(FixedClip(0.2), SecondMoment())",
-)
+OWN_RULES = (Method(AboveMean()), Method(TwoSided(AboveMean(), FixedClip())))
+"""Methods with a rule of a user's own, which looks at the tokens of one process."""
 TWO_PROCESSES = """
 import json, sys
 from pathlib import Path
 import torch.distributed as dist
 from bandpo.integrations.trl import BandGRPOConfig
+from bandpo.core.methods import METHODS
+from integrations.test_refused_methods import OWN_RULES
 
 out = Path(sys.argv[1])
 results = {}
-for method in (METHODS):
+for method in [*(f"{name}()" for name in METHODS), *OWN_RULES]:
     try:
         config = BandGRPOConfig(str(out), method=method, bf16=False, use_cpu=True, num_generations=2)
-        results[method] = config.world_size
+        results[str(method)] = config.world_size
     except ValueError as error:
-        results[method] = str(error)
+        results[str(method)] = str(error)
 (out / f"{dist.get_rank()}.json").write_text(json.dumps(results))
 """
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_trl_refuses_methods_of_one_process_on_two(name, monkeypatch):
+ONLY_OWN_PROCESS = "a part of it only looks at those of its own process, of 2"
+
+
+def test_trl_accepts_published_methods_on_two_processes_and_refuses_rules_of_one(monkeypatch):
     pytest.importorskip("trl")
     from transformers import TrainingArguments
 
     from bandpo.integrations.trl import BandGRPOConfig
 
-    arguments = {"method": f"{name}()", "bf16": False, "use_cpu": True, "num_generations": 2}
-    BandGRPOConfig("out", **arguments)
+    settings = {"bf16": False, "use_cpu": True, "num_generations": 2}
+    for method in OWN_RULES:
+        BandGRPOConfig("out", method=method, **settings)
     monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: 2))
-    if not bandpo.core.text.as_method(f"{name}()").within_process:
-        BandGRPOConfig("out", **arguments)
-        return
-    with pytest.raises(ValueError, match=rf"method='{name}\(.*2 processes would each .*train on one process"):
-        BandGRPOConfig("out", **arguments)
+    for name in METHODS:
+        BandGRPOConfig("out", method=f"{name}()", **settings)
+    for method in OWN_RULES:
+        with pytest.raises(ValueError, match=ONLY_OWN_PROCESS):
+            BandGRPOConfig("out", method=method, **settings)
 
 
 @pytest.mark.slow
-def test_trl_refuses_them_on_two_real_processes(tmp_path):
+def test_trl_does_so_on_two_real_processes(tmp_path):
     pytest.importorskip("trl")
-    methods = [*REFUSED, "BAPO()", "BandPO()", "GSPO()"]
-    run_on_two_processes(TWO_PROCESSES.replace("METHODS", repr(methods)), tmp_path)
+    run_on_processes(TWO_PROCESSES, tmp_path)
     for rank in (0, 1):
         results = json.loads((tmp_path / f"{rank}.json").read_text())
-        for method in methods:
-            if method in REFUSED:
-                assert "2 processes would each do so for their own tokens" in results[method]
-            else:
-                assert results[method] == 2
+        assert {results[f"{name}()"] for name in METHODS} == {2}
+        for method in OWN_RULES:
+            assert ONLY_OWN_PROCESS in results[str(method)]
 
 
-def test_verl_refuses_them_at_its_start_and_in_its_workers():
+def test_trl_refuses_accumulation_for_methods_of_a_whole_update():
+    pytest.importorskip("trl")
+    from bandpo.integrations.trl import BandGRPOConfig
+
+    settings = {"bf16": False, "use_cpu": True, "num_generations": 2, "gradient_accumulation_steps": 2}
+    for name, paper in METHODS.items():
+        if not paper.method().whole_batch:
+            BandGRPOConfig("out", method=f"{name}()", **settings)
+            continue
+        with pytest.raises(ValueError, match="runs the backward pass of each accumulation step before"):
+            BandGRPOConfig("out", method=f"{name}()", **settings)
+
+
+def test_verl_accepts_published_methods_on_two_gpus_and_refuses_copies_and_rules_of_one():
     pytest.importorskip("verl")
     from integrations.test_verl import actor_config, batch, evaluate, whole_config
     from verl.utils import config as verls_settings
@@ -218,27 +233,40 @@ def test_verl_refuses_them_at_its_start_and_in_its_workers():
     from bandpo.integrations.verl import BandPolicyLossConfig
 
     actor = "actor_rollout_ref.actor."
-    for name in METHODS:
-        method = bandpo.core.text.as_method(f"{name}()")
+
+    def validate(text, gpus, *more):
+        settings = [
+            f"+{actor}policy_loss.method='{text}'",
+            f"{actor}ppo_micro_batch_size_per_gpu={256 // gpus}",
+            f"trainer.n_gpus_per_node={gpus}",
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+            *more,
+        ]
+        verls_settings.validate_config(whole_config(*settings), False, False)
+
+    for name, paper in METHODS.items():
+        method = paper.method()
         if method.old_policy == "rollout":
             continue
         for gpus in (1, 2):
-            settings = [
-                f"+{actor}policy_loss.method='{name}()'",
-                f"{actor}ppo_micro_batch_size_per_gpu={256 // gpus}",
-                f"trainer.n_gpus_per_node={gpus}",
-                "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-            ]
-            config = whole_config(*settings)
-            if method.within_process and gpus == 2:
-                with pytest.raises(ValueError, match=r"each of 2 GPUs would do so .*n_gpus_per_node=1"):
-                    verls_settings.validate_config(config, False, False)
+            validate(f"{name}()", gpus)
+        if method.whole_batch:
+            copies = (
+                f"{actor}fsdp_config.ulysses_sequence_parallel_size=2",
+                "actor_rollout_ref.model.use_remove_padding=true",
+            )
+            if name in ("KLCov", "ClipCov"):
+                with pytest.raises(
+                    ValueError, match="each token is on 2 GPUs, which would count as different"
+                ):
+                    validate(f"{name}()", 2, f"{actor}ppo_micro_batch_size_per_gpu=256", *copies)
             else:
-                verls_settings.validate_config(config, False, False)
+                validate(f"{name}()", 2, f"{actor}ppo_micro_batch_size_per_gpu=256", *copies)
+
     info = {"dp_size": 2, "batch_num_tokens": 60, "global_batch_size": 6}
-    for method in REFUSED:
+    for method in OWN_RULES:
         config = actor_config(BandPolicyLossConfig(method=method), global_batch_info=info)
-        with pytest.raises(ValueError, match="each of 2 GPUs"):
+        with pytest.raises(ValueError, match="only looks at those of its own GPU, of 2"):
             evaluate(config, batch(3))
     with pytest.raises(ValueError, match="at no probability does"):
         BandPolicyLossConfig(method="FixedClip(0.2, 28)")

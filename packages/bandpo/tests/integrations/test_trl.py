@@ -19,10 +19,10 @@ from bandpo.core.text import as_method
 from bandpo.core.token_rules import BalancedBounds
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
+from processes import run_on_processes
 from rlvet.runs.configs import TRL_CLIPS
 from rlvet.runs.logs import read_log
 from rlvet.runs.quantities import named_rows
-from two_processes import run_on_two_processes
 
 SETTINGS = {
     "use_cpu": True,
@@ -471,7 +471,7 @@ rank = trainer.accelerator.process_index
 
 @pytest.mark.slow
 def test_metrics_are_over_all_tokens_of_two_processes(tmp_path):
-    run_on_two_processes(TWO_PROCESSES, tmp_path)
+    run_on_processes(TWO_PROCESSES, tmp_path)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     calls = [metrics for rank in ranks for metrics in rank["own"]]
     tokens = [metrics["tokens"] for metrics in calls]

@@ -17,8 +17,8 @@ from bandpo.core.errors import RunProblem
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.integrations.trl.gradient_check import EVERY, WatchedLoss
 from bandpo_lab.tasks import multiplication
+from processes import run_on_processes
 from rlvet.runs.quantities import named_rows
-from two_processes import run_on_two_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
 OTHERS = {"per_device_train_batch_size": 4, "learning_rate": 4e-3, "seed": 3, "max_steps": 4}
@@ -682,7 +682,7 @@ trainer.train()
 def test_two_processes_compare_the_gradients_of_parameters(accumulation, tmp_path):
     """Also where gradients are averaged over processes in the backward pass that is compared."""
     script = TWO_PROCESSES.replace("int(sys.argv[2])", str(accumulation))
-    run_on_two_processes(script, tmp_path)
+    run_on_processes(script, tmp_path)
     for rank in (0, 1):
         said = (tmp_path / f"{rank}.txt").read_text()
         assert "gradient of the parameters equals that of " in said

@@ -11,8 +11,8 @@ from bandpo import KL, Band, ClipRule, parse
 from bandpo.core.schedules import ClipRateController, Radius
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
+from processes import run_on_processes
 from rlvet.runs.quantities import named_rows
-from two_processes import run_on_two_processes
 
 # Two batches of four updates, each of which is logged.
 TWO_BATCHES = {"max_steps": 8, "logging_strategy": "steps", "logging_steps": 1, "audit_steps": 0}
@@ -169,7 +169,7 @@ rows = logged(trainer, "radius", "radius_min", "radius_max")
 
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path):
-    run_on_two_processes(TWO_PROCESSES, tmp_path)
+    run_on_processes(TWO_PROCESSES, tmp_path)
     one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert one == other
     assert len(set(one["rows"][0])) > 1

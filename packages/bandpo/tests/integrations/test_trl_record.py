@@ -11,8 +11,8 @@ from trl import GRPOConfig, GRPOTrainer
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.replay.record import RUN, method_of, replay_record
 from bandpo.testing import check_record
+from processes import run_on_processes
 from rlvet.runs.record import read_record
-from two_processes import run_on_two_processes
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
@@ -133,7 +133,7 @@ make(BandGRPOTrainer, BandGRPOConfig, out + "/run", **LOG, steps_per_generation=
 
 @pytest.mark.slow
 def test_two_processes_write_two_files(tmp_path):
-    run_on_two_processes(TWO_PROCESSES, tmp_path)
+    run_on_processes(TWO_PROCESSES, tmp_path)
     files = sorted(file.name for file in (tmp_path / "tokens").iterdir())
     assert files == [
         f"tokens-{process:05}-0000.{ending}" for process in range(2) for ending in ("arrow", "sha256")

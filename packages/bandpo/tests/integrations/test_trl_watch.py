@@ -15,8 +15,8 @@ from bandpo.core.errors import BandWarning
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 from bandpo.watch.trainer_callback import STATE, setup_of_arguments
 from bandpo_lab.tasks import multiplication
+from processes import run_on_processes
 from rlvet.runs.setup import Setup
-from two_processes import run_on_two_processes
 
 LOGGED = {"logging_strategy": "steps", "logging_steps": 1, "per_device_train_batch_size": 8}
 
@@ -272,4 +272,4 @@ assert (folder / "out" / "checkpoint-4").is_dir()
 
 @pytest.mark.slow
 def test_two_processes_end_together_and_one_speaks(tmp_path):
-    run_on_two_processes(TWO_PROCESSES, tmp_path)
+    run_on_processes(TWO_PROCESSES, tmp_path)

@@ -15,7 +15,7 @@ from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConf
 from bandpo.integrations.verl import loss as verl
 from bandpo.integrations.verl.audit import SUMS, Driver
 from bandpo.integrations.verl.loss_checks import Certifier
-from two_processes import run_on_two_processes
+from processes import run_on_processes
 
 WHOLE = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32", "trainer.n_gpus_per_node=8"]
 WHOLE += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"]
@@ -23,9 +23,9 @@ WHOLE += ["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"]
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_can_act(name):
-    """A mini-batch of 256 sequences on 8 GPUs, of which some methods need one: see test_refused_methods.py."""
+    """A mini-batch of 256 sequences on 8 GPUs."""
     method = METHODS[name].method()
-    if method.old_policy == "trainer" and not method.within_process:
+    if method.old_policy == "trainer":
         config = whole_config(f"+actor_rollout_ref.actor.policy_loss.method='{name}()'", *WHOLE)
         verls_settings.validate_config(config, False, False)
 
@@ -44,16 +44,23 @@ dist.init_process_group("gloo")
 whole = batch(9, spread=1.2)
 mine = {name: x[dist.get_rank()::2] for name, x in whole.items()}
 info = {"dp_size": 2, "batch_num_tokens": int(whole["response_mask"].sum()), "global_batch_size": 6}
-config = actor_config(BandPolicyLossConfig(method="BAPO()"), global_batch_info=info)
-torch.save(evaluate(config, mine)[1], f"{sys.argv[1]}/{dist.get_rank()}.pt")
+gradients = {}
+for method in METHODS:
+    config = actor_config(BandPolicyLossConfig(method=method), global_batch_info=info)
+    gradients[method] = evaluate(config, mine)[1]
+torch.save(gradients, f"{sys.argv[1]}/{dist.get_rank()}.pt")
 """
+WHOLE_BATCH = ["BAPO()", "M2PO(0.01)", "KLCov(share=0.1)", "ClipCov(share=0.1, min_covariance=0.01)"]
 
 
-def test_sums_run_over_all_processes(tmp_path):
-    run_on_two_processes(TWO, tmp_path, preload=("verl.workers.config", "bandpo.integrations.verl"))
-    _, expected, _ = evaluate(actor_config(BandPolicyLossConfig(method="BAPO()")), batch(9, spread=1.2))
-    for rank in (0, 1):  # verl takes the mean over ranks
-        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt") / 2, expected[rank::2])
+def test_a_method_of_a_whole_batch_includes_all_processes(tmp_path):
+    script = TWO.replace("METHODS", repr(WHOLE_BATCH))
+    run_on_processes(script, tmp_path, preload=("verl.workers.config", "bandpo.integrations.verl"))
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    for method in WHOLE_BATCH:
+        _, expected, _ = evaluate(actor_config(BandPolicyLossConfig(method=method)), batch(9, spread=1.2))
+        for rank in (0, 1):  # verl takes the mean over ranks
+            torch.testing.assert_close(ranks[rank][method] / 2, expected[rank::2])
 
 
 def trained(config, tensors, change=lambda loss, logp: loss, mode="token-mean"):

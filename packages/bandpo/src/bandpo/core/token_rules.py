@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _checks
+from ._update import UpdateTokens
 from .bounds import RatioBounds
 from .divergences import TotalVariation
 from .errors import InvalidType, InvalidValue
@@ -84,9 +85,11 @@ class BalancedBounds(TokenRule):
         ratio = log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
         gain = (tokens.advantages * tokens.mask).clamp(min=0.0)
         loss = (-tokens.advantages * tokens.mask).clamp(min=0.0)
-        # The sums of both signs for each bound.
-        gains = torch.stack([(ratio.clamp(max=upper) * gain).sum() for upper in uppers])
-        losses = torch.stack([(ratio.clamp(min=lower) * loss).sum() for lower in lowers])
+        # The sums of both signs for each bound, in float64, so that their rounding does not depend on the split of an
+        # update among processes.
+        wide = _checks.widest_float(log_ratio.device)
+        gains = torch.stack([(ratio.clamp(max=upper) * gain).sum(dtype=wide) for upper in uppers])
+        losses = torch.stack([(ratio.clamp(min=lower) * loss).sum(dtype=wide) for lower in lowers])
         if tokens.state.processes is not None:
             for sums in (gains, losses):
                 torch.distributed.all_reduce(sums, group=tokens.state.processes)  # pyright: ignore
@@ -123,7 +126,7 @@ class SecondMoment(TokenRule):
     The second moment is the mean of ``(log r)²`` over the tokens that have moved as the advantage pushes, A > 0 and
     r > 1 or A < 0 and r < 1, and that the bounds do not block. Tokens with the largest ``abs(log r)`` are left out, one
     after the other, until the mean is at most ``threshold``; τ is the largest ``abs(log r)`` that remains. The mean is
-    taken over the batch of the loss.
+    taken over the update: the batch of the loss, and the batches of all processes in ``TrainingState(processes=…)``.
 
     Args:
         threshold: Largest second moment, > 0. The paper uses 0.04 throughout.
@@ -147,10 +150,15 @@ class SecondMoment(TokenRule):
     def whole_batch(self) -> bool:
         return True
 
+    @property
+    def within_process(self) -> bool:
+        return False
+
     def for_tokens(self, tokens: TokenData) -> RatioBounds:
-        log_ratio = tokens.log_ratio_anchor
-        outward = (tokens.advantages * log_ratio > 0) & (tokens.mask > 0)
-        distance, _ = log_ratio.abs().masked_fill(~outward, math.inf).flatten().sort()
+        update = UpdateTokens(tokens)
+        log_ratio = update.gather(tokens.log_ratio_anchor)
+        outward = (update.gather(tokens.advantages) * log_ratio > 0) & update.counted
+        distance, _ = log_ratio.abs().masked_fill(~outward, math.inf).sort()
         # The mean of the n smallest squares increases with n, so the number that may remain is a count.
         squares = distance.to(_checks.widest_float(distance.device)).square()
         means = squares.cumsum(0) / torch.arange(1, len(squares) + 1, device=squares.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks
+from .._update import UpdateTokens
 from ..batch import Tokens
 from ..errors import InvalidValue
 from ..objectives._around import TokenOverride
@@ -23,7 +24,9 @@ class CovariancePenalty(Objective):
     """KL-Cov's objective: no clip, and a penalty of ``coefficient·abs(log r)`` on the tokens that lower entropy most.
 
     ``w = r``, and ``b = −coefficient·sign(log r)`` for the tokens with the largest
-    ``(A − mean A)·(log π − mean log π)``. The means run over all counted tokens.
+    ``(A − mean A)·(log π − mean log π)``. Means and order run over the counted tokens of the update: of the batch of
+    the loss, and of the batches of all processes in ``TrainingState(processes=…)``. Of tokens with equal products the
+    first have the penalty.
 
     Args:
         share: Share of the counted tokens that have the penalty, in (0, 1]; one token at least.
@@ -49,6 +52,10 @@ class CovariancePenalty(Objective):
     def whole_batch(self) -> bool:
         return True
 
+    @property
+    def within_process(self) -> bool:
+        return False
+
     def weight(self, tokens: Tokens) -> Tensor:
         return tokens.ratio
 
@@ -60,9 +67,11 @@ class CovariancePenalty(Objective):
 
     def _coefficients(self, tokens: Tokens) -> Tensor:
         """Return the coefficient at the tokens that have the penalty, else 0."""
-        covariance = _covariance(tokens)
-        order = covariance.masked_fill(tokens.mask == 0, -math.inf).flatten().argsort(descending=True)
-        return _first(order, self.share, tokens).to(covariance.dtype) * self.coefficient
+        update = UpdateTokens(tokens)
+        covariance = _covariance(update, tokens).masked_fill(~update.counted, -math.inf)
+        order = covariance.argsort(descending=True, stable=True)
+        penalised = update.own(_first(order, self.share, update.counted))
+        return penalised.to(covariance.dtype) * self.coefficient
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,9 @@ class CovarianceMask(TokenOverride):
     """Clip-Cov's objective: another objective that drops a few of the tokens that lower entropy much.
 
     The dropped tokens are drawn from those whose ``(A − mean A)·(log π − mean log π)`` lies between ``min_covariance``
-    and ``max_covariance`` and which the clip rule does not block. Their weight and their reported loss are 0.
+    and ``max_covariance`` and which the clip rule does not block. Their weight and their reported loss are 0. Means and
+    draw run over the counted tokens of the update: of the batch of the loss, and of the batches of all processes in
+    ``TrainingState(processes=…)``.
 
     Args:
         share: Number of dropped tokens as a share of the counted tokens, in (0, 1]. One token at least is dropped, and
@@ -105,42 +116,52 @@ class CovarianceMask(TokenOverride):
     def whole_batch(self) -> bool:
         return True
 
+    @property
+    def within_process(self) -> bool:
+        return self.objective.within_process
+
     def _override(self, tokens: Tokens) -> tuple[Tensor, float, float]:
-        covariance = _covariance(tokens)
+        update = UpdateTokens(tokens)
+        covariance = _covariance(update, tokens)
         between = (covariance > self.min_covariance) & (covariance < self.max_covariance)
-        candidates = between & (tokens.mask > 0) & ~tokens.blocked
+        blocked = update.gather(tokens.blocked.to(covariance.dtype)) > 0
+        candidates = between & update.counted & ~blocked
         last = torch.iinfo(torch.int64).max
-        order = _hash(tokens).masked_fill(~candidates, last).flatten().argsort(stable=True)
+        order = update.gather(_hash(tokens)).masked_fill(~candidates, last).argsort(stable=True)
         # Dropped tokens have the weight 0, and 0 in place of r in the reported loss.
-        dropped = _first(order, self.share, tokens) & candidates
-        return dropped, 0.0, 0.0
+        dropped = _first(order, self.share, update.counted) & candidates
+        return update.own(dropped), 0.0, 0.0
 
 
-def _covariance(tokens: Tokens) -> Tensor:
-    """Compute the product of advantage and log-probability, each minus its mean over the counted tokens."""
-    count = tokens.mask.sum()
+def _covariance(update: UpdateTokens, tokens: Tokens) -> Tensor:
+    """Compute the product of advantage and log-probability, each minus its mean over the update's counted tokens."""
+    # The means are sums over all tokens of an update, in float64, so that their rounding does not depend on its split.
+    wide = _checks.widest_float(tokens.mask.device)
+    count = update.counted.sum()
 
     def centred(x: Tensor) -> Tensor:
-        return x - (x * tokens.mask).sum() / count
+        values = update.gather(x)
+        total = (values.to(wide) * update.counted).sum()
+        return values - (total / count).to(values.dtype)
 
     advantage = centred(tokens.advantages)
     logp = centred(tokens.logp_old + tokens.log_ratio)
     return advantage * logp
 
 
-def _first(order: Tensor, share: float, tokens: Tokens) -> Tensor:
+def _first(order: Tensor, share: float, counted: Tensor) -> Tensor:
     """Return the mask of the first tokens of an order: a share of the counted tokens, rounded down, at least one.
 
     Args:
-        order: Indices of the flattened tokens.
+        order: Indices of the tokens of the update.
         share: The share, in (0, 1].
-        tokens: The tokens.
+        counted: True for the tokens that count.
     """
     # In float64, because in float32 a share of 0.0002 of 5,000 tokens is less than 1.
-    count = tokens.mask.sum().to(_checks.widest_float(tokens.mask.device))
+    count = counted.sum().to(_checks.widest_float(counted.device))
     number = (share * count).floor().clamp(min=1)
     first = torch.arange(len(order), device=order.device) < number
-    return torch.empty_like(first).scatter(0, order, first).view(tokens.mask.shape)
+    return torch.empty_like(first).scatter(0, order, first)
 
 
 def _hash(tokens: Tokens) -> Tensor:

@@ -175,7 +175,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; ``loss_type`` is an objective of its own; a
             setting contradicts a whole method; ``epsilon``, ``epsilon_high`` or a parameter of TRL's SAPO or VESPO is
             set as well; ``gradient_accumulation_steps`` is above 1 beside a method whose sums are over all tokens of an
-            update; or there are several processes, and the method ranks or thresholds the tokens of one of them.
+            update; or there are several processes, and a rule of the user's looks at the tokens of one of them only.
 
     >>> BandGRPOConfig("out", method="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
     'FixedClip(low=0.2, high=0.28)'
@@ -227,15 +227,16 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         # Refuse settings of TRL that contradict the method or would have no effect.
         if method.whole_batch and self.gradient_accumulation_steps > 1:
             raise InvalidValue(
-                f"gradient_accumulation_steps={self.gradient_accumulation_steps}: the sums of {self.method} are over "
-                "all tokens of an update; set it to 1, and per_device_train_batch_size as much higher"
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps}: {self.method} sums over, ranks or "
+                "thresholds all tokens of an update, and TRL runs the backward pass of each accumulation step before "
+                "the next is known; set it to 1, and per_device_train_batch_size as much higher"
             )
         if method.within_process and self.world_size > 1:
             raise InvalidValue(
-                f"method={self.method!r} ranks or thresholds all tokens of an update, and {self.world_size} processes "
-                "would each do so for their own tokens, which is not the method's gradient; train on one process with "
-                "per_device_train_batch_size as much higher, or choose a method without sums over an update, such as "
-                "'BandAbove()'"
+                f"method={self.method!r} depends on all tokens of an update, and a part of it only looks at those of "
+                f"its own process, of {self.world_size}; train on one process with per_device_train_batch_size as much "
+                "higher, or let that part gather the tokens of TrainingState(processes=...), as "
+                "bandpo.core.token_rules.SecondMoment does, and return False in within_process"
             )
         if self.loss_type not in (*TRL_CLIPS, "cispo") and not native:
             raise InvalidValue(

@@ -237,6 +237,8 @@ def _check_whole_batch(method: Method, actor: ActorConfig, config: DictConfig) -
     micro_batch = actor.ppo_micro_batch_size_per_gpu or 0
     refuse_if(actor.use_dynamic_bsz or micro_batch * gpus < rows, not_for_verl(method))
     refuse_if(method.within_process and gpus > 1, not_for_processes(method, gpus))
+    copies = _copies_of_each_token(actor)
+    refuse_if(method.objective.whole_batch and copies > 1, not_for_copies(method, copies))
     refuse_if(
         actor.engine.get("pipeline_model_parallel_size", 1) > 1,
         f"{POLICY_LOSS}method: {method!r} has sums over all processes, and those of a pipeline have no loss: set "
@@ -254,12 +256,29 @@ def not_for_verl(method: Method) -> str:
 
 
 def not_for_processes(method: Method, processes: int) -> str:
-    """Return the error message for a method that ranks or thresholds the tokens of one process, of several."""
+    """Return the error message for a method of which a part looks at the tokens of one process only, of several."""
     return (
-        f"{POLICY_LOSS}method: {method!r} ranks or thresholds all tokens of a mini-batch, and each of {processes} GPUs "
-        "would do so for its own tokens, which is not the method's gradient. Set trainer.n_gpus_per_node=1 and "
-        "trainer.nnodes=1, or choose a method without sums over a mini-batch, such as 'BandAbove()'"
+        f"{POLICY_LOSS}method: {method!r} depends on all tokens of a mini-batch, and a part of it only looks at those "
+        f"of its own GPU, of {processes}. Set trainer.n_gpus_per_node=1 and trainer.nnodes=1, or let that part gather "
+        "the tokens of TrainingState(processes=...), as bandpo.core.token_rules.SecondMoment does, and return False in "
+        "within_process"
     )
+
+
+def not_for_copies(method: Method, copies: int) -> str:
+    """Return the error message for a method that ranks tokens, of which several GPUs have a copy each."""
+    return (
+        f"{POLICY_LOSS}method: {method!r} ranks all tokens of a mini-batch, and each token is on {copies} GPUs, which "
+        "would count as different tokens. Set the sizes of tensor, context and Ulysses sequence parallelism to 1"
+    )
+
+
+def _copies_of_each_token(actor: ActorConfig) -> int:
+    """Return the number of GPUs that compute the loss of the same token."""
+    copies = 1
+    for name in ("ulysses_sequence_parallel_size", "tensor_model_parallel_size", "context_parallel_size"):
+        copies *= actor.engine.get(name, 1) or 1
+    return copies
 
 
 def _check_updates(method: Method, config: DictConfig) -> None:

@@ -15,7 +15,7 @@ from bandpo.core.errors import BandWarning, RunProblem
 from bandpo.core.gradient_check import compare
 from bandpo.core.methods import Method
 from bandpo.core.schedules import TrainingState
-from bandpo.integrations.verl.checks import not_for_processes, not_for_verl
+from bandpo.integrations.verl.checks import not_for_copies, not_for_processes, not_for_verl
 from bandpo.integrations.verl.settings import POLICY_LOSS, refuse_if
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
 
     Raises:
         ValueError: The method depends on the whole mini-batch, but this call has only a part of this process's share
-            of it, because the mini-batch is split into micro-batches, or it is divided among processes, and the method
-            does not include the other processes.
+            of it, because the mini-batch is split into micro-batches; or it is divided among processes, and the method
+            does not include the other processes, or ranks tokens of which several processes have a copy.
     """
     if not method.whole_batch:
         return TrainingState()
@@ -104,8 +104,11 @@ def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
     processes = info.get("dp_size") or 1
     refuse_if(method.within_process and processes > 1, not_for_processes(method, processes))
     group = torch.distributed.group.WORLD if torch.distributed.is_initialized() else None
-    is_distributed = group is not None and torch.distributed.get_world_size(group) > 1
-    return TrainingState(processes=group if is_distributed else None)
+    if group is None or torch.distributed.get_world_size(group) == 1:
+        return TrainingState()
+    copies = torch.distributed.get_world_size(group) // processes
+    refuse_if(method.objective.whole_batch and copies > 1, not_for_copies(method, copies))
+    return TrainingState(processes=group)
 
 
 class Certifier:

@@ -1,4 +1,4 @@
-"""Runs a script on two processes that train together."""
+"""Runs a script on two or three processes that train together."""
 
 import multiprocessing
 import os
@@ -39,10 +39,10 @@ def _run(script: str, folder: Path, environment: dict[str, str], errors: Path) -
     os._exit(status)
 
 
-def run_on_two_processes(script: str, folder: Path, preload: Sequence[str] = PRELOAD) -> None:
+def run_on_processes(script: str, folder: Path, preload: Sequence[str] = PRELOAD, count: int = 2) -> None:
     """``script`` gets ``folder`` as its argument, and imports what the test that calls this can import.
 
-    The modules of the first call of a process are those of all its calls.
+    The modules of the first call of a process are those of all its calls. ``count`` is another number of processes.
     """
     forks: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":
@@ -51,12 +51,12 @@ def run_on_two_processes(script: str, folder: Path, preload: Sequence[str] = PRE
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = []
-    for rank in range(2):
+    for rank in range(count):
         environment = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
@@ -78,4 +78,4 @@ def run_on_two_processes(script: str, folder: Path, preload: Sequence[str] = PRE
         process.kill()
         process.join()
     codes = [process.exitcode for process, _ in ranks]
-    assert codes == [0, 0], "\n".join(errors.read_text() for _, errors in ranks)
+    assert codes == [0] * count, "\n".join(errors.read_text() for _, errors in ranks)
