@@ -252,7 +252,7 @@ def test_a_method_that_trl_has_trains_bit_for_bit_as_stock(method, tmp_path):
     stock = make(GRPOTrainer, GRPOConfig, tmp_path / "stock", **settings | NATIVE[method])
     stock.train()
     ours = make(BandGRPOTrainer, BandGRPOConfig, tmp_path / "ours", **settings | {"method": method})
-    assert not ours.hooked
+    assert ours.is_native
     ours.train()
     for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -338,7 +338,7 @@ def test_every_objective_at_both_levels(level, objective, clip, trained):
     trainer, inputs = trained
     trainer.method, trainer.importance_sampling_level = Method(clip, objective, level), level
     theirs, ours, metrics = gradients_of(trainer, inputs)
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6 * max(1.0, ours.abs().max().item()))
     assert ours.abs().sum() > 0
     unclipped = gradients_of(trainer, inputs, method=Method(Unclipped(), level=level))[1]
     assert not torch.allclose(ours, unclipped, rtol=1e-2)
@@ -360,7 +360,7 @@ def test_the_off_policy_mask_reads_the_sign_of_the_advantages(objective, level, 
     monkeypatch.setattr(trainer, "off_policy_mask_threshold", 1e-4)
     masked = Method(clip, SequenceMask(1e-4, objective), level)
     theirs, ours, metrics = gradients_of(trainer, inputs, method=masked)
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6 * max(1.0, ours.abs().max().item()))
     assert metrics["clip_low"] > 0.1
 
 
@@ -371,10 +371,10 @@ def test_ratios_far_from_1_are_exact(method, trained):
     trainer.method, trainer.importance_sampling_level = method, "token"
     old = inputs["old_per_token_logps"] - torch.linspace(0, 3, inputs["old_per_token_logps"].size(1))
     theirs, ours, _ = gradients_of(trainer, inputs | {"old_per_token_logps": old})
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6 * max(1.0, ours.abs().max().item()))
 
 
-def test_the_reported_loss_is_the_slope_times_the_log_probability(trained):
+def test_the_reported_loss_is_the_mean_slope(trained):
     trainer, inputs = trained
     trainer.importance_sampling_level = "token"
     mask = inputs["completion_mask"]
@@ -384,7 +384,7 @@ def test_the_reported_loss_is_the_slope_times_the_log_probability(trained):
         loss = policy_loss(logp, *tensors, method=trainer.method, aggregation="grpo").loss
         slope = torch.autograd.grad(loss, logp)[0]
         trainer.current_gradient_accumulation_steps = 1
-        expected = (slope * logp.detach() * mask).sum()
+        expected = (slope * mask).sum()
         torch.testing.assert_close(trainer.compute_loss(trainer.model, inputs), expected)
 
 
@@ -401,7 +401,7 @@ def test_the_rollout_engine_as_anchor(objective, trained):
     settings = {"logp_anchor": anchor}
     theirs, ours, _ = gradients_of(trainer, inputs | {"sampling_per_token_logps": given}, **settings)
     trainer.args.anchor = "trainer"
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6 * max(1.0, ours.abs().max().item()))
     assert not torch.allclose(theirs, gradients_of(trainer, inputs)[0], rtol=1e-2)
     # The ratio refers to it too, as in DPPO and IcePop.
     trainer.method = Method(FixedClip(0.2), objective, old_policy="rollout")
@@ -409,7 +409,7 @@ def test_the_rollout_engine_as_anchor(objective, trained):
     ours = gradients_of(
         trainer, inputs | {"old_per_token_logps": anchor, "sampling_per_token_logps": anchor}
     )[1]
-    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6 * max(1.0, ours.abs().max().item()))
 
 
 def test_a_stock_trainer_is_audited_and_not_changed(tmp_path, monkeypatch):
@@ -602,7 +602,7 @@ def test_what_differs_from_the_method_is_said_or_refused(tmp_path, capsys):
         ({"epsilon_high": 0.28}, r"epsilon_high=0.28 would have no effect"),
         (
             {"method": "BAPO()", "gradient_accumulation_steps": 2},
-            "gradient_accumulation_steps=2: the sums of BAPO",
+            "gradient_accumulation_steps=2: BAPO\\(.*all tokens of an update",
         ),
         ({"method": "Method(aggregation='sum')"}, "TRL does not support the loss aggregation .sum."),
         ({"method": "Bnd()"}, "method: .*did you mean Band"),
@@ -696,9 +696,9 @@ def test_a_rollout_function_may_give_the_anchor(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="anchor='rollout' needs use_vllm, or a rollout_func"):
         make(BandGRPOTrainer, BandGRPOConfig, tmp_path, anchor="rollout")
     trainer = make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, anchor="rollout", **LOG)
-    seen, weigh = [], BandGRPOTrainer._set_token_weights
+    seen, weigh = [], BandGRPOTrainer._replace_advantages
     monkeypatch.setattr(
-        BandGRPOTrainer, "_set_token_weights", lambda *given: seen.append(given[3]) or weigh(*given)
+        BandGRPOTrainer, "_replace_advantages", lambda *given: seen.append(given[3]) or weigh(*given)
     )
     trainer.train()
     counted = seen[-1].mask != 0

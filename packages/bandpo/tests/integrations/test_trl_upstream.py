@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_trl import make
-from test_trl_hook import batch
+from test_trl_gradients import batch
 from trl import GRPOTrainer
 from trl.trainer import grpo_trainer
 

@@ -115,7 +115,7 @@ LOSS = {
         Honoured({"gradient_accumulation_steps": 2}),
         Refused(
             {"method": "BAPO()", "gradient_accumulation_steps": 2},
-            "gradient_accumulation_steps=2: the sums of BAPO",
+            "gradient_accumulation_steps=2: BAPO",
             "above 1 refused beside a method whose sums run over all of an update",
         ),
     ],

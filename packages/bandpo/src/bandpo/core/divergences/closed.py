@@ -38,7 +38,9 @@ class TotalVariation(Divergence):
         return torch.exp(log_u) * torch.sign(log_u) / 2
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
-        return torch.exp(logp) * expm1(log_ratio).abs()
+        p = torch.exp(logp)
+        # Far above 1 the ratio may overflow where p is 0 in float32, and their product is the new probability.
+        return torch.where(log_ratio > 1, torch.exp(logp + log_ratio) - p, p * expm1(log_ratio).abs())
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         return _one_plus_minus(radius.log() - logp, logp)

@@ -240,7 +240,9 @@ class GeometricMean(Objective):
 
     def surrogate(self, tokens: Tokens) -> Tensor:
         ratio = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
-        return tokens.sequence_mean(ratio.log()).exp()
+        mean = tokens.sequence_mean(ratio.log()).exp()
+        # The exponential of the logarithm of the largest number overflows by rounding.
+        return mean.clamp(max=torch.finfo(mean.dtype).max)
 
 
 @dataclass(frozen=True)

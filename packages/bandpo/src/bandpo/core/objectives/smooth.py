@@ -120,7 +120,8 @@ class SigmoidGate(Objective):
     def weight(self, tokens: Tokens) -> Tensor:
         x = self._temperature(tokens) * (tokens.ratio - 1)
         # sigmoid(−x) is 1 − σ without the cancellation near σ = 1.
-        return tokens.ratio * 4 * torch.sigmoid(x) * torch.sigmoid(-x)
+        # The factor 4 comes last, as 4·r may overflow where the product is 0.
+        return tokens.ratio * torch.sigmoid(x) * torch.sigmoid(-x) * 4
 
     def surrogate(self, tokens: Tokens) -> Tensor:
         temperature = self._temperature(tokens)

@@ -75,6 +75,8 @@ class _LossCall:
     """The batch that the loss reads. Entries that are changed during the call change the loss."""
     forward: ForwardCall | None = None
     """The forward pass that the loss asked for, if its gradient may be compared."""
+    is_trl: bool = False
+    """True within TRL's `_compute_loss`, False in what a subclass computes around it."""
     has_logps: bool = False
     """True once the loss has asked for the log-probabilities."""
     has_returned: bool = False
@@ -135,9 +137,6 @@ class AuditMixin(GRPOTrainer):
     watched: str = "warn"
     """Reaction to a failed check of `rlvet diagnose` during training: ``warn``, ``stop`` the run, or ``off`` to check
     nothing. A `bandpo.watch.Watch` among the callbacks is used in place of ``warn``."""
-
-    hooked: bool = False
-    """True if the method supplies TRL's loss with the weight of each token, see `bandpo.integrations.trl`."""
 
     _loss: _LossCall | None = None
     """The call of the loss in progress."""
@@ -292,18 +291,22 @@ class AuditMixin(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         # Subclasses may pass on another object than `compute_loss` got. TRL's loss reads this one.
         inputs = dict(inputs)
-        with self._loss_call(inputs):
+        with self._loss_call(inputs, is_trl=True):
             return super()._compute_loss(model, inputs)
 
     @contextmanager
-    def _loss_call(self, inputs: dict[str, Any]) -> Generator[None, None, None]:
+    def _loss_call(self, inputs: dict[str, Any], is_trl: bool = False) -> Generator[None, None, None]:
         """Associate log-probabilities that are computed in the block with the batch ``inputs``.
+
+        Args:
+            inputs: The batch.
+            is_trl: True within TRL's `_compute_loss`.
 
         Raises:
             RuntimeError: the loss did not ask for log-probabilities.
         """
         outer = self._loss
-        loss = _LossCall(inputs)
+        loss = _LossCall(inputs, is_trl=is_trl)
         self._loss = loss
         try:
             yield
@@ -331,13 +334,18 @@ class AuditMixin(GRPOTrainer):
                 "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
                 "neither a clip rule nor the audit can act; train without it"
             )
-        loss.has_logps = True
         logp, entropy, *_ = outputs
         if self.training:
             self._check_and_record(loss.inputs, logp, entropy)
         with torch.no_grad():
             self._on_logps(loss.inputs, logp, entropy)
+        loss.has_logps = True
         return outputs
+
+    @property
+    def _is_first_in_trl_loss(self) -> bool:
+        """True while TRL's `_compute_loss` computes log-probabilities, for the first time in this call of it."""
+        return self._loss is not None and self._loss.is_trl and not self._loss.has_logps
 
     def _check_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Check and record the tokens of a loss, before the method changes any of its inputs."""

@@ -96,8 +96,8 @@ class WatchedLoss:
         mask = batch.mask.double()
         shares = _token_shares(trainer, self.inputs, mask)
         loss_mask = _loss_mask(trainer, self)
-        # A weight multiplies the log-probability of each token, even if the ratio is that of the sequence.
-        level = "token" if trainer.hooked or trainer.loss_type == "cispo" else method.level
+        # CISPO's weight multiplies the log-probability of each token, even if the ratio is that of the sequence.
+        level = "token" if trainer.loss_type == "cispo" else method.level
 
         with torch.enable_grad():
             logp = self.logp.double().masked_fill(mask == 0, 0.0).requires_grad_()

@@ -1,20 +1,26 @@
 """Train any method with TRL's GRPOTrainer, and audit any GRPOTrainer.
 
 A method that TRL implements itself (a fixed clip, GSPO, CISPO, SAPO, VESPO) becomes TRL's own settings, see
-`BandGRPOConfig`, and trains bit for bit as the stock trainer does. Every other method uses the hook of TRL's VESPO
+`BandGRPOConfig`, and trains bit for bit as the stock trainer does. Every other method becomes the advantages of TRL's
 loss:
 
-1. Under ``loss_type="vespo"`` TRL's loss calls ``self.get_gamma_weights`` for a detached weight φ of each token, and is
-   ``−φ·A·logp``. `BandGRPOTrainer` sets this ``loss_type`` while a loss is computed.
-2. The gradient of a method is ``−(w·A + b)·∇logp``, with a weight ``w`` and a bias ``b`` per token. When the loss has
-   computed its log-probabilities, the trainer computes ``w·A + b``, replaces the advantages by their signs (−1 below 0,
-   else 1) and sets φ to ``(w·A + b)·sign``. The product φ·sign is then ``w·A + b``, also for a token with ``A = 0`` and
-   a bias. TRL's off-policy mask only reads the sign of the advantages, so it is unchanged.
-3. ``get_gamma_weights`` restores the configured ``loss_type``. The remainder is TRL's own code: masks, importance
-   weights, KL term, loss aggregation, entropy bonus and metrics.
+- **What TRL computes.** The loss of a token is ``-min(r·A, clip(r)·A)`` with the ratio ``r = π/π_old``. Within the clip
+  bounds its gradient is ``-r·A·∇logp``. TRL documents that a subclass may give one advantage per token.
+- **What bandpo changes.** The gradient of a method is ``-(w·A + b)·∇logp``, with a weight ``w`` and a bias ``b`` per
+  token. So TRL gets the advantages ``(w·A + b)/r``, and bounds that no ratio reaches. For a clip rule this is ``A``,
+  and 0 for a blocked token. All else is TRL's: masks, importance weights, KL term, loss aggregation, entropy bonus, and
+  at the level ``sequence`` the way in which a sequence's ratio distributes the gradient over its tokens.
+- **Where.** ``GRPOTrainer._compute_loss`` asks ``_get_per_token_logps_and_entropies`` for the log-probabilities, and
+  reads the advantages from its inputs after that. `AuditMixin` overrides this function, and calls
+  `BandGRPOTrainer._on_logps` with the inputs before it returns. There is no other interception.
+- **What is restored.** The inputs are a copy, so TRL's batch keeps its advantages. After the loss, ``epsilon_low``,
+  ``epsilon_high`` and ``args.delta`` are restored, and TRL's clip metrics, which count nothing without bounds, get the
+  values of the method.
+- **If TRL changes.** If the function is renamed, or the loss no longer reads the advantages after it, the gradient is
+  another one. `bandpo.integrations.trl.gradient_check` compares it.
 
-The reported loss is the aggregated ``−(w·A + b)·logp``. Its gradient is the method's, but its value is not that of the
-method's surrogate.
+Blocked tokens are missing from the reported loss, whose value is the aggregated ``-(w·A + b)``. The metric
+``objective`` is the mean of the method's objective over the counted tokens, blocked ones included.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
@@ -27,10 +33,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
+from trl.trainer.utils import nanmax, nanmin
 
 from bandpo.audit.metrics import Audit
 from bandpo.core import _checks
@@ -48,10 +57,13 @@ from bandpo.integrations.trl.gradient_check import check_trl_loss, high_entropy_
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bandpo.core.objectives import Objective
+
 __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
 
-HOOK = "vespo"
-"""The ``loss_type`` under which TRL's loss calls a method of the trainer for the weight of each token."""
+FAR = 60.0
+"""Log-ratio (nats) beyond which TRL's loss is given the ratio 1. In float32 a ratio overflows at 88, and the quotient
+of an advantage and a ratio below e⁻⁶⁰ could."""
 
 
 @dataclass
@@ -62,6 +74,17 @@ class _GeneratedBatch:
     """The training state at its generation."""
     audit: Audit | None = None
     """The sums for the method's controllers, over the losses so far."""
+
+
+class _ClippedTokens(NamedTuple):
+    """The tokens, or sequences, that a method clips in a loss."""
+
+    low: Tensor
+    """True if clipped with a negative advantage, (sequences, tokens), or (sequences, 1) for whole sequences."""
+    high: Tensor
+    """True if clipped with a positive advantage, of the same shape."""
+    mask: Tensor
+    """1 if counted, of the same shape."""
 
 
 class BandGRPOTrainer(AuditMixin, FusedLogits):
@@ -87,12 +110,10 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     args: BandGRPOConfig
     _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
-    _token_weights: Tensor | None = None
-    """φ of each token of the loss that is being computed, until TRL's loss takes it; shape (sequences, tokens)."""
-    _weights_taken = False
-    """True if TRL's loss has taken φ since `compute_loss` was called."""
-    _configured_loss_type = ""
-    """The user's ``loss_type``, which is replaced while a loss is computed."""
+    _clips: _ClippedTokens | None = None
+    """The tokens that the method clips in the last loss."""
+    _replaced_advantages = False
+    """True if TRL's loss was given the method's advantages since `compute_loss` was called."""
 
     def __init__(
         self,
@@ -106,7 +127,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         if not isinstance(args, BandGRPOConfig):
             raise InvalidType(f"args must be a BandGRPOConfig, got {type(args).__name__}")
         self.method = args.effective_method
-        self.hooked = args.native_settings is None
+        self.is_native = args.native_settings is not None
         needs_rollout_logps = "rollout" in (args.anchor, self.method.old_policy)
         if not args.ratio_moves and not needs_rollout_logps:
             warnings.warn(
@@ -150,14 +171,14 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             self._announce(line)
         self._settings_at_start = self._clip_settings()
 
-    # The hook into TRL's loss, in the order of the calls.
+    # The loss: TRL's, of the method's advantages.
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        self._weights_taken = False
+        self._replaced_advantages = False
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self.hooked and not self._weights_taken:
+        if not self.is_native and not self._replaced_advantages:
             raise RunProblem(
                 f"the loss of {type(self).__name__} is not TRL's, so {self.args.method} has no effect; call "
                 "super()._compute_loss, or leave the loss to TRL"
@@ -165,85 +186,103 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         return loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if not self.hooked:
+        if self.is_native:
             return super()._compute_loss(model, inputs)
-        configured = self.epsilon_low, self.epsilon_high, self.loss_type
-        self._configured_loss_type = self.loss_type
-        self.loss_type = HOOK
-        try:
+        mode = "train" if self.training else "eval"
+        metrics = self._metrics[mode]
+        counts = {name: len(metrics[name]) for name in self._clip_metric_names}
+        with self._without_clip():
             loss = super()._compute_loss(model, inputs)
-            if self._token_weights is not None:
-                raise RunProblem(
-                    f"TRL's loss did not ask get_gamma_weights for the weights of {self.args.method}: this version "
-                    "of TRL is not supported, or a subclass replaces get_gamma_weights"
-                )
-        finally:
-            self.epsilon_low, self.epsilon_high, self.loss_type = configured
-            self._token_weights = None
+        # In place of the values that TRL has appended.
+        for name, value in zip(counts, self._clip_metrics(), strict=True):
+            del metrics[name][counts[name] :]
+            metrics[name].append(value)
         return loss
 
+    @contextmanager
+    def _without_clip(self) -> Generator[None, None, None]:
+        """Give TRL's loss bounds that no ratio reaches, in the block."""
+        configured = self.epsilon_low, self.epsilon_high, self.args.delta
+        self.epsilon_low = self.epsilon_high = math.inf
+        self.args.delta = None
+        try:
+            yield
+        finally:
+            self.epsilon_low, self.epsilon_high, self.args.delta = configured
+
     def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        if self.hooked and self.loss_type != HOOK:
-            # A subclass computes log-probabilities outside of TRL's loss.
+        if not self.is_native and not self._is_first_in_trl_loss:
+            # A subclass computes log-probabilities for a term of its own.
             return
         batch = self._batch_of(inputs, logp, entropy)
-        if self.method.old_policy == "rollout":
-            inputs["old_per_token_logps"] = batch.logp_old
         self._watch_gradient(inputs, batch, logp, entropy)
         tokens = self.method.tokens(batch)
         if self.training:
             self._measure(batch, tokens, entropy)
-        if self.hooked:
-            self._set_token_weights(inputs, batch, tokens)
+        if self.method.old_policy == "rollout":
+            inputs["old_per_token_logps"] = batch.logp_old
+        if not self.is_native:
+            self._replace_advantages(inputs, batch, tokens, logp.detach())
 
-    def _set_token_weights(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens) -> None:
-        """Compute φ of each token, and replace the advantages in ``inputs`` by their signs; see the module docstring.
+    def _replace_advantages(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:
+        """Replace the advantages in ``inputs`` by ``(w·A + b)/r``, see the module docstring.
 
         Args:
             inputs: The batch that TRL's loss reads. Its advantages have shape (sequences,) or (sequences, tokens).
             batch: The tokens of the loss.
             tokens: The same, as the method sees them.
+            logp: The log-probabilities of the loss, (sequences, tokens), detached.
+
+        Raises:
+            RuntimeError: a ratio is so far from 1 that TRL's KL term cannot be multiplied by it.
         """
         objective = self.method.objective.resolve(batch.state)
         weight = objective.weight(tokens)
-        slope = weight * tokens.advantages
         bias = objective.bias(tokens)
+
+        # Where a ratio would overflow, and in the padding, the ratio in TRL's loss is 1.
+        ratio = tokens.ratio
+        if inputs.get("old_per_token_logps") is not None:
+            is_far = (tokens.log_ratio.abs() > FAR) & (batch.mask > 0)
+            if self.beta and self.args.use_bias_correction_kl and is_far.any():
+                raise RunProblem(
+                    f"{int(is_far.sum())} tokens have a log-ratio beyond ±{FAR:g}, up to "
+                    f"{tokens.log_ratio.abs().masked_fill(~is_far, 0.0).max():.4g}, and use_bias_correction_kl=True "
+                    "multiplies TRL's KL term by the ratio, which overflows; set use_bias_correction_kl=False, or a "
+                    "smaller learning_rate"
+                )
+            at_one = is_far | (batch.mask == 0)
+            inputs["old_per_token_logps"] = torch.where(at_one, logp, inputs["old_per_token_logps"])
+            ratio = ratio.masked_fill(at_one, 1.0)
+        advantages = weight / ratio * batch.advantages  # exactly A if w = r
         if bias is not None:
-            slope = slope + bias
+            advantages = advantages + bias * batch.mask / ratio
 
-        signs = torch.where(inputs["advantages"] < 0, -1.0, 1.0).to(inputs["advantages"].dtype)
-        inputs["advantages"] = signs
-        is_per_token = signs.dim() == 2
-        self._token_weights = slope * (signs if is_per_token else signs.unsqueeze(1))
-
-        # Some objectives contain the importance weights, which TRL must not multiply by again.
+        if self.off_policy_mask_threshold is not None:
+            # TRL's mask depends on the sign of the advantages, so it is computed from the true ones.
+            advantages = advantages * self.get_off_policy_mask(
+                advantages=batch.advantages,
+                per_token_logps=logp,
+                sampling_per_token_logps=inputs.get("sampling_per_token_logps", batch.logp_old),
+                mask=batch.mask,
+                off_policy_threshold=self.off_policy_mask_threshold,
+            )
+            # The one in TRL's loss keeps every token: the drift is 0, or below a negative threshold.
+            inputs["sampling_per_token_logps"] = logp + min(0.0, 2 * self.off_policy_mask_threshold)
         if objective.weights_inside and batch.weights is not None:
+            # The objective contains the importance weights, so TRL must not multiply by them again.
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
-        # TRL's clip metrics count the tokens whose ratio is beyond these bounds, by the sign of the advantage.
-        if self._configured_loss_type == "cispo":
-            clipped = tokens.clip_mask.clipped_high
-        else:
-            clipped = (weight == 0) & (tokens.advantages != 0)
-        if self.method.level == "sequence" and not is_per_token:
-            # TRL then expects one value per sequence: that of the first token that counts.
-            first = tokens.mask.argmax(1, keepdim=True)
-            clipped = clipped.gather(1, first)
-        epsilon = torch.where(clipped, -math.inf, math.inf)
-        self.epsilon_low = epsilon
-        self.epsilon_high = epsilon
-
-    def get_gamma_weights(self, *arguments: Any, **kwargs: Any) -> Tensor:
-        """Return the weights that the hook computed in place of TRL's; TRL's own if the method is TRL's VESPO."""
-        if self._token_weights is None:
-            return super().get_gamma_weights(*arguments, **kwargs)
-        token_weights = self._token_weights
-        self._token_weights = None
-        self._weights_taken = True
-        # TRL's loss calls this before it reads loss_type for the aggregation and the metrics, so the user's loss_type
-        # is set again.
-        self.loss_type = self._configured_loss_type
-        return token_weights
+        of_sequences = self.method.level == "sequence" and inputs["advantages"].dim() == 1
+        self._clips = self._clipped_tokens(tokens, weight, of_sequences)
+        if of_sequences:
+            # One advantage per sequence, if they are equal: then a fixed clip's gradient is TRL's bit for bit.
+            per_sequence = _of_first_token(advantages, batch.mask)
+            if torch.equal(advantages * batch.mask, per_sequence * batch.mask):
+                advantages = per_sequence
+        inputs["advantages"] = advantages
+        self._replaced_advantages = True
+        self._log_objective(batch, tokens, objective)
 
     # The log-probabilities of the ratio and of the bounds.
 
@@ -335,6 +374,64 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     # Logging.
 
+    def _clipped_tokens(self, tokens: Tokens, weight: Tensor, of_sequences: bool) -> _ClippedTokens:
+        """Return the tokens that the method clips, in the form of TRL's clip metrics.
+
+        Args:
+            tokens: The tokens of the loss.
+            weight: The weight of each token, (sequences, tokens).
+            of_sequences: True if ratios and advantages are per sequence. TRL then counts sequences.
+        """
+        if self.loss_type == "cispo":
+            clipped = tokens.clip_mask.clipped_high
+        else:
+            clipped = (weight == 0) & (tokens.advantages != 0)
+        low = clipped & (tokens.advantages < 0)
+        high = clipped & (tokens.advantages > 0)
+        mask = tokens.mask
+        if of_sequences:
+            ones = torch.ones_like(mask[:, :1])
+            return _ClippedTokens(_of_first_token(low, mask), _of_first_token(high, mask), ones)
+        return _ClippedTokens(low, high, mask)
+
+    @property
+    def _clip_metric_names(self) -> tuple[str, ...]:
+        """The names of TRL's clip metrics under the configured ``loss_type``."""
+        if self.loss_type == "cispo":
+            return ("cispo_clip_ratio",)
+        return tuple(
+            f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max")
+        )
+
+    def _clip_metrics(self) -> list[float]:
+        """Return the values of TRL's clip metrics of the last loss, over the tokens of all processes."""
+        assert self._clips is not None
+        low, high, mask = self._clips
+        flags = torch.stack([low, high]) * mask
+        sums = torch.cat([flags.sum((1, 2)), mask.sum().view(1)])
+        low_sum, high_sum, count = cast("Tensor", self.accelerator.reduce(sums, reduction="sum")).tolist()
+        low_mean = low_sum / max(count, 1.0)
+        high_mean = high_sum / max(count, 1.0)
+        if self.loss_type == "cispo":
+            return [high_mean]
+        # The share of each sequence, NaN without a counted token; shape (sequences of all processes, 2).
+        shares = cast("Tensor", self.accelerator.gather((flags.sum(-1) / mask.sum(-1)).T.contiguous()))
+        low_min = nanmin(shares[:, 0]).item()
+        high_max = nanmax(shares[:, 1]).item()
+        return [low_mean, high_mean, low_mean + high_mean, low_min, high_max]
+
+    def _log_objective(self, batch: Batch, tokens: Tokens, objective: Objective) -> None:
+        """Log the mean of the method's objective over the counted tokens of all processes."""
+        value = batch.advantages * objective.surrogate(tokens)
+        regularizer = objective.regularizer(tokens)
+        if regularizer is not None:
+            value = value - regularizer * batch.mask
+        if batch.token_weights is not None and not objective.weights_inside:
+            value = value * batch.token_weights
+        sums = torch.stack([value.sum(), batch.mask.sum().to(value)])
+        total, count = cast("Tensor", self.accelerator.reduce(sums, reduction="sum")).tolist()
+        self._metrics["train" if self.training else "eval"]["objective"].append(total / max(count, 1.0))
+
     def _measure(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
         """Add the tokens of a loss to the logged radii, to the audit and to the sums for the controllers."""
         for path, band in bands(tokens.rule).items():
@@ -379,6 +476,11 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
         """Write TRL's model card with the method's name and paper instead of GRPO's."""
         self._name, self._paper = card_entries(self.args)
         super().create_model_card(*arguments, **kwargs)
+
+
+def _of_first_token(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the value of each sequence's first counted token, (sequences, 1)."""
+    return x.gather(1, mask.argmax(1, keepdim=True))
 
 
 def _radius_statistics(radius: float | Tensor, mask: Tensor) -> Tensor:
