@@ -17,7 +17,7 @@ How to run it (about 40 seconds on one core)::
 
 What one should see (the numbers depend on the machine)::
 
-    bandpo: gradient equals BandAbove(divergence=KL(), ...) on 241 tokens (13 beyond a bound), 1e-07
+    bandpo: the loss with trl 1.16.0 has the gradient of BandAbove(divergence=KL(), ...), 6e-17: compared on ...
     step   8  reward 0.172  entropy 0.435  on_policy 0.125  clip_high 0.038  clip_low 0.060
     step  16  reward 0.078  entropy 0.489  on_policy 0.125  clip_high 0.011  clip_low 0.038
     ...

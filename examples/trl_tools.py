@@ -19,7 +19,7 @@ How to run it (about 40 seconds on one core)::
 
 What one should see (the numbers depend on the machine)::
 
-    bandpo: gradient equals BandAbove(divergence=KL(), ...) on 836 tokens (79 beyond a bound), 5e-08
+    bandpo: the loss with trl 1.16.0 has the gradient of BandAbove(divergence=KL(), ...), 6e-17: compared on ...
     step   4  reward 0.172  sampled   836  by the tool   22  audited   836
     ...
     step  80  reward 0.797  sampled  3460  by the tool  530  audited  3460

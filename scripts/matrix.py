@@ -88,7 +88,7 @@ ADAPTER_TESTS = (
     f"{INTEGRATIONS}/test_trl.py",
     f"{INTEGRATIONS}/test_trl_card.py",
     f"{INTEGRATIONS}/test_trl_draws.py",
-    f"{INTEGRATIONS}/test_trl_gradient_check.py",
+    f"{INTEGRATIONS}/test_trl_probe.py",
     f"{INTEGRATIONS}/test_trl_gradients.py",
     f"{INTEGRATIONS}/test_trl_radius.py",
     f"{INTEGRATIONS}/test_trl_record.py",

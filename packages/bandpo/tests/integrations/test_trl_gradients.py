@@ -78,9 +78,14 @@ def batch(seed, *, weights=False, tools=False, token_advantages=False):
 
 def configure(trainer, config):
     """Put the method and the average of a config into a trainer."""
-    trainer.args = config
     trainer.method = config.effective_method
     trainer.is_native = config.native_settings is not None
+    set_stock(trainer, config)
+
+
+def set_stock(trainer, config):
+    """Put the settings of TRL's loss into a trainer."""
+    trainer.args = config
     trainer.loss_type = config.loss_type
     trainer.importance_sampling_level = config.importance_sampling_level
     trainer.epsilon_low = config.epsilon
@@ -229,7 +234,10 @@ NOT_COMPARED = ("policy_loss", "objective")
 
 def set_scenario(trainer, config):
     """Put a config with the settings of a scenario into a trainer."""
-    configure(trainer, config)
+    if isinstance(config, BandGRPOConfig):
+        configure(trainer, config)
+    else:
+        set_stock(trainer, config)
     trainer.top_entropy_quantile = config.top_entropy_quantile
     trainer.off_policy_mask_threshold = config.off_policy_mask_threshold
     trainer.entropy_coef = config.entropy_coef

@@ -1,6 +1,7 @@
-"""Healthy runs stay silent: no gradient differs, and the gradients are compared in each."""
+"""Healthy runs stay silent: the probe finds no difference, and its line says what was compared."""
 
 import itertools
+import re
 import warnings
 
 import pytest
@@ -63,8 +64,7 @@ def folder(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
 @pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")  # twelve tokens at a high learning rate
 @pytest.mark.parametrize("settings", CASES)
-def test_a_healthy_run_is_silent(settings, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bandpo.integrations.trl.gradient_check.EVERY", 1)
+def test_a_healthy_run_is_silent(settings, folder, tmp_path, capsys):
     cls, config = (
         (BandGRPOTrainer, BandGRPOConfig) if "method" in settings else (AuditedGRPOTrainer, GRPOConfig)
     )
@@ -77,9 +77,8 @@ def test_a_healthy_run_is_silent(settings, folder, tmp_path, monkeypatch, capsys
         processing_class=AutoTokenizer.from_pretrained(folder),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="gradient ")
+        warnings.filterwarnings("error", message="the loss of ")
         trainer.train()
     said = capsys.readouterr().err
-    assert said.count("bandpo: gradient of the parameters equals that of ") == 1
-    assert "bandpo: gradient equals " in said
+    assert len(re.findall(r"bandpo: the loss with trl [\d.]+ has the gradient of ", said)) == 1
     assert "not compared" not in said

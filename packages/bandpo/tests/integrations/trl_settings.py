@@ -146,10 +146,7 @@ LOSS = {
     "fp16": [NotRun("as in TRL; it needs a GPU")],
     "gradient_checkpointing": [Honoured({"gradient_checkpointing": False})],
     "gradient_checkpointing_kwargs": [
-        Honoured(
-            {"gradient_checkpointing_kwargs": {"use_reentrant": True}},
-            "as in TRL; with use_reentrant the parameters' gradient is not compared, which a line says",
-        )
+        Honoured({"gradient_checkpointing_kwargs": {"use_reentrant": True}})
     ],
     "label_smoothing_factor": [Honoured({"label_smoothing_factor": 0.1}, "without effect, as in TRL")],
     "neftune_noise_alpha": [Honoured({"neftune_noise_alpha": 5.0})],
@@ -158,7 +155,7 @@ LOSS = {
     "seed": [Honoured({"seed": 7})],
     "use_liger_kernel": [NotRun("as in TRL 1.16; refused where TRL's own fused loss would replace the method")],
     "deepspeed": [NotRun("as in TRL; no gradient is compared, which a line says")],
-    "fsdp": [NotRun("as in TRL; the parameters' gradient is not compared, which a line says")],
+    "fsdp": [NotRun("as in TRL")],
     "fsdp_config": [NotRun("as in TRL")],
     "torch_compile": [NotRun("as in TRL")],
     "auto_find_batch_size": [

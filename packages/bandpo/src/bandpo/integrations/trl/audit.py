@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,15 +24,14 @@ from bandpo.audit.metric_names import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
 from bandpo.core.batch import Batch
-from bandpo.core.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
+from bandpo.core.errors import BandWarning, InvalidType, InvalidValue, MissingPackage, RunProblem
 from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import SequenceMask
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import parse
 from bandpo.integrations.stock_methods import trl_method
 from bandpo.integrations.trl.announcements import sampling_settings
-from bandpo.integrations.trl.gradient_check import Certifier, high_entropy_mask
-from bandpo.integrations.trl.parameter_check import ForwardCall
+from bandpo.integrations.trl.probe import high_entropy_mask, probe_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,8 +73,6 @@ class _LossCall:
 
     inputs: dict[str, Any]
     """The batch that the loss reads. Entries that are changed during the call change the loss."""
-    forward: ForwardCall | None = None
-    """The forward pass that the loss asked for, if its gradient may be compared."""
     is_trl: bool = False
     """True within TRL's `_compute_loss`, False in what a subclass computes around it."""
     has_logps: bool = False
@@ -130,14 +128,16 @@ class AuditMixin(GRPOTrainer):
     audit_detail: bool = False
     """True if the console and trackers get all ``audit/…`` metrics."""
     certify: str = "warn"
-    """Reaction to a gradient of the loss that is not the one of `loss_method`: ``warn``, ``stop`` the run, or ``off``
-    to compare none."""
+    """Reaction to a loss whose gradient, on a synthetic batch before training, is not the one of `loss_method`:
+    ``warn``, ``stop`` the run, or ``off`` to compare none."""
     record: str | None = None
     """Folder to which the tokens of every training loss are written, see `bandpo.audit.Recorder`."""
     watched: str = "warn"
     """Reaction to a failed check of `rlvet diagnose` during training: ``warn``, ``stop`` the run, or ``off`` to check
     nothing. A `bandpo.watch.Watch` among the callbacks is used in place of ``warn``."""
 
+    _probing: bool = False
+    """True while the loss of a synthetic batch is computed, which is neither audited nor recorded."""
     _loss: _LossCall | None = None
     """The call of the loss in progress."""
     _rewards: Tensor | None = None
@@ -175,7 +175,6 @@ class AuditMixin(GRPOTrainer):
                 "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
                 "bandpo.integrations.trl before unsloth, or train without it"
             )
-        self._certifier = Certifier(self.certify)
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which only supports "
@@ -204,7 +203,6 @@ class AuditMixin(GRPOTrainer):
             )
 
     def _end_training(self) -> None:
-        self._announce_missing_comparison()
         if self._recorder is not None:
             self._recorder.flush()
 
@@ -252,7 +250,7 @@ class AuditMixin(GRPOTrainer):
     def loss_method(self) -> Method:
         """Return the method of the loss; for a stock trainer, the one of its ``loss_type``, ``epsilon`` and ``delta``.
 
-        It is used by the audit and by the gradient check.
+        It is used by the audit and by the probe.
         """
         # The loss reads these from the trainer, where a callback may have changed them.
         current = {
@@ -327,7 +325,6 @@ class AuditMixin(GRPOTrainer):
         if loss is None or loss.has_returned:
             return super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
 
-        loss.forward = self._certifier.save_forward(self, arguments, kwargs)
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
         if outputs[0] is None:
             raise RunProblem(
@@ -335,7 +332,7 @@ class AuditMixin(GRPOTrainer):
                 "neither a clip rule nor the audit can act; train without it"
             )
         logp, entropy, *_ = outputs
-        if self.training:
+        if self.training and not self._probing:
             self._check_and_record(loss.inputs, logp, entropy)
         with torch.no_grad():
             self._on_logps(loss.inputs, logp, entropy)
@@ -346,6 +343,28 @@ class AuditMixin(GRPOTrainer):
     def _is_first_in_trl_loss(self) -> bool:
         """True while TRL's `_compute_loss` computes log-probabilities, for the first time in this call of it."""
         return self._loss is not None and self._loss.is_trl and not self._loss.has_logps
+
+    def train(self, *arguments: Any, **kwargs: Any) -> Any:
+        # Not at construction, as a subclass may set attributes that its loss reads after super().__init__().
+        self._probe_loss()
+        return super().train(*arguments, **kwargs)
+
+    def _probe_loss(self) -> None:
+        """Compare the gradient of the loss with the method's on a synthetic batch, once.
+
+        Raises:
+            RuntimeError: it is another one, and ``certify`` is ``stop``.
+        """
+        if self.certify == "off":
+            return
+        try:
+            line = probe_loss(self)
+        except RunProblem as problem:
+            if self.certify == "stop":
+                raise
+            warnings.warn(str(problem), BandWarning, stacklevel=3)
+            return
+        self._announce(line)
 
     def _check_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Check and record the tokens of a loss, before the method changes any of its inputs."""
@@ -431,32 +450,11 @@ class AuditMixin(GRPOTrainer):
             logp: The log-probabilities that the loss asked for, in nats, with their graph.
             entropy: The entropies of the same tokens; None if the loss needs none.
         """
-        batch = self._batch_of(inputs, logp, entropy)
-        self._watch_gradient(inputs, batch, logp, entropy)
         if self._audits_this_step():
+            batch = self._batch_of(inputs, logp, entropy)
             method = self.audited_method()
             counted = high_entropy_mask(self, batch, entropy)
             self._add_to_audit(Audit.of(batch, method, method.tokens(batch), counted=counted))
-
-    def training_step(self, *arguments: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*arguments, **kwargs)
-        # Here the backward pass is complete, including terms of subclasses, and the optimiser has not stepped yet.
-        for line in self._certifier.compare_watched(self, self.loss_method()):
-            self._announce(line)
-        return loss
-
-    def _watch_gradient(
-        self, inputs: dict[str, Any], batch: Batch, logp: Tensor, entropy: Tensor | None
-    ) -> None:
-        """Register a loss for a comparison of its gradient after the backward pass, if a comparison is due."""
-        forward = None if self._loss is None else self._loss.forward
-        self._certifier.watch(self, inputs, batch, logp, entropy, forward)
-
-    def _announce_missing_comparison(self) -> None:
-        """Print a line at the end of training if no gradient was compared with the method's."""
-        line = self._certifier.summary(self, self.loss_method())
-        if line:
-            self._announce(line)
 
     def _announce(self, line: str) -> None:
         """Print a line to stderr, on the main process only."""
@@ -464,7 +462,12 @@ class AuditMixin(GRPOTrainer):
 
     def _audits_this_step(self) -> bool:
         """Return True if the losses of this optimiser step are audited."""
-        return self.training and bool(self.audit_steps) and self.state.global_step % self.audit_steps == 0
+        return (
+            self.training
+            and not self._probing
+            and bool(self.audit_steps)
+            and self.state.global_step % self.audit_steps == 0
+        )
 
     def _batch_of(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Batch:
         """Return the tokens of a loss as a `Batch`."""

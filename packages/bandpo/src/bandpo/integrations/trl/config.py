@@ -161,8 +161,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             time, which are also those of the ratio) or ``rollout`` (those of vLLM or of a ``rollout_func``).
         fused_logits: True to compute log-probabilities directly from hidden states, without logits in memory, see
             `bandpo.linear_logp`. For text models with a plain linear head.
-        certify: Reaction to a gradient that is not the method's: ``stop`` the run, ``warn``, or ``off`` to compare
-            none.
+        certify: Reaction to a loss whose gradient, on a synthetic batch before training, is not the method's: ``stop``
+            the run, ``warn``, or ``off`` to compare none.
         audit_steps: Number of optimiser steps from one audited step to the next; 0 to audit none.
         audit_detail: True to log all ``audit/…`` metrics to the console and trackers, False for the twelve of
             `bandpo.audit.metrics.LOGGED`.

@@ -25,11 +25,13 @@ class FusedLogits(GRPOTrainer):
     """A `GRPOTrainer` that computes no logits for policy and reference, if ``args.fused_logits`` is set."""
 
     args: Any
+    _probing: bool = False
+    """True while a loss gets synthetic log-probabilities."""
     _tested_models: frozenset[torch.nn.Module] = frozenset()
     """The models whose LM head was tested and is a plain linear layer."""
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **kwargs: Any) -> Any:
-        if self.args.fused_logits:
+        if self.args.fused_logits and not self._probing:
             return self._fused_forward(*arguments, **kwargs)
         return super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
 

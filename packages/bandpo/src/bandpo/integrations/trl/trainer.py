@@ -16,8 +16,9 @@ loss:
 - **What is restored.** The inputs are a copy, so TRL's batch keeps its advantages. After the loss, ``epsilon_low``,
   ``epsilon_high`` and ``args.delta`` are restored, and TRL's clip metrics, which count nothing without bounds, get the
   values of the method.
-- **If TRL changes.** If the function is renamed, or the loss no longer reads the advantages after it, the gradient is
-  another one. `bandpo.integrations.trl.gradient_check` compares it.
+- **If TRL changes.** Before training, `bandpo.integrations.trl.probe` compares the gradient of the loss with the
+  method's on a small synthetic batch. If TRL renames the function or an input, or no longer reads the advantages after
+  it, the run stops with one sentence that names TRL's version and what is different.
 
 Blocked tokens are missing from the reported loss, whose value is the aggregated ``-(w·A + b)``. The metric
 ``objective`` is the mean of the method's objective over the counted tokens, blocked ones included.
@@ -52,7 +53,7 @@ from bandpo.integrations.trl.announcements import card_entries, sampling_lines
 from bandpo.integrations.trl.audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations.trl.config import BandGRPOConfig
 from bandpo.integrations.trl.fused_logits import FusedLogits
-from bandpo.integrations.trl.gradient_check import check_trl_loss, high_entropy_mask
+from bandpo.integrations.trl.probe import high_entropy_mask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,13 +98,12 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     It warns at construction if each batch is used for a single update: the old policy is then the current one, every
     ratio is 1, and no clip has any effect.
 
-    It compares the gradient of the first loss, of the first losses with ratios other than 1, and of one in ten steps
-    after that with the method's, see `bandpo.certify`. If no gradient was compared, it prints a line at the end of
-    training.
+    Before training it compares the gradient of its loss with the method's, see `bandpo.integrations.trl.probe`.
 
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
-        RuntimeError: while training: the gradient is not the method's.
+        RuntimeError: before training: the gradient of the loss is not the method's; while training: a ratio is too far
+            from 1 for TRL's KL term.
         ValueError: the bounds or the method's ratio (DPPO, IcePop) need the rollout's log-probabilities, and there are
             none.
     """
@@ -135,7 +135,6 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                 "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
                 stacklevel=2,
             )
-        check_trl_loss()
         # The settings of AuditMixin are class attributes; here they come from the config.
         self.certify = args.certify
         self.record = args.record
@@ -215,9 +214,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             # A subclass computes log-probabilities for a term of its own.
             return
         batch = self._batch_of(inputs, logp, entropy)
-        self._watch_gradient(inputs, batch, logp, entropy)
         tokens = self.method.tokens(batch)
-        if self.training:
+        if self.training and not self._probing:
             self._measure(batch, tokens, entropy)
         if self.method.old_policy == "rollout":
             inputs["old_per_token_logps"] = batch.logp_old

@@ -1,0 +1,397 @@
+"""A test of a trainer's loss before training: its gradient on a small synthetic batch, without a forward pass.
+
+The measure is TRL's own loss, ``GRPOTrainer._compute_loss`` of the installed version, so no formula of TRL is copied:
+
+1. With advantages of 0 its gradient is that of everything but the policy term: KL term, entropy bonus.
+2. With ratios of 1, advantages of 1 and no clip or mask, its gradient is minus the share of each token in the loss. The
+   shares must be those of the loss aggregation that ``loss_type`` names.
+3. The gradient of the trainer's loss, of the class at hand, must be that of 1 plus the shares times ``-(w·A + b)`` of
+   the method, with TRL's two masks.
+
+The batch has sequences of different lengths, one without a token, ratios near 1 and far from it, and a gap to the
+reference policy. What happens outside of the loss is not tested: the forward and the backward pass, and changes during
+training.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import trl
+from trl import GRPOTrainer
+
+from bandpo.core import _checks
+from bandpo.core.aggregation import TRL_LOSS_TYPES, aggregation_weights
+from bandpo.core.batch import Batch
+from bandpo.core.errors import BandpoError, RunProblem
+from bandpo.core.gradient_check import TOLERANCE, GradientCheck, compare, slope
+from bandpo.core.methods import Method
+from bandpo.integrations.trl.config import AGGREGATIONS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LENGTHS = (9, 7, 8, 6, 1, 0, 5, 4)
+"""The number of tokens of each sequence of the batch."""
+ADVANTAGES = (1.2, -0.7, 0.3, -1.9, -1.1, 0.4, 0.0, 0.6)
+"""The advantage of each sequence."""
+FORWARD = "_get_per_token_logps_and_entropies"
+"""TRL's function that computes the log-probabilities of a loss."""
+TESTED = "1.10 to 1.16"
+"""The versions of TRL with which bandpo was tested."""
+HINT = "; if the loss was changed on purpose, set certify='warn' to train on"
+
+
+@dataclass
+class SyntheticBatch:
+    """The log-probabilities and entropies that a trainer's loss gets in place of those of a forward pass."""
+
+    logp: Tensor
+    entropy: Tensor
+    inputs: dict[str, Any]
+    """TRL's inputs of the loss."""
+    is_read: bool = False
+    """True once a loss has asked for the log-probabilities."""
+
+    @classmethod
+    def of(cls, trainer: Any) -> SyntheticBatch:
+        """Return the batch, with the inputs that the trainer's settings need."""
+        device = trainer.accelerator.device
+        dtype = _checks.widest_float(device)
+        rows = len(LENGTHS)
+        columns = max(LENGTHS)
+        random = torch.Generator().manual_seed(0)
+
+        def uniform(low: float, high: float) -> Tensor:
+            x = torch.rand(rows, columns, generator=random, dtype=torch.float64)
+            return (low + (high - low) * x).to(device, dtype)
+
+        # Ratios alternate between both sides of 1: up to about 0.15 and 7 in the first four sequences, near 1 in the
+        # others. The first tokens are almost certain.
+        distance = uniform(0.7, 1.95)
+        distance[:, ::2] *= -1
+        distance[4:] *= 0.05
+        logp = uniform(-2.5, -0.1)
+        logp[:, 0] = -0.012
+        distance[:, 0] *= 0.005
+        old = (logp - distance).clamp(max=-1e-3)
+        mask = (torch.arange(columns) < torch.tensor(LENGTHS)[:, None]).to(device, dtype)
+        tools = (uniform(0.0, 1.0) > 0.2).to(dtype)
+        tools[:, 0] = 1.0
+        # The ids are the number of the sequence, by which a part of the batch gets its log-probabilities.
+        number = torch.arange(rows, device=device)[:, None]
+        ids = number.expand(rows, columns).contiguous()
+        prompt = number.expand(rows, 2).contiguous()
+        inputs: dict[str, Any] = {
+            "prompt_ids": prompt,
+            "prompt_mask": torch.ones_like(prompt),
+            "completion_ids": ids,
+            "completion_mask": mask,
+            "tool_mask": tools,
+            "advantages": torch.tensor(ADVANTAGES, dtype=dtype, device=device),
+            "old_per_token_logps": old,
+            "sampling_per_token_logps": (old + uniform(-0.1, 0.1)).clamp(max=-1e-3),
+            "ref_per_token_logps": old + uniform(-0.5, 0.0),
+            "num_items_in_batch": 2 * (mask * tools).sum(),
+        }
+        if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+            inputs["importance_sampling_ratio"] = torch.where(mask * tools > 0, uniform(0.8, 1.3), 1.0)
+        return cls(logp, 0.2 - logp, inputs)
+
+
+def probe_loss(trainer: Any) -> str:
+    """Check that a trainer's loss has the gradient of its method, and return a line about it.
+
+    Args:
+        trainer: A trainer of a class with `bandpo.integrations.trl.AuditMixin`.
+
+    Raises:
+        RuntimeError: it has another gradient, or TRL's loss cannot be computed. The message names TRL's version and
+            what is different.
+    """
+    was_training = trainer.model.training
+    trainer.model.train()
+    try:
+        return _Probe(trainer).run()
+    finally:
+        trainer.model.train(was_training)
+
+
+class _Probe:
+    """The gradients of a trainer's loss and of TRL's on the synthetic batch, of shape (2, rows, columns)."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.batch = SyntheticBatch.of(trainer)
+        self.method: Method = trainer.loss_method()
+
+    def run(self) -> str:
+        """Compare the gradients; return a line, or raise the error about the first difference."""
+        trainer = self.trainer
+        used = self.trainer._batch_of(self.batch.inputs, self.batch.logp, self.batch.entropy)
+        zero = torch.zeros_like(self.batch.inputs["advantages"])
+        try:
+            rest = self.gradient(self.trl_loss, advantages=zero, old_per_token_logps=used.logp_old)
+            shares = self.shares(zero)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise self.ended(error) from error
+        if not self.batch.is_read:
+            raise self.problem(f"TRL's loss does not ask {FORWARD} for the log-probabilities of its batch")
+        self.check_average(shares, used)
+
+        try:
+            found = self.gradient(trainer.compute_loss)
+        except BandpoError:
+            raise
+        except Exception as error:
+            if not _is_subclassed(trainer):
+                raise self.ended(error) from error
+            # The loss of a subclass may need inputs of its own.
+            return (
+                f"the loss of {type(trainer).__name__} was not compared with {self.method!r}: on bandpo's synthetic "
+                f"batch it ends with {type(error).__name__}: {error}"
+            )
+        policy = self.policy_gradient(self.method, used, shares)
+        unit = torch.maximum((shares * used.advantages).abs().max(), policy.abs().max())
+        entropy_error = (found[1] - rest[1]).abs().max() / torch.maximum(unit, rest[1].abs().max())
+        if not entropy_error <= TOLERANCE:
+            raise self.problem(
+                f"its gradient by the entropies differs from that of TRL's entropy bonus by {entropy_error:.2g}"
+            )
+        check = compare(
+            found[0] - rest[0],
+            self.method,
+            used,
+            shares,
+            expected=lambda method: self.policy_gradient(method, used, shares),
+        )
+        if check.equal:
+            return self.line(check, used)
+        if self.method.objective.bias(self.method.tokens(used)) is None:
+            at_zero = self.gradient(trainer.compute_loss, advantages=zero)
+            error = (at_zero - rest)[0].abs().max() / unit
+            if not error <= TOLERANCE:
+                raise self.problem(
+                    f"with advantages of 0 its gradient differs from that of TRL's loss by {error:.2g}: another KL "
+                    "term, or a term of its own"
+                )
+        raise self.problem(f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}")
+
+    def trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Compute TRL's own loss, without its clip."""
+        trainer = self.trainer
+        trainer.epsilon_low = trainer.epsilon_high = torch.inf  # restored by the caller
+        delta, trainer.args.delta = trainer.args.delta, None
+        try:
+            return GRPOTrainer._compute_loss(trainer, model, inputs)
+        finally:
+            trainer.args.delta = delta
+
+    def gradient(self, loss: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
+        """Return the gradient of a loss by log-probabilities and entropies.
+
+        Args:
+            loss: The trainer's loss, or TRL's.
+            inputs: Inputs of TRL's loss that replace those of the batch.
+        """
+        trainer = self.trainer
+        logp = self.batch.logp.clone().requires_grad_()
+        entropy = self.batch.entropy.clone().requires_grad_()
+        with _unchanged(trainer), torch.enable_grad():
+            with self.synthetic_forward(logp, entropy):
+                value = loss(trainer.model, self.batch.inputs | inputs)
+            if loss == trainer.compute_loss:
+                self.check_leaves(value, (logp, entropy))
+            # A gradient of 0 if the loss does not depend on one of them.
+            value = value + 0 * (logp.sum() + entropy.sum())
+            return torch.stack(torch.autograd.grad(value, (logp, entropy)))
+
+    @contextmanager
+    def synthetic_forward(self, logp: Tensor, entropy: Tensor) -> Generator[None, None, None]:
+        """Let TRL's forward pass return these log-probabilities and entropies in the block."""
+
+        def outputs(
+            _: Any, model: Any, input_ids: Tensor, *__: Any, **___: Any
+        ) -> tuple[Tensor, Tensor, None]:
+            self.batch.is_read = True
+            rows = input_ids[:, 0]
+            return logp[rows], entropy[rows], None
+
+        original = getattr(GRPOTrainer, FORWARD)
+        setattr(GRPOTrainer, FORWARD, outputs)
+        try:
+            yield
+        finally:
+            setattr(GRPOTrainer, FORWARD, original)
+
+    def check_leaves(self, loss: Tensor, leaves: tuple[Tensor, Tensor]) -> None:
+        """Check that a loss depends on no parameter other than through its log-probabilities and entropies."""
+        nodes = [] if loss.grad_fn is None else [loss.grad_fn]
+        visited = set(nodes)
+        while nodes:
+            node = nodes.pop()
+            variable = getattr(node, "variable", None)
+            if variable is not None and not any(variable is leaf for leaf in leaves):
+                names = [name for name, p in self.trainer.model.named_parameters() if p is variable]
+                raise self.problem(
+                    f"its gradient reaches {names[0] if names else 'a tensor'} on another path than the "
+                    "log-probabilities, such as a second forward pass or a penalty on the parameters"
+                )
+            for parent, _ in node.next_functions:
+                if parent is not None and parent not in visited:
+                    visited.add(parent)
+                    nodes.append(parent)
+
+    def shares(self, zero: Tensor) -> Tensor:
+        """Return the derivative of TRL's loss by each token's term, without clip and masks; (rows, columns)."""
+        trainer = self.trainer
+        logp = self.batch.logp
+        ratio_one = {"old_per_token_logps": logp.clone(), "sampling_per_token_logps": logp.clone()}
+        if "importance_sampling_ratio" in self.batch.inputs:
+            ratio_one["importance_sampling_ratio"] = torch.ones_like(logp)
+        with _unchanged(trainer):
+            trainer.importance_sampling_level = "token"
+            trainer.top_entropy_quantile = 1.0
+            trainer.off_policy_mask_threshold = None
+            at_zero = self.gradient(self.trl_loss, advantages=zero, **ratio_one)
+            at_one = self.gradient(self.trl_loss, advantages=torch.ones_like(zero), **ratio_one)
+        return (at_zero - at_one)[0]
+
+    def check_average(self, shares: Tensor, batch: Batch) -> None:
+        """Check that the shares are those of the loss aggregation that ``loss_type`` names."""
+        trainer = self.trainer
+        loss_type = str(AGGREGATIONS.get(trainer.loss_type, trainer.loss_type))
+        accumulated = trainer.args.gradient_accumulation_steps
+        normalizer: Any = None
+        factor = 1 / accumulated
+        if loss_type == "dapo":
+            # The tokens of the generated batch, of which an update has a part.
+            part = accumulated / trainer.args.steps_per_generation
+            normalizer = self.batch.inputs["num_items_in_batch"] * part / trainer.accelerator.num_processes
+            factor = 1.0
+        elif loss_type == "dr_grpo":
+            normalizer = float(trainer.max_completion_length)
+        expected = factor * aggregation_weights(batch.sequences, loss_type, normalizer, dtype=shares.dtype)
+        error = (shares - expected).abs().max() / expected.abs().max()
+        if not shares.any():
+            raise self.problem(
+                "it does not use the advantages in its inputs, or the log-probabilities that it asks for"
+            )
+        if not error <= TOLERANCE:
+            quotient = (shares / expected)[expected > 0]
+            raise self.problem(
+                f"the share of a token in the loss is {quotient.min():.3g} to {quotient.max():.3g} times that of the "
+                f"average {TRL_LOSS_TYPES[loss_type]!r}, which loss_type={trainer.loss_type!r} stands for"
+            )
+
+    def policy_gradient(self, method: Method, batch: Batch, shares: Tensor) -> Tensor:
+        """Return a method's gradient by the log-probabilities, with TRL's shares and masks; (rows, columns)."""
+        trainer = self.trainer
+        gradient = shares * slope(method, batch) * loss_mask(trainer, self.batch, batch)
+        if trainer.importance_sampling_level == "sequence" and trainer.loss_type not in ("cispo", "vespo"):
+            # The mean of log-ratios distributes the gradient of a sequence's ratio over its tokens.
+            length = batch.mask.sum(-1, keepdim=True).clamp(min=1.0)
+            gradient = gradient.sum(-1, keepdim=True) * batch.mask / length
+        return gradient
+
+    def ended(self, error: Exception) -> RunProblem:
+        """Return the error about a loss that ends with an exception."""
+        return RunProblem(
+            f"the loss of trl {trl.__version__} ends with {type(error).__name__} on bandpo's synthetic batch: {error}; "
+            f"bandpo was tested with the inputs and attributes of trl {TESTED}{HINT}"
+        )
+
+    def problem(self, text: str) -> RunProblem:
+        """Return the error about a difference."""
+        return RunProblem(
+            f"the loss of {type(self.trainer).__name__} with trl {trl.__version__} is not that of {self.method!r}: "
+            f"{text}{HINT}"
+        )
+
+    def line(self, check: GradientCheck, batch: Batch) -> str:
+        """Return a line about what was compared."""
+        trainer = self.trainer
+        ratio = batch.log_ratio.exp()
+        parts = [
+            f"{len(LENGTHS)} sequences of {min(LENGTHS)} to {max(LENGTHS)} tokens",
+            f"ratios {ratio.min():.2g} to {ratio.max():.2g} ({check.beyond} tokens beyond a bound)",
+        ]
+        settings = {
+            "the KL term": trainer.beta,
+            "the entropy bonus": trainer._entropy_bonus_enabled,
+            "high-entropy tokens": trainer.top_entropy_quantile < 1,
+            "the off-policy mask": trainer.off_policy_mask_threshold is not None,
+            "importance weights": "importance_sampling_ratio" in self.batch.inputs,
+        }
+        parts += [name for name, is_set in settings.items() if is_set]
+        return (
+            f"the loss with trl {trl.__version__} has the gradient of {self.method!r}, {check.error:.0e}: compared on "
+            f"{', '.join(parts)}"
+        )
+
+
+def loss_mask(trainer: Any, synthetic: SyntheticBatch, batch: Batch) -> Tensor:
+    """Return 1 for the tokens that TRL's masks leave in the loss.
+
+    The masks are computed here and not by TRL's functions, which a subclass may have replaced.
+    """
+    mask = high_entropy_mask(trainer, batch, synthetic.entropy)
+    threshold = trainer.off_policy_mask_threshold
+    if threshold is None:
+        return mask
+    # Drift is measured from the sampler. Where the sampler has no log-probability (NaN), the drift counts as 0.
+    drift = (synthetic.inputs["sampling_per_token_logps"] - synthetic.logp).nan_to_num(nan=0.0) * batch.mask
+    mean_drift = drift.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True).clamp(min=1.0)
+    return mask * ((batch.advantages >= 0) | (mean_drift <= threshold))
+
+
+def high_entropy_mask(trainer: Any, batch: Batch, entropy: Tensor | None) -> Tensor:
+    """Return 1 for the tokens of the highest entropies, which TRL's ``top_entropy_quantile`` leaves in the loss.
+
+    The quantile is over the tokens of all processes.
+    """
+    if trainer.top_entropy_quantile == 1 or entropy is None:
+        return batch.mask
+    counted = batch.mask > 0
+
+    # Processes have different numbers of tokens. The padding is below every entropy, and removed after the gather.
+    accelerator = trainer.accelerator
+    padded = accelerator.pad_across_processes(entropy[counted].float(), dim=0, pad_index=-1e9)
+    entropies = accelerator.gather(padded)
+    entropies = entropies[entropies > -1e8]
+    if not entropies.numel():
+        return torch.zeros_like(batch.mask)
+
+    lowest = torch.quantile(entropies, 1 - trainer.top_entropy_quantile)
+    return batch.mask * (entropy.masked_fill(~counted, 0.0) >= lowest)
+
+
+@contextmanager
+def _unchanged(trainer: Any) -> Generator[None, None, None]:
+    """Prepare a trainer's attributes for a loss of the synthetic batch, and restore all of them after the block."""
+    attributes = dict(vars(trainer))
+    trainer._probing = True
+    trainer._metrics = {mode: defaultdict(list) for mode in ("train", "eval")}
+    trainer._entropy_window_stats = None
+    trainer._last_world_entropy = -torch.inf  # an adaptive entropy bonus acts
+    trainer.aux_loss_enabled = False
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    try:
+        yield
+    finally:
+        vars(trainer).clear()
+        vars(trainer).update(attributes)
+
+
+def _is_subclassed(trainer: Any) -> bool:
+    """Return True if a trainer's class derives from bandpo's, or has bases of others besides TRL's and bandpo's."""
+    for cls in type(trainer).__mro__:
+        is_known = cls.__module__.startswith(("trl.", "transformers.", "bandpo."))
+        if issubclass(cls, GRPOTrainer) and not is_known:
+            return True
+    return False
