@@ -1,5 +1,6 @@
 """The gradient that TRL's loss gives each log-probability is `policy_loss`'s, for every method under every average."""
 
+import os
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from bandpo.core.methods import METHODS
 from bandpo.core.text import as_method
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo.integrations.trl.config import AGGREGATIONS
+from processes import run_on_processes
 from rlvet.runs.configs import TRL_CLIPS
 
 pytestmark = pytest.mark.filterwarnings(
@@ -406,3 +408,58 @@ def test_the_objective_is_that_of_policy_loss(text, tmp_path, monkeypatch):
     )
     expected = -config.effective_method.loss(given, aggregation="token-mean").loss
     assert trainer._metrics["train"]["objective"] == [pytest.approx(expected.item(), rel=1e-9)]
+
+
+WHOLE_BATCH = (
+    "M2PO(0.01)",
+    "KLCov(share=0.1)",
+    "ClipCov(share=0.1, min_covariance=0.01)",
+    "BAPO()",
+    "BandPO()",
+)
+OF_PROCESS = (slice(0, 3), slice(3, 6))
+"""The sequences of each of two processes, as many in each, as in TRL; in tokens they differ."""
+SCRIPT = "import sys; from test_trl_gradients import of_this_process; of_this_process(sys.argv[1])"
+
+
+def gradients_of_sequences(rows, folder, monkeypatch):
+    """Return the gradient of some sequences of an update, by average and method."""
+    configs = {}
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "steps_per_generation": 1}
+    for average in ("grpo", "dapo"):
+        for text in WHOLE_BATCH:
+            configs[average, text] = BandGRPOConfig(
+                str(folder), method=text, loss_type=average, **settings | UNWATCHED
+            )
+    trainer = make_trainer(folder)
+    gradients = {}
+    for (average, text), config in configs.items():
+        configure(trainer, config)
+        for seed in (0, 1):
+            logp, entropy, inputs = batch(seed)
+            part = {name: x[rows] if x.dim() else x for name, x in inputs.items()}
+            gradients[average, text, seed] = gradient_in_trl(
+                trainer, logp[rows], entropy[rows], part, monkeypatch
+            )
+    return gradients
+
+
+def of_this_process(folder):
+    """Save the gradients of this process's sequences; called in each process."""
+    rank = int(os.environ["RANK"])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gradients = gradients_of_sequences(OF_PROCESS[rank], folder, monkeypatch)
+    torch.save(gradients, f"{folder}/{rank}.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_gradient_of_one(tmp_path, monkeypatch):
+    run_on_processes(
+        "import sys; from test_trl_gradients import of_this_process; of_this_process(sys.argv[1])", tmp_path
+    )
+    expected = gradients_of_sequences(slice(None), tmp_path, monkeypatch)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    for key, gradient in expected.items():
+        # The trainer takes the mean over processes.
+        found = torch.cat([ranks[0][key], ranks[1][key]]) / 2
+        torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15, msg=str(key))
