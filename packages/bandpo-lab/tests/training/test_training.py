@@ -302,10 +302,15 @@ def test_without_a_lag_nothing_changes(whole, tmp_path, monkeypatch):
 @pytest.mark.parametrize("updates", [2, 1])
 def test_a_lag_trains_on_older_batches_and_survives_a_kill(updates, tmp_path, monkeypatch):
     """Batches wait for two others. Of five, three are trained on, two with ratios off 1; rules are told their age."""
-    ages, state = [], RunTrainer._training_state
-    monkeypatch.setattr(
-        RunTrainer, "_training_state", lambda *known: ages.append(state(*known).age) or state(*known)
-    )
+    ages, original = [], RunTrainer._training_state
+
+    def training_state(trainer, inputs):
+        state = original(trainer, inputs)
+        if not trainer._probing:
+            ages.append(state.age)
+        return state
+
+    monkeypatch.setattr(RunTrainer, "_training_state", training_state)
     sizes = ["--per_device_train_batch_size=16", "--steps_per_generation=1"] if updates == 1 else []
     options = [*sizes, "--lag=2", f"--save_steps={updates}", f"--max_steps={5 * updates}", "--eval_prompts=0"]
     options += [f"--record={tmp_path / 'record'}", "--learning_rate=1e-3"]

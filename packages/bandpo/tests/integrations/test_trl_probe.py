@@ -5,6 +5,7 @@ import json
 import re
 import textwrap
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
 import byte_model
-from bandpo import Batch, Rows, policy_loss
+from bandpo import Batch, Method, RatioBounds, Rows, policy_loss
 from bandpo.core.errors import RunProblem
 from bandpo.core.methods import METHODS
+from bandpo.core.rules import TokenRule
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
 from bandpo.integrations.trl.probe import SyntheticBatch, probe_loss
 from bandpo_lab.tasks import multiplication
@@ -490,6 +492,23 @@ def test_a_loss_that_needs_inputs_of_its_own_is_not_compared_and_trains(folder, 
     trainer = train(folder, tmp_path, OwnInputs)
     assert trainer.seen == 16
     assert "the loss of OwnInputs was not compared with Band" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class NarrowerWithAge(TokenRule):
+    """A rule of a user's own, which needs the age of the weights that sampled."""
+
+    width: float = 0.4
+
+    def for_tokens(self, tokens):
+        width = self.width / (1 + tokens.age)
+        return RatioBounds(log_lower=-width, log_upper=width)
+
+
+def test_a_rule_that_depends_on_the_age_is_compared(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.method = Method(NarrowerWithAge())
+    assert "has the gradient of NarrowerWithAge(" in probe_loss(trainer)
 
 
 def test_the_audit_counts_the_tokens_that_have_a_gradient(folder, tmp_path):

@@ -98,6 +98,8 @@ class SyntheticBatch:
             "sampling_per_token_logps": (old + uniform(-0.1, 0.1)).clamp(max=-1e-3),
             "ref_per_token_logps": old + uniform(-0.5, 0.0),
             "num_items_in_batch": 2 * (mask * tools).sum(),
+            # For rules that depend on the age of the weights that sampled: 0, 1 or 2 updates.
+            "version": trainer.state.global_step - number.flatten() % 3,
         }
         if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
             inputs["importance_sampling_ratio"] = torch.where(mask * tools > 0, uniform(0.8, 1.3), 1.0)
@@ -133,7 +135,8 @@ class _Probe:
     def run(self) -> str:
         """Compare the gradients; return a line, or raise the error about the first difference."""
         trainer = self.trainer
-        used = self.trainer._batch_of(self.batch.inputs, self.batch.logp, self.batch.entropy)
+        with _unchanged(trainer):
+            used = trainer._batch_of(self.batch.inputs, self.batch.logp, self.batch.entropy)
         zero = torch.zeros_like(self.batch.inputs["advantages"])
         try:
             rest = self.gradient(self.trl_loss, advantages=zero, old_per_token_logps=used.logp_old)
