@@ -212,6 +212,28 @@ def rows(what, contestants, shapes, device, another):
             yield row | {"of_copy": copy / row["device"]}
 
 
+def table(found):
+    """Return the Markdown table of kept rows: the device's microseconds, those of the host, and launches.
+
+    Args:
+        found: The content of the output file, with the number of launches in place of the launches.
+    """
+    lines = ["| tokens | loss | device, µs | times the textbook with metrics | host, µs | launches |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
+    measured = [row for row in found["rows"] if "host" in row]
+    reference = {
+        tuple(row["shape"]): row["device"] for row in measured if row["contestant"] == "textbook with metrics"
+    }
+    for row in measured:
+        ratio = row["device"] / reference[tuple(row["shape"])]
+        tokens = " × ".join(map(str, row["shape"]))
+        lines.append(
+            f"| {tokens} | {row['contestant']} | {1e6 * row['device']:,.0f} | {ratio:.2f} | {1e6 * row['host']:,.0f} | "
+            f"{row['launches']} |"
+        )
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -29,6 +29,12 @@ def test_the_page_says_what_the_data_say_and_these_are_of_a_full_run_on_a_gpu(tm
     assert (not sections) == ("On a GPU: not yet measured." in gpu_check_docs.PAGE.read_text())
 
 
+def test_the_page_has_the_rows_of_the_device_time():
+    found = json.loads((ROOT / "benchmarks/results/device_time.json").read_text())
+    assert found["stamp"]["device"] == "NVIDIA H200"
+    assert "\n".join(device_time.table(found)) in gpu_check_docs.PAGE.read_text()
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_each_section_fits_into_two_minutes_and_all_into_sixteen(small):
     seconds = [section.seconds for section in gpu_check.plan(small)]
