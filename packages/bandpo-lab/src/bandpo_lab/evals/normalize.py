@@ -277,7 +277,7 @@ _RULES: tuple[_Rule, ...] = tuple(
         (rf"^\s*\\{_FONT}\s*\{{{_STATEMENT}\s(-?[\d,.]*\d)(?:\s+[a-zA-Z]+)?\.?\s*\}}\s*$", r"\1"),
         (r"^\s*[A-Z]\s*(?=\([^()]*,[^()]*\)\s*$)", ""),
         # 7^{th}
-        (r"(?<=\d)\s*\^\s*(?:\{\s*)?(?:\\(?:text|mathrm)\s*\{\s*)?(?:st|nd|rd|th)(?:\s*\}){0,2}\s*$", ""),
+        (r"(?<=\d)\s*\^\s*(?:\{\s*)?(?:\\(?:text|mathrm)\s*\{\s*)?(?:st|[nr]d|th)(?:\s*\}){0,2}\s*$", ""),
         # March 5
         (rf"^\s*({_MONTH}\s+\d{{1,2}}(?:,?\s+\d{{4}})?)\s*$", r"\\text{\1}"),
         # The number of combinations, and the modulus of a congruence
