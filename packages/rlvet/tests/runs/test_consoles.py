@@ -6,8 +6,10 @@ import pprint
 import pytest
 
 from rlvet.checks.diagnosis import diagnose
-from rlvet.runs.consoles import console_rows, custom_loop_rows, table_rows
+from rlvet.runs.consoles import console_rows, custom_loop_rows
 from rlvet.runs.logs import read_log
+from rlvet.runs.tables import table_rows
+from rlvet.runs.unread import Unread
 
 STEPS = range(1, 13)
 
@@ -114,14 +116,53 @@ def test_quantities_beside_reward_and_entropy(tmp_path):
     (row,) = console_rows(prime_rl(3))
     assert row == {
         "step": 3,
+        "time/step": 62.0,
         "reward/mean": 0.3,
+        "trainable": 0.9375,
+        "turns": 1.0,
+        "branches": 1.0,
+        "off_policy_level/max": 1.0,
+        "error": 0.0,
+        "cancelled": 0.0,
         "is_truncated/mean": 0.125,
+        "trainer/time/step": 9.51,
         "loss/mean": 0.01,
         "entropy/all/mean": 0.5,
         "mismatch_kl/all/mean": 0.001,
         "optim/grad_norm": 0.25,
         "optim/lr": 1e-6,
+        "perf/throughput": 9000.0,
+        "perf/mfu": pytest.approx(0.301),
+        "perf/peak_memory": 60.0,
     }
+
+
+def test_filters_and_evaluations_of_prime_rl_have_the_step_of_the_line_after_them(tmp_path):
+    """src/prime_rl/orchestrator/orchestrator.py and eval_utils.py, as in issue reports of 2025."""
+    line = (
+        "00:27:06 INFO Detected 97/128 rollouts (gibberish=2, zero_advantage={count}), enforced 95\n"
+        "00:27:06 SUCCESS Evaluated aime24 in 34.06s (Avg@8=0.2500, Pass@8: 0.5000, Completion Length: 900.00 (±9.00, "
+        "∈[1.00, 950.00]), Truncated: 12.5%)\n"
+        "00:27:06 SUCCESS Step {step} | Time: 3.20s | Reward: 0.9912 | Seq. Length: 331.1 tokens/sample | Async Level: "
+        "1 | Max. Off-Policy Level: 2\n"
+    )
+    file = tmp_path / "orchestrator.log"
+    file.write_text("".join(line.format(step=step, count=90 + step) for step in range(1, 4)))
+    log = read_log(file)
+    assert [row["dead"] for row in log.rows] == [91 / 128, 92 / 128, 93 / 128]
+    assert {row["length"] for row in log.rows} == {331.1}
+    assert {row["staleness_max"] for row in log.rows} == {2.0}
+    assert {row["evaluation"] for row in log.rows} == {0.25}
+    assert {row["step_time"] for row in log.rows} == {3.2}
+    assert set(log.unread) == {
+        "async_level",
+        "filters/all/gibberish",
+        "eval/aime24/pass@8",
+        "eval/aime24/completion_length",
+        "eval/aime24/truncated",
+    }
+    assert log.unread_rows == 0
+    assert not log.unread_values
 
 
 def test_quantities_that_nemo_rl_prints():
@@ -135,6 +176,20 @@ def test_quantities_that_nemo_rl_prints():
     }
 
 
+def test_a_line_of_a_step_that_cannot_be_parsed_is_counted():
+    unread = Unread()
+    text = f"{openrlhf(1)}Global step 2: {{'reward': 0.5, 'broken': <object at 0x7f>}}\n{openrlhf(3)}"
+    assert [row["step"] for row in console_rows(text, unread)] == [1, 3]
+    assert unread.notes() == ("1 line of a step is not read, as its metrics cannot be parsed: 'step 2'",)
+
+
+def test_several_updates_of_a_rollout_of_slime_are_counted():
+    unread = Unread()
+    text = "rollout 0: {'rollout/raw_reward': 0.5}\nstep 0: {'train/grad_norm': 0.1}\nstep 1: {'train/grad_norm': 0.3}\n"
+    assert console_rows(text, unread) == [{"step": 0, "rollout/raw_reward": 0.5, "train/grad_norm": 0.3}]
+    assert unread.count == 1
+
+
 def test_colons_that_prime_rl_printed_in_2025():
     """src/prime_rl/trainer/rl/train.py of version 0.3."""
     (row,) = console_rows(
@@ -146,11 +201,14 @@ def test_colons_that_prime_rl_printed_in_2025():
     assert row["optim/lr"] == 3e-6
     assert set(row) == {
         "step",
+        "trainer/time/step",
         "loss/mean",
         "entropy/all/mean",
         "mismatch_kl/all/mean",
         "optim/grad_norm",
         "optim/lr",
+        "perf/throughput",
+        "perf/peak_memory",
     }
 
 
@@ -201,15 +259,18 @@ def test_what_is_no_row_of_metrics_is_none(text, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_nested_values_the_numbers_of_the_outer_dictionary_are_read():
+def test_nested_values_are_read_and_lists_are_named(tmp_path):
     line = "Global step 3: {'reward': 0.5, 'by source': {'a': {'b': 0.1}}, 'lengths': [1, 2], 'none': None}"
-    assert console_rows(line) == [{"step": 3, "reward": 0.5}]
+    (tmp_path / "train.log").write_text(line)
+    log = read_log(tmp_path / "train.log")
+    assert log.rows[0]["by source/a/b"] == 0.1
+    assert log.unread == ("by source/a/b", "lengths", "none")
     assert console_rows("Global step 3: {'reward': 0.5, 'deep': " + "{'a': " * 10 + "1" + "}" * 11) == []
 
 
 def test_a_learning_rate_that_skyrl_rounds_away_is_not_0():
     (row,) = console_rows(skyrl(3))
-    assert "policy/policy_lr" not in row
+    assert row["policy/policy_lr"] == "0.0000 (rounded)"
     assert row["policy/raw_grad_norm"] == 0.25
 
 
@@ -263,4 +324,16 @@ def test_lines_without_a_step_and_a_reward_beside_another_number_are_no_rows(lin
 
 def test_a_learning_rate_that_a_loop_rounds_away_is_not_0():
     (row,) = custom_loop_rows("step 1: Reward: 0.5, Loss: 0.0000, Learning Rate: 0.00000000")
-    assert row == {"step": 1, "reward": 0.5, "loss": 0.0}
+    assert row == {"step": 1, "reward": 0.5, "loss": 0.0, "learning_rate": "0.00000000 (rounded)"}
+
+
+def test_other_lines_of_a_loop_are_rows_of_an_evaluation_or_counted():
+    unread = Unread()
+    text = "step 1 | Reward: 0.5 | KL: 0.1\nstep 1 | eval accuracy: 0.4\nstep 2 | loss: 0.1 | lr: 0.2\n"
+    assert custom_loop_rows(text, unread) == [
+        {"step": 1, "reward": 0.5, "kl": 0.1},
+        {"step": 1, "eval_accuracy": 0.4},
+    ]
+    assert unread.notes() == (
+        "1 line with a step and numbers is not read, as it has no reward: 'step 2 | loss: 0.1 | lr: 0.2'",
+    )

@@ -112,7 +112,7 @@ class Diagnosis:
     @property
     def unread(self) -> list[str]:
         """The logged keys of which no quantity is known. The log of a record is not read, so it has none."""
-        return [] if self.log is None else [key for key in self.log.unread if key not in self.replaced_keys]
+        return [] if self.log is None else list(self.log.unread)
 
     @property
     def replaced_keys(self) -> dict[str, str]:
@@ -120,16 +120,7 @@ class Diagnosis:
 
         An example is ``entropy`` in a log that has ``audit/entropy`` too.
         """
-        if self.log is None:
-            return {}
-        replaced: dict[str, str] = {}
-        for key in self.log.unread:
-            for source in sources((key,)):
-                keys_read = self.log.read.get(source.quantity)
-                # Scores on several sets of prompts are different quantities.
-                if keys_read and source.quantity != EVALUATION:
-                    replaced[key] = keys_read[0]
-        return replaced
+        return {} if self.log is None else dict(self.log.replaced)
 
     @property
     def basis(self) -> str:

@@ -1,7 +1,7 @@
 """Read the metrics that SkyRL, OpenRLHF, slime, miles, prime-rl, ROLL, AReaL and NeMo-RL print during training.
 
-The patterns follow the frameworks' source code, to which ``packages/rlvet/tests/runs/test_consoles.py`` refers. Tables
-of notebooks and lines printed by custom training loops are read too.
+The patterns follow the frameworks' source code, to which ``packages/rlvet/tests/runs/test_consoles.py`` refers. Lines
+printed by custom training loops are read too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlvet.runs.limits import DEEPEST_ROW, LONGEST_ROW
+from rlvet.runs.quantities import NOT_FINITE, is_evaluation_score
+from rlvet.runs.unread import Unread
 
 Rows = list[dict[str, Any]]
 """Rows with the keys of the framework's trackers and a ``step``."""
@@ -23,46 +25,71 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ROUNDED_TO_ZERO = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
 """Keys for which a printed 0.000 is a small number that was rounded."""
 
+ROUNDED = "{} (rounded)"
+"""The text of a row for such a number, which is not known."""
+
 BRACE = re.compile(r"[{}]")
 """The start or end of a dictionary."""
 
 
-def console_rows(text: str) -> Rows:
+def console_rows(text: str, unread: Unread | None = None) -> Rows:
     r"""Return the rows in the console output of one of these frameworks; empty if there are none.
 
-    All lines of a step, which several processes may have printed, become one row.
+    All lines of a step, which several processes may have printed, become one row. Values that are no numbers are texts
+    in it.
+
+    Args:
+        text: The console output.
+        unread: The object to which lines that are not read are added.
 
     >>> console_rows("Step 2 | 1.00s | Loss 0.1 | Entropy 0.3\nStep 2 | 1.00s | Reward 0.5 | Truncation 10.0%")
-    [{'step': 2, 'loss/mean': 0.1, 'entropy/all/mean': 0.3, 'reward/mean': 0.5, 'is_truncated/mean': 0.1}]
+    [{'step': 2, 'trainer/time/step': 1.0, 'loss/mean': 0.1, 'entropy/all/mean': 0.3, 'time/step': 1.0, 'reward/mean': \
+0.5, 'is_truncated/mean': 0.1}]
     """
+    unread = Unread() if unread is None else unread
     text = ESCAPES.sub("", text)
     for reader in READERS:
+        unread_of_reader = Unread()
         by_step: dict[int, dict[str, Any]] = {}
-        for step, metrics in reader(text):
-            by_step.setdefault(step, {"step": step}).update(metrics)
-        rows = [row for row in by_step.values() if len(row) > 1]
+        for step, metrics in reader(text, unread_of_reader):
+            row = by_step.setdefault(step, {"step": step})
+            if not metrics:
+                unread_of_reader.add("line of a step", "its metrics cannot be parsed", f"step {step}")
+            elif metrics.keys() <= row.keys() and any(row[key] != value for key, value in metrics.items()):
+                unread_of_reader.add("line of a step", "a later line has the same metrics", f"step {step}")
+            row.update(metrics)
+        rows = [row for row in by_step.values() if _has_metric(row)]
         if rows:
+            unread.add_all(unread_of_reader)
             return rows
     return []
+
+
+def _has_metric(row: dict[str, Any]) -> bool:
+    """Return True if a row has a number besides its step, or a value that is not finite."""
+    for key, value in row.items():
+        if key != "step" and (isinstance(value, (int, float)) or (isinstance(value, str) and value in NOT_FINITE)):
+            return True
+    return False
 
 
 StepMetrics = Iterator[tuple[int, dict[str, Any]]]
 """Pairs of a step and its metrics, several per step if the framework prints several lines."""
 
 
-def _skyrl_rows(text: str) -> StepMetrics:
+def _skyrl_rows(text: str, unread: Unread) -> StepMetrics:
     """Read ``Step 3:`` and the dictionary below it, whose numbers are strings with four decimals."""
     for match in re.finditer(r"\bStep (\d+): *\r?\n(?=[^\n{]*\{)", text):
         yield int(match[1]), _dictionary_at(text, text.index("{", match.end()))
 
 
-def _openrlhf_rows(text: str) -> StepMetrics:
+def _openrlhf_rows(text: str, unread: Unread) -> StepMetrics:
     """Read ``Global step 3: {…}``."""
     for match in re.finditer(r"\bGlobal step (\d+): (?=\{)", text):
         yield int(match[1]), _dictionary_at(text, match.end())
 
 
-def _slime_rows(text: str) -> StepMetrics:
+def _slime_rows(text: str, unread: Unread) -> StepMetrics:
     """Read ``rollout 3: {…}`` and ``step 3: {…}`` of slime and miles.
 
     There may be several training steps per rollout, the same number for each. Their metrics are yielded under the
@@ -79,54 +106,154 @@ def _slime_rows(text: str) -> StepMetrics:
         number = int(match[2])
         if match[1] == "step":
             number //= steps_per_rollout
-        yield number, _dictionary_at(text, match.end())
+        metrics = _dictionary_at(text, match.end())
+        # An empty dictionary has nothing that can be lost.
+        if metrics or not text.startswith("{}", match.end()):
+            yield number, metrics
 
 
 PRIME_RL_NAMES = {
-    "Reward": "reward/mean",
-    "Truncation": "is_truncated/mean",
-    "Loss": "loss/mean",
-    "Entropy": "entropy/all/mean",
-    "Mismatch KL": "mismatch_kl/all/mean",
-    "Grad. Norm": "optim/grad_norm",
-    "LR": "optim/lr",
+    "reward": "reward/mean",
+    "val. reward": "val_reward/mean",
+    "truncation": "is_truncated/mean",
+    "seq. length": "seq_len/mean",
+    "max. off-policy level": "off_policy_level/max",
+    "max off-policy": "off_policy_level/max",
+    "async level": "async_level",
+    "loss": "loss/mean",
+    "entropy": "entropy/all/mean",
+    "mismatch kl": "mismatch_kl/all/mean",
+    "grad. norm": "optim/grad_norm",
+    "lr": "optim/lr",
+    "time": "time/step",
+    "throughput": "perf/throughput",
+    "mfu": "perf/mfu",
+    "peak mem.": "perf/peak_memory",
 }
-"""The key of prime-rl's trackers for each name on its console."""
+"""The key of prime-rl's trackers for each name on its console, in lower case."""
 
-PRIME_RL_METRIC = re.compile(r"([A-Za-z. ]+?):? (-?[\d.]+(?:e[+-]?\d+)?|nan|inf)(%?)(?=\s|$)")
-"""A metric on prime-rl's console: name, value and percent sign. Versions of 2025 print a colon after the name."""
+PRIME_RL_METRIC = re.compile(
+    r"(?P<name>[A-Za-z][A-Za-z.@-]*(?: [A-Za-z.@-]+){0,4}):? "
+    r"(?P<number>-?\d[\d.]*(?:e[+-]?\d+)?|nan|inf)(?P<total>/\d+)?(?P<unit>%?)(?: \S+)?"
+)
+"""A metric on prime-rl's console: name, value and unit. Versions of 2025 print a colon after the name. A value may be a
+part of a total: ``Trainable 60/64 (93.8%)``."""
+
+DURATION = re.compile(r"(?:Time:? +)?(?:(\d+)h *)?(?:(\d+)m *)?(\d+(?:\.\d*)?)s")
+"""A time, such as ``1m 2s``."""
+
+PRIME_RL_FILTERS = re.compile(r"\bDetected \d+/(\d+) rollouts \(([^()\n]*)\)")
+"""The number of rollouts, and the number that each filter found: ``Detected 97/128 rollouts (zero_advantage=95)``."""
+
+PRIME_RL_EVALUATION = re.compile(r"\bEvaluated (\S+) in [\d.]+\w* \(([^\n]*)\)")
+"""The name of an evaluation, and its metrics."""
+
+PRIME_RL_LINE = re.compile(r"\bStep (?P<step>\d+) \| (?P<cells>[^\n]*)|\bDetected [^\n]*|\bEvaluated [^\n]*")
+"""A line with metrics of prime-rl."""
 
 
-def _prime_rl_rows(text: str) -> StepMetrics:
-    """Read ``Step 3 | 1.00s | Reward 0.5 | …``."""
-    for line in re.finditer(r"\bStep (\d+) \| ([^\n]*)", text):
-        metrics: dict[str, Any] = {}
-        for cell in line[2].split(" | "):
-            match = PRIME_RL_METRIC.match(cell.strip())
-            if match is None or match[1] not in PRIME_RL_NAMES:
-                continue
-            value = _parse_number(match[2])
-            if match[3] and isinstance(value, float):
-                value /= 100
-            metrics[PRIME_RL_NAMES[match[1]]] = value
-        yield int(line[1]), metrics
+def _prime_rl_rows(text: str, unread: Unread) -> StepMetrics:
+    """Read ``Step 3 | 1.00s | Reward 0.5 | …``, and the lines about filters and evaluations before it.
+
+    A line about filters is printed before that of its step. An evaluation has the step of the line after it too; if
+    none follows, that of the last step.
+    """
+    last_step = None
+    waiting: dict[str, Any] = {}
+    for line in PRIME_RL_LINE.finditer(text):
+        if line["step"] is None:
+            waiting |= _prime_rl_filters(line[0]) | _prime_rl_evaluation(line[0])
+            continue
+        metrics = _prime_rl_metrics(line["cells"])
+        last_step = int(line["step"])
+        # The trainer prints its own line of a step, without a reward.
+        if "reward/mean" in metrics or not waiting:
+            metrics |= waiting
+            waiting = {}
+        yield last_step, metrics
+    if waiting and last_step is not None:
+        yield last_step, waiting
 
 
-def _roll_rows(text: str) -> StepMetrics:
+def _prime_rl_metrics(line: str) -> dict[str, Any]:
+    """Return the metrics of a line of a step.
+
+    >>> _prime_rl_metrics("1m 2s | Reward: 0.5 | Seq. Length: 331.1 tokens/sample | Trainable 60/64 (93.8%)")
+    {'time/step': 62.0, 'reward/mean': 0.5, 'seq_len/mean': 331.1, 'trainable': 0.9375}
+    """
+    metrics: dict[str, Any] = {}
+    for cell in line.split(" | "):
+        cell = cell.strip()
+        duration = DURATION.fullmatch(cell)
+        if duration is not None:
+            hours, minutes, seconds = (float(part or 0) for part in duration.groups())
+            metrics["time/step"] = 3600 * hours + 60 * minutes + seconds
+            continue
+        match = PRIME_RL_METRIC.fullmatch(cell)
+        if match is None:
+            # A cell without a known form is a key without a number.
+            name = cell.partition(":")[0].strip().lower()
+            if name:
+                metrics[PRIME_RL_NAMES.get(name, name.replace(" ", "_"))] = cell
+            continue
+        name = match["name"].lower()
+        value = _parse_number(match["number"])
+        if isinstance(value, float) and match["total"]:
+            value /= float(match["total"][1:]) or 1.0
+        elif isinstance(value, float) and match["unit"] == "%":
+            value /= 100
+        key = PRIME_RL_NAMES.get(name, name.replace(".", "").replace(" ", "_"))
+        metrics[key] = cell if value is None else value
+    if "time/step" in metrics and "reward/mean" not in metrics:
+        metrics = {f"trainer/{key}" if key == "time/step" else key: value for key, value in metrics.items()}
+    return metrics
+
+
+def _prime_rl_filters(line: str) -> dict[str, Any]:
+    """Return the share of rollouts that each filter found.
+
+    >>> _prime_rl_filters("Detected 97/128 rollouts (gibberish=2, zero_advantage=96), enforced 96")
+    {'filters/all/gibberish': 0.015625, 'filters/all/zero_advantage': 0.75}
+    """
+    match = PRIME_RL_FILTERS.match(line)
+    if match is None or not int(match[1]):
+        return {}
+    counts = re.findall(r"(\w+)=(\d+)", match[2])
+    return {f"filters/all/{name}": int(count) / int(match[1]) for name, count in counts}
+
+
+def _prime_rl_evaluation(line: str) -> dict[str, Any]:
+    """Return the metrics of an evaluation.
+
+    >>> _prime_rl_evaluation("Evaluated aime in 34.06s (Avg@8=0.25, Pass@8: 0.5, Truncated: 1.0%)")
+    {'eval/aime/avg@8': 0.25, 'eval/aime/pass@8': 0.5, 'eval/aime/truncated': 0.01}
+    """
+    match = PRIME_RL_EVALUATION.match(line)
+    if match is None:
+        return {}
+    metrics = {}
+    for name, number, percent in re.findall(r"([A-Za-z][\w@ ]*)[=:] ?(-?\d+(?:\.\d+)?)(%?)", match[2]):
+        key = f"eval/{match[1]}/{name.strip().lower().replace(' ', '_')}"
+        metrics[key] = float(number) / 100 if percent else float(number)
+    return metrics
+
+
+def _roll_rows(text: str, unread: Unread) -> StepMetrics:
     """Read ROLL's tracker ``stdout``: ``metrics_tag: {"step": 3, "metrics": {…}}``."""
     for match in re.finditer(r"\bmetrics_tag: (?=\{)([^\n]*)", text):
         end = match[1].rfind("}")
         try:
             content = json.loads(match[1][: end + 1])
         except (ValueError, RecursionError):
+            unread.add("line of a step", "it is no JSON", match[0])
             continue
         step = content.get("step")
         metrics = content.get("metrics")
         if isinstance(step, int) and isinstance(metrics, dict):
-            yield step, {key: value for key, value in metrics.items() if isinstance(value, (int, float))}
+            yield step, metrics
 
 
-def _areal_rows(text: str) -> StepMetrics:
+def _areal_rows(text: str, unread: Unread) -> StepMetrics:
     """Read AReaL's ``Train step 3/100 done.`` and the table below it, whose columns are keys and values in turn."""
     # The text before the first step, and then a number and a table for each step.
     pieces = re.split(r"\bTrain step (\d+)/\d+ done\.", text)
@@ -135,8 +262,9 @@ def _areal_rows(text: str) -> StepMetrics:
         for line in re.findall(r"│([^\n]*)│", table):
             cells = [cell.strip() for cell in line.split("│")]
             for key, value in zip(cells[::2], cells[1::2], strict=False):
-                if key and re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?|nan|-?inf", value):
-                    metrics[key] = _parse_number(value)
+                if key:
+                    value_of_key = _parse_number(value)
+                    metrics[key] = value if value_of_key is None else value_of_key
         yield int(number), metrics
 
 
@@ -149,7 +277,7 @@ NEMO_RL_NAMES = {
 """The key of NeMo-RL's trackers for each name in its results of a step."""
 
 
-def _nemo_rl_rows(text: str) -> StepMetrics:
+def _nemo_rl_rows(text: str, unread: Unread) -> StepMetrics:
     """Read NeMo-RL's ``===== Step 3/100 =====`` and the results below it, one per line.
 
     The printed numbers of steps start at 1 in each epoch.
@@ -164,15 +292,17 @@ def _nemo_rl_rows(text: str) -> StepMetrics:
             continue
         _, heading, results = body.partition("Training Results:")
         if not heading:
+            unread.add("step", "it has no results", f"step {number}")
             continue
+        results = results.partition("Timing:")[0]
         metrics: dict[str, Any] = {}
         for name, value in re.findall(r"• ([\w ]+): (-?[\d.]+|nan|-?inf)\s*$", results, re.M):
-            if name in NEMO_RL_NAMES:
-                metrics.setdefault(NEMO_RL_NAMES[name], _parse_number(value))
+            key = NEMO_RL_NAMES.get(name, name.lower().replace(" ", "_"))
+            metrics.setdefault(key, _parse_number(value))
         yield (epoch - 1) * int(total) + int(number), metrics
 
 
-READERS: tuple[Callable[[str], StepMetrics], ...] = (
+READERS: tuple[Callable[[str, Unread], StepMetrics], ...] = (
     _skyrl_rows,
     _openrlhf_rows,
     _slime_rows,
@@ -182,41 +312,6 @@ READERS: tuple[Callable[[str], StepMetrics], ...] = (
     _nemo_rl_rows,
 )
 """One reader per framework. The first that finds metrics is used."""
-
-
-# --- Tables of a notebook ---
-
-FEWEST_COLUMNS = 3
-"""The smallest number of columns of a table of metrics."""
-
-TABLE_NAMES = {"Training Loss": "loss"}
-"""The key of the trainer's other logs for each column of a notebook's table that has another name."""
-
-
-def table_rows(text: str) -> Rows:
-    r"""Return the rows of tables with a column ``Step``, such as a trainer's in a notebook; empty if there are none.
-
-    Cells are separated by ``|`` or tabs. All table rows of a step become one row, and cells without a number are left
-    out.
-
-    >>> table_rows("Step | reward | completions / mean_length\n-- | -- | --\n1 | 0.5 | 12.0")
-    [{'step': 1, 'reward': 0.5, 'completions/mean_length': 12.0}]
-    """
-    by_step: dict[int, dict[str, Any]] = {}
-    keys: list[str] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in re.split(r"[|\t]", line.strip().strip("|"))]
-        if len(cells) < FEWEST_COLUMNS:
-            keys = []
-        elif cells[0].lower() == "step":
-            keys = [TABLE_NAMES.get(cell, cell.replace(" / ", "/")) for cell in cells]
-        elif keys and re.fullmatch(r"\d+", cells[0]):
-            # The last cell of a truncated row may be an incomplete number.
-            end = len(cells) if len(cells) == len(keys) else len(cells) - 1
-            numbers = {key: _parse_number(cell) for key, cell in zip(keys[1:end], cells[1:end], strict=True)}
-            row = by_step.setdefault(int(cells[0]), {"step": int(cells[0])})
-            row.update({key: number for key, number in numbers.items() if number is not None})
-    return [row for row in by_step.values() if len(row) > 1]
 
 
 # --- Custom training loops ---
@@ -240,43 +335,69 @@ WORD_CHARACTERS = re.compile(r"[\w/.@-]*")
 LETTER = re.compile(r"[a-z]", re.I)
 
 
-def custom_loop_rows(text: str) -> Rows:
+def custom_loop_rows(text: str, unread: Unread | None = None) -> Rows:
     """Return the rows that a custom training loop prints, one per line; empty if there are none.
 
-    A line is a row if it has a step, and after the step a reward and another number. Names become lower-case keys with
+    A line is a row if it has a step, and after the step a reward and another number. If there are such lines, others
+    with a step and the score of an evaluation, or an accuracy, are rows too. Names become lower-case keys with
     underscores.
+
+    Args:
+        text: The console output.
+        unread: The object to which other lines with a step and numbers are added.
 
     >>> custom_loop_rows("step 3/100 | Avg Reward: 0.5 | KL: 0.01")
     [{'step': 3, 'avg_reward': 0.5, 'kl': 0.01}]
     """
+    unread = Unread() if unread is None else unread
     rows: Rows = []
+    has_reward = False
+    others = Unread()
     for line in ESCAPES.sub("", text).splitlines():
         if len(line) > LONGEST_ROW:
+            others.add("line", f"it has more than {LONGEST_ROW:,} characters", line[:200])
             continue
-        in_epoch = STEP_IN_EPOCH.search(line)
-        step_match = in_epoch or STEP_OF_LINE.search(line)
-        if step_match is None:
+        row = _row_of_line(line)
+        if row is None:
             continue
-        step = int(step_match[1])
-        if in_epoch is not None:
-            step = (step - 1) * int(in_epoch[3]) + int(in_epoch[2])
-
-        row: dict[str, Any] = {"step": step}
-        # The names are read backwards from their numbers, so that no text is scanned twice.
-        start = step_match.end()
-        for pair in NUMBER_OF_NAME.finditer(line, start):
-            name = _name_at_end(line[start : pair.start()])
-            start = pair.end() if name else pair.end("sign")
-            key = name.lower().replace(" ", "_")
-            value = _parse_number(pair["number"].lower())
-            if not key or (value == 0 and ROUNDED_TO_ZERO.search(key)):
-                continue
-            if pair["percent"] and isinstance(value, float):
-                value /= 100
-            row.setdefault(key, value)
-        if len(row) > 2 and any("reward" in key for key in row):
+        is_reward = len(row) > 2 and any("reward" in key for key in row)
+        has_reward = has_reward or is_reward
+        if is_reward or any(key == "accuracy" or is_evaluation_score(key) for key in row):
             rows.append(row)
+        elif len(row) > 2:
+            others.add("line with a step and numbers", "it has no reward", line)
+    if not has_reward:
+        return []
+    unread.add_all(others)
     return rows
+
+
+def _row_of_line(line: str) -> dict[str, Any] | None:
+    """Return the step of a line and the numbers after it, by their names; None without a step."""
+    in_epoch = STEP_IN_EPOCH.search(line)
+    step_match = in_epoch or STEP_OF_LINE.search(line)
+    if step_match is None:
+        return None
+    step = int(step_match[1])
+    if in_epoch is not None:
+        step = (step - 1) * int(in_epoch[3]) + int(in_epoch[2])
+
+    row: dict[str, Any] = {"step": step}
+    # The names are read backwards from their numbers, so that no text is scanned twice.
+    start = step_match.end()
+    for pair in NUMBER_OF_NAME.finditer(line, start):
+        name = _name_at_end(line[start : pair.start()])
+        start = pair.end() if name else pair.end("sign")
+        key = name.lower().replace(" ", "_")
+        if not key:
+            continue
+        value = _parse_number(pair["number"].lower())
+        if value == 0 and ROUNDED_TO_ZERO.search(key):
+            value = ROUNDED.format(pair["number"])
+        if pair["percent"] and isinstance(value, float):
+            value /= 100
+        row.setdefault(key, value)
+    return row
 
 
 def _name_at_end(text: str) -> str:
@@ -300,7 +421,7 @@ def _name_at_end(text: str) -> str:
 
 
 def _dictionary_at(text: str, start: int) -> dict[str, Any]:
-    """Return the numbers of the dictionary that begins at a position of a text; empty if it is not valid."""
+    """Return the dictionary that begins at a position of a text, with its numbers parsed; empty if it is not valid."""
     end = 0
     depth = 0
     for match in BRACE.finditer(text, start, start + LONGEST_ROW):
@@ -327,11 +448,11 @@ def _dictionary_at(text: str, start: int) -> dict[str, Any]:
     for key, value in content.items():
         # A learning rate that is printed as 0.000 was rounded, so its value is unknown.
         is_zero = isinstance(value, str) and re.fullmatch(r"-?0\.0+", value)
-        if is_zero and ROUNDED_TO_ZERO.search(str(key)):
-            continue
         number = _parse_number(value)
-        if isinstance(key, str) and number is not None:
-            metrics[key] = number
+        if is_zero and ROUNDED_TO_ZERO.search(str(key)):
+            metrics[str(key)] = ROUNDED.format(value)
+        else:
+            metrics[str(key)] = value if number is None else number
     return metrics
 
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import ast
-import csv
-import io
 import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue, RlvetError
-from rlvet.runs.consoles import ROUNDED_TO_ZERO, console_rows, custom_loop_rows, table_rows
+from rlvet.runs.consoles import ROUNDED, ROUNDED_TO_ZERO, console_rows, custom_loop_rows
 from rlvet.runs.files import check_file, check_regular, read_jsonl
-from rlvet.runs.limits import LARGEST_TEXT, LONGEST_KEY, LONGEST_ROW, MOST_CELLS, MOST_COLUMNS
-from rlvet.runs.quantities import STEP_KEYS
+from rlvet.runs.limits import (
+    DEEPEST_ROW,
+    LARGEST_TEXT,
+    LONGEST_KEY,
+    LONGEST_ROW,
+    MOST_CELLS,
+    MOST_COLUMNS,
+)
+from rlvet.runs.quantities import DETAIL, STEP_KEYS, step_rank
+from rlvet.runs.tables import csv_rows, table_rows
 from rlvet.runs.trackers import read_tensorboard, read_trackio, read_wandb
+from rlvet.runs.unread import Unread
 
 RawRows = Sequence[Mapping[str, Any]]
 """Rows with their keys and values as they were logged."""
@@ -32,7 +39,9 @@ class RawLog:
     runs: Mapping[str, RawRows]
     """The rows of each run, by its name; the name is empty if the file has none."""
     notes: tuple[str, ...] = ()
-    """Sentences about rows that were left out."""
+    """Sentences about the file, such as one about its incomplete last line."""
+    unread: Unread = field(default_factory=Unread)
+    """The rows that were not read."""
 
 
 MAGIC = {
@@ -67,20 +76,62 @@ def read_raw(file: Path) -> RawLog:
     try:
         reader = _reader_of(file)
         log = reader(file)
-        return RawLog({name: _without_long_keys(rows) for name, rows in log.runs.items()}, log.notes)
+        notes = list(log.notes)
+        return replace(
+            log,
+            runs={name: _with_plain_keys(rows, notes) for name, rows in log.runs.items()},
+            notes=tuple(dict.fromkeys(notes)),
+        )
     except (RlvetError, OSError, MemoryError):
         raise
     except Exception as error:  # damaged or other files can raise errors of any type
         raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r:.300})") from error
 
 
-def _without_long_keys(rows: RawRows) -> RawRows:
-    """Return rows without the keys that are too long to be names of metrics."""
-    keys: set[Any] = set().union(*set(map(tuple, rows)))
-    if not any(isinstance(key, str) and len(key) > LONGEST_KEY for key in keys):
+def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
+    """Return rows of values without dictionaries, under keys that may be names of metrics.
+
+    The values in a dictionary get keys such as ``train/reward``. A step under a name in other letters, such as
+    ``STEP``, becomes ``step``. Keys that are too long are left out, with a note.
+
+    Args:
+        rows: The rows.
+        notes: The list to which a sentence about long keys is added.
+    """
+    layouts = set(map(tuple, rows))
+    keys: set[Any] = set().union(*layouts)
+    if any(isinstance(value, dict) for row in rows for value in row.values()):
+        rows = [_flattened(row) for row in rows]
+        keys = set().union(*set(map(tuple, rows)))
+    long_keys = {key for key in keys if isinstance(key, str) and len(key) > LONGEST_KEY}
+    if long_keys:
+        number = f"{len(long_keys)} keys" if len(long_keys) > 1 else "1 key"
+        notes.append(f"{number} of more than {LONGEST_KEY:,} characters are not read")
+    is_step_known = any(key in keys for key in STEP_KEYS)
+    step_keys = sorted(
+        (key for key in keys if isinstance(key, str) and step_rank(key) is not None), key=lambda key: step_rank(key) or 0
+    )
+    step_key = None if is_step_known or not step_keys else step_keys[0]
+    if step_key is None and not long_keys:
         return rows
-    names = {key for key in keys if isinstance(key, str) and len(key) <= LONGEST_KEY}
-    return [{key: value for key, value in row.items() if key in names} for row in rows]
+    names = {key: "step" if key == step_key else key for key in keys - long_keys if isinstance(key, str)}
+    return [{names[key]: value for key, value in row.items() if key in names} for row in rows]
+
+
+def _flattened(row: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+    """Return a row with the values of its dictionaries under keys such as ``train/reward``.
+
+    >>> _flattened({"step": 1, "train": {"reward": 0.5, "by": {"a": 1}}})
+    {'step': 1, 'train/reward': 0.5, 'train/by/a': 1}
+    """
+    result: dict[str, Any] = {}
+    for key, value in row.items():
+        if not isinstance(value, dict) or key == DETAIL or depth >= DEEPEST_ROW:
+            result.setdefault(key, value)
+        else:
+            for inner_key, inner_value in _flattened(value, depth + 1).items():
+                result.setdefault(f"{key}/{inner_key}", inner_value)
+    return result
 
 
 def kind_of(file: Path) -> str:
@@ -102,11 +153,18 @@ KINDS: Mapping[str, str] = {
     "*.json": "JSON",
     "*.csv": "a table",
     "*.tsv": "a table",
+    "*.ipynb": "a notebook",
+    "*.md": "a table",
+    "*.html": "a table",
+    "*.htm": "a table",
     "*.log": "console output",
     "*.out": "console output",
     "*.txt": "console output",
 }
 """A description of each kind of log file, by a pattern of its name."""
+
+NOT_IN_FOLDERS = ("*.ipynb", "*.md", "*.html", "*.htm")
+"""Patterns of files that are read if they are named. In the folder of a run they are mostly its description."""
 
 
 def _reader_of(file: Path) -> Callable[[Path], RawLog]:
@@ -137,6 +195,8 @@ def _reader_of(file: Path) -> Callable[[Path], RawLog]:
 
     if file.match("*.json"):
         return _read_json
+    if file.match("*.ipynb"):
+        return _read_notebook
     if file.match("*.csv") or file.match("*.tsv"):
         return _read_table
     return _read_text
@@ -175,10 +235,11 @@ def _read_json_lines(file: Path) -> RawLog:
         data: Any = row.get("data", row)
         if not isinstance(data, dict):
             raise InvalidValue(f"{file}, line {number}: data is no object")
-        if data is not row and "step" in row:
-            data = {**data, "step": row["step"]}
+        if data is not row:
+            data = {**data, **{key: value for key, value in row.items() if key != "data"}}
         rows.append(data)
-    return RawLog(by_run(rows), tuple(notes))
+    unread = Unread()
+    return RawLog(by_run(rows, unread), tuple(notes), unread)
 
 
 def _read_json(file: Path) -> RawLog:
@@ -199,20 +260,34 @@ def _read_json(file: Path) -> RawLog:
             f"{file} is no JSON, or only a part of one ({error!r}); {ACCEPTED_FILES}"
         ) from error
 
+    unread = Unread()
+    notes: list[str] = []
     if isinstance(content, dict):
-        runs = _runs_of_object(content)
+        runs = _runs_of_object(content, unread)
         if runs:
-            return RawLog(runs)
-        content = _rows_of_object(content)
+            return RawLog(runs, unread=unread)
+        content = _rows_of_object(content, unread, notes)
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise InvalidValue(
             f"{file} is no trainer_state.json, or only a part of one, and holds no list of rows either; "
             f"{ACCEPTED_FILES}"
         )
-    return RawLog(by_run(content))
+    return RawLog(by_run(content, unread), tuple(notes), unread)
 
 
-def _runs_of_object(content: Mapping[str, Any]) -> dict[str, RawRows]:
+def _is_rows(value: Any) -> bool:
+    """Return True if a value is a list of objects."""
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _count_other_lists(content: Mapping[str, Any], rows: Any, unread: Unread) -> None:
+    """Count the rows of all lists of objects but one."""
+    for key, value in content.items():
+        if value is not rows and _is_rows(value):
+            unread.add("object of another list", "the log is another list", key, len(value))
+
+
+def _runs_of_object(content: Mapping[str, Any], unread: Unread) -> dict[str, RawRows]:
     """Return the rows of each run in an object of runs, by their names; empty if a value is not a run.
 
     A run is an object with a list of rows.
@@ -221,29 +296,40 @@ def _runs_of_object(content: Mapping[str, Any]) -> dict[str, RawRows]:
     for name, value in content.items():
         if not isinstance(value, dict):
             return {}
-        lists = [rows for rows in value.values() if isinstance(rows, list)]
-        rows = next((rows for rows in lists if rows and all(isinstance(row, dict) for row in rows)), None)
+        rows = next(filter(_is_rows, value.values()), None)
         if rows is None:
             return {}
         runs[name] = rows
+    for value, rows in zip(content.values(), runs.values(), strict=True):
+        _count_other_lists(value, rows, unread)
     return runs
 
 
-def _rows_of_object(content: Mapping[str, Any]) -> Any:
-    """Return the list of rows in the object of a single run; the object itself if it has no lists."""
-    if isinstance(content.get("log_history"), list):
-        return content["log_history"]
+def _rows_of_object(content: Mapping[str, Any], unread: Unread, notes: list[str]) -> Any:
+    """Return the list of rows in the object of a single run; the object itself if it has no lists.
+
+    Args:
+        content: The object.
+        unread: The object to which the rows of other lists are added.
+        notes: The list to which a sentence about columns of another length is added.
+    """
+    rows = content.get("log_history")
     lists = [value for value in content.values() if isinstance(value, list) and value]
-    for value in lists:
-        if isinstance(value[0], dict):
-            return value
-    return _rows_of_columns(content) if lists else content
+    if not isinstance(rows, list):
+        rows = next((value for value in lists if isinstance(value[0], dict)), None)
+    if rows is not None:
+        _count_other_lists(content, rows, unread)
+        return rows
+    return _rows_of_columns(content, notes) if lists else content
 
 
-def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return rows made of the longest lists in an object; shorter lists are left out."""
+def _rows_of_columns(columns: Mapping[str, Any], notes: list[str]) -> list[dict[str, Any]]:
+    """Return rows made of the longest lists in an object; shorter lists are left out, with a note."""
     lists = {key: value for key, value in columns.items() if isinstance(value, list)}
     length = max(len(value) for value in lists.values())
+    shorter = [key for key, value in lists.items() if len(value) < length]
+    if shorter:
+        notes.append(f"lists with fewer than {length:,} values are not read: {', '.join(shorter[:12])}")
     lists = {key: value for key, value in lists.items() if len(value) == length}
     return [{key: value[row] for key, value in lists.items()} for row in range(length)]
 
@@ -265,14 +351,17 @@ def _read_table(file: Path) -> RawLog:
             f"{file} has {first_line.count(delimiter) + 1:,} columns, and at most {MOST_COLUMNS:,} are read; give the "
             "part with the metrics"
         )
-    table = csv.DictReader(io.StringIO(text), delimiter=delimiter)
-    rows = [_parse_cells(row) for row in table]
+    unread = Unread()
+    rows = csv_rows(text, delimiter, unread)
     if not rows:
         raise InvalidValue(f"{file} is a table without rows; {ACCEPTED_FILES}")
     # wandb adds columns RUN - KEY__MIN and RUN - KEY__MAX.
-    headers = [WANDB_COLUMN.fullmatch(name) for name in table.fieldnames or ()]
+    keys: dict[str, None] = {}
+    for row in rows:
+        keys.update(dict.fromkeys(row))
+    headers = [WANDB_COLUMN.fullmatch(name) for name in keys]
     if not any(headers):
-        return RawLog(by_run(rows))
+        return RawLog(by_run(rows, unread), unread=unread)
 
     # The columns of each run, and for each of them the key that was logged.
     columns_by_run: dict[str, dict[str, str]] = {}
@@ -281,7 +370,7 @@ def _read_table(file: Path) -> RawLog:
             columns = columns_by_run.setdefault(match[1], {})
             if not match[3]:
                 columns[match[0]] = match[2]
-    step_columns = {key: key for key in rows[0] if " - " not in key}
+    step_columns = {key: key for key in keys if " - " not in key}
     cells = len(rows) * (len(headers) + len(columns_by_run) * len(step_columns))
     if cells > MOST_CELLS:
         raise InvalidValue(
@@ -290,30 +379,15 @@ def _read_table(file: Path) -> RawLog:
         )
     runs: dict[str, list[dict[str, Any]]] = {}
     for name, columns in sorted(columns_by_run.items()):
-        keys = columns | step_columns
+        names = columns | step_columns
         rows_of_run = [row for row in rows if any(column in row for column in columns)]
-        runs[name] = [_rename_keys(row, keys) for row in rows_of_run]
-    return RawLog(runs)
+        runs[name] = [_rename_keys(row, names) for row in rows_of_run]
+    return RawLog(runs, unread=unread)
 
 
 def _rename_keys(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return the cells of some columns of a row under other keys."""
     return {name: row[column] for column, name in names.items() if column in row}
-
-
-def _parse_cells(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cells of a row, with numbers parsed and empty cells left out."""
-    result: dict[str, Any] = {}
-    for key, text in row.items():
-        if not isinstance(key, str) or not isinstance(text, str) or not text.strip():
-            continue
-        # A notebook's table has ``completions / mean_length``.
-        key = key.strip().replace(" / ", "/")
-        try:
-            result[key] = float(text)
-        except ValueError:
-            result[key] = text
-    return result
 
 
 def _decode(file: Path) -> str:
@@ -324,13 +398,22 @@ def _decode(file: Path) -> str:
     return data.decode(encoding, errors="replace")
 
 
+def _rows_of_text(text: str) -> tuple[list[dict[str, Any]], Unread]:
+    """Return the rows in console output or in a text with tables, and those that are not read."""
+    for reader in (verl_rows, console_rows, trl_rows, table_rows, custom_loop_rows):
+        unread = Unread()
+        rows = reader(text, unread)
+        if rows:
+            return rows, unread
+    return [], Unread()
+
+
 def _read_text(file: Path) -> RawLog:
     """Read console output, or a table or JSON lines with another suffix."""
     text = _decode(file)
-    for reader in (verl_rows, console_rows, trl_rows, table_rows, custom_loop_rows):
-        rows = reader(text)
-        if rows:
-            return RawLog({"": rows})
+    rows, unread = _rows_of_text(text)
+    if rows:
+        return RawLog({"": rows}, unread=unread)
 
     start = text.lstrip()[:1]
     if start == "{":
@@ -344,6 +427,44 @@ def _read_text(file: Path) -> RawLog:
         f"{file} is thought to be {_guess_kind(file, text)}: no row of metrics is in it, as a trainer prints them; "
         f"{ACCEPTED_FILES}"
     )
+
+
+def _read_notebook(file: Path) -> RawLog:
+    """Read the outputs of a notebook's cells: tables, and what was printed."""
+    try:
+        content = json.loads(_decode(file))
+        texts = list(_outputs(content))
+    except (ValueError, RecursionError, TypeError, AttributeError) as error:
+        raise InvalidValue(f"{file} is no notebook, or only a part of one ({error!r:.300})") from error
+    rows, unread = _rows_of_text("\n\n".join(texts))
+    if not rows:
+        raise InvalidValue(
+            f"{file} is a notebook, and none of its outputs has a row of metrics; {ACCEPTED_FILES}"
+        )
+    # Tables beside printed rows are of the same training, or of another one.
+    if "step" not in rows[0] or not table_rows("\n\n".join(texts)):
+        return RawLog({"": rows}, unread=unread)
+    tables = table_rows("\n\n".join(texts))
+    if len(tables) != len(rows) or tables != rows:
+        unread.add("row of a table", "the rows that were printed are read", "", len(tables))
+    return RawLog({"": rows}, unread=unread)
+
+
+def _outputs(notebook: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the text of each output of a notebook, as HTML if that has a table."""
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            page = _joined(data.get("text/html", ""))
+            if re.search(r"<table\b", page, re.I):
+                yield page
+            else:
+                yield _joined(data.get("text/plain", "")) + _joined(output.get("text", ""))
+
+
+def _joined(text: str | Sequence[str]) -> str:
+    """Return a text that a notebook stores as one string, or as a list of lines."""
+    return text if isinstance(text, str) else "".join(text)
 
 
 def _guess_kind(file: Path, text: str) -> str:
@@ -370,14 +491,20 @@ SCALED_KEY = re.compile(r"(.+)\((1e-?\d+)\)")
 """A key with the unit of its value: ``actor/lr(1e-4):0.010``."""
 
 
-def verl_rows(text: str) -> list[dict[str, Any]]:
+def verl_rows(text: str, unread: Unread | None = None) -> list[dict[str, Any]]:
     """Return the rows in verl's console output.
 
-    verl rounds to three decimals there, so a learning rate or gradient norm that is printed as 0.000 is left out.
+    verl rounds to three decimals there, so a learning rate or gradient norm that is printed as 0.000 is no number. Other
+    texts are kept as they are.
+
+    Args:
+        text: The console output.
+        unread: The object to which lines without a metric are added.
 
     >>> verl_rows("(TaskRunner pid=1) step:2 - actor/lr:0.000 - critic/score/mean:np.float64(0.5)")
-    [{'step': 2, 'critic/score/mean': 0.5}]
+    [{'step': 2, 'actor/lr': '0.000 (rounded)', 'critic/score/mean': 0.5}]
     """
+    unread = Unread() if unread is None else unread
     rows = []
     for line in VERL_STEP.finditer(text):
         row: dict[str, Any] = {"step": int(line[1])}
@@ -385,6 +512,8 @@ def verl_rows(text: str) -> list[dict[str, Any]]:
             key, _, text_of_value = metric.strip().rpartition(":")
             number = PRINTED_NUMBER.fullmatch(text_of_value.strip())
             if not key or number is None:
+                if key:
+                    row[key] = text_of_value.strip()
                 continue
             unit = 1.0
             scaled = SCALED_KEY.fullmatch(key)
@@ -392,10 +521,13 @@ def verl_rows(text: str) -> list[dict[str, Any]]:
                 key = scaled[1]
                 unit = float(scaled[2])
             if re.fullmatch(r"-?0\.000", text_of_value.strip()) and ROUNDED_TO_ZERO.search(key):
+                row[key] = ROUNDED.format(text_of_value.strip())
                 continue
             row[key] = float(number[1]) * unit
         if len(row) > 1:
             rows.append(row)
+        else:
+            unread.add("line of a step", "it has no metric", line[0])
     return rows
 
 
@@ -405,19 +537,27 @@ TRL_ROW_OR_PROGRESS = re.compile(r"\{['\"][^{}\n]*\}|\b(\d+)/(\d+) \[")
 PAIR_OF_ROW = re.compile(r"""(['"])[^'"\n]+\1: (?:'[^'\n]*'|"[^"\n]*"|[^\s,'"{}]+)(?=\s*[,}])""")
 """A key and its value in a row. A comma or brace must follow, as the last value of a truncated row is incomplete."""
 
+METRIC_OF_ROW = re.compile(r"""['"](?:train/|eval_)?(?:loss|reward)['"]:""")
+"""A key that a row of metrics has."""
+
 FEWEST_PAIRS = 4
 """The smallest number of pairs in a truncated row."""
 
 
-def trl_rows(text: str) -> list[dict[str, Any]]:
+def trl_rows(text: str, unread: Unread | None = None) -> list[dict[str, Any]]:
     """Return the rows in the console output of TRL, ms-swift or another trainer of transformers.
 
     The step of a row is the one in the row. If the rows have none, it is that of the progress bar before the row if the
     bar advances between rows, and else the number of the row.
 
+    Args:
+        text: The console output.
+        unread: The object to which dictionaries with a loss or a reward that cannot be read are added.
+
     >>> trl_rows("{'loss': '0.1', 'reward': nan}")
     [{'loss': 0.1, 'reward': 'NaN', 'step': 1}]
     """
+    unread = Unread() if unread is None else unread
     rows: list[dict[str, Any]] = []
     # For each row, the step on the progress bar before it; 0 without a bar.
     bar_steps: list[int] = []
@@ -434,6 +574,8 @@ def trl_rows(text: str) -> list[dict[str, Any]]:
             if row:
                 rows.append(row)
                 bar_steps.append(bar_step)
+            elif METRIC_OF_ROW.search(match[0], 0, LONGEST_ROW):
+                unread.add("dictionary", "it cannot be parsed", match[0])
         row = {} if has_row else _parse_truncated_row(line)
         if row:
             rows.append(row)
@@ -497,17 +639,29 @@ RUN_KEYS = ("run", "run_id", "run_name", "run_number", "Run", "Name", "experimen
 """Keys of the name of a row's run."""
 
 
-def by_run(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, RawRows]:
+def by_run(rows: Iterable[Mapping[str, Any]], unread: Unread) -> Mapping[str, RawRows]:
     """Return the rows of each run, by its name; all rows under an empty name if they do not name several runs.
 
     ms-swift's step, such as ``240/960``, becomes the number 240.
+
+    Args:
+        rows: The rows.
+        unread: The object to which rows are added that name no run, if others do.
     """
     rows = list(rows)
     logged: set[str] = set().union(*set(map(tuple, rows)))
     for key in logged & set(RUN_KEYS):
-        names = {str(row[key]) for row in rows if isinstance(row.get(key), str)}
-        if len(names) > 1:
-            return {name: [row for row in rows if str(row.get(key)) == name] for name in sorted(names)}
+        runs: dict[str, list[Mapping[str, Any]]] = {}
+        others: list[Mapping[str, Any]] = []
+        for row in rows:
+            if isinstance(row.get(key), str):
+                runs.setdefault(row[key], []).append(row)
+            else:
+                others.append(row)
+        if len(runs) > 1:
+            if others:
+                unread.add("row", f"it names no run under {key}", str(dict(others[0])), len(others))
+            return dict(sorted(runs.items()))
     progress = "global_step/max_steps"
     if progress in logged:
         rows = [{**row, progress: _parse_number(str(row.get(progress, "")))} for row in rows]

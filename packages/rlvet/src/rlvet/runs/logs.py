@@ -14,17 +14,21 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from rlvet.runs.limits import LARGEST_NAMES, MOST_FILES
-from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, RawRows, kind_of, read_raw
+from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, NOT_IN_FOLDERS, RUN_KEYS, RawRows, kind_of, read_raw
 from rlvet.runs.quantities import (
     BOOKKEEPING,
     DETAIL,
+    EVALUATION,
+    NOT_FINITE,
     QUANTITIES,
     STEP_KEYS,
     Row,
     component_name,
     named_rows,
     sources,
+    step_rank,
 )
+from rlvet.runs.unread import Unread
 
 NAMES_FILE = "bandpo-names.json"
 """The name of the file with the user's own keys for quantities, beside the log or in the current folder."""
@@ -71,9 +75,18 @@ class Log:
     read: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The keys of each quantity that was read. A component of the reward is named ``rewards/NAME``."""
     unread: tuple[str, ...] = ()
-    """Keys with an unknown meaning. Counters and times are not among them."""
+    """Keys with an unknown meaning, or without a number. Counters and times are not among them."""
+    counters: tuple[str, ...] = ()
+    """Keys of counters, times and other steps, and those of bandpo's audit, which are known."""
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    """Keys whose quantity was read from a better key, each with that key, such as ``entropy`` beside
+    ``audit/entropy``."""
+    unread_rows: int = 0
+    """The number of rows of the file that were not read. Sentences in `notes` name them."""
+    unread_values: Mapping[str, int] = field(default_factory=dict)
+    """The number of values that are no numbers, for each key that also has numbers or is read."""
     notes: tuple[str, ...] = ()
-    """Sentences about changes of the rows, such as steps that were logged twice."""
+    """Sentences about the rows, such as those that were not read, and steps that were logged twice."""
 
     @classmethod
     def of(
@@ -92,47 +105,133 @@ class Log:
         raw = list(raw)
         if all(row.keys().isdisjoint(STEP_KEYS) for row in raw):
             raw = [{**row, "step": number} for number, row in enumerate(raw, 1)]
-        rows, notes = _merge_steps(named_rows(raw, names))
-        read, unread = _coverage(raw, names)
-        return cls(rows, source, read, unread, tuple(notes))
+        read_rows = named_rows(raw, names)
+        unread_rows = len(raw) - len(read_rows)
+        rows, notes = _merge_steps(read_rows)
+        coverage = _coverage(raw, names)
+        unread_values = _values_without_number(raw, coverage)
+        notes += _unread_notes(raw, unread_rows, unread_values)
+        return cls(
+            rows,
+            source,
+            coverage.read,
+            tuple(coverage.unread),
+            tuple(coverage.counters),
+            coverage.replaced,
+            unread_rows,
+            {key: count for key, (count, _) in unread_values.items()},
+            tuple(notes),
+        )
 
     @property
     def keys_of_learning(self) -> int:
         """The number of logged keys, without counters and times."""
-        known: set[str] = set().union(*self.read.values())
+        known: set[str] = set().union(*self.read.values(), self.replaced)
         return len(self.unread) + len(known)
 
 
-def _coverage(
-    raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None
-) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return the keys of each quantity that was read, and the other keys with numbers."""
-    # One row for each set of keys is enough.
-    layouts: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    for row in raw:
-        layouts.setdefault(tuple(row), row)
+@dataclass
+class _Coverage:
+    """The logged keys by what was made of them."""
 
+    read: dict[str, tuple[str, ...]]
+    """The keys of each quantity."""
+    unread: list[str] = field(default_factory=list)
+    """Keys with an unknown meaning, or without a number."""
+    counters: list[str] = field(default_factory=list)
+    """Keys of counters, times and other steps."""
+    replaced: dict[str, str] = field(default_factory=dict)
+    """Keys whose quantity was read from a better key, each with that key."""
+
+
+def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None) -> _Coverage:
+    """Return the keys of each quantity that was read, and all other keys."""
     # Dictionaries without values serve as ordered sets.
-    numeric: dict[str, None] = {}
+    keys: dict[str, None] = {}
+    layouts: dict[tuple[str, ...], None] = {}
+    for row in raw:
+        numeric = _numeric_layout(row)
+        layouts[numeric] = None
+        if len(numeric) < len(row):
+            keys.update(dict.fromkeys(key for key in row if key != DETAIL))
+
+    numbers: dict[str, None] = {}
     read: dict[str, dict[str, None]] = {}
     user_names = tuple((names or {}).items())
-    for keys, row in layouts.items():
-        detail = row.get(DETAIL)
-        metrics = {**row, **detail} if isinstance(detail, dict) else row
-        numeric.update({key: None for key, value in metrics.items() if isinstance(value, (int, float))})
-        for source in sources(tuple(metrics), user_names):
+    for layout in layouts:
+        numbers.update(dict.fromkeys(layout))
+        for source in sources(layout, user_names):
             read.setdefault(source.quantity, {})[source.key] = None
-        for key in keys:
+        for key in layout:
             name = component_name(key)
             if name is not None:
                 read.setdefault(f"rewards/{name}", {})[key] = None
+
+    coverage = _Coverage({quantity: tuple(keys_read) for quantity, keys_read in read.items()})
     known: set[str] = set().union(*read.values())
-    unread = []
-    for key in numeric:
-        is_other = key in STEP_KEYS or BOOKKEEPING.search(key) or key.startswith("audit/")
-        if key not in known and not is_other:
-            unread.append(key)
-    return {quantity: tuple(keys) for quantity, keys in read.items()}, tuple(unread)
+    for key in (numbers | keys):
+        if key in known:
+            continue
+        if step_rank(key) is not None or BOOKKEEPING.search(key) or key.startswith("audit/"):
+            coverage.counters.append(key)
+            continue
+        better = None
+        if key in numbers:
+            # Scores on several sets of prompts are different quantities.
+            quantities = [source.quantity for source in sources((key,)) if source.quantity != EVALUATION]
+            better = next((quantity for quantity in quantities if quantity in coverage.read), None)
+        if better is None:
+            coverage.unread.append(key)
+        else:
+            coverage.replaced[key] = coverage.read[better][0]
+    return coverage
+
+
+def _numeric_layout(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of a row that have numbers, those of `DETAIL` included."""
+    if set(map(type, row.values())) <= {float, int}:
+        return tuple(row)
+    detail = row.get(DETAIL)
+    metrics = {**row, **detail} if isinstance(detail, dict) else row
+    return tuple(key for key, value in metrics.items() if isinstance(value, (int, float)))
+
+
+def _values_without_number(
+    raw: Sequence[Mapping[str, Any]], coverage: _Coverage
+) -> dict[str, tuple[int, str]]:
+    """Return, for each key that is not named as unread, the number of values that are no numbers, and the first.
+
+    NaN and infinity are numbers, and a missing value is none that could be read.
+    """
+    values: dict[str, tuple[int, str]] = {}
+    named = {*coverage.unread, *coverage.counters, *STEP_KEYS, *RUN_KEYS, DETAIL}
+    for row in raw:
+        if set(map(type, row.values())) <= {float, int}:
+            continue
+        for key, value in row.items():
+            is_value = not isinstance(value, (int, float)) and value is not None and value not in ("", *NOT_FINITE)
+            if is_value and key not in named:
+                count, first = values.get(key, (0, str(value)[:40]))
+                values[key] = (count + 1, first)
+    return values
+
+
+def _unread_notes(
+    raw: Sequence[Mapping[str, Any]], unread_rows: int, unread_values: Mapping[str, tuple[int, str]]
+) -> list[str]:
+    """Return sentences about rows without a known metric, and about values that are no numbers."""
+    notes = []
+    if unread_rows:
+        rows = "1 row" if unread_rows == 1 else f"{unread_rows} rows"
+        verb = "has" if unread_rows == 1 else "have"
+        notes.append(f"{rows} of {len(raw)} {verb} no known metric and {'is' if unread_rows == 1 else 'are'} not read")
+    if unread_values:
+        total = sum(count for count, _ in unread_values.values())
+        counts = [f"{count} of {key}" for key, (count, _) in unread_values.items()]
+        first = next(iter(unread_values.values()))[1]
+        subject = "1 value that is no number is" if total == 1 else f"{total} values that are no numbers are"
+        notes.append(f"{subject} not read: {shorten(counts)}, such as {first!r}")
+    return notes
 
 
 def _merge_steps(rows: Sequence[dict[str, float]]) -> tuple[list[Row], list[str]]:
@@ -248,7 +347,11 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
     file = run.file
     raw = run.rows
     log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
-    log = replace(log, notes=(*run.replaced, *log.notes, *run.left_out))
+    log = replace(
+        log,
+        notes=(*run.replaced, *run.unread.notes(), *log.notes, *run.left_out),
+        unread_rows=log.unread_rows + run.unread.count,
+    )
     kind = kind_of_training(log, raw)
     if kind is not None:
         raise UnreadableLog(
@@ -309,7 +412,10 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
     rows, replaced = _join_legs({leg: run_of_leg.rows for leg, run_of_leg in logged.items()})
     last = next(reversed(logged))
     source = f"{len(logged)} legs, {run.name}" if len(logged) > 1 else f"one leg, {run.name}"
-    return _log_of(RawRun(last, rows, tuple(replaced), logged[last].left_out), names, run, source)
+    unread = Unread()
+    for run_of_leg in logged.values():
+        unread.add_all(run_of_leg.unread)
+    return _log_of(RawRun(last, rows, tuple(replaced), logged[last].left_out, unread), names, run, source)
 
 
 def _run_of_leg(leg: Path) -> RawRun | None:
@@ -327,7 +433,7 @@ def _run_of_leg(leg: Path) -> RawRun | None:
             continue
         rows = [row for row in chain.from_iterable(log.runs.values()) if _has_number(row)]
         if rows:
-            return RawRun(file, rows, left_out=log.notes)
+            return RawRun(file, rows, left_out=log.notes, unread=log.unread)
     return None
 
 
@@ -439,7 +545,9 @@ class RawRun:
     replaced: tuple[str, ...] = ()
     """Sentences about rows that were replaced by later ones."""
     left_out: tuple[str, ...] = ()
-    """Sentences about rows of the file that were left out."""
+    """Sentences about the file, such as one about its incomplete last line."""
+    unread: Unread = field(default_factory=Unread)
+    """The rows of the file that were not read."""
 
 
 Runs = dict[str, RawRun]
@@ -496,13 +604,21 @@ def _runs_of_file(file: Path) -> Runs:
     log = read_raw(file)
     for name, raw in log.runs.items():
         *earlier_attempts, last_attempt = _split_attempts(raw)
-        long_attempts = [attempt for attempt in earlier_attempts if len(attempt) >= SHORT_ATTEMPT]
+        unread = Unread()
+        unread.add_all(log.unread)
+        long_attempts = []
+        for attempt in earlier_attempts:
+            if len(attempt) >= SHORT_ATTEMPT:
+                long_attempts.append(attempt)
+            else:
+                reason = "the run was restarted from the first step"
+                unread.add("row of a short attempt", reason, "", len(attempt))
         long_attempts.append(last_attempt)
         if len(long_attempts) == 1:
-            runs[name] = RawRun(file, long_attempts[0], left_out=log.notes)
+            runs[name] = RawRun(file, long_attempts[0], left_out=log.notes, unread=unread)
             continue
         for number, attempt in enumerate(long_attempts, 1):
-            runs[f"{name} {number}".strip()] = RawRun(file, attempt, left_out=log.notes)
+            runs[f"{name} {number}".strip()] = RawRun(file, attempt, left_out=log.notes, unread=unread)
     if not runs:
         raise UnreadableLog("no-log", f"{file} holds no rows; {ACCEPTED_FILES}")
     return runs
@@ -549,7 +665,7 @@ def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
 def _log_files(folder: Path) -> list[Path]:
     """Return the files in a folder whose names may be those of logs, up to `MOST_FILES`."""
     files: dict[Path, None] = {}
-    for pattern in KINDS:
+    for pattern in (pattern for pattern in KINDS if pattern not in NOT_IN_FOLDERS):
         files.update(dict.fromkeys(sorted(folder.rglob(pattern))))
     return [file for file in files if is_leaf(file) and file.name != NAMES_FILE][:MOST_FILES]
 
@@ -585,9 +701,12 @@ def _join_files(runs: Runs, kind: str) -> Runs:
         last_name = next(reversed(group), None)
         if last_name is not None and _continues(run, group[last_name]):
             last = group[last_name]
-            group[last_name] = RawRun(last.file, [*last.rows, *run.rows])
+            unread = Unread()
+            unread.add_all(last.unread)
+            unread.add_all(run.unread)
+            group[last_name] = RawRun(last.file, [*last.rows, *run.rows], unread=unread)
         else:
-            group[name] = RawRun(run.file, run.rows)
+            group[name] = RawRun(run.file, run.rows, unread=run.unread)
 
     joined: Runs = {}
     for group in groups.values():

@@ -27,18 +27,20 @@ QUANTITIES: Mapping[str, Mapping[str, Sequence[str]]] = load_table("names")
 - ``mismatch_kl``: the KL divergence between rollout engine and trainer
 - ``mismatch``: the mean distance of their log-probabilities
 - ``mismatch_probs``: the mean distance of their probabilities
+- ``effective_samples``: the effective sample size of importance weights between them, as a share of the batch
+- ``staleness``: the mean age of the data, in updates; ``staleness_max``: the largest
 """
 
 EVALUATION = "evaluation"
 """The quantity of the score on evaluation prompts, for which no framework has a fixed key."""
 
-REWARD_COMPONENT = re.compile(r"(?:^|/)rewards/(?P<name>[^/]+?)(?:/mean)?$")
+REWARD_COMPONENT = re.compile(r"(?:^|/)rewards/(?P<name>[^/]+?)(?:/mean)?$", re.I)
 """Keys of the components of a reward, such as ``rewards/format/mean``."""
 
 NOT_COMPONENTS = ("mean", "std", "min", "max", "chosen", "rejected", "margins", "accuracies", "avg", "total")
 """Names in keys like those of reward components that are none."""
 
-EVALUATION_KEY = re.compile(r"(^|/)(eval|val|test|validation)([-_/]|$)", re.I)
+EVALUATION_KEY = re.compile(r"(^|/)(evals?|evaluation|val|test|validation|held_?out)([-_/ ]|$)", re.I)
 """Keys of an evaluation, which are not quantities of training."""
 
 OTHER_MODEL_KEY = re.compile(
@@ -50,7 +52,7 @@ SUM_KEY = re.compile(r"(^|/)objective/(kl|entropy)$")
 """Keys of TRL's PPO trainer that are sums over a completion, but end like keys of means over tokens."""
 
 SCORE = re.compile(
-    r"(^|[/_@-])(acc|accuracy|score|scores|reward|pass|pass@?\d+|correct|solve|success|mean@\d+)", re.I
+    r"(^|[/_@ -])(acc|accuracy|score|scores|reward|pass|pass@?\d+|correct|solve|success|(mean|avg)@\d+)", re.I
 )
 """Keys of an evaluation that are its score."""
 
@@ -144,6 +146,36 @@ _SOURCES = _sources_by_quantity()
 _EXACT_KEYS = {source.key for source in chain.from_iterable(_SOURCES.values())}
 
 
+def plain_key(key: str) -> str:
+    """Return a key in lower case, with underscores for spaces: people and tools print keys in other letters.
+
+    >>> plain_key("Completions / Mean Length"), plain_key("KL")
+    ('completions/mean_length', 'kl')
+    """
+    if key.islower() and " " not in key:
+        return key
+    return "/".join("_".join(part.split()) for part in key.lower().split("/"))
+
+
+_PLAIN_KEYS = {plain_key(key) for key in _EXACT_KEYS}
+
+_STEP_RANKS = {plain_key(key): rank for rank, key in reversed(list(enumerate(STEP_KEYS)))}
+
+
+def is_known_key(key: str) -> bool:
+    """Return True if a key is one of a quantity, or of a component of the reward, in letters of any case."""
+    return plain_key(key) in _PLAIN_KEYS or component_name(key) is not None
+
+
+def step_rank(key: str) -> int | None:
+    """Return the rank of a key among those of steps, 0 for the best; None if it is none of them.
+
+    >>> step_rank("Global Step"), step_rank("reward")
+    (4, None)
+    """
+    return _STEP_RANKS.get(plain_key(key))
+
+
 def is_of_evaluation(key: str) -> bool:
     """Return True if a logged key is of an evaluation.
 
@@ -153,6 +185,15 @@ def is_of_evaluation(key: str) -> bool:
     return bool(EVALUATION_KEY.search(key))
 
 
+def is_evaluation_score(key: str) -> bool:
+    """Return True if a logged key is the score of an evaluation.
+
+    >>> is_evaluation_score("eval/aime24/avg@8"), is_evaluation_score("eval/loss"), is_evaluation_score("accuracy")
+    (True, False, False)
+    """
+    return is_of_evaluation(key) and bool(SCORE.search(key)) and not SPREAD.search(key)
+
+
 def component_name(key: str) -> str | None:
     """Return the name of the reward component of a key; None if the key is of none.
 
@@ -160,7 +201,7 @@ def component_name(key: str) -> str | None:
     ('format', None)
     """
     match = REWARD_COMPONENT.search(key)
-    if match is None or is_of_evaluation(key) or match["name"] in NOT_COMPONENTS:
+    if match is None or is_of_evaluation(key) or match["name"].lower() in NOT_COMPONENTS:
         return None
     return match["name"]
 
@@ -178,6 +219,15 @@ def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ())
         key: key for key in keys if key in user_keys or key in _EXACT_KEYS or not is_of_evaluation(key)
     }
     keys_by_ending = _keys_by_ending(keys)
+    candidates_of_keys = [exact_keys, keys_by_ending]
+    plain_keys: dict[str, str] = {}
+    for key in keys:
+        plain_keys.setdefault(plain_key(key), key)
+    if any(plain != key for plain, key in plain_keys.items()):
+        # Keys in capital letters or with spaces come last.
+        plain_exact = {plain: key for plain, key in plain_keys.items() if plain in _EXACT_KEYS or key in exact_keys}
+        endings = {ending: plain_keys[plain] for ending, plain in _keys_by_ending(plain_keys).items()}
+        candidates_of_keys += [plain_exact, endings]
 
     result: dict[str, Source] = {}
     for quantity, user_key in user_names:
@@ -187,7 +237,7 @@ def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ())
         if quantity in result:
             continue
         # Exact keys come first: ``critic/grad_norm`` ends like a key of another framework.
-        for candidates in (exact_keys, keys_by_ending):
+        for candidates in candidates_of_keys:
             source = next((entry for entry in entries if entry.key in candidates), None)
             if source is not None:
                 result[quantity] = source._replace(key=candidates[source.key])
@@ -221,8 +271,7 @@ def _evaluation_key(keys: Iterable[str]) -> str | None:
     """Return the key of an evaluation's score; of several the shortest, which is that of an average over data sets."""
     scores: list[str] = []
     for key in keys:
-        is_score = is_of_evaluation(key) and SCORE.search(key) and not SPREAD.search(key)
-        if is_score and key not in _EXACT_KEYS:
+        if is_evaluation_score(key) and key not in _EXACT_KEYS:
             scores.append(key)
     return min(scores, key=lambda key: (len(key), key)) if scores else None
 

@@ -1,0 +1,58 @@
+"""Rows of a log that were not read: their number, the reason, and an example of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LONGEST_EXAMPLE = 80
+"""The largest number of characters of a row that is shown as an example."""
+
+
+@dataclass
+class Unread:
+    """The rows of a file that a reader has recognised, but not read.
+
+    >>> unread = Unread()
+    >>> unread.add("row of a table", "it has no step", "| mean | 0.5 |")
+    >>> unread.count, unread.notes()
+    (1, ("1 row of a table is not read, as it has no step: '| mean | 0.5 |'",))
+    """
+
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The number of rows, by their name in the singular and the reason."""
+    examples: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The first row of each."""
+
+    def add(self, name: str, reason: str, example: str, count: int = 1) -> None:
+        """Count rows.
+
+        Args:
+            name: What a row is, in the singular, such as ``row of a table``.
+            reason: Why it is not read, as a clause about one row.
+            example: The text of the first one.
+            count: The number of rows.
+        """
+        key = (name, reason)
+        self.counts[key] = self.counts.get(key, 0) + count
+        self.examples.setdefault(key, example.strip()[:LONGEST_EXAMPLE])
+
+    def add_all(self, other: Unread) -> None:
+        """Count the rows of another reader."""
+        for (name, reason), count in other.counts.items():
+            self.add(name, reason, other.examples[name, reason], count)
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return sum(self.counts.values())
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence for each reason."""
+        notes = []
+        for (name, reason), count in self.counts.items():
+            first, *rest = name.split(" ")
+            rows = " ".join((first if count == 1 else f"{first}s", *rest))
+            verb = "is" if count == 1 else "are"
+            example = self.examples[name, reason]
+            notes.append(f"{count} {rows} {verb} not read, as {reason}" + (f": {example!r}" if example else ""))
+        return tuple(notes)
