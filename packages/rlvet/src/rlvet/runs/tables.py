@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from html import unescape
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvet.runs.limits import LONGEST_ROW
 from rlvet.runs.quantities import is_known_key, step_rank
@@ -206,8 +206,7 @@ def meaning_of_comma(cells: Iterable[str], *, is_semicolon: bool) -> str:
 # --- Lines of cells ---
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line of a table."""
 
     cells: tuple[str, ...]
@@ -294,11 +293,12 @@ def _cells_between_spaces(line: str, spans: Sequence[tuple[int, int]]) -> tuple[
 
 def cells_of_csv(text: str, delimiter: str) -> Iterator[Line | None]:
     """Yield the lines of a file of values with a delimiter, and None for empty lines and comments."""
-    for cells in csv.reader(io.StringIO(text), delimiter=delimiter):
-        if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
+    for raw_cells in csv.reader(io.StringIO(text), delimiter=delimiter):
+        cells = tuple(map(str.strip, raw_cells))
+        if not any(cells) or cells[0].startswith("#"):
             yield None
         else:
-            yield Line(tuple(cell.strip() for cell in cells), "", f"csv {delimiter}")
+            yield Line(cells, "", f"csv {delimiter}")
 
 
 TAG = re.compile(r"<(?P<end>/?)(?P<name>table|thead|tr|td|th|br)\b(?P<attributes>[^<>]*)>", re.I)
@@ -486,6 +486,9 @@ class TableReader:
         line = block[position]
         if not self.needs_step and self.header is None:
             return True
+        # No name of a column begins with a digit.
+        if line.cells[0][:1].isdecimal():
+            return False
         if not _is_header(line.cells):
             return False
         if line.layout not in ("spaces", "words"):
@@ -542,8 +545,10 @@ class TableReader:
             if not row:
                 continue
             if header.step is not None:
-                cell = row_cells[header.step] if header.step < len(row_cells) else ""
-                step = step_of_cell(cell, comma)
+                step = row.get(header.columns[header.step].key)
+                if not isinstance(step, float):
+                    cell = row_cells[header.step] if header.step < len(row_cells) else ""
+                    step = step_of_cell(cell, comma)
                 if step is None:
                     if _has_no_number(row):
                         continue
