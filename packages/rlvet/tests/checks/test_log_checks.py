@@ -141,6 +141,21 @@ def test_component_constant():
     assert codes(course(**{"rewards/judge/mean": lambda t: 0.46})) == []
 
 
+def test_a_format_reward_of_0_is_named_in_a_short_log():
+    metrics = {"rewards/exact_format/mean": lambda t: 0.0, "rewards/other/mean": lambda t: t}
+    (finding,) = findings(course(12, **metrics))
+    assert (finding.code, finding.severity) == ("component-constant", "look")
+    assert finding.cause.startswith("exact_format is 0 in every one of 12 log steps")
+    assert codes(course(9, **metrics)) == []
+    assert codes(course(12, **COMPONENTS)) == []
+
+
+def test_format_rewards_of_other_names_are_components():
+    metrics = {"train/format_reward": lambda t: 0.0, "train/accuracy_reward": lambda t: t}
+    (finding,) = findings(course(40, **metrics))
+    assert finding.cause.startswith("format is 0 in every one of 40 log steps; means of the other components: accuracy")
+
+
 def test_component_dominates():
     def form(t):
         return min(1.0, 0.2 + 8 * t)

@@ -80,6 +80,7 @@ KEYS = {
         "train/all/policy/num_output_tokens/mean": "length",
         "train/all/policy/solved_some": "dead",
         "off_policy/mean": "staleness",
+        "off_policy/max": "staleness_max",
         "optim/lr": "learning_rate",
         "optim/grad_norm": "grad_norm",
         "perf/peak_memory": "memory",
@@ -245,6 +246,63 @@ def test_the_keys_of_a_framework_are_in_the_table(framework):
 def test_names_of_means_in_loops_of_one_s_own(key, quantity):
     (row,) = named_rows([{"step": 1, key: 0.5}])
     assert row[quantity] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("key", "quantity"),
+    [
+        ("Reward", "reward"),
+        ("Train/Reward", "reward"),
+        ("Completion Length", "length"),
+        ("Completions / Mean Length", "length"),
+        ("KL", "kl"),
+        ("KL Divergence", "kl"),
+        ("Grad Norm", "grad_norm"),
+        ("Eval Accuracy", "evaluation"),
+        ("eval/aime24/avg@8", "evaluation"),
+        ("evaluation/accuracy", "evaluation"),
+        ("mismatch/rollout_is_eff_sample_size", "effective_samples"),
+        ("mismatch/mismatch_k3_kl", "mismatch_kl"),
+        ("mismatch/rollout_is_mean", "importance_weight"),
+        ("filters/all/zero_advantage", "dead"),
+    ],
+)
+def test_keys_in_other_letters_and_of_other_versions(key, quantity):
+    assert [(source.quantity, source.key) for source in sources(("step", key))] == [(quantity, key)]
+
+
+def test_a_key_in_other_letters_comes_after_the_exact_one():
+    read = {source.quantity: source.key for source in sources(("Reward", "reward", "KL"))}
+    assert read == {"reward": "reward", "kl": "KL"}
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("rewards/format/mean", "format"),
+        ("Rewards / Format / Mean".replace(" / ", "/"), "Format"),
+        ("train/format_reward", "format"),
+        ("format_reward_mean", "format"),
+        ("reward_components/format", "format"),
+        ("reward", None),
+        ("avg_reward", None),
+        ("eval/format_reward", None),
+        ("val_reward", None),
+        ("rewards/format/std", None),
+    ],
+)
+def test_names_of_components_of_the_reward(key, name):
+    assert component_name(key) == name
+
+
+def test_a_key_is_read_or_unread_or_replaced_and_never_two_of_them():
+    row = {"step": 1, "reward": 0.5, "entropy": 0.4, "audit/entropy": 0.3, "audit/tokens": 9.0, "other": 1.0}
+    log = Log.of([row])
+    assert log.read["entropy"] == ("audit/entropy",)
+    assert log.replaced == {"entropy": "audit/entropy"}
+    assert log.unread == ("other",)
+    assert log.counters == ("step", "audit/tokens")
+    assert log.keys_of_learning == 4
 
 
 @pytest.mark.parametrize(

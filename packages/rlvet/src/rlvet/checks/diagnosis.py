@@ -215,6 +215,8 @@ class Diagnosis:
             lines.append(f"read from another key: {self.replaced_text}")
         if self.unread:
             lines.append(f"not read: {shorten(self.unread)}")
+        if self.log is not None and self.log.counters:
+            lines.append(f"steps, counters and times: {shorten(self.log.counters)}")
         if self.configuration is not None:
             lines += ["", "the configuration:", *str(self.configuration).split("\n")]
         return lines
@@ -302,6 +304,10 @@ class Diagnosis:
             "rows": len(self.rows),
             "read": {quantity: list(keys) for quantity, keys in log.read.items()},
             "unread": list(log.unread),
+            "replaced": dict(log.replaced),
+            "counters": list(log.counters),
+            "unread_rows": log.unread_rows,
+            "unread_values": dict(log.unread_values),
             "notes": list(log.notes),
         }
 

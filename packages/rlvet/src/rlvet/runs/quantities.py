@@ -34,8 +34,12 @@ QUANTITIES: Mapping[str, Mapping[str, Sequence[str]]] = load_table("names")
 EVALUATION = "evaluation"
 """The quantity of the score on evaluation prompts, for which no framework has a fixed key."""
 
-REWARD_COMPONENT = re.compile(r"(?:^|/)rewards/(?P<name>[^/]+?)(?:/mean)?$", re.I)
-"""Keys of the components of a reward, such as ``rewards/format/mean``."""
+REWARD_COMPONENT = re.compile(
+    r"(?:^|/)(?:rewards|reward_components)/(?P<name>[^/]+?)(?:/mean)?$"
+    r"|(?:^|/)(?P<own_name>\w*format\w*|accuracy|correctness)_reward(?:[_/]mean)?$",
+    re.I,
+)
+"""Keys of the components of a reward, such as ``rewards/format/mean`` and ``format_reward``."""
 
 NOT_COMPONENTS = ("mean", "std", "min", "max", "chosen", "rejected", "margins", "accuracies", "avg", "total")
 """Names in keys like those of reward components that are none."""
@@ -201,9 +205,10 @@ def component_name(key: str) -> str | None:
     ('format', None)
     """
     match = REWARD_COMPONENT.search(key)
-    if match is None or is_of_evaluation(key) or match["name"].lower() in NOT_COMPONENTS:
+    if match is None or is_of_evaluation(key):
         return None
-    return match["name"]
+    name = match["name"] or match["own_name"]
+    return None if name.lower() in NOT_COMPONENTS else name
 
 
 @lru_cache(maxsize=4096)

@@ -11,20 +11,24 @@ from rlvet.checks.log.results import later_half, passed_check, undecided_check
 from rlvet.checks.log.reward import CONSTANT_ROWS
 from rlvet.runs.quantities import component_name
 
+ZERO_ROWS = 10
+"""Number of rows from which a component of 0 in every row is reported. No answer has received it, whereas another value
+may be a score that changes slowly. unslothai/unsloth issue 2291 has eleven rows."""
+
 COMPONENT_CONSTANT = Kind(
     code="component-constant",
     severity="look",
     meaning="a component of the reward never changes",
     condition=(
-        f"a component of the reward has one value in every log step, over {CONSTANT_ROWS} or more, while "
-        "another varies"
+        f"a component of the reward has one value in every log step, over {CONSTANT_ROWS} or more, or over "
+        f"{ZERO_ROWS} or more if the value is 0, while another varies"
     ),
     remedy=(
         "read some answers with their values of this component: a reward function that always returns the "
         "same value has no effect"
     ),
     evidence=("components of the reward",),
-    source="logs of IMJONEZZ/UnslothGRPO and abdo-ashraf/Gemma-3-RL-Finetuning",
+    source="logs of IMJONEZZ/UnslothGRPO and abdo-ashraf/Gemma-3-RL-Finetuning, and unslothai/unsloth issue 2291",
     scenarios=("a judge at 0 beside another",),
 )
 
@@ -42,9 +46,14 @@ def _components(course: Course) -> dict[str, Series]:
     components = {}
     for name, key in keys.items():
         metric = course_with_reward.series(key)
-        if len(metric.values) >= CONSTANT_ROWS:
+        if len(metric.values) >= ZERO_ROWS:
             components[name] = metric
     return components
+
+
+def _with_many_rows(components: dict[str, Series]) -> dict[str, Series]:
+    """Return the components with enough rows for a fit of their weights."""
+    return {name: metric for name, metric in components.items() if len(metric.values) >= CONSTANT_ROWS}
 
 
 def check_components(course: Course) -> list[Finding]:
@@ -53,25 +62,29 @@ def check_components(course: Course) -> list[Finding]:
     components = _components(course)
     if len(components) < 2:
         return [Finding("ok", None, tested)]
-    first_component = next(iter(components.values()))
     findings = []
-    constant = {name: metric for name, metric in components.items() if len(set(metric.values)) == 1}
-    varying = {name: metric for name, metric in components.items() if name not in constant}
+    constant = {}
+    varying = {}
+    for name, metric in components.items():
+        if len(set(metric.values)) > 1:
+            varying[name] = metric
+        elif len(metric.values) >= CONSTANT_ROWS or not any(metric.values):
+            constant[name] = metric
     if constant and varying:
+        first_component = next(iter(constant.values()))
+        count = min(len(metric.values) for metric in constant.values())
         constants = ", ".join(
             f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items()
         )
         means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
         cause = (
-            f"{constants} in every one of {len(first_component.values)} log steps; means of the other components: "
-            f"{means}"
+            f"{constants} in every one of {count} log steps; means of the other components: {means}"
         )
-        count = len(first_component.values)
         finding = passed_check(tested, first_component, count, "log steps with this value")
         quantities = [f"rewards/{name}" for name in constant]
         start = first_component.steps[0]
         findings.append(finding.failed(COMPONENT_CONSTANT, cause, onset=start, quantities=quantities))
-    findings.append(_check_largest_component(course, components))
+    findings.append(_check_largest_component(course, _with_many_rows(components)))
     return findings
 
 
