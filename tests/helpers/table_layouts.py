@@ -161,7 +161,9 @@ def random_layout(seed: int, layouts: Sequence[str] = LAYOUTS) -> Layout:
                 cells.append(draw.choice(("saved", "best", "warm", "x")))
                 continue
             if draw.random() < missing_share:
-                cells.append(draw.choice(MISSING[1:] if layout in ("plain", "pandas", "simple", "rst") else MISSING))
+                cells.append(
+                    draw.choice(MISSING[1:] if layout in ("plain", "pandas", "simple", "rst") else MISSING)
+                )
                 continue
             if draw.random() < broken_share:
                 cells.append(draw.choice(NOT_NUMBERS))
@@ -221,7 +223,14 @@ def random_layout(seed: int, layouts: Sequence[str] = LAYOUTS) -> Layout:
         place = draw.randint(len(lines) // 2, len(lines))
         lines.insert(place, "")
     if footnotes and layout not in ("html", "pandas in html", "notebook"):
-        lines = ["The course of my run, as printed:", "", *lines, "", "* bold rows are the best", "(1) one GPU"]
+        lines = [
+            "The course of my run, as printed:",
+            "",
+            *lines,
+            "",
+            "* bold rows are the best",
+            "(1) one GPU",
+        ]
     text = "\n".join(lines) + "\n"
     ending = {"csv": "csv", "semicolons": "csv", "tsv": "tsv", "html": "html", "pandas in html": "html"}
     name = f"table.{ending.get(layout, draw.choice(('md', 'txt', 'log')))}"
@@ -277,7 +286,8 @@ def print_box(draw, header, rows, repeat, style):
 
     def line(cells, mark=edge):
         padded = [
-            cell.ljust(width) if left else cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width in zip(cells, widths, strict=True)
         ]
         return f"{mark} {f' {mark} '.join(padded)} {mark}"
 
@@ -285,7 +295,11 @@ def print_box(draw, header, rows, repeat, style):
         return start + middle.join(dash * (width + 2) for width in widths) + end
 
     if style == "rich":
-        top = [rule("┏", "┳", "┓", "━"), *[line(part, "┃") for part in header_lines], rule("┡", "╇", "┩", "━")]
+        top = [
+            rule("┏", "┳", "┓", "━"),
+            *[line(part, "┃") for part in header_lines],
+            rule("┡", "╇", "┩", "━"),
+        ]
         bottom = rule("└", "┴", "┘")
         between = []
     elif style == "grid":
@@ -315,7 +329,8 @@ def print_simple(draw, header, rows, repeat, style):
 
     def line(cells):
         padded = [
-            cell.ljust(width) if left else cell.rjust(width) for cell, width in zip(cells, widths, strict=True)
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width in zip(cells, widths, strict=True)
         ]
         return "  ".join(padded).rstrip()
 
@@ -349,7 +364,11 @@ def print_html(header, rows, repeat, *, is_pandas):
         return f"<{tag}><b>{text}</b></{tag}>" if is_bold else f"<{tag}>{text}</{tag}>"
 
     names = ["", *header] if is_pandas else header
-    head = ["    <tr style=\"text-align: left;\">", *[f"      {cell(name, 'th')}" for name in names], "    </tr>"]
+    head = [
+        '    <tr style="text-align: left;">',
+        *[f"      {cell(name, 'th')}" for name in names],
+        "    </tr>",
+    ]
     lines = ['<table border="1" class="dataframe">', "  <thead>", *head, "  </thead>", "  <tbody>"]
     for number, row in enumerate(rows):
         if repeat and number and number % repeat == 0:

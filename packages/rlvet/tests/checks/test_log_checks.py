@@ -153,7 +153,9 @@ def test_a_format_reward_of_0_is_named_in_a_short_log():
 def test_format_rewards_of_other_names_are_components():
     metrics = {"train/format_reward": lambda t: 0.0, "train/accuracy_reward": lambda t: t}
     (finding,) = findings(course(40, **metrics))
-    assert finding.cause.startswith("format is 0 in every one of 40 log steps; means of the other components: accuracy")
+    assert finding.cause.startswith(
+        "format is 0 in every one of 40 log steps; means of the other components: accuracy"
+    )
 
 
 def test_component_dominates():

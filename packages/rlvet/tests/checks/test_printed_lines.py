@@ -218,7 +218,8 @@ def test_the_key_of_a_quantity_that_was_read_is_not_listed_as_unread():
     assert "read from another key: entropy (audit/entropy)" in text
     assert "Read from another key: `entropy (audit/entropy)`" in diagnosis.as_markdown()
     # Nothing is lost for scripts.
-    assert "entropy" in json.loads(json.dumps(diagnosis.as_json()))["log"]["unread"]
+    log = json.loads(json.dumps(diagnosis.as_json()))["log"]
+    assert (log["unread"], log["replaced"]) == (["mine"], {"entropy": "audit/entropy"})
 
 
 def test_the_first_row_above_a_limit_is_no_jump():

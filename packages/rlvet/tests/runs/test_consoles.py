@@ -185,7 +185,8 @@ def test_a_line_of_a_step_that_cannot_be_parsed_is_counted():
 
 def test_several_updates_of_a_rollout_of_slime_are_counted():
     unread = Unread()
-    text = "rollout 0: {'rollout/raw_reward': 0.5}\nstep 0: {'train/grad_norm': 0.1}\nstep 1: {'train/grad_norm': 0.3}\n"
+    text = "rollout 0: {'rollout/raw_reward': 0.5}\n"
+    text += "step 0: {'train/grad_norm': 0.1}\nstep 1: {'train/grad_norm': 0.3}\n"
     assert console_rows(text, unread) == [{"step": 0, "rollout/raw_reward": 0.5, "train/grad_norm": 0.3}]
     assert unread.count == 1
 

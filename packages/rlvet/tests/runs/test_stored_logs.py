@@ -128,7 +128,11 @@ def test_nothing_of_a_stored_log_is_lost_in_silence(name):
 def test_no_tag_of_tensorboard_is_lost_in_silence(path):
     tags = {tag.decode() for tag in re.findall(rb"\x0a[\x06-\x50]((?:train|eval)/[\w/]+)", path.read_bytes())}
     log = read_log(path)
-    named = {key for names in log.read.values() for key in names} | {*log.unread, *log.counters, *log.replaced}
+    named = {key for names in log.read.values() for key in names} | {
+        *log.unread,
+        *log.counters,
+        *log.replaced,
+    }
     assert len(tags) > 10
     assert not tags - named
 

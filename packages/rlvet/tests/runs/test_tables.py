@@ -10,7 +10,7 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.logs import read_log
 from rlvet.runs.quantities import plain_key
 
-SEEDS = range(0, 480)
+SEEDS = range(480)
 """Seeds that were looked at."""
 
 
@@ -100,7 +100,9 @@ def test_a_row_without_a_step_and_a_cell_without_a_number_are_named(tmp_path):
 def test_a_decimal_comma_is_no_thousands_separator(tmp_path):
     log = read("step;reward;kl\n1;0,5;1,024\n2;0,25;2,048\n", tmp_path, "log.csv")
     assert [row["kl"] for row in log.rows] == [1.024, 2.048]
-    log = read("| step | reward | tokens |\n|---|---|---|\n| 1 | 0.5 | 1,024 |\n| 2 | 0.5 | 2,048 |\n", tmp_path)
+    log = read(
+        "| step | reward | tokens |\n|---|---|---|\n| 1 | 0.5 | 1,024 |\n| 2 | 0.5 | 2,048 |\n", tmp_path
+    )
     assert [row["tokens"] for row in log.rows] == [1024, 2048]
 
 
@@ -175,3 +177,125 @@ def test_a_short_first_attempt_is_counted(tmp_path):
     assert len(log.rows) == 11
     assert log.unread_rows == 3
     assert any("3 rows" in note and "restarted" in note for note in log.notes)
+
+
+def test_a_table_beside_printed_rows_of_a_notebook_is_counted(tmp_path):
+    printed = "".join(f"{{'loss': 0.0, 'reward': {0.1 * step:.1f}, 'kl': 0.01}}\n" for step in range(1, 13))
+    table = "| step | reward | kl |\n|---|---|---|\n| 1 | 0.5 | 0.1 |\n"
+    outputs = [{"output_type": "stream", "text": text} for text in (printed, table)]
+    log = read(json.dumps({"cells": [{"outputs": outputs}]}), tmp_path, "train.ipynb")
+    assert (len(log.rows), log.unread_rows) == (12, 1)
+    assert "1 row of a table is not read, as the printed rows are read" in log.notes
+
+
+UNSEEN = {}
+UNSEEN["polars"] = """shape: (3, 3)
+┌──────┬────────┬───────┐
+│ step ┆ reward ┆ kl    │
+│ ---  ┆ ---    ┆ ---   │
+│ i64  ┆ f64    ┆ f64   │
+╞══════╪════════╪═══════╡
+│ 1    ┆ 0.1    ┆ 0.01  │
+│ 2    ┆ 0.2    ┆ null  │
+│ 3    ┆ 0.3    ┆ 0.03  │
+└──────┴────────┴───────┘
+"""
+UNSEEN["orgtbl"] = """| step | reward | kl |
+|------+--------+----|
+| 1 | 0.1 | 0.01 |
+| 2 | 0.2 | 0.02 |
+| 3 | 0.3 | 0.03 |
+"""
+UNSEEN["double grid"] = """╔════════╦══════════╦══════╗
+║   step ║   reward ║   kl ║
+╠════════╬══════════╬══════╣
+║      1 ║      0.1 ║ 0.01 ║
+╠════════╬══════════╬══════╣
+║      2 ║      0.2 ║ 0.02 ║
+╠════════╬══════════╬══════╣
+║      3 ║      0.3 ║ 0.03 ║
+╚════════╩══════════╩══════╝
+"""
+UNSEEN["rich title and caption"] = """          Training of my run
+┏━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━┓
+┃ Step ┃ Reward ┃ KL                  ┃
+┡━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━┩
+│ 1    │ 0.1    │ 0.01                │
+│ 2    │ 0.2    │ 0.02                │
+├──────┼────────┼─────────────────────┤
+│ 3    │ 0.3    │ 0.03                │
+└──────┴────────┴─────────────────────┘
+         32 answers to a prompt
+"""
+UNSEEN["latex"] = r"""\begin{tabular}{rrr}
+\toprule
+step & reward & kl \\
+\midrule
+1 & 0.1 & 0.01 \\
+2 & 0.2 & 0.02 \\
+3 & \textbf{0.3} & 0.03 \\
+\bottomrule
+\end{tabular}
+"""
+UNSEEN["jira"] = """|| step || reward || kl ||
+| 1 | 0.1 | 0.01 |
+| 2 | 0.2 | 0.02 |
+| 3 | 0.3 | 0.03 |
+"""
+UNSEEN["timestamps before each line"] = """2026-01-01 10:00:00 INFO | step | reward | kl |
+2026-01-01 10:00:00 INFO |------|--------|----|
+2026-01-01 10:00:01 INFO | 1 | 0.1 | 0.01 |
+2026-01-01 10:00:02 INFO | 2 | 0.2 | 0.02 |
+2026-01-01 10:00:03 INFO | 3 | 0.3 | 0.03 |
+"""
+UNSEEN["quoted in an issue"] = """> | step | reward | kl |
+> |------|--------|----|
+> | 1 | 0.1 | 0.01 |
+> | 2 | 0.2 | 0.02 |
+> | 3 | 0.3 | 0.03 |
+"""
+UNSEEN["single spaces"] = "step reward kl\n1 0.1 0.01\n2 0.2 0.02\n3 0.3 0.03\n"
+UNSEEN["values with spaces"] = "step, reward, kl\n1, 0.1, 0.01\n2, 0.2, 0.02\n3, 0.3, 0.03\n"
+UNSEEN[
+    "html by hand"
+] = """<html><body><h1>Run</h1><table><tr><td><b>Step</b></td><td>Reward</td><td>KL&nbsp;(nats)</td></tr>
+<tr><td>1<td>0.1<td>0.01
+<tr><td>2<td>0.2<td>0.02
+<tr><td>3<td><font color=red>0.3</font><td>0.03
+</table></body></html>"""
+UNSEEN["csv with a title"] = "My run\nstep,reward,kl\n1,0.1,0.01\n2,0.2,0.02\n3,0.3,0.03\n"
+UNSEEN["csv of excel"] = "sep=;\nStep;Reward;KL\n1;0,1;0,01\n2;0,2;0,02\n3;0,3;0,03\n"
+UNSEEN["progress bars between rows"] = """Step | Reward | KL
+1 | 0.1 | 0.01
+ 33%|███▎      | 1/3 [00:05<00:10,  5.00s/it]
+2 | 0.2 | 0.02
+ 66%|██████▋   | 2/3 [00:10<00:05,  5.00s/it]
+3 | 0.3 | 0.03
+"""
+UNSEEN["warnings between rows"] = """step  reward    kl
+   1     0.1  0.01
+UserWarning: the cache is full  (step  2)
+   2     0.2  0.02
+   3     0.3  0.03
+"""
+UNSEEN["colours"] = (
+    "\x1b[1mstep\x1b[0m\treward\tkl\n1\t\x1b[32m0.1\x1b[0m\t0.01\n2\t0.2\t0.02\n3\t0.3\t0.03\n"
+)
+
+"""Tables of other tools, as text, that were written after the reader. All have the same three rows."""
+
+ENDINGS = {
+    "values with spaces": "csv",
+    "html by hand": "html",
+    "csv with a title": "csv",
+    "csv of excel": "csv",
+}
+"""The ending of each file that is no text."""
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_tables_of_other_tools(name, tmp_path):
+    log = read(UNSEEN[name], tmp_path, f"table.{ENDINGS.get(name, 'txt')}")
+    assert [(row["step"], row["reward"]) for row in log.rows] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert log.unread_rows == 0
+    assert not log.unread_values

@@ -19,7 +19,7 @@ from rlvet.lint.checks import LintReport, lint_run_configuration
 from rlvet.plugins import COLLECTORS, INSTALL_BANDPO, load_plugin, require_plugin
 from rlvet.runs import Run, Setup, open_run
 from rlvet.runs.logs import Log, shorten
-from rlvet.runs.quantities import EVALUATION, Row, sources
+from rlvet.runs.quantities import Row
 from rlvet.runs.run import Collector, TolerantCollector
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Diagnosis:
         first = self.rows[0]["step"]
         last = self.rows[-1]["step"]
         keys = self.log.keys_of_learning
-        read_keys = keys - len(self.log.unread)
+        read_keys = keys - len(self.log.unread) - len(self.log.replaced)
         return (
             f"read {read_keys} of {keys} logged keys in {len(self.rows)} log steps, "
             f"{format_step(first)} to {format_step(last)} ({self.log.source})"

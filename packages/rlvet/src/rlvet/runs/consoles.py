@@ -68,7 +68,9 @@ def console_rows(text: str, unread: Unread | None = None) -> Rows:
 def _has_metric(row: dict[str, Any]) -> bool:
     """Return True if a row has a number besides its step, or a value that is not finite."""
     for key, value in row.items():
-        if key != "step" and (isinstance(value, (int, float)) or (isinstance(value, str) and value in NOT_FINITE)):
+        if key != "step" and (
+            isinstance(value, (int, float)) or (isinstance(value, str) and value in NOT_FINITE)
+        ):
             return True
     return False
 

@@ -108,10 +108,10 @@ def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
         number = f"{len(long_keys)} keys" if len(long_keys) > 1 else "1 key"
         notes.append(f"{number} of more than {LONGEST_KEY:,} characters are not read")
     is_step_known = any(key in keys for key in STEP_KEYS)
-    step_keys = sorted(
-        (key for key in keys if isinstance(key, str) and step_rank(key) is not None), key=lambda key: step_rank(key) or 0
-    )
-    step_key = None if is_step_known or not step_keys else step_keys[0]
+    ranks = {key: step_rank(key) for key in keys if isinstance(key, str)}
+    step_keys = [key for key, rank in ranks.items() if rank is not None]
+    step_key = min(step_keys, key=lambda key: ranks[key] or 0, default=None)
+    step_key = None if is_step_known else step_key
     if step_key is None and not long_keys:
         return rows
     names = {key: "step" if key == step_key else key for key in keys - long_keys if isinstance(key, str)}
@@ -436,17 +436,16 @@ def _read_notebook(file: Path) -> RawLog:
         texts = list(_outputs(content))
     except (ValueError, RecursionError, TypeError, AttributeError) as error:
         raise InvalidValue(f"{file} is no notebook, or only a part of one ({error!r:.300})") from error
-    rows, unread = _rows_of_text("\n\n".join(texts))
+    text = "\n\n".join(texts)
+    rows, unread = _rows_of_text(text)
     if not rows:
         raise InvalidValue(
             f"{file} is a notebook, and none of its outputs has a row of metrics; {ACCEPTED_FILES}"
         )
     # Tables beside printed rows are of the same training, or of another one.
-    if "step" not in rows[0] or not table_rows("\n\n".join(texts)):
-        return RawLog({"": rows}, unread=unread)
-    tables = table_rows("\n\n".join(texts))
-    if len(tables) != len(rows) or tables != rows:
-        unread.add("row of a table", "the rows that were printed are read", "", len(tables))
+    tables = table_rows(text)
+    if tables and tables != rows:
+        unread.add("row of a table", "the printed rows are read", "", len(tables))
     return RawLog({"": rows}, unread=unread)
 
 
@@ -494,8 +493,8 @@ SCALED_KEY = re.compile(r"(.+)\((1e-?\d+)\)")
 def verl_rows(text: str, unread: Unread | None = None) -> list[dict[str, Any]]:
     """Return the rows in verl's console output.
 
-    verl rounds to three decimals there, so a learning rate or gradient norm that is printed as 0.000 is no number. Other
-    texts are kept as they are.
+    verl rounds to three decimals there, so a learning rate or gradient norm that is printed as 0.000 is no number.
+    Other texts are kept as they are.
 
     Args:
         text: The console output.

@@ -169,7 +169,7 @@ def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None)
 
     coverage = _Coverage({quantity: tuple(keys_read) for quantity, keys_read in read.items()})
     known: set[str] = set().union(*read.values())
-    for key in (numbers | keys):
+    for key in numbers | keys:
         if key in known:
             continue
         if step_rank(key) is not None or BOOKKEEPING.search(key) or key.startswith("audit/"):
@@ -209,7 +209,9 @@ def _values_without_number(
         if set(map(type, row.values())) <= {float, int}:
             continue
         for key, value in row.items():
-            is_value = not isinstance(value, (int, float)) and value is not None and value not in ("", *NOT_FINITE)
+            is_value = (
+                not isinstance(value, (int, float)) and value is not None and value not in ("", *NOT_FINITE)
+            )
             if is_value and key not in named:
                 count, first = values.get(key, (0, str(value)[:40]))
                 values[key] = (count + 1, first)
@@ -224,7 +226,9 @@ def _unread_notes(
     if unread_rows:
         rows = "1 row" if unread_rows == 1 else f"{unread_rows} rows"
         verb = "has" if unread_rows == 1 else "have"
-        notes.append(f"{rows} of {len(raw)} {verb} no known metric and {'is' if unread_rows == 1 else 'are'} not read")
+        notes.append(
+            f"{rows} of {len(raw)} {verb} no known metric and {'is' if unread_rows == 1 else 'are'} not read"
+        )
     if unread_values:
         total = sum(count for count, _ in unread_values.values())
         counts = [f"{count} of {key}" for key, (count, _) in unread_values.items()]

@@ -230,7 +230,9 @@ def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ())
         plain_keys.setdefault(plain_key(key), key)
     if any(plain != key for plain, key in plain_keys.items()):
         # Keys in capital letters or with spaces come last.
-        plain_exact = {plain: key for plain, key in plain_keys.items() if plain in _EXACT_KEYS or key in exact_keys}
+        plain_exact = {
+            plain: key for plain, key in plain_keys.items() if plain in _EXACT_KEYS or key in exact_keys
+        }
         endings = {ending: plain_keys[plain] for ending, plain in _keys_by_ending(plain_keys).items()}
         candidates_of_keys += [plain_exact, endings]
 

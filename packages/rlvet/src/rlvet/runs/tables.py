@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +42,9 @@ NUMBER = re.compile(
 )
 """A number with a unit."""
 
-GROUPED = re.compile(r"[+-]?\d{1,3}(?P<separator>[,'’\u00a0\u202f _])\d{3}(?:(?P=separator)\d{3})*(?:\.\d*)?(?!\d)")
+GROUPED = re.compile(
+    r"[+-]?\d{1,3}(?P<separator>[,'’\u00a0\u202f _])\d{3}(?:(?P=separator)\d{3})*(?:\.\d*)?(?!\d)"
+)
 """A number with separators of thousands."""
 
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
@@ -55,7 +58,9 @@ UNITS = {
     "min": 60.0,
     "h": 3600.0,
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds", "x", "nats", "nat"), 1.0),
-    **dict.fromkeys(("tok", "toks", "token", "tokens", "tokens/s", "tok/s", "tokens/sample", "it/s", "s/it"), 1.0),
+    **dict.fromkeys(
+        ("tok", "toks", "token", "tokens", "tokens/s", "tok/s", "tokens/sample", "it/s", "s/it"), 1.0
+    ),
     **dict.fromkeys(("gib", "gb", "mib", "mb", "steps", "samples"), 1.0),
 }
 """The factor of each unit, in lower case. ``M`` is a million, and ``m`` is no unit."""
@@ -63,7 +68,9 @@ UNITS = {
 WORDS = {"nan": "NaN", "inf": "Infinity", "+inf": "Infinity", "-inf": "-Infinity", "infinity": "Infinity"}
 """The texts of JSON logs for values that are not finite."""
 
-SCALE_OF_HEADER = re.compile(r"[\(\[]\s*[x×·]\s*(?:10\^?(?P<power>-?\d{1,2})|(?P<factor>1?e-?\d{1,2}))\s*[\)\]]\Z")
+SCALE_OF_HEADER = re.compile(
+    r"[\(\[]\s*[x×·]\s*(?:10\^?(?P<power>-?\d{1,2})|(?P<factor>1?e-?\d{1,2}))\s*[\)\]]\Z"
+)
 """A power of ten in a header, such as ``lr (×1e-6)``."""
 
 UNIT_OF_HEADER = re.compile(r"\s*[\(\[]\s*(?:in\s)?(?P<unit>[a-z%/]{1,14})\s*[\)\]]\Z", re.I)
@@ -101,7 +108,11 @@ class Column:
             pass
         elif power is not None:
             key = key[: power.start()]
-            scale = 10.0 ** int(power["power"]) if power["power"] else float(f"1{power['factor'].removeprefix('1')}")
+            scale = (
+                10.0 ** int(power["power"])
+                if power["power"]
+                else float(f"1{power['factor'].removeprefix('1')}")
+            )
         elif unit is not None and unit["unit"].lower() in UNITS:
             key = key[: unit.start()]
             scale = UNITS[unit["unit"].lower()]
@@ -229,11 +240,26 @@ class Line(NamedTuple):
 RULE = re.compile(r"[\s\-=+|:_~.─━═╌┄│┃║├┼┤┝┿┥┠╂┨┡╇┩╞╪╡╠╬╣┢╈┪┌┬┐┏┳┓╒╤╕╔╦╗╭╮└┴┘┗┻┛╘╧╛╚╩╝╰╯]*")
 """A line without letters and digits."""
 
+RULE_OF_CELL = re.compile(r":?-{3,}:?")
+"""The rule below the name of one column of Markdown."""
+
 DASHES = re.compile(r"-{2,}|={2,}|[─━═]{2,}|--:|:--")
 """A part of a rule."""
 
-EDGE = re.compile(r"(?<!\\)[|│┃║]")
+EDGE = re.compile(r"(?<!\\)[|│┃║┆]")
 """A separator of cells. Markdown escapes one in a cell."""
+
+PROGRESS_BAR = re.compile(r"\d+/\d+ \[")
+"""A part of a progress bar, which has edges too."""
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+"""The escape sequences of a terminal's colours."""
+
+LATEX_COMMAND = re.compile(r"\\[a-z]+\{([^{}]*)\}")
+"""A command for the emphasis of a cell."""
+
+TYPE_OF_COLUMN = re.compile(r"[iuf](?:8|16|32|64)|str|bool|cat|null|date(?:time)?(?:\[.*\])?", re.I)
+"""The type of a column below its name, as polars prints it."""
 
 GAP = re.compile(r" {2,}")
 """The space between columns."""
@@ -243,8 +269,7 @@ def cells_of_text(text: str) -> Iterator[Line | None]:
     """Yield the lines of tables in a text, and None for each other line."""
     # The spans of the columns between the dashes of a rule, for tables with spaces between their columns.
     spans: list[tuple[int, int]] = []
-    for text_line in text.splitlines():
-        line = text_line.rstrip("\r\n")
+    for line in ESCAPES.sub("", text).splitlines():
         stripped = line.strip()
         if not stripped or len(line) > LONGEST_ROW:
             spans = []
@@ -255,7 +280,11 @@ def cells_of_text(text: str) -> Iterator[Line | None]:
                 spans = [match.span() for match in re.finditer(r"[-=]+", line)]
             yield Line((), line, "rule")
         elif EDGE.search(stripped):
-            yield _line_with_edges(stripped, line)
+            if not PROGRESS_BAR.search(stripped):
+                yield _line_with_edges(stripped, line)
+        elif "&" in stripped and stripped.endswith("\\\\"):
+            cells = LATEX_COMMAND.sub(r"\1", stripped.removesuffix("\\\\")).split("&")
+            yield Line(tuple(cell.strip().replace("\\_", "_") for cell in cells), line, "edges")
         elif "\t" in line:
             yield Line(tuple(cell.strip() for cell in line.split("\t")), line, "tabs")
         else:
@@ -268,11 +297,21 @@ def cells_of_text(text: str) -> Iterator[Line | None]:
 
 def _line_with_edges(text: str, line: str) -> Line:
     """Return a line of Markdown or of a box."""
+    if text.startswith("||"):
+        # Jira's header.
+        text = text.replace("||", "|")
     cells = EDGE.split(text)
     has_left = len(cells) > 1 and not cells[0]
     has_right = len(cells) > 1 and not cells[-1]
     cells = cells[1 if has_left else 0 : len(cells) - 1 if has_right else len(cells)]
     names = tuple(cell.strip().replace("\\|", "|").replace("<br>", " ") for cell in cells)
+    if (
+        len(names) > 2
+        and not RULE_OF_CELL.fullmatch(names[0])
+        and all(RULE_OF_CELL.fullmatch(name) for name in names[1:])
+    ):
+        # A rule after the time at which the line was printed.
+        return Line((), line, "rule")
     return Line(names, line, "edges", (has_left, has_right))
 
 
@@ -283,7 +322,7 @@ def _cells_between_spaces(line: str, spans: Sequence[tuple[int, int]]) -> tuple[
         line: The line.
         spans: The columns of the rule above it. A cell may be longer than its column only at the end.
     """
-    if spans and not any(line[end : start].strip() for (_, end), (start, _) in zip(spans, spans[1:], strict=False)):
+    if spans and not any(line[end:start].strip() for (_, end), (start, _) in itertools.pairwise(spans)):
         ends = [end for _, end in spans[:-1]]
         starts = [start for start, _ in spans[1:]]
         pieces = [line[start:end] for start, end in zip([0, *starts], [*ends, len(line)], strict=True)]
@@ -466,7 +505,12 @@ class TableReader:
             if _is_header(cells) and not any(_is_row(cells, line.cells) for line in block):
                 self._begin(cells, block[0])
                 return
-        is_foreign = is_first and has_rule and block[0].layout in ("edges", "html") and not any(map(_has_number, block))
+        is_foreign = (
+            is_first
+            and has_rule
+            and block[0].layout in ("edges", "html")
+            and not any(map(_has_number, block))
+        )
         for position, line in enumerate(block):
             header = self.header
             if self._begins_table(block, position, has_rule=has_rule):
@@ -486,8 +530,8 @@ class TableReader:
         line = block[position]
         if not self.needs_step and self.header is None:
             return True
-        # No name of a column begins with a digit.
-        if line.cells[0][:1].isdecimal():
+        # In most rows of a CSV file the first cell is a number, and no name of a column begins with a digit.
+        if line.layout.startswith("csv") and line.cells[0][:1].isdecimal():
             return False
         if not _is_header(line.cells):
             return False
@@ -619,6 +663,8 @@ def _join_lines(block: Sequence[Line]) -> list[str]:
     names = []
     for parts in zip(*(line.cells for line in block), strict=True):
         parts = [part for part in parts if part]
+        if len(parts) > 2 and parts[-2] == "---" and TYPE_OF_COLUMN.fullmatch(parts[-1]):
+            parts = parts[:-2]
         together = "".join(parts)
         apart = " ".join(parts)
         is_together = is_known_key(Column.of(together).key) or _names_step(together)
@@ -665,7 +711,9 @@ def _aligned(header: _Header, line: Line) -> Sequence[str] | None:
     return None if any(cells[-extra:]) else cells[:-extra]
 
 
-STEP_TEXT = re.compile(r"(?:[a-z]{1,12}[ :_#-]{0,2})?(?P<number>\d[\d,.' ]*)(?:\s?/\s?\d+)?", re.I)
+STEP_TEXT = re.compile(
+    r"(?:(?:step|iteration|iter|batch|update)[ :_#-]{0,2}|#)?(?P<number>\d[\d,.' ]*)(?:\s?/\s?\d+)?", re.I
+)
 """A step with a word before it, or the number of all steps after it."""
 
 

@@ -54,5 +54,7 @@ class Unread:
             rows = " ".join((first if count == 1 else f"{first}s", *rest))
             verb = "is" if count == 1 else "are"
             example = self.examples[name, reason]
-            notes.append(f"{count} {rows} {verb} not read, as {reason}" + (f": {example!r}" if example else ""))
+            notes.append(
+                f"{count} {rows} {verb} not read, as {reason}" + (f": {example!r}" if example else "")
+            )
         return tuple(notes)

@@ -77,9 +77,7 @@ def check_components(course: Course) -> list[Finding]:
             f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items()
         )
         means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
-        cause = (
-            f"{constants} in every one of {count} log steps; means of the other components: {means}"
-        )
+        cause = f"{constants} in every one of {count} log steps; means of the other components: {means}"
         finding = passed_check(tested, first_component, count, "log steps with this value")
         quantities = [f"rewards/{name}" for name in constant]
         start = first_component.steps[0]
