@@ -176,6 +176,12 @@ def test_quantities_that_nemo_rl_prints():
     }
 
 
+def test_results_of_nemo_rl_that_are_no_numbers_are_named(tmp_path):
+    text = nemo_rl(1).replace("  • Avg Reward", "  • Mode: fast\n  • Avg Reward")
+    (tmp_path / "train.log").write_text(text)
+    assert read_log(tmp_path / "train.log").unread == ("loss", "mode")
+
+
 def test_a_line_of_a_step_that_cannot_be_parsed_is_counted():
     unread = Unread()
     text = f"{openrlhf(1)}Global step 2: {{'reward': 0.5, 'broken': <object at 0x7f>}}\n{openrlhf(3)}"

@@ -298,9 +298,12 @@ def _nemo_rl_rows(text: str, unread: Unread) -> StepMetrics:
             continue
         results = results.partition("Timing:")[0]
         metrics: dict[str, Any] = {}
-        for name, value in re.findall(r"• ([\w ]+): (-?[\d.]+|nan|-?inf)\s*$", results, re.M):
-            key = NEMO_RL_NAMES.get(name, name.lower().replace(" ", "_"))
-            metrics.setdefault(key, _parse_number(value))
+        for result in re.finditer(r"• ([\w ]+): ([^\n]*)", results):
+            name = result[1]
+            text_of_value = result[2].strip()
+            number_of_name = _parse_number(text_of_value)
+            key = NEMO_RL_NAMES[name] if name in NEMO_RL_NAMES else name.lower().replace(" ", "_")
+            metrics.setdefault(key, text_of_value if number_of_name is None else number_of_name)
         yield (epoch - 1) * int(total) + int(number), metrics
 
 
