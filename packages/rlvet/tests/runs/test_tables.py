@@ -185,7 +185,18 @@ def test_a_table_beside_printed_rows_of_a_notebook_is_counted(tmp_path):
     outputs = [{"output_type": "stream", "text": text} for text in (printed, table)]
     log = read(json.dumps({"cells": [{"outputs": outputs}]}), tmp_path, "train.ipynb")
     assert (len(log.rows), log.unread_rows) == (12, 1)
-    assert "1 row of a table is not read, as the printed rows are read" in log.notes
+    assert "1 row of a table is not read, as the printed rows have more values" in log.notes
+
+
+def test_a_small_table_in_the_output_of_a_loop_does_not_hide_its_rows(tmp_path):
+    text = "".join(f"step {step}/30 | Reward: {0.01 * step:.2f} | KL: 0.01\n" for step in range(1, 31))
+    table = "\nstep  accuracy  reward\n  10      0.50    0.41\n  20      0.51    0.42\n"
+    log = read(text + table, tmp_path, "train.log")
+    assert [row["reward"] for row in log.rows] == [round(0.01 * step, 2) for step in range(1, 31)]
+    assert log.unread_rows == 2
+    log = read("step 1 | Reward: 0.5 | KL: 0.1\n" + MARKDOWN, tmp_path, "train.log")
+    assert len(log.rows) == 3
+    assert log.unread_rows == 1
 
 
 UNSEEN = {}

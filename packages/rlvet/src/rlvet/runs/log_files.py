@@ -398,14 +398,38 @@ def _decode(file: Path) -> str:
     return data.decode(encoding, errors="replace")
 
 
+HEADER_OF_TABLE = re.compile(
+    r"<table\b|(?:^|[|│┃\t])[ *`]*(?:global[ _])?(?:step|iteration)[ *`]*(?:[|│┃\t]|  |$)", re.I | re.M
+)
+"""A part of a table with a column of steps, in HTML or in a text."""
+
+
 def _rows_of_text(text: str) -> tuple[list[dict[str, Any]], Unread]:
-    """Return the rows in console output or in a text with tables, and those that are not read."""
-    for reader in (verl_rows, console_rows, trl_rows, table_rows, custom_loop_rows):
+    """Return the rows in console output or in a text with tables, and those that are not read.
+
+    If a text has printed rows and tables, those with more values are read. The others, of the same training or of
+    another one, are counted.
+    """
+    rows: list[dict[str, Any]] = []
+    unread = Unread()
+    for reader in (verl_rows, console_rows, trl_rows, custom_loop_rows):
         unread = Unread()
         rows = reader(text, unread)
         if rows:
-            return rows, unread
-    return [], Unread()
+            break
+    if rows and not HEADER_OF_TABLE.search(text):
+        return rows, unread
+    unread_of_tables = Unread()
+    tables = table_rows(text, unread_of_tables)
+    if not tables:
+        return rows, unread
+    if sum(map(len, tables)) > sum(map(len, rows)):
+        if rows:
+            unread_of_tables.add("printed row", "the tables of the file have more values", "", len(rows))
+        return tables, unread_of_tables
+    unread.add("row of a table", "the printed rows have more values", "", len(tables))
+    unread.add_all(unread_of_tables)
+    return rows, unread
 
 
 def _read_text(file: Path) -> RawLog:
@@ -442,10 +466,6 @@ def _read_notebook(file: Path) -> RawLog:
         raise InvalidValue(
             f"{file} is a notebook, and none of its outputs has a row of metrics; {ACCEPTED_FILES}"
         )
-    # Tables beside printed rows are of the same training, or of another one.
-    tables = table_rows(text)
-    if tables and tables != rows:
-        unread.add("row of a table", "the printed rows are read", "", len(tables))
     return RawLog({"": rows}, unread=unread)
 
 
