@@ -2,6 +2,7 @@
 
 import json
 import pprint
+import re
 
 import pytest
 
@@ -344,3 +345,44 @@ def test_other_lines_of_a_loop_are_rows_of_an_evaluation_or_counted():
     assert unread.notes() == (
         "1 line with a step and numbers is not read, as it has no reward: 'step 2 | loss: 0.1 | lr: 0.2'",
     )
+
+
+def trl(step):
+    return f"{{'loss': 0.0, 'reward': {0.1 * step:.2f}, 'kl': 0.01, 'epoch': {0.01 * step:.2f}}}\n"
+
+
+def verl(step):
+    return f"(TaskRunner pid=1) step:{step} - critic/score/mean:{0.1 * step:.2f} - actor/entropy:0.500\n"
+
+
+PRINTERS = [skyrl, openrlhf, prime_rl, roll, areal, nemo_rl, trl, verl]
+
+
+@pytest.mark.parametrize("printed", PRINTERS)
+@pytest.mark.parametrize("damage", ["a value is no number", "the reward is missing", "an object is printed"])
+def test_of_a_damaged_line_the_row_is_read_or_counted(printed, damage, tmp_path):
+    text = ""
+    for step in range(1, 13):
+        part = printed(step)
+        if step == 7:
+            value = {
+                "a value is no number": "??",
+                "the reward is missing": "",
+                "an object is printed": "<a at 0x7f>",
+            }
+            # The first number with a point after the reward's name, or the only one of AReaL's cell.
+            part, count = re.subn(
+                r"((?:[Rr]eward(?:/avg)?|score/mean|avg_raw_reward)\W{1,4})\d[\d.e+-]*",
+                rf"\g<1>{value[damage]}",
+                part,
+                1,
+            )
+            assert count == 1
+        text += part
+    (tmp_path / "train.log").write_text(text)
+    log = read_log(tmp_path / "train.log")
+    rewards = sum("reward" in row for row in log.rows)
+    named = log.unread_rows + sum(log.unread_values.values())
+    assert rewards == 11
+    assert named >= 1 or damage == "the reward is missing"
+    assert len(log.rows) + log.unread_rows >= 12

@@ -195,8 +195,11 @@ def _prime_rl_metrics(line: str) -> dict[str, Any]:
         if match is None:
             # A cell without a known form is a key without a number.
             name = cell.partition(":")[0].strip().lower()
-            if name:
-                metrics[PRIME_RL_NAMES.get(name, name.replace(" ", "_"))] = cell
+            known_names = [known for known in PRIME_RL_NAMES if name == known or name.startswith(f"{known} ")]
+            if known_names:
+                metrics[PRIME_RL_NAMES[max(known_names, key=len)]] = cell
+            elif name:
+                metrics[name.replace(" ", "_")] = cell
             continue
         name = match["name"].lower()
         value = _parse_number(match["number"])
