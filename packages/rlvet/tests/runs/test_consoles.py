@@ -375,7 +375,7 @@ def test_of_a_damaged_line_the_row_is_read_or_counted(printed, damage, tmp_path)
                 r"((?:[Rr]eward(?:/avg)?|score/mean|avg_raw_reward)\W{1,4})\d[\d.e+-]*",
                 rf"\g<1>{value[damage]}",
                 part,
-                1,
+                count=1,
             )
             assert count == 1
         text += part

@@ -60,9 +60,9 @@ MAGIC = {
 """The first bytes of files that are no log, with a description of each kind."""
 
 ACCEPTED_FILES = (
-    "give the folder of the run, or one of: metrics.jsonl, trainer_state.json, the .jsonl of a file logger, a CSV, the "
-    "console output of a trainer, or what wandb (run-….wandb), trackio (PROJECT.db) or TensorBoard (events.out.…) "
-    "left"
+    "give the folder of the run, or one of: metrics.jsonl, trainer_state.json, the .jsonl of a file logger, a CSV, a "
+    "table in Markdown or HTML, a notebook (.ipynb), the console output of a trainer, or what wandb (run-….wandb), "
+    "trackio (PROJECT.db) or TensorBoard (events.out.…) left"
 )
 
 

@@ -310,8 +310,8 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     An incomplete last line, from a run that was killed or is still writing, is left out with a warning.
 
     Args:
-        path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, console output, wandb's
-            ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
+        path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, a table in Markdown or HTML, a
+            notebook, console output, wandb's ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
         names: The user's own keys for quantities, such as ``{"reward": "iteration_reward"}``. If not given, they are
             read from a file `NAMES_FILE` beside the log or in the current folder.
         run_name: The name of the run, if there are several. The error without it lists the names.
