@@ -111,6 +111,13 @@ def test_commas_that_may_be_decimal_are_not_read(tmp_path):
     assert log.unread == ("completion_length",)
 
 
+def test_names_of_runs_are_no_numbers_with_units(tmp_path):
+    (tmp_path / "runs.csv").write_text("run,step,reward\n1x,1,0.1\n2x,1,0.2\n2x,2,0.3\n")
+    log = read_log(tmp_path / "runs.csv", run_name="2x")
+    assert [row["reward"] for row in log.rows] == [0.2, 0.3]
+    assert (log.unread, log.counters) == ((), ("step", "run"))
+
+
 def test_columns_of_the_same_name_are_both_named(tmp_path):
     log = read("| step | reward | reward |\n|---|---|---|\n| 1 | 0.1 | 9 |\n| 2 | 0.2 | 9 |\n", tmp_path)
     assert [row["reward"] for row in log.rows] == [0.1, 0.2]

@@ -23,7 +23,7 @@ from rlvet.runs.limits import (
     MOST_CELLS,
     MOST_COLUMNS,
 )
-from rlvet.runs.quantities import DETAIL, STEP_KEYS, step_rank
+from rlvet.runs.quantities import DETAIL, RUN_KEYS, STEP_KEYS, step_rank
 from rlvet.runs.tables import csv_rows, table_rows
 from rlvet.runs.trackers import read_tensorboard, read_trackio, read_wandb
 from rlvet.runs.unread import Unread
@@ -653,9 +653,6 @@ def _parse_number(text: str) -> float | str:
 
 
 # --- Several runs in one file ---
-
-RUN_KEYS = ("run", "run_id", "run_name", "run_number", "Run", "Name", "experiment", "experiment_name")
-"""Keys of the name of a row's run."""
 
 
 def by_run(rows: Iterable[Mapping[str, Any]], unread: Unread) -> Mapping[str, RawRows]:

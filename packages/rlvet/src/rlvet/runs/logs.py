@@ -14,13 +14,14 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from rlvet.runs.limits import LARGEST_NAMES, MOST_FILES
-from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, NOT_IN_FOLDERS, RUN_KEYS, RawRows, kind_of, read_raw
+from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, NOT_IN_FOLDERS, RawRows, kind_of, read_raw
 from rlvet.runs.quantities import (
     BOOKKEEPING,
     DETAIL,
     EVALUATION,
     NOT_FINITE,
     QUANTITIES,
+    RUN_KEYS,
     STEP_KEYS,
     Row,
     component_name,
@@ -77,7 +78,7 @@ class Log:
     unread: tuple[str, ...] = ()
     """Keys with an unknown meaning, or without a number. Counters and times are not among them."""
     counters: tuple[str, ...] = ()
-    """Keys of counters, times and other steps, and those of bandpo's audit, which are known."""
+    """Keys of counters, times, steps and names of runs, and those of bandpo's audit, which are known."""
     replaced: Mapping[str, str] = field(default_factory=dict)
     """Keys whose quantity was read from a better key, each with that key, such as ``entropy`` beside
     ``audit/entropy``."""
@@ -172,7 +173,8 @@ def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None)
     for key in numbers | keys:
         if key in known:
             continue
-        if step_rank(key) is not None or BOOKKEEPING.search(key) or key.startswith("audit/"):
+        is_other = step_rank(key) is not None or key in RUN_KEYS or key.startswith("audit/")
+        if is_other or BOOKKEEPING.search(key):
             coverage.counters.append(key)
             continue
         better = None

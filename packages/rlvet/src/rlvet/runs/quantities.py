@@ -91,6 +91,9 @@ STEP_KEYS = (
 )
 """Keys of the step of a row, the best first."""
 
+RUN_KEYS = ("run", "run_id", "run_name", "run_number", "Run", "Name", "experiment", "experiment_name")
+"""Keys of the name of a row's run."""
+
 NOT_FINITE = ("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf")
 """Texts that trackers write for values that are not finite."""
 

@@ -19,7 +19,7 @@ from html import unescape
 from typing import Any, NamedTuple
 
 from rlvet.runs.limits import LONGEST_ROW
-from rlvet.runs.quantities import is_known_key, step_rank
+from rlvet.runs.quantities import RUN_KEYS, is_known_key, step_rank
 from rlvet.runs.unread import Unread
 
 Rows = list[dict[str, Any]]
@@ -583,6 +583,9 @@ class TableReader:
                 value = parse_cell(cell, column.scale, comma)
                 if value is None:
                     continue
+                if column.key in RUN_KEYS and not PLAIN_NUMBER.fullmatch(cell):
+                    # A run may have the name 2x.
+                    value = cell
                 if not is_whole and position == len(row_cells) - 1 and position != header.step:
                     value = f"{cell} (the row ends here)"
                 row[column.key] = value
@@ -603,6 +606,9 @@ class TableReader:
             rows.append(row)
         return rows
 
+
+PLAIN_NUMBER = re.compile(r"\d+(?:\.\d*)?")
+"""A number in the column of a run's name, which may be its index."""
 
 MOST_HEADER_LINES = 6
 """The largest number of lines of a header."""
