@@ -306,7 +306,7 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
             yield "share of answers cut off"
     if "at which most answers are cut off" in text:
         yield "a share of answers cut off that is not in the log"
-    if match := re.match(rf"{SHARE} of groups[^%]* carry no signal", text):
+    if match := re.match(rf"{SHARE} of groups[^%]* teach nothing", text):
         late = second_half(c["dead"])
         shares = [fmean(late), fmean(late[-max(8, len(late) // 5) :])]
         if not any(_equal_share(match[1], share) for share in shares):
@@ -317,7 +317,7 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
     match = re.match(rf"mean length {NUMBER} → {NUMBER} tokens", text)
     if match and not (_equal(match[1], start(c["length"])) and _equal(match[2], end(c["length"]))):
         yield "length at both ends"
-    if match := re.match(rf"reward {NUMBER} from step {NUMBER} to {NUMBER}", text):
+    if match := re.match(rf"mean reward {NUMBER} from step {NUMBER} to {NUMBER}", text):
         first, last = _value(match[2]), _value(match[3])
         values = [v for s, v in zip(c.steps("reward"), c["reward"], strict=True) if first <= s <= last]
         if not _equal(match[1], fmean(values)):

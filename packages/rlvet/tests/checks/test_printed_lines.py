@@ -194,9 +194,9 @@ def test_nearly_all_is_not_all():
 
 def test_hours_have_no_exponent():
     diagnosis = diagnose_rows(course(kl=lambda t: 3 * t, step_time=lambda t: 15_000.0))
-    assert re.search(r"cost: 1\d\d of 167 hours, times the GPUs", str(diagnosis))
+    assert re.search(r"\(1\d\d of 167 hours, on each GPU\)", str(diagnosis))
     diagnosis = diagnose_rows(course(kl=lambda t: 3 * t, step_time=lambda t: 15.0))
-    assert "of 10 minutes, times the GPUs" in str(diagnosis)
+    assert "of 10 minutes, on each GPU)" in str(diagnosis)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_the_evidence_on_a_simulated_fault_is_on_its_side(name):
 # --- What is printed by default, and with --verbose ---
 
 COUNTS = re.compile(
-    r"(\d+) checks? passed(?: in [\d.]+% of the tokens)?"
+    r"(\d+) of (\d+) checks? passed(?: in [\d.]+% of the tokens)?"
     r"(?:, (\d+) undecided \(([^()]+)\))?(?:, (\d+) of (\d+) keys not read)?; -v lists them"
 )
 
@@ -333,8 +333,9 @@ def check_short_text(diagnosis):
     assert str(diagnosis) == text
     counts = [match for match in map(COUNTS.fullmatch, text.splitlines()) if match]
     assert len(counts) == 1, text
-    passed, undecided, subjects, unread, keys = counts[0].groups()
+    passed, total, undecided, subjects, unread, keys = counts[0].groups()
     assert int(passed) == len(set(diagnosis.passed))
+    assert int(total) == len({finding.tested for finding in diagnosis.tested})
     assert int(undecided or 0) == len(set(diagnosis.untested) - set(diagnosis.passed))
     assert int(unread or 0) == len(diagnosis.log.unread if diagnosis.log else ())
     if unread:
@@ -373,8 +374,8 @@ def test_the_text_on_a_stored_log_is_short_unless_asked(path):
         pytest.skip("no log that can be read")
     check_short_text(diagnosis)
     check_long_text(diagnosis)
-    # Without the findings, five lines: headline, what was read, counts, and an empty line around the findings.
-    without_findings = 5 + 2 * bool(diagnosis.configuration)
+    # Without the findings, six lines: headline, what was read, counts, severities, and two empty lines.
+    without_findings = 6 + 2 * bool(diagnosis.configuration)
     if not diagnosis.log.notes and not diagnosis.notes:
         lines_of_findings = sum(7 for _ in diagnosis.findings)
         assert len(diagnosis.as_text().splitlines()) <= without_findings + lines_of_findings

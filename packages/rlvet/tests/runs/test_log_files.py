@@ -292,7 +292,7 @@ def test_names_of_ones_own(tmp_path, monkeypatch):
         app, ["diagnose", "log.jsonl", "--map", "reward=iteration_reward", "--map", "entropy=H"]
     )
     assert result.exit_code == 0, result.output
-    assert "read 2 of 2 logged keys in 12 log steps, 1 to 12" in result.output
+    assert "read 2 of 2 logged keys in 12 log steps, from training step 1 to 12" in result.output
     Path("bandpo-names.json").write_text('{"reward": "iteration_reward"}', encoding="utf-8")
     log = read_log("log.jsonl")
     assert (log.read["reward"], log.unread) == (("iteration_reward",), ("H",))
@@ -313,7 +313,7 @@ def test_over_what_was_not_read_nothing_is_called_ok(tmp_path):
         diagnosis.headline
         == "no verdict: no key of the log is known to be the reward; name it by --map reward=KEY"
     )
-    assert "read 1 of 21 logged keys in 39 log steps, 1 to 39" in str(diagnosis)
+    assert "read 1 of 21 logged keys in 39 log steps, from training step 1 to 39" in str(diagnosis)
     assert "not read: my/0, my/1," in str(diagnosis)
     assert diagnosis.as_json()["log"]["unread"][0] == "my/0"
     assert CliRunner().invoke(app, ["diagnose", str(tmp_path)]).exit_code == 2
@@ -345,13 +345,13 @@ def test_many_rows_take_little_more_than_their_parsing(tmp_path):
     ("log", "headline"),
     [
         ("chaos", "truncated: 99.6% of answers are cut off"),
-        ("rith", "reward-flat: the reward is -5 in every one of the last 80 log steps"),
+        ("rith", "collapse: reward 0.5 → -5, from the best tenth of the run to the last"),
         (
             "wordle-tb/1767733342",
             "step-too-large: KL to the reference went 0 → 1.28 in the first 3 log steps",
         ),
         ("wordle-tb/1767730664", "truncated: 78% of answers are cut off in the last tenth"),
-        ("finqa/train.log", "no-signal: 58% of groups carry no signal"),
+        ("finqa/train.log", "no-signal: 58% of groups teach nothing"),
         ("logic-rl/verl-console.log", "no verdict: 1 log steps with a reward are too few"),
     ],
 )

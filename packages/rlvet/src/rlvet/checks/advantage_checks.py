@@ -35,13 +35,13 @@ def findings_and_notes(
     """
     comparison = Comparison(recorded, whole_groups)
     findings = [
-        ("missing answers", check_groups(recorded, whole_groups=whole_groups)),
-        ("mask", check_losses(recorded)),
-        ("mask", check_ends(recorded)),
-        ("mask", check_prompts(recorded)),
-        ("signal of groups", check_signal(recorded)),
-        ("advantages", check_advantages(comparison)),
-        ("noise of rewards", check_rewards(recorded)),
+        ("missing answers of a group", check_groups(recorded, whole_groups=whole_groups)),
+        ("losses without a token", check_losses(recorded)),
+        ("end tokens in the mask", check_ends(recorded)),
+        ("prompts in the mask", check_prompts(recorded)),
+        ("advantages that are 0", check_signal(recorded)),
+        ("formula of the advantages", check_advantages(comparison)),
+        ("noise of the rewards", check_rewards(recorded)),
     ]
     notes = [comparison.note] if comparison.note else []
     return [finding._replace(subject=subject) for subject, finding in findings], notes

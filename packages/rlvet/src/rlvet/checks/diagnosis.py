@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlvet._numbers import format_step
-from rlvet._severities import SEVERITIES, is_at_least
+from rlvet._severities import MEANINGS, SEVERITIES, is_at_least
 from rlvet._shown import as_html
 from rlvet._terminal import printable
 from rlvet.checks.findings import Coverage, Finding
@@ -133,7 +133,7 @@ class Diagnosis:
         read_keys = keys - len(self.log.unread) - len(self.log.replaced)
         return (
             f"read {read_keys} of {keys} logged keys in {len(self.rows)} log steps, "
-            f"{format_step(first)} to {format_step(last)} ({self.log.source})"
+            f"from training step {format_step(first)} to {format_step(last)} ({self.log.source})"
         )
 
     @property
@@ -156,14 +156,15 @@ class Diagnosis:
     def counts(self) -> str:
         """The number of checks that passed and that decided nothing, and of keys that were not read, in a phrase.
 
-        The subjects of the undecided checks are named.
+        The undecided checks are named. The other checks have a finding each.
 
-        >>> Diagnosis([Finding("ok", True, "a", subject="KL"), Finding("ok", None, "b", subject="clip")]).counts
-        '1 check passed, 1 undecided (clip)'
+        >>> Diagnosis([Finding("ok", True, "a", subject="KL"), Finding("ok", None, "b", subject="the clip")]).counts
+        '1 of 2 checks passed, 1 undecided (the clip)'
         """
         passed = len(dict.fromkeys(self.passed))
+        total = len({finding.tested for finding in self.tested})
         part = f" in {self._part}" if self._part else ""
-        texts = [f"{passed} {'check' if passed == 1 else 'checks'} passed{part}"]
+        texts = [f"{passed} of {total} {'check' if total == 1 else 'checks'} passed{part}"]
         undecided = [name for name in self.untested if name not in self.passed]
         subjects = [finding.subject for finding in self.tested if finding.tested in undecided]
         if undecided:
@@ -171,6 +172,14 @@ class Diagnosis:
         if self.log is not None and self.log.unread:
             texts.append(f"{len(self.log.unread)} of {self.log.keys_of_learning} keys not read")
         return ", ".join(texts)
+
+    @property
+    def legend(self) -> str:
+        """The meanings of the severities that the findings have, in a line; empty without a finding."""
+        severities = {finding.severity for finding in self.findings}
+        if self.configuration is not None:
+            severities |= {finding.severity for finding in self.configuration.findings}
+        return "; ".join(f"{level}: {MEANINGS[level]}" for level in SEVERITIES if level in severities)
 
     def __str__(self) -> str:
         """Return the diagnosis as `as_text` does."""
@@ -198,6 +207,8 @@ class Diagnosis:
             lines += ["", *_finding_lines(number, finding)]
 
         lines += ["", *(self._list_lines() if verbose else self._count_lines())]
+        if self.legend:
+            lines.append(self.legend)
         # Some of these lines contain names from the run's log and folders.
         return "\n".join(map(printable, lines))
 
@@ -282,6 +293,8 @@ class Diagnosis:
                 finding.cost,
             )
             lines.append(f"| {' | '.join(cells)} |")
+        if self.legend:
+            lines += ["", self.legend]
 
         lines += [f"\n{_as_code(note)}" for note in self.notes]
 
@@ -316,7 +329,7 @@ def _finding_lines(number: int, finding: Finding) -> list[str]:
     """Return the lines of a numbered finding: its cause, its onset, the figure, related settings and the remedy."""
     lines = [f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
     if finding.onset is not None:
-        cost = f"; cost: {finding.cost}" if finding.cost else ""
+        cost = f" ({finding.cost})" if finding.cost else ""
         lines.append(f"   since step {format_step(finding.onset)}{cost}")
     if finding.evidence:
         lines.append(f"   measured: {finding.evidence}")

@@ -49,6 +49,9 @@ class Kind:
     """The names of runs of ``benchmarks/doctor`` that have this fault."""
     no_scenario: str = ""
     """The reason if no run of ``benchmarks/doctor`` has it."""
+    resume: str = ""
+    """The end of the remedy that needs a checkpoint from before the onset. It is left out if the onset is in the first
+    tenth of the run."""
 
     def __str__(self) -> str:
         return self.code
@@ -99,7 +102,8 @@ class Finding(NamedTuple):
     kind: Kind | None = None
     """The kind of a fault or remark; None if the check passed or could not run."""
     subject: str = ""
-    """What was checked, in one or two words, such as ``entropy``."""
+    """The name of the check in the output, such as ``entropy of the policy``. Each check has a name of its own, which
+    docs/diagnose.md explains."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int, measure: str = "") -> Finding:
@@ -129,7 +133,7 @@ class Finding(NamedTuple):
         It names the quantity and not the property that was checked, so that it does not read as if the check passed.
 
         >>> Finding("ok", True, "answers are finished", 0.996, 0.004, 25, measure="share of answers cut off").evidence
-        'share of answers cut off: 99.6% ± 0.4% (over 25)'
+        'share of answers cut off: 99.6% ± 0.4% (standard error; over 25)'
         """
         if self.figure is None or not self.n or not self.measure:
             return ""
@@ -142,7 +146,8 @@ class Finding(NamedTuple):
         unit = ""
         if self.steps is not None:
             unit = " log step" if self.n == 1 else " log steps"
-        return f"{self.measure}: {figure}{spread} (over {self.n:,}{unit})"
+        kind = "" if self.error is None else "standard error; "
+        return f"{self.measure}: {figure}{spread} ({kind}over {self.n:,}{unit})"
 
     def failed(
         self,

@@ -24,7 +24,10 @@ from rlvet.checks.log.last_tenth import check_last_tenth
 from rlvet.checks.log.length import LENGTH_COLLAPSE, check_length, check_short_answers, check_truncation
 from rlvet.checks.log.movement import check_movement, check_small_steps
 from rlvet.checks.log.numbers import check_numbers
+from rlvet.checks.log.results import undecided_check
 from rlvet.checks.log.reward import (
+    COLLAPSE,
+    REWARD_FLAT,
     check_constant_reward,
     check_fall,
     check_plateau,
@@ -51,7 +54,8 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     course = Course(rows)
 
     # The course of the reward, on which the other checks depend.
-    fall = check_fall(course)
+    constant_reward = check_constant_reward(course)
+    fall = check_fall(course, constant_reward)
     fell = fall.ok is False
     flat = find_flat_part(course)
     flat_since = -math.inf
@@ -62,37 +66,43 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
 
     reference = check_reference(course, setup)
     agreement, weights = engine_findings(course, setup)
+    constant_component, largest_component = check_components(course)
     findings = [
-        ("NaN", check_numbers(course)),
-        ("weights", check_movement(course)),
-        ("reference", reference),
-        ("engine", agreement),
-        ("importance weights", weights),
-        ("step size", check_step_size(course)),
-        ("gradient norm", check_gradient_spikes(course, fell=fell)),
-        ("clip", check_clip_share(course, setup)),
-        ("KL", check_divergence(course, reference_is_wrong=reference.ok is False)),
-        ("baseline", check_baseline(course, setup)),
-        ("truncation", check_truncation(course, setup)),
-        ("constant reward", check_constant_reward(course)),
-        ("signal of groups", check_signal(course, setup, solved=solved)),
-        ("change of data", check_data(course)),
-        *(("reward components", finding) for finding in check_components(course)),
-        ("length", check_length(course)),
-        ("length", check_short_answers(course)),
-        ("entropy", check_entropy(course, flat_since, solved=solved)),
-        ("other prompts", check_evaluation(course)),
-        ("movement", check_small_steps(course)),
-        ("fall of the reward", fall),
+        ("values that are no numbers", check_numbers(course)),
+        ("whether weights move", check_movement(course)),
+        ("the reference of the KL term", reference),
+        ("agreement of the engine with the trainer", agreement),
+        ("importance weights of sequences", weights),
+        ("size of the first updates", check_step_size(course)),
+        ("spikes of the gradient norm", check_gradient_spikes(course, fell=fell)),
+        ("share of clipped tokens", check_clip_share(course, setup)),
+        ("KL to the reference", check_divergence(course, reference_is_wrong=reference.ok is False)),
+        ("baseline of the advantages", check_baseline(course, setup)),
+        ("answers cut off", check_truncation(course, setup)),
+        ("a reward that never changes", constant_reward),
+        ("groups with equal rewards", check_signal(course, setup, solved=solved)),
+        ("a change of the prompts", check_data(course)),
+        ("reward components that never change", constant_component),
+        ("reward components that outweigh the others", largest_component),
+        ("longer answers", check_length(course)),
+        ("shorter answers", check_short_answers(course)),
+        ("entropy of the policy", check_entropy(course, flat_since, solved=solved)),
+        ("a score on other prompts", check_evaluation(course)),
+        ("whether the policy moves", check_small_steps(course)),
+        ("a fall of the reward", fall),
     ]
     findings = _with_lost_signal_last([finding._replace(subject=subject) for subject, finding in findings])
+    findings = _with_fall_before_floor(findings)
     kinds = {finding.kind for finding in findings if finding.kind}
-    findings.append(check_last_tenth(course, kinds)._replace(subject="last tenth"))
-    findings.append(check_plateau(course, flat, fell=fell, solved=solved)._replace(subject="plateau"))
-    # The clip is judged only if there is no fault.
-    if all(finding.ok is not False for finding in findings):
-        findings.append(check_clip(course, setup.updates)._replace(subject="clip"))
-    return [_with_cost(finding, rows) for finding in findings]
+    findings.append(check_last_tenth(course, kinds)._replace(subject="the last tenth of the run"))
+    plateau = check_plateau(course, flat, fell=fell, solved=solved)
+    findings.append(plateau._replace(subject="a plateau of the reward"))
+    if any(finding.ok is False for finding in findings):
+        clip = undecided_check("the clip", "judged only in a run without a fault")
+    else:
+        clip = check_clip(course, setup.updates)
+    findings.append(clip._replace(subject="the effect of the clip"))
+    return [_with_cost(finding, rows) for finding in _with_full_advice(findings, rows)]
 
 
 CAUSES_OF_LOST_SIGNAL = (LENGTH_COLLAPSE, ENTROPY_COLLAPSE)
@@ -114,6 +124,40 @@ def _with_lost_signal_last(findings: Sequence[Finding]) -> list[Finding]:
     return [*others[:position], *causes, *others[position:]]
 
 
+def _with_fall_before_floor(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with the fall of the reward before the floor to which it fell."""
+    floor = next((finding for finding in findings if finding.code == REWARD_FLAT.code), None)
+    fall = next((finding for finding in findings if finding.code == COLLAPSE.code), None)
+    if floor is None or fall is None or floor.onset is None or fall.onset is None or fall.onset > floor.onset:
+        return list(findings)
+    others = [finding for finding in findings if finding is not fall]
+    position = others.index(floor)
+    return [*others[:position], fall, *others[position:]]
+
+
+EARLY_SHARE = 0.1
+"""Share of a run up to which an onset is so early that there may be no checkpoint from before it."""
+
+
+def _with_full_advice(findings: Sequence[Finding], rows: Sequence[Row]) -> list[Finding]:
+    """Return the findings with the parts of their advice that depend on the onset and on the findings before them."""
+    first = rows[0]["step"]
+    early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
+    result = []
+    has_fault = False
+    for finding in findings:
+        kind = finding.kind
+        if kind is not None and finding.onset is not None and finding.onset > early_end:
+            finding = finding._replace(advice=f"{finding.advice}{kind.resume}")
+        if kind is COLLAPSE and has_fault:
+            finding = finding._replace(
+                advice=f"look at the faults above first, which may be its cause; {finding.advice}"
+            )
+        has_fault = has_fault or finding.ok is False
+        result.append(finding)
+    return result
+
+
 def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
     """Return a finding with its cost: the time, or the number of log steps, since its onset."""
     if not finding.cause or finding.onset is None:
@@ -125,7 +169,7 @@ def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
         # A row may stand for several training steps, each of which took that time.
         steps_per_row = max(1.0, (rows[-1]["step"] - rows[0]["step"]) / max(1, len(rows) - 1))
         cost = _format_times(seconds * steps_per_row, total_seconds * steps_per_row)
-        return finding._replace(cost=f"{cost}, times the GPUs")
+        return finding._replace(cost=f"{cost}, on each GPU")
     # A record has several rows of one step.
     steps_since_onset = {row["step"] for row in rows_since_onset}
     steps = {row["step"] for row in rows}

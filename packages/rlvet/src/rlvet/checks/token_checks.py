@@ -42,8 +42,12 @@ def token_findings(first_pass: FirstPass, *, counts_drawn_tokens: bool = True) -
     Returns:
         One finding per check.
     """
-    findings = [check_numbers(first_pass)._replace(subject="NaN")]
-    checks = (("ratio", check_ratio), ("engine", check_engine), ("sampling", check_surprisal))
+    findings = [check_numbers(first_pass)._replace(subject="impossible values of tokens")]
+    checks = (
+        ("the ratio before the first update", check_ratio),
+        ("probabilities of the engine", check_engine),
+        ("the distribution of the sampler", check_surprisal),
+    )
     for subject, check in checks:
         finding = check(first_pass)
         # Tokens that were not sampled are no evidence of the engine or the sampler.
@@ -55,7 +59,7 @@ def token_findings(first_pass: FirstPass, *, counts_drawn_tokens: bool = True) -
         findings.append(finding._replace(subject=subject))
         if finding.ok is False:
             break
-    findings.append(check_updates(first_pass)._replace(subject="updates"))
+    findings.append(check_updates(first_pass)._replace(subject="movement by updates"))
     return findings
 
 

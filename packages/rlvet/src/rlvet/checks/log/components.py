@@ -33,8 +33,11 @@ COMPONENT_CONSTANT = Kind(
 )
 
 
-def _components(course: Course) -> dict[str, Series]:
-    """Return the components of the reward by name, over the rows that have a reward."""
+def _components(course: Course) -> tuple[dict[str, Series], bool]:
+    """Return the components of the reward by name, over the rows that have a reward, and whether these are all.
+
+    A component with fewer than `CONSTANT_ROWS` rows is left out.
+    """
     rows = [row for row in course.rows if "reward" in row]
     keys: dict[str, str] = {}
     for row in rows[:100]:
@@ -48,7 +51,7 @@ def _components(course: Course) -> dict[str, Series]:
         metric = course_with_reward.series(key)
         if len(metric.values) >= ZERO_ROWS:
             components[name] = metric
-    return components
+    return components, len(components) == len(keys)
 
 
 def _with_many_rows(components: dict[str, Series]) -> dict[str, Series]:
@@ -58,32 +61,45 @@ def _with_many_rows(components: dict[str, Series]) -> dict[str, Series]:
 
 def check_components(course: Course) -> list[Finding]:
     """Check that every component of the reward varies, and that no constant one dominates."""
+    components, are_all = _components(course)
+    return [
+        _check_constant_components(components, are_all=are_all),
+        _check_largest_component(course, _with_many_rows(components)),
+    ]
+
+
+def _check_constant_components(components: dict[str, Series], *, are_all: bool) -> Finding:
+    """Check that no component is constant while another varies.
+
+    Args:
+        components: The components of the reward by name.
+        are_all: True if no component was left out because of few rows.
+    """
     tested = "every component of the reward varies"
-    components = _components(course)
     if len(components) < 2:
-        return [Finding("ok", None, tested)]
-    findings = []
-    constant = {}
-    varying = {}
-    for name, metric in components.items():
-        if len(set(metric.values)) > 1:
-            varying[name] = metric
-        elif len(metric.values) >= CONSTANT_ROWS or not any(metric.values):
-            constant[name] = metric
-    if constant and varying:
-        first_component = next(iter(constant.values()))
-        count = min(len(metric.values) for metric in constant.values())
-        constants = ", ".join(
-            f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items()
-        )
-        means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
-        cause = f"{constants} in every one of {count} log steps; means of the other components: {means}"
-        finding = passed_check(tested, first_component, count, "log steps with this value")
-        quantities = [f"rewards/{name}" for name in constant]
-        start = first_component.steps[0]
-        findings.append(finding.failed(COMPONENT_CONSTANT, cause, onset=start, quantities=quantities))
-    findings.append(_check_largest_component(course, _with_many_rows(components)))
-    return findings
+        return Finding("ok", None, tested)
+    varying = {name: metric for name, metric in components.items() if len(set(metric.values)) > 1}
+    constant = {
+        name: metric
+        for name, metric in components.items()
+        if name not in varying and (len(metric.values) >= CONSTANT_ROWS or not any(metric.values))
+    }
+    reported = constant or components
+    first_component = next(iter(reported.values()))
+    count = min(len(metric.values) for metric in reported.values())
+    finding = passed_check(tested, first_component, count, "log steps with this value")
+    if not constant:
+        if not are_all or len(varying) < len(components):
+            return undecided_check(tested, f"needs at least {CONSTANT_ROWS} log steps of each")
+        return finding._replace(figure=None, measure="")
+    if not varying:
+        return undecided_check(tested, "no component varies")
+    constants = ", ".join(f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items())
+    means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
+    cause = f"{constants} in every one of {count} log steps; means of the other components: {means}"
+    quantities = [f"rewards/{name}" for name in constant]
+    start = first_component.steps[0]
+    return finding.failed(COMPONENT_CONSTANT, cause, onset=start, quantities=quantities)
 
 
 LEVEL_PART = 0.03

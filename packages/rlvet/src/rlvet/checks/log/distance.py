@@ -168,6 +168,8 @@ def check_step_size(course: Course) -> Finding:
     at_rate = f", at a learning rate of {format_number(rate)}" if rate >= LARGE_RATE else ""
     change = change_text(early[0], early[row])
     cause = f"KL to the reference went {change} in the first {row + 1} log steps{at_rate}"
+    measure = f"KL to the reference in log step {row + 1}"
+    finding = passed_check(tested, kl, early[row], measure, slice(row, row + 1))
     return finding.failed(STEP_TOO_LARGE, cause, onset=kl.steps[row], quantities=["kl"])
 
 
@@ -192,10 +194,8 @@ KL_DRIFT = Kind(
         "tenth, or that of the later half, as single log steps can be a thousand times the others. If it was "
         f"above it up to {RECENT_ROWS} log steps ago, this is worth a look"
     ),
-    remedy=(
-        "lower the learning rate{learning rate} or strengthen the KL term{KL term}, and resume from a "
-        "checkpoint before the onset"
-    ),
+    remedy="lower the learning rate{learning rate} or strengthen the KL term{KL term}",
+    resume=", and resume from a checkpoint before the onset",
     settings=("KL term",),
     is_effect_of_large_steps=True,
     evidence=("kl",),

@@ -7,7 +7,14 @@ from statistics import fmean, median
 from rlvet._numbers import format_number
 from rlvet.checks.course import Course, Series, clearly_rises, end_means, ends_higher, onset, rise_in_errors
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import FEW_STEPS, change_text, passed_check, undecided_check
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    change_text,
+    first_tenth,
+    last_tenth,
+    passed_check,
+    undecided_check,
+)
 
 ENTROPY_KEPT = "entropy is kept, or falls as the reward rises"
 """The property that `check_entropy` checks."""
@@ -43,10 +50,8 @@ ENTROPY_COLLAPSE = Kind(
         f"entropy falls below {ENTROPY_LEFT:.0%} of its start and below {NO_ENTROPY:g} nats per token, "
         "without a higher reward"
     ),
-    remedy=(
-        "add an entropy bonus{entropy bonus}, lower the learning rate{learning rate}, or resume from an "
-        "earlier checkpoint"
-    ),
+    remedy="add an entropy bonus{entropy bonus} or lower the learning rate{learning rate}",
+    resume=", or resume from a checkpoint before the onset",
     is_effect_of_large_steps=True,
     evidence=("entropy",),
     source="a log of JuncyLu/trl_DAPO",
@@ -61,10 +66,8 @@ ENTROPY_RISES = Kind(
     severity="fix",
     meaning="entropy rises, and the policy becomes random",
     condition=f"entropy is {ENTROPY_RISE:g} times its start and at least one nat higher",
-    remedy=(
-        "lower the entropy bonus{entropy bonus} or the learning rate{learning rate}, and resume from a "
-        "checkpoint before the onset"
-    ),
+    remedy="lower the entropy bonus{entropy bonus} or the learning rate{learning rate}",
+    resume=", and resume from a checkpoint before the onset",
     is_effect_of_large_steps=True,
     evidence=("entropy",),
     source="simulated runs of `benchmarks/doctor`",
@@ -118,7 +121,8 @@ def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding
         rose = clearly_rises(late_rewards)
 
     measure = "entropy of the last tenth, divided by that of the first"
-    finding = passed_check(ENTROPY_KEPT, entropy, last / first if first else 1.0, measure)
+    ends = (first_tenth(entropy), last_tenth(entropy))
+    finding = passed_check(ENTROPY_KEPT, entropy, last / first if first else 1.0, measure, *ends)
     if last > max(ENTROPY_RISE * first, first + 1):
         start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
         cause = f"{change}: the policy becomes random"
@@ -152,10 +156,8 @@ def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding
             f"entropy is {format_number(first, 2)} nats per token at the start, so that the answers of a group are "
             "nearly alike"
         )
-        rows = slice(max(1, len(entropy.values) // 10))
-        finding = passed_check(
-            ENTROPY_KEPT, entropy, first, "entropy of the first tenth (nats per token)", rows
-        )
+        measure = "entropy of the first tenth (nats per token)"
+        finding = passed_check(ENTROPY_KEPT, entropy, first, measure, first_tenth(entropy))
         start = next(step for step, value in zip(*entropy, strict=True) if value < LOW_ENTROPY)
         return finding.failed(LOW_ENTROPY_AT_START, cause, onset=start, quantities=["entropy"])
     if last < ENTROPY_LEFT * first and not rose and not ends_higher(reward):

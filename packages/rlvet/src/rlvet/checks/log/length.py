@@ -19,7 +19,16 @@ from rlvet.checks.course import (
     tenths,
 )
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import FEW_STEPS, MOST, change_text, later_half, passed_check, undecided_check
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    MOST,
+    change_text,
+    first_tenth,
+    last_tenth,
+    later_half,
+    passed_check,
+    undecided_check,
+)
 from rlvet.runs.quantities import EVALUATION
 from rlvet.runs.setup import Setup
 
@@ -227,9 +236,8 @@ def check_length(course: Course) -> Finding:
     if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
         return Finding("ok", None, tested)
     growth = length.last / length.first
-    finding = passed_check(
-        tested, length, growth, "mean length of the last tenth, divided by that of the first"
-    )
+    measure = "mean length of the last tenth, divided by that of the first"
+    finding = passed_check(tested, length, growth, measure, first_tenth(length), last_tenth(length))
     reward = course.series("reward")
     score = course.series(EVALUATION)
     change = f"mean length {change_text(length.first, length.last)} tokens"
@@ -291,7 +299,7 @@ def check_short_answers(course: Course) -> Finding:
         return undecided_check(tested)
     left = length.last / length.first
     measure = "mean length of the last tenth, divided by that of the first"
-    finding = passed_check(tested, length, left, measure)
+    finding = passed_check(tested, length, left, measure, first_tenth(length), last_tenth(length))
     end = median(length.values[-max(3, len(length.values) // 10) :])
     if left >= LENGTH_LEFT and end >= LENGTH_LEFT * length.first:
         return finding

@@ -144,7 +144,13 @@ def check_small_steps(course: Course) -> Finding:
     same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
     if not is_small or rises(reward.values) or rise_in_errors(reward) > 3 or not same_entropy:
         return finding if not is_small or ends_higher(reward) else undecided_check(tested)
+    if quantity == "learning_rate" and rise_in_errors(reward) < -3:
+        # A small learning rate is no evidence against a change that the reward shows.
+        return undecided_check(tested, "the reward fell, so that something has changed")
     before, after = end_means(reward.values, 3)
-    cause = f"{evidence}, and the reward went {change_text(before, after)}: the policy has hardly moved"
+    course_of_reward = f"went {change_text(before, after)}" if after > before else "did not rise"
+    # A small learning rate makes small updates likely. A small KL shows them.
+    has_moved = "has hardly moved" if quantity == "kl" else "has probably hardly moved"
+    cause = f"{evidence}, and the reward {course_of_reward}: the policy {has_moved}"
     start = course.series(quantity).steps[0]
     return finding.failed(HARDLY_MOVES, cause, onset=start, quantities=[quantity, "reward"])

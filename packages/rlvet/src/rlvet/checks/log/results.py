@@ -26,7 +26,7 @@ def change_text(before: float, after: float) -> str:
 
 
 def passed_check(
-    tested: str, metric: Series, figure: float | None = None, measure: str = "", rows: slice = ALL_ROWS
+    tested: str, metric: Series, figure: float | None = None, measure: str = "", *parts: slice
 ) -> Finding:
     """Return a check of a metric that passed, with the number of log steps and their range.
 
@@ -35,9 +35,9 @@ def passed_check(
         metric: The metric.
         figure: The measured quantity.
         measure: Its name.
-        rows: The rows that the figure was computed from.
+        *parts: The rows that the figure was computed from, in parts; by default all rows.
     """
-    steps = metric.steps[rows]
+    steps = [step for part in parts or (ALL_ROWS,) for step in metric.steps[part]]
     return Finding("ok", True, tested, figure, None, len(steps), steps=(steps[0], steps[-1]), measure=measure)
 
 
@@ -51,6 +51,11 @@ def undecided_check(tested: str, advice: str = "") -> Finding:
         advice: The data to log for it, or the reason in a few words.
     """
     return Finding("ok", None, tested, advice=advice)
+
+
+def first_tenth(metric: Series) -> slice:
+    """Return the rows of the first tenth of a metric."""
+    return slice(max(1, len(metric.values) // 10))
 
 
 def last_tenth(metric: Series) -> slice:

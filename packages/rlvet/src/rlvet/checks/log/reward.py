@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -151,9 +151,10 @@ COLLAPSE = Kind(
         "doubled or halved"
     ),
     remedy=(
-        "look at the causes above first, if there are any, then at the metrics that changed as the reward "
-        "fell; resume from a checkpoint before the fall"
+        "read answers from before and after the fall with their rewards, and check what else changed at that "
+        "step"
     ),
+    resume="; resume from a checkpoint before the onset",
     is_effect_of_large_steps=True,
     evidence=("reward", "quantities that changed with it"),
     source="a log of Rithwik-Ravi/OpenEnv-Dynamic-Guardrails",
@@ -161,10 +162,14 @@ COLLAPSE = Kind(
 )
 
 
-def check_fall(course: Course) -> Finding:
+def check_fall(course: Course, floor: Finding) -> Finding:
     """Check that the last tenth of a run keeps at least half of the reward of the best tenth.
 
     The finding names the metrics that have doubled or halved by then. A log does not show whether they are the cause.
+
+    Args:
+        course: The metrics of the run.
+        floor: The result of `check_constant_reward`. A fall to a constant reward begins with it at the latest.
     """
     tested = "the reward does not collapse"
     reward = course.series("reward")
@@ -209,13 +214,32 @@ def check_fall(course: Course) -> Finding:
     for name in changed_names:
         before, after = ends[name]
         changes.append(f"{name} {change_text(before, after)}")
-    step = tenth_blocks(reward.steps)[best][-1]
-    cause = f"from step {step:.0f} on {', '.join(changes)}"
+    cause = f"{', '.join(changes)}, from the best tenth of the run to the last"
     first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
     after_best = Series(reward.steps[first_row:], reward.values[first_row:])
-    start = onset(after_best, lambda mean: means[best] - mean > largest_loss)
+    start = _first_row_of_fall(after_best, lambda value: means[best] - value > largest_loss)
+    if start is not None and floor.onset is not None and floor.onset > after_best.steps[0]:
+        start = min(start, floor.onset)
     quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
     return finding.failed(COLLAPSE, cause, onset=start, quantities=quantities)
+
+
+def _first_row_of_fall(metric: Series, is_low: Callable[[float], bool]) -> float | None:
+    """Return the step of the onset of a fall, or the first of the low rows directly before it.
+
+    The running mean of `onset` falls later than the rows.
+
+    Args:
+        metric: The metric, from its best part on.
+        is_low: Returns True for a value after the fall.
+    """
+    start = onset(metric, is_low)
+    if start is None:
+        return None
+    row = metric.steps.index(start)
+    while row > 0 and is_low(metric.values[row - 1]):
+        row -= 1
+    return metric.steps[row]
 
 
 FLAT_SHARE = 0.5
@@ -235,8 +259,9 @@ PLATEAU = Kind(
     severity="look",
     meaning="the reward no longer rises",
     condition=(
-        f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported as "
-        "an interval, with the size of the increase that could not have been detected"
+        f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported with "
+        "the size of the rise that its noise would hide; if this is larger than the reward itself, the check is "
+        "undecided"
     ),
     remedy=(
         "compare early and late answers with their rewards; a longer run, or harder prompts, show whether "
@@ -293,20 +318,25 @@ def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: bool
     start = reward.steps[turn]
     end = reward.steps[-1]
     share = len(late_rewards) / len(reward.values)
-    cause = (
-        f"reward {format_number(fmean(late_rewards))} from step {start:.0f} to {end:.0f}, {format_share(share)} of the "
-        "run"
-    )
+    mean = fmean(late_rewards)
+    # Of a constant reward only rounding errors are left.
+    is_constant = largest_unseen_rise <= 1e-9 * max(1.0, abs(mean))
+    unseen_rise = format_number(largest_unseen_rise, 2)
+    if not is_constant and largest_unseen_rise > fmean(abs(part) for part in tenths(late_rewards)):
+        # The reward may have doubled without a trace.
+        reason = f"a rise by {unseen_rise}, from a mean of {format_number(mean)}, would not show"
+        return undecided_check(tested, f"too short or too noisy to tell: {reason}")
+    part_of_run = "the whole run" if not turn else f"{format_share(share)} of the run"
+    cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
     before, after = end_means(late_rewards, 3)
     if slope.rise < -2 * slope.error or before - after > deviation(late_rewards):
         cause = f"{cause}, where it falls {change_text(before, after)}"
-    # Of a constant reward only rounding errors are left.
-    if largest_unseen_rise > 1e-9 * max(1.0, abs(fmean(late_rewards))):
-        cause = f"{cause}; a rise below {format_number(largest_unseen_rise, 2)} could not be seen"
+    if not is_constant:
+        cause = f"{cause}; a rise by {unseen_rise} or less would not show in its noise"
     if solved:
         cause = f"{cause}; these prompts are solved"
     else:
         unlogged = [description for name, description in UNLOGGED.items() if name not in course.names]
         if unlogged:
-            cause = f"{cause}; not logged, so not excluded: {', '.join(unlogged)}"
+            cause = f"{cause}; not logged, though it could show why: {', '.join(unlogged)}"
     return finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])

@@ -6,7 +6,7 @@ import math
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Course, onset, rise_in_errors, rises, standard_error
+from rlvet.checks.course import Course, Series, end_means, onset, rise_in_errors, rises, standard_error
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
@@ -33,8 +33,8 @@ NO_SIGNAL = Kind(
         "collapsed before, that comes first"
     ),
     remedy=(
-        "trace a group from its rewards to its advantages; drop or resample prompts whose answers all get "
-        "the same reward"
+        "read one such group: if better answers get no higher reward, fix the reward; if rewards differ but "
+        "advantages are 0, fix the computation of advantages; else drop such prompts, or sample others"
     ),
     settings=("group size",),
     evidence=("dead", "reward_std"),
@@ -44,6 +44,16 @@ NO_SIGNAL = Kind(
     ),
     scenarios=("prompts too hard", "prompts solved", "advantages all 0"),
 )
+
+
+EASY = 0.9
+"""Mean of rewards between 0 and 1 from which groups have equal rewards because nearly all answers are right."""
+
+HARD = 0.1
+"""Mean of rewards between 0 and 1 up to which groups have equal rewards because nearly no answer is right."""
+
+FEWEST_REWARDS = 20
+"""Number of rewards below which it is not said whether they rise."""
 
 
 def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
@@ -57,7 +67,8 @@ def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     late = shares.later_half
     mean = fmean(late)
     error = standard_error(late)
-    measure = "share of groups without signal in the later half"
+    measure = "share of groups with equal rewards in the later half"
+    part = "in the later half"
     finding = passed_check(tested, shares, mean, measure, later_half(shares))._replace(error=error)
     # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
     # chance.
@@ -68,27 +79,52 @@ def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         if max(mean, end, shares.last) > MOST:
-            return undecided_check(tested, "about half of the groups carry none")
+            return undecided_check(tested, "about half of the groups have equal rewards")
         return finding
     if end > mean:
         rows = slice(-len(last_rows), None)
-        finding = passed_check(
-            tested, shares, end, "share of groups without signal in the last log steps", rows
-        )
+        part = f"in the last {len(last_rows)} log steps"
+        measure = "share of groups with equal rewards in the last log steps"
+        finding = passed_check(tested, shares, end, measure, rows)._replace(error=standard_error(last_rows))
     groups = "groups"
     group_size = setup.number("group size")
     if group_size:
         unit = "answers" if group_size > 1 else "answer"
         groups = f"groups of {format_number(group_size, 6)} {unit}"
-    cause = f"{format_share(max(mean, end))} of {groups} carry no signal{_why_alike(setup)}"
+    cause = (
+        f"{format_share(max(mean, end))} of {groups} teach nothing: {part}, all answers of a group get the same "
+        f"reward{_why_alike(setup)}"
+    )
     reward = course.series("reward")
     if solved:
         cause = f"{cause}, as these prompts are solved (reward {format_number(reward.last)})"
         return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
     later_rewards = reward.values[len(reward.values) // 3 :]
-    still_learns = len(later_rewards) >= 20 and rises(later_rewards)
-    severity = "look" if still_learns else "fix"
+    severity = "fix"
+    if len(later_rewards) >= FEWEST_REWARDS:
+        # A run that still learns wastes a part of its answers. One that does not may do so because of this.
+        before, after = end_means(later_rewards, 3)
+        change = f" ({change_text(before, after)})" if after > before else ""
+        if rises(later_rewards):
+            severity = "look"
+            cause = f"{cause}; in the last two thirds, the reward still rises{change}"
+        else:
+            cause = f"{cause}; in the last two thirds, the reward does not clearly rise{change}"
+    cause = f"{cause}{_why_equal(reward)}"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["dead"])
+
+
+def _why_equal(reward: Series) -> str:
+    """Return a clause on the difficulty of the prompts, if the mean reward shows it; else an empty text."""
+    # Only for rewards between 0 and 1 is it known how many answers are right.
+    if not reward.values or min(reward.values) < 0 or max(reward.values) > 1:
+        return ""
+    mean = fmean(reward.later_half)
+    if mean >= EASY:
+        return f". With a mean reward of {format_number(mean)}, nearly all answers are right: the prompts are too easy"
+    if mean <= HARD:
+        return f". With a mean reward of {format_number(mean)}, nearly no answer is right: the prompts are too hard"
+    return ""
 
 
 def _check_spread(course: Course, setup: Setup, tested: str, *, solved: bool) -> Finding:
@@ -107,7 +143,13 @@ def _check_spread(course: Course, setup: Setup, tested: str, *, solved: bool) ->
         f"same reward{_why_alike(setup)}"
     )
     reward = course.series("reward")
-    rose = len(reward.values) >= FEW_STEPS and rise_in_errors(reward) > 3
+    rose = False
+    if len(reward.values) >= FEW_STEPS:
+        rose = rise_in_errors(reward) > 3
+        before, after = end_means(reward.values, 3)
+        rise = f"rose ({change_text(before, after)})" if rose else "did not clearly rise"
+        cause = f"{cause}; the reward {rise}"
+    cause = f"{cause}{_why_equal(reward)}"
     severity = "look" if solved or rose else "fix"
     start = onset(spread, lambda mean: mean < limit)
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["reward_std"])

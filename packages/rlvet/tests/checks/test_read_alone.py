@@ -1,0 +1,271 @@
+"""An output can be read alone: its counts add up, its names are on the page, and its words agree with each other."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.random_logs import random_rows
+from helpers.simulated_runs import FAULTS, simulate
+from pages import ROOT
+from rlvet._severities import MEANINGS, SEVERITIES
+from rlvet.checks.catalogue import KINDS
+from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.checks.log_checks import log_findings
+from rlvet.errors import InvalidValue
+from rlvet.runs.logs import Log
+
+sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
+
+from log_scenarios import SCENARIOS, SHAPES, healthy
+
+LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
+LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.name != "README.md")
+NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
+
+PAGE = (ROOT / "docs/diagnose.md").read_text()
+
+
+def diagnose_rows(rows):
+    log = Log.of(rows)
+    return Diagnosis(log_findings(log.rows), rows=log.rows, log=log)
+
+
+def course(steps=100, **metrics):
+    """Return a log whose reward rises, with some other metrics as functions of the part of the run that is over."""
+    metrics = {"reward": lambda t: t} | metrics
+    return [
+        {"step": step} | {name: value(step / steps) for name, value in metrics.items()}
+        for step in range(1, steps + 1)
+    ]
+
+
+def found(rows, code):
+    """Return the one finding of a code."""
+    (finding,) = [finding for finding in diagnose_rows(rows).findings if finding.code == code]
+    return finding
+
+
+# --- Counts and names ---
+
+CHECKS_OF_A_LOG = 25
+
+COUNTS = re.compile(
+    r"^(\d+) of (\d+) checks passed(?: in [\d.]+% of the tokens)?"
+    r"(?:, (\d+) undecided \(([^()]+)\))?(?:, \d+ of \d+ keys not read)?; -v lists them$",
+    re.M,
+)
+
+
+def check_counts(diagnosis):
+    """Assert that the printed numbers are those of the printed names, and that all checks are accounted for."""
+    passed, total, undecided, names = COUNTS.search(str(diagnosis)).groups()
+    if undecided:
+        listed, _, more = names.partition(" and ")
+        more = re.fullmatch(r"(\d+) more", more)
+        assert len(listed.split(", ")) + int(more[1] if more else 0) == int(undecided)
+    assert int(passed) + int(undecided or 0) + len(diagnosis.findings) == int(total)
+    return int(total)
+
+
+@NEEDS_LOGS
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
+@pytest.mark.filterwarnings("ignore")
+def test_the_counts_on_a_stored_log_add_up(path):
+    try:
+        diagnosis = diagnose(path)
+    except (InvalidValue, OSError):
+        pytest.skip("no log that can be read")
+    assert check_counts(diagnosis) == CHECKS_OF_A_LOG
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_the_counts_on_random_logs_add_up(first):
+    for seed in range(first, first + 50):
+        assert check_counts(diagnose_rows(random_rows(seed))) == CHECKS_OF_A_LOG, seed
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_counts_on_a_simulated_fault_add_up(name):
+    assert check_counts(diagnose_rows(SCENARIOS[name].rows(940))) == CHECKS_OF_A_LOG
+
+
+@pytest.mark.parametrize("name", ["colder engine", "groups", "flat", "padding"])
+def test_the_counts_on_a_record_add_up(name, tmp_path):
+    check_counts(diagnose(simulate(tmp_path / "faulty", **FAULTS[name][1])))
+    check_counts(diagnose(simulate(tmp_path / "healthy")))
+
+
+def names_on_the_page():
+    table = PAGE.partition("| name in the output |")[2].partition("\n\n")[0]
+    return re.findall(r"^\| ([^|]+) \|", table, re.M)
+
+
+def test_each_name_of_a_check_is_explained_on_the_page(tmp_path):
+    names = {finding.subject for finding in diagnose_rows(course()).tested}
+    assert len(names) == CHECKS_OF_A_LOG
+    names |= {finding.subject for finding in diagnose(simulate(tmp_path)).tested}
+    assert {*names_on_the_page()} == names
+    table = PAGE.partition("| name in the output |")[2].partition("\n\n")[0]
+    assert {*re.findall(r"`([a-z-]+)`", table)} == {kind.code for kind in KINDS}
+    # Read alone, none is a bare noun that could be anything.
+    assert [name for name in names if len(name.split()) < 2] == []
+
+
+# --- The levels in brackets ---
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_last_line_explains_the_levels_that_occur(name):
+    diagnosis = diagnose_rows(SCENARIOS[name].rows(941))
+    levels = [level for level in SEVERITIES if any(level == f.severity for f in diagnosis.findings)]
+    last = str(diagnosis).splitlines()[-1]
+    expected = "; ".join(f"{level}: {MEANINGS[level]}" for level in levels)
+    assert last == (expected or last)
+    assert expected or not any(meaning in str(diagnosis) for meaning in MEANINGS.values())
+
+
+@pytest.mark.parametrize("level", SEVERITIES)
+def test_the_words_for_a_level_are_those_of_the_page(level):
+    (meaning,) = re.findall(rf"^\| `{level}` \| (.*) \|$", PAGE, re.M)
+    assert meaning == MEANINGS[level]
+
+
+# --- A cause before its consequence ---
+
+
+def fallen(floor_from=41):
+    """Return a log whose reward rises, falls and comes back, and falls to a floor for good."""
+    rewards = [-10.0] * 8 + [0.1] * 8 + [0.7] * 8 + [-5.0] * 8 + [-0.39] * (floor_from - 33)
+    rewards += [-5.0] * (120 - len(rewards))
+    return [{"step": number, "reward": value} for number, value in enumerate(rewards, 1)]
+
+
+@pytest.mark.parametrize("floor_from", [34, 36, 38, 41, 44])
+def test_the_fall_to_a_floor_comes_before_the_floor(floor_from):
+    diagnosis = diagnose_rows(fallen(floor_from))
+    fall, flat = diagnosis.findings[:2]
+    assert (fall.code, flat.code) == ("collapse", "reward-flat")
+    # One row in twenty may differ, so that a short return does not end the floor.
+    assert fall.onset == flat.onset == (25 if floor_from < 37 else floor_from)
+    # One moment, in the line `since step`.
+    assert "step" not in fall.cause
+    assert "above" not in fall.advice
+
+
+@pytest.mark.parametrize("name", ["reward falls", "gradient spikes, then a fall"])
+def test_the_causes_above_a_fall_are_named_only_if_there_are_any(name):
+    diagnosis = diagnose_rows(SCENARIOS[name].rows(942))
+    codes = [finding.code for finding in diagnosis.findings]
+    fall = found(SCENARIOS[name].rows(942), "collapse")
+    assert ("above" in fall.advice) == (codes.index("collapse") > 0)
+
+
+def test_a_checkpoint_from_before_the_onset_is_named_only_if_there_may_be_one():
+    early = found(course(kl=lambda t: 0.001 if t < 0.06 else 2.0 + t), "kl-drift")
+    late = found(course(kl=lambda t: 0.001 if t < 0.5 else 2.0 + t), "kl-drift")
+    assert early.onset <= 10 < 40 < late.onset
+    assert "checkpoint" not in early.advice
+    assert late.advice.endswith("resume from a checkpoint before the onset")
+
+
+# --- Words that say what was seen ---
+
+
+def shares(level):
+    return {"dead": lambda t: level + 0.02 * (round(100 * t) % 3)}
+
+
+def test_groups_without_signal_are_explained_and_the_level_is_justified():
+    level = found(course(reward=lambda t: 0.5 + 0.1 * (round(100 * t) % 2), **shares(0.7)), "no-signal")
+    assert level.severity == "fix"
+    assert re.match(
+        r"72% of groups teach nothing: in the (later half|last \d+ log steps), all answers of a group get the same",
+        level.cause,
+    )
+    assert "the reward does not clearly rise" in level.cause
+    rising = found(course(reward=lambda t: 0.3 + 0.2 * t, **shares(0.7)), "no-signal")
+    assert rising.severity == "look"
+    assert re.search(r"the reward still rises \(0\.\d+ → 0\.\d+\)", rising.cause)
+    assert "advantages" in level.advice
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (0.92, "nearly all answers are right: the prompts are too easy"),
+        (0.04, "nearly no answer is right: the prompts are too hard"),
+        (0.5, ""),
+        (-0.5, ""),
+        (3.0, ""),
+    ],
+)
+def test_the_mean_reward_says_whether_prompts_are_too_easy_or_too_hard(reward, words):
+    rows = course(reward=lambda t: reward + 0.01 * (round(100 * t) % 2), **shares(0.7))
+    cause = found(rows, "no-signal").cause
+    assert words in cause
+    assert ("prompts are too" in cause) == bool(words)
+
+
+def noisy(steps, level, noise):
+    """Return a log of a level reward with large noise of a period that no tenth averages out."""
+    return course(steps, reward=lambda t: level + noise * ((round(steps * t) * 7919) % 101 - 50) / 50)
+
+
+def test_a_plateau_that_is_finer_than_its_noise_is_undecided():
+    diagnosis = diagnose_rows(noisy(50, 0.1, 1.0))
+    assert [finding.code for finding in diagnosis.findings] == []
+    reason = diagnosis.untested["the reward is not flat for half of the run"]
+    expected = r"too short or too noisy to tell: a rise by [\d.]+, from a mean of [\d.-]+, would not show"
+    assert re.fullmatch(expected, reason)
+    cause = found(noisy(400, 2.0, 0.1), "plateau").cause
+    assert cause.startswith("mean reward 2")
+    assert re.search(
+        r" from step 1 to 400, the whole run; a rise by [\d.]+ or less would not show in its noise", cause
+    )
+    assert "not logged, though it could show why: a score on other prompts" in cause
+
+
+def test_the_number_of_values_behind_a_figure_is_the_number_that_it_uses():
+    collapsed = found(
+        course(300, reward=lambda t: 0.5, entropy=lambda t: max(0.01, 1 - 2 * t)), "entropy-collapse"
+    )
+    assert collapsed.n == 60
+    rows = course(200, reward=lambda t: 0.5, length=lambda t: 1000.0 * max(0.05, 1 - 2 * t))
+    assert found(rows, "length-collapse").n == 40
+    rows = course(200, reward=lambda t: 0.5, length=lambda t: 100 + 900.0 * t)
+    assert found(rows, "length-growth").n == 40
+    drift = found(course(100, kl=lambda t: min(4.0, 40 * (t - 0.01))), "step-too-large")
+    assert (drift.n, f"{drift.figure:.3g}") == (1, re.search(r"→ (\S+) in the first", drift.cause)[1])
+
+
+def test_what_a_finding_concerns_is_said_in_log_steps_and_hours():
+    text = str(diagnose_rows(course(cut=lambda t: 0.9)))
+    assert "\n   since step 1 (100 of 100 log steps)\n" in text
+    assert "cost" not in text
+    text = str(diagnose_rows(course(cut=lambda t: 0.9, step_time=lambda t: 36.0)))
+    assert "\n   since step 1 (1 of 1 hours, on each GPU)\n" in text
+
+
+def test_a_fall_of_the_reward_is_no_evidence_of_no_movement():
+    def still(reward, **metrics):
+        return course(200, reward=reward, **metrics)
+
+    rate = {"learning_rate": lambda t: 2e-7}
+    falls = still(lambda t: 0.9 - 0.2 * t + 0.1 * (round(200 * t) % 2), **rate)
+    level = still(lambda t: 0.9 + 0.1 * (round(200 * t) % 2), **rate)
+    assert "hardly-moves" not in [finding.code for finding in diagnose_rows(falls).findings]
+    assert "→" not in found(level, "hardly-moves").cause
+    near = still(lambda t: 0.9 - 0.2 * t + 0.1 * (round(200 * t) % 2), kl=lambda t: 0.001)
+    assert "reward did not rise" in found(near, "hardly-moves").cause
+    assert "→" not in found(near, "hardly-moves").cause
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_healthy_course_has_no_line_on_levels(shape):
+    diagnosis = diagnose_rows(healthy(943, shape))
+    check_counts(diagnosis)
+    if not diagnosis.findings:
+        assert COUNTS.search(str(diagnosis).splitlines()[-1])
