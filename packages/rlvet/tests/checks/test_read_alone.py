@@ -214,12 +214,21 @@ def noisy(steps, level, noise):
     return course(steps, reward=lambda t: level + noise * ((round(steps * t) * 7919) % 101 - 50) / 50)
 
 
-def test_a_plateau_that_is_finer_than_its_noise_is_undecided():
-    diagnosis = diagnose_rows(noisy(50, 0.1, 1.0))
+LARGE_NOISE = (0.57, 0.54, 0.52, 0.66, 0.82, 0.23, -0.2, 0.84, 0.46, 0.55)
+"""Means of ten parts of a run in whose noise no trend can be seen."""
+
+
+def test_a_plateau_is_undecided_if_the_reward_may_have_doubled_unseen():
+    rewards = [mean + 0.3 * (-1) ** row for mean in LARGE_NOISE for row in range(6)]
+    rows = [{"step": number, "reward": value} for number, value in enumerate(rewards, 1)]
+    diagnosis = diagnose_rows(rows)
     assert [finding.code for finding in diagnosis.findings] == []
     reason = diagnosis.untested["the reward is not flat for half of the run"]
     expected = r"too short or too noisy to tell: a rise by [\d.]+, from a mean of [\d.-]+, would not show"
     assert re.fullmatch(expected, reason)
+    # If the reward may have fallen, the noise is said, but the run is not called ok.
+    cause = found(noisy(50, 0.1, 1.0), "plateau").cause
+    assert "too short or too noisy to tell whether it rises: a rise by 0.36 would not show;" in cause
     cause = found(noisy(400, 2.0, 0.1), "plateau").cause
     assert cause.startswith("mean reward 2")
     assert re.search(

@@ -95,7 +95,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     findings = _with_fall_before_floor(findings)
     kinds = {finding.kind for finding in findings if finding.kind}
     findings.append(check_last_tenth(course, kinds)._replace(subject="the last tenth of the run"))
-    plateau = check_plateau(course, flat, fell=fell, solved=solved)
+    plateau = check_plateau(course, flat, fall=fall, solved=solved)
     findings.append(plateau._replace(subject="a plateau of the reward"))
     if any(finding.ok is False for finding in findings):
         clip = undecided_check("the clip", "judged only in a run without a fault")

@@ -260,8 +260,8 @@ PLATEAU = Kind(
     meaning="the reward no longer rises",
     condition=(
         f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported with "
-        "the size of the rise that its noise would hide; if this is larger than the reward itself, the check is "
-        "undecided"
+        "the size of the rise that its noise would hide. If this is larger than the reward itself, the check is "
+        "undecided, unless the reward may have fallen"
     ),
     remedy=(
         "compare early and late answers with their rewards; a longer run, or harder prompts, show whether "
@@ -288,20 +288,20 @@ def find_flat_part(course: Course) -> tuple[Series, int] | None:
     return reward, turn
 
 
-def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: bool, solved: bool) -> Finding:
+def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fall: Finding, solved: bool) -> Finding:
     """Report the steps in which the reward is flat. This is no fault by itself.
 
     Args:
         course: The metrics of the run.
         flat: The reward, and the row from which it is flat, see `find_flat_part`.
-        fell: True if the reward fell at the end.
+        fall: The result of `check_fall`.
         solved: True if the prompts are solved.
     """
     tested = "the reward is not flat for half of the run"
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
         return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
-    if fell:
+    if fall.ok is False:
         # `check_fall` has reported it.
         return Finding("ok", None, tested)
     finding = passed_check(
@@ -321,17 +321,22 @@ def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fell: bool
     mean = fmean(late_rewards)
     # Of a constant reward only rounding errors are left.
     is_constant = largest_unseen_rise <= 1e-9 * max(1.0, abs(mean))
+    before, after = end_means(late_rewards, 3)
+    falls = slope.rise < -2 * slope.error or before - after > deviation(late_rewards)
     unseen_rise = format_number(largest_unseen_rise, 2)
-    if not is_constant and largest_unseen_rise > fmean(abs(part) for part in tenths(late_rewards)):
-        # The reward may have doubled without a trace.
+    # The reward may have doubled without a trace.
+    is_coarse = not is_constant and largest_unseen_rise > fmean(abs(part) for part in tenths(late_rewards))
+    # If it may have fallen, that is worth a look at any noise.
+    if is_coarse and fall.ok and not falls:
         reason = f"a rise by {unseen_rise}, from a mean of {format_number(mean)}, would not show"
         return undecided_check(tested, f"too short or too noisy to tell: {reason}")
     part_of_run = "the whole run" if not turn else f"{format_share(share)} of the run"
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
-    before, after = end_means(late_rewards, 3)
-    if slope.rise < -2 * slope.error or before - after > deviation(late_rewards):
+    if falls:
         cause = f"{cause}, where it falls {change_text(before, after)}"
-    if not is_constant:
+    if is_coarse:
+        cause = f"{cause}; too short or too noisy to tell whether it rises: a rise by {unseen_rise} would not show"
+    elif not is_constant:
         cause = f"{cause}; a rise by {unseen_rise} or less would not show in its noise"
     if solved:
         cause = f"{cause}; these prompts are solved"
