@@ -57,6 +57,13 @@ def blocks(values: Sequence[float]) -> list[float]:
     return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
 
+def equal_parts(values: Sequence[float]) -> list[float]:
+    """Return the means of ten parts, of which the first are one value longer if they are not equal."""
+    n = len(values)
+    edges = [sum((n + 9 - k) // 10 for k in range(part)) for part in range(11)]
+    return [fmean(values[a:b]) for a, b in pairwise(edges)]
+
+
 def rose(values: Sequence[float]) -> bool:
     return len(values) > 1 and end(values, 3) > start(values, 3)
 
@@ -311,6 +318,28 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
         shares = [fmean(late), fmean(late[-max(8, len(late) // 5) :])]
         if not any(_equal_share(match[1], share) for share in shares):
             yield "share of groups without signal"
+    if match := re.search(
+        rf"in the last two thirds, the reward (still rises|.*rise)(?: \({NUMBER} → {NUMBER}\))?", text
+    ):
+        later = c["reward"][len(c["reward"]) // 3 :]
+        if match[2] and not (_equal(match[2], start(later, 3)) and _equal(match[3], end(later, 3))):
+            yield "reward in the last two thirds"
+        means = blocks(later)
+        if match[1] == "still rises" and means[-1] + means[-2] + means[-3] < sum(means[:3]):
+            yield "a rise of the reward that is none"
+    if "answers are right" in text or "answer is right" in text:
+        mean = fmean(second_half(c["reward"]))
+        if min(c["reward"]) < 0 or max(c["reward"]) > 1 or mean < 0.89 * ("nearly all" in text):
+            yield "difficulty of the prompts"
+        elif "nearly no" in text and mean > 0.11:
+            yield "difficulty of the prompts"
+    match = re.match(rf"reward {NUMBER} → {NUMBER}.*, from the best tenth of the run to the last$", text)
+    if match and not (
+        _equal(match[1], max(equal_parts(c["reward"]))) and _equal(match[2], equal_parts(c["reward"])[-1])
+    ):
+        yield "reward in the best and in the last tenth"
+    if "the reward did not rise: the policy" in text and end(c["reward"], 3) > start(c["reward"], 3):
+        yield "a reward that rose is said not to have risen"
     match = re.match(rf"entropy {NUMBER} → {NUMBER} nats", text)
     if match and not (_equal(match[1], start(c["entropy"])) and _equal(match[2], end(c["entropy"]))):
         yield "entropy at both ends"

@@ -130,7 +130,7 @@ def test_markdown_for_the_summary_of_a_job(tmp_path):
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--format", "markdown"])
     lines = result.output.splitlines()
     assert lines[0] == "**rlvet diagnose:** `truncated: 90% of answers are cut off`"
-    assert "| severity | finding | since step | what to do | cost |" in lines
+    assert "| severity | finding | since step | what to do | for |" in lines
     (row,) = [line for line in lines if line.startswith("| fix |")]
     assert row.count(" | ") == 4
     assert "max_completion_length" in row
@@ -192,8 +192,8 @@ COURSES = [
     ({"grad_norm": lambda t: 0.0, "reward": lambda t: 0.3}, "no-step: grad_norm never exceeds 0", False),
     (
         {"reward": lambda t: 1.0, "frac_reward_zero_std": lambda t: 0.9},
-        "no-signal: 90% of groups teach nothing: in the later half, all answers of a group get the same reward, as "
-        "these prompts are solved",
+        "no-signal: 90% of groups teach nothing in the later half of the run: all answers of such a group get the "
+        "same reward, as these prompts are solved",
         True,
     ),
 ]

@@ -363,7 +363,7 @@ def test_engine_mismatch_and_stale():
 
 def test_a_finding_says_what_it_has_cost():
     (finding,) = findings(course(kl=lambda t: 3 * t**3, step_time=lambda t: 360.0))
-    assert finding.cost == f"{(41 - finding.onset) / 10:.2g} of 4 hours, on each GPU"
+    assert finding.cost == f"{(41 - finding.onset) / 10:.2g} of 4 hours on each GPU"
     (finding,) = findings(course(kl=lambda t: 3 * t**3))
     assert finding.cost == f"{41 - finding.onset:.0f} of 40 log steps"
 

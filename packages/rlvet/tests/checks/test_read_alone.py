@@ -155,6 +155,17 @@ def test_the_fall_to_a_floor_comes_before_the_floor(floor_from):
     assert "above" not in fall.advice
 
 
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_a_fall_to_a_floor_has_the_onset_of_the_floor_at_the_latest(first):
+    for seed in range(first, first + 100):
+        findings = diagnose_rows(random_rows(seed)).findings
+        codes = [finding.code for finding in findings]
+        if {"collapse", "reward-flat"} <= {*codes}:
+            fall, flat = findings[codes.index("collapse")], findings[codes.index("reward-flat")]
+            assert codes.index("collapse") < codes.index("reward-flat"), seed
+            assert fall.onset <= flat.onset, seed
+
+
 @pytest.mark.parametrize("name", ["reward falls", "gradient spikes, then a fall"])
 def test_the_causes_above_a_fall_are_named_only_if_there_are_any(name):
     diagnosis = diagnose_rows(SCENARIOS[name].rows(942))
@@ -182,7 +193,7 @@ def test_groups_without_signal_are_explained_and_the_level_is_justified():
     level = found(course(reward=lambda t: 0.5 + 0.1 * (round(100 * t) % 2), **shares(0.7)), "no-signal")
     assert level.severity == "fix"
     assert re.match(
-        r"72% of groups teach nothing: in the (later half|last \d+ log steps), all answers of a group get the same",
+        r"72% of groups teach nothing in the (later half of the run|last \d+ log steps): all answers of such a group",
         level.cause,
     )
     assert "the reward does not clearly rise" in level.cause
@@ -252,10 +263,10 @@ def test_the_number_of_values_behind_a_figure_is_the_number_that_it_uses():
 
 def test_what_a_finding_concerns_is_said_in_log_steps_and_hours():
     text = str(diagnose_rows(course(cut=lambda t: 0.9)))
-    assert "\n   since step 1 (100 of 100 log steps)\n" in text
+    assert "\n   since step 1, for 100 of 100 log steps\n" in text
     assert "cost" not in text
     text = str(diagnose_rows(course(cut=lambda t: 0.9, step_time=lambda t: 36.0)))
-    assert "\n   since step 1 (1 of 1 hours, on each GPU)\n" in text
+    assert "\n   since step 1, for 1 of 1 hours on each GPU\n" in text
 
 
 def test_a_fall_of_the_reward_is_no_evidence_of_no_movement():

@@ -281,7 +281,7 @@ class Diagnosis:
             lines.append(_as_code(self.basis))
 
         if self.findings:
-            lines += ["", "| severity | finding | since step | what to do | cost |", "|---|---|---|---|---|"]
+            lines += ["", "| severity | finding | since step | what to do | for |", "|---|---|---|---|---|"]
         for finding in self.findings:
             cause = "; ".join((f"{finding.code}: {finding.cause}", *finding.settings))
             since = "" if finding.onset is None else format_step(finding.onset)
@@ -329,7 +329,7 @@ def _finding_lines(number: int, finding: Finding) -> list[str]:
     """Return the lines of a numbered finding: its cause, its onset, the figure, related settings and the remedy."""
     lines = [f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
     if finding.onset is not None:
-        cost = f" ({finding.cost})" if finding.cost else ""
+        cost = f", for {finding.cost}" if finding.cost else ""
         lines.append(f"   since step {format_step(finding.onset)}{cost}")
     if finding.evidence:
         lines.append(f"   measured: {finding.evidence}")

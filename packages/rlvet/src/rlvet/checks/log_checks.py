@@ -169,7 +169,7 @@ def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
         # A row may stand for several training steps, each of which took that time.
         steps_per_row = max(1.0, (rows[-1]["step"] - rows[0]["step"]) / max(1, len(rows) - 1))
         cost = _format_times(seconds * steps_per_row, total_seconds * steps_per_row)
-        return finding._replace(cost=f"{cost}, on each GPU")
+        return finding._replace(cost=f"{cost} on each GPU")
     # A record has several rows of one step.
     steps_since_onset = {row["step"] for row in rows_since_onset}
     steps = {row["step"] for row in rows}

@@ -68,7 +68,7 @@ def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     mean = fmean(late)
     error = standard_error(late)
     measure = "share of groups with equal rewards in the later half"
-    part = "in the later half"
+    part = "in the later half of the run"
     finding = passed_check(tested, shares, mean, measure, later_half(shares))._replace(error=error)
     # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
     # chance.
@@ -92,7 +92,7 @@ def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
         unit = "answers" if group_size > 1 else "answer"
         groups = f"groups of {format_number(group_size, 6)} {unit}"
     cause = (
-        f"{format_share(max(mean, end))} of {groups} teach nothing: {part}, all answers of a group get the same "
+        f"{format_share(max(mean, end))} of {groups} teach nothing {part}: all answers of such a group get the same "
         f"reward{_why_alike(setup)}"
     )
     reward = course.series("reward")

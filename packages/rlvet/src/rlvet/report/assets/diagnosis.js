@@ -33,7 +33,7 @@ function findingItem(run, number, finding, rank) {
       element("div", { class: "kind" }, element("span", { class: "badge" }, finding.severity), element("strong", {}, codes), since),
       cause || "",
       line("Do:", finding.advice),
-      finding.cost ? line("Cost:", finding.cost) : "",
+      finding.cost ? line("For:", finding.cost) : "",
       finding.evidence ? line("Measured:", figureOf(finding), "soft") : "",
       links.length ? element("div", { class: "soft" }, element("b", {}, "See also: "), ...links) : ""),
     evidence);
