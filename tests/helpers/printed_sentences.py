@@ -329,9 +329,8 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
             yield "a rise of the reward that is none"
     if "answers are right" in text or "answer is right" in text:
         mean = fmean(second_half(c["reward"]))
-        if min(c["reward"]) < 0 or max(c["reward"]) > 1 or mean < 0.89 * ("nearly all" in text):
-            yield "difficulty of the prompts"
-        elif "nearly no" in text and mean > 0.11:
+        is_share = min(c["reward"]) >= 0 and max(c["reward"]) <= 1
+        if not is_share or (mean < 0.89 if "nearly all" in text else mean > 0.11):
             yield "difficulty of the prompts"
     match = re.match(rf"reward {NUMBER} → {NUMBER}.*, from the best tenth of the run to the last$", text)
     if match and not (
