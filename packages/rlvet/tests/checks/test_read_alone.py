@@ -246,6 +246,10 @@ def test_a_plateau_is_undecided_if_the_reward_may_have_doubled_unseen():
     reason = diagnosis.untested["the reward is not flat for half of the run"]
     expected = r"too short or too noisy to tell: a rise by [\d.]+, from a mean of [\d.-]+, would not show"
     assert re.fullmatch(expected, reason)
+    # A reward that has risen to a level near 0 is measured by that rise.
+    risen = [-0.44] * 6 + [-0.05] * 6 + [0.05 + 0.1 * (-1) ** row + 0.05 * (row % 7 - 3) for row in range(48)]
+    rows = [{"step": number, "reward": value} for number, value in enumerate(risen, 1)]
+    assert found(rows, "plateau").onset > 6
     # If the reward may have fallen, the noise is said, but the run is not called ok.
     cause = found(noisy(50, 0.1, 1.0), "plateau").cause
     assert "too short or too noisy to tell whether it rises: a rise by 0.36 would not show;" in cause

@@ -247,7 +247,7 @@ FLAT_SHARE = 0.5
 
 UNLOGGED = {
     EVALUATION: "a score on other prompts",
-    "dead": "the share of groups without spread",
+    "dead": "the share of groups with equal rewards",
     "cut": "the share of answers cut off",
     "entropy": "entropy",
     "kl": "KL to the reference",
@@ -260,8 +260,8 @@ PLATEAU = Kind(
     meaning="the reward no longer rises",
     condition=(
         f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported with "
-        "the size of the rise that its noise would hide. If this is larger than the reward itself, the check is "
-        "undecided, unless the reward may have fallen"
+        "the size of the rise that its noise would hide. If this is larger than the reward itself and its rise "
+        "before, the check is undecided, unless the reward may have fallen"
     ),
     remedy=(
         "compare early and late answers with their rewards; a longer run, or harder prompts, show whether "
@@ -324,8 +324,11 @@ def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fall: Find
     before, after = end_means(late_rewards, 3)
     falls = slope.rise < -2 * slope.error or before - after > deviation(late_rewards)
     unseen_rise = format_number(largest_unseen_rise, 2)
-    # The reward may have doubled without a trace.
-    is_coarse = not is_constant and largest_unseen_rise > fmean(abs(part) for part in tenths(late_rewards))
+    # A rise as large as the reward, or as its rise before, would not show.
+    scale = fmean(abs(part) for part in tenths(late_rewards))
+    if turn:
+        scale = max(scale, abs(mean - reward.first))
+    is_coarse = not is_constant and largest_unseen_rise > scale
     # If it may have fallen, that is worth a look at any noise.
     if is_coarse and fall.ok and not falls:
         reason = f"a rise by {unseen_rise}, from a mean of {format_number(mean)}, would not show"
