@@ -36,7 +36,7 @@ COMPONENT_CONSTANT = Kind(
 def _components(course: Course) -> tuple[dict[str, Series], bool]:
     """Return the components of the reward by name, over the rows that have a reward, and whether these are all.
 
-    A component with fewer than `CONSTANT_ROWS` rows is left out.
+    A component with fewer than `ZERO_ROWS` rows is left out.
     """
     rows = [row for row in course.rows if "reward" in row]
     keys: dict[str, str] = {}
