@@ -649,7 +649,7 @@ def test_a_loss_that_asks_for_no_log_probabilities_is_refused(tmp_path, monkeypa
     monkeypatch.undo()
     monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *_: torch.zeros((), requires_grad=True))
     with pytest.raises(RuntimeError, match="computed without asking for log-probabilities"):
-        make(BandGRPOTrainer, BandGRPOConfig, tmp_path).train()
+        make(BandGRPOTrainer, BandGRPOConfig, tmp_path, certify="off").train()
     monkeypatch.undo()
     monkeypatch.setattr(GRPOTrainer, "compute_liger_loss", None, raising=False)
     with pytest.raises(ValueError, match="use_liger_kernel=True computes the loss in a fused kernel"):

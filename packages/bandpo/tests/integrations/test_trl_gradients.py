@@ -390,6 +390,7 @@ def test_the_objective_is_that_of_policy_loss(text, tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path)
     configure(trainer, config)
     trainer.is_native = False
+    trainer.loss_type = AGGREGATIONS.get(trainer.loss_type, trainer.loss_type)
     logp, entropy, inputs = batch(1, weights=True)
     gradient_in_trl(trainer, logp, entropy, inputs, monkeypatch)
     old = (

@@ -442,8 +442,9 @@ class PassedBy(BandGRPOTrainer):
 def test_a_subclass_that_passes_the_method_by_is_stopped(folder, tmp_path):
     with pytest.raises(TypeError, match=r"call super\(\)\._compute_loss in a subclass"):
         train(folder, tmp_path, PassedBy, method="BandPO()")
-    # TRL's own settings are the method here.
-    train(folder, tmp_path, PassedBy, method="FixedClip(0.02, 0.03)")
+    # With TRL's own settings for the method, its loss would not be audited.
+    with pytest.raises(RunProblem, match=r"so neither a clip rule nor the audit can act; call super\(\)"):
+        train(folder, tmp_path, PassedBy, method="FixedClip(0.02, 0.03)")
 
 
 class Replaced(BandGRPOTrainer):
@@ -558,7 +559,7 @@ MUTATIONS = {
             ),
         ],
         {},
-        "its gradient differs|ends with",
+        "reads the advantages before _get_per_token_logps_and_entropies returns",
     ),
     "advantages renamed": (
         [(READ, 'advantages = inputs["adv"]\n')],
@@ -637,7 +638,11 @@ MUTATIONS = {
         {"beta": 0.05, "use_bias_correction_kl": False},
         TRAINS,
     ),
-    "clip metrics renamed": ([("clip_ratio/", "clipped/")], {}, TRAINS),
+    "clip metrics renamed": (
+        [("clip_ratio/", "clipped/")],
+        {},
+        "has no metric 'clip_ratio/low_mean' in its loss, which in trl",
+    ),
 }
 
 
@@ -667,6 +672,98 @@ def test_another_loss_of_trl_is_trained_rightly_or_stopped_by_one_sentence(
         probe_loss(trainer)
     assert f"trl {trl.__version__}" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("certify", ["warn", "off"])
+@pytest.mark.parametrize("name", ["advantages read first", "clip metrics renamed"])
+def test_a_loss_without_the_method_stops_even_if_it_is_not_compared(
+    name, certify, folder, tmp_path, monkeypatch
+):
+    """At its first step, before an update."""
+    changes, _, message = MUTATIONS[name]
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", patched(*changes))
+    updates = []
+
+    class Observed(BandGRPOTrainer):
+        def training_step(self, *arguments, **named):
+            loss = super().training_step(*arguments, **named)
+            updates.append(loss)
+            return loss
+
+    with pytest.raises(RunProblem, match=message):
+        train(folder, tmp_path, Observed, certify=certify, loss_type="dapo")
+    assert not updates
+
+
+class Copying(GRPOTrainer):
+    """A class below bandpo's that gives TRL's loss a copy of its inputs, which the method does not reach."""
+
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, dict(inputs))
+
+
+class OverACopy(BandGRPOTrainer, Copying):
+    pass
+
+
+@pytest.mark.parametrize("certify", ["stop", "off"])
+def test_a_copy_that_the_method_does_not_reach_is_stopped(certify, folder, tmp_path):
+    with pytest.raises(RunProblem, match=r"or from a copy of its inputs, so BandPO.* would have no effect"):
+        train(folder, tmp_path, OverACopy, method="BandPO()", certify=certify)
+
+
+class TermBefore(BandGRPOTrainer):
+    """Log-probabilities for a metric of its own, before TRL's loss."""
+
+    def compute_loss(self, model, inputs, *arguments, **named):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        length = inputs["completion_ids"].shape[1]
+        with torch.no_grad():
+            self._get_per_token_logps_and_entropies(model, ids, attention, length)
+        return super().compute_loss(model, inputs, *arguments, **named)
+
+    def _compute_loss(self, model, inputs):
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        length = inputs["completion_ids"].shape[1]
+        with torch.no_grad():
+            self._get_per_token_logps_and_entropies(model, ids, attention, length)
+        return super()._compute_loss(model, inputs)
+
+
+@pytest.mark.parametrize("method", ["FixedClip(0.02, 0.03)", "BandPO()"])
+def test_a_term_before_the_loss_is_neither_audited_nor_recorded(method, folder, tmp_path):
+    rows, tokens = [], []
+    for cls in (TermBefore, BandGRPOTrainer):
+        record = tmp_path / cls.__name__
+        trainer = train(folder, tmp_path, cls, method=method, record=str(record), logging_steps=1)
+        tokens.append(
+            [row["audit/tokens"] for row in named_rows(trainer.state.log_history) if "audit/tokens" in row]
+        )
+        rows.append(sum(path.stat().st_size for path in record.rglob("*") if path.is_file()))
+    assert tokens[0] == tokens[1]
+    assert tokens[0]
+    assert rows[0] == pytest.approx(rows[1], rel=0.02)
+
+
+def test_another_trainer_of_the_process_keeps_its_forward_pass(tmp_path):
+    probed, other = make_trainer(tmp_path), make_trainer(tmp_path)
+    batch = SyntheticBatch.of(probed)
+    ids = torch.randint(0, 8, (2, 6))
+    found = {}
+
+    class Probed(type(probed)):
+        def _compute_loss(self, model, inputs):
+            forward = other._get_per_token_logps_and_entropies
+            found["logp"] = forward(other.model, ids, torch.ones_like(ids), 3)[0].detach()
+            return super()._compute_loss(model, inputs)
+
+    probed.__class__ = Probed
+    assert "has the gradient of " in probe_loss(probed)
+    expected = other._get_per_token_logps_and_entropies(other.model, ids, torch.ones_like(ids), 3)[0]
+    assert torch.equal(found["logp"], expected)
+    assert batch.logp.shape != expected.shape
 
 
 def test_a_function_of_trl_that_is_gone_is_named(tmp_path, monkeypatch):

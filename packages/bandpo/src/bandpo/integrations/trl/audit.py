@@ -1,7 +1,17 @@
 """An audit of any GRPOTrainer: metrics of how its loss treats the tokens, logged with TRL's own.
 
-TRL computes the log-probabilities inside its loss, so the mixin reads them in the method that the loss calls for them,
-``_get_per_token_logps_and_entropies``.
+TRL computes the log-probabilities inside its loss, ``_compute_loss``. It calls
+``_get_per_token_logps_and_entropies`` for them, and uses them when that has returned. `AuditMixin` overrides both
+functions:
+
+1. ``_compute_loss`` gives TRL's loss a copy of the batch, and keeps both as ``_loss`` until the loss asks for its
+   log-probabilities.
+2. ``_get_per_token_logps_and_entropies`` passes log-probabilities on. If ``_loss`` is there, they are those of the
+   loss: it checks and records them, and calls ``_prepare_loss``, which audits the loss. `BandGRPOTrainer` overrides
+   ``_prepare_loss`` to change the copy that TRL's loss reads next.
+
+All other calls of the second function are for other purposes, and ``_loss`` is None: the old policy and the reference
+at generation, and a term that a subclass computes before or after TRL's loss.
 """
 
 from __future__ import annotations
@@ -9,10 +19,9 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import trl
@@ -32,6 +41,7 @@ from bandpo.core.text import parse
 from bandpo.integrations.stock_methods import trl_method
 from bandpo.integrations.trl.announcements import sampling_settings
 from bandpo.integrations.trl.probe import high_entropy_mask, probe_loss
+from bandpo.integrations.trl.trl_names import check_class, check_config, check_trainer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,18 +77,13 @@ TRUNCATED = "bandpo_truncated"
 """The key, in a batch of TRL, of the flag of each sequence that was cut off at the length limit."""
 
 
-@dataclass
-class _LossCall:
-    """The state of one call of `compute_loss`, or of `_compute_loss` within it."""
+class _Loss(NamedTuple):
+    """The batch of a loss in progress."""
 
+    batch: dict[str, Any]
+    """The batch that the trainer was given, which is never changed: TRL uses it again in the next iteration."""
     inputs: dict[str, Any]
-    """The batch that the loss reads. Entries that are changed during the call change the loss."""
-    is_trl: bool = False
-    """True within TRL's `_compute_loss`, False in what a subclass computes around it."""
-    has_logps: bool = False
-    """True once the loss has asked for the log-probabilities."""
-    has_returned: bool = False
-    """True once `_compute_loss` has returned. Log-probabilities that are asked for later belong to another term."""
+    """The copy that TRL's loss reads. Changes to its entries change the loss."""
 
 
 class _LogDetail(TrainerCallback):
@@ -118,9 +123,18 @@ class AuditMixin(GRPOTrainer):
     forward pass of its own, as it reads the loss's log-probabilities. Sums are reduced over processes and read from the
     device once per log step. Only training steps are audited.
 
+    Before training it compares the gradient of the loss with that of `loss_method` on a synthetic batch, see
+    ``certify``. The loss of a subclass may end with an error on this batch, if it reads inputs that only its own
+    generation adds. It is then not compared, whatever ``certify`` is, and a line on stderr says so.
+
+    If a loss ends with an exception, the batch and all settings are as before. What the loss has added until then
+    stays: its metrics, the sums of the audit, and the recorded rows. If it is computed again, these count it twice.
+
     Raises:
         TypeError: the class derives from a trainer other than TRL's GRPOTrainer.
-        RuntimeError: the loss never asked for log-probabilities, or got none, so nothing can be audited.
+        RuntimeError: at construction: the installed TRL lacks a name of `bandpo.integrations.trl.trl_names`. In
+            training: the loss is not TRL's, or never asked for log-probabilities, or got none, so nothing can be
+            audited.
     """
 
     audit_steps: int = 1
@@ -129,7 +143,8 @@ class AuditMixin(GRPOTrainer):
     """True if the console and trackers get all ``audit/…`` metrics."""
     certify: str = "warn"
     """Reaction to a loss whose gradient, on a synthetic batch before training, is not the one of `loss_method`:
-    ``warn``, ``stop`` the run, or ``off`` to compare none."""
+    ``warn``, ``stop`` the run, or ``off`` to compare none. A subclass whose loss ends with an error on this batch is
+    not compared, also with ``stop``."""
     record: str | None = None
     """Folder to which the tokens of every training loss are written, see `bandpo.audit.Recorder`."""
     watched: str = "warn"
@@ -138,8 +153,10 @@ class AuditMixin(GRPOTrainer):
 
     _probing: bool = False
     """True while the loss of a synthetic batch is computed, which is neither audited nor recorded."""
-    _loss: _LossCall | None = None
-    """The call of the loss in progress."""
+    _loss: _Loss | None = None
+    """The loss in progress, until it asks for its log-probabilities; None otherwise."""
+    _has_loss: bool = False
+    """True once TRL's loss has returned, since the last call of `compute_loss`."""
     _rewards: Tensor | None = None
     """The rewards of the batch that is being generated, in all processes; shape (sequences, reward functions)."""
     _audit_since_log: Audit | None = None
@@ -175,12 +192,15 @@ class AuditMixin(GRPOTrainer):
                 "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
                 "bandpo.integrations.trl before unsloth, or train without it"
             )
+        check_config()
+        check_class()
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which only supports "
                 "epsilon; leave it out, or use BandGRPOConfig(fused_logits=True)"
             )
         super().__init__(model, reward_funcs, args, *arguments, **kwargs)
+        check_trainer(self)
         if self.loss_method().old_policy == "rollout":
             anchor = "rollout"
         else:
@@ -274,6 +294,11 @@ class AuditMixin(GRPOTrainer):
         return replace(method, objective=SequenceMask(threshold, method.objective))
 
     @property
+    def _withholds_advantages(self) -> bool:
+        """True if TRL's loss only gets its advantages from `_prepare_loss`, and has none before."""
+        return False
+
+    @property
     def training(self) -> bool:
         """True if the model is in training mode, by which TRL too separates training and evaluation metrics."""
         return self.model is not None and self.model.training
@@ -281,51 +306,41 @@ class AuditMixin(GRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        # Subclasses may compute a loss here without calling TRL's `_compute_loss`, so both methods open a loss call.
-        inputs = dict(inputs)  # copy to avoid mutating the batch, which TRL uses again in the next iteration
-        with self._loss_call(inputs):
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._has_loss = False
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not self._has_loss:
+            raise RunProblem(
+                f"the loss of {type(self).__name__} is not TRL's, so neither a clip rule nor the audit can act; call "
+                "super()._compute_loss, or leave the loss to TRL"
+            )
+        return loss
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        # Subclasses may pass on another object than `compute_loss` got. TRL's loss reads this one.
-        inputs = dict(inputs)
-        with self._loss_call(inputs, is_trl=True):
-            return super()._compute_loss(model, inputs)
-
-    @contextmanager
-    def _loss_call(self, inputs: dict[str, Any], is_trl: bool = False) -> Generator[None, None, None]:
-        """Associate log-probabilities that are computed in the block with the batch ``inputs``.
-
-        Args:
-            inputs: The batch.
-            is_trl: True within TRL's `_compute_loss`.
-
-        Raises:
-            RuntimeError: the loss did not ask for log-probabilities.
-        """
-        outer = self._loss
-        loss = _LossCall(inputs, is_trl=is_trl)
-        self._loss = loss
+        batch = inputs
+        inputs = dict(batch)
+        if self._withholds_advantages:
+            inputs.pop("advantages", None)
+        self._loss = _Loss(batch, inputs)
         try:
-            yield
+            loss = super()._compute_loss(model, inputs)
+            has_logps = self._loss is None
         finally:
-            self._loss = outer
-        if not loss.has_logps:
+            self._loss = None
+        if not has_logps:
             raise RunProblem(
                 "the loss was computed without asking for log-probabilities, so neither a clip rule nor the audit could"
                 " act; is the trainer's loss replaced by a fused one?"
             )
-        if outer is not None:
-            outer.has_logps = True
-            outer.has_returned = True
+        self._has_loss = True
+        return loss
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **kwargs: Any) -> Any:
-        # TRL also calls this outside of the loss, for the log-probabilities of the old policy and of the reference.
-        loss = self._loss
-        if loss is None or loss.has_returned:
-            return super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
-
         outputs = super()._get_per_token_logps_and_entropies(*arguments, **kwargs)
+        if self._loss is None:  # not for TRL's loss, or not the first time in it
+            return outputs
+
+        batch, inputs = self._loss
+        self._loss = None
         if outputs[0] is None:
             raise RunProblem(
                 "the trainer's loss gets no log-probabilities (Unsloth, imported before TRL, returns none), so "
@@ -333,16 +348,29 @@ class AuditMixin(GRPOTrainer):
             )
         logp, entropy, *_ = outputs
         if self.training and not self._probing:
-            self._check_and_record(loss.inputs, logp, entropy)
+            self._check_and_record(batch, logp, entropy)
         with torch.no_grad():
-            self._on_logps(loss.inputs, logp, entropy)
-        loss.has_logps = True
+            self._prepare_loss(batch, inputs, logp, entropy)
         return outputs
 
-    @property
-    def _is_first_in_trl_loss(self) -> bool:
-        """True while TRL's `_compute_loss` computes log-probabilities, for the first time in this call of it."""
-        return self._loss is not None and self._loss.is_trl and not self._loss.has_logps
+    def _prepare_loss(
+        self, batch: dict[str, Any], inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
+    ) -> None:
+        """Audit a loss whose log-probabilities are known, before TRL computes it from them.
+
+        Subclasses override it to change what TRL's loss reads next.
+
+        Args:
+            batch: The batch of the loss, with tensors of shape (sequences, tokens).
+            inputs: The copy of it that TRL's loss reads. Changes to its entries change the loss.
+            logp: The log-probabilities of the loss, (sequences, tokens), in nats, with their graph.
+            entropy: The entropies of the same tokens; None if the loss needs none.
+        """
+        if self._audits_this_step():
+            read = self._batch_of(batch, logp, entropy)
+            method = self.audited_method()
+            counted = high_entropy_mask(self, read, entropy)
+            self._add_to_audit(Audit.of(read, method, method.tokens(read), counted=counted))
 
     def train(self, *arguments: Any, **kwargs: Any) -> Any:
         # Not at construction, as a subclass may set attributes that its loss reads after super().__init__().
@@ -367,7 +395,7 @@ class AuditMixin(GRPOTrainer):
         self._announce(line)
 
     def _check_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        """Check and record the tokens of a loss, before the method changes any of its inputs."""
+        """Check and record the tokens of a loss."""
         generation, loss_of_batch = divmod(self._step, self.losses_per_batch)
         update = loss_of_batch // cast("Any", self.args).gradient_accumulation_steps
         step = self.state.global_step
@@ -432,29 +460,15 @@ class AuditMixin(GRPOTrainer):
             outputs[REWARD] = total[first : first + rows]
 
         tokenizer = self._tokenizer
-        eos_ids = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL before 1.16 has a single one
+        eos_ids = getattr(
+            self, "eos_token_ids", [tokenizer.eos_token_id]
+        )  # older versions of TRL have a single one
         end_ids = torch.tensor([*eos_ids, tokenizer.pad_token_id], device=ids.device)
         last_position = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
         last_token = ids.gather(1, last_position).squeeze(1)
         # mask_truncated_completions=True masks every token of a truncated sequence.
         is_masked = mask.sum(1) == 0
         outputs[TRUNCATED] = ~torch.isin(last_token, end_ids) | is_masked
-
-    def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        """Audit a loss. It is called when TRL's loss has computed its log-probabilities, and before it uses them.
-
-        Subclasses override it to change the loss, by changing its inputs.
-
-        Args:
-            inputs: The batch, with tensors of shape (sequences, tokens). Changes to it change the loss.
-            logp: The log-probabilities that the loss asked for, in nats, with their graph.
-            entropy: The entropies of the same tokens; None if the loss needs none.
-        """
-        if self._audits_this_step():
-            batch = self._batch_of(inputs, logp, entropy)
-            method = self.audited_method()
-            counted = high_entropy_mask(self, batch, entropy)
-            self._add_to_audit(Audit.of(batch, method, method.tokens(batch), counted=counted))
 
     def _announce(self, line: str) -> None:
         """Print a line to stderr, on the main process only."""

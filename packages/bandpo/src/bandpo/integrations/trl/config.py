@@ -15,6 +15,7 @@ from bandpo.core.rules import ClipRule, FixedClip, TwoSided, Unclipped
 from bandpo.core.text import as_method, as_text
 from bandpo.integrations._adapt import read_method
 from bandpo.integrations.stock_methods import TRL_CLIPS
+from bandpo.integrations.trl.trl_names import check_config
 
 LOSS_TYPES = {aggregation: name for name, aggregation in TRL_LOSS_TYPES.items()}
 """TRL's ``loss_type`` for each loss aggregation. Where two have it, the one that normalises over the whole update."""
@@ -71,7 +72,12 @@ def _upper_bound(clip: ClipRule) -> float | None:
 
 
 class _ReplacedEpsilon(float):
-    """The value of ``epsilon`` beside a method: a float that raises an error in a trainer that would clip with it."""
+    """The value of ``epsilon`` beside a method: a float that raises an error in a trainer that would clip with it.
+
+    TRL's GRPOTrainer accepts any config derived from GRPOConfig, and would train GRPO under the method's name. Each
+    clip of TRL computes ``1 - epsilon`` or passes ``epsilon`` to ``torch.clamp``, so both raise the error.
+    BandGRPOTrainer replaces the value before TRL's loss.
+    """
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise InvalidType(
@@ -162,7 +168,10 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         fused_logits: True to compute log-probabilities directly from hidden states, without logits in memory, see
             `bandpo.linear_logp`. For text models with a plain linear head.
         certify: Reaction to a loss whose gradient, on a synthetic batch before training, is not the method's: ``stop``
-            the run, ``warn``, or ``off`` to compare none.
+            the run, ``warn``, or ``off`` to compare none. The loss of a subclass that ends with an error on this batch,
+            as it reads inputs of its own, is not compared, also with ``stop``: a line on stderr says so. Every value
+            refuses a TRL that lacks a name of `bandpo.integrations.trl.trl_names`, and one whose loss reads the
+            advantages before it asks for the log-probabilities.
         audit_steps: Number of optimiser steps from one audited step to the next; 0 to audit none.
         audit_detail: True to log all ``audit/…`` metrics to the console and trackers, False for the twelve of
             `bandpo.audit.metrics.LOGGED`.
@@ -211,6 +220,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     )
 
     def __post_init__(self) -> None:
+        check_config()
         if self.audit_steps < 0:
             raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
         method = read_method(method=self.method, has_state=True, whole_batch=True)

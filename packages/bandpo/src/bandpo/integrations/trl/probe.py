@@ -10,7 +10,7 @@ The measure is TRL's own loss, ``GRPOTrainer._compute_loss`` of the installed ve
 
 The batch has sequences of different lengths, one without a token, ratios near 1 and far from it, and a gap to the
 reference policy. What happens outside of the loss is not tested: the forward and the backward pass, and changes during
-training.
+training. The loss of a subclass that ends with an error on the batch is not compared, and only a line says so.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from bandpo.core.errors import BandpoError, RunProblem
 from bandpo.core.gradient_check import TOLERANCE, GradientCheck, compare, slope
 from bandpo.core.methods import Method
 from bandpo.integrations.trl.config import AGGREGATIONS
+from bandpo.integrations.trl.trl_names import FORWARD, TESTED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,10 +41,6 @@ LENGTHS = (9, 7, 8, 6, 1, 0, 5, 4)
 """The number of tokens of each sequence of the batch."""
 ADVANTAGES = (1.2, -0.7, 0.3, -1.9, -1.1, 0.4, 0.0, 0.6)
 """The advantage of each sequence."""
-FORWARD = "_get_per_token_logps_and_entropies"
-"""TRL's function that computes the log-probabilities of a loss."""
-TESTED = "1.10 to 1.16"
-"""The versions of TRL with which bandpo was tested."""
 HINT = "; if the loss was changed on purpose, set certify='warn' to train on"
 
 
@@ -187,13 +184,8 @@ class _Probe:
 
     def trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Compute TRL's own loss, without its clip."""
-        trainer = self.trainer
-        trainer.epsilon_low = trainer.epsilon_high = torch.inf  # restored by the caller
-        delta, trainer.args.delta = trainer.args.delta, None
-        try:
-            return GRPOTrainer._compute_loss(trainer, model, inputs)
-        finally:
-            trainer.args.delta = delta
+        with without_clip(self.trainer):
+            return GRPOTrainer._compute_loss(self.trainer, model, inputs)
 
     def gradient(self, loss: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
         """Return the gradient of a loss by log-probabilities and entropies.
@@ -216,17 +208,21 @@ class _Probe:
 
     @contextmanager
     def synthetic_forward(self, logp: Tensor, entropy: Tensor) -> Generator[None, None, None]:
-        """Let TRL's forward pass return these log-probabilities and entropies in the block."""
+        """Let TRL's forward pass return these log-probabilities and entropies to the trainer, in the block.
 
-        def outputs(
-            _: Any, model: Any, input_ids: Tensor, *__: Any, **___: Any
-        ) -> tuple[Tensor, Tensor, None]:
+        The function is replaced in TRL's class: on the instance it would hide the overrides of subclasses and of
+        `AuditMixin`, which belong to the loss. Other trainers of the process still get TRL's function.
+        """
+        original = getattr(GRPOTrainer, FORWARD)
+
+        def synthetic(trainer: Any, model: Any, input_ids: Tensor, *arguments: Any, **kwargs: Any) -> Any:
+            if trainer is not self.trainer:
+                return original(trainer, model, input_ids, *arguments, **kwargs)
             self.batch.is_read = True
             rows = input_ids[:, 0]
             return logp[rows], entropy[rows], None
 
-        original = getattr(GRPOTrainer, FORWARD)
-        setattr(GRPOTrainer, FORWARD, outputs)
+        setattr(GRPOTrainer, FORWARD, synthetic)
         try:
             yield
         finally:
@@ -376,8 +372,11 @@ def high_entropy_mask(trainer: Any, batch: Batch, entropy: Tensor | None) -> Ten
 
 @contextmanager
 def _unchanged(trainer: Any) -> Generator[None, None, None]:
-    """Prepare a trainer's attributes for a loss of the synthetic batch, and restore all of them after the block."""
-    attributes = dict(vars(trainer))
+    """Prepare a trainer's attributes for a loss of the synthetic batch, and afterwards set back those that changed.
+
+    Attributes of other objects, such as ``args`` and ``state``, are not set back: TRL's loss changes none.
+    """
+    before = dict(vars(trainer))
     trainer._probing = True
     trainer._metrics = {mode: defaultdict(list) for mode in ("train", "eval")}
     trainer._entropy_window_stats = None
@@ -387,8 +386,23 @@ def _unchanged(trainer: Any) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        vars(trainer).clear()
-        vars(trainer).update(attributes)
+        for name in vars(trainer).keys() - before.keys():
+            delattr(trainer, name)
+        for name, value in before.items():
+            if name not in vars(trainer) or vars(trainer)[name] is not value:
+                setattr(trainer, name, value)
+
+
+@contextmanager
+def without_clip(trainer: Any) -> Generator[None, None, None]:
+    """Give TRL's loss bounds that no ratio reaches, in the block."""
+    configured = trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta
+    trainer.epsilon_low = trainer.epsilon_high = torch.inf
+    trainer.args.delta = None
+    try:
+        yield
+    finally:
+        trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = configured
 
 
 def _is_subclassed(trainer: Any) -> bool:

@@ -4,24 +4,43 @@ A method that TRL implements itself (a fixed clip, GSPO, CISPO, SAPO, VESPO) bec
 `BandGRPOConfig`, and trains bit for bit as the stock trainer does. Every other method becomes the advantages of TRL's
 loss:
 
-- **What TRL computes.** The loss of a token is ``-min(r·A, clip(r)·A)`` with the ratio ``r = π/π_old``. Within the clip
-  bounds its gradient is ``-r·A·∇logp``. TRL documents that a subclass may give one advantage per token.
+- **What TRL computes.** The loss of a token is ``-min(r·A, clip(r)·A)`` with the ratio ``r = π/π_old``, and for
+  ``loss_type="cispo"`` it is ``-min(r, bound)·A·logp``, in which the minimum has no gradient. Within the bounds the
+  gradient of both is ``-r·A·∇logp``. A comment in TRL allows subclasses one advantage per token.
 - **What bandpo changes.** The gradient of a method is ``-(w·A + b)·∇logp``, with a weight ``w`` and a bias ``b`` per
   token. So TRL gets the advantages ``(w·A + b)/r``, and bounds that no ratio reaches. For a clip rule this is ``A``,
-  and 0 for a blocked token. All else is TRL's: masks, importance weights, KL term, loss aggregation, entropy bonus, and
-  at the level ``sequence`` the way in which a sequence's ratio distributes the gradient over its tokens.
-- **Where.** ``GRPOTrainer._compute_loss`` asks ``_get_per_token_logps_and_entropies`` for the log-probabilities, and
-  reads the advantages from its inputs after that. `AuditMixin` overrides this function, and calls
-  `BandGRPOTrainer._on_logps` with the inputs before it returns. There is no other interception.
-- **What is restored.** The inputs are a copy, so TRL's batch keeps its advantages. After the loss, ``epsilon_low``,
-  ``epsilon_high`` and ``args.delta`` are restored, and TRL's clip metrics, which count nothing without bounds, get the
-  values of the method.
-- **If TRL changes.** Before training, `bandpo.integrations.trl.probe` compares the gradient of the loss with the
-  method's on a small synthetic batch. If TRL renames the function or an input, or no longer reads the advantages after
-  it, the run stops with one sentence that names TRL's version and what is different.
+  and 0 for a blocked token.
+- **The level** ``sequence``. All tokens of a sequence have one ratio, the exponential of the mean of their log-ratios.
+  With ``cispo`` the gradient above still holds for each token. With every other ``loss_type`` it does not: TRL sums
+  ``-(w·A + b)`` over the sequence, and the gradient of each of its tokens is an equal part of this sum.
+- **What else TRL's loss reads from bandpo.** ``old_per_token_logps`` are the rollout's, if the method's ratio refers to
+  these, and the current ones in the padding and where a log-ratio is beyond ±60, so that TRL's ratio there is 1. With
+  ``off_policy_mask_threshold``, the mask is computed from the true advantages by TRL's function and multiplied to the
+  new ones, and ``sampling_per_token_logps`` are set so that the mask in TRL's loss keeps every token. If the objective
+  contains the importance weights, ``importance_sampling_ratio`` is 1. All else is TRL's: the mask of high entropies,
+  other importance weights, the KL term, the entropy bonus, the auxiliary loss and the loss aggregation.
+- **Where.** TRL's ``_compute_loss`` asks ``_get_per_token_logps_and_entropies`` for the log-probabilities, and reads
+  the advantages after this has returned. `AuditMixin` overrides both, and the second calls
+  `BandGRPOTrainer._prepare_loss`, which changes the loss's copy of the batch. The copy has no advantages until then. So
+  a TRL that reads them earlier, or reads another copy, cannot train without the method: its loss ends with an error.
+- **What else is overridden.** ``train`` starts the probe. ``_generate_and_score_completions`` updates schedules, and
+  adds rewards and truncation to the batch for the record; ``_calculate_rewards`` keeps the rewards for it.
+  ``training_step`` checks that no callback changed the clip, and updates controllers. ``log`` adds metrics,
+  ``_save_checkpoint`` first writes the record, and ``create_model_card`` names the method. With ``fused_logits`` the
+  log-probabilities are bandpo's, see `bandpo.integrations.trl.fused_logits`.
+- **What is restored.** After the loss, ``epsilon_low``, ``epsilon_high`` and ``args.delta`` are restored, also after an
+  exception. TRL's batch is never changed. Beside a method whose ratio refers to the rollout,
+  ``vllm_importance_sampling_correction`` is off from construction on, which a line says. TRL's clip metrics, which
+  count nothing without bounds, get the values of the method: a token with a weight of 0 counts as clipped. What a loss
+  that ends with an exception leaves behind is in the docstring of `AuditMixin`.
+- **If TRL changes.** At construction, `bandpo.integrations.trl.trl_names` checks that all names of TRL that bandpo
+  overrides or reads exist. Before training, `bandpo.integrations.trl.probe` compares the gradient of the loss with the
+  method's on a small synthetic batch. Either stops the run with one sentence that names TRL's version and what is
+  missing or different. What TRL does outside of the loss with names that still exist is not tested.
 
-Blocked tokens are missing from the reported loss, whose value is the aggregated ``-(w·A + b)``. The metric
-``objective`` is the mean of the method's objective over the counted tokens, blocked ones included.
+The reported loss is TRL's: its KL term, entropy bonus and auxiliary loss, and the aggregated ``-(w·A + b)``, or
+``-(w·A + b)·logp`` with ``cispo``. Blocked tokens are missing from it. The metric ``objective`` is the mean of the
+method's objective over the counted tokens, blocked ones included.
 
 TRL's log-probabilities are at sampling temperature and over the full vocabulary, as bounds need them.
 
@@ -34,13 +53,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
-from trl.trainer.utils import nanmax, nanmin
+import trl
 
 from bandpo.audit.metrics import Audit
 from bandpo.core import _checks
@@ -53,7 +70,8 @@ from bandpo.integrations.trl.announcements import card_entries, sampling_lines
 from bandpo.integrations.trl.audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations.trl.config import BandGRPOConfig
 from bandpo.integrations.trl.fused_logits import FusedLogits
-from bandpo.integrations.trl.probe import high_entropy_mask
+from bandpo.integrations.trl.probe import high_entropy_mask, without_clip
+from bandpo.integrations.trl.trl_names import FORWARD, missing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,8 +81,11 @@ if TYPE_CHECKING:
 __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
 
 FAR = 60.0
-"""Log-ratio (nats) beyond which TRL's loss is given the ratio 1. In float32 a ratio overflows at 88, and the quotient
-of an advantage and a ratio below e⁻⁶⁰ could."""
+"""Log-ratio (nats) beyond which TRL's loss is given the ratio 1.
+
+In float32 a ratio overflows beyond a log-ratio of 88, and a division by a ratio may overflow below one of -88. The
+gradient of such a token is still the method's, as ``(w·A + b)/1`` is multiplied by a ratio of 1.
+"""
 
 
 @dataclass
@@ -98,12 +119,15 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     It warns at construction if each batch is used for a single update: the old policy is then the current one, every
     ratio is 1, and no clip has any effect.
 
-    Before training it compares the gradient of its loss with the method's, see `bandpo.integrations.trl.probe`.
+    Before training it compares the gradient of its loss with the method's, see `bandpo.integrations.trl.probe` and
+    ``certify`` of `BandGRPOConfig`. The loss of a subclass that ends with an error on the probe's batch is not
+    compared, whatever ``certify`` is, and a line on stderr says so.
 
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
-        RuntimeError: before training: the gradient of the loss is not the method's; while training: a ratio is too far
-            from 1 for TRL's KL term.
+        RuntimeError: at construction: the installed TRL lacks a name of `bandpo.integrations.trl.trl_names`. Before
+            training: the gradient of the loss is not the method's. In the loss: TRL reads the advantages too early, or
+            logs its clip metrics under other names, or a ratio is too far from 1 for TRL's KL term.
         ValueError: the bounds or the method's ratio (DPPO, IcePop) need the rollout's log-probabilities, and there are
             none.
     """
@@ -112,8 +136,6 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
     _clips: _ClippedTokens | None = None
     """The tokens that the method clips in the last loss."""
-    _replaced_advantages = False
-    """True if TRL's loss was given the method's advantages since `compute_loss` was called."""
 
     def __init__(
         self,
@@ -172,64 +194,68 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
 
     # The loss: TRL's, of the method's advantages.
 
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Tensor:
-        self._replaced_advantages = False
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if not self.is_native and not self._replaced_advantages:
-            raise RunProblem(
-                f"the loss of {type(self).__name__} is not TRL's, so {self.args.method} has no effect; call "
-                "super()._compute_loss, or leave the loss to TRL"
-            )
-        return loss
+    @property
+    def _withholds_advantages(self) -> bool:
+        # Without the method's advantages, TRL's loss would train without any clip.
+        return not self.is_native
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.is_native:
             return super()._compute_loss(model, inputs)
         mode = "train" if self.training else "eval"
         metrics = self._metrics[mode]
-        counts = {name: len(metrics[name]) for name in self._clip_metric_names}
-        with self._without_clip():
-            loss = super()._compute_loss(model, inputs)
-        # In place of the values that TRL has appended.
+        counts = {name: len(metrics.get(name, ())) for name in self._clip_metric_names}
+        try:
+            with without_clip(self):
+                loss = super()._compute_loss(model, inputs)
+        except KeyError as error:
+            if error.args != ("advantages",):
+                raise
+            raise RunProblem(
+                f"the loss of trl {trl.__version__}, or of a class between BandGRPOTrainer and GRPOTrainer, reads the "
+                f"advantages before {FORWARD} returns, or from a copy of its inputs, so {self.args.method} would have "
+                "no effect; let it read the advantages of its inputs after that"
+            ) from error
+        # Replace the values that TRL has appended.
         for name, value in zip(counts, self._clip_metrics(), strict=True):
-            del metrics[name][counts[name] :]
-            metrics[name].append(value)
+            if len(metrics.get(name, ())) != counts[name] + 1:
+                raise missing(
+                    f"metric {name!r} in its loss", "counts what the clip blocks, which bandpo replaces"
+                )
+            metrics[name][-1] = value
         return loss
 
-    @contextmanager
-    def _without_clip(self) -> Generator[None, None, None]:
-        """Give TRL's loss bounds that no ratio reaches, in the block."""
-        configured = self.epsilon_low, self.epsilon_high, self.args.delta
-        self.epsilon_low = self.epsilon_high = math.inf
-        self.args.delta = None
-        try:
-            yield
-        finally:
-            self.epsilon_low, self.epsilon_high, self.args.delta = configured
+    def _prepare_loss(
+        self, batch: dict[str, Any], inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
+    ) -> None:
+        """Audit a loss, and give it the advantages of the method, see the module docstring.
 
-    def _on_logps(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
-        if not self.is_native and not self._is_first_in_trl_loss:
-            # A subclass computes log-probabilities for a term of its own.
-            return
-        batch = self._batch_of(inputs, logp, entropy)
-        tokens = self.method.tokens(batch)
+        The arguments are those of `AuditMixin._prepare_loss`. If the method is not TRL's own, ``inputs`` has no
+        advantages before this call.
+        """
+        read = self._batch_of(batch, logp, entropy)
+        tokens = self.method.tokens(read)
         if self.training and not self._probing:
-            self._measure(batch, tokens, entropy)
+            self._measure(read, tokens, entropy)
+        if self.is_native:
+            return
         if self.method.old_policy == "rollout":
-            inputs["old_per_token_logps"] = batch.logp_old
-        if not self.is_native:
-            self._replace_advantages(inputs, batch, tokens, logp.detach())
+            inputs["old_per_token_logps"] = read.logp_old
+        # TRL's loss is per sequence, (sequences, 1), if both the ratios and the given advantages are.
+        of_sequences = self.method.level == "sequence" and batch["advantages"].dim() == 1
+        self._replace_advantages(inputs, read, tokens, logp.detach(), of_sequences)
 
-    def _replace_advantages(self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor) -> None:
-        """Replace the advantages in ``inputs`` by ``(w·A + b)/r``, see the module docstring.
+    def _replace_advantages(
+        self, inputs: dict[str, Any], batch: Batch, tokens: Tokens, logp: Tensor, of_sequences: bool
+    ) -> None:
+        """Set the advantages in ``inputs`` to ``(w·A + b)/r``, see the module docstring.
 
         Args:
-            inputs: The batch that TRL's loss reads. Its advantages have shape (sequences,) or (sequences, tokens).
+            inputs: The copy of the batch that TRL's loss reads.
             batch: The tokens of the loss.
             tokens: The same, as the method sees them.
             logp: The log-probabilities of the loss, (sequences, tokens), detached.
+            of_sequences: True if ratios and given advantages are per sequence.
 
         Raises:
             RuntimeError: a ratio is so far from 1 that TRL's KL term cannot be multiplied by it.
@@ -249,9 +275,9 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                     "multiplies TRL's KL term by the ratio, which overflows; set use_bias_correction_kl=False, or a "
                     "smaller learning_rate"
                 )
-            at_one = is_far | (batch.mask == 0)
-            inputs["old_per_token_logps"] = torch.where(at_one, logp, inputs["old_per_token_logps"])
-            ratio = ratio.masked_fill(at_one, 1.0)
+            has_ratio_one = is_far | (batch.mask == 0)
+            inputs["old_per_token_logps"] = torch.where(has_ratio_one, logp, inputs["old_per_token_logps"])
+            ratio = ratio.masked_fill(has_ratio_one, 1.0)
         advantages = weight / ratio * batch.advantages  # exactly A if w = r
         if bias is not None:
             advantages = advantages + bias * batch.mask / ratio
@@ -265,21 +291,22 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
                 mask=batch.mask,
                 off_policy_threshold=self.off_policy_mask_threshold,
             )
-            # The one in TRL's loss keeps every token: the drift is 0, or below a negative threshold.
+            # TRL's loss masks by the new advantages again. It keeps a sequence if the mean of sampler minus logp is not
+            # above the threshold: here it is 0, and twice the threshold if that is negative.
             inputs["sampling_per_token_logps"] = logp + min(0.0, 2 * self.off_policy_mask_threshold)
         if objective.weights_inside and batch.weights is not None:
             # The objective contains the importance weights, so TRL must not multiply by them again.
             inputs["importance_sampling_ratio"] = torch.ones_like(inputs["importance_sampling_ratio"])
 
-        of_sequences = self.method.level == "sequence" and inputs["advantages"].dim() == 1
         self._clips = self._clipped_tokens(tokens, weight, of_sequences)
         if of_sequences:
-            # One advantage per sequence, if they are equal: then a fixed clip's gradient is TRL's bit for bit.
+            # A loss per token has the same gradient, but sums it over tokens in another order, which rounds differently
+            # than stock TRL. So TRL gets one advantage per sequence where its tokens' are equal. Whether they are
+            # depends on the rule and on the tokens, so this waits for the device, as the metrics of each loss do.
             per_sequence = _of_first_token(advantages, batch.mask)
             if torch.equal(advantages * batch.mask, per_sequence * batch.mask):
                 advantages = per_sequence
         inputs["advantages"] = advantages
-        self._replaced_advantages = True
         self._log_objective(batch, tokens, objective)
 
     # The log-probabilities of the ratio and of the bounds.
@@ -353,6 +380,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     def _check_unchanged_settings(self) -> None:
         """Check that no callback has changed a setting of the clip, which the method replaces.
 
+        This includes methods that TRL implements, as the audit and the probe read the method and not the settings.
+
         Raises:
             ValueError: a setting has changed, which would have no effect or another one than in TRL.
         """
@@ -373,7 +402,7 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     # Logging.
 
     def _clipped_tokens(self, tokens: Tokens, weight: Tensor, of_sequences: bool) -> _ClippedTokens:
-        """Return the tokens that the method clips, in the form of TRL's clip metrics.
+        """Return the tokens that the method clips, in the form of TRL's clip metrics: those with a weight of 0.
 
         Args:
             tokens: The tokens of the loss.
@@ -414,8 +443,9 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             return [high_mean]
         # The share of each sequence, NaN without a counted token; shape (sequences of all processes, 2).
         shares = cast("Tensor", self.accelerator.gather((flags.sum(-1) / mask.sum(-1)).T.contiguous()))
-        low_min = nanmin(shares[:, 0]).item()
-        high_max = nanmax(shares[:, 1]).item()
+        shares = shares[~shares.isnan().any(1)]
+        low_min = shares[:, 0].min().item() if len(shares) else math.nan
+        high_max = shares[:, 1].max().item() if len(shares) else math.nan
         return [low_mean, high_mean, low_mean + high_mean, low_min, high_max]
 
     def _log_objective(self, batch: Batch, tokens: Tokens, objective: Objective) -> None:

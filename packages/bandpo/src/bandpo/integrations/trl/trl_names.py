@@ -1,0 +1,130 @@
+"""The names of TRL on which the integration depends, and a check of them before training.
+
+The names that are private in TRL may change in any version. A renamed one would stop a run with a bare AttributeError,
+or without an error leave schedules at their first value, a record without rewards, or TRL's model card in place of
+bandpo's. So a trainer checks at construction that all of them exist. What the names mean is compared by
+`bandpo.integrations.trl.probe`, before the first batch. The names of TRL's clip metrics only exist once a loss has
+logged them, so `BandGRPOTrainer` checks them in each loss, the probe's included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import trl
+from trl import GRPOConfig, GRPOTrainer
+
+from bandpo.core.errors import RunProblem
+
+TESTED = "1.10 to 1.16"
+"""The versions of TRL with which bandpo was tested."""
+FORWARD = "_get_per_token_logps_and_entropies"
+"""TRL's function that computes the log-probabilities of a loss."""
+
+OF_CLASS = {
+    "_compute_loss": "computes the loss, which bandpo calls with a method's advantages",
+    FORWARD: "computes a loss's log-probabilities, from which bandpo computes the advantages",
+    "_generate_and_score_completions": "generates a batch, at which bandpo updates schedules and marks truncation",
+    "_calculate_rewards": "scores a batch, from which bandpo records the rewards",
+    "_save_checkpoint": "writes a checkpoint, before which bandpo writes the record",
+    "get_off_policy_mask": "computes the off-policy mask, which bandpo applies",
+    "create_model_card": "writes the model card, in which bandpo names the method",
+    "_name": "names the method in the model card",
+    "_paper": "names the paper in the model card",
+    "_tag_names": "has the tags of the model card",
+}
+"""Attributes of GRPOTrainer that bandpo overrides, calls or sets, each with what TRL does with it."""
+
+OF_TRAINER = {
+    "epsilon_low": "is a bound of the clip, which bandpo replaces",
+    "epsilon_high": "is a bound of the clip, which bandpo replaces",
+    "loss_type": "selects the loss aggregation",
+    "importance_sampling_level": "selects ratios per token or per sequence",
+    "beta": "is the coefficient of the KL term",
+    "off_policy_mask_threshold": "is the threshold of the off-policy mask",
+    "top_entropy_quantile": "is the share of tokens in the loss",
+    "entropy_coef": "is the coefficient of the entropy bonus",
+    "_entropy_bonus_enabled": "says if there is an entropy bonus",
+    "_entropy_window_stats": "has the sums for the adaptive entropy bonus",
+    "_last_world_entropy": "has the entropy that the adaptive entropy bonus compares",
+    "aux_loss_enabled": "says if there is an auxiliary loss",
+    "use_vllm": "says if vLLM generates",
+    "vllm_importance_sampling_correction": "says if the loss has importance weights",
+    "rollout_func": "generates in place of the trainer",
+    "temperature": "is the temperature of the log-probabilities",
+    "max_completion_length": "normalises loss_type='dr_grpo'",
+    "num_iterations": "is the number of updates with each batch",
+    "multi_objective_aggregation": "says how rewards are added up",
+    "reward_weights": "has the weights of the rewards",
+    "_step": "counts the losses, by which bandpo numbers batches and updates",
+    "_metrics": "has the metrics of the next log",
+    "_tokenizer": "has the ids of the tokens that end a completion",
+}
+"""Attributes of a constructed trainer that bandpo reads or sets, each with its meaning in TRL."""
+
+OF_CONFIG = {
+    "epsilon": "is a bound of the clip, which a method replaces",
+    "epsilon_high": "is a bound of the clip, which a method replaces",
+    "delta": "is the upper bound of the ratio, which a method replaces",
+    "loss_type": "selects the loss aggregation",
+    "importance_sampling_level": "selects ratios per token or per sequence",
+    "use_bias_correction_kl": "says if the KL term is multiplied by the ratio",
+    "off_policy_mask_threshold": "is the threshold of the off-policy mask",
+    "steps_per_generation": "is the number of losses for each generation",
+    "num_iterations": "is the number of updates with each batch",
+    "use_liger_kernel": "selects fused kernels",
+    "temperature": "is the temperature of sampling",
+    "top_p": "restricts the sampled tokens",
+    "top_k": "restricts the sampled tokens",
+    "min_p": "restricts the sampled tokens",
+    "repetition_penalty": "changes the probabilities of sampling",
+    "generation_kwargs": "has further settings of sampling",
+}
+"""Settings of GRPOConfig that bandpo reads or sets, each with its meaning in TRL."""
+
+
+def check_config() -> None:
+    """Check that the installed GRPOConfig has every setting of `OF_CONFIG`.
+
+    Raises:
+        RuntimeError: one is missing. The message has the version of TRL and the name.
+    """
+    settings = {setting.name for setting in fields(GRPOConfig)}
+    for name, meaning in OF_CONFIG.items():
+        if name not in settings:
+            raise missing(f"setting {name} of GRPOConfig", meaning)
+
+
+def check_class() -> None:
+    """Check that the installed GRPOTrainer has every attribute of `OF_CLASS`.
+
+    Raises:
+        RuntimeError: one is missing. The message has the version of TRL and the name.
+    """
+    for name, meaning in OF_CLASS.items():
+        if not hasattr(GRPOTrainer, name):
+            raise missing(f"GRPOTrainer.{name}", meaning)
+
+
+def check_trainer(trainer: Any) -> None:
+    """Check that a constructed trainer has every attribute of `OF_TRAINER`.
+
+    Raises:
+        RuntimeError: one is missing. The message has the version of TRL and the name.
+    """
+    for name, meaning in OF_TRAINER.items():
+        if not hasattr(trainer, name):
+            raise missing(f"attribute {name} of GRPOTrainer", meaning)
+
+
+def missing(what: str, meaning: str) -> RunProblem:
+    """Return the error about a name of TRL that does not exist.
+
+    Args:
+        what: The name, such as ``"GRPOTrainer._step"``.
+        meaning: What it is or does, as the rest of a sentence.
+    """
+    return RunProblem(
+        f"trl {trl.__version__} has no {what}, which in trl {TESTED} {meaning}; install one of these versions"
+    )
