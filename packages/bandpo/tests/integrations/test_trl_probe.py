@@ -695,6 +695,28 @@ def test_a_loss_without_the_method_stops_even_if_it_is_not_compared(
     assert not updates
 
 
+class OldRenamed(GRPOTrainer):
+    """TRL with another name of the old log-probabilities, in its batch and in its loss."""
+
+    _compute_loss = patched(('inputs.get("old_per_token_logps")', 'inputs.get("old_logps")'))
+
+    def _generate_and_score_completions(self, inputs):
+        outputs = super()._generate_and_score_completions(inputs)
+        outputs["old_logps"] = outputs.pop("old_per_token_logps")
+        return outputs
+
+
+class OverOldRenamed(BandGRPOTrainer, OldRenamed):
+    pass
+
+
+@pytest.mark.parametrize("certify", ["warn", "off"])
+def test_renamed_old_log_probabilities_stop_even_if_they_are_not_compared(certify, folder, tmp_path):
+    """Else every ratio would be 1, and no clip would act."""
+    with pytest.raises(RunProblem, match="has no entry 'old_per_token_logps' in its batches, which in trl"):
+        train(folder, tmp_path, OverOldRenamed, method="BandPO()", certify=certify)
+
+
 class Copying(GRPOTrainer):
     """A class below bandpo's that gives TRL's loss a copy of its inputs, which the method does not reach."""
 

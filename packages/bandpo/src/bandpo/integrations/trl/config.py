@@ -170,8 +170,9 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         certify: Reaction to a loss whose gradient, on a synthetic batch before training, is not the method's: ``stop``
             the run, ``warn``, or ``off`` to compare none. The loss of a subclass that ends with an error on this batch,
             as it reads inputs of its own, is not compared, also with ``stop``: a line on stderr says so. Every value
-            refuses a TRL that lacks a name of `bandpo.integrations.trl.trl_names`, and one whose loss reads the
-            advantages before it asks for the log-probabilities.
+            refuses a TRL that lacks a name of `bandpo.integrations.trl.trl_names`, and at the first loss one that reads
+            the advantages before it asks for the log-probabilities, or has none of the old policy under their name.
+            All other changes of TRL's loss, such as another clip, are only found by the comparison.
         audit_steps: Number of optimiser steps from one audited step to the next; 0 to audit none.
         audit_detail: True to log all ``audit/…`` metrics to the console and trackers, False for the twelve of
             `bandpo.audit.metrics.LOGGED`.

@@ -126,8 +126,8 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
     Raises:
         TypeError: ``args`` is no `BandGRPOConfig`.
         RuntimeError: at construction: the installed TRL lacks a name of `bandpo.integrations.trl.trl_names`. Before
-            training: the gradient of the loss is not the method's. In the loss: TRL reads the advantages too early, or
-            logs its clip metrics under other names, or a ratio is too far from 1 for TRL's KL term.
+            training: the gradient of the loss is not the method's. In the loss: TRL reads the advantages too early, has
+            other names for its clip metrics or the old log-probabilities, or a ratio is too far from 1 for its KL term.
         ValueError: the bounds or the method's ratio (DPPO, IcePop) need the rollout's log-probabilities, and there are
             none.
     """
@@ -239,6 +239,10 @@ class BandGRPOTrainer(AuditMixin, FusedLogits):
             self._measure(read, tokens, entropy)
         if self.is_native:
             return
+        # TRL leaves them out where the ratio cannot move. Without them every ratio is 1, and no clip acts.
+        needs_old = self.training and not self._probing and self.args.ratio_moves
+        if needs_old and batch.get("old_per_token_logps") is None:
+            raise missing("entry 'old_per_token_logps' in its batches", "has the old log-probabilities")
         if self.method.old_policy == "rollout":
             inputs["old_per_token_logps"] = read.logp_old
         # TRL's loss is per sequence, (sequences, 1), if both the ratios and the given advantages are.
