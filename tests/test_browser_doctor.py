@@ -244,7 +244,8 @@ def test_a_run_s_folder_is_dropped_with_its_configuration(tab, tmp_path):
     tab.drop("#doctor .drop", run)
     text = tab.wait_for(TEXT)
     assert text == printed_by_command(run)
-    assert "FixedClip(0.2, 0.28)" in text
+    press(tab, "Copy as Markdown")
+    assert "FixedClip(0.2, 0.28)" in tab.wait_for("document.querySelector('#doctor .copied').value")
     assert "model.safetensors" in tab.evaluate("document.querySelector('#doctor .reading').textContent")
 
 
@@ -387,12 +388,13 @@ def test_the_last_line_of_a_run_still_at_work_is_left_out_with_a_note(tab):
 
 @in_browser
 def test_a_verdict_is_copied_as_markdown_and_shared_as_a_link(site, tab, browser, tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(simulated(**{HOSTILE: 1.0}))
-    tab.choose("#doctor [aria-label=files]", tmp_path / "metrics.jsonl")
+    log = tmp_path / f"{HOSTILE}.jsonl"
+    log.write_text(simulated())
+    tab.choose("#doctor [aria-label=files]", log)
     text = tab.wait_for(TEXT)
     press(tab, "Copy as Markdown")
     copied = "document.querySelector('#doctor .copied').value"
-    assert tab.wait_for(copied) == diagnose(tmp_path / "metrics.jsonl").as_markdown()
+    assert tab.wait_for(copied) == diagnose(log).as_markdown()
     press(tab, "Link to the verdict as text")
     address = tab.wait_for(f"{copied}.startsWith('http') && {copied}")
     assert address.startswith(f"{site.address}/diagnose-in-browser/#verdict=")
