@@ -234,18 +234,18 @@ def test_once_python_is_loaded_the_site_is_asked_for_nothing_more(site, tab, tmp
 @in_browser
 def test_a_run_s_folder_is_dropped_with_its_configuration(tab, tmp_path):
     """The configuration is YAML, which takes a package; a log in gzip; other files are left out."""
+    length = {"completions/mean_length": 1000.0}
     run = tmp_path / "my run"
     (run / "inside").mkdir(parents=True)
-    (run / "inside/log.jsonl.gz").write_bytes(gzip.compress(simulated().encode()))
+    (run / "inside/log.jsonl.gz").write_bytes(gzip.compress(simulated(**length).encode()))
     (run / "config.yaml").write_text(
-        "loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, ratio_clip_c: null}"
+        "num_generations: 8\nmax_completion_length: 1024\nbeta: 0.0\nloss_type: grpo\nsteps_per_generation: 4\n"
     )
     (run / "model.safetensors").write_bytes(b"weights")
     tab.drop("#doctor .drop", run)
     text = tab.wait_for(TEXT)
     assert text == printed_by_command(run)
-    press(tab, "Copy as Markdown")
-    assert "FixedClip(0.2, 0.28)" in tab.wait_for("document.querySelector('#doctor .copied').value")
+    assert "configuration: max_completion_length=1024 (config.yaml)" in text
     assert "model.safetensors" in tab.evaluate("document.querySelector('#doctor .reading').textContent")
 
 
