@@ -130,7 +130,7 @@ def of_this_process(folder):
                 packed = (rank + seed) % 2 == 1
                 found = gradient(text, seed, parts, packed=packed, processes=group)
                 results[f"{split.name}/{text}/{seed}"] = found.tolist()
-    Path(folder, f"{rank}.json").write_text(json.dumps(results))
+    Path(folder, f"{rank}.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 SCRIPT = "import sys; from test_any_split import of_this_process; of_this_process(sys.argv[1])"

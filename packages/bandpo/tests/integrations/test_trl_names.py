@@ -79,8 +79,10 @@ def test_every_attribute_of_trl_that_is_used_is_listed():
     """Those that TRL adds to the trainer of Transformers, which is no part of TRL."""
     folder = Path(trl_names.__file__).parent
     used = set().union(*(attributes(path.read_text()) for path in folder.glob("*.py")))
-    of_trl = set().union(*(attributes(Path(inspect.getfile(cls)).read_text()) for cls in (GRPOTrainer, BASE)))
-    of_transformers = attributes(Path(inspect.getfile(Trainer)).read_text())
+    of_trl = set().union(
+        *(attributes(Path(inspect.getfile(cls)).read_text(encoding="utf-8")) for cls in (GRPOTrainer, BASE))
+    )
+    of_transformers = attributes(Path(inspect.getfile(Trainer)).read_text(encoding="utf-8"))
     unlisted = (used & of_trl) - of_transformers - trl_names.OF_CLASS.keys() - trl_names.OF_TRAINER.keys()
     assert unlisted == set()
 

@@ -42,9 +42,9 @@ def console_rows(text: str, unread: Unread | None = None) -> Rows:
         text: The console output.
         unread: The object to which lines that are not read are added.
 
-    >>> console_rows("Step 2 | 1.00s | Loss 0.1 | Entropy 0.3\nStep 2 | 1.00s | Reward 0.5 | Truncation 10.0%")
-    [{'step': 2, 'trainer/time/step': 1.0, 'loss/mean': 0.1, 'entropy/all/mean': 0.3, 'time/step': 1.0, 'reward/mean': \
-0.5, 'is_truncated/mean': 0.1}]
+    >>> [row] = console_rows("Step 2 | 1.00s | Loss 0.1\nStep 2 | 1.00s | Reward 0.5 | Truncation 10.0%")
+    >>> row["step"], row["loss/mean"], row["reward/mean"], row["is_truncated/mean"]
+    (2, 0.1, 0.5, 0.1)
     """
     unread = Unread() if unread is None else unread
     text = ESCAPES.sub("", text)
