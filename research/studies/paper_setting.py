@@ -174,7 +174,7 @@ def row_of(key: Key, run: Trained, level: float = LEVEL) -> dict[str, Any]:
         "end": run.scores["pass@1"],
         "end pass@32": run.scores["pass@32"],
         "last entropy": round(smooth(run.curve("entropy"))[-1], 4),
-        "blocked": round(blocked_so_far(run)[-1], 4),
+        "blocked": round(blocked_so_far(run.log)[-1], 4),
         "seconds": run.scores["seconds"],
         "curves": {
             "reward": [round(x, 3) for x in rewards],

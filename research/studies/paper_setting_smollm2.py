@@ -160,7 +160,7 @@ class Trainer:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         self.sizes = sizes
         self.model = Llama(folder, device, dtype)
         self.first = {name: weight.detach().clone() for name, weight in self.model.weights.items()}
@@ -207,7 +207,7 @@ class Trainer:
         order = torch.randperm(len(chances), generator=numbers)
         sampled = self._sample(self.pool, chosen, chances)
         rewards = self._rewards(
-            sampled, [self.pool.problems[index] for index in chosen for _ in range(sizes.samples)]
+            sampled, [self.pool.problems[index] for index in chosen.tolist() for _ in range(sizes.samples)]
         )
         groups = rewards.view(-1, sizes.samples)
         advantages = (
@@ -293,7 +293,9 @@ class Trainer:
             filled = torch.cat([chosen, chosen.new_zeros(together - len(chosen))])
             chances = torch.rand(together * SAMPLES_OF_HELD_OUT, self.sizes.tokens, generator=numbers)
             sampled = self._sample(self.held_out, filled, chances)
-            asked = [self.held_out.problems[index] for index in filled for _ in range(SAMPLES_OF_HELD_OUT)]
+            asked = [
+                self.held_out.problems[index] for index in filled.tolist() for _ in range(SAMPLES_OF_HELD_OUT)
+            ]
             rewards.append(self._rewards(sampled, asked).view(together, -1)[: len(chosen)])
         return {f"pass@{k}": round(float(pass_at_k(torch.cat(rewards), k).mean()), 5) for k in PASS_AT}
 

@@ -208,7 +208,7 @@ def smooth(values: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def blocked_so_far(run: Run) -> list[float]:
+def blocked_so_far(log: Sequence[Mapping[str, float]]) -> list[float]:
     """Return the share of the gradient of rare winners (p < 0.1, A > 0) that was blocked in all batches so far.
 
     It is NaN before the first rare winner.
@@ -216,7 +216,7 @@ def blocked_so_far(run: Run) -> list[float]:
     blocked = 0.0
     total = 0.0
     shares: list[float] = []
-    for line in run.log:
+    for line in log:
         mass = line.get("audit/mass_positive_below_0.1", 0.0)
         total += mass
         blocked += mass * line.get("audit/blocked_mass_below_0.1", 0.0)
@@ -258,7 +258,7 @@ def metrics(run: Run) -> dict[str, float]:
         "end": run.scores["pass@1"],
         "pass@32": run.scores["pass@32"],
         "last_entropy": entropies[-1],
-        "blocked": blocked_so_far(run)[-1],
+        "blocked": blocked_so_far(run.log)[-1],
     }
 
 
@@ -415,7 +415,7 @@ class Comparison:
         if self.settings.task == "multiplication":
             panels["Answers with a scratchpad"] = _smooth_curve("scratchpad")
         panels["Entropy (nats per token)"] = _smooth_curve("entropy")
-        panels["Blocked so far, of rare winners"] = blocked_so_far
+        panels["Blocked so far, of rare winners"] = lambda run: blocked_so_far(run.log)
         columns = 2 if len(panels) == 4 else len(panels)
         rows = len(panels) // columns
         with plot_style():

@@ -46,8 +46,8 @@ def test_the_metrics_of_a_run_by_hand():
     assert (found["batches"], found["entropy"]) == (4, pytest.approx(0.5))
     assert (found["end"], found["pass@32"]) == (0.5, 1.0)
     assert found["last_entropy"] == pytest.approx(0.2)
-    assert blocked_so_far(run)[1:] == pytest.approx([1.0, 0.25, 0.25, 0.25, 0.25])
-    assert math.isnan(blocked_so_far(run)[0])
+    assert blocked_so_far(run.log)[1:] == pytest.approx([1.0, 0.25, 0.25, 0.25, 0.25])
+    assert math.isnan(blocked_so_far(run.log)[0])
     never = metrics(made([0.1] * 6, **columns))
     assert never["batches"] == math.inf
     assert math.isnan(never["entropy"])
