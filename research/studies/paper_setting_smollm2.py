@@ -171,7 +171,7 @@ class Trainer:
             sizes.prompts * sizes.samples,
             self.pool.prompts.shape[1],
             sizes.tokens,
-            tokenizer.eos_token_id,
+            self.tokenizer.eos_token_id,
         )
 
     def run(
