@@ -147,8 +147,11 @@ DURATION = re.compile(r"(?:Time:? +)?(?:(\d+)h *)?(?:(\d+)m *)?(\d+(?:\.\d*)?)s"
 PRIME_RL_FILTERS = re.compile(r"\bDetected \d+/(\d+) rollouts \(([^()\n]*)\)")
 """The number of rollouts, and the number that each filter found: ``Detected 97/128 rollouts (zero_advantage=95)``."""
 
-PRIME_RL_EVALUATION = re.compile(r"\bEvaluated (\S+) in [\d.]+\w* \(([^\n]*)\)")
+PRIME_RL_EVALUATION = re.compile(r"\bEvaluated (\S+) in [\d.]++\w*+ \(([^\n]*)\)")
 """The name of an evaluation, and its metrics."""
+
+PRIME_RL_VALUE = re.compile(r"[=:] ?(-?\d+(?:\.\d+)?)(%?)")
+"""A value of an evaluation, after its name: ``Avg@8: 0.5`` or ``truncated=10%``."""
 
 PRIME_RL_LINE = re.compile(r"\bStep (?P<step>\d+) \| (?P<cells>[^\n]*)|\bDetected [^\n]*|\bEvaluated [^\n]*")
 """A line with metrics of prime-rl."""
@@ -223,7 +226,7 @@ def _prime_rl_filters(line: str) -> dict[str, Any]:
     match = PRIME_RL_FILTERS.match(line)
     if match is None or not int(match[1]):
         return {}
-    counts = re.findall(r"(\w+)=(\d+)", match[2])
+    counts = re.findall(r"\b(\w+)=(\d+)", match[2])
     return {f"filters/all/{name}": int(count) / int(match[1]) for name, count in counts}
 
 
@@ -237,9 +240,15 @@ def _prime_rl_evaluation(line: str) -> dict[str, Any]:
     if match is None:
         return {}
     metrics = {}
-    for name, number, percent in re.findall(r"([A-Za-z][\w@ ]*)[=:] ?(-?\d+(?:\.\d+)?)(%?)", match[2]):
-        key = f"eval/{match[1]}/{name.strip().lower().replace(' ', '_')}"
-        metrics[key] = float(number) / 100 if percent else float(number)
+    end = 0
+    for value in PRIME_RL_VALUE.finditer(match[2]):
+        before = match[2][end : value.start()]
+        end = value.end()
+        # The name begins with a letter, after the last other character than a letter, a digit, a space, _ and @.
+        name = re.sub(r"\A[^A-Za-z]+", "", re.split(r"[^\w@ ]", before)[-1]).strip()
+        if name:
+            key = f"eval/{match[1]}/{name.lower().replace(' ', '_')}"
+            metrics[key] = float(value[1]) / 100 if value[2] else float(value[1])
     return metrics
 
 

@@ -36,7 +36,7 @@ EVALUATION = "evaluation"
 
 REWARD_COMPONENT = re.compile(
     r"(?:^|/)(?:rewards|reward_components)/(?P<name>[^/]+?)(?:/mean)?$"
-    r"|(?:^|/)(?P<own_name>\w*format\w*|accuracy|correctness)_reward(?:[_/]mean)?$",
+    r"|(?:^|/)(?P<own_name>(?=\w*format|accuracy_|correctness_)\w+)_reward(?:[_/]mean)?$",
     re.I,
 )
 """Keys of the components of a reward, such as ``rewards/format/mean`` and ``format_reward``."""

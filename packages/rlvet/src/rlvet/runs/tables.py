@@ -31,7 +31,7 @@ Rows = list[dict[str, Any]]
 MISSING = frozenset(("", "-", "--", "---", "—", "–", "n/a", "na", "none", "null", "no log", "/"))
 """Cells without a value, in lower case."""
 
-EMPHASIS = re.compile(r"\A(\*\*\*|\*\*|\*|___|__|_|~~|`+)(?P<text>[^\n]+)\1\Z")
+EMPHASIS = re.compile(r"\A(\*\*\*|\*\*|\*|___|__|_|~~|`{1,3})(?P<text>[^\n]+)\1\Z")
 """A text with emphasis of Markdown."""
 
 FOOTNOTE_MARK = re.compile(r"(?:\s?[†‡§¹²³⁴⁵↑↓]|\s?\[\d{1,2}\]|(?<=[^*])\*(?=\Z))+\Z")
@@ -73,7 +73,7 @@ SCALE_OF_HEADER = re.compile(
 )
 """A power of ten in a header, such as ``lr (×1e-6)``."""
 
-UNIT_OF_HEADER = re.compile(r"\s*[\(\[]\s*(?:in\s)?(?P<unit>[a-z%/]{1,14})\s*[\)\]]\Z", re.I)
+UNIT_OF_HEADER = re.compile(r"[\(\[]\s*(?:in\s)?(?P<unit>[a-z%/]{1,14})\s*[\)\]]\Z", re.I)
 """A unit in a header, such as ``kl (nats)``."""
 
 
@@ -117,7 +117,7 @@ class Column:
             key = key[: unit.start()]
             scale = UNITS[unit["unit"].lower()]
         # A notebook's table has ``completions / mean_length``.
-        key = re.sub(r"\s*/\s*", "/", without_marks(key))
+        key = "/".join(part.strip() for part in without_marks(key).split("/"))
         return cls(NAMES.get(key.lower(), key), scale)
 
 
@@ -249,7 +249,7 @@ DASHES = re.compile(r"-{2,}|={2,}|[─━═]{2,}|--:|:--")
 EDGE = re.compile(r"(?<!\\)[|│┃║┆]")
 """A separator of cells. Markdown escapes one in a cell."""
 
-PROGRESS_BAR = re.compile(r"\d+/\d+ \[")
+PROGRESS_BAR = re.compile(r"(?<!\d)\d+/\d+ \[")
 """A part of a progress bar, which has edges too."""
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
