@@ -109,12 +109,12 @@ def shared_tree_in_arguments(folder: Path) -> str:
     with_rows(folder)
     with zipfile.ZipFile(folder / "training_args.bin", "w") as archive:
         archive.writestr("x/data.pkl", TREE)
-    return "training_args.bin takes more than 12 seconds of processor time to read, the limit"
+    return "training_args.bin is no pickle, or a damaged one"
 
 
 def shared_tree_in_a_batch(folder: Path) -> str:
     (folder / "batch.pkl").write_bytes(TREE)
-    return "batch.pkl takes more than 12 seconds of processor time to read, the limit"
+    return "batch.pkl is no pickle, or a damaged one"
 
 
 def views(folder: Path) -> str:
@@ -156,7 +156,7 @@ def wide_table(folder: Path) -> str:
 
 def long_table(folder: Path) -> str:
     (folder / "table.csv").write_text("step,a,b\n" + "1,,\n" * 4_000_000)
-    return "none of its 1 files with a log's name holds one"
+    return "table.csv takes more than 12 seconds of processor time to read, the limit"
 
 
 def empty_objects(folder: Path) -> str:
@@ -209,7 +209,7 @@ def link(folder: Path) -> str:
 
 
 ENDS = (
-    shared_tree_in_arguments, shared_tree_in_a_batch, views, equals_signs, long_words, tags, calls, wide_table,
+    shared_tree_in_a_batch, views, equals_signs, long_words, tags, calls, wide_table,
     long_table, empty_objects, empty_lists, empty_histories, pipe, link,
 )  # fmt: skip
 
@@ -229,8 +229,17 @@ def test_a_command_ends_in_one_sentence(write, tmp_path):
     assert "hunter2" not in outcome.stderr
 
 
+def test_settings_that_cannot_be_read_are_named_beside_the_verdict(tmp_path):
+    message = shared_tree_in_arguments(tmp_path)
+    outcome = measured("diagnose", tmp_path)
+    check_limits(outcome)
+    assert outcome.status == 0
+    assert "training_args.bin was not read" in outcome.stdout
+    assert message in outcome.stdout
+
+
 @pytest.mark.parametrize("command", ["report", "audit"])
-@pytest.mark.parametrize("write", [shared_tree_in_arguments, shared_tree_in_a_batch, views])
+@pytest.mark.parametrize("write", [shared_tree_in_a_batch, views])
 def test_other_commands_end_in_one_sentence_too(command, write, tmp_path):
     message = write(tmp_path)
     outcome = measured(command, tmp_path)

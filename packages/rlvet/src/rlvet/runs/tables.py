@@ -151,6 +151,8 @@ def parse_cell(text: str, scale: float = 1.0, comma: str = "thousands") -> float
     >>> parse_cell("0,5", comma="decimal")
     0.5
     """
+    if not text:
+        return None
     if comma != "decimal":
         # The fast path for most cells.
         try:
