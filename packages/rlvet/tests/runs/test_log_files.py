@@ -321,7 +321,7 @@ def test_over_what_was_not_read_nothing_is_called_ok(tmp_path):
 
 @pytest.mark.slow
 def test_many_rows_take_little_more_than_their_parsing(tmp_path):
-    """A hundred thousand take 5 seconds where the standard library parses them in 2.3, on any machine."""
+    """A hundred thousand take 2.2 times what the standard library takes to parse them, on a machine with other work."""
     draw = random.Random(1)
     file = tmp_path / "metrics.jsonl"
     keys = [f"other/{k}" for k in range(25)] + ["reward", "entropy", "kl", "grad_norm"]
@@ -337,7 +337,7 @@ def test_many_rows_take_little_more_than_their_parsing(tmp_path):
         del rows
         diagnose(tmp_path)
         ratios.append((time.process_time() - parsed) / (parsed - start))
-    assert min(ratios) < 5 / 2.3, ratios
+    assert min(ratios) < 2.5, ratios
 
 
 @pytest.mark.skipif(not LOGS.exists(), reason="BANDPO_TEST_DATA has no logs")
