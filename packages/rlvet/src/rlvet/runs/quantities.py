@@ -36,7 +36,7 @@ EVALUATION = "evaluation"
 
 REWARD_COMPONENT = re.compile(
     r"(?:^|/)(?:rewards|reward_components)/(?P<name>[^/]+?)(?:/mean)?$"
-    r"|(?:^|/)(?P<own_name>(?=\w*format|accuracy_|correctness_)\w+)_reward(?:[_/]mean)?$",
+    r"|(?:^|/)(?P<own_name>(?=\w*format|(?:accuracy|correctness)_reward(?:[_/]mean)?$)\w+)_reward(?:[_/]mean)?$",
     re.I,
 )
 """Keys of the components of a reward, such as ``rewards/format/mean`` and ``format_reward``."""
@@ -206,6 +206,8 @@ def component_name(key: str) -> str | None:
 
     >>> component_name("train/rewards/format/mean"), component_name("rewards/chosen")
     ('format', None)
+    >>> component_name("accuracy_reward"), component_name("accuracy_best_reward")
+    ('accuracy', None)
     """
     match = REWARD_COMPONENT.search(key)
     if match is None or is_of_evaluation(key):
