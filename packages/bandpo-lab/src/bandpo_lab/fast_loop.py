@@ -350,11 +350,11 @@ def sample(
     group = torch.arange(len(problems)).repeat_interleave(samples)
     versions = torch.full_like(group, version)
     return Batch(
-        prompts, tokens, mask, logp, entropy, rewards, _advantages(rewards, samples), group, versions
+        prompts, tokens, mask, logp, entropy, rewards, group_advantages(rewards, samples), group, versions
     )
 
 
-def _advantages(rewards: Float[Tensor, " answers"], samples: int) -> Float[Tensor, " answers"]:
+def group_advantages(rewards: Float[Tensor, " answers"], samples: int) -> Float[Tensor, " answers"]:
     """Compute GRPO's advantages: in each group, reward minus mean, divided by the standard deviation."""
     groups = rewards.view(-1, samples)
     centered = groups - groups.mean(1, keepdim=True)

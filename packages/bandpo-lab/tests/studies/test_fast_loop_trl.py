@@ -9,7 +9,7 @@ pytest.importorskip("trl")
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo_lab.fast_loop import ALPHABET, BETAS, Batch, Network, _advantages, update
+from bandpo_lab.fast_loop import ALPHABET, BETAS, Batch, Network, group_advantages, update
 from bandpo_lab.tasks import multiplication
 
 
@@ -84,7 +84,7 @@ def test_two_updates_are_those_of_trl(method, tmp_path, monkeypatch):
     for prompt in batch.prompts.unique(dim=0):
         rows = (batch.prompts == prompt).all(1)
         torch.testing.assert_close(
-            _advantages(rewards[rows], int(rows.sum())), batch.advantages[rows], rtol=1e-4, atol=1e-4
+            group_advantages(rewards[rows], int(rows.sum())), batch.advantages[rows], rtol=1e-4, atol=1e-4
         )
 
     network = Network(path)
