@@ -253,7 +253,7 @@ def measured_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "gradient norm": lambda steps: f"{fmean(_values(steps, 'gradient')):.2f}",
         "clipped, A > 0": lambda steps: f"{100 * _share(steps, 'clipped, A > 0'):.2f} %",
         "clipped, A < 0": lambda steps: f"{100 * _share(steps, 'clipped, A < 0'):.2f} %",
-        "of those with p < 0.1 and A > 0": lambda steps: f"{100 * _share_of_rare(steps):.1f} %",
+        "of those with p < 0.1 and A > 0": _share_of_rare_winners,
         "difference of vLLM": lambda steps: _first_to_last(steps, "difference of vLLM"),
         "s per batch": lambda steps: f"{_batch_seconds(steps):.1f}",
         "GiB": lambda steps: f"{max(_values(steps, 'GiB')):.1f}",
@@ -288,15 +288,21 @@ def _share(steps: Sequence[Mapping[str, float]], column: str) -> float:
     return sum(clipped) / sum(tokens)
 
 
-def _share_of_rare(steps: Sequence[Mapping[str, float]]) -> float:
-    """Return the share that a rule clipped of the tokens with p < 0.1 and A > 0."""
+def _share_of_rare_winners(steps: Sequence[Mapping[str, float]]) -> str:
+    """Return the share of `rare_winners` that a rule clipped, as text."""
+    clipped, tokens = rare_winners(steps)
+    return f"{100 * clipped / tokens:.1f} %"
+
+
+def rare_winners(steps: Sequence[Mapping[str, float]]) -> tuple[int, int]:
+    """Return the number of tokens with p < 0.1 and A > 0 that a rule clipped, and of all such tokens."""
     counted = [metrics for metrics in steps if metrics.get("audit/tokens_positive_below_0.1")]
     tokens = sum(metrics["audit/tokens_positive_below_0.1"] for metrics in counted)
     clipped = sum(
         metrics["audit/clip_high_below_0.1"] * metrics["audit/tokens_positive_below_0.1"]
         for metrics in counted
     )
-    return clipped / tokens
+    return round(clipped), round(tokens)
 
 
 def _batch_seconds(steps: Sequence[Mapping[str, float]]) -> float:

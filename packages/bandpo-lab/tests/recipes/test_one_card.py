@@ -24,6 +24,7 @@ from one_card import (
     RULES,
     generation_fault,
     measured_rows,
+    rare_winners,
     read_rows,
     read_trl,
     small_plan,
@@ -57,14 +58,7 @@ def test_the_page_has_what_ran_on_a_card():
     assert {name: len(steps) for name, steps in trained.items()} == {
         "verl-band": 4, "trl-grpo": 100, "trl-band": 100,
     }  # fmt: skip
-    clipped = {}
-    for name, steps in trained.items():
-        rare = [metrics for metrics in steps if metrics.get("audit/tokens_positive_below_0.1")]
-        stopped = sum(
-            metrics["audit/clip_high_below_0.1"] * metrics["audit/tokens_positive_below_0.1"]
-            for metrics in rare
-        )
-        clipped[name] = round(stopped), sum(metrics["audit/tokens_positive_below_0.1"] for metrics in rare)
+    clipped = {name: rare_winners(steps) for name, steps in trained.items()}
     assert clipped["trl-grpo"] == (41, 1501)
     assert clipped["trl-band"] == (4, 2743)
     assert "GRPO's clip stopped 41 of 1,501, and Band 4 of 2,743" in page
