@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,7 @@ def lines_of(path: Path, *, growing: bool = True) -> Iterator[tuple[int, dict[st
     Raises:
         ValueError: A line is no JSON object, or a limit is met; the message names the file and the line.
     """
-    for lines in gate.answers_of(_read_lines, path, growing):
-        yield from lines
+    yield from chain.from_iterable(gate.answers_of(_read_lines, path, growing))
 
 
 def rows_of(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
@@ -94,7 +93,7 @@ def rows_of(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
         raise FileProblem(f"{path} does not exist")
     if path.suffix not in (".jsonl", ".json", ".parquet"):
         raise InvalidValue(f"{path} must be a .parquet or .jsonl file")
-    return [row for rows in gate.answers_of(_read_rows, path, limit) for row in rows]
+    return [*chain.from_iterable(gate.answers_of(_read_rows, path, limit))]
 
 
 # --- Called in the process with limits ---

@@ -689,7 +689,7 @@ def _fits(header: _Header, line: Line) -> bool:
     if line.layout not in ("spaces", "words"):
         return True
     # Prose has spaces too.
-    numbers = sum(parse_cell(cell) is None or isinstance(parse_cell(cell), float) for cell in line.cells)
+    numbers = sum(isinstance(parse_cell(cell), (float, type(None))) for cell in line.cells)
     if line.layout == "words":
         return numbers == len(line.cells) == len(header.columns)
     extra = len(line.cells) - len(header.columns)

@@ -242,7 +242,7 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
             tested, kl, late, "median KL to the reference in the later half", later_half(kl)
         )
         if late <= LARGE_KL:
-            rows = slice(-max(END_ROWS, len(kl.values) // 10), None)
+            rows = _end_rows(kl.values)
             measure = "median KL to the reference in the last log steps"
             finding = passed_check(tested, kl, median(kl.values[rows]), measure, rows)
     start = onset(kl, lambda mean: mean > LARGE_KL)
@@ -259,9 +259,14 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
     return finding.failed(KL_DRIFT, cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
 
 
+def _end_rows(values: Sequence[float]) -> slice:
+    """Return the rows at the end whose median decides: the last tenth, and at least `END_ROWS`."""
+    return slice(-max(END_ROWS, len(values) // 10), None)
+
+
 def _is_large(values: Sequence[float]) -> bool:
     """Return whether the KL is above its limit, at the end or in the later half."""
-    end = median(values[-max(END_ROWS, len(values) // 10) :])
+    end = median(values[_end_rows(values)])
     late = median(values[len(values) // 2 :])
     return max(end, late) > LARGE_KL
 
