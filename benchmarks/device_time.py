@@ -173,14 +173,14 @@ def copies(size, number, device):
 def measure(runs, device):
     """Return the seconds of the first call, of the host and of the device, and on CUDA the launches."""
     first = runs[0]
-    begin = time.perf_counter()
+    started = time.perf_counter()
     first()
-    found = {"first_call": time.perf_counter() - begin}
+    measured = {"first_call": time.perf_counter() - started}
     first()
-    found["host"] = host_seconds(first, device)
+    measured["host"] = host_seconds(first, device)
     if device == "cuda":
-        found["launches"] = launches(first)
-    return found | {"device": device_seconds(runs, device)}
+        measured["launches"] = launches(first)
+    return measured | {"device": device_seconds(runs, device)}
 
 
 def rows(what, contestants, shapes, device, another):

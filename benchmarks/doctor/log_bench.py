@@ -236,7 +236,7 @@ FIRST_LINES = {
     "unread": "refused",
     "no-quantity": "refused",
 }
-"""What the table says for codes that are no findings."""
+"""The text of the table for each code that is no finding."""
 
 
 def format_counts(results: Counter[str]) -> str:

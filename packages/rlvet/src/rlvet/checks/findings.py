@@ -32,9 +32,9 @@ class Kind:
     meaning: str
     """The fault in a few words."""
     condition: str
-    """What a log or a record must show for this finding, in words, with the limits."""
+    """The values that a log or a record must have for this finding, in words, with the limits."""
     remedy: str
-    """What to change. Each ``{NAME}`` becomes the name of that setting in the run's framework, see
+    """The change to make. Each ``{NAME}`` becomes the name of that setting in the run's framework, see
     `rlvet.runs.setup.Setup.fill`."""
     evidence: tuple[str, ...]
     """The quantities of a log, as in `rlvet.runs.quantities.QUANTITIES`, or the columns of a record, from which it is

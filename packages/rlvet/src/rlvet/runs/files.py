@@ -311,23 +311,24 @@ def _check_size(value: Any) -> None:
     sizes: dict[int, int] = {}
     # The objects around the one that is visited.
     around: set[int] = set()
-    left = [(value, False)]
-    while left:
-        one, is_visited = left.pop()
+    # Objects to visit, and those whose parts have been visited, to add up their sizes.
+    stack = [(value, False)]
+    while stack:
+        container, is_visited = stack.pop()
         if is_visited:
-            around.discard(id(one))
-            size = len(one) + 1 + sum(sizes[id(part)] for part in _parts(one))
+            around.discard(id(container))
+            size = len(container) + 1 + sum(sizes[id(part)] for part in _parts(container))
             if size > MOST_PICKLED:
                 raise InvalidValue(f"it has more than {MOST_PICKLED:,} objects")
-            sizes[id(one)] = size
-        elif id(one) in around:
+            sizes[id(container)] = size
+        elif id(container) in around:
             raise InvalidValue("an object contains itself")
-        elif id(one) not in sizes:
-            around.add(id(one))
+        elif id(container) not in sizes:
+            around.add(id(container))
             if len(around) > DEEPEST_PICKLE:
                 raise InvalidValue(f"more than {DEEPEST_PICKLE} lists or objects are within each other")
-            left.append((one, True))
-            left += [(part, False) for part in _parts(one)]
+            stack.append((container, True))
+            stack += [(part, False) for part in _parts(container)]
 
 
 _Unpickler: Any = pickle._Unpickler  # type stubs do not have its methods

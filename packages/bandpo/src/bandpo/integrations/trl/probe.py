@@ -136,7 +136,7 @@ class _Probe:
             used = trainer._batch_of(self.batch.inputs, self.batch.logp, self.batch.entropy)
         zero = torch.zeros_like(self.batch.inputs["advantages"])
         try:
-            rest = self.gradient(self.trl_loss, advantages=zero, old_per_token_logps=used.logp_old)
+            other_terms = self.gradient(self.trl_loss, advantages=zero, old_per_token_logps=used.logp_old)
             shares = self.shares(zero)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             raise self.ended(error) from error
@@ -145,7 +145,7 @@ class _Probe:
         self.check_average(shares, used)
 
         try:
-            found = self.gradient(trainer.compute_loss)
+            gradient = self.gradient(trainer.compute_loss)
         except BandpoError:
             raise
         except Exception as error:
@@ -158,13 +158,15 @@ class _Probe:
             )
         policy = self.policy_gradient(self.method, used, shares)
         unit = torch.maximum((shares * used.advantages).abs().max(), policy.abs().max())
-        entropy_error = (found[1] - rest[1]).abs().max() / torch.maximum(unit, rest[1].abs().max())
+        entropy_error = (gradient[1] - other_terms[1]).abs().max() / torch.maximum(
+            unit, other_terms[1].abs().max()
+        )
         if not entropy_error <= TOLERANCE:
             raise self.problem(
                 f"its gradient by the entropies differs from that of TRL's entropy bonus by {entropy_error:.2g}"
             )
         check = compare(
-            found[0] - rest[0],
+            gradient[0] - other_terms[0],
             self.method,
             used,
             shares,
@@ -174,7 +176,7 @@ class _Probe:
             return self.line(check, used)
         if self.method.objective.bias(self.method.tokens(used)) is None:
             at_zero = self.gradient(trainer.compute_loss, advantages=zero)
-            error = (at_zero - rest)[0].abs().max() / unit
+            error = (at_zero - other_terms)[0].abs().max() / unit
             if not error <= TOLERANCE:
                 raise self.problem(
                     f"with advantages of 0 its gradient differs from that of TRL's loss by {error:.2g}: another KL "
