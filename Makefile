@@ -104,11 +104,13 @@ conformance: $(DEMO)
 # What pages show of the committed studies: the pictures, the reports, and the tables of docs/when.md.
 figures: $(DEV)
 	PYTHONPATH=research $(BIN)/python scripts/pictures.py docs/figures
-	PYTHONPATH=research $(BIN)/python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
-	PYTHONPATH=research $(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz docs/studies/smollm2/report.md
-	PYTHONPATH=research $(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
-	PYTHONPATH=research $(BIN)/python -m studies.gate research/results/gate/rows.jsonl --report docs/studies/gate/report.md
+	PYTHONPATH=research $(BIN)/python scripts/map_page.py research/results/optimizers research/reports/optimizers/map.md
+	PYTHONPATH=research $(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz research/reports/smollm2/report.md
+	PYTHONPATH=research $(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz research/reports/staleness/report.md
+	PYTHONPATH=research $(BIN)/python -m studies.gate research/results/gate/rows.jsonl --report research/reports/gate/report.md
 	PYTHONPATH=research $(BIN)/python scripts/when_tables.py
+	cp research/reports/smollm2/report-stale.png docs/figures/smollm2_stale.png
+	cp research/reports/smollm2/report-reused.png docs/figures/smollm2_reused.png
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
 rehearsals: $(DEV)
@@ -134,7 +136,7 @@ lint: $(DEV)
 	$(BIN)/ruff check --preview --select PLW1514 .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/codespell packages examples tests docs upstream benchmarks scripts research README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
+	$(BIN)/codespell packages examples tests docs upstream benchmarks scripts research README.md CHANGELOG.md CONTRIBUTING.md MAINTAINING.md SECURITY.md
 	$(BIN)/zizmor --offline --quiet .
 
 # Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.

@@ -1,6 +1,6 @@
 """Write the page of the map under four optimizers from its committed rows.
 
-    PYTHONPATH=research python scripts/map_page.py research/results/optimizers docs/studies/optimizers/map.md
+    PYTHONPATH=research python scripts/map_page.py research/results/optimizers research/reports/optimizers/map.md
 
 `studies.tables_map` writes the same report, without the introduction. Its file is committed in parts, one for each
 optimizer.
@@ -22,7 +22,7 @@ Where does a bound that depends on the probability learn more than a constant bo
 logits, trained by `bandpo.policy_loss` with GRPO's advantages. The optimizers are the standard Adam with one second
 moment for each logit (`adam`); a matrix with a row for each answer times a trained vector, both under the standard
 Adam (`head-and-trunk`); an Adam with one second moment for the whole table (`shared-moment`); and SGD with momentum
-(`momentum`). A claim is made only where all of them agree. [When does the clip rule matter?](../../when.md) draws the
+(`momentum`). A claim is made only where all of them agree. [When does the clip rule matter?](../../../docs/when.md) draws the
 conclusions.
 
 ![The gain of two arms over the best constant by the share of rare winners' gradient that clip 0.2 blocks](map.png)

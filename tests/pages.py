@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "MAINTAINING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [*sorted((ROOT / "docs/frameworks").glob("*.md")), *sorted((ROOT / "docs/measured").glob("*.md"))]
 PAGES += sorted((ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes").rglob("*.md"))
 

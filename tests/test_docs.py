@@ -149,7 +149,7 @@ def test_the_verdict_on_the_first_page_is_that_of_the_log():
     assert " ".join(output.split()).startswith(" ".join(shown.split()))
 
 
-SELECTIONS = re.findall(r'^python -m pytest (.*?) -k "(.+)"', (ROOT / "docs/contribute.md").read_text(), re.M)
+SELECTIONS = re.findall(r'^python -m pytest (.*?) -k "(.+)"', (ROOT / "CONTRIBUTING.md").read_text(), re.M)
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_a_command_for_contributors_selects_what_it_names(files, words):
 
 def test_each_command_for_contributors_is_a_selection():
     """A whole file is run if it is of the contribution alone, as the file of an adapter's tests."""
-    commands = re.findall(r"^python -m pytest (\S+).*$", (ROOT / "docs/contribute.md").read_text(), re.M)
+    commands = re.findall(r"^python -m pytest (\S+).*$", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     whole = ["packages/bandpo/tests/integrations/test_tinker.py", "tests/test_conformance.py"]
     assert [file for file in commands if file not in whole] == [files.split()[0] for files, _ in SELECTIONS]
     assert len(SELECTIONS) >= 5
@@ -177,7 +177,7 @@ def test_each_command_for_contributors_is_a_selection():
 
 def test_the_files_that_a_contributor_is_sent_to_exist():
     """`NAME` in a path stands for the new adapter."""
-    page = (ROOT / "docs/contribute.md").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
     folders = "packages|tests|docs|scripts|benchmarks"
     paths = re.findall(rf"(?<![\w/])((?:{folders})/[\w./-]*\w|pyproject\.toml|mkdocs\.yml|README\.md)", page)
     paths = [path.replace("NAME", "tinker") for path in paths]

@@ -1,9 +1,11 @@
 """Every page can be reached from README by links that work on a plain code host, without the site's generator."""
 
+import importlib.util
 import os
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +17,13 @@ IMAGE = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 """All pages of the site."""
-PATCHES = sorted((ROOT / "upstream").glob("*.md"))
-"""The texts beside the patches for other projects, which are not on the site."""
+BESIDE = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "MAINTAINING.md", "packages/bandpo-lab/README.md")),
+    ROOT / "research/README.md",
+    *sorted((ROOT / "research/reports").rglob("*.md")),
+    *sorted((ROOT / "upstream").glob("*.md")),
+]
+"""The texts that are not on the site."""
 
 
 def text_of(page: Path) -> str:
@@ -68,7 +75,7 @@ def test_the_index_lists_every_page():
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "packages/bandpo-lab/README.md", *PAGES, *PATCHES],
+    [*BESIDE, *PAGES],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_links_and_pictures_exist(page):
@@ -83,6 +90,21 @@ def test_links_and_pictures_exist(page):
         # The site's generator puts the explorer's scripts beside the pages.
         if not re.match(r"[a-z]+:", picture) and not picture.startswith("explorer/"):
             assert (page.parent / picture).exists(), f"{page.name} shows {picture}, which is not there"
+
+
+def test_the_site_leads_to_files_beside_its_pages_on_the_code_host():
+    spec = importlib.util.spec_from_file_location("repository_links", DOCS / "extensions/repository_links.py")
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+
+    def shown(text, address):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri="measured/benchmarks.md"))
+        return extension.on_page_markdown(text, page, SimpleNamespace(repo_url=address), None)
+
+    text = "See [a `[0.8, 2]` study](../../research/README.md#the-numbers), [a page](../when.md), [here](#below)."
+    link = "[a `[0.8, 2]` study](https://host/us/bandpo/blob/main/research/README.md#the-numbers)"
+    assert shown(text, "https://host/us/bandpo/") == f"See {link}, [a page](../when.md), [here](#below)."
+    assert shown(text, None) == "See a `[0.8, 2]` study (`research/README.md`), [a page](../when.md), [here](#below)."
 
 
 def test_no_page_is_a_link_or_made_of_others():

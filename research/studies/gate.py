@@ -1,7 +1,7 @@
 """The gate of the testbeds: settings in which the known effects of a clip show, as a study of them has to have.
 
     PYTHONPATH=research python -m studies.gate research/results/gate/rows.jsonl
-    PYTHONPATH=research python -m studies.gate research/results/gate/rows.jsonl --report docs/studies/gate/report.md
+    PYTHONPATH=research python -m studies.gate research/results/gate/rows.jsonl --report research/reports/gate/report.md
 
 Two effects are looked for: Clip-Higher keeps entropy that clip 0.2 loses, and no bound at all differs from clip 0.2.
 The grid has the updates of a batch, the age of the data, the learning rate (and so the share that is blocked), random

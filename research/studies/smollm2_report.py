@@ -1,7 +1,7 @@
 r"""Write the report of the study with a real vocabulary: its predictions, then each part.
 
     PYTHONPATH=research python -m studies.smollm2_report \
-      research/results/smollm2/runs.jsonl docs/studies/smollm2/report.md
+      research/results/smollm2/runs.jsonl research/reports/smollm2/report.md
 
 A report on an unfinished study uses the seeds for which all runs of a part have ended.
 """

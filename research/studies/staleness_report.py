@@ -1,7 +1,7 @@
 r"""Write the report of the study of stale data: its predictions, then each cell.
 
     PYTHONPATH=research python -m studies.staleness_report \
-      research/results/staleness/runs.jsonl.gz docs/studies/staleness/report.md
+      research/results/staleness/runs.jsonl.gz research/reports/staleness/report.md
 
 A report on an unfinished study uses the seeds for which all runs of a cell have ended.
 """

@@ -13,7 +13,7 @@ from studies.gate import CELLS, CLIP, Cell, Key, all_keys, finished_keys, keys, 
 from studies.predictions import read_predictions
 
 ROWS = ROOT / "research/results/gate/rows.jsonl"
-REPORT = ROOT / "docs/studies/gate/report.md"
+REPORT = ROOT / "research/reports/gate/report.md"
 
 
 def made(file, cell, by_arm, reward=0.5, blocked=0.2):
@@ -95,7 +95,7 @@ def test_the_counts_of_the_page_are_those_of_the_rows():
     mild = [s for s in reused if 0.02 <= s.blocked < 0.5]
     strong = [s for s in reused if s.blocked >= 0.5]
     less = [s for s in strong if s.difference("Clip-Higher", CLIP, "entropy").high < 0]
-    page_text = " ".join((ROOT / "docs/measured/studies.md").read_text().split())
+    page_text = " ".join((ROOT / "research/reports/README.md").read_text().split())
     assert f"in [{sum(s.keeps_entropy for s in mild)} of {len(mild)} settings]" in page_text
     assert f"surely ended with less in {len(less)} of {len(strong)}." in page_text
     right = [s for s in settings if s.cell.testbed == "tables" and s.cell.task == "true"]

@@ -13,7 +13,7 @@ from statistics import mean
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs/studies"
+PAGES = ROOT / "research/reports"
 
 
 def rows_of(file):

@@ -491,7 +491,7 @@ def test_the_counts_of_entropies_on_the_page_are_those_of_the_rows():
         f"at least the entropy of every one of {len(constants)} constants in {above_constants} of {cases} cases"
         in (prose.replace("ten constants", "10 constants"))
     )
-    page_of_map = (ROOT / "docs/studies/optimizers/map.md").read_text()
+    page_of_map = (ROOT / "research/reports/optimizers/map.md").read_text()
     of_luck = re.findall(r"rank correlation of luck .*? constant is (.*)\.$", page_of_map, re.M)
     correlations = [float(x) for line in of_luck for x in re.findall(r"-?0\.\d\d", line)]
     assert len(correlations) == 8
@@ -502,7 +502,7 @@ def test_the_counts_of_entropies_on_the_page_are_those_of_the_rows():
 @pytest.mark.slow
 def test_the_committed_page_of_the_map_is_of_the_committed_rows(tmp_path):
     map_page.main(ROOT / "research/results/optimizers", tmp_path / "map.md")
-    assert (tmp_path / "map.md").read_text() == (ROOT / "docs/studies/optimizers/map.md").read_text()
+    assert (tmp_path / "map.md").read_text() == (ROOT / "research/reports/optimizers/map.md").read_text()
 
 
 @pytest.mark.parametrize("table", when_tables.TABLES)

@@ -22,7 +22,7 @@ def test_every_figure_of_the_page_is_the_data_s():
     plan = parse_study((ROOT / "research/studies/pretrained.yaml").read_text())
     planned = [(r.experiment, r.arm, r.seed) for r in plan.reported({})]
     assert [(r["experiment"], r["arm"], r["seed"]) for r in runs] == planned
-    report = (ROOT / "docs/studies/pretrained/report.md").read_text()
+    report = (ROOT / "research/reports/pretrained/report.md").read_text()
     verdicts = Counter()
     for arm in list(plan.arms)[1:]:
         for metric in ("AUC", "mean entropy", "pass@8"):

@@ -371,5 +371,5 @@ def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_pat
     root = Path(__file__).parents[2]
     runs = root / "research/results/smollm2/runs.jsonl.gz"
     smollm2_report.main([str(runs), str(tmp_path / "report.md")])
-    report = (root / "docs/studies/smollm2/report.md").read_text()
+    report = (root / "research/reports/smollm2/report.md").read_text()
     assert (tmp_path / "report.md").read_text() == report

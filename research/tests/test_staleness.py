@@ -166,7 +166,7 @@ def test_the_report_is_written_where_it_is_asked_for(tmp_path):
 
 @pytest.mark.slow
 def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_path):
-    report = (ROOT / "docs/studies/staleness/report.md").read_text()
+    report = (ROOT / "research/reports/staleness/report.md").read_text()
     runs = ROOT / "research/results/staleness/runs.jsonl.gz"
     staleness_report.main([str(runs), str(tmp_path / "report.md")])
     assert (tmp_path / "report.md").read_text() == report
