@@ -1,4 +1,4 @@
-"""The table of findings in docs/diagnose.md, which is made from their kinds.
+"""The table of findings in docs/rlvet/findings.md, which is made from their kinds.
 
     python tests/findings_page.py
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from rlvet.checks.catalogue import OF_LOGS, OF_RECORDS
 from rlvet.checks.findings import Kind
 
-PAGE = Path(__file__).parents[1] / "docs/diagnose.md"
+PAGE = Path(__file__).parents[1] / "docs/rlvet/findings.md"
 BEGIN, END = "<!-- findings: begin -->\n", "<!-- findings: end -->\n"
 
 
@@ -30,11 +30,11 @@ def table(kinds: Sequence[Kind]) -> list[str]:
 def tables() -> str:
     """Return both tables."""
     lines = [
-        "### In a log or a record",
+        "## In a log or a record",
         "",
         *table(OF_LOGS),
         "",
-        "### In a record only",
+        "## In a record only",
         "",
         *table(OF_RECORDS),
     ]

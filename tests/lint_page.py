@@ -1,4 +1,4 @@
-"""The table of rules in docs/lint.md, which is made from the rules.
+"""The table of rules in docs/rlvet/lint.md, which is made from the rules.
 
     python tests/lint_page.py
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from rlvet.lint.checks import RULES
 from rlvet.lint.frameworks import FRAMEWORKS
 
-PAGE = Path(__file__).parents[1] / "docs/lint.md"
+PAGE = Path(__file__).parents[1] / "docs/rlvet/lint.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 
 

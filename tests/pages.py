@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "MAINTAINING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += [*sorted((ROOT / "docs/frameworks").glob("*.md")), *sorted((ROOT / "docs/measured").glob("*.md"))]
+for folder in ("frameworks", "measured", "rlvet"):
+    PAGES += sorted((ROOT / "docs" / folder).glob("*.md"))
 PAGES += sorted((ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes").rglob("*.md"))
 
 
@@ -31,6 +32,12 @@ class Block(NamedTuple):
     text: str
 
 
+def name_of(page: Path) -> str:
+    """Return the name of a page: its path below docs, or the file's name."""
+    docs = ROOT / "docs"
+    return page.relative_to(docs).as_posix() if docs in page.parents else page.name
+
+
 def blocks(page: Path, *languages: str) -> list[Block]:
     """Of these languages; of all if none is given."""
     found, heading = [], ""
@@ -38,7 +45,7 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     for match in re.finditer(pattern, page.read_text(encoding="utf-8"), re.M):
         heading = match["heading"] or heading
         if match["language"] and (not languages or match["language"] in languages):
-            found.append(Block(page.name, heading, match["language"], match["title"] or "", match["text"]))
+            found.append(Block(name_of(page), heading, match["language"], match["title"] or "", match["text"]))
     return found
 
 

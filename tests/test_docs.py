@@ -68,8 +68,8 @@ def test_names_in_the_package_exist(page):
         assert set(names) <= names_in(place) if names else place.exists(), path
 
 
-def test_the_tests_named_in_the_paper_map_exist():
-    page = (ROOT / "docs" / "paper-map.md").read_text()
+def test_the_tests_named_on_the_page_of_the_paper_exist():
+    page = (ROOT / "docs" / "paper.md").read_text()
     named = re.findall(r"`(?:(test_\w+\.py)(?:::)?)?(test_\w+)?`", page)
     file, checked = "", 0
     for in_file, test in named:

@@ -21,8 +21,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PYODIDE = ROOT / "build/pyodide"
-PAGES = {"index.md": "", "diagnose-in-browser.md": "../"}
-"""The pages that diagnose a log, and the way from each to the root of the site."""
+PAGES = {"rlvet/index.md": "../"}
+"""The page that diagnoses a log, and the way from it to the root of the site."""
 FOLDER = "doctor"
 """Where the files of the page lie on the site."""
 

@@ -192,7 +192,7 @@ def own_fields(cls):
     "page",
     # Its commands need its files: test_docs runs them.
     # The flow of the paper has capitals to fill in: packages/bandpo-lab/tests/recipes/test_flow.py runs its commands.
-    [page for page in PAGES if page.name not in ("write-your-own.md", "flow.md")],
+    [page for page in PAGES if page.name not in ("write-your-own.md", "paper.md")],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_commands_of_the_lab_on_pages_parse(page, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ pytest.importorskip("packaging")
 from packaging.requirements import Requirement
 
 from helpers.sources import SOURCES
-from pages import PAGES, ROOT, blocks
+from pages import PAGES, ROOT, blocks, name_of
 
 HIDE = """
 import importlib.machinery, json, os
@@ -61,18 +61,18 @@ MINUTES = "takes minutes; the last test here runs it with fewer batches"
 CONFIGURATION = "needs the configuration of a user; packages/rlvet/tests/lint/test_command.py runs it on one"
 
 COMMANDS: dict[tuple[str, str], Run | str] = {
-    ("README.md", "rlvet diagnose runs/demo"): Run(RLVET),
-    ("README.md", "bandpo audit runs/demo"): RECORD,
-    ("README.md", "rlvet report runs/demo"): Run(TRL),
-    ("index.md", "rlvet diagnose runs/demo"): Run(RLVET),
-    ("index.md", "bandpo audit runs/demo"): RECORD,
-    ("index.md", "rlvet report runs/demo"): Run(TRL),
-    ("diagnose.md", "rlvet diagnose runs/mine"): Run(RLVET),
-    ("diagnose.md", "rlvet diagnose run/tokens"): RECORD,
-    ("diagnose.md", "rlvet diagnose dumps"): RECORD,
-    ("diagnose.md", "rlvet diagnose runs/mine -v"): Run(RLVET),
-    ("diagnose.md", "rlvet diagnose run/tokens --json"): RECORD,
-    ("diagnose.md", "rlvet diagnose runs/mine --format markdown --fail-on stop"): Run(RLVET),
+    ("README.md", "rlvet diagnose runs/demo/FixedClip-0.2-seed-0"): Run(RLVET),
+    ("README.md", "bandpo audit runs/demo/FixedClip-0.2-seed-0"): RECORD,
+    ("README.md", "rlvet report runs/demo/FixedClip-0.2-seed-0"): Run(TRL),
+    ("index.md", "rlvet diagnose runs/demo/FixedClip-0.2-seed-0"): Run(RLVET),
+    ("index.md", "bandpo audit runs/demo/FixedClip-0.2-seed-0"): RECORD,
+    ("index.md", "rlvet report runs/demo/FixedClip-0.2-seed-0"): Run(TRL),
+    ("rlvet/index.md", "rlvet diagnose runs/mine"): Run(RLVET),
+    ("rlvet/index.md", "rlvet diagnose run/tokens"): RECORD,
+    ("rlvet/index.md", "rlvet diagnose dumps"): RECORD,
+    ("rlvet/index.md", "rlvet diagnose runs/mine -v"): Run(RLVET),
+    ("rlvet/index.md", "rlvet diagnose run/tokens --json"): RECORD,
+    ("rlvet/index.md", "rlvet diagnose runs/mine --format markdown --fail-on stop"): Run(RLVET),
     ("evaluation.md", "bandpo-lab data prepare aime24 amc23"): HUB,
     ("evaluation.md", "bandpo-lab eval --data data/trl/aime24.parquet"): BELOW,
     ("evaluation.md", "bandpo-lab compare-evals runs/eval-a runs/eval-b"): BELOW,
@@ -82,10 +82,10 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
     ("install.md", "bandpo-lab setup --model qwen2.5-3b-instruct --dry-run"): VERL,
     ("install.md", "bandpo-lab preflight --model qwen2.5-3b-instruct"): VERL,
     ("install.md", "bandpo-lab recipes"): VERL,
-    ("lint.md", "rlvet lint train.py"): Run(RLVET),
-    ("lint.md", "rlvet lint run_qwen.sh"): CONFIGURATION,
-    ("lint.md", "rlvet lint config.yaml rl.toml"): CONFIGURATION,
-    ("lint.md", "rlvet lint run_qwen.sh --fail-on look"): CONFIGURATION,
+    ("rlvet/lint.md", "rlvet lint train.py"): Run(RLVET),
+    ("rlvet/lint.md", "rlvet lint run_qwen.sh"): CONFIGURATION,
+    ("rlvet/lint.md", "rlvet lint config.yaml rl.toml"): CONFIGURATION,
+    ("rlvet/lint.md", "rlvet lint run_qwen.sh --fail-on look"): CONFIGURATION,
     ("record.md", "bandpo audit run/tokens"): RECORD,
     (
         "record.md",
@@ -134,7 +134,7 @@ def commands_in_blocks():
             for line in block.text.replace("\\\n", " ").splitlines():
                 command = " ".join(line.partition("  #")[0].split())
                 if command.startswith(("bandpo ", "rlvet ", "bandpo-lab ")):
-                    found.append((page.name, command))
+                    found.append((name_of(page), command))
     return found
 
 
@@ -193,7 +193,7 @@ def folder(tmp_path_factory):
     """A folder with the runs, the data and the files that the pages name."""
     folder = tmp_path_factory.mktemp("reader")
     rows = [{"step": step, "reward": step / 40, "grad_norm": 0.5} for step in range(1, 41)]
-    for run in ("demo", "mine"):
+    for run in ("demo/FixedClip-0.2-seed-0", "mine"):
         (folder / "runs" / run).mkdir(parents=True)
         (folder / "runs" / run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "train.py").write_text('from trl import GRPOConfig\n\nargs = GRPOConfig("out", beta=0.0)\n')

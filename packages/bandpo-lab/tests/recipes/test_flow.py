@@ -1,4 +1,4 @@
-"""Each row of docs/flow.md, and each step of docs/install.md to a job, is run as far as a CPU without the network goes.
+"""Each row of docs/paper.md, and each step of docs/install.md to a job, is run as far as a CPU without the network goes.
 
 One whose command fails is a failure.
 """
@@ -32,7 +32,7 @@ from helpers.hub import Hub, Repository, serving
 from pages import ROOT
 from variants import names
 
-PAGE = (ROOT / "docs/flow.md").read_text()
+PAGE = (ROOT / "docs/paper.md").read_text()
 VALUES = {"MODEL": names("model"), "METHOD": names("rule")}
 ONE = {"MODEL": "qwen2.5-3b-instruct", "METHOD": "band-kl", "JOB": "raysubmit_1", "HOST": "localhost"}
 INSERTED = {"--dry-run", "--limit", "1", "--max-new-tokens", "4", "bash", "sbatch"}

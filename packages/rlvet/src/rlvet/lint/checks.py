@@ -37,7 +37,7 @@ class LintFinding:
     """A fault or risk in a configuration."""
 
     id: str
-    """The id of the rule, see docs/lint.md."""
+    """The id of the rule, see docs/rlvet/lint.md."""
     severity: str
     """``fix``, ``look`` or ``note``, as for findings of `rlvet diagnose`."""
     framework: str

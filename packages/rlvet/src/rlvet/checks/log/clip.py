@@ -124,7 +124,7 @@ RARE_TOKENS_BLOCKED = Kind(
         "On fresh data no clip rule was significantly better"
     ),
     evidence=("tokens of a record",),
-    source="[the study](study.md) of small networks",
+    source="[the study](../study.md) of small networks",
     no_scenario="is a remark; healthy runs make it",
 )
 
