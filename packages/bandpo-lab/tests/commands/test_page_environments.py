@@ -86,12 +86,12 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
     ("rlvet/lint.md", "rlvet lint run_qwen.sh"): CONFIGURATION,
     ("rlvet/lint.md", "rlvet lint config.yaml rl.toml"): CONFIGURATION,
     ("rlvet/lint.md", "rlvet lint run_qwen.sh --fail-on look"): CONFIGURATION,
-    ("record.md", "bandpo audit run/tokens"): RECORD,
+    ("audit.md", "bandpo audit run/tokens"): RECORD,
     (
-        "record.md",
+        "audit.md",
         'bandpo audit run/tokens --method "FixedClip(0.2, 0.28)" --method "GSPO()" --method "Band(KL(), 0.05)"',
     ): RECORD,
-    ("record.md", "bandpo audit runs/clip runs/band"): RECORD,
+    ("audit.md", "bandpo audit runs/clip runs/band"): RECORD,
     (
         "rehearsal.md",
         "bandpo-lab rehearse --stand-in -- +paper/model=qwen2.5-3b-instruct +paper/rule=band-kl +paper=recommended "

@@ -179,7 +179,7 @@ def test_double_precision_is_kept():
 
 
 def test_what_is_logged_is_measured_and_the_glossary_has_all_of_it():
-    page = (ROOT / "docs/record.md").read_text()
+    page = (ROOT / "docs/audit.md").read_text()
     metrics = Audit.from_batch(Batch.read(*batch(7, rows=200)), method=Band()).metrics()
     assert logged(metrics) == {f"audit/{name}": metrics[name] for name in LOGGED}
     assert logged(metrics, detail=True) == {f"audit/{name}": value for name, value in metrics.items()}

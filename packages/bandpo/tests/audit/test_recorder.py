@@ -181,7 +181,7 @@ def test_half_precision_moves_no_rate_by_much(tmp_path):
     for whole, half in zip(*rates.values(), strict=True):
         for name in ("clip_high", "clip_low", "blocked_mass_below_0.1"):
             assert half[name] == pytest.approx(whole[name], rel=5e-3)
-    # Of about 60,000 tokens without repetition; docs/record.md has the figures of real ones.
+    # Of about 60,000 tokens without repetition; docs/audit.md has the figures of real ones.
     sizes = [file.stat().st_size for file in sorted(tmp_path.glob("*/*.arrow"))]
     assert sizes[0] < 0.6 * sizes[1]
 
@@ -346,7 +346,7 @@ def test_what_may_be_missing_is_read_back(tmp_path):
 
 
 def test_the_page_has_every_column():
-    page = (ROOT / "docs/record-format.md").read_text()
+    page = (ROOT / "docs/audit.md").read_text()
     words = {"list<item: ": "list of ", "halffloat": "float16", "float>": "float32", ">": ""}
     for field in record_schema("float32"):
         kind = str(field.type)

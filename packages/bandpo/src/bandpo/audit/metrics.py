@@ -1,7 +1,7 @@
 """Metrics of a method's effect on the tokens of a run, such as its clip rate, computed from sums over tokens.
 
 The sums are cheap enough to be computed on every batch. They are added over micro-batches, steps and processes, so that
-each rate is the rate over all tokens. They stay on the device until they are read. docs/record.md explains every
+each rate is the rate over all tokens. They stay on the device until they are read. docs/audit.md explains every
 metric.
 """
 
@@ -187,7 +187,7 @@ class Audit:
         return as_html("What a method did to the tokens of a batch", ["metric", "value"], rows)
 
     def metrics(self) -> dict[str, float]:
-        """Compute the metrics that docs/record.md lists, without undefined ones such as a rate over no tokens."""
+        """Compute the metrics that docs/audit.md lists, without undefined ones such as a rate over no tokens."""
         # One transfer of all sums to the CPU.
         sums = self.reduced(lambda flat: flat).sums
         counted = sums["counted"]

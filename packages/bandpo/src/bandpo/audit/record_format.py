@@ -1,6 +1,6 @@
 """The format of a record: the columns of its files, and their metadata.
 
-docs/record-format.md describes it. `bandpo.audit.Recorder` writes it with this module, and `rlvet` reads it with its
+docs/audit.md describes it. `bandpo.audit.Recorder` writes it with this module, and `rlvet` reads it with its
 own; a test compares both.
 """
 

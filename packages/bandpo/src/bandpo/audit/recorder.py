@@ -3,7 +3,7 @@
 Each process writes an Arrow stream of its own, ``tokens-PROCESS-OPENING.arrow``. Each call of `Recorder.add` appends a
 record batch with one row per sequence. A second file has digests, by which a reader detects damage. The data is in the
 file when `add` returns, so a killed process loses at most the batch that was being written. A machine that loses power
-keeps what was added before the last `Recorder.flush`. docs/record-format.md describes the files.
+keeps what was added before the last `Recorder.flush`. docs/audit.md describes the files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Recorder:
         method: The run's method, as for `bandpo.policy_loss`; it is the first in a replay. Optional.
         anchor: The policy that the run's bounds surround: ``trainer`` (``logp_old``) or ``rollout``.
         every: Only steps that are a multiple of it are recorded. Without a step, calls of `add` are counted instead.
-        dtype: ``float32`` gives exact metrics in a replay; ``float16`` takes half the space, see docs/record.md.
+        dtype: ``float32`` gives exact metrics in a replay; ``float16`` takes half the space, see docs/audit.md.
         process: Number of this process; by default its rank in torch.distributed, else 0.
         framework: Name and version of the training framework, such as ``trl 1.16``.
         sampling: The engine's settings, such as ``{"temperature": 0.7, "top_p": 1.0}``.

@@ -90,7 +90,7 @@ def audit_command(
         if "tokens" not in summary.metrics:
             hint = (
                 f"{path} has no metrics of the audit: log them (docs/trl.md, docs/verl.md) or record the tokens "
-                "(docs/record.md) to see which tokens the clip blocks, and what other rules would block"
+                "(docs/audit.md) to see which tokens the clip blocks, and what other rules would block"
             )
             console.print(printable(hint), highlight=False, markup=False, soft_wrap=True)
 

@@ -1,6 +1,6 @@
 """`check_record`, which reads a record and compares it with the losses that were passed to its writer.
 
-A writer is a framework's recorder in the format of docs/record-format.md, or its own dump of batches that
+A writer is a framework's recorder in the format of docs/audit.md, or its own dump of batches that
 `rlvet diagnose` reads.
 """
 

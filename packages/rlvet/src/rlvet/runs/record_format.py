@@ -1,6 +1,6 @@
 """The format of a record: the names of its files, their columns, and their metadata.
 
-docs/record-format.md describes it. `bandpo.audit.Recorder` writes it; a test compares its description of the format.
+docs/audit.md describes it. `bandpo.audit.Recorder` writes it; a test compares its description of the format.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class AuditMixin(GRPOTrainer):
     """A mixin for GRPOTrainers that logs ``audit/…`` metrics of the loss and diagnoses the run while it trains.
 
     The log has the metrics of `bandpo.audit.metrics.LOGGED`. The others are in ``state.log_history``, and so in
-    ``trainer_state.json``, under the single key ``audit_detail``. docs/record.md describes all of them.
+    ``trainer_state.json``, under the single key ``audit_detail``. docs/audit.md describes all of them.
 
     Put it before any GRPOTrainer that calls TRL's own loss: ``class Mine(AuditMixin, TheirTrainer): ...``. It needs no
     forward pass of its own, as it reads the loss's log-probabilities. Sums are reduced over processes and read from the
