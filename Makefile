@@ -101,16 +101,14 @@ test-matrix: $(DEMO)
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
 
-# What pages show of the committed studies: the pictures, the reports, and the tables of docs/when.md.
+# What pages show of the committed studies: the pictures, the reports, and the tables of research/reports/rules-compared.md.
 figures: $(DEV)
-	PYTHONPATH=research $(BIN)/python scripts/pictures.py docs/figures
+	PYTHONPATH=research $(BIN)/python scripts/pictures.py docs/figures research/reports/figures
 	PYTHONPATH=research $(BIN)/python scripts/map_page.py research/results/optimizers research/reports/optimizers/map.md
 	PYTHONPATH=research $(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz research/reports/smollm2/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz research/reports/staleness/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.gate research/results/gate/rows.jsonl --report research/reports/gate/report.md
 	PYTHONPATH=research $(BIN)/python scripts/when_tables.py
-	cp research/reports/smollm2/report-stale.png docs/figures/smollm2_stale.png
-	cp research/reports/smollm2/report-reused.png docs/figures/smollm2_reused.png
 
 # Each recipe for verl, small, on this machine's CPU: about a minute each.
 rehearsals: $(DEV)

@@ -1,6 +1,6 @@
-"""Draw the figures of README.md and the landing page, in light and dark, and the figures of docs/when.md.
+"""Draw the figures of README.md and the landing page, in light and dark, of docs/when.md, and of the reports.
 
-    PYTHONPATH=. python scripts/pictures.py docs/figures
+    PYTHONPATH=research python scripts/pictures.py docs/figures research/reports/figures
 
 The dark figure `…-dark.png` is the light one with inverted lightness. On the landing page, the explorer replaces
 `allowed_change.png` if the browser runs scripts.
@@ -161,13 +161,14 @@ def to_dark(image: np.ndarray, page: tuple[int, int, int] = (13, 17, 23)) -> np.
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, folder_of_reports = map(Path, sys.argv[1:])
     save_figure(stale_data(), folder / "stale_data.png")
     tables = read_parts(MAP)
     for data in DATA:
         save_figure(
-            gains_in_tables(tables, data), folder / f"tables_{data.replace(', ', '_').replace(' ', '_')}.png"
+            gains_in_tables(tables, data), folder_of_reports / f"tables_{data.replace(', ', '_').replace(' ', '_')}.png"
         )
-    light = folder / "allowed_change.png"
-    save_figure(allowed_change(), light)
-    imsave(light.with_stem("allowed_change-dark"), to_dark(imread(light)[..., :3]))
+    for name, figure in {"allowed_change": allowed_change()}.items():
+        light = folder / f"{name}.png"
+        save_figure(figure, light)
+        imsave(light.with_stem(f"{name}-dark"), to_dark(imread(light)[..., :3]))

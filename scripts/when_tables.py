@@ -1,4 +1,4 @@
-"""Write the tables of docs/when.md from the committed rows of the studies.
+"""Write the tables of research/reports/rules-compared.md from the committed rows of the studies.
 
     PYTHONPATH=. python scripts/when_tables.py
 
@@ -333,4 +333,4 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
 
 if __name__ == "__main__":
     for name, rows in TABLES.items():
-        write_between_marks(ROOT / "docs/when.md", name, [*rows()])
+        write_between_marks(ROOT / "research/reports/rules-compared.md", name, [*rows()])

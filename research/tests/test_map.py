@@ -486,7 +486,7 @@ def test_the_counts_of_entropies_on_the_page_are_those_of_the_rows():
             above_constants += entropy["BandAbove"][rate] >= largest - 0.005
             below_above += entropy["Band"][rate] < entropy["BandAbove"][rate]
             below_clip += entropy["Band"][rate] < entropy["clip 0.2"][rate]
-    prose = " ".join((ROOT / "docs/when.md").read_text().split())
+    prose = " ".join((ROOT / "research/reports/rules-compared.md").read_text().split())
     assert (
         f"at least the entropy of every one of {len(constants)} constants in {above_constants} of {cases} cases"
         in (prose.replace("ten constants", "10 constants"))
@@ -508,4 +508,4 @@ def test_the_committed_page_of_the_map_is_of_the_committed_rows(tmp_path):
 @pytest.mark.parametrize("table", when_tables.TABLES)
 def test_tables_that_no_report_has_are_the_data_s(table):
     rows = "\n".join(when_tables.TABLES[table]())
-    assert f"<!-- {table}: begin -->\n{rows}\n<!-- {table}: end -->" in (ROOT / "docs/when.md").read_text()
+    assert f"<!-- {table}: begin -->\n{rows}\n<!-- {table}: end -->" in (ROOT / "research/reports/rules-compared.md").read_text()

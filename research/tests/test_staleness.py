@@ -175,7 +175,7 @@ def test_the_committed_report_is_of_the_committed_runs_and_docs_quote_it(tmp_pat
         lines = section.partition("\n| ")[2].partition("\n\n")[0].splitlines()
         return {arm: cells for arm, *cells in (line.strip("| ").split(" | ") for line in lines)}
 
-    when = (ROOT / "docs/when.md").read_text()
+    when = (ROOT / "research/reports/rules-compared.md").read_text()
     prose = " ".join(when.split())
     counts = Counter(re.findall(r"\| (held|failed|undecided) \|$", report, re.M))
     assert "Of the 32 predictions {held} held, {failed} failed and {undecided} are".format(**counts) in prose

@@ -1,4 +1,4 @@
-"""What docs/when.md and README say about speed, ends, entropy and equality follows from the tables of docs/when.md.
+"""What docs/when.md and README say about speed, ends, entropy and equality follows from the tables of the report.
 
 That each table is of the committed rows is tested in test_map.py.
 """
@@ -13,7 +13,8 @@ from studies import smollm2
 from studies.learning_rates import Curve, simulated_power
 from studies.smollm2_report import worlds_of
 
-WHEN = (ROOT / "docs/when.md").read_text(encoding="utf-8")
+PAGES = ("docs/when.md", "research/reports/rules-compared.md")
+WHEN = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NUMBER = r"([-+]\d+\.\d+)"
 INTERVAL = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
