@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import sys
 import tempfile
 from enum import StrEnum
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from rlvet.cli.json_output import json_text
 from rlvet.cli.severity import Severity
 from rlvet.errors import InvalidValue
 
@@ -94,8 +94,7 @@ def diagnose_command(
     opened_run = open_run(path, method=run_method, names=_read_names(names or []), run_name=run_name)
     diagnosis = diagnose(opened_run, method=run_method, collectors=collectors)
     if as_json:
-        # ASCII, so that no control character in a log's keys reaches the terminal.
-        print(json.dumps(diagnosis.as_json(), indent=1))
+        print(json_text("diagnose", diagnosis.as_json()))
     elif output_format is Format.markdown:
         print(diagnosis.as_markdown())
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import Enum
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlvet.cli.json_output import json_text
 from rlvet.cli.severity import Severity
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def lint_command(
             errors.append(f"{path} holds {NO_CONFIGURATION}")
 
     if as_json:
-        # ASCII, so that no control character in a file reaches the terminal.
-        print(json.dumps({"files": [report.as_json() for report in reports], "errors": errors}, indent=1))
+        print(json_text("lint", {"files": [report.as_json() for report in reports], "errors": errors}))
     else:
         for report in reports:
             text = _format_report(report, output_format)
