@@ -7,6 +7,7 @@ from rlvet.cli.command_line import new_app
 from rlvet.cli.diagnose import diagnose_command
 from rlvet.cli.lint import lint_command
 from rlvet.cli.report import report_command
+from rlvet.cli.skill import skill_command
 
 app = new_app(
     "Find out what is wrong with a run of RL post-training, or with its configuration.", rlvet.__version__
@@ -15,3 +16,4 @@ app = new_app(
 app.command("diagnose")(diagnose_command)
 app.command("lint")(lint_command)
 app.command("report")(report_command)
+app.command("skill")(skill_command)
