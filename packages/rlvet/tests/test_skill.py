@@ -326,7 +326,7 @@ def test_the_severities_are_those_of_the_findings():
 
 
 def test_the_share_of_false_alarms_is_that_of_the_page():
-    page = " ".join((ROOT / "docs/diagnose.md").read_text().split())
+    page = " ".join((ROOT / "docs/rlvet/how-right.md").read_text().split())
     text = " ".join(BODY.split())
     said = re.search(r"of (\d+) simulated healthy runs with noisy metrics, (\d+) had a fault", text)
     assert f"{said[2]} of {said[1]} noisy ones were reported as a fault" in page

@@ -1,7 +1,8 @@
 """rlvet: what is wrong with a run of RL post-training, or with its configuration.
 
 It reads the logs, records and configurations of many frameworks with the standard library, and executes nothing of
-them. The commands are ``rlvet diagnose``, ``rlvet lint`` and ``rlvet report``.
+them. The commands are ``rlvet diagnose``, ``rlvet lint`` and ``rlvet report``. ``rlvet skill`` prints the path of
+the text for agents.
 """
 
 # Before all other imports.
