@@ -214,6 +214,33 @@ def test_settings_of_any_kind(value, tmp_path):
     check("lint", output)
 
 
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        (
+            "[orchestrator]\ngroup_size = 8\n[orchestrator.train.sampling.extra_body]\n"
+            "repetition_penalty = 1.2\npresence_penalty = 2020-01-01\n",
+            {"repetition_penalty": 1.2, "presence_penalty": "2020-01-01"},
+        ),
+        (
+            "[orchestrator]\ngroup_size = 8\n[orchestrator.train.sampling.extra_body]\n"
+            "repetition_penalty = 1.2\npresence_penalty = nan\n",
+            {"repetition_penalty": 1.2, "presence_penalty": None},
+        ),
+    ],
+    ids=["a date", "not a number"],
+)
+def test_a_setting_that_json_does_not_have(text, settings, tmp_path):
+    """The setting beside the one that is at fault was printed with the finding, and ended the command."""
+    file = tmp_path / "rl.toml"
+    file.write_text(text)
+    status, output = run_json("lint", file)
+    assert status == 0
+    check("lint", output)
+    (found,) = [finding for finding in output["files"][0]["findings"] if finding["id"] == "sampling-penalty"]
+    assert {name.rpartition(".")[2]: value for name, value in found["settings"].items()} == settings
+
+
 # --- The schemas find what they are for ---
 
 
