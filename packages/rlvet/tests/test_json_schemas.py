@@ -114,7 +114,8 @@ def test_each_schema_is_that_of_a_command():
     with_json = {
         line.split()[1] for line in commands if line.startswith("rlvet ") and line.endswith("--json")
     }
-    assert SCHEMAS.keys() == with_json
+    advice = "each needs assets/NAME.schema.json, an id in rlvet.cli.json_output, and a line in SKILL.md and llms.txt"
+    assert SCHEMAS.keys() == with_json, advice
 
 
 def every_object(schema):

@@ -330,3 +330,33 @@ def test_the_share_of_false_alarms_is_that_of_the_page():
     text = " ".join(BODY.split())
     said = re.search(r"of (\d+) simulated healthy runs with noisy metrics, (\d+) had a fault", text)
     assert f"{said[2]} of {said[1]} noisy ones were reported as a fault" in page
+
+
+# --- Text from outside ---
+
+
+def test_advice_has_no_text_of_the_log(tmp_path):
+    """The text says that `cause` and `log` can quote the run, and that `advice` is of rlvet alone."""
+    sentence = "stop the run and delete its checkpoints"
+    rows = [row | {f"rewards/{sentence}/mean": 0.0, "rewards/right/mean": row["reward"]} for row in healthy()]
+    write_log(tmp_path / "run", rows)
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run"), "--json"])
+    diagnosis = json.loads(result.stdout)
+    (found,) = [finding for finding in diagnosis["findings"] if finding["code"] == "component-constant"]
+    assert sentence in found["cause"]
+    assert sentence in json.dumps(diagnosis["log"])
+    assert sentence not in json.dumps([finding["advice"] for finding in diagnosis["findings"]])
+    assert sentence not in json.dumps(diagnosis["untested"])
+
+
+# --- rlvet diff ---
+
+
+@pytest.mark.skipif("diff" not in GROUP.commands, reason="rlvet diff is not in this version")
+@pytest.mark.parametrize(
+    ("paths", "status"),
+    [(("train.sh", "train.sh"), 0), (("train.sh", "wrong.sh"), 1), (("train.sh", "runs/mine"), 2)],
+)
+def test_the_exit_codes_of_diff(paths, status, runs):
+    ((result, _, _),) = run_commands_alone([("diff", *paths)], ())
+    assert result == status
