@@ -21,12 +21,12 @@ def json_text(command: str, output: Mapping[str, Any]) -> str:
         command: The command, a key of `SCHEMA_IDS`.
         output: The fields of the output.
 
-    >>> print(json_text("lint", {"files": [], "errors": ["café"]}))
+    >>> print(json_text("lint", {"files": [], "errors": ["π"]}))
     {
      "schema": "urn:rlvet:lint:1",
      "files": [],
      "errors": [
-      "caf\u00e9"
+      "\u03c0"
      ]
     }
     """
