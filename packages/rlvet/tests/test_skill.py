@@ -21,7 +21,8 @@ from rlvet.cli.skill import skill_path
 SKILL = ROOT / "packages/rlvet/src/rlvet/skill/rlvet/SKILL.md"
 TEXT = SKILL.read_text(encoding="utf-8")
 FRONT_MATTER, BODY = re.fullmatch(r"---\n(.*?)\n---\n(.*)", TEXT, re.S).groups()
-SPANS = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", BODY, flags=re.S | re.M))
+PROSE = re.sub(r"^```.*?^```", "", BODY, flags=re.S | re.M)
+SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", PROSE)]
 GROUP = typer.main.get_command(app)
 SCHEMAS = {
     name: json.loads((SKILL.parent / f"assets/{name}.schema.json").read_text())
@@ -199,6 +200,7 @@ CASES = {
     "one run of the file": (("diagnose", "both.jsonl", "--run-name", "2", "--json"), 0),
     "no run": (("diagnose", "runs/none", "--json"), 2),
     "no log": (("diagnose", "notes.txt", "--json"), 2),
+    "a wrong option": (("diagnose", "runs/mine", "--when", "now"), 2),
     "lint, nothing": (("lint", "train.sh", "--json"), 0),
     "lint, a fault": (("lint", "wrong.sh", "--json"), 1),
     "lint, a file of another kind": (("lint", "wrong.sh", "notes.txt", "--json"), 2),
@@ -242,7 +244,7 @@ def test_what_is_printed_with_the_exit_code_2(results):
             assert len(json.loads(output)["errors"]) == 1
         else:
             assert output == ""
-            assert errors.startswith("error: ")
+            assert errors.startswith("Usage: " if name == "a wrong option" else "error: ")
     assert "--map reward=KEY" in results["no reward"][1]
     assert "--map reward=KEY" in results["no known key"][2]
     assert "name those that you mean" in results["several runs"][2]
