@@ -291,3 +291,10 @@ def test_a_deleted_folder_is_named_before_torch_is_loaded(argument, status, last
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == status
     assert run.stderr.splitlines()[-1] == last_line
+
+
+@pytest.mark.parametrize("words", [[], ["audit"]], ids=" ".join)
+def test_the_help_names_no_type_of_a_flag(words):
+    """A flag takes no value, so `<bool>` beside it would mislead."""
+    assert "bool" not in CliRunner().invoke(app, [*words, "--help"]).output
+    assert "bool" not in CliRunner().invoke(rlvet_app, ["lint", "--help"] if words else ["--help"]).output

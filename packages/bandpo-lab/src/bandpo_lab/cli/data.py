@@ -9,8 +9,9 @@ import typer
 
 from bandpo_lab.console import echo, print_table
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Golds, Role
+from rlvet.cli.command_line import App, Group
 
-app = typer.Typer(no_args_is_help=True, help="Problem sets for training and evaluation.")
+app = App(cls=Group, no_args_is_help=True, help="Problem sets for training and evaluation.")
 
 
 @app.callback()

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import check_writable, replacing
+from rlvet.cli.command_line import App, Group
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 
 
-class DefaultCommandGroup(TyperGroup):
+class DefaultCommandGroup(Group):
     """A group of commands that runs its first command if none is named.
 
     For example, `bandpo-lab recipes FOLDER` runs `bandpo-lab recipes copy FOLDER`.
@@ -31,7 +31,7 @@ class DefaultCommandGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=DefaultCommandGroup, help="Recipes for verl and TRL; without a subcommand, copy them.")
+app = App(cls=DefaultCommandGroup, help="Recipes for verl and TRL; without a subcommand, copy them.")
 
 
 @app.command("copy")

@@ -13,10 +13,11 @@ import typer
 from bandpo_lab.cli.recipes import DefaultCommandGroup
 from bandpo_lab.console import echo
 from rlvet.cli import INTERRUPTED, stop
+from rlvet.cli.command_line import App
 
 CORES = os.cpu_count() or 1
 
-app = typer.Typer(
+app = App(
     cls=DefaultCommandGroup,
     no_args_is_help=True,
     help="Compare clip rules over seeds in a study of your own.",

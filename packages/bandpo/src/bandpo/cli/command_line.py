@@ -1,18 +1,50 @@
 """The typer app without subcommands that `bandpo` and `bandpo-lab` share, with help and ``--version``."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 
-def new_app(description: str, installed_version: str) -> typer.Typer:
+def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
+    """Return parameters of which flags, such as ``--help``, have no type in the help, since they take no value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """A subcommand."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A command with subcommands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types_of_flags(super().get_params(ctx))
+
+
+class App(typer.Typer):
+    """A typer app whose help has no types of flags."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Register a subcommand: see `typer.Typer.command`."""
+        return super().command(name, cls=Command, **settings)
+
+
+def new_app(description: str, installed_version: str) -> App:
     """Return a command line without subcommands.
 
     Args:
         description: The first paragraph of ``--help``.
         installed_version: The output of ``--version``.
     """
-    app = typer.Typer(
+    app = App(
+        cls=Group,
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
