@@ -58,12 +58,15 @@ unexport PYTHONDONTWRITEBYTECODE
   figures node-rehearsal coverage mutation lint docs release-check audit-deps gpu-check first-hour lock clean
 
 demo: $(DEMO)
-	$(BIN)/bandpo-lab train --output_dir runs/demo --resume
+	@echo "Training a small network with four clip rules, about a minute on two cores. After Ctrl-C, make demo goes on."
+	@$(BIN)/bandpo-lab compare --output_dir runs/demo
+	@echo "next: . $(BIN)/activate, then rlvet diagnose runs/demo/FixedClip-0.2-seed-0, bandpo audit with the same folder, README.md"
 
 setup: $(DEV)
 
 # bandpo without its integrations of frameworks, rlvet, and the commands. No framework is imported to collect these tests.
 test: $(TEST)
+	@echo "Testing bandpo without frameworks, rlvet and the commands: a minute or two on two cores."
 	$(PYTEST) $(PATHS_core) $(PATHS_audit) $(PATHS_rlvet) $(PATHS_commands)
 
 # One job of continuous integration: make job-trl, and so on.
@@ -182,20 +185,26 @@ lock:
 # are first imported, which most never are.
 $(DEMO): $(PROJECTS) constraints.txt locks/build.txt locks/demo.txt
 	@test -x $(BIN)/python || $(PYTHON) -c '$(OLD)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(LOCKED) -r locks/build.txt
-	$(PIP) --no-deps torch & torch=$$!; $(LOCKED) -r locks/demo.txt && wait $$torch
-	$(PIP) torch
-	$(INSTALL) --no-deps --no-build-isolation -e packages/rlvet -e packages/bandpo -e packages/bandpo-lab
-	touch $@
+	@echo "1/4 Making $(VENV) and installing the tools that build packages"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(LOCKED) -r locks/build.txt
+	@echo "2/4 Installing torch and $$(grep -c '^[a-z]' locks/demo.txt) packages, of which torch alone may be 200 MB to 3 GB: a minute or more"
+	@$(PIP) --no-deps torch & torch=$$!; $(LOCKED) -r locks/demo.txt && wait $$torch
+	@echo "3/4 Installing what torch requires here"
+	@$(PIP) torch
+	@echo "4/4 Installing rlvet, bandpo and bandpo-lab from this clone"
+	@$(INSTALL) --no-deps --no-build-isolation -e packages/rlvet -e packages/bandpo -e packages/bandpo-lab
+	@touch $@
 
 $(TEST): $(DEMO) locks/test.txt
-	$(LOCKED) -r locks/test.txt
-	touch $@
+	@echo "Installing $$(grep -c '^[a-z]' locks/test.txt) packages that the tests need"
+	@$(LOCKED) -r locks/test.txt
+	@touch $@
 
 $(DEV): $(TEST) locks/dev.txt
-	$(LOCKED) -r locks/dev.txt
-	touch $@
+	@echo "Installing $$(grep -c '^[a-z]' locks/dev.txt) packages that every test, the checks of code and the site need: some minutes"
+	@$(LOCKED) -r locks/dev.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist site

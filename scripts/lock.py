@@ -37,8 +37,8 @@ NAMES = "rlvet, bandpo and bandpo-lab"
 UNIVERSAL = ("--universal", "--python-version", "3.11")
 NODE = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28")
 EXTRAS = {
-    "demo": ("records", "trl"),
-    "test": ("records", "trl"),
+    "demo": ("records", "trl", "study"),
+    "test": ("records", "trl", "study"),
     "dev": ("records", "trl", "verl", "eval", "study", "smollm2"),
 }
 """The extras of the three distributions that each set-up command installs."""

@@ -22,8 +22,8 @@ Where does a bound that depends on the probability learn more than a constant bo
 logits, trained by `bandpo.policy_loss` with GRPO's advantages. The optimizers are the standard Adam with one second
 moment for each logit (`adam`); a matrix with a row for each answer times a trained vector, both under the standard
 Adam (`head-and-trunk`); an Adam with one second moment for the whole table (`shared-moment`); and SGD with momentum
-(`momentum`). A claim is made only where all of them agree. [When does the clip rule matter?](../../../docs/when.md) draws the
-conclusions.
+(`momentum`). A claim is made only where all of them agree. The conclusions are in
+[When does the clip rule matter?](../../../docs/when.md).
 
 ![The gain of two arms over the best constant by the share of rare winners' gradient that clip 0.2 blocks](map.png)
 

@@ -18,8 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 
 from bandpo import KL, Band, FixedClip
+from bandpo_lab import demo
+from bandpo_lab.comparison import smooth
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from map_page import read_parts
+from studies.demo_seeds import read_rows
 from studies.grid import Grid, Key
 from studies.grid_report import DATA
 from studies.learning_rates import Curve, difference
@@ -153,6 +156,29 @@ def allowed_change() -> Figure:
     return figure
 
 
+@plot_style()
+def demo_curves() -> Figure:
+    """Plot the mean reward of the methods of `make demo` over eight seeds, on old and on fresh data."""
+    rows = read_rows()
+    figure = Figure(figsize=(8, 3.6))
+    panels = figure.subplots(1, len(demo.LAGS), sharey=True)
+    for lag, axes in zip(demo.LAGS, panels, strict=True):
+        for method, style in line_styles(demo.METHODS).items():
+            runs = [row for row in rows if (row["lag"], row["method"]) == (lag, method)]
+            curves = np.array([smooth(run["curves"]["reward"]) for run in runs])
+            mean = curves.mean(0)
+            half = 1.96 * curves.std(0, ddof=1) / len(curves) ** 0.5
+            batches = np.arange(1, len(mean) + 1)
+            axes.plot(batches, mean, color=style.colour, linestyle=style.line, label=method)
+            axes.fill_between(batches, mean - half, mean + half, color=style.colour, alpha=0.12, linewidth=0)
+        axes.set(
+            title=demo.data_age(lag).capitalize(), xlabel=f"batch (n = {demo.SEEDS} runs a rule)", ylim=(0, 1)
+        )
+    panels[0].set_ylabel("mean reward of five batches")
+    add_legend(figure, 2)
+    return figure
+
+
 def to_dark(image: np.ndarray, page: tuple[int, int, int] = (13, 17, 23)) -> np.ndarray:
     """Invert the lightness of pixels (height, width, 3) in [0, 1]. White becomes the colour of GitHub's dark page."""
     inverted = image + 1 - image.max(-1, keepdims=True) - image.min(-1, keepdims=True)  # HSL's lightness
@@ -166,9 +192,10 @@ if __name__ == "__main__":
     tables = read_parts(MAP)
     for data in DATA:
         save_figure(
-            gains_in_tables(tables, data), folder_of_reports / f"tables_{data.replace(', ', '_').replace(' ', '_')}.png"
+            gains_in_tables(tables, data),
+            folder_of_reports / f"tables_{data.replace(', ', '_').replace(' ', '_')}.png",
         )
-    for name, figure in {"allowed_change": allowed_change()}.items():
+    for name, figure in {"allowed_change": allowed_change(), "demo": demo_curves()}.items():
         light = folder / f"{name}.png"
         save_figure(figure, light)
         imsave(light.with_stem(f"{name}-dark"), to_dark(imread(light)[..., :3]))

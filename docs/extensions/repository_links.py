@@ -1,4 +1,4 @@
-"""Lets pages link to files of the repository that are not on the site, such as CONTRIBUTING.md and the research reports.
+"""Lets pages link to files of the repository that are not on the site, such as CONTRIBUTING.md and the reports.
 
 On a code host the relative link works as it stands. On the site it leads to the file on the code host; where the
 repository's address is not known, as in a local build, the text is followed by the file's path.

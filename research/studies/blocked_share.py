@@ -1,4 +1,4 @@
-"""A theory of the share of a rare answer's gradient that a clip blocks, described in research/reports/rules-compared.md.
+"""A theory of the share of a rare answer's gradient that a clip blocks: see reports/rules-compared.md.
 
 The theory assumes that each gradient of an answer raises its log-probability by the same amount, which momentum spreads
 over later updates; that other answers and prompts do not change it; and that earlier batches contain it equally often.

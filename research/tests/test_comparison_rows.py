@@ -1,46 +1,52 @@
-"""The rows of eight seeds of `bandpo-lab compare`, and the differences that the changelog names."""
+"""The rows of eight seeds of the demo, the file that bandpo-lab has of them, and the differences that pages name."""
 
-import gzip
-import json
 from statistics import fmean
 
-from bandpo_lab.interval import student
+import numpy as np
+import pytest
+from scipy import stats
+
+from bandpo_lab import demo
 from pages import ROOT
+from studies.demo_seeds import demo_file, read_rows
 
-FILE = ROOT / "research/results/comparison/lag-4.jsonl.gz"
-CLIP = "FixedClip(0.2)"
+ROWS = read_rows()
+CLIP, HIGHER, HIGH = demo.OTHERS
 
 
-def mean_rewards() -> dict[tuple[str, int], float]:
+def mean_rewards(lag):
     """The mean reward over all batches, by method and seed."""
-    rows = [json.loads(line) for line in gzip.decompress(FILE.read_bytes()).decode().splitlines()]
-    return {(row["method"], row["seed"]): fmean(row["reward"]) for row in rows}
+    return {(row["method"], row["seed"]): fmean(row["curves"]["reward"]) for row in ROWS if row["lag"] == lag}
 
 
-def difference(method: str) -> tuple[float, float, float]:
-    """The difference of a method and clip 0.2, paired by seed, with its interval of 95 %."""
-    means = mean_rewards()
-    value, low, high = student([means[method, seed] - means[CLIP, seed] for seed in range(8)])
-    return round(value, 3), round(low, 3), round(high, 3)
+def interval(gaps):
+    """Student's interval of 95 % for three comparisons, by scipy alone."""
+    half = stats.t.ppf(1 - 0.05 / 3 / 2, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
+    return np.mean(gaps), np.mean(gaps) - half, np.mean(gaps) + half
 
 
-def test_each_method_has_eight_seeds():
-    methods = {method for method, _ in mean_rewards()}
-    assert methods == {CLIP, "FixedClip(0.2, 0.28)", "FixedClip(0.2, 1.0)", "BandPO()", "Band(KL(), 0.05)"}
-    assert len(mean_rewards()) == 5 * 8
+def test_each_method_has_eight_seeds_for_each_age_of_the_data():
+    runs = sorted((row["lag"], row["method"], row["seed"]) for row in ROWS)
+    assert runs == sorted(
+        (lag, method, seed) for lag in demo.LAGS for method in demo.METHODS for seed in range(8)
+    )
 
 
-def test_a_high_bound_learns_sooner_on_old_data_whether_or_not_it_depends_on_p():
-    for method in ("BandPO()", "FixedClip(0.2, 1.0)", "Band(KL(), 0.05)"):
-        value, low, _ = difference(method)
-        assert value > 0.07, method
-        assert low > 0.05, method
-    means = mean_rewards()
-    gaps = [means["BandPO()", seed] - means["FixedClip(0.2, 1.0)", seed] for seed in range(8)]
-    assert student(gaps).low < 0 < student(gaps).high
+def test_the_demos_file_is_that_of_the_rows():
+    assert demo.FILE.read_text() == demo_file(ROWS)
+
+
+@pytest.mark.parametrize("lag", demo.LAGS)
+def test_the_differences_of_the_demo_are_those_of_the_rows(lag):
+    means = mean_rewards(lag)
+    for row in demo.differences(demo.eight_seeds()[lag]):
+        gaps = [means[demo.BAND, seed] - means[row[0].other, seed] for seed in range(8)]
+        assert row[0].interval == pytest.approx(interval(gaps), abs=2e-4)
+        assert row[0].higher == sum(gap > 0 for gap in gaps)
 
 
 def test_the_difference_that_the_changelog_names():
-    value, low, high = difference("BandPO()")
+    means = mean_rewards(4)
+    value, low, high = interval([means[demo.BAND, seed] - means[CLIP, seed] for seed in range(8)])
     text = " ".join((ROOT / "CHANGELOG.md").read_text().split())
     assert f"+{value:.3f} [{low:.3f}, {high:.3f}]" in text

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -262,6 +262,45 @@ def metrics(run: Run) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True)
+class Outcomes:
+    """The metrics of the runs of several methods with the same seeds.
+
+    Attributes:
+        baseline: The method with which the others are compared.
+        metrics: The metrics of each run, by method and in order of the seeds.
+    """
+
+    baseline: str
+    metrics: Mapping[str, Sequence[Mapping[str, float]]]
+
+    def values(self, method: str, metric: str) -> list[float]:
+        """Return a metric of `METRICS` for each seed."""
+        return [run[metric] for run in self.metrics[method]]
+
+    def difference(self, method: str, metric: str, minus: str | None = None) -> Interval | None:
+        """Return a metric minus that of another method, paired by seed, with Student's interval.
+
+        The intervals of one metric contain all true differences from one method with a probability of 95 %, by
+        Bonferroni's correction.
+
+        Args:
+            method: The method.
+            metric: The metric.
+            minus: The other method; by default the baseline.
+
+        Returns:
+            The difference; None with one seed, or if a seed has no finite value.
+        """
+        others = self.values(self.baseline if minus is None else minus, metric)
+        differences = [
+            ours - theirs for ours, theirs in zip(self.values(method, metric), others, strict=True)
+        ]
+        if len(differences) < 2 or not all(map(math.isfinite, differences)):
+            return None
+        return student(differences, level=1 - ERROR_RATE / (len(self.metrics) - 1))
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """The result of `compare`, which is shown as a table and a figure in a notebook.
@@ -284,24 +323,20 @@ class Comparison:
         """The settings of the first run, of which all runs share those that are not the method or the seed."""
         return self.runs[self.baseline][0].settings
 
+    @cached_property
+    def outcomes(self) -> Outcomes:
+        """The metrics of the runs."""
+        return Outcomes(
+            self.baseline, {method: [metrics(run) for run in runs] for method, runs in self.runs.items()}
+        )
+
     def values(self, method: str, metric: str) -> list[float]:
         """Return a metric of `METRICS` for each seed."""
-        return [metrics(run)[metric] for run in self.runs[method]]
+        return self.outcomes.values(method, metric)
 
     def difference(self, method: str, metric: str) -> Interval | None:
-        """Return a metric minus that of the baseline, paired by seed, with Student's interval.
-
-        The intervals of one metric contain all true differences from the baseline with a probability of 95 %, by
-        Bonferroni's correction.
-
-        Returns:
-            The difference; None with one seed, or if a seed has no finite value.
-        """
-        pairs = zip(self.values(method, metric), self.values(self.baseline, metric), strict=True)
-        differences = [ours - theirs for ours, theirs in pairs]
-        if len(differences) < 2 or not all(map(math.isfinite, differences)):
-            return None
-        return student(differences, level=1 - ERROR_RATE / (len(self.runs) - 1))
+        """Return a metric minus that of the baseline, with its interval: see `Outcomes.difference`."""
+        return self.outcomes.difference(method, metric)
 
     @property
     def table(self) -> list[dict[str, str | float | None]]:
@@ -388,9 +423,9 @@ class Comparison:
         return [f"minus {self.baseline}", *columns.values()], rows
 
     def __repr__(self) -> str:
-        parts = [_aligned(*self._cells())]
+        parts = [aligned(*self._cells())]
         if self.seeds > 1:
-            parts.append(_aligned(*self._difference_cells()))
+            parts.append(aligned(*self._difference_cells()))
         return "\n\n".join([*parts, self.sentence])
 
     def _repr_html_(self) -> str:
@@ -454,7 +489,7 @@ def _signed(interval: Interval, digits: int = 3) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in (header, *rows))

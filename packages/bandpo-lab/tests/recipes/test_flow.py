@@ -1,4 +1,4 @@
-"""Each row of docs/paper.md, and each step of docs/install.md to a job, is run as far as a CPU without the network goes.
+"""Each row of docs/paper.md, and each step of docs/install.md to a job, runs as far as a CPU without the network goes.
 
 One whose command fails is a failure.
 """

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bandpo_lab.console import echo
+from rlvet.cli import INTERRUPTED, stop
 
 CORES = os.cpu_count() or 1
 NO_PICTURE = "no picture: matplotlib is missing; in a clone, pip install './packages/bandpo-lab[study]'"
@@ -18,12 +19,14 @@ NO_PICTURE = "no picture: matplotlib is missing; in a clone, pip install './pack
 
 def compare_command(
     methods: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            help="Two or more methods or rules: 'DAPO()', 'FixedClip(0.2)', 'my_module.Rule()', ...",
-            metavar="METHOD METHOD...",
+            help="Two or more methods or rules: 'DAPO()', 'FixedClip(0.2)', 'my_module.Rule()', ...; none for the "
+            "demo: clip 0.2, Clip-Higher, BandPO and a constant clip of [0.8, 2].",
+            metavar="[METHOD METHOD...]",
+            show_default=False,
         ),
-    ],
+    ] = None,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -51,33 +54,39 @@ def compare_command(
     ] = Path("runs/compare"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Train a small network with each method side by side: about a minute for four methods and one seed."""
-    # Check the methods before anything is written. This also imports modules of the current folder.
+    """Train a small network with each method side by side: about a minute for four methods and one seed.
+
+    Without methods it is the demo, which also prints what eight seeds of the same say, on old and on fresh data.
+    """
     from bandpo.cli import read_method
-
-    for text in methods:
-        read_method(text)
-
     from bandpo.core.text import importable_current_folder
+    from bandpo_lab import demo
     from bandpo_lab.comparison import compare
     from bandpo_lab.files import check_writable
 
+    # Check the methods before anything is written. This also imports modules of the current folder.
+    for text in methods or ():
+        read_method(text)
+
     check_writable(output_dir)
-    with importable_current_folder():
-        comparison = compare(
-            methods,
-            baseline=baseline,
-            seeds=seeds,
-            task=task,
-            lag=lag,
-            epochs=epochs,
-            minibatches=minibatches,
-            rate=rate,
-            batches=batches,
-            workers=workers,
-            folder=output_dir,
-            say=None if as_json else echo,
-        )
+    try:
+        with importable_current_folder():
+            comparison = compare(
+                methods or demo.METHODS,
+                baseline=baseline,
+                seeds=seeds,
+                task=task,
+                lag=lag,
+                epochs=epochs,
+                minibatches=minibatches,
+                rate=rate,
+                batches=batches,
+                workers=workers,
+                folder=output_dir,
+                say=None if as_json else echo,
+            )
+    except KeyboardInterrupt:
+        stop(f"interrupted; the same command goes on with what is in {output_dir}", INTERRUPTED)
     picture: Path | None = output_dir / "curves.png"
     try:
         from bandpo_lab.style import save_figure
@@ -99,5 +108,8 @@ def compare_command(
     echo("")
     echo(comparison)
     echo("")
+    if not methods:
+        echo(demo.report())
+        echo("")
     echo(f"picture  {picture}" if picture else NO_PICTURE)
     echo(f"logs     {output_dir}; rlvet diagnose reads that of each run")
