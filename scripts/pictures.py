@@ -43,6 +43,15 @@ RULES = {
 }
 
 
+NAMES = {
+    "FixedClip(0.2)": "GRPO's clip, FixedClip(0.2)",
+    "FixedClip(0.2, 0.28)": "Clip-Higher, FixedClip(0.2, 0.28)",
+    "BandPO()": "BandPO()",
+    "FixedClip(0.2, 1.0)": "a constant clip of [0.8, 2], FixedClip(0.2, 1.0)",
+}
+"""What the methods of `make demo` are called in its picture."""
+
+
 def mean_curve(rewards: np.ndarray, groups: Sequence[int]) -> np.ndarray:
     """Return the mean of rewards (seeds, batches) and its 95 % interval, (3, batches): their difference from zero."""
     zero = Curve([0.0], np.zeros((1, len(groups)))).resampled_scores
@@ -169,7 +178,7 @@ def demo_curves() -> Figure:
             mean = curves.mean(0)
             half = 1.96 * curves.std(0, ddof=1) / len(curves) ** 0.5
             batches = np.arange(1, len(mean) + 1)
-            axes.plot(batches, mean, color=style.colour, linestyle=style.line, label=method)
+            axes.plot(batches, mean, color=style.colour, linestyle=style.line, marker="", label=NAMES[method])
             axes.fill_between(batches, mean - half, mean + half, color=style.colour, alpha=0.12, linewidth=0)
         axes.set(
             title=demo.data_age(lag).capitalize(), xlabel=f"batch (n = {demo.SEEDS} runs a rule)", ylim=(0, 1)

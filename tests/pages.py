@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "MAINTAINING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "MAINTAINING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 for folder in ("frameworks", "measured", "rlvet"):
     PAGES += sorted((ROOT / "docs" / folder).glob("*.md"))
 PAGES += sorted((ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes").rglob("*.md"))
@@ -45,7 +50,9 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     for match in re.finditer(pattern, page.read_text(encoding="utf-8"), re.M):
         heading = match["heading"] or heading
         if match["language"] and (not languages or match["language"] in languages):
-            found.append(Block(name_of(page), heading, match["language"], match["title"] or "", match["text"]))
+            found.append(
+                Block(name_of(page), heading, match["language"], match["title"] or "", match["text"])
+            )
     return found
 
 

@@ -27,11 +27,11 @@ CURVES = ("reward", "entropy", "audit/mass_positive_below_0.1", "audit/blocked_m
 """The metrics of each batch that a row keeps."""
 
 
-def row_of(run: Run) -> dict[str, Any]:
-    """Return the row of a run."""
+def row_of(method: str, run: Run) -> dict[str, Any]:
+    """Return the row of a run, with the text of its method in `bandpo_lab.demo.METHODS`."""
     settings = run.settings
     return {
-        "method": settings.method,
+        "method": method,
         "seed": settings.seed,
         "lag": settings.lag,
         "curves": {name: [_rounded(line.get(name)) for line in run.log] for name in CURVES},
@@ -79,8 +79,9 @@ def trained_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """Train what a folder does not have, and yield all rows."""
     for lag in demo.LAGS:
         comparison = compare(demo.METHODS, seeds=demo.SEEDS, lag=lag, folder=folder / f"lag-{lag}", say=echo)
-        for runs in comparison.runs.values():
-            yield from map(row_of, runs)
+        for method, runs in comparison.runs.items():
+            for run in runs:
+                yield row_of(method, run)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows = list(trained_rows(options.folder))
     lines = "".join(json.dumps(row) + "\n" for row in rows)
+    ROWS.parent.mkdir(exist_ok=True)
     with replacing(ROWS) as unfinished:
         unfinished.write_bytes(gzip.compress(lines.encode(), mtime=0))
     with replacing(demo.FILE) as unfinished:

@@ -45,8 +45,32 @@ def test_the_differences_of_the_demo_are_those_of_the_rows(lag):
         assert row[0].higher == sum(gap > 0 for gap in gaps)
 
 
+def difference(lag, other):
+    means = mean_rewards(lag)
+    return interval([means[demo.BAND, seed] - means[other, seed] for seed in range(8)])
+
+
+def in_one_line(name):
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
 def test_the_difference_that_the_changelog_names():
-    means = mean_rewards(4)
-    value, low, high = interval([means[demo.BAND, seed] - means[CLIP, seed] for seed in range(8)])
-    text = " ".join((ROOT / "CHANGELOG.md").read_text().split())
-    assert f"+{value:.3f} [{low:.3f}, {high:.3f}]" in text
+    value, low, high = difference(4, CLIP)
+    assert f"+{value:.3f} [{low:.3f}, {high:.3f}]" in in_one_line("CHANGELOG.md")
+
+
+def test_what_readme_says_of_the_demo():
+    readme = in_one_line("README.md")
+    for other in (CLIP, HIGHER):
+        value, low, high = difference(4, other)
+        assert low > 0
+        assert f"{value:.3f} [{low:.3f}, {high:.3f}]" in readme
+    value, low, high = difference(4, HIGH)
+    assert low < 0 < high
+    assert f"comes close ({value:.3f} [−{-low:.3f}, {high:.3f}])" in readme
+    value, low, high = difference(0, CLIP)
+    assert high < 0
+    assert f"On fresh data BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}] against GRPO's clip" in readme
+    entropies = [row[2] for row in demo.differences(demo.eight_seeds()[4])]
+    assert {difference.conclusion for difference in entropies} == {"lower"}
+    assert "entropy at equal reward is lower under BandPO than under all three" in readme

@@ -63,7 +63,11 @@ def test_the_ends_differ_where_the_page_says_so():
     assert differ == 4
     assert "The ends of the runs differ surely in four of the seven." in in_one_line(WHEN)
     # No page says that the ends are alike without a condition.
-    for page in (README, (ROOT / "docs/which-method.md").read_text(), (ROOT / "docs/questions.md").read_text()):
+    for page in (
+        README,
+        (ROOT / "docs/which-method.md").read_text(),
+        (ROOT / "docs/questions.md").read_text(),
+    ):
         assert "the ends are alike" not in in_one_line(page)
 
 

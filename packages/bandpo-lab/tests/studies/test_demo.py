@@ -42,7 +42,9 @@ def test_a_sentence_names_a_method_only_on_the_side_that_its_interval_supports()
         f"The mean reward over the run is higher under BandPO() than under {CLIP} and {HIGHER}; "
         f"it is lower under BandPO() than under {HIGH}."
     )
-    lower = f"lower under BandPO() than under {CLIP} and {HIGHER}; it is not distinguished from that under {HIGH}"
+    lower = (
+        f"lower under BandPO() than under {CLIP} and {HIGHER}; it is not distinguished from that under {HIGH}"
+    )
     assert lower in batches
     assert lower in entropy
     assert (

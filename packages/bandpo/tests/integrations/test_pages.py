@@ -48,7 +48,7 @@ def test_the_verl_overrides_compose():
         config = hydra.compose("ppo_trainer", overrides)
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
     assert type(loss).__name__ == "BandPolicyLossConfig"
-    assert (loss.loss_mode, loss.method) == ("band", "BandAbove()")
+    assert (loss.loss_mode, loss.method) == ("band", "BandPO()")
     assert OmegaConf.is_config(config)
 
 
