@@ -34,6 +34,8 @@ PATHS_audit := $(foreach part,audit replay watch testing,packages/bandpo/tests/$
 PATHS_rlvet := packages/rlvet/tests $(RLVET)
 PATHS_docs := tests/test_browser_doctor.py
 PATHS_commands := $(filter-out $(PATHS_docs),$(wildcard tests/test_*.py)) $(BANDPO)/cli
+# In an environment with Triton, which interprets the kernels on the CPU and compiles them for a card.
+PATHS_kernels := packages/bandpo/tests/kernels
 PATHS_trl := $(wildcard packages/bandpo/tests/integrations/test_trl*.py) $(BANDPO)/integrations/trl $(CALLBACK)
 PATHS_verl := $(wildcard packages/bandpo/tests/integrations/test_verl*.py) $(BANDPO)/integrations/verl
 # The modules of SkyRL and Tinker need these frameworks, which the environment has not.
@@ -45,7 +47,7 @@ PATHS_evaluation := $(foreach part,evals data tasks,packages/bandpo-lab/tests/$(
 PATHS_recipes := packages/bandpo-lab/tests/recipes
 PATHS_rehearsal := packages/bandpo-lab/tests/rehearsal $(LAB)/rehearsal
 PATHS_studies := packages/bandpo-lab/tests/studies $(LAB)/study research/tests research/studies
-TEST_JOBS := core recipes trl training commands studies rlvet audit evaluation verl rehearsal frameworks
+TEST_JOBS := core recipes trl training commands studies rlvet audit evaluation verl kernels rehearsal frameworks
 # The longest first, so that all cores end together, and beside them those that mostly wait.
 LONG := core recipes trl
 SHORT := rehearsal frameworks
@@ -72,6 +74,16 @@ test: $(TEST)
 # One job of continuous integration: make job-trl, and so on.
 $(addprefix job-,$(TEST_JOBS)): job-%: $(DEV)
 	$(PYTEST) $(PATHS_$*)
+
+# Triton for the tests of the kernels, in a folder of its own: torch's builds for CUDA bring it, and those for the CPU take no
+# part of it. Without it in $(VENV), set-up takes no longer, and torch finds the same packages.
+TRITON := build/triton
+job-kernels: $(TRITON)/.installed
+job-kernels: export PYTHONPATH = $(TRITON)
+
+$(TRITON)/.installed: constraints.txt | $(DEV)
+	$(PIP) --no-deps --upgrade --target $(TRITON) triton
+	touch $@
 
 # The names of the jobs that .ci/run and the workflow run.
 list-jobs:

@@ -250,7 +250,7 @@ def test_modules_import_each_other_in_no_circle(package):
     ids=lambda path: module_name(path),
 )
 def test_the_core_imports_torch_alone(path):
-    """Nothing names bandpo: a copy of the folder has another name."""
+    """Nothing names bandpo: a copy of the folder has another name. Files of kernels import triton too."""
     relative = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     assert not [node.module for node in relative if not node.level and layer_of(node.module or "")]
     outside = {
@@ -258,7 +258,13 @@ def test_the_core_imports_torch_alone(path):
         for one in imports_of(path)
         if one.kind != "annotations" and not layer_of(one.module)
     }
-    assert outside <= {*sys.stdlib_module_names, "torch"}
+    kernels = {"triton"} if module_name(path).startswith("bandpo.core.kernels.") else set()
+    assert outside <= {*sys.stdlib_module_names, "torch", *kernels}
+
+
+def test_no_kernel_is_imported_with_the_package():
+    modules = printed("import sys, bandpo\nprint(*sys.modules)")[0].split()
+    assert not {"triton", "bandpo.core.kernels"} & {*modules}
 
 
 def top_level_imports(path):
