@@ -120,6 +120,17 @@ def test_what_is_not_finite_poisons_its_token_alone():
     torch.testing.assert_close(linear_logp(hidden, head, ids + 20, bias=bias, chunk=10).logp, kept)
 
 
+@pytest.mark.parametrize("chunk", [10, 53])
+def test_an_entry_that_the_bias_rules_out_has_no_part_in_the_entropy(chunk):
+    hidden, head, bias, ids = batch()
+    ruled_out = bias.detach().masked_fill(torch.arange(53) < 20, -math.inf)
+    entropy = linear_logp(hidden, head, ids % 33 + 20, bias=ruled_out, chunk=chunk, entropy=True).entropy
+    expected = full(hidden, head[20:], ids % 33, bias.detach()[20:])[1]
+    torch.testing.assert_close(entropy, expected)
+    gradients = [torch.autograd.grad(x.sum(), (hidden, head)) for x in (entropy, expected)]
+    torch.testing.assert_close(*gradients)
+
+
 REFUSED = [
     ({"ids": torch.full((3, 5), 53)}, r"ids hold 53, which has no row in lm_head_weight \(53, 7\)"),
     ({"ids": torch.full((3, 5), -100)}, "ids hold -100"),

@@ -247,7 +247,11 @@ class _LinearLogp(torch.autograd.Function):
             rescale = (previous_maximum - maximum).exp()
             if settings.entropy:
                 exponentials = (logits - maximum[:, None]).exp_()
-                weighted_sum = weighted_sum * rescale + logits.mul_(exponentials).sum(1)
+                weighted = logits.mul_(exponentials)
+                if bias is not None:
+                    # An entry that the bias rules out (a logit of −inf) adds nothing, and −inf · 0 is NaN.
+                    weighted.masked_fill_(exponentials == 0, 0.0)
+                weighted_sum = weighted_sum * rescale + weighted.sum(1)
             else:
                 exponentials = logits.sub_(maximum[:, None]).exp_()
             exp_sum = exp_sum * rescale + exponentials.sum(1)
@@ -309,6 +313,8 @@ class _LinearLogp(torch.autograd.Function):
             else:
                 probabilities = (logits - logsumexp).exp_()
                 logits.sub_(mean_logit).mul_(-grad_entropy).sub_(grad_logp).mul_(probabilities)
+                if bias is not None:
+                    logits.masked_fill_(probabilities == 0, 0.0)
             logits.scatter_add_(1, chunk.column, grad_logp.masked_fill(~chunk.has_id[:, None], 0.0))
             if softcap_derivative is not None:
                 logits.mul_(softcap_derivative)
