@@ -426,13 +426,17 @@ def test_flags_may_be_written_with_hyphens():
     assert one.training.num_iterations == 3
 
 
-def test_the_config_of_a_run_makes_the_run_again(tmp_path):
+@pytest.mark.parametrize("earlier", [False, True])
+def test_the_config_of_a_run_makes_the_run_again(earlier, tmp_path):
     first = small(tmp_path / "run", "--method=FixedClip(0.2, 0.28)", "--seed=7")
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
         folder.check(first)
         folder.begin()
     config = str(tmp_path / "run" / "config.yaml")
+    if earlier:  # as earlier versions wrote it, with an option that no longer exists
+        text = Path(config).read_text()
+        Path(config).write_text(text.replace("arguments:\n", "arguments:\n  fused_logits: false\n"))
     again = parse_arguments(["--config", config, "--output_dir", str(tmp_path / "again")])
     assert settings(again) == settings(first)
     assert again.training.output_dir == str(tmp_path / "again")
@@ -445,6 +449,8 @@ def test_the_config_of_a_run_makes_the_run_again(tmp_path):
     [
         (None, ["--metod=Band"], "unknown option --metod; did you mean method?"),
         (None, ["--clip=Band()"], "unknown option --clip"),
+        (None, ["--fused-logits=true"], "fused_logits is no longer a setting; leave it out"),
+        ("fused_logits: true", [], "run.yaml: fused_logits is no longer a setting"),
         (None, ["--method=Bnd"], "unknown name 'Bnd'; did you mean Band?"),
         (None, ["--config", "missing.yaml"], "there is no such file"),
         (None, ["--config"], "needs the path"),

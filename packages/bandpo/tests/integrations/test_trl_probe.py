@@ -821,7 +821,7 @@ def test_an_audit_of_another_loss_is_told(folder, tmp_path, monkeypatch):
         train(folder, tmp_path, AuditedGRPOTrainer, GRPOConfig)
 
 
-@pytest.mark.parametrize("settings", [{}, {"fused_logits": True}, ACCUMULATED], ids=str)
+@pytest.mark.parametrize("settings", [{}, ACCUMULATED], ids=str)
 def test_the_parameters_of_a_training_step_get_the_gradient_of_policy_loss(settings, folder, tmp_path):
     """By a second pass over the batch, for a method that TRL does not implement, after the ratios have moved."""
     compared = []

@@ -21,6 +21,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from bandpo.core.text import importable_current_folder
 from bandpo.integrations.trl import BandGRPOConfig
+from bandpo.integrations.trl.config import REMOVED
 from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, did_you_mean
 from bandpo_lab.file_models import read_yaml
@@ -165,7 +166,7 @@ HELP = {
     "model, data and rewards": (
         "config", "model_name_or_path", "dataset_name", "reward_funcs", "train_prompts", "data_dir",
     ),
-    "the method": ("method", "anchor", "lag", "certify", "fused_logits"),
+    "the method": ("method", "anchor", "lag", "certify"),
     "batches": (
         "max_steps", "learning_rate", "num_iterations", "steps_per_generation", "num_generations",
         "per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length", "temperature", "beta",
@@ -228,7 +229,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     flag_names = [flag.split("=")[0].removeprefix("--") for flag in flags if flag.startswith("--")]
     for name in flag_names:
         if name not in OPTIONS and name.removeprefix("no_") not in OPTIONS:
-            raise InvalidValue(f"unknown option --{name}{did_you_mean(name, OPTIONS)}")
+            raise InvalidValue(REMOVED.get(name) or f"unknown option --{name}{did_you_mean(name, OPTIONS)}")
 
     config = {} if namespace.config is None else _read_config(namespace.config)
     if not {"dataset_name", "datasets", "model_name_or_path"} & {*flag_names, *config}:
@@ -301,9 +302,16 @@ def _read_config(path: str) -> dict[str, Any]:
         options = options["arguments"]
         # TRL computes it from other options, and refuses it together with them.
         del options["generation_batch_size"]
+        options = without_removed(options)
     for name in options.keys() - OPTIONS - {"env"}:
-        raise InvalidValue(f"--config {file}: unknown option {name}{did_you_mean(name, OPTIONS)}")
+        reason = REMOVED.get(name) or f"unknown option {name}{did_you_mean(name, OPTIONS)}"
+        raise InvalidValue(f"--config {file}: {reason}")
     return options
+
+
+def without_removed(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a run without those that earlier versions had, where they were off."""
+    return {name: value for name, value in options.items() if name not in REMOVED or value is not False}
 
 
 def reward_functions(run: RunArguments) -> list[Callable[..., list[float]]]:

@@ -34,7 +34,7 @@ from bandpo_lab.files import (
     sealed,
     sync,
 )
-from bandpo_lab.training.arguments import OUTPUT_DIR
+from bandpo_lab.training.arguments import OUTPUT_DIR, without_removed
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, saving, step_of
 from bandpo_lab.training.processes import Processes
 from rlvet._terminal import printable
@@ -128,7 +128,7 @@ class RunFolder:
                 f"{_count(config['processes'])}, or choose another output_dir"
             )
         # The settings must be the same, except that max_steps may be raised.
-        earlier = config["arguments"]
+        earlier = without_removed(config["arguments"])
         current = self._settings
         changed = sorted(
             name for name in earlier.keys() | current.keys() if earlier.get(name) != current.get(name)

@@ -197,7 +197,7 @@ class AuditMixin(GRPOTrainer):
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which only supports "
-                "epsilon; leave it out, or use BandGRPOConfig(fused_logits=True)"
+                "epsilon; leave it out, and use TRL 1.15 or newer, which stores no logits"
             )
         super().__init__(model, reward_funcs, args, *arguments, **kwargs)
         check_trainer(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Self, cast
 
 from trl import GRPOConfig
 
@@ -27,6 +27,12 @@ OBJECTIVES = {
     "vespo_": "method='VESPO(K_POS, LAMBDA_POS, ...)'",
 }
 """The prefix of the settings of each of TRL's own objectives, and the method to write instead."""
+
+REMOVED = {
+    "fused_logits": "fused_logits is no longer a setting; leave it out, as TRL from 1.15 on always computes "
+    "log-probabilities without storing logits, and update an older TRL"
+}
+"""The settings of earlier versions, and what is said of them."""
 
 
 def native_settings(method: Method, loss_type: str) -> dict[str, Any] | None:
@@ -165,8 +171,6 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             ``token`` for a rule alone.
         anchor: The log-probabilities from which the bounds are computed: ``trainer`` (the trainer's own at generation
             time, which are also those of the ratio) or ``rollout`` (those of vLLM or of a ``rollout_func``).
-        fused_logits: True to compute log-probabilities directly from hidden states, without logits in memory, see
-            `bandpo.linear_logp`. For text models with a plain linear head.
         certify: Reaction to a loss whose gradient, on a synthetic batch before training, is not the method's: ``stop``
             the run, ``warn``, or ``off`` to compare none. The loss of a subclass that ends with an error on this batch,
             as it reads inputs of its own, is not compared, also with ``stop``: a line on stderr says so. Every value
@@ -202,9 +206,6 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         "The log-probabilities from which the bounds are computed: 'trainer', or 'rollout' (vLLM's or a "
         "rollout_func's).",
     )
-    fused_logits: bool = _setting(
-        False, "Compute log-probabilities directly from hidden states, without logits in memory."
-    )
     certify: str = _setting(
         "stop",
         "Reaction to a gradient that is not the method's: 'stop', 'warn', or 'off' (not compared).",
@@ -219,6 +220,12 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     watched: str = _setting(
         "warn", "Reaction to a failed check of `rlvet diagnose`: 'warn', 'stop' or 'off'."
     )
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        """Refuse a setting of earlier versions, which ``__init__`` would only call unexpected."""
+        for name in REMOVED.keys() & settings:
+            raise InvalidValue(REMOVED[name])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_config()

@@ -26,8 +26,7 @@ loss:
 - **What else is overridden.** ``train`` starts the probe. ``_generate_and_score_completions`` updates schedules, and
   adds rewards and truncation to the batch for the record; ``_calculate_rewards`` keeps the rewards for it.
   ``training_step`` checks that no callback changed the clip, and updates controllers. ``log`` adds metrics,
-  ``_save_checkpoint`` first writes the record, and ``create_model_card`` names the method. With ``fused_logits`` the
-  log-probabilities are bandpo's, see `bandpo.integrations.trl.fused_logits`.
+  ``_save_checkpoint`` first writes the record, and ``create_model_card`` names the method.
 - **What is restored.** After the loss, ``epsilon_low``, ``epsilon_high`` and ``args.delta`` are restored, also after an
   exception. TRL's batch is never changed. Beside a method whose ratio refers to the rollout,
   ``vllm_importance_sampling_correction`` is off from construction on, which a line says. TRL's clip metrics, which
@@ -58,6 +57,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import trl
+from trl import GRPOTrainer
 
 from bandpo.audit.metrics import Audit
 from bandpo.core import _checks
@@ -69,7 +69,6 @@ from bandpo.core.schedules import Controller, TrainingState
 from bandpo.integrations.trl.announcements import card_entries, sampling_lines
 from bandpo.integrations.trl.audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations.trl.config import BandGRPOConfig
-from bandpo.integrations.trl.fused_logits import FusedLogits
 from bandpo.integrations.trl.probe import high_entropy_mask, without_clip
 from bandpo.integrations.trl.trl_names import FORWARD, missing
 
@@ -109,7 +108,7 @@ class _ClippedTokens(NamedTuple):
     """1 if counted, of the same shape."""
 
 
-class BandGRPOTrainer(AuditMixin, FusedLogits):
+class BandGRPOTrainer(AuditMixin, GRPOTrainer):
     """A `GRPOTrainer` with the method of ``args`` and the audit of `AuditMixin`.
 
     It logs the mean radius of the tokens since the last log as ``radius``, and ``radius_min`` and ``radius_max`` if it
