@@ -50,6 +50,22 @@ def test_values_and_gradients_are_those_of_full_logits(settings, chunk):
     assert torch.autograd.gradcheck(lambda *x: ours(*x)[:2], (hidden, head, bias), check_undefined_grad=False)
 
 
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_a_scale_of_the_logits_is_a_part_of_temperature_and_cap(cap):
+    """As the docstring says: the scale acts before the cap, and on the bias too."""
+    hidden, head, bias, ids = batch()
+    scale = 0.3
+    expected = full(scale * hidden, head, ids, scale * bias, temperature=1.4, logit_softcap=cap)[:2]
+    settings = {"temperature": 1.4 / scale, "logit_softcap": cap and cap / scale}
+    outputs = linear_logp(hidden, head, ids, bias=bias, entropy=True, **settings)[:2]
+    torch.testing.assert_close(outputs, expected)
+    tensors = (hidden, head, bias)
+    gradients = [
+        torch.autograd.grad(logp.sum() + entropy.sum(), tensors) for logp, entropy in (outputs, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_as_from_full_logits(name):
     hidden, head, _, ids = batch(seed=1)

@@ -8,6 +8,7 @@ from packaging.version import Version
 from peft import LoraConfig
 from test_trl import SETTINGS, varied_reward
 
+from bandpo import linear_logp
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
 
@@ -66,6 +67,31 @@ def test_band_trains_on_log_probabilities_of_trls_own_head(family, settings, tmp
     expected = logits.log_softmax(-1)
     torch.testing.assert_close(logp, expected.gather(-1, ids[:, -7:, None])[..., 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(entropy, -(expected.exp() * expected).sum(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"), [("Cohere", {"logit_scale": 0.1}), ("Granite", {"logits_scaling": 8.0})]
+)
+def test_linear_logp_has_the_scales_of_transformers(family, shape):
+    """By the temperature, as its docstring says."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=97, pad_token_id=0, num_key_value_heads=1, **sizes, **shape
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    head = model.get_output_embeddings()
+    head.weight.data *= 10
+    ids = torch.randint(97, (2, 12))
+    scale = shape.get("logit_scale") or 1 / shape["logits_scaling"]
+
+    logits = model(input_ids=ids).logits[:, :-1] / 0.8
+    expected = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    logp = linear_logp(hidden, head.weight, ids[:, 1:], temperature=0.8 / scale).logp
+    torch.testing.assert_close(logp, expected, rtol=1e-5, atol=1e-5)
+    gradients = [torch.autograd.grad(x.sum(), head.weight, retain_graph=True)[0] for x in (logp, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_the_setting_of_earlier_versions_is_named(tmp_path):

@@ -69,6 +69,9 @@ def linear_logp(
     synchronises once with an accelerator. Matrix products have the precision of the inputs or of autocast; everything
     else is in float32, or in float64 for float64 inputs. A graph of ``torch.compile`` breaks at this function.
 
+    Some models multiply their logits by a scale s, before a cap. For Cohere s is ``config.logit_scale``, for Granite
+    ``1 / config.logits_scaling``. For these, pass ``temperature / s``, and ``logit_softcap / s`` if there is a cap.
+
     Args:
         hidden: Hidden states at the position before each id, (..., width): the input of the model's head. With jagged
             ``ids``, a jagged tensor (batch, jagged, width).
@@ -102,6 +105,9 @@ def linear_logp(
     >>> full = (hidden @ head.T).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
     >>> logp, entropy, _ = linear_logp(hidden, head, ids, entropy=True)
     >>> torch.allclose(logp, full, atol=1e-5)
+    True
+    >>> scaled = (0.25 * hidden @ head.T).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+    >>> torch.allclose(linear_logp(hidden, head, ids, temperature=1 / 0.25).logp, scaled, atol=1e-5)
     True
     >>> loss = policy_loss(logp, full, torch.ones(2), method="GSPO()").loss
     """
