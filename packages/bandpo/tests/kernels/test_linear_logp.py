@@ -1,6 +1,7 @@
 """The kernels of `linear_logp`, interpreted on the CPU, against full logits in float64."""
 
 import math
+import os
 import sys
 from importlib.util import find_spec
 
@@ -11,6 +12,9 @@ from bandpo import linear_logp
 from bandpo.core import linear
 from bandpo.core.errors import BandWarning
 from bandpo.core.kernels import _trial
+
+# Triton reads it when it is imported, which torch may do: before any test, so that the kernels are interpreted.
+os.environ["TRITON_INTERPRET"] = "1"
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -208,6 +212,15 @@ def test_what_is_not_finite_poisons_its_token_alone():
     for values, finite in zip(outputs[:2], expected[:2], strict=True):
         assert values.isnan().tolist() == [False, True, False, True]
         torch.testing.assert_close(values[::2], finite[::2])
+
+
+@needs_triton
+def test_an_id_that_the_bias_rules_out_has_probability_0():
+    hidden, head, bias, ids = draw()
+    ruled_out = bias.detach().masked_fill(torch.arange(VOCABULARY) == ids[0], -math.inf)
+    for kernels in (True, False):
+        logp = linear_logp(hidden, head, ids, bias=ruled_out, kernels=kernels).logp
+        assert (logp == -math.inf).tolist() == [True, False, False, False]
 
 
 @needs_triton

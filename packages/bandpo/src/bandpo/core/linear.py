@@ -82,7 +82,7 @@ def linear_logp(
         temperature: The sampling temperature.
         logit_softcap: ``c`` for a model whose logits are ``c·tanh(x/c)``, such as Gemma 2.
         chunk: Number of vocabulary entries per chunk; by default such that a chunk has four times as many logits as
-            ``hidden`` has entries.
+            ``hidden`` has entries, or eight times as many with kernels.
         entropy: True to compute the entropies as well. They are differentiable, at no cost if unused.
         top: If above 0, also compute the total probability of this many most likely tokens.
         group: The process group over which the vocabulary is split. Each rank passes the same ``hidden`` and ``ids``
@@ -134,7 +134,9 @@ def linear_logp(
     if chunk is None:
         # Four tensors of the size of ``hidden`` are less than a model stores for the backward pass of one layer.
         chunk = max(4 * tokens.numel(), SMALLEST_CHUNK) // max(len(tokens), 1)
-        kernel_chunk = math.ceil(chunk / KERNEL_ALIGNMENT) * KERNEL_ALIGNMENT
+        # The kernels need no temporary tensors beside the products and their gradient. Twice the entries leave the
+        # peak memory far below that of full logits, and larger products of matrices use a GPU better.
+        kernel_chunk = math.ceil(2 * chunk / KERNEL_ALIGNMENT) * KERNEL_ALIGNMENT
     else:
         kernel_chunk = chunk
     settings = _Settings(temperature, logit_softcap, min(chunk, vocabulary), entropy, top, group, offset)
@@ -473,7 +475,8 @@ def _kernels_agree(
         )
         named = {
             "log-sum-exp": statistics.logsumexp,
-            "logit of the id": statistics.id_logit,
+            # −inf, of an id that the bias rules out, has no difference from itself.
+            "logit of the id": statistics.id_logit.nan_to_num(math.nan, neginf=0.0),
             "mean logit": statistics.mean_logit if settings.entropy else None,
             "gradient of hidden": gradients.hidden,
             "gradient of bias": gradients.bias,
