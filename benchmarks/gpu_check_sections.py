@@ -266,6 +266,7 @@ def trl_step(allowance, device, *, model, sequences, completion, rounds):
 
 def head(allowance, device, *, vocabulary, tokens, width, rounds, compiled):
     """Yield time and memory of Band's loss from hidden states in bfloat16, by the variants of `linear_logp.py`."""
+    from bandpo.core.errors import BandWarning
     from linear_logp import one_pass, variants
 
     for name, loss in variants(compiled, device).items():
@@ -274,7 +275,11 @@ def head(allowance, device, *, vocabulary, tokens, width, rounds, compiled):
             yield row | {"skipped": NO_TIME}
             continue
         run = one_pass(loss, vocabulary, tokens, width, device, torch.bfloat16)
-        value, gradient = run()
+        try:
+            value, gradient = run()
+        except BandWarning as warning:  # the kernels did not run, and the warning says why
+            yield row | {"skipped": str(warning)}
+            continue
         peak = peak_or_reason(run, device)
         yield row | {
             "seconds": compete({name: run}, device, rounds)[name],

@@ -14,6 +14,7 @@ import math
 import resource
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -21,9 +22,11 @@ import torch
 from torch import Tensor
 
 from bandpo import linear_logp, policy_loss
+from bandpo.core.errors import BandWarning
 from measuring import time_of
 
 SEQUENCES = 8
+WITH_KERNELS = "linear_logp, kernels=True"
 Loss = Callable[..., Tensor]
 
 
@@ -34,6 +37,14 @@ def textbook(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tens
 
 def fused(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
     return policy_loss(linear_logp(hidden, head, ids).logp, **batch).loss
+
+
+def with_kernels(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
+    """Compute the loss with the kernels in Triton; raise `BandWarning` as an error if they do not run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BandWarning)
+        logp = linear_logp(hidden, head, ids, kernels=True).logp
+    return policy_loss(logp, **batch).loss
 
 
 def mostly_masked(hidden: Tensor, head: Tensor, ids: Tensor, **batch: Tensor) -> Tensor:
@@ -79,6 +90,8 @@ def variants(compiled: bool, device: str = "cpu") -> dict[str, Loss]:
         "linear_logp": fused,
         "linear_logp, 70 % dead": mostly_masked,
     }
+    if device == "cuda":
+        losses[WITH_KERNELS] = with_kernels
     if find_spec("liger_kernel"):
         losses["Liger"] = liger(compiled)
     if find_spec("trl") and find_spec("trl.kernels"):
