@@ -1,7 +1,6 @@
 """The kernels of `linear_logp`, interpreted on the CPU, against full logits in float64."""
 
 import math
-import os
 import sys
 from importlib.util import find_spec
 
@@ -12,9 +11,6 @@ from bandpo import linear_logp
 from bandpo.core import linear
 from bandpo.core.errors import BandWarning
 from bandpo.core.kernels import _trial
-
-# Triton reads it when it is imported, which torch may do: before any test, so that the kernels are interpreted.
-os.environ["TRITON_INTERPRET"] = "1"
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 

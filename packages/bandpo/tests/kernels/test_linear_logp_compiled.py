@@ -50,7 +50,11 @@ def test_no_variant_has_more_instructions_than_recorded(tmp_path):
 def test_the_page_has_the_recorded_counts():
     for (name, cap, entropy, bias), row in counts(RESULTS).items():
         logits = f"{'capped' if cap else 'plain'}{', with entropy' if entropy else ''}"
-        cells = [name, logits, *(row[key] for key in ("instructions_per_logit", "registers", "bytes_per_logit"))]
+        cells = [
+            name,
+            logits,
+            *(row[key] for key in ("instructions_per_logit", "registers", "bytes_per_logit")),
+        ]
         assert bias or f"| {' | '.join(map(str, cells))} |" in PAGE
 
 

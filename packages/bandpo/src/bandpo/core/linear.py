@@ -382,6 +382,7 @@ def _gradients(
             torch.mm(rounded.T, hidden, out=grad_weight[chunk.rows])
         if grad_bias is not None:
             grad_bias[chunk.rows] = grad_products.sum(0, dtype=logsumexp.dtype)
+        del grad_products, rounded  # before the next chunk allocates its own
     return _Gradients(grad_hidden, grad_weight, grad_bias)
 
 

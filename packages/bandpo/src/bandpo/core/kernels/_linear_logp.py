@@ -65,7 +65,7 @@ def _tanh(x):
 
 @triton.jit
 def _biased_products(products, bias, row, columns, width, HAS_BIAS: tl.constexpr):
-    """Load the x + bias of a token; ``columns`` are the columns of its row of products, and 0 stands beyond it."""
+    """Load x + bias of a token in some columns of its row of products; 0 beyond the row."""
     inside = columns < width
     x = tl.load(products + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
@@ -234,22 +234,23 @@ class Statistics:
         tokens, width = products.shape
         blocks = triton.cdiv(width, BLOCK)
         if tokens:
-            _statistics_kernel[tokens, blocks](
-                products,
-                products if bias is None else bias,
-                id_column,
-                self.maximum[self._block :],
-                self.exp_sum[self._block :],
-                self.weighted_sum[self._block :],
-                self.id_logit,
-                tokens,
-                width,
-                HAS_BIAS=bias is not None,
-                HAS_ENTROPY=self.entropy,
-                BLOCK=BLOCK,
-                **COMPILATION,
-                **self.settings.arguments(),
-            )
+            with torch.cuda.device_of(products):  # Triton launches on the current device
+                _statistics_kernel[tokens, blocks](
+                    products,
+                    products if bias is None else bias.contiguous(),
+                    id_column,
+                    self.maximum[self._block :],
+                    self.exp_sum[self._block :],
+                    self.weighted_sum[self._block :],
+                    self.id_logit,
+                    tokens,
+                    width,
+                    HAS_BIAS=bias is not None,
+                    HAS_ENTROPY=self.entropy,
+                    BLOCK=BLOCK,
+                    **COMPILATION,
+                    **self.settings.arguments(),
+                )
         self._block += blocks
 
     def combine(self) -> tuple[Tensor, Tensor]:
@@ -296,21 +297,22 @@ def gradient_by_products(
     tokens, width = products.shape
     gradient = torch.empty(tokens, width, dtype=dtype, device=products.device)
     if tokens:
-        _gradient_kernel[tokens, triton.cdiv(width, BLOCK)](
-            products,
-            products if bias is None else bias,
-            id_column,
-            logsumexp,
-            mean_logit,
-            grad_logp,
-            grad_logp if grad_entropy is None else grad_entropy,
-            gradient,
-            width,
-            inverse_temperature=1 / settings.temperature,
-            HAS_BIAS=bias is not None,
-            HAS_ENTROPY=grad_entropy is not None,
-            BLOCK=BLOCK,
-            **COMPILATION,
-            **settings.arguments(),
-        )
+        with torch.cuda.device_of(products):
+            _gradient_kernel[tokens, triton.cdiv(width, BLOCK)](
+                products,
+                products if bias is None else bias.contiguous(),
+                id_column,
+                logsumexp,
+                mean_logit,
+                grad_logp,
+                grad_logp if grad_entropy is None else grad_entropy,
+                gradient,
+                width,
+                inverse_temperature=1 / settings.temperature,
+                HAS_BIAS=bias is not None,
+                HAS_ENTROPY=grad_entropy is not None,
+                BLOCK=BLOCK,
+                **COMPILATION,
+                **settings.arguments(),
+            )
     return gradient
