@@ -108,6 +108,12 @@ def test_values_and_gradients_are_those_of_full_logits(entropy, with_bias, chunk
 
 
 @needs_triton
+def test_a_cap_far_above_the_logits_loses_no_digits():
+    """There tanh is close to 0, where a formula with exp would lose them."""
+    check_errors(torch.float32, True, 2049, False, logit_softcap=1e4)
+
+
+@needs_triton
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("settings", [{}, {"logit_softcap": 3.0, "temperature": 1.3}], ids=str)
 def test_half_precision_loses_no_more_than_without_kernels(settings, dtype):
@@ -302,7 +308,29 @@ def test_kernels_that_differ_are_not_used(monkeypatch, broken):
 
 
 @needs_triton
-def test_a_default_chunk_is_aligned():
-    from bandpo.core.kernels._linear_logp import BLOCK
+def test_a_default_chunk_is_aligned(monkeypatch):
+    from bandpo.core.kernels import _linear_logp as module
 
-    assert BLOCK % linear.KERNEL_ALIGNMENT == 0
+    widths = []
+    add = module.Statistics.add
+    monkeypatch.setattr(
+        module.Statistics, "add", lambda self, x, *rest: widths.append(x.shape[1]) or add(self, x, *rest)
+    )
+    monkeypatch.setattr(linear, "SMALLEST_CHUNK", 2**12)
+    hidden, head, _, ids = draw(tokens=7, vocabulary=3000)
+    linear_logp(hidden, head, ids, kernels=True)
+    assert widths == 2 * [
+        1280,
+        1280,
+        440,
+    ]  # 2 · (4096 // 7) = 1170 is no multiple of 256; the trial has all tokens
+    assert module.BLOCK % linear.KERNEL_ALIGNMENT == 0
+
+
+@needs_triton
+def test_a_bias_may_have_strides():
+    hidden, head, bias, ids = draw()
+    strided = torch.stack([bias.detach(), torch.full_like(bias, math.nan)], 1)[:, 0]
+    assert not strided.is_contiguous()
+    logp = linear_logp(hidden, head, ids, bias=strided, kernels=True).logp
+    torch.testing.assert_close(logp, full(hidden, head, ids, bias)[0], rtol=1e-5, atol=1e-5)
