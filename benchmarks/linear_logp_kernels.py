@@ -23,7 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bandpo.core.kernels import _linear_logp as kernels
+from bandpo.core.kernels import _linear_logp_kernels as kernels
 
 RESULTS = Path(__file__).parent / "results" / "linear_logp_kernels.json"
 GPU_CHECK = Path(__file__).parent / "results" / "gpu_check.json"

@@ -159,7 +159,7 @@ def test_an_entry_that_the_bias_rules_out_has_no_part(chunk):
 
 @needs_triton
 def test_ids_outside_of_the_columns_are_nowhere():
-    from bandpo.core.kernels._linear_logp import LogitSettings, Statistics, gradient_by_products
+    from bandpo.core.kernels._linear_logp_kernels import LogitSettings, Statistics, gradient_by_products
 
     products = draw(tokens=5)[0] @ draw()[1].T
     products = products.detach().contiguous()
@@ -190,7 +190,7 @@ def test_every_token_finds_its_id_in_its_chunk():
 
 @needs_triton
 def test_tokens_without_a_gradient_are_not_computed(monkeypatch):
-    from bandpo.core.kernels import _linear_logp as module
+    from bandpo.core.kernels import _linear_logp_kernels as module
 
     hidden, head, _, ids = draw(tokens=6)
     logp = linear_logp(hidden, head, ids, kernels=True).logp
@@ -240,7 +240,7 @@ def test_shapes_autocast_and_no_tokens():
 @needs_triton
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 def test_a_compiled_call_has_the_kernels(monkeypatch):
-    from bandpo.core.kernels import _linear_logp as module
+    from bandpo.core.kernels import _linear_logp_kernels as module
 
     calls = []
     add = module.Statistics.add
@@ -280,7 +280,7 @@ def test_without_cuda_or_triton_the_results_are_todays(monkeypatch, interpreted,
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     monkeypatch.setattr(_trial, "find_spec", lambda _: installed or None)
     # Imported now, the kernels would be those of a process that interprets none.
-    monkeypatch.setitem(sys.modules, "bandpo.core.kernels._linear_logp", None)
+    monkeypatch.setitem(sys.modules, "bandpo.core.kernels._linear_logp_kernels", None)
     hidden, head, _, ids = draw(tokens=300)  # a default chunk that the kernels would round
     expected = linear_logp(hidden, head, ids).logp
     with pytest.warns(BandWarning, match=reason):
@@ -291,7 +291,7 @@ def test_without_cuda_or_triton_the_results_are_todays(monkeypatch, interpreted,
 @needs_triton
 @pytest.mark.parametrize("broken", ["forward", "backward"])
 def test_kernels_that_differ_are_not_used(monkeypatch, broken):
-    from bandpo.core.kernels import _linear_logp as module
+    from bandpo.core.kernels import _linear_logp_kernels as module
 
     hidden, head, _, ids = draw()
     if broken == "forward":
@@ -309,7 +309,7 @@ def test_kernels_that_differ_are_not_used(monkeypatch, broken):
 
 @needs_triton
 def test_a_default_chunk_is_aligned(monkeypatch):
-    from bandpo.core.kernels import _linear_logp as module
+    from bandpo.core.kernels import _linear_logp_kernels as module
 
     widths = []
     add = module.Statistics.add

@@ -301,7 +301,7 @@ def _statistics_with_kernels(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, settings: _Settings
 ) -> _TokenStatistics:
     """Compute the same as `_statistics`, reading the products of each chunk once."""
-    from .kernels._linear_logp import LogitSettings, Statistics
+    from .kernels._linear_logp_kernels import LogitSettings, Statistics
 
     statistics = Statistics(
         len(hidden),
@@ -358,7 +358,7 @@ def _gradients(
     grad_bias = torch.empty_like(bias) if bias is not None and needs_bias else None
     for chunk in settings.chunks(hidden, weight, ids):
         if settings.kernels:
-            from .kernels._linear_logp import LogitSettings, gradient_by_products
+            from .kernels._linear_logp_kernels import LogitSettings, gradient_by_products
 
             grad_products = gradient_by_products(
                 chunk.products,
