@@ -19,8 +19,10 @@ PUBLIC = sorted(
     ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
     for path in CORE.rglob("*.py")
     if path != CORE / "__init__.py" and (path.stem == "__init__" or not path.stem.startswith("_"))
+    # Kernels are behind keywords of public functions, and need Triton.
+    and path.parent != CORE / "kernels"
 )
-"""The modules of `bandpo.core` without a leading underscore."""
+"""The modules of `bandpo.core` without a leading underscore, and not those of kernels."""
 
 
 def order(name):
