@@ -18,7 +18,8 @@ CORE = Path(bandpo.__file__).parent / "core"
 PUBLIC = sorted(
     ".".join(path.relative_to(CORE).with_suffix("").parts).removesuffix(".__init__")
     for path in CORE.rglob("*.py")
-    if path != CORE / "__init__.py" and (path.stem == "__init__" or not path.stem.startswith("_"))
+    if path != CORE / "__init__.py"
+    and (path.stem == "__init__" or not path.stem.startswith("_"))
     # Kernels are behind keywords of public functions, and need Triton.
     and path.parent != CORE / "kernels"
 )
