@@ -19,7 +19,7 @@ from verl.utils.tracking import Tracking
 from bandpo.cli.app import app
 from bandpo.integrations.legs import new_leg
 from bandpo.integrations.verl.announcement import FILE
-from bandpo.integrations.verl.audit import Driver
+from bandpo.integrations.verl.driver import Driver
 from rlvet.cli.app import app as rlvet_app
 from rlvet.runs import open_run
 from rlvet.runs.configs import read_setup

@@ -28,7 +28,8 @@ from bandpo.core.batch import Batch
 from bandpo.core.errors import BandWarning
 from bandpo.core.text import as_method
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
-from bandpo.integrations.verl.audit import SUMS, Driver
+from bandpo.integrations.verl.audit import SUMS, pop_metrics
+from bandpo.integrations.verl.driver import Driver
 from bandpo.testing import check_record
 from rlvet.runs.configs import verl_method
 from rlvet.runs.logs import read_log
@@ -44,9 +45,9 @@ def own_sums(metrics):
     return {name: value for name, value in metrics.items() if name.startswith(SUMS)}
 
 
-def read(metrics, driver=None):
+def read(metrics):
     """Return the audit of one loss, as the driver computes it."""
-    return (driver or Driver()).pop_metrics({name: [value] for name, value in own_sums(metrics).items()})
+    return pop_metrics({name: [value] for name, value in own_sums(metrics).items()})
 
 
 NAMES = ("log_prob", "old_log_prob", "advantages", "response_mask")
@@ -189,7 +190,7 @@ def test_a_micro_batch_without_tokens_adds_nothing():
     assert none.keys() == full.keys()
     assert {name for name, value in none.items() if value} <= {f"{SUMS}clips", f"{SUMS}detail"}
     both = {name: [full[name], none[name]] for name in full}
-    assert Driver().pop_metrics(both) == pytest.approx(read(full))
+    assert pop_metrics(both) == pytest.approx(read(full))
     assert read(none) == {}
 
 
@@ -235,7 +236,7 @@ def driven(data, **settings):
     policy_loss = {"_target_": "bandpo.integrations.verl.AuditedPolicyLossConfig", **settings}
     actor, rollout = {"policy_loss": policy_loss}, {"temperature": 0.7, "top_p": 1.0, "name": "vllm"}
     driver = Driver()
-    driver._hook = lambda: None  # which would outlast the test
+    driver._wrap_advantages = lambda: None  # which would outlast the test
     driver.prepare({"actor_rollout_ref": {"actor": actor, "rollout": rollout}})
     for _ in range(2):
         driver.add_batch(data)

@@ -9,7 +9,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 import verl
 from verl_settings import PAGE, Composition, draw, outcome, row
 
-from bandpo.integrations.verl.audit import Driver
+from bandpo.integrations.verl.driver import Driver
 
 DRAWN = draw(100)
 
@@ -55,14 +55,12 @@ def test_a_fault_is_seen(fault, monkeypatch):
     from verl.trainer.ppo import core_algos, rollout_corr_helper
 
     from bandpo.integrations.verl import loss as verl
-    from bandpo.integrations.verl.loss_checks import Certifier
 
     band = "actor_rollout_ref.actor.policy_loss."
     loss = f"{band}_target_=bandpo.integrations.verl.BandPolicyLossConfig +{band}method='DAPO()' +{band}certify=off"
     weights = ("algorithm.rollout_correction.rollout_is=token",)
     composition = Composition("main_ppo", loss, weights)
     assert outcome(composition).kind == "announced"
-    monkeypatch.setattr(verl, "_certifier", Certifier())
     if fault == "average":
         monkeypatch.setattr(verl, "average_of", lambda *_: "seq-mean-token-mean")
     elif fault == "correction":

@@ -23,7 +23,7 @@ from verl.utils import device
 from verl.utils.tracking import Tracking
 
 from bandpo.integrations.verl.announcement import FILE
-from bandpo.integrations.verl.audit import Driver
+from bandpo.integrations.verl.driver import Driver
 from bandpo.integrations.verl.settings import REQUIRED, SECTIONS, check_required, leaves
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."

@@ -5,7 +5,7 @@ import pytest
 from helpers.without_rlvet import INSTALL, run_without_rlvet
 
 DRIVE = """
-from bandpo.integrations.verl.audit import Driver
+from bandpo.integrations.verl.driver import Driver
 loss = {"_target_": "bandpo.integrations.verl.BandPolicyLossConfig", "watched": sys.argv[1]}
 Driver().prepare({"actor_rollout_ref": {"actor": {"policy_loss": loss}}})
 import bandpo.integrations.verl

@@ -8,8 +8,7 @@ The measure is TRL's own loss, ``GRPOTrainer._compute_loss`` of the installed ve
 3. The gradient of the trainer's loss, of the class at hand, must be that of 1 plus the shares times ``-(w·A + b)`` of
    the method, with TRL's two masks.
 
-The batch has sequences of different lengths, one without a token, ratios near 1 and far from it, and a gap to the
-reference policy. What happens outside of the loss is not tested: the forward and the backward pass, and changes during
+The batch is that of `bandpo.integrations._probe`. What happens outside of the loss is not tested: the forward and the backward pass, and changes during
 training. The loss of a subclass that ends with an error on the batch is not compared, and only a line says so.
 """
 
@@ -25,22 +24,24 @@ import torch
 import trl
 from trl import GRPOTrainer
 
-from bandpo.core import _checks
 from bandpo.core.aggregation import TRL_LOSS_TYPES, aggregation_weights
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandpoError, RunProblem
-from bandpo.core.gradient_check import TOLERANCE, GradientCheck, compare, slope
+from bandpo.core.gradient_check import TOLERANCE, GradientCheck, slope
 from bandpo.core.methods import Method
+from bandpo.integrations._probe import (
+    Gradients,
+    SyntheticTokens,
+    average_difference,
+    describe_comparison,
+    relative_difference,
+)
 from bandpo.integrations.trl.config import AGGREGATIONS
 from bandpo.integrations.trl.trl_names import FORWARD, TESTED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LENGTHS = (9, 7, 8, 6, 1, 0, 5, 4)
-"""The number of tokens of each sequence of the batch."""
-ADVANTAGES = (1.2, -0.7, 0.3, -1.9, -1.1, 0.4, 0.0, 0.6)
-"""The advantage of each sequence."""
 HINT = "; if the loss was changed on purpose, set certify='warn' to train on"
 
 
@@ -58,49 +59,29 @@ class SyntheticBatch:
     @classmethod
     def of(cls, trainer: Any) -> SyntheticBatch:
         """Return the batch, with the inputs that the trainer's settings need."""
-        device = trainer.accelerator.device
-        dtype = _checks.widest_float(device)
-        rows = len(LENGTHS)
-        columns = max(LENGTHS)
-        random = torch.Generator().manual_seed(0)
-
-        def uniform(low: float, high: float) -> Tensor:
-            x = torch.rand(rows, columns, generator=random, dtype=torch.float64)
-            return (low + (high - low) * x).to(device, dtype)
-
-        # Ratios alternate between both sides of 1: up to about 0.15 and 7 in the first four sequences, near 1 in the
-        # others. The first tokens are almost certain.
-        distance = uniform(0.7, 1.95)
-        distance[:, ::2] *= -1
-        distance[4:] *= 0.05
-        logp = uniform(-2.5, -0.1)
-        logp[:, 0] = -0.012
-        distance[:, 0] *= 0.005
-        old = (logp - distance).clamp(max=-1e-3)
-        mask = (torch.arange(columns) < torch.tensor(LENGTHS)[:, None]).to(device, dtype)
-        tools = (uniform(0.0, 1.0) > 0.2).to(dtype)
-        tools[:, 0] = 1.0
+        tokens = SyntheticTokens.on(trainer.accelerator.device)
+        rows, columns = tokens.logp.shape
         # The ids are the number of the sequence, by which a part of the batch gets its log-probabilities.
-        number = torch.arange(rows, device=device)[:, None]
+        number = torch.arange(rows, device=tokens.logp.device)[:, None]
         ids = number.expand(rows, columns).contiguous()
         prompt = number.expand(rows, 2).contiguous()
         inputs: dict[str, Any] = {
             "prompt_ids": prompt,
             "prompt_mask": torch.ones_like(prompt),
             "completion_ids": ids,
-            "completion_mask": mask,
-            "tool_mask": tools,
-            "advantages": torch.tensor(ADVANTAGES, dtype=dtype, device=device),
-            "old_per_token_logps": old,
-            "sampling_per_token_logps": (old + uniform(-0.1, 0.1)).clamp(max=-1e-3),
-            "ref_per_token_logps": old + uniform(-0.5, 0.0),
-            "num_items_in_batch": 2 * (mask * tools).sum(),
+            "completion_mask": tokens.mask,
+            "tool_mask": tokens.used,
+            "advantages": tokens.advantages,
+            "old_per_token_logps": tokens.old,
+            "sampling_per_token_logps": tokens.sampled,
+            "ref_per_token_logps": tokens.reference,
+            "num_items_in_batch": 2 * tokens.used.sum(),
             # For rules that depend on the age of the weights that sampled: 0, 1 or 2 updates.
             "version": trainer.state.global_step - number.flatten() % 3,
         }
         if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
-            inputs["importance_sampling_ratio"] = torch.where(mask * tools > 0, uniform(0.8, 1.3), 1.0)
-        return cls(logp, 0.2 - logp, inputs)
+            inputs["importance_sampling_ratio"] = torch.where(tokens.used > 0, tokens.weights, 1.0)
+        return cls(tokens.logp, tokens.entropy, inputs)
 
 
 def probe_loss(trainer: Any) -> str:
@@ -156,28 +137,22 @@ class _Probe:
                 f"the loss of {type(trainer).__name__} was not compared with {self.method!r}: on bandpo's synthetic "
                 f"batch it ends with {type(error).__name__}: {error}"
             )
-        policy = self.policy_gradient(self.method, used, shares)
-        unit = torch.maximum((shares * used.advantages).abs().max(), policy.abs().max())
-        entropy_error = (gradient[1] - other_terms[1]).abs().max() / torch.maximum(
-            unit, other_terms[1].abs().max()
+        gradients = Gradients(
+            gradient, other_terms, shares, lambda method: self.policy_gradient(method, used, shares)
         )
-        if not entropy_error <= TOLERANCE:
+        unit = gradients.unit(self.method, used)
+        entropy_error = relative_difference(gradient[1], other_terms[1], unit)
+        if entropy_error > TOLERANCE:
             raise self.problem(
                 f"its gradient by the entropies differs from that of TRL's entropy bonus by {entropy_error:.2g}"
             )
-        check = compare(
-            gradient[0] - other_terms[0],
-            self.method,
-            used,
-            shares,
-            expected=lambda method: self.policy_gradient(method, used, shares),
-        )
+        check = gradients.compare(self.method, used)
         if check.equal:
             return self.line(check, used)
         if self.method.objective.bias(self.method.tokens(used)) is None:
             at_zero = self.gradient(trainer.compute_loss, advantages=zero)
-            error = (at_zero - other_terms)[0].abs().max() / unit
-            if not error <= TOLERANCE:
+            error = ((at_zero - other_terms)[0].abs().max() / unit).nan_to_num(nan=torch.inf).item()
+            if error > TOLERANCE:
                 raise self.problem(
                     f"with advantages of 0 its gradient differs from that of TRL's loss by {error:.2g}: another KL "
                     "term, or a term of its own"
@@ -278,16 +253,14 @@ class _Probe:
         elif loss_type == "dr_grpo":
             normalizer = float(trainer.max_completion_length)
         expected = factor * aggregation_weights(batch.sequences, loss_type, normalizer, dtype=shares.dtype)
-        error = (shares - expected).abs().max() / expected.abs().max()
         if not shares.any():
             raise self.problem(
                 "it does not use the advantages in its inputs, or the log-probabilities that it asks for"
             )
-        if not error <= TOLERANCE:
-            quotient = (shares / expected)[expected > 0]
+        difference = average_difference(shares, expected)
+        if difference:
             raise self.problem(
-                f"the share of a token in the loss is {quotient.min():.3g} to {quotient.max():.3g} times that of the "
-                f"average {TRL_LOSS_TYPES[loss_type]!r}, which loss_type={trainer.loss_type!r} stands for"
+                f"{difference} {TRL_LOSS_TYPES[loss_type]!r}, which loss_type={trainer.loss_type!r} stands for"
             )
 
     def policy_gradient(self, method: Method, batch: Batch, shares: Tensor) -> Tensor:
@@ -317,11 +290,6 @@ class _Probe:
     def line(self, check: GradientCheck, batch: Batch) -> str:
         """Return a line about what was compared."""
         trainer = self.trainer
-        ratio = batch.log_ratio.exp()
-        parts = [
-            f"{len(LENGTHS)} sequences of {min(LENGTHS)} to {max(LENGTHS)} tokens",
-            f"ratios {ratio.min():.2g} to {ratio.max():.2g} ({check.beyond} tokens beyond a bound)",
-        ]
         settings = {
             "the KL term": trainer.beta,
             "the entropy bonus": trainer._entropy_bonus_enabled,
@@ -329,10 +297,10 @@ class _Probe:
             "the off-policy mask": trainer.off_policy_mask_threshold is not None,
             "importance weights": "importance_sampling_ratio" in self.batch.inputs,
         }
-        parts += [name for name, is_set in settings.items() if is_set]
+        parts = [name for name, is_set in settings.items() if is_set]
         return (
             f"the loss with trl {trl.__version__} has the gradient of {self.method!r}, {check.error:.0e}: compared on "
-            f"{', '.join(parts)}"
+            f"{describe_comparison(check, batch, *parts)}"
         )
 
 

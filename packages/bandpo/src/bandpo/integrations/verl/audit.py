@@ -2,34 +2,24 @@
 
 verl averages the metrics of a policy loss over micro-batches and ranks and then over mini-batches, and a mean of rates
 is not the rate over all tokens. So each loss reports sums over its tokens, and the driver adds them up before it
-reduces its metrics.
+reduces its metrics, see `bandpo.integrations.verl.driver`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from verl.utils import metric
 
-from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
 from bandpo.audit.metrics import Audit, logged
 from bandpo.core.batch import Batch
-from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
-from bandpo.integrations.verl.announcement import begin_leg, logging_into
 
 if TYPE_CHECKING:
-    from verl import DataProto
     from verl.workers.config import ActorConfig
-
-    from bandpo.audit.recorder import Recorder
-    from bandpo.watch import RunWatch
 
 SUMS = "actor/audit_sums/"
 """The prefix of the sums among the metrics of a loss."""
@@ -72,167 +62,21 @@ def _names_of_sums(audit: Audit) -> list[str]:
     return names
 
 
-class Driver:
-    """The audit in verl's driver: computes metrics from the sums, and records and checks each batch before training."""
+def pop_metrics(metrics: dict[str, Any]) -> dict[str, float]:
+    """Remove the sums from the metrics of an actor update, before verl reduces them; return the audit's metrics."""
+    names = [name for name in metrics if name.startswith(SUMS)]
+    if not names:
+        return {}
+    totals = _total_sums({name.removeprefix(SUMS): metrics.pop(name) for name in names})
 
-    def __init__(self) -> None:
-        self._batches = 0
-        self._watch: RunWatch | None = None
-        self._recorder: Recorder | None = None
-
-    def prepare(self, config: Mapping[str, Any]) -> None:
-        """Start to check and record batches by the settings of a run; do nothing if its loss is not audited."""
-        settings = config["actor_rollout_ref"]["actor"]["policy_loss"]
-        if not str(settings.get("_target_")).startswith("bandpo."):
-            return
-
-        reaction = settings.get("watched", "warn")
-        if reaction not in ("warn", "stop", "off"):
-            raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {reaction!r}")
-        if reaction == "stop":
-            require_rlvet("watched=stop")
-        if reaction != "off" and not has_rlvet():
-            print(f"bandpo: {NOT_CHECKED}", flush=True)
-        elif reaction != "off":
-            from bandpo.watch import RunWatch
-            from rlvet.runs import Setup
-
-            self._watch = RunWatch(Setup("verl"), stop_on="fix" if reaction == "stop" else None)
-
-        folder = settings.get("record")
-        if folder:
-            import verl
-
-            from bandpo.audit.recorder import Recorder
-
-            rollout = config["actor_rollout_ref"]["rollout"]
-            self._recorder = Recorder(
-                folder,
-                method=config.get("bandpo", {}).get("method"),
-                framework=f"verl {verl.__version__}",
-                sampling={
-                    name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout
-                },
-            )
-        self._hook()
-
-    def _hook(self) -> None:
-        """Call `add_batch` after verl's computation of advantages, which all of its trainers use."""
-        from verl.trainer.ppo import ray_trainer
-
-        @instead_of(ray_trainer.compute_advantage)
-        def compute_advantage(
-            verls_function: Callable[..., DataProto], *arguments: Any, **kwargs: Any
-        ) -> DataProto:
-            data = verls_function(*arguments, **kwargs)
-            self.add_batch(data)
-            return data
-
-    def add_batch(self, data: DataProto) -> None:
-        """Record and check a batch with advantages, before any update on it."""
-        tensors = data.batch
-        mask = tensors["response_mask"]
-        columns: dict[str, Any] = {
-            "logp_old": tensors["old_log_probs"],
-            "logp_rollout": tensors.get("rollout_log_probs"),
-            "advantages": tensors["advantages"],
-            "mask": mask,
-            "tokens": tensors.get("responses"),
-            "reward": tensors["token_level_scores"].sum(-1),
-            "truncated": mask.sum(-1) == mask.shape[-1],  # as verl's response_length/clip_ratio
-            "generation": self._batches,
-            "update": 0,
-        }
-        prompt_ids = data.non_tensor_batch.get("uid")
-        if prompt_ids is not None:
-            columns["group"] = np.unique(prompt_ids.astype(str), return_inverse=True)[1]
-
-        if self._recorder is not None:
-            self._recorder.add(**columns, step=data.meta_info.get("global_steps", self._batches + 1))
-            # verl writes checkpoints in other processes, so every batch is on the disk before its update.
-            self._recorder.flush()
-        if self._watch is not None:
-            with np.errstate(invalid="ignore"):  # for log-probabilities of −∞, which the workers report
-                self._watch.check_batch(**columns)
-        self._batches += 1
-
-    def pop_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
-        """Remove the sums from the metrics of an actor update, before verl reduces them; return the audit's metrics."""
-        names = [name for name in metrics if name.startswith(SUMS)]
-        if not names:
-            return {}
-        totals = _total_sums({name.removeprefix(SUMS): metrics.pop(name) for name in names})
-
-        audit: dict[str, float] = {}
-        if totals["counted/0"]:
-            template = _template()
-            sums = torch.tensor([totals[name] for name in _names_of_sums(template)])
-            audit = logged(template.with_sums(sums).metrics(), detail=bool(totals["detail"]))
-        if audit or totals["poisoned_tokens"]:
-            audit["audit/poisoned_tokens"] = totals["poisoned_tokens"]
-        return audit
-
-    def install(self, examine: Callable[[dict[str, Any]], None]) -> None:
-        """Patch verl's reduction of metrics and its `Tracking`, so that they call this object.
-
-        Args:
-            examine: A check of the run's config, called before anything is logged.
-        """
-
-        @instead_of(metric.reduce_metrics)
-        def reduce_metrics(
-            verls_function: Callable[..., dict[str, Any]], metrics: dict[str, Any]
-        ) -> dict[str, Any]:
-            audit = self.pop_metrics(metrics)
-            return verls_function(metrics) | audit
-
-        with contextlib.suppress(ImportError):  # a worker's node may lack the packages of verl's loggers
-            from verl.utils.tracking import Tracking
-
-            verls_init = Tracking.__init__
-            verls_log = Tracking.log
-
-            @functools.wraps(verls_init)
-            def init_and_prepare(tracking: Tracking, *arguments: Any, **kwargs: Any) -> None:
-                config = kwargs.get("config") or {}
-                examine(config)
-                run = config.get("bandpo")
-                if not run:
-                    verls_init(tracking, *arguments, **kwargs)
-                else:
-                    with logging_into(begin_leg(config)):
-                        verls_init(tracking, *arguments, **kwargs)
-                    if "file" in tracking.logger:
-                        tracking.logger["file"].log({"bandpo": {"method": run["method"]}}, step=0)
-                if config:
-                    self.prepare(config)
-
-            @functools.wraps(verls_log)
-            def log_and_watch(
-                tracking: Tracking, data: Mapping[str, Any], *arguments: Any, **kwargs: Any
-            ) -> None:
-                verls_log(tracking, data, *arguments, **kwargs)
-                if self._watch is not None:
-                    self._watch(data)
-
-            Tracking.__init__ = init_and_prepare  # pyright: ignore
-            Tracking.log = log_and_watch  # pyright: ignore
-
-
-def instead_of(original: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that replaces a function in every module that has imported it.
-
-    The decorated function gets the original function as its first argument.
-    """
-
-    def replace_original(function: Callable[..., Any]) -> Callable[..., Any]:
-        replacement = functools.update_wrapper(functools.partial(function, original), original)
-        for module in [*sys.modules.values()]:
-            if getattr(module, "__dict__", {}).get(original.__name__) is original:
-                module.__dict__[original.__name__] = replacement
-        return replacement
-
-    return replace_original
+    audit: dict[str, float] = {}
+    if totals["counted/0"]:
+        template = _template()
+        sums = torch.tensor([totals[name] for name in _names_of_sums(template)])
+        audit = logged(template.with_sums(sums).metrics(), detail=bool(totals["detail"]))
+    if audit or totals["poisoned_tokens"]:
+        audit["audit/poisoned_tokens"] = totals["poisoned_tokens"]
+    return audit
 
 
 @functools.cache

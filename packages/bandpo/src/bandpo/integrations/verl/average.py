@@ -1,4 +1,4 @@
-"""Loss aggregation in verl: the one that the settings ask for, and the one that a loss of verl's own really applies.
+"""Loss aggregation in verl: the one that the settings ask for, and the name of the one that a loss really applies.
 
 The public setting is called ``average``; verl's own is called ``loss_agg_mode``.
 """
@@ -6,7 +6,7 @@ The public setting is called ``average``; verl's own is called ``loss_agg_mode``
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,7 +109,7 @@ def check_length_norm(actor: ActorConfig, average: str) -> None:
         )
 
 
-def _describe_method_average(method: Method, actor: ActorConfig) -> str:
+def describe_average(method: Method, actor: ActorConfig) -> str:
     """Return a line about the aggregation mode of a method's loss, and the other terms that use ``loss_agg_mode``."""
     mode = actor.loss_agg_mode
     setting = actor.policy_loss.get("average")
@@ -149,59 +149,24 @@ def token_shares(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
     return factor * aggregation_weights(Sequences(mask.float()), name, normalizer)
 
 
-def measure_average(loss: Callable[..., Any], actor: ActorConfig) -> str:
-    """Return the aggregation mode that a loss of verl's own really applies, by its gradient on two sequences.
+def name_average(shares: Tensor, mask: Tensor, mode: str, info: Mapping[str, Any]) -> str:
+    """Return the name of the aggregation mode with these factors of tokens in the aggregated loss.
 
-    Some of verl's losses ignore ``loss_agg_mode``. At a ratio of 1 and an advantage of 1 each token's gradient is minus
-    its factor in the aggregated loss, see `token_shares`.
+    Some of verl's losses ignore ``loss_agg_mode``.
 
     Args:
-        loss: The loss from verl's registry.
-        actor: The actor's settings.
+        shares: The factor of each token.
+        mask: As for `token_shares`.
+        mode: The configured mode, one of `MODES`.
+        info: As for `token_shares`.
     """
-    mask = torch.tensor([[True, False, False], [True, True, True]])
-    # These sizes of the global batch are none of this micro-batch, so that the modes differ.
-    sizes = {"dp_size": 1, "batch_num_tokens": 9, "global_batch_size": 5}
-    sizes["loss_scale_factor"] = actor.loss_scale_factor or 7
-    logp = torch.full(mask.shape, -1.0, requires_grad=True)
-
-    previous_sizes = dict(actor.global_batch_info)
-    actor.global_batch_info.update(sizes)
-    try:
-        value, _ = loss(
-            old_log_prob=logp.detach(),
-            log_prob=logp,
-            advantages=torch.ones(mask.shape),
-            response_mask=mask,
-            loss_agg_mode=actor.loss_agg_mode,
-            config=actor,
-        )
-        (gradient,) = torch.autograd.grad(value, logp)
-    except Exception:  # a plug-in's loss may not accept such a batch
-        return f"{actor.loss_agg_mode}, if the loss reads loss_agg_mode, which could not be tried"
-    finally:
-        actor.global_batch_info.clear()
-        actor.global_batch_info.update(previous_sizes)
-
-    for mode in (actor.loss_agg_mode, *MODES):
-        if torch.allclose(-gradient, token_shares(mask, mode, sizes), rtol=1e-3):
-            return mode if mode == actor.loss_agg_mode else f"{mode}, whatever loss_agg_mode says"
-    micro_batch_shares = token_shares(mask, "seq-mean-token-mean", {})
-    if torch.allclose(-gradient, micro_batch_shares, rtol=1e-3):
+    for name in (mode, *MODES):
+        if torch.allclose(shares, token_shares(mask, name, info).to(shares), rtol=1e-3):
+            return name if name == mode else f"{name}, whatever loss_agg_mode says"
+    micro_batch_shares = token_shares(mask, "seq-mean-token-mean", {}).to(shares)
+    quotient = (shares / micro_batch_shares)[mask > 0]
+    if torch.allclose(quotient, quotient.mean(), rtol=1e-3):
         return "a mean over the sequences of each micro-batch, added up over micro-batches, whatever loss_agg_mode says"
-    total = gradient.sum().item()
+    total = shares.sum().item()
     size = f"{total:.3g}" if math.isfinite(total) else "not finite"
-    return f"none of verl's (a gradient of {size} in sum on two sequences of equal advantage)"
-
-
-def describe_average(method: Method | None, loss: Callable[..., Any] | None, actor: ActorConfig) -> str:
-    """Return a line about the loss aggregation of a run.
-
-    Args:
-        method: The method of the run; None if it is not one of bandpo's.
-        loss: The loss from verl's registry; None if the run trains with a method of bandpo.
-        actor: The actor's settings.
-    """
-    if loss is not None:
-        return measure_average(loss, actor)
-    return _describe_method_average(method, actor) if method else actor.loss_agg_mode
+    return f"none of verl's (a gradient of {size} in sum on synthetic sequences of equal advantage)"

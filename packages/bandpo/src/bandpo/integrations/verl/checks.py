@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from bandpo.core.methods import Method
 from bandpo.core.rules import Unclipped
@@ -20,12 +20,14 @@ from bandpo.integrations.legs import LEGS
 from bandpo.integrations.verl.announcement import FILE_LOGGER
 from bandpo.integrations.verl.average import average_of, check_average, check_length_norm, describe_average
 from bandpo.integrations.verl.correction import CORRECTION, check_correction
+from bandpo.integrations.verl.probe import probe_by_setting
 from bandpo.integrations.verl.settings import (
     ACTOR,
     POLICY_LOSS,
     ROLLOUT,
     in_bypass_mode,
     leaves,
+    loss_of,
     overrides,
     refuse_if,
     trainer_of,
@@ -60,11 +62,6 @@ TRAINERS = {
     "v0": "the trainer of trainer.use_v1=false",
 }
 """The trainers without dynamic sampling, by their names in `trainer_of`."""
-
-
-def loss_of(actor: ActorConfig) -> str:
-    """Return the name, in verl's registry, of the loss that a worker trains with."""
-    return actor.policy_loss.get("audited") or actor.policy_loss.loss_mode
 
 
 def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig) -> dict[str, str]:
@@ -102,17 +99,26 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
         average = average_of(method, setting, actor.loss_agg_mode)
     check_length_norm(actor, average)
     sampling = _check_sampling(config, method if loss == "band" else None)
-    return _describe_run(method, actor, config) | {
+    probed = probe_by_setting(actor, method) if loss in POLICY_LOSS_REGISTRY else None
+    if loss == "band":
+        assert method is not None
+        average = describe_average(method, actor)
+    elif probed is not None:
+        average = probed.average
+    else:
+        average = f"{actor.loss_agg_mode}, if the loss reads loss_agg_mode, which could not be tried"
+    lines = _describe_run(method, actor, config, average) | {
         "anchor": _describe_anchor(config),
         "correction": correction,
         "sampling": sampling,
     }
+    if probed is not None:
+        lines["gradient"] = probed.line
+    return lines
 
 
 def _check_names(actor: ActorConfig, config: DictConfig) -> None:
     """Check that the settings of the loss are at the paths that verl reads, and that the loss is registered."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
     # The group of settings that each name belongs to.
     groups = dict.fromkeys(vars(actor), ACTOR)
     groups |= dict.fromkeys(("method", *vars(actor.policy_loss)), POLICY_LOSS)
@@ -384,18 +390,15 @@ def _check_sampling(config: DictConfig, method: Method | None) -> str:
     )
 
 
-def _describe_run(method: Method | None, actor: ActorConfig, config: DictConfig) -> dict[str, str]:
+def _describe_run(
+    method: Method | None, actor: ActorConfig, config: DictConfig, average: str
+) -> dict[str, str]:
     """Return one line about each topic of a run: its loss and the allowed ratios, its updates and its size."""
     loss = loss_of(actor)
-    verls_loss: Callable[..., Any] | None = None
-    if loss != "band":
-        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-        verls_loss = POLICY_LOSS_REGISTRY.get(loss)
     lines = {
         "loss": _describe_loss(method, loss, config),
         "ratios": _describe_ratios(method),
-        "average": describe_average(method, verls_loss, actor),
+        "average": average,
     }
 
     loss_settings = config.actor_rollout_ref.actor.policy_loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn, register_policy_loss
 from verl.utils import config as verls_settings
-from verl.utils import device
 from verl.utils.torch_functional import masked_mean
 from verl.workers.config import PolicyLossConfig
 
@@ -26,16 +25,17 @@ from bandpo.core.text import parse
 from bandpo.integrations._adapt import as_floats, prefix_errors, read_method
 from bandpo.integrations.stock_methods import verl_method
 from bandpo.integrations.verl.announcement import announce
-from bandpo.integrations.verl.audit import Driver, instead_of, report_sums
-from bandpo.integrations.verl.average import NORM, average_of, check_name, token_shares
+from bandpo.integrations.verl.audit import report_sums
+from bandpo.integrations.verl.average import NORM, average_of, check_name
 from bandpo.integrations.verl.checks import check_settings
-from bandpo.integrations.verl.loss_checks import Certifier, InvalidTokens, state_of
+from bandpo.integrations.verl.driver import Driver
+from bandpo.integrations.verl.loss_checks import InvalidTokens, state_of
+from bandpo.integrations.verl.probe import is_probing, probe_once
 from bandpo.integrations.verl.settings import (
     ACTOR,
     POLICY_LOSS,
     check_required,
     refuse_if,
-    trainer_of,
     uses_bandpo,
 )
 
@@ -44,12 +44,18 @@ if TYPE_CHECKING:
     from torch import Tensor
     from verl.workers.config import ActorConfig
 
-_certifier = Certifier()
 
+def check_run(config: DictConfig) -> None:
+    """Check all settings of a run, and print its description. Do nothing if this was done before, in any process.
 
-def _check_and_announce(config: DictConfig) -> None:
-    """Check the settings of a run, and print its description, once per run."""
-    if "bandpo" in config:  # this was done before, or in another process
+    Args:
+        config: The run's config, to which the description is added.
+
+    Raises:
+        ValueError: a setting is refused.
+        RuntimeError: the gradient of verl's loss is not that of the settings.
+    """
+    if "bandpo" in config:
         return
     if uses_bandpo(config):
         check_required(config)
@@ -60,38 +66,18 @@ def _check_and_announce(config: DictConfig) -> None:
         announce(config, method, lines)
 
 
-@instead_of(verls_settings.validate_config)
-def validate_config(
-    validate: Callable[..., None], config: DictConfig, *arguments: Any, **kwargs: Any
-) -> None:
-    """Check all settings, in addition to verl's check, which `verl.trainer.main_ppo` calls before Ray starts."""
-    if uses_bandpo(config):
-        # Before verl's own check, whose errors about missing values do not name the setting.
-        check_required(config)
-    validate(config, *arguments, **kwargs)
-    _check_and_announce(config)
-
-
-@instead_of(device.auto_set_device)
-def auto_set_device(choose: Callable[..., None], config: DictConfig) -> None:
-    """Check all settings at the start of verl's asynchronous trainers, which start Ray before they validate."""
-    choose(config)
-    if "actor_rollout_ref" in config and trainer_of(config) in ("one_step_off", "fully_async"):
-        _check_and_announce(config)
-
-
 def _check_late(config: dict[str, Any]) -> None:
-    """Check the settings of a trainer that calls none of the functions above, such as one of another project."""
+    """Check the settings of a trainer that does not call verl's ``auto_set_device``, such as one of another project."""
     if "bandpo" in config or "actor_rollout_ref" not in config:
         return
     dict_config = OmegaConf.create(config)
     assert isinstance(dict_config, DictConfig)
     if uses_bandpo(dict_config):
-        _check_and_announce(dict_config)
+        check_run(dict_config)
         config["bandpo"] = OmegaConf.to_container(dict_config.bandpo)
 
 
-Driver().install(_check_late)
+Driver().install(check_run, _check_late)
 
 
 @dataclass
@@ -142,8 +128,8 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
         average: The loss aggregation: ``method`` for the method's own, or ``loss_agg_mode`` if the method is a clip
             rule alone; ``framework`` for ``loss_agg_mode``; or one of verl's modes such as ``token-mean``. If not
             given, it is ``method``, and a ``loss_agg_mode`` that was set and differs raises an error.
-        certify: Reaction to an invalid value of a token, and to a gradient of the log-probabilities that is not the
-            method's: ``stop`` the run, ``warn``, or ``off`` to compare no gradient.
+        certify: Reaction to an invalid value of a token, and to a loss of verl whose gradient, on a synthetic batch
+            before training, is not that of the settings: ``stop`` the run, ``warn``, or ``off`` to compare no gradient.
 
     Raises:
         ValueError: ``loss_mode`` is another loss, a setting cannot be read, or a number of the method needs a training
@@ -217,7 +203,7 @@ def band(
         ``certify`` is not ``stop``, the loss is NaN, so that verl skips the update.
 
     Raises:
-        RuntimeError: in the backward pass, if the gradient is not the method's.
+        RuntimeError: at the first loss of a process, if the gradient of verl's loss is not that of the settings.
         ValueError: see `bandpo.policy_loss`; a token has an invalid value; the method needs all sequences of a
             mini-batch and gets only some; or the aggregation mode needs ``loss_scale_factor``.
     """
@@ -233,6 +219,10 @@ def band(
         f"{NORM} needs {ACTOR}loss_scale_factor, one length for the whole run: verl would divide by the longest "
         "response of each micro-batch",
     )
+    # Only in training: verl also computes losses without a gradient.
+    is_training = torch.is_grad_enabled() and log_prob.requires_grad
+    if is_training:
+        probe_once(config, method, log_prob.device)
     state = state_of(method, len(response_mask), config)
 
     logps = {"log_prob": log_prob.detach(), "old_log_prob": old_log_prob}
@@ -244,13 +234,10 @@ def band(
         warnings.warn(f"{invalid}; verl leaves out this update", BandWarning, stacklevel=2)
         response_mask = (response_mask > 0) & ~invalid.mask
 
-    # verl's KL term sends a gradient to log_prob too. A view of it only gets the gradient of this loss.
-    own_log_prob = log_prob.view_as(log_prob) if config.use_kl_loss else log_prob
-    own_log_prob = _checks.as_float("log_prob", own_log_prob)
     # verl pads to one sequence per row. With a critic or step rewards advantages vary within a sequence, which must not
     # be mistaken for a packed row.
     batch = Batch.read(
-        own_log_prob,
+        _checks.as_float("log_prob", log_prob),
         old_log_prob,
         advantages,
         response_mask,
@@ -267,12 +254,7 @@ def band(
     scalars = _actor_metrics(metrics, log_prob, old_log_prob, response_mask)
     logged = {f"actor/{name}": value for name, value in scalars.items()}
 
-    # Only in training: verl also computes losses without a gradient.
-    if torch.is_grad_enabled() and log_prob.requires_grad:
-        if certify != "off" and not invalid.count:
-            blocked = scalars["pg_clipfrac"] + scalars["dual_clip"] > 0
-            share = token_shares(batch.mask, mode, info)
-            _certifier(loss, own_log_prob, method, batch, share, blocked=blocked, stop=certify == "stop")
+    if is_training and not is_probing():
         logged |= report_sums(method, batch, config, invalid.count)
 
     if invalid.count:
@@ -320,11 +302,14 @@ def audited(*, config: ActorConfig, **tensors: Any) -> tuple[Float[Tensor, ""], 
         raise InvalidValue(
             f"{POLICY_LOSS}loss_mode: AuditedPolicyLossConfig sets audited; name the loss itself"
         )
+    log_prob = tensors["log_prob"]
+    is_training = torch.is_grad_enabled() and log_prob.requires_grad
+    if is_training:
+        probe_once(config, loss_method(config), log_prob.device)
     loss, metrics = get_policy_loss_fn(name)(config=config, **tensors)  # pyright: ignore
 
-    log_prob = tensors["log_prob"]
     text = verl_method(name, config)
-    if text is None or not (torch.is_grad_enabled() and log_prob.requires_grad):
+    if text is None or not is_training or is_probing():
         return loss, metrics
 
     old_log_prob = tensors["old_log_prob"]

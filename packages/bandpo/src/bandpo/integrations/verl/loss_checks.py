@@ -1,31 +1,23 @@
-"""Checks of the loss in verl's workers: of its inputs, and of its gradient during training."""
+"""Checks of a loss's inputs in verl's workers: of the values of tokens, and of the part of a mini-batch."""
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from bandpo.core._limits import LOGP_SLACK
-from bandpo.core.batch import Batch
-from bandpo.core.errors import BandWarning, RunProblem
-from bandpo.core.gradient_check import compare
 from bandpo.core.methods import Method
 from bandpo.core.schedules import TrainingState
 from bandpo.integrations.verl.checks import not_for_copies, not_for_processes, not_for_verl
-from bandpo.integrations.verl.settings import POLICY_LOSS, refuse_if
+from bandpo.integrations.verl.probe import is_probing
+from bandpo.integrations.verl.settings import refuse_if
 
 if TYPE_CHECKING:
     from jaxtyping import Bool
     from torch import Tensor
     from verl.workers.config import ActorConfig
-
-EVERY = 1000
-"""Number of losses from one comparison to the next. A comparison costs as much as about ten losses."""
-
 
 class InvalidTokens:
     """The counted tokens of a micro-batch with an invalid value, such as NaN or a positive log-probability.
@@ -82,8 +74,8 @@ class InvalidTokens:
 def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
     """Return the training state with which a method computes a loss.
 
-    The state is empty, unless the method depends on sums over the whole mini-batch, such as a mean over all tokens.
-    Then it has the group of processes over which they are summed.
+    The state is empty, unless the method depends on sums over the whole mini-batch, such as a mean over all tokens, and
+    the loss is not that of the probe. Then it has the group of processes over which they are summed.
 
     Args:
         method: The method.
@@ -96,7 +88,7 @@ def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
             of it, because the mini-batch is split into micro-batches; or it is divided among processes, and the method
             does not include the other processes, or ranks tokens of which several processes have a copy.
     """
-    if not method.whole_batch:
+    if not method.whole_batch or is_probing():
         return TrainingState()
     info = config.global_batch_info
     mini_batch_rows = (info.get("global_batch_size") or 0) / (info.get("dp_size") or 1)
@@ -109,60 +101,3 @@ def state_of(method: Method, rows: int, config: ActorConfig) -> TrainingState:
     copies = torch.distributed.get_world_size(group) // processes
     refuse_if(method.objective.whole_batch and copies > 1, not_for_copies(method, copies))
     return TrainingState(processes=group)
-
-
-class Certifier:
-    """A periodic comparison of the gradient that reaches the log-probabilities with the method's gradient.
-
-    It compares the first loss of each process, the first loss with blocked tokens, and every `EVERY`-th loss of either
-    kind. verl multiplies a loss by a factor before the backward pass, such as a loss scale or one over the number of
-    micro-batches. The comparison applies the same factor.
-    """
-
-    def __init__(self) -> None:
-        self._losses: Counter[bool] = Counter()
-        """The number of losses with blocked tokens (key True) and without (key False)."""
-
-    def __call__(
-        self,
-        loss: Tensor,
-        logp: Tensor,
-        method: Method,
-        batch: Batch,
-        share: Tensor,
-        *,
-        blocked: bool,
-        stop: bool,
-    ) -> None:
-        """Compare the gradient of one loss in its backward pass, if a comparison is due.
-
-        Args:
-            loss: The aggregated loss.
-            logp: The log-probabilities that the loss used.
-            method: The method.
-            batch: The tokens of the loss.
-            share: The factor of each token's loss in the aggregated loss.
-            blocked: True if the method blocks a token of this loss.
-            stop: True if a gradient that is not the method's raises an error, False if it is a warning.
-        """
-        is_due = self._losses[blocked] % EVERY == 0
-        self._losses[blocked] += 1
-        # The backward pass of one process cannot form sums over all processes.
-        if not is_due or batch.state.processes is not None:
-            return
-        # The gradient of the loss is verl's factor. Its hook runs before that of the log-probabilities.
-        factors: list[Tensor] = []
-        loss.register_hook(factors.append)
-
-        def compare_gradient(gradient: Tensor) -> None:
-            result = compare(gradient, method, batch, share * factors[-1])
-            if result.equal:
-                print(
-                    f"bandpo: {result}", flush=True
-                )  # Ray forwards the workers' stdout, as for verl's own messages
-            elif stop:
-                raise RunProblem(f"{result}; {POLICY_LOSS}certify=warn trains on")
-            else:
-                warnings.warn(str(result), BandWarning, stacklevel=2)
-
-        logp.register_hook(compare_gradient)

@@ -14,6 +14,7 @@ from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from verl.workers.config import ActorConfig
 
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
@@ -210,6 +211,11 @@ def uses_bandpo(config: DictConfig) -> bool:
     loss = OmegaConf.select(config, POLICY_LOSS.rstrip(".")) or {}
     target = str(loss.get("_target_"))
     return target.startswith("bandpo.") or loss.get("loss_mode") in ("band", "audited") or "recipe" in config
+
+
+def loss_of(actor: ActorConfig) -> str:
+    """Return the name, in verl's registry, of the loss that a worker trains with."""
+    return actor.policy_loss.get("audited") or actor.policy_loss.loss_mode
 
 
 def in_bypass_mode(config: DictConfig) -> bool:

@@ -1,0 +1,161 @@
+"""What bandpo adds to verl's driver, by wrapping the functions of `bandpo.integrations.verl.verl_names.WRAPPED`.
+
+The driver is the process that verl's command starts, and the process of Ray in which a trainer runs. Workers import
+this module too, with no effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
+from bandpo.core.errors import InvalidValue, MissingPackage
+from bandpo.integrations.verl.announcement import begin_leg, logging_into
+from bandpo.integrations.verl.audit import pop_metrics
+from bandpo.integrations.verl.verl_names import wrap
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from verl import DataProto
+
+    from bandpo.audit.recorder import Recorder
+    from bandpo.watch import RunWatch
+
+
+class Driver:
+    """What bandpo does in verl's driver: checks the settings, records and checks each batch, and computes the audit."""
+
+    def __init__(self) -> None:
+        self._batches = 0
+        self._watch: RunWatch | None = None
+        self._recorder: Recorder | None = None
+
+    def prepare(self, config: Mapping[str, Any]) -> None:
+        """Start to check and record batches by the settings of a run; do nothing if its loss is not audited."""
+        settings = config["actor_rollout_ref"]["actor"]["policy_loss"]
+        if not str(settings.get("_target_")).startswith("bandpo."):
+            return
+
+        reaction = settings.get("watched", "warn")
+        if reaction not in ("warn", "stop", "off"):
+            raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {reaction!r}")
+        if reaction == "stop":
+            require_rlvet("watched=stop")
+        if reaction != "off" and not has_rlvet():
+            print(f"bandpo: {NOT_CHECKED}", flush=True)
+        elif reaction != "off":
+            from bandpo.watch import RunWatch
+            from rlvet.runs import Setup
+
+            self._watch = RunWatch(Setup("verl"), stop_on="fix" if reaction == "stop" else None)
+
+        folder = settings.get("record")
+        if folder:
+            import verl
+
+            from bandpo.audit.recorder import Recorder
+
+            rollout = config["actor_rollout_ref"]["rollout"]
+            self._recorder = Recorder(
+                folder,
+                method=config.get("bandpo", {}).get("method"),
+                framework=f"verl {verl.__version__}",
+                sampling={
+                    name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout
+                },
+            )
+        self._wrap_advantages()
+
+    def _wrap_advantages(self) -> None:
+        """Call `add_batch` after verl's computation of advantages, which all of its trainers use."""
+
+        @wrap("verl.trainer.ppo.ray_trainer.compute_advantage")
+        def compute_advantage(verls_function: Callable[..., DataProto], *arguments: Any, **named: Any) -> DataProto:
+            data = verls_function(*arguments, **named)
+            self.add_batch(data)
+            return data
+
+    def add_batch(self, data: DataProto) -> None:
+        """Record and check a batch with advantages, before any update on it."""
+        tensors = data.batch
+        mask = tensors["response_mask"]
+        columns: dict[str, Any] = {
+            "logp_old": tensors["old_log_probs"],
+            "logp_rollout": tensors.get("rollout_log_probs"),
+            "advantages": tensors["advantages"],
+            "mask": mask,
+            "tokens": tensors.get("responses"),
+            "reward": tensors["token_level_scores"].sum(-1),
+            "truncated": mask.sum(-1) == mask.shape[-1],  # as verl's response_length/clip_ratio
+            "generation": self._batches,
+            "update": 0,
+        }
+        prompt_ids = data.non_tensor_batch.get("uid")
+        if prompt_ids is not None:
+            columns["group"] = np.unique(prompt_ids.astype(str), return_inverse=True)[1]
+
+        if self._recorder is not None:
+            self._recorder.add(**columns, step=data.meta_info.get("global_steps", self._batches + 1))
+            # verl writes checkpoints in other processes, so every batch is on the disk before its update.
+            self._recorder.flush()
+        if self._watch is not None:
+            with np.errstate(invalid="ignore"):  # for log-probabilities of −∞, which the workers report
+                self._watch.check_batch(**columns)
+        self._batches += 1
+
+    def install(
+        self, check_run: Callable[[DictConfig], None], check_late: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Wrap verl's functions.
+
+        Args:
+            check_run: A check of a run's config, before Ray starts.
+            check_late: A check of the config of a trainer that does not call verl's ``auto_set_device``, such as one of
+                another project, before anything is logged.
+        """
+
+        @wrap("verl.utils.device.auto_set_device")
+        def auto_set_device(verls_function: Callable[[Any], None], config: Any) -> None:
+            verls_function(config)
+            # verl's trainers of supervised learning call it too.
+            if "actor_rollout_ref" in config:
+                check_run(config)
+
+        @wrap("verl.utils.metric.reduce_metrics")
+        def reduce_metrics(
+            verls_function: Callable[..., dict[str, Any]], metrics: dict[str, Any], *arguments: Any, **named: Any
+        ) -> dict[str, Any]:
+            audit = pop_metrics(metrics)
+            return verls_function(metrics, *arguments, **named) | audit
+
+        try:
+            wrap_init = wrap("verl.utils.tracking.Tracking.__init__")
+            wrap_log = wrap("verl.utils.tracking.Tracking.log")
+        except MissingPackage:
+            raise
+        except ImportError:  # a worker's node may lack the packages of verl's loggers
+            return
+
+        @wrap_init
+        def init_and_prepare(verls_init: Callable[..., None], tracking: Any, *arguments: Any, **named: Any) -> None:
+            config = named.get("config") or {}
+            check_late(config)
+            run = config.get("bandpo")
+            with logging_into(begin_leg(config)) if run else contextlib.nullcontext():
+                verls_init(tracking, *arguments, **named)
+            if run and "file" in tracking.logger:
+                tracking.logger["file"].log({"bandpo": {"method": run["method"]}}, step=0)
+            if config:
+                self.prepare(config)
+
+        @wrap_log
+        def log_and_watch(
+            verls_log: Callable[..., None], tracking: Any, data: Mapping[str, Any], *arguments: Any, **named: Any
+        ) -> None:
+            verls_log(tracking, data, *arguments, **named)
+            if self._watch is not None:
+                self._watch(data)
