@@ -13,7 +13,7 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import torch
 from hydra.errors import HydraException
-from integrations.test_verl import batch, evaluate
+from integrations.test_verl import batch, begin, evaluate
 from omegaconf.errors import OmegaConfBaseException
 from typer.testing import CliRunner
 from verl.utils import config as verls_settings
@@ -93,7 +93,7 @@ band   | A.clip_ratio_high=0.28                 | clip_ratio_high=0.28 has no ef
 band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2 has no effect beside SAPO
 band   | L.dro_beta=0.5                         | dro_beta=0.5 has no effect
 band   | A.clip_ratio_c=0.5                     | clip_ratio_c: DualClip's max_ratio must be above 1, got 0.5
-band   | +A.method='FixedClip()'                | unexpected keyword argument 'method'
+band   | +A.method='FixedClip()'                | A.method: verl does not look there; write L.method
 band   | +method='FixedClip()'                    | ^method: verl does not look there; write L.method
 band   | +policy_loss.method='FixedClip()'      | ^policy_loss.method: verl does not look there; write L.method
 band   | +actor_rollout_ref.policy_loss.method='FixedClip()' | method: verl does not look there; write L.method
@@ -101,8 +101,9 @@ band   | +policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig | _
 band   | +algorithm.clip_ratio=0.3              | clip_ratio: verl does not look there; write A.clip_ratio
 band   | +ppo_epochs=2                          | ppo_epochs: verl does not look there; write A.ppo_epochs
 band   | +trainer.ppo_mini_batch_size=32        | size: verl does not look there; write A.ppo_mini_batch_size
-band   | +data.train_batch_sise=512             | > not verl's +data.train_batch_sise: verl has no settings
-band   | +algorithm.filter_groups.enabled=true  | > not verl's +algorithm.filter_groups.enabled: verl has no
+band   | +data.train_batch_sise=512             | data.train_batch_sise: verl has no such setting; did you mean data.train_batch_size
+band   | +algorithm.filter_groups.enabled=true  | groups.enabled: verl has no such setting; did you mean algorithm.filter_groups.enable
+band   | +data.curriculum=easy                  | > not verl's +data.curriculum: verl has no settings
 band   | A.loss_agg_mode=token_mean             | Invalid loss_agg_mode: token_mean
 band   | A.loss_agg_mode=seq-mean-token-sum-norm | loss_agg_mode=seq-mean-token-sum-norm: without .*loss_scale_factor
 band   | A.loss_agg_mode=seq-mean-token-sum +L.method='GRPO()' | loss_agg_mode=seq-mean-token-sum contradicts GRPO
@@ -209,7 +210,7 @@ def test_what_is_asked_for_is_trained_or_refused(start, overrides, outcome, caps
             config = run._compose_and_check(shlex.split(told.output)[5:-1], SHIPPED)
         else:
             config = compose(chosen, SHIPPED if start in ("recipe", "groups") else None, "ppo_trainer")
-        verls_settings.validate_config(config, False, False)
+        begin(config)
         return config
 
     if outcome[0] not in "=>":

@@ -227,8 +227,7 @@ def test_trl_refuses_accumulation_for_methods_of_a_whole_update():
 
 def test_verl_accepts_published_methods_on_two_gpus_and_refuses_copies_and_rules_of_one():
     pytest.importorskip("verl")
-    from integrations.test_verl import actor_config, batch, evaluate, whole_config
-    from verl.utils import config as verls_settings
+    from integrations.test_verl import actor_config, batch, begin, evaluate, whole_config
 
     from bandpo.integrations.verl import BandPolicyLossConfig
 
@@ -242,7 +241,7 @@ def test_verl_accepts_published_methods_on_two_gpus_and_refuses_copies_and_rules
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
             *more,
         ]
-        verls_settings.validate_config(whole_config(*settings), False, False)
+        begin(whole_config(*settings))
 
     for name, paper in METHODS.items():
         method = paper.method()

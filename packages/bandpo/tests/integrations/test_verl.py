@@ -10,6 +10,8 @@ import bandpo
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.utils import device
+from verl.utils.config import validate_config
 from verl.workers.config import ActorConfig, PolicyLossConfig
 
 from bandpo import Band
@@ -220,3 +222,9 @@ def whole_config(*overrides: str, target: str = "BandPolicyLossConfig"):
     target = target if "." in target else f"bandpo.integrations.verl.{target}"
     ours = f"actor_rollout_ref.actor.policy_loss._target_={target}"
     return compose([ours, *overrides], None, "ppo_trainer")
+
+
+def begin(config):
+    """Check the settings of a run as the main of verl does, before Ray starts."""
+    device.auto_set_device(config)
+    validate_config(config, False, False)

@@ -10,10 +10,9 @@ import pytest
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
-from integrations.test_verl import whole_config
+from integrations.test_verl import begin, whole_config
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
-from verl.utils import config as verls_settings
 from verl.utils.tracking import Tracking
 
 from bandpo.cli.app import app
@@ -43,7 +42,7 @@ def _here(tmp_path, monkeypatch):
 def started(*overrides, target="BandPolicyLossConfig", step=None):
     """Do what verl's command and driver do with these settings, and write a checkpoint of that step."""
     config = whole_config(*BASE, *overrides, target=target)
-    verls_settings.validate_config(config, False, False)
+    begin(config)
     OmegaConf.resolve(config)
     plain = OmegaConf.to_container(config, resolve=True)
     Tracking("project", "run", default_backend=["file"], config=plain).finish()
@@ -98,7 +97,7 @@ def test_a_run_in_a_folder_with_checkpoints_says_from_which_it_goes_on(overrides
 def test_the_older_trainer_s_second_check_says_nothing_more(capsys):
     config = started("trainer.use_v1=false")
     capsys.readouterr()
-    verls_settings.validate_config(deepcopy(config), False, False)
+    begin(deepcopy(config))
     assert "bandpo" not in capsys.readouterr().out
 
 
@@ -112,7 +111,7 @@ def logged(tracking, steps):
 def resumable(*overrides):
     """Return the settings of a run with verl's file logger, after their check."""
     config = whole_config(*BASE, "trainer.logger=[console,file]", *overrides, target="BandPolicyLossConfig")
-    verls_settings.validate_config(config, False, False)
+    begin(config)
     return OmegaConf.to_container(config, resolve=True)
 
 

@@ -5,8 +5,7 @@ import torch
 
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
-from integrations.test_verl import AGGREGATIONS, actor_config, batch, evaluate, whole_config
-from verl.utils import config as verls_settings
+from integrations.test_verl import AGGREGATIONS, actor_config, batch, begin, evaluate, whole_config
 from verl.workers.config import PolicyLossConfig
 
 from bandpo.core.batch import Batch
@@ -30,7 +29,7 @@ def test_every_method_can_act(name):
     method = METHODS[name].method()
     if method.old_policy == "trainer":
         config = whole_config(f"+actor_rollout_ref.actor.policy_loss.method='{name}()'", *WHOLE)
-        verls_settings.validate_config(config, False, False)
+        begin(config)
 
 
 def test_a_part_of_a_mini_batch_is_refused_where_the_driver_could_not_know():

@@ -16,15 +16,15 @@ import verl as package
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from integrations.test_verl import whole_config
+from integrations.test_verl import begin, whole_config
 from omegaconf import OmegaConf, open_dict
-from verl.utils import config as verls_settings
 from verl.utils import device
 from verl.utils.tracking import Tracking
 
 from bandpo.integrations.verl.announcement import FILE
 from bandpo.integrations.verl.driver import Driver
-from bandpo.integrations.verl.settings import REQUIRED, SECTIONS, check_required, leaves
+from bandpo.integrations.verl.keys import leaves
+from bandpo.integrations.verl.settings import REQUIRED, SECTIONS, check_required
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."
 R, M, S = "actor_rollout_ref.rollout.", "actor_rollout_ref.model.", "ulysses_sequence_parallel_size"
@@ -142,9 +142,8 @@ def test_a_setting_does_what_it_says_or_is_refused_or_announced(target, override
     outcome = written(outcome)
 
     def examined():
-        verls_settings.validate_config(
-            whole_config(*SIZES, *words(overrides), target=TARGETS[target]), False, False
-        )
+        begin(
+            whole_config(*SIZES, *words(overrides), target=TARGETS[target]))
 
     if outcome.startswith("> "):
         examined()
@@ -196,14 +195,14 @@ def test_the_asynchronous_trainers_refuse_the_same(trainer, overrides, message, 
     config = trainers_config(trainer, *overrides.split())
     plain = OmegaConf.to_container(config, resolve=True)
 
-    def begin():
+    def start():
         if begins == "as its main does":
             device.auto_set_device(config)
         else:
             Tracking("project", "run", default_backend=["file"], config=plain)
 
     with pytest.raises(ValueError, match=message):
-        begin()
+        start()
 
 
 @pytest.mark.parametrize(
@@ -223,7 +222,7 @@ def test_the_asynchronous_trainers_announce_themselves_and_their_anchor(trainer,
     Tracking("project", "run", default_backend=["file"], config=plain).finish()
     assert (tmp_path / "x/legs/0001" / FILE).exists()
     if trainer == "one_step_off":  # which validates there; the other never does
-        verls_settings.validate_config(config, False, False)
+        begin(config)
     assert "bandpo:" not in capsys.readouterr().out
 
 
@@ -233,7 +232,7 @@ def test_a_run_without_bandpo_is_not_touched_by_its_tracker(target, capsys):
     config.actor_rollout_ref.actor.policy_loss._target_ = target or "verl.workers.config.PolicyLossConfig"
     plain = OmegaConf.to_container(config, resolve=True)
     Tracking("project", "run", default_backend=["file"], config=plain).finish()
-    verls_settings.validate_config(config, False, False)
+    begin(config)
     assert "bandpo:" not in capsys.readouterr().out
 
 
@@ -250,7 +249,7 @@ def test_a_setting_without_a_value_is_named_before_verl_fails_over_it(key):
     config = deepcopy(sized())
     OmegaConf.update(config, key, None)
     with pytest.raises(ValueError, match=re.escape(f"{key} must be ")):
-        verls_settings.validate_config(config, False, False)
+        begin(config)
 
 
 GROUPS = sorted({key.rpartition(".")[0] for key in REQUIRED} | {*SECTIONS, "actor_rollout_ref"})
@@ -280,7 +279,7 @@ def test_a_setting_that_the_command_line_deletes_is_named(key):
 def sized():
     """Return settings that are accepted."""
     config = whole_config(*SIZES, "actor_rollout_ref.model.path=x")
-    verls_settings.validate_config(deepcopy(config), False, False)
+    begin(deepcopy(config))
     return config
 
 
@@ -303,10 +302,10 @@ def test_a_value_of_another_kind_is_named(key, value):
     config = deepcopy(sized())
     OmegaConf.update(config, key, value)
     with pytest.raises(ValueError, match=re.escape(f"{key} must be ") + f".*got {value!r}"):
-        verls_settings.validate_config(config, False, False)
+        begin(config)
 
 
 def test_without_bandpo_verl_is_left_to_its_own_checks():
     config = whole_config(*SIZES, target="verl.workers.config.PolicyLossConfig")
     config.trainer.save_freq = None
-    verls_settings.validate_config(config, False, False)
+    begin(config)

@@ -26,9 +26,9 @@ LENGTHS = (9, 7, 8, 6, 1, 0, 5, 4)
 """The number of tokens of each sequence of the batch."""
 ADVANTAGES = (1.2, -0.7, 0.3, -1.9, -1.1, 0.4, 0.0, 0.6)
 """The advantage of each sequence."""
-NEAR_BOUNDS = {(0, 1): 0.2, (2, 1): 0.26, (0, 7): 0.4, (2, 5): 0.7, (1, 2): -0.25, (3, 2): -0.4}
+NEAR_BOUNDS = {(0, 1): 0.2, (0, 7): 0.26, (2, 5): 0.5, (1, 2): -0.25, (3, 4): -0.4}
 """The log-ratios of some tokens, by sequence and position: on the side of 1 where bounds act for their advantages, and
-so that clips at 1.2, 1.28, 1.4, 1.8 and at 0.8 and 0.7 block different ones."""
+so that clips at 1.2, 1.28, 1.5, 1.7 and at 0.8, 0.7, 0.6 block different ones."""
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,17 @@ from bandpo.integrations.legs import LEGS
 from bandpo.integrations.verl.announcement import FILE_LOGGER
 from bandpo.integrations.verl.average import average_of, check_average, check_length_norm, describe_average
 from bandpo.integrations.verl.correction import CORRECTION, check_correction
+from bandpo.integrations.verl.keys import check_names, leaves
 from bandpo.integrations.verl.probe import probe_by_setting
 from bandpo.integrations.verl.settings import (
     ACTOR,
     POLICY_LOSS,
     ROLLOUT,
     in_bypass_mode,
-    leaves,
     loss_of,
     overrides,
     refuse_if,
     trainer_of,
-    unknown_settings,
     uses_bandpo,
     uses_critic,
 )
@@ -78,7 +77,7 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     Raises:
         ValueError: a setting is refused.
     """
-    _check_names(actor, config)
+    _check_loss(actor, config)
     if not uses_bandpo(config):
         return {}
     _check_file_logger(config)
@@ -117,15 +116,8 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     return lines
 
 
-def _check_names(actor: ActorConfig, config: DictConfig) -> None:
-    """Check that the settings of the loss are at the paths that verl reads, and that the loss is registered."""
-    # The group of settings that each name belongs to.
-    groups = dict.fromkeys(vars(actor), ACTOR)
-    groups |= dict.fromkeys(("method", *vars(actor.policy_loss)), POLICY_LOSS)
-    for key in unknown_settings(config):
-        name = key.rpartition(".")[2]
-        refuse_if(name in groups, f"{key}: verl does not look there; write {groups.get(name)}{name}")
-
+def _check_loss(actor: ActorConfig, config: DictConfig) -> None:
+    """Check that the class of the loss is at the path that verl reads, and that the loss is registered."""
     target = f"{POLICY_LOSS}_target_"
     for key, value in leaves(OmegaConf.to_container(config)):
         is_bandpos = key.endswith("._target_") and str(value).startswith("bandpo.integrations.verl.")
@@ -423,7 +415,7 @@ def _describe_run(
         f"{trainer.total_epochs} epochs, {trainer.nnodes} × {trainer.n_gpus_per_node} GPUs",
     }
 
-    unknown = ", ".join(unknown_settings(config))
+    unknown = ", ".join(map(str, check_names(config)))
     if unknown:
         lines["not verl's"] = f"{unknown}: verl has no settings of these names"
     return lines

@@ -29,6 +29,7 @@ from bandpo.integrations.verl.audit import report_sums
 from bandpo.integrations.verl.average import NORM, average_of, check_name
 from bandpo.integrations.verl.checks import check_settings
 from bandpo.integrations.verl.driver import Driver
+from bandpo.integrations.verl.keys import check_names
 from bandpo.integrations.verl.loss_checks import InvalidTokens, state_of
 from bandpo.integrations.verl.probe import is_probing, probe_once
 from bandpo.integrations.verl.settings import (
@@ -59,6 +60,8 @@ def check_run(config: DictConfig) -> None:
         return
     if uses_bandpo(config):
         check_required(config)
+    # Before verl's classes refuse a name without the nearest one.
+    check_names(config)
     actor = verls_settings.omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     method = loss_method(actor)
     lines = check_settings(method, actor, config)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
@@ -19,8 +16,6 @@ if TYPE_CHECKING:
 ACTOR = "actor_rollout_ref.actor."
 ROLLOUT = "actor_rollout_ref.rollout."
 POLICY_LOSS = f"{ACTOR}policy_loss."
-FREE = re.compile(rf"^(recipe\b|rllm\b|model_engine$|{POLICY_LOSS})|kwargs")
-"""A pattern of settings that verl's config need not contain."""
 
 POSITIVE_INTEGER = "a whole number of at least 1"
 NUMBER = "a number"
@@ -241,42 +236,3 @@ def overrides() -> dict[str, str]:
         return {}
     words = (word.lstrip("+").partition("=") for word in HydraConfig.get().overrides.task)
     return {key: value for key, _, value in words}
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of each setting of a nested config."""
-    if isinstance(value, dict) and value:
-        for name, child in value.items():
-            yield from leaves(child, f"{key}.{name}".lstrip("."))
-    else:
-        yield key, value
-
-
-def unknown_settings(config: DictConfig) -> list[str]:
-    """Return the paths of settings that verl's own config does not have, such as misspelt ones.
-
-    Settings of the policy loss, of a recipe and of ``kwargs`` are left out.
-    """
-
-    def is_known(key: str) -> bool:
-        # The children of a known setting are known: verl's default may be null or an empty group.
-        return key in verl_settings() or ("." in key and is_known(key.rpartition(".")[0]))
-
-    keys = [key for key, value in leaves(OmegaConf.to_container(config)) if value is not None]
-    return [key for key in keys if not (is_known(key) or FREE.search(key))]
-
-
-@functools.cache
-def verl_settings() -> set[str]:
-    """Return the paths of verl's own settings, for all of its engines and trainers."""
-    import verl
-
-    folder = Path(verl.__path__[0])
-    files = [
-        *folder.glob("trainer/config/_generated_ppo*.yaml"),
-        *folder.glob("experimental/*/config/*.yaml"),
-    ]
-    paths = set[str]()
-    for file in files:
-        paths.update(key for key, _ in leaves(OmegaConf.to_container(OmegaConf.load(file))))
-    return paths
