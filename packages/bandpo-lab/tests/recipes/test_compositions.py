@@ -88,10 +88,10 @@ band   | +L.method='BAPO()' A.use_dynamic_bsz=true | BAPO.* is not for verl: it 
 band   | +L.rule='FixedClip()'                  | unexpected keyword argument 'rule'
 band   | +L.certify=false                       | certify must be 'stop', 'warn' or 'off', got False
 band   | +L.audited=gspo                        | loss_mode: 'gspo' reads no method
-band   | A.clip_ratio=0.1                       | clip_ratio=0.1 has no effect beside Method\(clip=Band
-band   | A.clip_ratio_high=0.28                 | clip_ratio_high=0.28 has no effect
-band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2 has no effect beside SAPO
-band   | L.dro_beta=0.5                         | dro_beta=0.5 has no effect
+band   | A.clip_ratio=0.1                       | clip_ratio=0.1: it would have no effect, as the method
+band   | A.clip_ratio_high=0.28                 | clip_ratio_high=0.28: it would have no effect
+band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2: it is a setting of verl's loss sapo, and would have no effect
+band   | L.dro_beta=0.5                         | dro_beta=0.5: it is a setting of verl's loss dro
 band   | A.clip_ratio_c=0.5                     | clip_ratio_c: DualClip's max_ratio must be above 1, got 0.5
 band   | +A.method='FixedClip()'                | A.method: verl does not look there; write L.method
 band   | +method='FixedClip()'                    | ^method: verl does not look there; write L.method
@@ -101,8 +101,8 @@ band   | +policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig | _
 band   | +algorithm.clip_ratio=0.3              | clip_ratio: verl does not look there; write A.clip_ratio
 band   | +ppo_epochs=2                          | ppo_epochs: verl does not look there; write A.ppo_epochs
 band   | +trainer.ppo_mini_batch_size=32        | size: verl does not look there; write A.ppo_mini_batch_size
-band   | +data.train_batch_sise=512             | data.train_batch_sise: verl has no such setting; did you mean data.train_batch_size
-band   | +algorithm.filter_groups.enabled=true  | groups.enabled: verl has no such setting; did you mean algorithm.filter_groups.enable
+band   | +data.train_batch_sise=512             | data.train_batch_sise: .* did you mean data.train_batch_size
+band   | +algorithm.filter_groups.enabled=true  | groups.enabled: .* did you mean algorithm.filter_groups.enable
 band   | +data.curriculum=easy                  | > not verl's +data.curriculum: verl has no settings
 band   | A.loss_agg_mode=token_mean             | Invalid loss_agg_mode: token_mean
 band   | A.loss_agg_mode=seq-mean-token-sum-norm | loss_agg_mode=seq-mean-token-sum-norm: without .*loss_scale_factor

@@ -7,8 +7,8 @@ from bandpo.integrations import check_settings
 from bandpo.integrations._settings import REFUSED
 from pages import ROOT
 
-PAGES = {"miles": "slime"}
-"""Frameworks whose page has another name than theirs."""
+PAGES = {"miles": "frameworks/slime.md", "verl": "verl.md"}
+"""The pages of frameworks whose page has another name than theirs, or is in another folder."""
 ENTRIES = [(framework, entry) for framework, refused in REFUSED.items() for entry in refused.settings]
 NAMED = [pytest.param(*pair, id=f"{pair[0]}-{pair[1].name}") for pair in ENTRIES]
 WHOLE, RULE = as_method("DAPO()"), as_method("Band(KL(), 0.05)")
@@ -91,8 +91,7 @@ def table(refused):
 
 @pytest.mark.parametrize("framework", REFUSED)
 def test_a_page_has_the_list(framework):
-    name = PAGES.get(framework, framework.lower())
-    page = ROOT / f"docs/frameworks/{name}.md"
+    page = ROOT / "docs" / PAGES.get(framework, f"frameworks/{framework.lower()}.md")
     expected = table(REFUSED[framework])
     if expected not in page.read_text():
         pytest.fail(f"{page.relative_to(ROOT)} lacks this table:\n\n{expected}", pytrace=False)

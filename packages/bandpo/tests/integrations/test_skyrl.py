@@ -21,7 +21,14 @@ from skyrl.train.config.config import AlgorithmConfig
 
 from bandpo import policy_loss
 from bandpo.core.text import as_method
-from bandpo.integrations.skyrl import BandAlgorithmConfig, band, settings
+from bandpo.integrations import skyrl
+from bandpo.integrations.skyrl import (
+    BandAlgorithmConfig,
+    apply_loss_reduction_to_advantages_minibatch,
+    band,
+    probe_loss,
+    settings,
+)
 from rlvet.runs.configs import read_configuration
 
 
@@ -188,3 +195,60 @@ def test_a_run_with_one_of_skyrls_own_losses_is_read_as_the_method_that_it_is(lo
     stock, _ = call(PolicyLossRegistry.get(loss_type), config, batch, rollout)
     gradient = TestSkyRL().compare(batch, stock, ours, value=False)
     assert (gradient != 0).any()
+
+
+REDUCTIONS = ["token_mean", "sequence_mean", "seq_mean_token_sum_norm"]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("method", ["BandPO()", "SAPO()", "DPPO()", "FixedClip(0.2, 0.28)", "GSPO(0.1, 0.2)"])
+def test_the_probe_passes_and_records_nothing(method, reduction, tmp_path):
+    config = BandAlgorithmConfig(method=method, record=str(tmp_path))
+    config.loss_reduction = reduction
+    config.off_policy_correction.tis_ratio_type = None if method == "DPPO()" else "token"
+    assert f"tokens beyond a bound), the average {reduction}" in probe_loss(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_probe_says_what_it_cannot_compare():
+    config = BandAlgorithmConfig()
+    config.loss_reduction = "prompt_mean"
+    assert probe_loss(config) == "the loss was not compared, as bandpo has no average prompt_mean"
+
+
+def halved(*arguments, **named):
+    return apply_loss_reduction_to_advantages_minibatch(*arguments, **named) / 2
+
+
+def of_all_columns(advantages, loss_mask, *arguments, **named):
+    return apply_loss_reduction_to_advantages_minibatch(advantages, loss_mask * 0 + 1, *arguments, **named)
+
+
+def clamped(advantages, *arguments, **named):
+    return apply_loss_reduction_to_advantages_minibatch(advantages.clamp(-1, 1), *arguments, **named)
+
+
+@pytest.mark.parametrize(
+    ("scale", "message"),
+    [
+        (halved, "0.5 times as expected"),
+        (of_all_columns, "times as expected|a factor of its own"),
+        (clamped, "factor of its own|another loss"),
+    ],
+)
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+def test_another_scale_of_advantages_is_stopped(scale, message, reduction, monkeypatch):
+    monkeypatch.setattr(skyrl, "apply_loss_reduction_to_advantages_minibatch", scale)
+    config = BandAlgorithmConfig(method="BandPO()")
+    config.loss_reduction = reduction
+    with pytest.raises(RuntimeError, match=f"loss_reduction={reduction}: its gradient differs.*({message})"):
+        probe_loss(config)
+
+
+def test_a_clip_that_cannot_act_is_refused():
+    words = ["trainer.train_batch_size=64", "trainer.policy_mini_batch_size=64"]
+    with pytest.raises(ValueError, match=r"^trainer\.policy_mini_batch_size: there is one update for each batch"):
+        settings(words)
+    settings([*words, "trainer.update_epochs_per_batch=2"])
+    settings([*words, "trainer.algorithm.method=Unclipped()"])
+    settings([*words, "trainer.algorithm.method=DPPO()"])

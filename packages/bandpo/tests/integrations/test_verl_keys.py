@@ -1,4 +1,4 @@
-"""Misspelt settings of a run with verl are refused or named with the nearest one, and those of the user are accepted."""
+"""Misspelt settings of verl are refused or named with the nearest one, and those of the user are accepted."""
 
 import pytest
 

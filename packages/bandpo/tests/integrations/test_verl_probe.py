@@ -13,13 +13,11 @@ pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 import verl as package
 from integrations.test_verl import AGGREGATIONS, SAME, actor_config
 from integrations.test_verl_audit import MORE
-from integrations.test_verl_megatron import megatron_gradient
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import PolicyLossConfig
 from verl.workers.utils import losses
 
-from bandpo.core.errors import BandWarning, RunProblem
+from bandpo.core.errors import RunProblem
 from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig, loss_method
 from bandpo.integrations.verl.probe import probe_loss
@@ -51,7 +49,9 @@ def test_every_method_passes(name, mode):
         assert "has the gradient of " in found.line, settings
 
 
-@pytest.mark.parametrize("kind", ["kl", "k1", "k1+", "abs", "mse", "k2", "k2+", "low_var_kl", "k3", "k3+", "low_var_kl+"])
+@pytest.mark.parametrize(
+    "kind", ["kl", "k1", "k1+", "abs", "mse", "k2", "k2+", "low_var_kl", "k3", "k3+", "low_var_kl+"]
+)
 def test_every_kl_term_passes(kind):
     found = probed(banded(kl_loss_type=kind, **KL))
     assert f"the KL term {kind}" in found.line

@@ -142,8 +142,7 @@ def test_a_setting_does_what_it_says_or_is_refused_or_announced(target, override
     outcome = written(outcome)
 
     def examined():
-        begin(
-            whole_config(*SIZES, *words(overrides), target=TARGETS[target]))
+        begin(whole_config(*SIZES, *words(overrides), target=TARGETS[target]))
 
     if outcome.startswith("> "):
         examined()
@@ -175,7 +174,7 @@ def trainers_config(name, *overrides, target="BandPolicyLossConfig"):
 WINDOW = f"{C}rollout_rs=token_k1 {C}rollout_rs_threshold=0.5_2.0"
 REFUSED_EVERYWHERE = [
     (f"+{L}method=null", "method is null"),
-    (f"{A}clip_ratio_high=0.28", "clip_ratio_high=0.28 has no effect"),
+    (f"{A}clip_ratio_high=0.28", "clip_ratio_high=0.28: it would have no effect"),
     (WINDOW, "rollout_rs=token_k1: under .*bypass_mode=true"),
     (f"{A}loss_agg_mode=seq-mean-token-sum-norm", "loss_scale_factor"),
     ("+ppo_epochs=2", "ppo_epochs: verl does not look there"),

@@ -18,7 +18,7 @@ from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip, Surrogate
 from bandpo.core.rule_check import check
-from bandpo.core.rules import ClipRule
+from bandpo.core.rules import ClipRule, Unclipped
 from bandpo.core.schedules import Controller, TrainingState
 from bandpo.core.text import as_method
 
@@ -193,6 +193,31 @@ training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf
         raise InvalidValue(
             f"at no probability does {method.clip!r} block a ratio {'above' if never_above else 'below'} 1 that "
             "training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf"
+        )
+
+
+def check_ratio_moves(method: Method, updates: float, setting: str, fix: str) -> None:
+    """Check that a ratio can differ from 1, so that a clip rule can block a token.
+
+    Args:
+        method: The method of the run.
+        updates: The number of optimiser steps with the same old policy. At the first of them every ratio is 1.
+        setting: The setting that determines the number.
+        fix: The remedy, as an imperative.
+
+    Raises:
+        ValueError: every ratio is 1, and the method has a clip.
+
+    >>> check_ratio_moves(as_method("GPG()"), 1, "mini_batch_size", "make it smaller")
+    >>> check_ratio_moves(as_method("Band(KL(), 0.05)"), 1, "mini_batch_size", "make it smaller")
+    Traceback (most recent call last):
+    bandpo.core.errors.InvalidValue: mini_batch_size: there is one update for each batch, so every ratio is 1 and \
+Band(divergence=KL(), radius=0.05, max_ratio=10.0) never acts: make it smaller, or write method='Unclipped()'
+    """
+    if method.clip != Unclipped() and updates <= 1:
+        raise InvalidValue(
+            f"{setting}: there is one update for each batch, so every ratio is 1 and {method.clip!r} never acts: "
+            f"{fix}, or write method='Unclipped()'"
         )
 
 

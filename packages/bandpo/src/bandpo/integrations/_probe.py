@@ -118,9 +118,7 @@ class Gradients:
 
     def compare(self, method: Method, batch: Batch) -> GradientCheck:
         """Compare the gradient of the policy term with a method's."""
-        return compare(
-            self.whole[0] - self.other_terms[0], method, batch, self.shares, expected=self.policy
-        )
+        return compare(self.whole[0] - self.other_terms[0], method, batch, self.shares, expected=self.policy)
 
     def unit(self, method: Method, batch: Batch) -> Tensor:
         """Return the size of the policy term's gradient, to which differences of other terms are relative."""
@@ -148,9 +146,7 @@ def average_difference(shares: Tensor, expected: Tensor) -> str:
     if relative_difference(shares, expected) <= TOLERANCE:
         return ""
     quotient = (shares / expected)[expected > 0]
-    return (
-        f"the share of a token in the loss is {quotient.min():.3g} to {quotient.max():.3g} times that of the average"
-    )
+    return f"the share of a token in the loss is {quotient.min():.3g} to {quotient.max():.3g} times that of the average"
 
 
 def describe_comparison(check: GradientCheck, batch: Batch, *parts: str) -> str:

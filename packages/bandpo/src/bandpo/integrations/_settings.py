@@ -77,18 +77,19 @@ def _dual_clip(name: str, default: object = None) -> RefusedSetting:
     return RefusedSetting(name, reason, fix, allowed=(default,), allowed_beside_rule=True)
 
 
-def _of_skyrl_loss(name: str, loss: str, method: str, default: object) -> RefusedSetting:
-    """Return the refusal of a setting that only one of SkyRL's own losses reads; its default value is accepted.
+def _of_own_loss(framework: str, name: str, loss: str, method: str, default: object) -> RefusedSetting:
+    """Return the refusal of a setting that only one of a framework's own losses reads; its default value is accepted.
 
     Args:
+        framework: The framework's name.
         name: The name of the setting.
         loss: The loss that reads it.
         method: The method to use instead.
         default: The default value of the setting.
     """
-    reason = f"it is a setting of SkyRL's loss {loss}, and would have no effect"
+    reason = f"it is a setting of {framework}'s loss {loss}, and would have no effect"
     fix = f"leave it out, and write it as an argument of the method, as in {method}"
-    return RefusedSetting(name, reason, fix, allowed=(default,))
+    return RefusedSetting(name, reason, fix, allowed=(default, None))
 
 
 _SLIME = RefusedSettings(
@@ -238,19 +239,35 @@ REFUSED: Mapping[str, RefusedSettings] = {
         (
             _no_effect("eps_clip_low", 0.2),
             _no_effect("eps_clip_high", 0.2),
-            _of_skyrl_loss("clip_ratio_c", "dual_clip", "Method(FixedClip(0.2), DualClip(3))", 3.0),
-            _of_skyrl_loss("sapo.tau_pos", "sapo", "SAPO(1.0, 1.05)", 1.0),
-            _of_skyrl_loss("sapo.tau_neg", "sapo", "SAPO(1.0, 1.05)", 1.05),
-            _of_skyrl_loss("cispo.cispo_eps_clip_low", "cispo", "CISPO(1.0, 4.0)", 0.0),
-            _of_skyrl_loss("cispo.cispo_eps_clip_high", "cispo", "CISPO(1.0, 4.0)", 5.0),
-            _of_skyrl_loss("dppo.dppo_type", "dppo", "DPPO(TotalVariation(), 0.2)", "binary_tv"),
-            _of_skyrl_loss("dppo.delta_low", "dppo", "DPPO(TotalVariation(), 0.2)", 0.2),
-            _of_skyrl_loss("dppo.delta_high", "dppo", "DPPO(TotalVariation(), 0.2)", 0.2),
-            _of_skyrl_loss("kl_cov.kl_cov_frac", "kl_cov", "KLCov(0.002, 1.0)", 0.2),
-            _of_skyrl_loss("kl_cov.ppo_kl_coef", "kl_cov", "KLCov(0.002, 1.0)", 1.0),
-            _of_skyrl_loss("clip_cov.clip_ratio", "clip_cov", "KLCov(0.002, 1.0)", 0.0002),
-            _of_skyrl_loss("clip_cov.clip_cov_lb", "clip_cov", "KLCov(0.002, 1.0)", 1.0),
-            _of_skyrl_loss("clip_cov.clip_cov_ub", "clip_cov", "KLCov(0.002, 1.0)", 5.0),
+            _of_own_loss("SkyRL", "clip_ratio_c", "dual_clip", "Method(FixedClip(0.2), DualClip(3))", 3.0),
+            _of_own_loss("SkyRL", "sapo.tau_pos", "sapo", "SAPO(1.0, 1.05)", 1.0),
+            _of_own_loss("SkyRL", "sapo.tau_neg", "sapo", "SAPO(1.0, 1.05)", 1.05),
+            _of_own_loss("SkyRL", "cispo.cispo_eps_clip_low", "cispo", "CISPO(1.0, 4.0)", 0.0),
+            _of_own_loss("SkyRL", "cispo.cispo_eps_clip_high", "cispo", "CISPO(1.0, 4.0)", 5.0),
+            _of_own_loss("SkyRL", "dppo.dppo_type", "dppo", "DPPO(TotalVariation(), 0.2)", "binary_tv"),
+            _of_own_loss("SkyRL", "dppo.delta_low", "dppo", "DPPO(TotalVariation(), 0.2)", 0.2),
+            _of_own_loss("SkyRL", "dppo.delta_high", "dppo", "DPPO(TotalVariation(), 0.2)", 0.2),
+            _of_own_loss("SkyRL", "kl_cov.kl_cov_frac", "kl_cov", "KLCov(0.002, 1.0)", 0.2),
+            _of_own_loss("SkyRL", "kl_cov.ppo_kl_coef", "kl_cov", "KLCov(0.002, 1.0)", 1.0),
+            _of_own_loss("SkyRL", "clip_cov.clip_ratio", "clip_cov", "KLCov(0.002, 1.0)", 0.0002),
+            _of_own_loss("SkyRL", "clip_cov.clip_cov_lb", "clip_cov", "KLCov(0.002, 1.0)", 1.0),
+            _of_own_loss("SkyRL", "clip_cov.clip_cov_ub", "clip_cov", "KLCov(0.002, 1.0)", 5.0),
+        ),
+    ),
+    "verl": RefusedSettings(
+        "actor_rollout_ref.actor.",
+        (
+            _no_effect("clip_ratio", 0.2),
+            _no_effect("clip_ratio_low", 0.2),
+            _no_effect("clip_ratio_high", 0.2),
+            _of_own_loss("verl", "tau_pos", "sapo", "SAPO(1.0, 1.05)", 1.0),
+            _of_own_loss("verl", "tau_neg", "sapo", "SAPO(1.0, 1.05)", 1.05),
+            _of_own_loss("verl", "policy_loss.clip_cov_ratio", "clip_cov", "ClipCov()", 0.0002),
+            _of_own_loss("verl", "policy_loss.clip_cov_lb", "clip_cov", "ClipCov()", 1.0),
+            _of_own_loss("verl", "policy_loss.clip_cov_ub", "clip_cov", "ClipCov()", 5.0),
+            _of_own_loss("verl", "policy_loss.kl_cov_ratio", "kl_cov", "KLCov(0.002, 1.0)", 0.0002),
+            _of_own_loss("verl", "policy_loss.ppo_kl_coef", "kl_cov", "KLCov(0.002, 1.0)", 0.1),
+            _of_own_loss("verl", "policy_loss.dro_beta", "dro", "DRO(0.1)", None),
         ),
     ),
     "rLLM": RefusedSettings(

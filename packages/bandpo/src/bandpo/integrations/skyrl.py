@@ -17,6 +17,7 @@ run.
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 from dataclasses import dataclass
@@ -24,14 +25,21 @@ from typing import TYPE_CHECKING
 
 import torch
 from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_off_policy_correction
-from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
+from skyrl.backends.skyrl_train.utils.ppo_utils import (
+    PolicyLossRegistry,
+    apply_loss_reduction_to_advantages_minibatch,
+)
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.core.errors import InvalidValue
+from bandpo.core.aggregation import aggregation_weights
+from bandpo.core.batch import Batch
+from bandpo.core.errors import InvalidValue, RunProblem
+from bandpo.core.gradient_check import slope
 from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
-from bandpo.integrations._adapt import as_floats, has_bias, read_method, record
+from bandpo.integrations._adapt import as_floats, check_ratio_moves, has_bias, read_method, record
+from bandpo.integrations._probe import Gradients, SyntheticTokens, describe_comparison
 from bandpo.integrations._settings import check_settings
 
 if TYPE_CHECKING:
@@ -191,22 +199,85 @@ def settings(arguments: list[str]) -> object:
     """Return SkyRL's settings from its command line, with those of `BandAlgorithmConfig`.
 
     Raises:
-        ValueError: as for `BandAlgorithmConfig`; or the trainer is SkyRL's asynchronous one, and the method needs the
-            trainer's old log-probabilities.
+        ValueError: as for `BandAlgorithmConfig`; there is one update for each batch, so that no clip can act; or the
+            trainer is SkyRL's asynchronous one, and the method needs the trainer's old log-probabilities.
     """
     overrides = [
         argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")
     ]
     config = make_config(algorithm_cls=BandAlgorithmConfig).from_cli_overrides(overrides)
-    algorithm = config.trainer.algorithm
-    if config.trainer.fully_async.enabled and algorithm.policy_loss_type == "band":
+    trainer = config.trainer
+    algorithm = trainer.algorithm
+    if algorithm.policy_loss_type == "band":
         method = _method(algorithm)
-        if method.old_policy != "rollout":
+        if not trainer.fully_async.enabled and method.old_policy != "rollout":
+            updates = -(-trainer.train_batch_size // trainer.policy_mini_batch_size) * trainer.update_epochs_per_batch
+            check_ratio_moves(
+                method,
+                updates,
+                "trainer.policy_mini_batch_size",
+                "make it smaller than trainer.train_batch_size",
+            )
+        if trainer.fully_async.enabled and method.old_policy != "rollout":
             raise InvalidValue(
                 f"trainer.fully_async.enabled=True: {method!r} refers to the trainer's log-probabilities, and SkyRL "
                 "keeps none of the policies that sampled; use DPPO() or IcePop(), which refer to the sampler's"
             )
     return config
+
+
+def probe_loss(algorithm: BandAlgorithmConfig) -> str:
+    """Check that the loss has the gradient of its method on advantages that SkyRL scales; return a line about it.
+
+    SkyRL makes the average by scaling the advantages, before it calls the loss for each micro-batch. Its KL term and
+    entropy bonus are not tested.
+
+    Args:
+        algorithm: SkyRL's settings ``trainer.algorithm``.
+
+    Raises:
+        RuntimeError: it has another gradient. The message names what is different.
+    """
+    method = _method(algorithm)
+    aggregations = {reduction: name for name, reduction in REDUCTIONS.items()}
+    if algorithm.loss_reduction not in aggregations:
+        return f"the loss was not compared, as bandpo has no average {algorithm.loss_reduction}"
+    tokens = SyntheticTokens.on(torch.device("cpu"))
+    rows, columns = tokens.logp.shape
+    advantages = tokens.advantages[:, None].expand(rows, columns)
+    scaled = apply_loss_reduction_to_advantages_minibatch(
+        advantages, tokens.used, algorithm.loss_reduction, micro_batch_size=rows, max_seq_len=columns
+    )
+    unrecorded = copy.copy(algorithm)
+    unrecorded.record = None
+    logp = tokens.logp.clone().requires_grad_()
+    # With equal log-probabilities of trainer and sampler all weights of off_policy_correction are 1.
+    loss, _ = band(logp, tokens.old, scaled, unrecorded, tokens.used, rollout_logprobs=tokens.old)
+    (gradient,) = torch.autograd.grad(loss, logp)
+
+    batch = Batch.read(tokens.logp, tokens.old, advantages, tokens.used, layout=Rows())
+    average = aggregations[algorithm.loss_reduction]
+    if average == "seq-mean-token-sum-norm":
+        shares = tokens.used / (rows * columns)
+    else:
+        # SkyRL counts all sequences, also those without a token.
+        normalizer = rows if average == "seq-mean-token-mean" else None
+        shares = aggregation_weights(batch.sequences, average, normalizer, dtype=tokens.logp.dtype)
+    zero = torch.zeros_like(gradient)
+    gradients = Gradients(
+        torch.stack([gradient, zero]),
+        torch.stack([zero, zero]),
+        shares,
+        lambda method: shares * slope(method, batch),
+    )
+    check = gradients.compare(method, batch)
+    if not check.equal:
+        raise RunProblem(
+            f"the loss is not that of {method!r} with trainer.algorithm.loss_reduction={algorithm.loss_reduction}: "
+            f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}"
+        )
+    compared = describe_comparison(check, batch, f"the average {algorithm.loss_reduction}")
+    return f"the loss has the gradient of {method!r}, {check.error:.0e}: compared on {compared}"
 
 
 def main() -> None:
@@ -218,6 +289,8 @@ def main() -> None:
 
     PolicyLossRegistry.register("band", band)
     config = settings(sys.argv[1:])
+    if config.trainer.algorithm.policy_loss_type == "band":
+        print(f"bandpo: {probe_loss(config.trainer.algorithm)}", flush=True)
     validate_cfg(config)
     initialize_ray(config)
     ray.get(skyrl_entrypoint.remote(config))

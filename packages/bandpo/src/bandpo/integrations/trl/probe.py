@@ -8,8 +8,9 @@ The measure is TRL's own loss, ``GRPOTrainer._compute_loss`` of the installed ve
 3. The gradient of the trainer's loss, of the class at hand, must be that of 1 plus the shares times ``-(w·A + b)`` of
    the method, with TRL's two masks.
 
-The batch is that of `bandpo.integrations._probe`. What happens outside of the loss is not tested: the forward and the backward pass, and changes during
-training. The loss of a subclass that ends with an error on the batch is not compared, and only a line says so.
+The batch is that of `bandpo.integrations._probe`. What happens outside of the loss is not tested: the forward and the
+backward pass, and changes during training. The loss of a subclass that ends with an error on the batch is not compared,
+and only a line says so.
 """
 
 from __future__ import annotations

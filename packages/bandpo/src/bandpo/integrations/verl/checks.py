@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from bandpo.core.methods import Method
-from bandpo.core.rules import Unclipped
 from bandpo.core.text import as_text
-from bandpo.integrations._adapt import PROBABILITIES
+from bandpo.integrations._adapt import PROBABILITIES, check_ratio_moves
+from bandpo.integrations._settings import check_settings as check_refused_settings
 from bandpo.integrations.legs import LEGS
 from bandpo.integrations.verl.announcement import FILE_LOGGER
 from bandpo.integrations.verl.average import average_of, check_average, check_length_norm, describe_average
@@ -41,20 +41,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from verl.workers.config import ActorConfig
 
-LOSS_SETTINGS = (
-    "clip_ratio",
-    "clip_ratio_low",
-    "clip_ratio_high",
-    "tau_pos",
-    "tau_neg",
-    "clip_cov_ratio",
-    "clip_cov_lb",
-    "clip_cov_ub",
-    "kl_cov_ratio",
-    "ppo_kl_coef",
-    "dro_beta",
-)
-"""Settings of the actor and of its policy loss that only verl's own losses read."""
 TRAINERS = {
     "one_step_off": "the one-step-off trainer",
     "fully_async": "the fully asynchronous trainer",
@@ -191,26 +177,20 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
         is_null, f"{POLICY_LOSS}method is null: leave it out for Band(KL(), 0.05), or write 'Unclipped()'"
     )
 
-    for name in LOSS_SETTINGS:
-        if hasattr(actor, name):
-            prefix = ACTOR
-            settings = actor
-        else:
-            prefix = POLICY_LOSS
-            settings = actor.policy_loss
-        value = getattr(settings, name)
-        refuse_if(
-            value != getattr(type(settings), name),
-            f"{prefix}{name}={value} has no effect beside {method}: leave it out, or write "
-            f"{POLICY_LOSS}method='FixedClip(low, high)'",
-        )
+    check_refused_settings("verl", actor, method)
     refuse_if(
         not _is_rule_alone(loss_settings) and f"{ACTOR}clip_ratio_c" in overrides(),
         f"{ACTOR}clip_ratio_c={actor.clip_ratio_c} has no effect beside {method}, a whole method, which has its own "
         "dual clip or none: leave it out, or write it into the method, as in 'Method(FixedClip(0.2), DualClip(10))'",
     )
     check_average(method, actor)
-    _check_updates(method, config)
+    check_ratio_moves(
+        method,
+        # The rollout engine's log-probabilities are old at the first update, too.
+        math.inf if in_bypass_mode(config) else _updates(config),
+        f"{ACTOR}ppo_mini_batch_size",
+        "make it smaller than data.train_batch_size",
+    )
     refuse_if(
         method.old_policy == "rollout" and not in_bypass_mode(config),
         f"{POLICY_LOSS}method: {method!r} refers to the rollout engine's log-probabilities, and verl gives the "
@@ -277,15 +257,6 @@ def _copies_of_each_token(actor: ActorConfig) -> int:
     for name in ("ulysses_sequence_parallel_size", "tensor_model_parallel_size", "context_parallel_size"):
         copies *= actor.engine.get(name, 1) or 1
     return copies
-
-
-def _check_updates(method: Method, config: DictConfig) -> None:
-    """Check that a ratio can differ from 1, so that a clip rule can block a token."""
-    refuse_if(
-        method.clip != Unclipped() and _updates(config) <= 1 and not in_bypass_mode(config),
-        f"{ACTOR}ppo_mini_batch_size: there is one update for each batch, so every ratio is 1 and {method.clip!r} "
-        "never acts: make it smaller than data.train_batch_size, or write method='Unclipped()'",
-    )
 
 
 def _updates(config: DictConfig) -> int:

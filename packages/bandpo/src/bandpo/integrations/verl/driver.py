@@ -74,7 +74,9 @@ class Driver:
         """Call `add_batch` after verl's computation of advantages, which all of its trainers use."""
 
         @wrap("verl.trainer.ppo.ray_trainer.compute_advantage")
-        def compute_advantage(verls_function: Callable[..., DataProto], *arguments: Any, **named: Any) -> DataProto:
+        def compute_advantage(
+            verls_function: Callable[..., DataProto], *arguments: Any, **named: Any
+        ) -> DataProto:
             data = verls_function(*arguments, **named)
             self.add_batch(data)
             return data
@@ -127,7 +129,10 @@ class Driver:
 
         @wrap("verl.utils.metric.reduce_metrics")
         def reduce_metrics(
-            verls_function: Callable[..., dict[str, Any]], metrics: dict[str, Any], *arguments: Any, **named: Any
+            verls_function: Callable[..., dict[str, Any]],
+            metrics: dict[str, Any],
+            *arguments: Any,
+            **named: Any,
         ) -> dict[str, Any]:
             audit = pop_metrics(metrics)
             return verls_function(metrics, *arguments, **named) | audit
@@ -141,7 +146,9 @@ class Driver:
             return
 
         @wrap_init
-        def init_and_prepare(verls_init: Callable[..., None], tracking: Any, *arguments: Any, **named: Any) -> None:
+        def init_and_prepare(
+            verls_init: Callable[..., None], tracking: Any, *arguments: Any, **named: Any
+        ) -> None:
             config = named.get("config") or {}
             check_late(config)
             run = config.get("bandpo")
@@ -154,7 +161,11 @@ class Driver:
 
         @wrap_log
         def log_and_watch(
-            verls_log: Callable[..., None], tracking: Any, data: Mapping[str, Any], *arguments: Any, **named: Any
+            verls_log: Callable[..., None],
+            tracking: Any,
+            data: Mapping[str, Any],
+            *arguments: Any,
+            **named: Any,
         ) -> None:
             verls_log(tracking, data, *arguments, **named)
             if self._watch is not None:

@@ -186,7 +186,7 @@ def verl_settings() -> set[str]:
 
 @functools.cache
 def _groups() -> dict[str, set[str]]:
-    """Return the names of the settings and groups in each group of verl's settings, by its path; ``""`` is the whole."""
+    """Return the names in each group of verl's settings, by the path of the group; ``""`` is the whole."""
     groups: dict[str, set[str]] = {}
     for path in verl_settings():
         for group, name in _steps(path.split(".")):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from verl.workers.config import ActorConfig
 
+
 class InvalidTokens:
     """The counted tokens of a micro-batch with an invalid value, such as NaN or a positive log-probability.
 

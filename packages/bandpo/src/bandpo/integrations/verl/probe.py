@@ -25,7 +25,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import verl
@@ -43,10 +43,10 @@ from bandpo.integrations.verl.settings import POLICY_LOSS, loss_of
 from bandpo.integrations.verl.verl_names import TESTED
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
     from types import FrameType
 
+    from jaxtyping import Float
+    from torch import Tensor
     from verl.workers.config import ActorConfig
 
 SIZES = {"dp_size": 2, "batch_num_tokens": 71, "global_batch_size": 13}
@@ -169,7 +169,9 @@ class _Probe:
         self.method = method
         self.loss = loss_of(actor)
         self.tokens = SyntheticTokens.on(device)
-        self.weights = None if self.loss == "geo_mean" else self.tokens.weights  # which takes their geometric mean
+        self.weights = (
+            None if self.loss == "geo_mean" else self.tokens.weights
+        )  # which takes their geometric mean
         self.sizes = SIZES | {"loss_scale_factor": actor.loss_scale_factor or 7}
 
     def run(self) -> Probed:
@@ -177,6 +179,7 @@ class _Probe:
         other_terms = self.other_terms()
         self.check_other_terms(self.gradient(advantages=0.0, loss_mode="vanilla"), other_terms)
         if self.loss == "band":
+            assert self.method is not None
             average = average_of(self.method, self.actor.policy_loss.get("average"), self.actor.loss_agg_mode)
             shares = token_shares(self.tokens.used, average, self.sizes)
         else:
@@ -196,7 +199,9 @@ class _Probe:
         )
         check = gradients.compare(method, batch)
         if not check.equal:
-            raise self.problem(f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}")
+            raise self.problem(
+                f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}"
+            )
         parts = [f"the average {average}"]
         if self.weights is not None:
             parts.append("importance weights")
@@ -332,7 +337,9 @@ class _Probe:
                     f"loss_agg_mode={actor.loss_agg_mode}: it differs by {difference:.2g}"
                 )
             if difference > TOLERANCE:
-                raise self.problem(f"with advantages of 0 it has a gradient of up to {x.abs().max():.2g}: another term")
+                raise self.problem(
+                    f"with advantages of 0 it has a gradient of up to {x.abs().max():.2g}: another term"
+                )
 
     def problem(self, text: str) -> RunProblem:
         """Return the error about a difference."""
@@ -366,7 +373,9 @@ def kl_slope(kind: str, logp: Tensor, reference: Tensor) -> Tensor:
         return gap.sign()
     if kind in ("low_var_kl", "k3"):
         return 1 - torch.exp(-gap)
-    raise RunProblem(f"kl_loss_type={kind}: bandpo cannot compare this KL term of verl {verl.__version__}{HINT}")
+    raise RunProblem(
+        f"kl_loss_type={kind}: bandpo cannot compare this KL term of verl {verl.__version__}{HINT}"
+    )
 
 
 @contextmanager

@@ -38,10 +38,10 @@ Imported later, where they are called: ``verl.workers.utils.losses.ppo_loss`` an
 """
 
 WRAPPED = {
-    "verl.utils.device.auto_set_device": "is called with the config at the start of each main, before Ray starts; the "
-    "settings are then checked and announced",
-    "verl.utils.metric.reduce_metrics": "averages the metrics of a step; the sums of the audit are taken out before, as "
-    "a mean of rates is not the rate over all tokens",
+    "verl.utils.device.auto_set_device": "is called with the config at the start of each main, before Ray starts; "
+    "the settings are then checked and announced",
+    "verl.utils.metric.reduce_metrics": "averages the metrics of a step; the sums of the audit are taken out before, "
+    "as a mean of rates is not the rate over all tokens",
     "verl.utils.tracking.Tracking.__init__": "opens the logs in the process that trains; they then go to the folder of "
     "the leg, and the check and the record of batches start",
     "verl.utils.tracking.Tracking.log": "logs the metrics of a step; they are then checked",
