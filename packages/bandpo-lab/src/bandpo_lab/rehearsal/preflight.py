@@ -132,6 +132,8 @@ def _refusal(config: Any, overrides: Sequence[str]) -> str | None:
     from verl.utils.config import validate_config
     from verl.utils.import_utils import import_external_libs
 
+    from bandpo.integrations.verl import check_run
+
     settings = config.actor_rollout_ref
     try:
         import_external_libs(settings.model.external_lib)
@@ -144,6 +146,8 @@ def _refusal(config: Any, overrides: Sequence[str]) -> str | None:
                 f"actor.ppo_mini_batch_size × rollout.n = {prompts} × {responses} responses cannot be split evenly "
                 f"over {gpus} GPUs"
             )
+        # In the order of verl's main, which starts with a function that bandpo wraps.
+        check_run(config)
         validate_config(config, need_reference_policy(config), use_critic=False)
     except InstantiationException as error:  # hydra wraps the error of a config class
         cause = error.__cause__ or error

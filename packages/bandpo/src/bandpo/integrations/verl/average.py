@@ -146,7 +146,8 @@ def token_shares(mask: Tensor, mode: str, info: Mapping[str, Any]) -> Tensor:
             raise InvalidValue(f"{NORM} needs {ACTOR}loss_scale_factor, one length for the whole run")
         name = "seq-mean-token-sum"
         factor = factor / length
-    return factor * aggregation_weights(Sequences(mask.float()), name, normalizer)
+    dtype = mask.dtype if mask.is_floating_point() else torch.float32
+    return factor * aggregation_weights(Sequences(mask.to(dtype)), name, normalizer, dtype=dtype)
 
 
 def name_average(shares: Tensor, mask: Tensor, mode: str, info: Mapping[str, Any]) -> str:
