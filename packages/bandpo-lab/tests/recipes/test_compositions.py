@@ -90,7 +90,7 @@ band   | +L.certify=false                       | certify must be 'stop', 'warn'
 band   | +L.audited=gspo                        | loss_mode: 'gspo' reads no method
 band   | A.clip_ratio=0.1                       | clip_ratio=0.1: it would have no effect, as the method
 band   | A.clip_ratio_high=0.28                 | clip_ratio_high=0.28: it would have no effect
-band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2: it is a setting of verl's loss sapo, and would have no effect
+band   | +L.method='SAPO()' A.tau_neg=2         | tau_neg=2: it is a setting of verl's loss sapo
 band   | L.dro_beta=0.5                         | dro_beta=0.5: it is a setting of verl's loss dro
 band   | A.clip_ratio_c=0.5                     | clip_ratio_c: DualClip's max_ratio must be above 1, got 0.5
 band   | +A.method='FixedClip()'                | A.method: verl does not look there; write L.method

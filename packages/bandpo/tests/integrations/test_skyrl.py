@@ -247,7 +247,9 @@ def test_another_scale_of_advantages_is_stopped(scale, message, reduction, monke
 
 def test_a_clip_that_cannot_act_is_refused():
     words = ["trainer.train_batch_size=64", "trainer.policy_mini_batch_size=64"]
-    with pytest.raises(ValueError, match=r"^trainer\.policy_mini_batch_size: there is one update for each batch"):
+    with pytest.raises(
+        ValueError, match=r"^trainer\.policy_mini_batch_size: there is one update for each batch"
+    ):
         settings(words)
     settings([*words, "trainer.update_epochs_per_batch=2"])
     settings([*words, "trainer.algorithm.method=Unclipped()"])

@@ -25,7 +25,7 @@ LATER = {
     "verl.utils.tensordict_utils.assign_non_tensor",
     "verl.trainer.ppo.rollout_corr_helper.compute_rollout_correction_and_rejection_mask",
 }
-"""Names that are imported where they are called: their absence is an error of the probe, or of the check of settings."""
+"""Names that are imported where they are called: their absence is an error of the probe or of the check of settings."""
 
 
 def remove(name, monkeypatch):

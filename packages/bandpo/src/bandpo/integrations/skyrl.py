@@ -211,7 +211,10 @@ def settings(arguments: list[str]) -> object:
     if algorithm.policy_loss_type == "band":
         method = _method(algorithm)
         if not trainer.fully_async.enabled and method.old_policy != "rollout":
-            updates = -(-trainer.train_batch_size // trainer.policy_mini_batch_size) * trainer.update_epochs_per_batch
+            updates = (
+                -(-trainer.train_batch_size // trainer.policy_mini_batch_size)
+                * trainer.update_epochs_per_batch
+            )
             check_ratio_moves(
                 method,
                 updates,
