@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 import textwrap
 import time
 
@@ -11,13 +12,22 @@ import torch
 pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
 
 import verl as package
-from integrations.test_verl import AGGREGATIONS, SAME, actor_config
+from integrations.test_verl import (
+    AGGREGATIONS,
+    SAME,
+    actor_config,
+    batch,
+    begin,
+    evaluate,
+    whole_config,
+)
 from integrations.test_verl_audit import MORE
+from integrations.test_verl_megatron import megatron_gradient
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.utils import losses
 
-from bandpo.core.errors import RunProblem
+from bandpo.core.errors import BandWarning, RunProblem
 from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig, loss_method
 from bandpo.integrations.verl.probe import probe_loss
@@ -116,7 +126,7 @@ def of_loss(*changes):
 
 
 def of_average(*changes):
-    return [(core_algos, "agg_loss", changes), (losses, "agg_loss", changes)]
+    return [(core_algos, "agg_loss", changes)]
 
 
 def of_kl(*changes):
@@ -173,11 +183,12 @@ MUTATIONS = {
 
 def mutate(monkeypatch, name):
     for module, function, changes in MUTATIONS[name][0]:
-        monkeypatch.setattr(module, function, patched(getattr(module, function), *changes))
-    if MUTATIONS[name][0][0][1] == "agg_loss":
-        from bandpo.integrations.verl import loss
-
-        monkeypatch.setattr(loss, "agg_loss", core_algos.agg_loss)
+        original = getattr(module, function)
+        changed = patched(original, *changes)
+        # In the modules that have imported it, those of the workers among them.
+        for holder in [*sys.modules.values()]:
+            if getattr(holder, "__dict__", {}).get(function) is original:
+                monkeypatch.setattr(holder, function, changed)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -218,3 +229,67 @@ def test_a_change_of_verls_own_loss_is_reported_under_the_audit(name, monkeypatc
     monkeypatch.setitem(POLICY_LOSS_REGISTRY, "vanilla", changed)
     with pytest.raises(RunProblem, match=message):
         probed(config)
+
+
+def train(config, calls=1):
+    """Call verl's loss as its workers do, so many times."""
+    for _ in range(calls):
+        megatron_gradient(batch(3, spread=1.2), config)
+
+
+SAID = f"bandpo: the loss of verl {package.__version__} has the gradient of "
+
+
+@pytest.mark.parametrize("config", [banded, lambda: audited("vanilla")], ids=["band", "audited"])
+def test_a_worker_compares_once_and_says_so(config, capsys):
+    train(config(), calls=3)
+    assert capsys.readouterr().out.count(SAID) == 1
+
+
+@pytest.mark.parametrize("config", [banded, lambda: audited("vanilla")], ids=["band", "audited"])
+def test_a_worker_with_a_loss_of_its_own_is_named(config, capsys):
+    config = config()
+    for _ in range(2):
+        evaluate(config, batch(3))
+    said = capsys.readouterr().out.splitlines()
+    caller = "integrations.test_verl.evaluate called the policy loss, and not verl's ppo_loss"
+    assert said == [f"bandpo: the gradient of the loss was not compared: {caller}"]
+
+
+def test_a_changed_loss_stops_a_worker_at_its_first_loss_unless_the_user_says_otherwise(monkeypatch, capsys):
+    mutate(monkeypatch, "loss doubled")
+    with pytest.raises(RunProblem, match=r"is 2 times as expected.*certify=warn to train on"):
+        train(banded())
+    with pytest.warns(BandWarning, match="is 2 times as expected"):
+        train(banded(certify="warn"))
+    train(banded(certify="off"))
+    with pytest.warns(BandWarning, match=r"is not that of Method.*: its average is none of verl's"):
+        train(audited("vanilla"))
+    assert not capsys.readouterr().out
+
+
+SIZES = [
+    "data.train_batch_size=256",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.actor.use_dynamic_bsz=true",
+]
+
+
+def test_the_driver_compares_before_ray_starts(monkeypatch, capsys):
+    begin(whole_config(*SIZES))
+    assert f"bandpo: gradient    {SAID.removeprefix('bandpo: ')}" in capsys.readouterr().out
+    mutate(monkeypatch, "mask left out")
+    with pytest.raises(RunProblem, match=f"^the loss of verl {package.__version__} is not that of "):
+        begin(whole_config(*SIZES))
+    with pytest.warns(BandWarning, match="is not that of "):
+        begin(whole_config(*SIZES, target="AuditedPolicyLossConfig"))
+    assert "bandpo: gradient" not in capsys.readouterr().out
+
+
+def test_a_verl_without_its_function_is_said(monkeypatch):
+    for module in ("verl.workers.engine_workers", "verl.workers.utils.losses"):
+        if module in sys.modules:
+            monkeypatch.delattr(sys.modules[module], "ppo_loss")
+    with pytest.raises(RunProblem, match=f"verl {package.__version__} ends with ImportError.*ppo_loss"):
+        probed(banded())

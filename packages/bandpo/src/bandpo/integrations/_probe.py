@@ -59,7 +59,7 @@ class SyntheticTokens:
 
         >>> tokens = SyntheticTokens.on(torch.device("cpu"))
         >>> tokens.logp.shape, int(tokens.used.sum())
-        (torch.Size([8, 9]), 34)
+        (torch.Size([8, 9]), 36)
         """
         dtype = _checks.widest_float(device)
         rows = len(LENGTHS)

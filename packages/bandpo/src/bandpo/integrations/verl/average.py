@@ -25,6 +25,8 @@ MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum",
 """verl's aggregation modes."""
 DEFAULT = "token-mean"
 """verl's default of ``loss_agg_mode``."""
+NO_MODE = "none of verl's"
+"""The start of the name of an average that is none of `MODES`."""
 NORM = "seq-mean-token-sum-norm"
 """The mode that divides by a length: ``loss_scale_factor``, or else the longest response of each micro-batch."""
 
@@ -170,4 +172,4 @@ def name_average(shares: Tensor, mask: Tensor, mode: str, info: Mapping[str, Any
         return "a mean over the sequences of each micro-batch, added up over micro-batches, whatever loss_agg_mode says"
     total = shares.sum().item()
     size = f"{total:.3g}" if math.isfinite(total) else "not finite"
-    return f"none of verl's (a gradient of {size} in sum on synthetic sequences of equal advantage)"
+    return f"{NO_MODE} (a gradient of {size} in sum on synthetic sequences of equal advantage)"

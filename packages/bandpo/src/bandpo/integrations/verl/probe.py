@@ -38,7 +38,7 @@ from bandpo.core.gradient_check import TOLERANCE, slope
 from bandpo.core.layout import Rows
 from bandpo.core.methods import Method
 from bandpo.integrations._probe import Gradients, SyntheticTokens, describe_comparison, relative_difference
-from bandpo.integrations.verl.average import average_of, name_average, token_shares
+from bandpo.integrations.verl.average import NO_MODE, average_of, name_average, token_shares
 from bandpo.integrations.verl.settings import POLICY_LOSS, loss_of
 from bandpo.integrations.verl.verl_names import TESTED
 
@@ -86,9 +86,21 @@ def probe_loss(actor: ActorConfig, method: Method | None, device: torch.device |
     return _Probe(actor, method, device or torch.device("cpu")).run()
 
 
+def workers_loss() -> Any:
+    """Return the function that verl's workers call with the output of a model: ``ppo_loss``; None if it is not loaded.
+
+    Another plug-in may have replaced it in the module of the workers.
+    """
+    for module in ("verl.workers.engine_workers", "verl.workers.utils.losses"):
+        function = getattr(sys.modules.get(module), "ppo_loss", None)
+        if function is not None:
+            return function
+    return None
+
+
 def caller_of_loss() -> str:
     """Return the name of the function that called the current policy loss; empty if verl's ``ppo_loss`` did."""
-    ppo_loss = getattr(sys.modules.get("verl.workers.utils.losses"), "ppo_loss", None)
+    ppo_loss = workers_loss()
     code = getattr(inspect.unwrap(ppo_loss), "__code__", None) if ppo_loss else None
     first_caller = ""
     frame: FrameType | None = sys._getframe(1)
@@ -192,6 +204,8 @@ class _Probe:
             line = f"the loss of verl {verl.__version__} was compared in part, as {self.loss} is no method: {compared}"
             return Probed(line, average)
 
+        if average.startswith(NO_MODE):
+            raise self.problem(f"its average is {average}")
         method = self.method
         batch = self.batch()
         gradients = Gradients(
@@ -229,8 +243,10 @@ class _Probe:
         if loss_mode is not None:
             object.__setattr__(config, "policy_loss", PolicyLossConfig(loss_mode=loss_mode))
         try:
-            # Here, as `import verl` need not import it, and a version of verl may not have it.
-            from verl.workers.utils.losses import ppo_loss
+            ppo_loss = workers_loss()
+            if ppo_loss is None:
+                # Here, as `import verl` need not import it, and a version of verl may not have it.
+                from verl.workers.utils.losses import ppo_loss
 
             data = self.data(advantages, ratio_one)
             with _probing(logp.device), torch.enable_grad():
