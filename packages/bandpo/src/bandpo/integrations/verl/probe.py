@@ -25,7 +25,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import verl
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 SIZES = {"dp_size": 2, "batch_num_tokens": 71, "global_batch_size": 13}
 """The sizes of the global batch, of which none is that of the synthetic one, so that averages differ."""
 HINT = f"; if the loss was changed on purpose, set {POLICY_LOSS}certify=warn to train on"
-"""The end of an error. A difference from a loss of verl's own is only a warning."""
+"""The end of an error. A loss of verl's own has no such setting, and a difference from it is only a warning."""
 _is_probing: ContextVar[bool] = ContextVar("is_probing", default=False)
 
 
@@ -180,6 +180,7 @@ class _Probe:
         self.actor = actor
         self.method = method
         self.loss = loss_of(actor)
+        self.hint = HINT if self.loss == "band" else ""
         self.tokens = SyntheticTokens.on(device)
         self.weights = (
             None if self.loss == "geo_mean" else self.tokens.weights
@@ -258,7 +259,7 @@ class _Probe:
         except Exception as error:  # a new version of verl may raise errors of any type
             raise RunProblem(
                 f"the loss of verl {verl.__version__} ends with {type(error).__name__} on bandpo's synthetic batch: "
-                f"{error}; bandpo was tested with the arguments and data of verl {TESTED}{HINT}"
+                f"{error}; bandpo was tested with the arguments and data of verl {TESTED}{self.hint}"
             ) from error
 
     @property
@@ -361,7 +362,7 @@ class _Probe:
         """Return the error about a difference."""
         name = f"verl's {self.loss}" if self.method is None else repr(self.method)
         return RunProblem(
-            f"the loss of verl {verl.__version__} is not that of {name} with these settings: {text}{HINT}"
+            f"the loss of verl {verl.__version__} is not that of {name} with these settings: {text}{self.hint}"
         )
 
 
