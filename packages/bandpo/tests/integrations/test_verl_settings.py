@@ -20,7 +20,9 @@ from integrations.test_verl import begin, whole_config
 from omegaconf import OmegaConf, open_dict
 from verl.utils import device
 from verl.utils.tracking import Tracking
+from verl.workers.config import ActorConfig
 
+from bandpo.integrations._settings import REFUSED, get_setting
 from bandpo.integrations.verl.announcement import FILE
 from bandpo.integrations.verl.driver import Driver
 from bandpo.integrations.verl.keys import leaves
@@ -308,3 +310,9 @@ def test_without_bandpo_verl_is_left_to_its_own_checks():
     config = whole_config(*SIZES, target="verl.workers.config.PolicyLossConfig")
     config.trainer.save_freq = None
     begin(config)
+
+
+@pytest.mark.parametrize("entry", REFUSED["verl"].settings, ids=lambda entry: entry.name)
+def test_the_allowed_value_of_a_refused_setting_is_verls_default(entry):
+    actor = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
+    assert get_setting(actor, entry.name) == entry.allowed[0]
