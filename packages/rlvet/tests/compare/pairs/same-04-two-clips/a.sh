@@ -1,0 +1,18 @@
+#!/bin/bash
+set -e
+
+trl grpo --num_processes 1 \
+    --model_name_or_path Qwen/Qwen2.5-0.5B \
+    --dataset_name gsm8k \
+    --learning_rate 2e-6 \
+    --lr_scheduler_type constant \
+    --weight_decay 0.01 \
+    --max_completion_length 12 \
+    --num_generations 4 \
+    --per_device_train_batch_size 8 \
+    --num_train_epochs 3 \
+    --loss_type grpo \
+    --epsilon 0.2 \
+    --epsilon_high 0.28 \
+    --delta 3.0 \
+    --steps_per_generation 2
