@@ -5,6 +5,7 @@ from __future__ import annotations
 import rlvet
 from rlvet.cli.command_line import new_app
 from rlvet.cli.diagnose import diagnose_command
+from rlvet.cli.diff import diff_command
 from rlvet.cli.lint import lint_command
 from rlvet.cli.report import report_command
 from rlvet.cli.skill import skill_command
@@ -14,6 +15,7 @@ app = new_app(
 )
 
 app.command("diagnose")(diagnose_command)
+app.command("diff")(diff_command)
 app.command("lint")(lint_command)
 app.command("report")(report_command)
 app.command("skill")(skill_command)

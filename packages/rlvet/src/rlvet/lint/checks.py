@@ -318,6 +318,18 @@ def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
     Args:
         newest: The newest configuration of the run.
     """
+    configuration = configuration_of_run(newest)
+    if configuration is None:
+        return None
+    return lint_configurations([configuration], configuration.path, started=True)
+
+
+def configuration_of_run(newest: RunConfiguration) -> Configuration | None:
+    """Return the configuration that a run has saved; None if there are no rules for its framework.
+
+    Args:
+        newest: The newest configuration of the run.
+    """
     if newest.framework is None or newest.framework not in FRAMEWORKS:
         return None
     path = str(newest.file)
@@ -342,7 +354,7 @@ def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
         # TRL's arguments do not name the model, but its weights or its adapter are in the folder.
         model = {"model_name_or_path": Setting("model_name_or_path", str(newest.values["model"].value))}
         configuration = replace(configuration, settings={**configuration.settings, **model})
-    return lint_configurations([configuration], path, started=True)
+    return configuration
 
 
 def _with_lines(configuration: Configuration, file: Path) -> Configuration:

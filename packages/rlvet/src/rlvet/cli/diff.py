@@ -1,0 +1,40 @@
+"""The command `rlvet diff`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def diff_command(
+    a: Annotated[
+        Path,
+        typer.Argument(
+            help="A configuration of TRL or verl, a log, or the folder of a run.", show_default=False
+        ),
+    ],
+    b: Annotated[Path, typer.Argument(help="Another one of the same kind.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what differs between two configurations or two runs, in effect and not in spelling.
+
+    Of configurations: settings that train something else, with the defaults of the framework filled in. Of logs: the
+    first step at which each metric parts beyond its noise.
+
+    Exits with 0 if nothing differs in effect, with 1 if something does, and with 2 if one of the two cannot be read or
+    they are of different kinds.
+    """
+    from rlvet.compare import diff
+
+    difference = diff(a, b)
+    if as_json:
+        # ASCII, so that no control character in a file reaches the terminal.
+        print(json.dumps(difference.as_json(), indent=1, allow_nan=False))
+    else:
+        print(difference)
+    if difference.differs:
+        sys.exit(1)

@@ -1,0 +1,8 @@
+"""Compare two configurations of TRL or verl in what they train, or two logs in where their metrics part.
+
+Nothing in a file is imported or executed. Only the standard library and PyYAML are needed.
+"""
+
+from rlvet.compare.difference import Difference, diff
+
+__all__ = ["Difference", "diff"]

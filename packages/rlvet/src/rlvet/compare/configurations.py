@@ -1,0 +1,348 @@
+"""Compare two configurations in the quantities of `rlvet.compare.vocabulary`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlvet._numbers import format_setting
+from rlvet.compare import trl, verl
+from rlvet.compare.settings import DEFAULTS, Settings
+from rlvet.compare.vocabulary import (
+    AVERAGES_OF_TERMS,
+    QUANTITIES,
+    PerProcess,
+    Quantity,
+    Reading,
+    Training,
+)
+from rlvet.lint.configuration import Configuration, Unread
+from rlvet.lint.frameworks import FRAMEWORKS
+
+COMPARED: Mapping[str, Mapping[str, Callable[[Settings], Any]]] = {
+    "trl": trl.QUANTITIES,
+    "verl": verl.QUANTITIES,
+}
+"""The frameworks whose configurations are compared, with the functions that compute their quantities."""
+
+EQUAL_AT_ONE = ("clipped ratio", "CISPO", "SAPO", "DPPO", "without a ratio")
+"""Beginnings of the policy losses whose gradient is −A·∇log π where every ratio is 1."""
+
+ONE_UPDATE = "each batch gets one update, so that every ratio is 1"
+"""The reason why a difference of the clip has no effect."""
+
+NAMES_AND_PATHS = re.compile(
+    r"(^|[._])(output_dir|run_name|report_to|project(_name)?|experiment(_name)?|logger|logging\w*|log_\w+|save_\w+|"
+    r"hub_\w+|push_to_hub|default_local_dir|default_hdfs_dir|test_freq|save_freq|val_\w+|do_eval|eval_\w+|"
+    r"per_device_eval_batch_size|num_generations_eval|disable_tqdm|resume\w*|max_actor_ckpt_to_keep|overwrite_\w+|"
+    r"rollout_data_dir|validation_data_dir|trackio_\w+|wandb\w*|dataset_config|num_completions_to_print|val_kwargs)"
+    r"($|\.)|^trainer\.val_|checkpoint\.|^config$|^program$|^trust_remote_code$|\.trust_remote_code$"
+)
+"""Names of settings of logging, saving, evaluation and names, which change nothing that is trained."""
+
+SPEED = re.compile(
+    r"(micro_batch_size|dynamic_bsz|max_token_len|gpu_memory_utilization|parallel_size|offload|n_gpus_per_node|"
+    r"nnodes|nproc_per_node|num_processes|fsdp_size|dataloader_|num_workers|enforce_eager|max_num_(seqs|batched_tokens)|"
+    r"chunked|torch_compile|remove_padding|gradient_checkpointing|vllm_(mode|server|gpu|tensor|enable|group|max_model)|"
+    r"use_liger|use_shm|free_cache_engine|load_format|layered_summon|balance_batch|use_cpu|ddp_|deepspeed|fsdp$|"
+    r"fsdp_config$|tf32|update_weights_bucket|forward_prefetch|reshard_after_forward|pin_memory|per_device_train_batch_size|"
+    r"prefix_caching|model_engine|attn_implementation|use_fused_kernels|ray_kwargs|nccl_timeout|ray_wait_register)"
+)
+"""Names of settings of memory, time and machines."""
+
+WITHOUT_CONDITION = re.compile(
+    r"^(vllm_importance_sampling_\w+|sapo_temperature_\w+|vespo_\w+|ref_model_\w+|entropy_(target|coef\w*))$"
+    r"|^actor_rollout_ref\.actor\.(kl_loss_type|loss_scale_factor|tau_pos|tau_neg|clip_ratio\w*|kl_loss_coef)$"
+    r"|^algorithm\.(rollout_correction\.\w+|kl_ctrl\.\w+|kl_penalty|norm_adv_by_std_in_grpo|filter_groups\.\w+)$"
+    r"|^critic\.|lora_alpha$|lora\.alpha$|min_lr_ratio$|max_prompt_length$|warmup_\w+$|lr_warmup_steps_ratio$"
+)
+"""Names of settings that only act beside others. One that was not read has no effect."""
+
+
+@dataclass(frozen=True)
+class QuantityDifference:
+    """A quantity whose values differ, or may differ, in two configurations."""
+
+    quantity: Quantity
+    a: Reading
+    b: Reading
+    note: str = ""
+    """The reason why the difference has no effect, or cannot be decided; empty for one that has."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the difference as a dictionary for JSON."""
+        return {
+            "name": self.quantity.name,
+            "effect": self.quantity.effect,
+            "a": _reading_as_json(self.quantity, self.a),
+            "b": _reading_as_json(self.quantity, self.b),
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class SettingDifference:
+    """A setting without a quantity that differs in two configurations of one framework, or that only one has."""
+
+    name: str
+    a: str
+    b: str
+    """The values as text; ``not set`` for a setting that a configuration does not have."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.a} | {self.b}"
+
+
+@dataclass(frozen=True)
+class ConfigurationComparison:
+    """The differences of two configurations, in the order of `QUANTITIES`."""
+
+    a: Training
+    b: Training
+    differences: Sequence[QuantityDifference] = ()
+    """Quantities that differ, and change the gradient or the data."""
+    without_effect: Sequence[QuantityDifference] = ()
+    """Quantities that differ, and have no effect beside the other settings."""
+    undecided: Sequence[QuantityDifference] = ()
+    """Quantities of which at least one value is not known."""
+    in_neither: Sequence[str] = ()
+    """Quantities that neither file determines, as their settings may come from elsewhere, or are the same expression."""
+    speed: Sequence[str] = ()
+    """Differences that change memory and time only, as text."""
+    unjudged: Sequence[SettingDifference] = ()
+    """Settings without a quantity that differ, whose effect is not known."""
+    names: Sequence[str] = ()
+    """Settings of names, paths, logging and evaluation that differ."""
+    compared: int = 0
+    """The number of quantities whose two values are known."""
+
+    @property
+    def differs(self) -> bool:
+        """True if something differs that changes the gradient or the data, or whose effect is not known."""
+        return bool(self.differences or self.unjudged)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as a dictionary for JSON."""
+        return {
+            "frameworks": [_title(self.a.framework), _title(self.b.framework)],
+            "compared": self.compared,
+            "differences": [difference.as_json() for difference in self.differences],
+            "without_effect": [difference.as_json() for difference in self.without_effect],
+            "undecided": [difference.as_json() for difference in self.undecided],
+            "in_neither": list(self.in_neither),
+            "speed": list(self.speed),
+            "unjudged": [{"name": one.name, "a": one.a, "b": one.b} for one in self.unjudged],
+            "names": list(self.names),
+        }
+
+
+def _title(framework: str) -> str:
+    """Return the name of a framework with the version of its defaults."""
+    return f"{FRAMEWORKS[framework].title} {DEFAULTS[framework]['version']}"
+
+
+def format_value(quantity: Quantity, reading: Reading) -> str:
+    """Return the value of a quantity as text.
+
+    >>> format_value(QUANTITIES[1], Reading(0.8)), format_value(QUANTITIES[1], Reading(None))
+    ('0.8', 'none')
+    """
+    value = reading.value
+    if reading.unknown:
+        return "not known"
+    if value is None:
+        return quantity.none
+    if isinstance(value, PerProcess) or isinstance(value, str):
+        return str(value)
+    return format_setting(float(value))
+
+
+def _reading_as_json(quantity: Quantity, reading: Reading) -> dict[str, Any]:
+    """Return a value with its settings as a dictionary for JSON."""
+    settings = []
+    for origin in reading.origins:
+        settings.append({"name": origin.name, "value": _plain(origin.value), "source": origin.source})
+    return {"value": format_value(quantity, reading), "unknown": reading.unknown, "settings": settings}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON: text for other types."""
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+def read_training(configuration: Configuration, *, is_saved: bool = False) -> Training:
+    """Return what a configuration of TRL or verl trains.
+
+    Args:
+        configuration: The configuration.
+        is_saved: True if a run saved it, so that it has all settings of its version.
+
+    >>> training = read_training(Configuration("verl", "run.sh", {}))
+    >>> training.value("average of the loss"), training.value("updates on a batch")
+    ('mean over the tokens of an update', 4.0)
+    """
+    settings = Settings(configuration, is_saved=is_saved)
+    readings = {}
+    for name, compute in COMPARED[configuration.framework].items():
+        readings[name] = settings.reading(compute)
+    values = {name: setting.value for name, setting in configuration.settings.items()}
+    return Training(
+        configuration.framework, configuration.path, readings, values, frozenset(settings.names_read)
+    )
+
+
+def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
+    """Compare what two configurations train.
+
+    Args:
+        a: The first configuration.
+        b: The second configuration.
+    """
+    differences: list[QuantityDifference] = []
+    without_effect: list[QuantityDifference] = []
+    undecided: list[QuantityDifference] = []
+    in_neither: list[str] = []
+    speed: list[str] = []
+    compared = 0
+    for quantity in QUANTITIES:
+        readings = (a.readings[quantity.name], b.readings[quantity.name])
+        if not _applies(quantity, a, b):
+            continue
+        if quantity.name == "data set" and a.framework != b.framework:
+            # TRL names a data set of the hub, verl a file.
+            in_neither.append(quantity.name)
+            continue
+        if all(reading.unknown for reading in readings):
+            is_same = readings[0].unknown == readings[1].unknown or all(one.is_unset for one in readings)
+            if is_same:
+                in_neither.append(quantity.name)
+            else:
+                undecided.append(
+                    QuantityDifference(quantity, *readings, "; ".join(one.unknown for one in readings))
+                )
+            continue
+        if any(reading.unknown for reading in readings):
+            reason = readings[0].unknown or readings[1].unknown
+            undecided.append(QuantityDifference(quantity, *readings, reason))
+            continue
+        processes = _processes_for_equality(readings[0].value, readings[1].value)
+        if processes:
+            note = f"equal with {processes:g} processes, whose number is not in the configuration"
+            undecided.append(QuantityDifference(quantity, *readings, note))
+            continue
+        compared += 1
+        if _are_equal(readings[0].value, readings[1].value):
+            continue
+        if quantity.with_ratio and _ratio_is_idle(a, b):
+            without_effect.append(QuantityDifference(quantity, *readings, ONE_UPDATE))
+        elif quantity.effect == "speed":
+            texts = [format_value(quantity, reading) for reading in readings]
+            speed.append(f"{quantity.name} {texts[0]} | {texts[1]}")
+        else:
+            differences.append(QuantityDifference(quantity, *readings))
+    others = _other_settings(a, b)
+    is_one_framework = a.framework == b.framework
+    return ConfigurationComparison(
+        a=a,
+        b=b,
+        differences=differences,
+        without_effect=without_effect,
+        undecided=undecided,
+        in_neither=in_neither,
+        speed=[*speed, *map(str, others["speed"])],
+        unjudged=others["unjudged"] if is_one_framework else (),
+        names=[one.name for one in others["names"]],
+        compared=compared,
+    )
+
+
+def _applies(quantity: Quantity, a: Training, b: Training) -> bool:
+    """Return whether a quantity can differ: not if what it belongs to is off, or if it is that of the policy loss."""
+    if quantity.only_with:
+        for training in (a, b):
+            parent = training.readings[quantity.only_with]
+            if parent.value is None and not parent.unknown:
+                return False
+    if quantity.name in AVERAGES_OF_TERMS:
+        return any(one.value(quantity.name) != one.value("average of the loss") for one in (a, b))
+    return True
+
+
+def _ratio_is_idle(a: Training, b: Training) -> bool:
+    """Return whether the ratio has no effect in two configurations, as it is always 1 and no bound excludes 1."""
+    for training in (a, b):
+        loss = training.value("policy loss")
+        if not training.ratios_are_one or loss is None or not loss.startswith(EQUAL_AT_ONE):
+            return False
+        above = training.value("clip above")
+        if loss.startswith("CISPO") and above is not None and above < 1:
+            return False
+    return True
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Return whether two values are equal, numbers up to rounding."""
+    if isinstance(first, PerProcess) and isinstance(second, PerProcess):
+        return _are_equal(first.number, second.number)
+    if _is_number(first) and _is_number(second):
+        return math.isclose(first, second, rel_tol=1e-9)
+    return type(first) is type(second) and first == second
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _processes_for_equality(first: Any, second: Any) -> float:
+    """Return the number of processes with which a number for each process equals one in all; 0 if there is none."""
+    if isinstance(second, PerProcess):
+        first, second = second, first
+    if not isinstance(first, PerProcess) or not _is_number(second) or not first.number:
+        return 0
+    processes = second / first.number
+    return processes if processes >= 1 and processes == int(processes) else 0
+
+
+LONGEST_VALUE = 40
+"""The most characters of the value of a setting without a quantity."""
+
+
+def _other_settings(a: Training, b: Training) -> dict[str, list[SettingDifference]]:
+    """Return the settings without a quantity that differ, by kind: ``speed``, ``names`` and ``unjudged``."""
+    kinds: dict[str, list[SettingDifference]] = {"speed": [], "names": [], "unjudged": []}
+    read = a.read | b.read
+    for name in dict.fromkeys((*a.settings, *b.settings)):
+        if name in read or WITHOUT_CONDITION.search(name):
+            if not (SPEED.search(name) and name in read):
+                continue
+        values = [_value_or_default(training, name) for training in (a, b)]
+        if a.framework == b.framework and _are_equal(values[0], values[1]):
+            continue
+        difference = SettingDifference(name, *(_text(training, name) for training in (a, b)))
+        if SPEED.search(name):
+            if a.framework == b.framework:
+                kinds["speed"].append(difference)
+        elif NAMES_AND_PATHS.search(name):
+            kinds["names"].append(difference)
+        else:
+            kinds["unjudged"].append(difference)
+    return kinds
+
+
+def _value_or_default(training: Training, name: str) -> Any:
+    """Return the value of a setting, or its default."""
+    if name in training.settings:
+        value = training.settings[name]
+        return f"{value.reason} {value.known_part}" if isinstance(value, Unread) else value
+    return DEFAULTS[training.framework]["defaults"].get(name)
+
+
+def _text(training: Training, name: str) -> str:
+    """Return the value of a setting as text."""
+    if name not in training.settings:
+        return "not set"
+    value = training.settings[name]
+    return (value.reason if isinstance(value, Unread) else str(value))[:LONGEST_VALUE]

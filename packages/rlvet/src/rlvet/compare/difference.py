@@ -1,0 +1,354 @@
+"""Compare two configurations, or two runs, and format what differs as text or JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvet._terminal import printable
+from rlvet.compare.configurations import (
+    COMPARED,
+    ConfigurationComparison,
+    QuantityDifference,
+    compare_configurations,
+    format_value,
+    read_training,
+)
+from rlvet.compare.logs import LogComparison, compare_logs
+from rlvet.compare.settings import DEFAULTS
+from rlvet.compare.vocabulary import Reading, Training
+from rlvet.errors import FileProblem, InvalidValue, RlvetError
+from rlvet.lint.checks import CONFIGURATION_TYPES, NO_CONFIGURATION, configuration_of_run
+from rlvet.lint.configuration import Configuration
+from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.readers import read_configurations
+from rlvet.runs import Run, gate, open_run
+from rlvet.runs.configs import READERS
+from rlvet.runs.limits import LARGEST_LINTED
+from rlvet.runs.quantities import Row
+
+CONFIGURATIONS = (".py", ".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
+"""Suffixes of files that are read as configurations; those of other files are logs."""
+
+SUPERVISED = re.compile(
+    rb"\b(SFT|DPO|KTO|ORPO|Reward)(Config|Trainer)\b|\bsft_trainer\b|\btrl (sft|dpo|kto)\b"
+)
+"""Names of trainers of other kinds than RL."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two things to compare."""
+
+    path: str
+    training: Training | None = None
+    """What its configuration trains; None without one of TRL or verl."""
+    rows: Sequence[Row] = ()
+    """Its log; empty for a configuration."""
+    note: str = ""
+    """Why its configuration is not compared; empty if it is, or if there is none."""
+
+    @property
+    def kind(self) -> str:
+        """``a log`` or ``a configuration``."""
+        return "a log" if self.rows else "a configuration"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The differences of two configurations, of two logs, or of two runs with both."""
+
+    a: str
+    """The path of the first one."""
+    b: str
+    """The path of the second one."""
+    configurations: ConfigurationComparison | None = None
+    logs: LogComparison | None = None
+    notes: Sequence[str] = ()
+    """Sentences about what was not compared."""
+
+    @property
+    def differs(self) -> bool:
+        """True if a setting differs in effect, or a metric parts."""
+        return bool(
+            (self.configurations is not None and self.configurations.differs)
+            or (self.logs is not None and self.logs.parted)
+        )
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        parts = []
+        if self.logs is not None:
+            parts.append(_headline_of_logs(self.logs))
+        if self.configurations is not None:
+            parts.append(_headline_of_configurations(self.configurations))
+        return "; ".join(parts)
+
+    def __str__(self) -> str:
+        """Return what differs as text that is safe to print."""
+        lines = [self.headline]
+        lines += [f"{name}: {text}" for name, text in zip("AB", self._titles(), strict=True)]
+        if self.logs is not None:
+            lines += _lines_of_logs(self.logs)
+        if self.configurations is not None:
+            lines += _lines_of_configurations(self.configurations)
+        lines += self.notes
+        return "\n".join(map(printable, lines))
+
+    def _titles(self) -> list[str]:
+        """Return the paths, each with its framework and the version of the defaults."""
+        titles = [self.a, self.b]
+        if self.configurations is not None:
+            for index, training in enumerate((self.configurations.a, self.configurations.b)):
+                framework = FRAMEWORKS[training.framework].title
+                version = DEFAULTS[training.framework]["version"]
+                titles[index] += f" ({framework}, defaults of {version})"
+        return titles
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the differences as a dictionary for JSON. The last part of ``schema`` is the version of the fields."""
+        return {
+            "schema": "urn:rlvet:diff:1",
+            "headline": self.headline,
+            "differs": self.differs,
+            "a": self.a,
+            "b": self.b,
+            "configurations": None if self.configurations is None else self.configurations.as_json(),
+            "logs": None if self.logs is None else self.logs.as_json(),
+            "notes": list(self.notes),
+        }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _headline_of_configurations(comparison: ConfigurationComparison) -> str:
+    """Return the result of comparing two configurations in a phrase."""
+    parts = []
+    if comparison.differences:
+        names = ", ".join(difference.quantity.name for difference in comparison.differences)
+        parts.append(f"{_count(len(comparison.differences), 'difference')} in effect: {names}")
+    else:
+        parts.append(f"no difference in effect in {comparison.compared} quantities")
+    if comparison.unjudged:
+        parts.append(f"{_count(len(comparison.unjudged), 'setting')} of unknown effect")
+    if comparison.undecided:
+        parts.append(f"{len(comparison.undecided)} not known")
+    return ", ".join(parts)
+
+
+def _headline_of_logs(comparison: LogComparison) -> str:
+    """Return the result of comparing two logs in a phrase."""
+    total = len(comparison.parted) + len(comparison.alike)
+    first = comparison.first
+    if first is None:
+        return f"none of {_count(total, 'shared metric')} parts beyond its noise"
+    return (
+        f"{len(comparison.parted)} of {_count(total, 'shared metric')} part beyond their noise, "
+        f"first {first.name} from step {first.step:g}"
+    )
+
+
+def _lines_of_logs(comparison: LogComparison) -> list[str]:
+    """Return the metrics that part, numbered, and lines about the others."""
+    lines = [""] if comparison.parted else []
+    lines += [f"{number}. {parted}" for number, parted in enumerate(comparison.parted, 1)]
+    names = (
+        ("within noise", comparison.alike),
+        ("too few common steps", comparison.short),
+        ("only A has", comparison.only_a),
+        ("only B has", comparison.only_b),
+    )
+    lines += [f"{title}: {', '.join(metrics)}" for title, metrics in names if metrics]
+    return [*lines, *comparison.notes]
+
+
+def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
+    """Return the quantities that differ, numbered, and one line for each of the other groups."""
+    lines = []
+    for number, difference in enumerate(comparison.differences, 1):
+        lines += ["", f"{number}. {difference.quantity.name} ({difference.quantity.effect})"]
+        lines += [
+            f"   {name}  {format_value(difference.quantity, reading)}  {_origins(reading)}"
+            for name, reading in zip("AB", (difference.a, difference.b), strict=True)
+        ]
+    if comparison.differences:
+        lines.append("")
+    if comparison.unjudged:
+        lines.append(f"effect not known: {_joined(map(str, comparison.unjudged))}")
+    for difference in comparison.undecided:
+        lines.append(f"not known: {_pair(difference)}; {difference.note}")
+    if comparison.in_neither:
+        lines.append(f"in neither file: {', '.join(comparison.in_neither)}")
+    if comparison.without_effect:
+        pairs = ", ".join(map(_pair, comparison.without_effect))
+        lines.append(f"no effect here: {pairs}; {comparison.without_effect[0].note}")
+    if comparison.speed:
+        lines.append(f"memory and time only: {_joined(comparison.speed)}")
+    if comparison.names:
+        lines.append(f"names, paths, logging: {_joined(comparison.names)}")
+    return lines
+
+
+def _pair(difference: QuantityDifference) -> str:
+    """Return a quantity with its two values."""
+    texts = [format_value(difference.quantity, reading) for reading in (difference.a, difference.b)]
+    return f"{difference.quantity.name} {texts[0]} | {texts[1]}"
+
+
+def _origins(reading: Reading) -> str:
+    """Return the settings from which a value is computed, at most two, with their sources."""
+    texts = [f"{origin.name}={origin.value} ({origin.source})" for origin in reading.origins[:2]]
+    return ", ".join(texts)
+
+
+MOST_LISTED = 6
+"""The most entries of a line that lists settings."""
+
+
+def _joined(texts: Any) -> str:
+    """Return texts with commas, and the number of those that are left out."""
+    texts = list(texts)
+    rest = len(texts) - MOST_LISTED
+    return ", ".join([*texts[:MOST_LISTED], *([f"and {rest} more"] if rest > 0 else [])])
+
+
+def diff(a: str | Path, b: str | Path) -> Difference:
+    r"""Compare two configurations of TRL or verl, or two runs.
+
+    Nothing in the files is imported or executed.
+
+    Args:
+        a: A configuration that `rlvet lint` reads, a log that `rlvet diagnose` reads, or the folder of a run.
+        b: Another one of the same kind.
+
+    Raises:
+        ValueError: if one cannot be read, or the two are of different kinds.
+        OSError: if one does not exist.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name, beta in (("a.py", 0.0), ("b.py", 0.04)):
+    ...     script = f"from trl import GRPOConfig\nargs = GRPOConfig('out', beta={beta})\n"
+    ...     _ = (folder / name).write_text(script)
+    >>> diff(folder / "a.py", folder / "b.py").headline
+    '1 difference in effect: KL coefficient'
+    """
+    sides = (_open_side(Path(a)), _open_side(Path(b)))
+    first, second = sides
+    notes = [side.note for side in sides if side.note]
+    logs = None
+    if first.rows and second.rows:
+        logs = compare_logs(first.rows, second.rows)
+    configurations = None
+    if first.training is not None and second.training is not None:
+        configurations = compare_configurations(first.training, second.training)
+    if logs is None and configurations is None:
+        raise InvalidValue(
+            f"{first.path} is {first.kind} and {second.path} is {second.kind}: compare two logs, or two "
+            f"configurations{''.join(f'; {note}' for note in notes)}"
+        )
+    if logs is not None and configurations is not None:
+        first_framework, second_framework = (one.framework for one in (configurations.a, configurations.b))
+        if first_framework != second_framework:
+            notes.append("a step of TRL is one of the optimizer, and a step of verl one batch")
+    if logs is None and any(side.rows for side in sides):
+        notes.append("only the configurations were compared, as only one of the two has a log")
+    return Difference(first.path, second.path, configurations, logs, notes)
+
+
+def _open_side(path: Path) -> Side:
+    """Read the configuration and the log of a path.
+
+    Raises:
+        ValueError: if it has neither, or is a record of tokens.
+        OSError: if it does not exist.
+    """
+    if not path.exists():
+        raise FileProblem(f"{path} does not exist")
+    if path.is_file() and path.name in READERS and path.suffix not in CONFIGURATIONS:
+        return _saved_configuration(path, open_run(path.parent))
+    if path.is_file() and path.suffix.lower() in CONFIGURATIONS:
+        return Side(str(path), _training_of_file(path))
+    run = open_run(path)
+    if run.is_record:
+        raise InvalidValue(
+            f"{path} is a record of tokens: `rlvet diff` compares logs and configurations; run `rlvet diagnose` on it"
+        )
+    try:
+        rows = run.rows
+    except RlvetError:
+        if path.is_dir() and run.configuration.framework is not None:
+            return _saved_configuration(path, run)
+        raise
+    if not any("reward" in row for row in rows):
+        raise InvalidValue(
+            f"{path} is no log of RL: no key is known to be the reward; a file bandpo-names.json beside it can name it"
+        )
+    if run.setup.framework != run.configuration.framework:
+        # A configuration of a framework that did not write the log belongs to another run.
+        return Side(str(path), rows=rows)
+    training, note = _training_of_run(run)
+    return Side(str(path), training, rows, note)
+
+
+def _saved_configuration(path: Path, run: Run) -> Side:
+    """Read the configuration that a run saved, of a folder without a log or a file.
+
+    Raises:
+        ValueError: if it is of another framework.
+    """
+    training, note = _training_of_run(run)
+    if training is None:
+        raise InvalidValue(note or f"{path} holds {NO_CONFIGURATION}")
+    return Side(str(path), training)
+
+
+def _training_of_run(run: Run) -> tuple[Training | None, str]:
+    """Return what the configuration of a run trains; None with the reason if it is not compared."""
+    saved = run.configuration
+    if saved.framework is None:
+        return None, ""
+    if saved.framework not in COMPARED:
+        return None, f"the settings of {run.path} are of {saved.framework}, which is not compared"
+    configuration = configuration_of_run(saved)
+    assert configuration is not None
+    return read_training(configuration, is_saved=True), ""
+
+
+def _training_of_file(path: Path) -> Training:
+    """Return what the configuration in a file trains.
+
+    Raises:
+        ValueError: if there is none, there are several, or it is of another framework.
+    """
+    configurations: Sequence[Configuration] = gate.answer_of(
+        read_configurations, path, types=CONFIGURATION_TYPES
+    )
+    if not configurations:
+        with path.open("rb") as file:
+            match = SUPERVISED.search(file.read(LARGEST_LINTED))
+        if match is not None:
+            name = match[0].decode()
+            raise InvalidValue(
+                f"{path} configures {name}, which is no RL: `rlvet diff` compares GRPO in TRL and verl"
+            )
+        raise InvalidValue(f"{path} holds {NO_CONFIGURATION}")
+    if len(configurations) > 1:
+        lines = ", ".join(str(configuration.line) for configuration in configurations)
+        raise InvalidValue(
+            f"{path} holds {len(configurations)} runs, which begin at lines {lines}: put the one to compare into a "
+            "file of its own"
+        )
+    (configuration,) = configurations
+    if configuration.framework not in COMPARED:
+        title = FRAMEWORKS[configuration.framework].title
+        raise InvalidValue(
+            f"{path} configures {title}: `rlvet diff` compares TRL and verl, and `rlvet lint` checks it"
+        )
+    return read_training(configuration)

@@ -1,0 +1,250 @@
+"""Find the first step at which the metrics of two logs part by more than runs of the same settings do.
+
+Each metric of the two runs, `a` and `b`, is smoothed over a window of a tenth of the steps. At a step, the metric has
+parted if the distance of the smoothed curves is more than
+
+    SHARE · movement + LIMIT · noise / √window
+
+for a whole window. The noise is the root mean square of the changes from step to step of both runs up to this step, over
+√2, so that it is the standard deviation of the difference of two steps. The movement is the larger range that the curve of
+one of the two runs has covered up to this step: runs with other seeds learn at other times, and drift apart while they
+do.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any
+
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.catalogue import OF_LOGS
+from rlvet.checks.course import Course, Series
+from rlvet.errors import InvalidValue
+from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row
+
+LIMIT = 8.0
+"""Standard errors of the distance of two smoothed curves, beyond their movement, from which they part. Chosen on half of the
+settings of `research/results`, see docs/diff.md."""
+SHARE = 0.75
+"""Share of the movement of a run by which runs of the same settings may differ."""
+FEWEST_STEPS = 20
+"""Number of common steps of a metric below which it is not compared."""
+
+RESULTS = ("reward", EVALUATION)
+"""Metrics that are effects of all others, which come last."""
+SPEED = ("memory", "step_time")
+"""Metrics of memory and time, which are not compared."""
+
+
+@dataclass(frozen=True)
+class MetricDifference:
+    """A metric that parts in two runs."""
+
+    name: str
+    """A quantity of `rlvet.runs.quantities.QUANTITIES`."""
+    step: float
+    """The first step at which it has parted."""
+    a: float
+    """The mean of the first run over the window from there on."""
+    b: float
+    """The mean of the second run."""
+    noise: float
+    """The standard deviation of the difference of two steps."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} from step {format_step(self.step)}: {format_number(self.a)} | {format_number(self.b)} "
+            f"(noise of a step {format_number(self.noise, 2)})"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the difference as a dictionary for JSON."""
+        return {"name": self.name, "step": self.step, "a": self.a, "b": self.b, "noise": self.noise}
+
+
+@dataclass(frozen=True)
+class LogComparison:
+    """The metrics of two logs that part, causes before their effects, and those that do not."""
+
+    parted: Sequence[MetricDifference] = ()
+    alike: Sequence[str] = ()
+    """The metrics that do not part."""
+    short: Sequence[str] = ()
+    """The metrics with fewer common steps than `FEWEST_STEPS`."""
+    only_a: Sequence[str] = ()
+    """The metrics that only the first log has."""
+    only_b: Sequence[str] = ()
+    """The metrics that only the second log has."""
+    notes: Sequence[str] = ()
+    """Sentences about what was compared."""
+
+    @property
+    def first(self) -> MetricDifference | None:
+        """The metric that parts first, of several the first cause; None if none parts."""
+        return min(self.parted, key=lambda one: one.step, default=None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as a dictionary for JSON."""
+        return {
+            "parted": [one.as_json() for one in self.parted],
+            "alike": list(self.alike),
+            "short": list(self.short),
+            "only_a": list(self.only_a),
+            "only_b": list(self.only_b),
+            "notes": list(self.notes),
+        }
+
+
+def metric_order() -> list[str]:
+    """Return the quantities of a log, causes before effects: in the order of the findings of `rlvet diagnose`.
+
+    >>> order = metric_order()
+    >>> order.index("mismatch_kl") < order.index("cut") < order.index("reward")
+    True
+    """
+    names: dict[str, None] = {}
+    for kind in OF_LOGS:
+        names.update(dict.fromkeys(kind.evidence))
+    names.update(dict.fromkeys(QUANTITIES))
+    known = [name for name in names if name in QUANTITIES and name not in (*RESULTS, *SPEED)]
+    return [*known, *RESULTS]
+
+
+def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
+    """Compare the metrics of two logs.
+
+    Args:
+        a: The rows of the first log, with the names of `QUANTITIES`.
+        b: The rows of the second log.
+
+    Raises:
+        ValueError: if no metric has enough common steps.
+
+    >>> rows = [{"step": step, "reward": step % 2 / 10} for step in range(100)]
+    >>> late = [{**row, "reward": row["reward"] + (row["step"] >= 50)} for row in rows]
+    >>> [parted.step for parted in compare_logs(rows, late).parted]
+    [50]
+    """
+    courses = (Course(a), Course(b))
+    parted: list[MetricDifference] = []
+    alike: list[str] = []
+    short: list[str] = []
+    only: tuple[list[str], list[str]] = ([], [])
+    for name in metric_order():
+        first, second = (course.series(name) for course in courses)
+        if not first.values or not second.values:
+            for names, series in zip(only, (first, second), strict=True):
+                if series.values:
+                    names.append(name)
+            continue
+        steps, values_a, values_b = _aligned(first, second)
+        if len(steps) < FEWEST_STEPS:
+            short.append(name)
+            continue
+        difference = first_difference(name, steps, values_a, values_b)
+        if difference is None:
+            alike.append(name)
+        else:
+            parted.append(difference)
+    if not parted and not alike:
+        raise InvalidValue(
+            f"the logs have no metric with {FEWEST_STEPS} common steps; both have {', '.join(short) or 'none'}"
+        )
+    return LogComparison(parted, alike, short, *only)
+
+
+def _aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:
+    """Return the steps of the series that is logged less often, and the values of both series at these steps.
+
+    A series that has no value at a step has its value of the last step before it.
+    """
+    if len(second.steps) < len(first.steps):
+        steps, values_b, values_a = _aligned(second, first)
+        return steps, values_a, values_b
+    steps: list[float] = []
+    values: tuple[list[float], list[float]] = ([], [])
+    for step, value in zip(first.steps, first.values, strict=True):
+        position = bisect_right(second.steps, step) - 1
+        if position < 0 or step > second.steps[-1]:
+            continue
+        steps.append(step)
+        values[0].append(value)
+        values[1].append(second.values[position])
+    return steps, *values
+
+
+def first_difference(
+    name: str, steps: Sequence[float], a: Sequence[float], b: Sequence[float]
+) -> MetricDifference | None:
+    """Return the first step at which a metric of two runs has parted; None if it does not part.
+
+    Args:
+        name: The name of the metric.
+        steps: The steps, (n,).
+        a: The values of the first run, (n,).
+        b: The values of the second run, (n,).
+    """
+    n = len(steps)
+    window = window_of(n)
+    excess = _excess(a, b, window)
+    length = 0
+    for start, (distance, tolerance, noise) in enumerate(excess):
+        length = length + 1 if distance > tolerance else 0
+        # All windows that begin within one window have parted, or those that are left at the end.
+        if length == window or (length and start == len(excess) - 1 and length == len(excess)):
+            first = start - length + 1
+            row = _row_of_change(a, b, first, window)
+            end = min(n, row + window)
+            return MetricDifference(name, steps[row], fmean(a[row:end]), fmean(b[row:end]), noise)
+    return None
+
+
+def window_of(n: int) -> int:
+    """Return the number of steps over which curves of n steps are smoothed: a tenth of them, and at least 5."""
+    return max(5, n // 10)
+
+
+def _excess(a: Sequence[float], b: Sequence[float], window: int) -> list[tuple[float, float, float]]:
+    """Return for each window the distance of the smoothed curves, the tolerance, and the noise up to its end."""
+    n = len(a)
+    scale = max(map(abs, (*a, *b)))
+    squares = [0.0]
+    for row in range(1, n):
+        squares.append(squares[-1] + (a[row] - a[row - 1]) ** 2 + (b[row] - b[row - 1]) ** 2)
+    smooth_a = _smoothed(a, window)
+    smooth_b = _smoothed(b, window)
+    ranges = [[smooth_a[0], smooth_a[0]], [smooth_b[0], smooth_b[0]]]
+    result = []
+    for start, means in enumerate(zip(smooth_a, smooth_b, strict=True)):
+        for limits, mean in zip(ranges, means, strict=True):
+            limits[0] = min(limits[0], mean)
+            limits[1] = max(limits[1], mean)
+        # The first noise is that of two windows.
+        last = min(n - 1, max(start + window - 1, 2 * window - 1))
+        noise = math.sqrt(squares[last] / last / 2)
+        movement = max(high - low for low, high in ranges)
+        tolerance = SHARE * movement + LIMIT * noise / math.sqrt(window) + 1e-9 * scale
+        result.append((abs(means[0] - means[1]), tolerance, noise))
+    return result
+
+
+def _smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Return the means of all windows of a curve."""
+    sums = [0.0, *accumulate(values)]
+    return [(sums[start + window] - sums[start]) / window for start in range(len(values) - window + 1)]
+
+
+def _row_of_change(a: Sequence[float], b: Sequence[float], start: int, window: int) -> int:
+    """Return the row within a window from which on the two curves are apart.
+
+    It is the first row of the window at which their distance is more than half of that at its end.
+    """
+    sign = 1 if fmean(a[start : start + window]) > fmean(b[start : start + window]) else -1
+    distances = [sign * (a[row] - b[row]) for row in range(start, start + window)]
+    level = distances[-1] / 2 if start else -math.inf
+    return next((start + offset for offset, distance in enumerate(distances) if distance > level), start)

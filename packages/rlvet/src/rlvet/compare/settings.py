@@ -1,0 +1,154 @@
+"""The settings of a configuration with the defaults of its framework's version, and the source of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from rlvet.compare.vocabulary import Origin, Reading
+from rlvet.lint.configuration import Configuration, Unread
+from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.rules import UnknownValue
+from rlvet.runs.files import load_table
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = load_table("defaults")
+"""The defaults of TRL and verl, with the versions that they are of; `framework_defaults.py` among bandpo's tests writes
+them."""
+
+BEFORE: Mapping[str, Mapping[str, Any]] = {
+    "trl": {
+        "importance_sampling_level": "token",
+        "loss_type": "grpo",
+        "scale_rewards": "group",
+        "use_bias_correction_kl": False,
+        "vllm_importance_sampling_correction": False,
+    },
+    "verl": {},
+}
+"""What versions without a setting did, where that is not what the default of the newest version does."""
+
+
+class NotSet(UnknownValue):
+    """Raised if a setting is not set in the file and may be set elsewhere."""
+
+
+class Settings:
+    """The settings of a configuration, with defaults. It remembers which ones were read.
+
+    Args:
+        configuration: The configuration, of TRL or verl.
+        is_saved: True if a run saved it, so that it has all settings of its version.
+
+    >>> from rlvet.lint.configuration import Setting
+    >>> file = Configuration("trl", "a.yaml", {"beta": Setting("beta", 0.1, 3)})
+    >>> settings = Settings(file)
+    >>> settings("beta"), settings("temperature")
+    (0.1, 1.0)
+    >>> [origin.source for origin in settings.reading(lambda s: s("beta") + s("epsilon")).origins]
+    ['a.yaml:3']
+    """
+
+    def __init__(self, configuration: Configuration, *, is_saved: bool = False):
+        self._configuration = configuration
+        self._is_saved = is_saved
+        framework = FRAMEWORKS[configuration.framework]
+        table = DEFAULTS[configuration.framework]
+        self._defaults = {**framework.defaults, **table["defaults"], **configuration.defaults}
+        self._version = f"{framework.title} {table['version']}"
+        self._current: list[str] = []
+        self.names_read: set[str] = set()
+
+    def __call__(self, name: str) -> Any:
+        """Return the value of a setting: that of the file, or else the default.
+
+        Raises:
+            UnknownValue: if the value is not known.
+        """
+        self._current.append(name)
+        self.names_read.add(name)
+        setting = self._configuration.settings.get(name)
+        if setting is not None:
+            if isinstance(setting.value, Unread):
+                raise UnknownValue(f"{setting.name} is {setting.value.reason}")
+            value = setting.value
+            if isinstance(value, str) and value.startswith("${"):
+                raise UnknownValue(f"{name} is the interpolation {value[:60]}")
+            return value
+        if self._configuration.incomplete:
+            raise NotSet(f"{name} may come from {self._configuration.incomplete}")
+        if self._is_saved and self._is_absent(name):
+            # A version without the setting saved the file.
+            return BEFORE[self._configuration.framework].get(name, self._defaults[name])
+        reason = self._configuration.reason_unknown(name)
+        if reason:
+            raise NotSet(reason)
+        if name not in self._defaults:
+            raise UnknownValue(f"the default of {name} is not known")
+        default = self._defaults[name]
+        if isinstance(default, str) and default.startswith("${"):
+            raise UnknownValue(f"{name} is the interpolation {default[:60]}")
+        return default
+
+    def _is_absent(self, name: str) -> bool:
+        """Return whether a saved file has no such setting. Those with lint's defaults are left out on reading."""
+        in_lint = name in FRAMEWORKS[self._configuration.framework].defaults
+        return name in self._configuration.absent or not in_lint
+
+    def is_set(self, name: str) -> bool:
+        """Return whether the file sets a setting."""
+        return name in self._configuration.settings
+
+    @property
+    def program(self) -> str:
+        """The program that a command runs; empty for other files."""
+        setting = self._configuration.settings.get("program")
+        return str(setting.value) if setting is not None else ""
+
+    def reading(self, compute: Callable[[Settings], Any]) -> Reading:
+        """Return the value of a quantity, with the settings that were read to compute it.
+
+        Args:
+            compute: A function that computes the quantity from these settings.
+        """
+        self._current = []
+        value = None
+        unknown = ""
+        is_unset = False
+        try:
+            value = compute(self)
+        except UnknownValue as error:
+            unknown = str(error)
+            is_unset = isinstance(error, NotSet)
+        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError):
+            names = ", ".join(dict.fromkeys(self._current))
+            unknown = f"one of {names} has a value of another type than {self._version} expects"
+        names = list(dict.fromkeys(self._current))
+        set_names = [name for name in names if self.is_set(name)]
+        origins = tuple(self._origin(name) for name in set_names or names[:1])
+        return Reading(value, origins, unknown, is_unset)
+
+    def _origin(self, name: str) -> Origin:
+        """Return a setting with its value and its source."""
+        setting = self._configuration.settings.get(name)
+        if setting is None:
+            return Origin(name, self._defaults.get(name), f"default of {self._version}")
+        file = PurePath(self._configuration.path).name
+        source = file if setting.line is None else f"{file}:{setting.line}"
+        value = setting.value.reason if isinstance(setting.value, Unread) else setting.value
+        return Origin(setting.name, value, source)
+
+    def default(self, name: str) -> Any:
+        """Return the default of a setting; None if it is not known."""
+        return self._defaults.get(name)
+
+
+def last_parts(path: Any, count: int = 1) -> str:
+    """Return the end of a path or of a name on the hub, in lower case.
+
+    >>> last_parts("/models/Qwen2.5-7B/"), last_parts("~/data/gsm8k/train.parquet", 2)
+    ('qwen2.5-7b', 'gsm8k/train.parquet')
+    """
+    parts = [part for part in re.split(r"[/\\]", str(path)) if part]
+    return "/".join(parts[-count:]).lower()

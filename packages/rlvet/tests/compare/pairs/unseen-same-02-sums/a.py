@@ -1,0 +1,26 @@
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from my_rewards import correct
+
+args = GRPOConfig(
+    output_dir="out",
+    learning_rate=2e-06,
+    lr_scheduler_type='constant',
+    weight_decay=0.01,
+    max_completion_length=12,
+    num_generations=4,
+    per_device_train_batch_size=8,
+    num_train_epochs=3,
+    loss_type='luspo',
+    delta=3.0,
+    epsilon=0.2,
+    generation_batch_size=16,
+)
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2.5-0.5B",
+    args=args,
+    reward_funcs=correct,
+    train_dataset=load_dataset("gsm8k", split="train"),
+)
+trainer.train()
