@@ -59,8 +59,17 @@ ALLOWED = {
     "rlvet.runs": {"rlvet.shared"},
     "rlvet.lint": {"rlvet.shared", "rlvet.runs"},
     "rlvet.checks": {"rlvet.shared", "rlvet.runs", "rlvet.lint"},
+    "rlvet.compare": {"rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks"},
     "rlvet.report": {"rlvet", "rlvet.shared", "rlvet.runs", "rlvet.checks"},
-    "rlvet.cli": {"rlvet", "rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks", "rlvet.report"},
+    "rlvet.cli": {
+        "rlvet",
+        "rlvet.shared",
+        "rlvet.runs",
+        "rlvet.lint",
+        "rlvet.checks",
+        "rlvet.compare",
+        "rlvet.report",
+    },
     "bandpo_lab": {"bandpo", "rlvet"},
 }
 """For each layer, the layers from which its modules may import. A package's name alone stands for its ``__init__``,
@@ -71,7 +80,7 @@ WITHIN_FUNCTIONS = {
     "bandpo.cli": {"bandpo.replay", "bandpo.watch", "bandpo.testing", "rlvet"},
 }
 """Layers that a module may import only within a function or for annotations, as they need rlvet."""
-WITHOUT_NUMPY = ("rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks", "rlvet.cli")
+WITHOUT_NUMPY = ("rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks", "rlvet.compare", "rlvet.cli")
 """Layers whose modules import no numpy and no pyarrow at their top, so that the standard library reads a log."""
 
 

@@ -13,7 +13,15 @@ from typing import Any
 
 FILE = Path(__file__).parents[4] / "packages/rlvet/src/rlvet/data/defaults.json"
 
-LEFT_OUT = ("profiler", "turbo_config", "qat", "critic.", "transfer_queue", "teacher_models", "reward_model.rollout")
+LEFT_OUT = (
+    "profiler",
+    "turbo_config",
+    "qat",
+    "critic.",
+    "transfer_queue",
+    "teacher_models",
+    "reward_model.rollout",
+)
 """Parts of the names of verl's settings that are left out: those of the profiler and of other models."""
 
 

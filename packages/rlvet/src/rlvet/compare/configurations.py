@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from rlvet._numbers import format_setting
 from rlvet.compare import trl, verl
-from rlvet.compare.settings import DEFAULTS, Settings
+from rlvet.compare.settings import DEFAULTS, LARGEST, LONGEST_VALUE, Settings
 from rlvet.compare.vocabulary import (
     AVERAGES_OF_TERMS,
     QUANTITIES,
@@ -109,7 +109,7 @@ class ConfigurationComparison:
     undecided: Sequence[QuantityDifference] = ()
     """Quantities of which at least one value is not known."""
     in_neither: Sequence[str] = ()
-    """Quantities that neither file determines, as their settings may come from elsewhere, or are the same expression."""
+    """Quantities that neither file determines: their settings come from elsewhere, or are the same expression."""
     speed: Sequence[str] = ()
     """Differences that change memory and time only, as text."""
     unjudged: Sequence[SettingDifference] = ()
@@ -155,9 +155,7 @@ def format_value(quantity: Quantity, reading: Reading) -> str:
         return "not known"
     if value is None:
         return quantity.none
-    if isinstance(value, PerProcess) or isinstance(value, str):
-        return str(value)
-    return format_setting(float(value))
+    return format_setting(float(value)) if _is_number(value) else str(value)[:LONGEST_VALUE]
 
 
 def _reading_as_json(quantity: Quantity, reading: Reading) -> dict[str, Any]:
@@ -169,8 +167,12 @@ def _reading_as_json(quantity: Quantity, reading: Reading) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of JSON: text for other types."""
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
+    """Return a value of JSON: short text for other types, and for numbers that JSON does not have."""
+    if isinstance(value, bool | None):
+        return value
+    if isinstance(value, int | float) and abs(value) < LARGEST:
+        return value
+    return str(value)[:LONGEST_VALUE]
 
 
 def read_training(configuration: Configuration, *, is_saved: bool = False) -> Training:
@@ -288,12 +290,13 @@ def _are_equal(first: Any, second: Any) -> bool:
     if isinstance(first, PerProcess) and isinstance(second, PerProcess):
         return _are_equal(first.number, second.number)
     if _is_number(first) and _is_number(second):
-        return math.isclose(first, second, rel_tol=1e-9)
+        return first == second or math.isclose(first, second, rel_tol=1e-9)
     return type(first) is type(second) and first == second
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a number of a usual size, which can be compared up to rounding."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _processes_for_equality(first: Any, second: Any) -> float:
@@ -306,7 +309,7 @@ def _processes_for_equality(first: Any, second: Any) -> float:
     return processes if processes >= 1 and processes == int(processes) else 0
 
 
-LONGEST_VALUE = 40
+LONGEST_OTHER = 40
 """The most characters of the value of a setting without a quantity."""
 
 
@@ -315,9 +318,10 @@ def _other_settings(a: Training, b: Training) -> dict[str, list[SettingDifferenc
     kinds: dict[str, list[SettingDifference]] = {"speed": [], "names": [], "unjudged": []}
     read = a.read | b.read
     for name in dict.fromkeys((*a.settings, *b.settings)):
-        if name in read or WITHOUT_CONDITION.search(name):
-            if not (SPEED.search(name) and name in read):
-                continue
+        # The split into micro-batches is part of quantities, and otherwise a matter of memory.
+        is_compared = name in read or bool(WITHOUT_CONDITION.search(name))
+        if name == "program" or (is_compared and not SPEED.search(name)):
+            continue
         values = [_value_or_default(training, name) for training in (a, b)]
         if a.framework == b.framework and _are_equal(values[0], values[1]):
             continue
@@ -345,4 +349,4 @@ def _text(training: Training, name: str) -> str:
     if name not in training.settings:
         return "not set"
     value = training.settings[name]
-    return (value.reason if isinstance(value, Unread) else str(value))[:LONGEST_VALUE]
+    return (value.reason if isinstance(value, Unread) else str(value))[:LONGEST_OTHER]

@@ -18,7 +18,7 @@ from rlvet.compare.configurations import (
     read_training,
 )
 from rlvet.compare.logs import LogComparison, compare_logs
-from rlvet.compare.settings import DEFAULTS
+from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
 from rlvet.errors import FileProblem, InvalidValue, RlvetError
 from rlvet.lint.checks import CONFIGURATION_TYPES, NO_CONFIGURATION, configuration_of_run
@@ -203,7 +203,10 @@ def _pair(difference: QuantityDifference) -> str:
 
 def _origins(reading: Reading) -> str:
     """Return the settings from which a value is computed, at most two, with their sources."""
-    texts = [f"{origin.name}={origin.value} ({origin.source})" for origin in reading.origins[:2]]
+    texts = [
+        f"{origin.name}={str(origin.value)[:LONGEST_VALUE]} ({origin.source})"
+        for origin in reading.origins[:2]
+    ]
     return ", ".join(texts)
 
 

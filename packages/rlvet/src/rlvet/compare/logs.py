@@ -1,20 +1,23 @@
 """Find the first step at which the metrics of two logs part by more than runs of the same settings do.
 
-Each metric of the two runs, `a` and `b`, is smoothed over a window of a tenth of the steps. At a step, the metric has
-parted if the distance of the smoothed curves is more than
+Runs with other seeds draw other answers, and learn earlier or later. So each metric is smoothed over a window of a
+tenth of the steps, and a curve is compared with all values that the other one has at most 35 % of the steps before or
+after. A metric has parted if, for a whole window of steps,
 
-    SHARE · movement + LIMIT · noise / √window
+- each of the two curves is outside of these values of the other one, or
+- one curve is on the wrong side of the other one: below all of these values although the other curve does not fall from
+  its first to its last third, or above them although it does not rise;
 
-for a whole window. The noise is the root mean square of the changes from step to step of both runs up to this step, over
-√2, so that it is the standard deviation of the difference of two steps. The movement is the larger range that the curve of
-one of the two runs has covered up to this step: runs with other seeds learn at other times, and drift apart while they
-do.
+in either case by more than LIMIT · noise / √window. The noise is the standard deviation of the difference of the two
+runs at one step. It is computed from the changes from step to step of both runs up to this step: the root of half of
+their mean square.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -23,15 +26,15 @@ from typing import Any
 
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.catalogue import OF_LOGS
-from rlvet.checks.course import Course, Series
+from rlvet.checks.course import Course, Series, end_means, noise_of_differences
 from rlvet.errors import InvalidValue
 from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row
 
-LIMIT = 8.0
-"""Standard errors of the distance of two smoothed curves, beyond their movement, from which they part. Chosen on half of the
-settings of `research/results`, see docs/diff.md."""
-SHARE = 0.75
-"""Share of the movement of a run by which runs of the same settings may differ."""
+LIMIT = 10.0
+"""Standard errors of the distance of two smoothed curves from which they part. It was chosen on half of the settings of
+the runs in ``research/results``, see docs/diff.md."""
+SHIFT = 0.35
+"""Share of the steps by which one run may be ahead of the other."""
 FEWEST_STEPS = 20
 """Number of common steps of a metric below which it is not compared."""
 
@@ -54,7 +57,7 @@ class MetricDifference:
     b: float
     """The mean of the second run."""
     noise: float
-    """The standard deviation of the difference of two steps."""
+    """The standard deviation of the difference of the two runs at one step."""
 
     def __str__(self) -> str:
         return (
@@ -191,14 +194,16 @@ def first_difference(
     """
     n = len(steps)
     window = window_of(n)
-    excess = _excess(a, b, window)
+    distances = _distances(a, b, window)
+    noises = _noises(a, b, window)
+    scale = max(map(abs, (*a, *b)))
     length = 0
-    for start, (distance, tolerance, noise) in enumerate(excess):
-        length = length + 1 if distance > tolerance else 0
-        # All windows that begin within one window have parted, or those that are left at the end.
-        if length == window or (length and start == len(excess) - 1 and length == len(excess)):
-            first = start - length + 1
-            row = _row_of_change(a, b, first, window)
+    for start, (distance, noise) in enumerate(zip(distances, noises, strict=True)):
+        # Of two constants, the sums of a window differ by rounding.
+        is_apart = distance > LIMIT * noise / math.sqrt(window) + 1e-9 * scale
+        length = length + 1 if is_apart else 0
+        if length == min(window, len(distances)):
+            row = _row_of_change(a, b, start - length + 1, window)
             end = min(n, row + window)
             return MetricDifference(name, steps[row], fmean(a[row:end]), fmean(b[row:end]), noise)
     return None
@@ -209,27 +214,84 @@ def window_of(n: int) -> int:
     return max(5, n // 10)
 
 
-def _excess(a: Sequence[float], b: Sequence[float], window: int) -> list[tuple[float, float, float]]:
-    """Return for each window the distance of the smoothed curves, the tolerance, and the noise up to its end."""
-    n = len(a)
-    scale = max(map(abs, (*a, *b)))
+def _noises(a: Sequence[float], b: Sequence[float], window: int) -> list[float]:
+    """Return the noise of two runs up to the end of each window; the first one is that of two windows."""
     squares = [0.0]
-    for row in range(1, n):
+    for row in range(1, len(a)):
         squares.append(squares[-1] + (a[row] - a[row - 1]) ** 2 + (b[row] - b[row - 1]) ** 2)
-    smooth_a = _smoothed(a, window)
-    smooth_b = _smoothed(b, window)
-    ranges = [[smooth_a[0], smooth_a[0]], [smooth_b[0], smooth_b[0]]]
+    noises = []
+    for start in range(len(a) - window + 1):
+        last = min(len(a) - 1, max(start + window - 1, 2 * window - 1))
+        noises.append(math.sqrt(squares[last] / last / 2))
+    return noises
+
+
+def _distances(a: Sequence[float], b: Sequence[float], window: int) -> list[float]:
+    """Return for each window by how much the smoothed curves of two runs are outside of each other's values."""
+    curves = (_smoothed(a, window), _smoothed(b, window))
+    reach = max(1, int(SHIFT * len(a)))
+    limits = [_limits_around(curve, reach) for curve in curves]
+    trends = [_trend(values) for values in (a, b)]
+    distances = []
+    for start in range(len(curves[0])):
+        outside = []
+        wrong = []
+        for own, other in ((0, 1), (1, 0)):
+            value = curves[own][start]
+            least, most = limits[other][start]
+            below = least - value
+            above = value - most
+            outside.append(max(below, above, 0.0))
+            wrong += [below] if trends[other] >= 0 else []
+            wrong += [above] if trends[other] <= 0 else []
+        distances.append(max(min(outside), *wrong))
+    return distances
+
+
+CLEAR_TREND = 3.0
+"""Standard errors of the rise of a curve from which it has a trend."""
+
+
+def _trend(values: Sequence[float]) -> int:
+    """Return 1 for a curve that rises from its first to its last third, -1 for one that falls, and else 0."""
+    before, after = end_means(values, 3)
+    # The changes from step to step have twice the variance of a step, and so has the difference of two means.
+    error = noise_of_differences(values) / math.sqrt(max(1, len(values) // 3))
+    if abs(after - before) <= CLEAR_TREND * error:
+        return 0
+    return 1 if after > before else -1
+
+
+def _limits_around(curve: Sequence[float], reach: int) -> list[tuple[float, float]]:
+    """Return the smallest and the largest value of a curve around each of its points.
+
+    Args:
+        curve: The curve, (n,).
+        reach: Number of points before and after that count.
+
+    >>> _limits_around([0.0, 3.0, 1.0, 2.0], 1)
+    [(0.0, 3.0), (0.0, 3.0), (1.0, 3.0), (1.0, 2.0)]
+    """
+    largest = _largest_around(curve, reach)
+    smallest = _largest_around([-value for value in curve], reach)
+    return [(-low, high) for low, high in zip(smallest, largest, strict=True)]
+
+
+def _largest_around(curve: Sequence[float], reach: int) -> list[float]:
+    """Return the largest value of a curve around each of its points, in linear time."""
+    # The points that may still be the largest one of a later stretch, with falling values.
+    candidates: deque[int] = deque()
     result = []
-    for start, means in enumerate(zip(smooth_a, smooth_b, strict=True)):
-        for limits, mean in zip(ranges, means, strict=True):
-            limits[0] = min(limits[0], mean)
-            limits[1] = max(limits[1], mean)
-        # The first noise is that of two windows.
-        last = min(n - 1, max(start + window - 1, 2 * window - 1))
-        noise = math.sqrt(squares[last] / last / 2)
-        movement = max(high - low for low, high in ranges)
-        tolerance = SHARE * movement + LIMIT * noise / math.sqrt(window) + 1e-9 * scale
-        result.append((abs(means[0] - means[1]), tolerance, noise))
+    end = 0
+    for middle in range(len(curve)):
+        while end < min(len(curve), middle + reach + 1):
+            while candidates and curve[candidates[-1]] <= curve[end]:
+                candidates.pop()
+            candidates.append(end)
+            end += 1
+        if candidates[0] < middle - reach:
+            candidates.popleft()
+        result.append(curve[candidates[0]])
     return result
 
 

@@ -30,6 +30,12 @@ BEFORE: Mapping[str, Mapping[str, Any]] = {
 """What versions without a setting did, where that is not what the default of the newest version does."""
 
 
+LARGEST = 1e15
+"""Numbers from this one on are no settings."""
+LONGEST_VALUE = 80
+"""The most characters of a value in a message."""
+
+
 class NotSet(UnknownValue):
     """Raised if a setting is not set in the file and may be set elsewhere."""
 
@@ -46,8 +52,8 @@ class Settings:
     >>> settings = Settings(file)
     >>> settings("beta"), settings("temperature")
     (0.1, 1.0)
-    >>> [origin.source for origin in settings.reading(lambda s: s("beta") + s("epsilon")).origins]
-    ['a.yaml:3']
+    >>> [origin.source for origin in settings.reading(lambda s: s("epsilon") + s("beta")).origins]
+    ['default of TRL 1.16.0', 'a.yaml:3']
     """
 
     def __init__(self, configuration: Configuration, *, is_saved: bool = False):
@@ -84,8 +90,6 @@ class Settings:
         reason = self._configuration.reason_unknown(name)
         if reason:
             raise NotSet(reason)
-        if name not in self._defaults:
-            raise UnknownValue(f"the default of {name} is not known")
         default = self._defaults[name]
         if isinstance(default, str) and default.startswith("${"):
             raise UnknownValue(f"{name} is the interpolation {default[:60]}")
@@ -95,6 +99,21 @@ class Settings:
         """Return whether a saved file has no such setting. Those with lint's defaults are left out on reading."""
         in_lint = name in FRAMEWORKS[self._configuration.framework].defaults
         return name in self._configuration.absent or not in_lint
+
+    def number(self, name: str) -> float:
+        """Return the value of a setting that is a number.
+
+        Raises:
+            UnknownValue: if the value is not known, or is no finite number.
+        """
+        value = self(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+            raise UnknownValue(f"{name} is {str(value)[:LONGEST_VALUE]}, and not a number")
+        return value
+
+    def number_or_none(self, name: str) -> float | None:
+        """Return the value of a setting that is a number or None."""
+        return None if self(name) is None else self.number(name)
 
     def is_set(self, name: str) -> bool:
         """Return whether the file sets a setting."""
@@ -124,9 +143,13 @@ class Settings:
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError):
             names = ", ".join(dict.fromkeys(self._current))
             unknown = f"one of {names} has a value of another type than {self._version} expects"
+        if isinstance(value, int | float) and not abs(value) < LARGEST:
+            value = None
+            unknown = f"{self._current[0]} is no number of a usual size"
         names = list(dict.fromkeys(self._current))
-        set_names = [name for name in names if self.is_set(name)]
-        origins = tuple(self._origin(name) for name in set_names or names[:1])
+        # The setting that is read first is the one of the quantity; the others are conditions.
+        conditions = [name for name in names[1:] if self.is_set(name)]
+        origins = tuple(self._origin(name) for name in (*names[:1], *conditions))
         return Reading(value, origins, unknown, is_unset)
 
     def _origin(self, name: str) -> Origin:

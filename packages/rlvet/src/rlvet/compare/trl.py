@@ -18,18 +18,18 @@ OF_THE_UPDATE = "mean over the tokens of an update"
 OF_ANSWERS = "mean over answers of their means"
 
 
-def _processes(s: Settings) -> int | None:
+def _processes(s: Settings) -> float | None:
     """Return the number of processes; None if the configuration does not have it."""
     for name in ("num_processes", "nproc_per_node"):
-        number = s(name) if s.is_set(name) else None
+        number = s.number_or_none(name) if s.is_set(name) else None
         if number is not None:
-            nodes = s("nnodes") if name == "nproc_per_node" else 1
+            nodes = s.number("nnodes") if name == "nproc_per_node" else 1
             return number * nodes
-    size = s("generation_batch_size")
-    steps = s("steps_per_generation")
+    size = s.number_or_none("generation_batch_size")
+    steps = s.number_or_none("steps_per_generation")
     if size is not None and steps is not None:
         # A run that has begun has saved both.
-        return size // (s("per_device_train_batch_size") * steps)
+        return size // (s.number("per_device_train_batch_size") * steps)
     return None
 
 
@@ -40,35 +40,36 @@ def _in_all(s: Settings, answers: float) -> float | PerProcess:
 
 
 def _answers_of_update(s: Settings) -> float | PerProcess:
-    return _in_all(s, s("per_device_train_batch_size") * s("gradient_accumulation_steps"))
+    return _in_all(s, s.number("per_device_train_batch_size") * s.number("gradient_accumulation_steps"))
 
 
 def _steps(s: Settings) -> float:
     """Return the number of micro-batches into which a process splits its part of a batch."""
-    steps = s("steps_per_generation")
+    steps = s.number_or_none("steps_per_generation")
     if steps is not None:
         return steps
-    size = s("generation_batch_size")
+    size = s.number_or_none("generation_batch_size")
     if size is None:
-        return s("gradient_accumulation_steps")
+        return s.number("gradient_accumulation_steps")
     processes = _processes(s)
     if processes is None:
         raise UnknownValue("the number of processes is not in the configuration")
-    return size / (s("per_device_train_batch_size") * processes)
+    return size / (s.number("per_device_train_batch_size") * processes)
 
 
 def _answers_of_batch(s: Settings) -> float | PerProcess:
-    size = s("generation_batch_size")
-    return size if size is not None else _in_all(s, s("per_device_train_batch_size") * _steps(s))
+    of_process = s.number("per_device_train_batch_size")
+    size = s.number_or_none("generation_batch_size")
+    return size if size is not None else _in_all(s, of_process * _steps(s))
 
 
 def _updates(s: Settings) -> float:
-    return s("num_iterations") * _steps(s) / s("gradient_accumulation_steps")
+    return s.number("num_iterations") * _steps(s) / s.number("gradient_accumulation_steps")
 
 
 def _has_ratios_of_one(s: Settings) -> bool:
     """Return whether TRL trains without old probabilities, as each batch gets at most one update."""
-    return s("gradient_accumulation_steps") % (_steps(s) * s("num_iterations")) == 0
+    return s.number("gradient_accumulation_steps") % (_steps(s) * s.number("num_iterations")) == 0
 
 
 def _policy_loss(s: Settings) -> str:
@@ -86,13 +87,13 @@ def _policy_loss(s: Settings) -> str:
 
 
 def _clip_below(s: Settings) -> float | None:
-    low = s("epsilon")
+    low = s.number("epsilon")
     return _bound(1 - low) if s("loss_type") in CLIPPED else None
 
 
 def _clip_above(s: Settings) -> float | None:
-    high = s("epsilon_high")
-    high = s("epsilon") if high is None else high
+    high = s.number_or_none("epsilon_high")
+    high = s.number("epsilon") if high is None else high
     if s("loss_type") == "cispo":
         # The bound itself, not its distance from 1.
         return high
@@ -105,7 +106,7 @@ def _bound(value: float) -> float | None:
 
 
 def _dual_clip(s: Settings) -> float | None:
-    cap = s("delta")
+    cap = s.number_or_none("delta")
     return cap if s("loss_type") in CLIPPED else None
 
 
@@ -116,10 +117,10 @@ def _average(s: Settings) -> str:
     if loss == "luspo":
         return "mean over answers of their sums"
     if loss == "dr_grpo":
-        return f"mean over answers of their sums / {s('max_completion_length')}"
+        return f"mean over answers of their sums / {s.number('max_completion_length')}"
     if loss == "bnpo":
         return _average_of_micro_batches(s)
-    if _steps(s) == s("gradient_accumulation_steps"):
+    if _steps(s) == s.number("gradient_accumulation_steps"):
         return OF_THE_UPDATE
     return "sum over the tokens of an update / mean number of tokens of the batch's updates"
 
@@ -129,7 +130,7 @@ def _average_of_micro_batches(s: Settings) -> str:
     processes = _processes(s)
     if processes is None:
         raise UnknownValue("the number of processes is not in the configuration")
-    return OF_THE_UPDATE if processes * s("gradient_accumulation_steps") == 1 else MICRO_BATCHES
+    return OF_THE_UPDATE if processes * s.number("gradient_accumulation_steps") == 1 else MICRO_BATCHES
 
 
 def _importance_weights(s: Settings) -> str | None:
@@ -137,9 +138,9 @@ def _importance_weights(s: Settings) -> str | None:
         return None
     level, _, kind = s("vllm_importance_sampling_mode").partition("_")
     # The older name of the upper bound.
-    high = s("vllm_importance_sampling_cap")
-    high = s("vllm_importance_sampling_clip_max") if high is None else high
-    return weights_text(level, kind == "mask", s("vllm_importance_sampling_clip_min"), high)
+    high = s.number_or_none("vllm_importance_sampling_cap")
+    high = s.number_or_none("vllm_importance_sampling_clip_max") if high is None else high
+    return weights_text(level, kind == "mask", s.number_or_none("vllm_importance_sampling_clip_min"), high)
 
 
 def weights_text(level: str, is_mask: bool, low: float | None, high: float | None) -> str:
@@ -183,7 +184,12 @@ def _kl_reference(s: Settings) -> str:
 def _entropy_bonus(s: Settings) -> float | str | None:
     if s("use_adaptive_entropy"):
         return f"adapted to an entropy of {s('entropy_target')}"
-    return s("entropy_coef") or None
+    return s.number_or_none("entropy_coef") or None
+
+
+def _tokens_by_entropy(s: Settings) -> str | None:
+    share = s.number("top_entropy_quantile")
+    return None if share == 1 else f"the top {100 * share:g}%"
 
 
 def _scale(s: Settings) -> str | None:
@@ -197,8 +203,8 @@ def _scale(s: Settings) -> str | None:
 def _warm_up(s: Settings) -> str | None:
     if s("lr_scheduler_type") == "constant":
         return None
-    steps = s("warmup_steps")
-    share = s("warmup_ratio")
+    steps = s.number("warmup_steps")
+    share = s.number_or_none("warmup_ratio")
     if 0 < steps < 1:
         share = steps
         steps = 0
@@ -208,9 +214,9 @@ def _warm_up(s: Settings) -> str | None:
 
 
 def _length(s: Settings) -> str:
-    if s("max_steps") > 0:
-        return f"{format_setting(float(s('max_steps') / _updates(s)))} batches"
-    return f"{format_setting(float(s('num_train_epochs')))} epochs"
+    if s.number("max_steps") > 0:
+        return f"{format_setting(float(s.number('max_steps') / _updates(s)))} batches"
+    return f"{format_setting(float(s.number('num_train_epochs')))} epochs"
 
 
 def schedule_name(name: Any) -> str:
@@ -278,8 +284,8 @@ def _data_set(s: Settings) -> str:
     return last_parts(s("dataset_name"), 2)
 
 
-def _top_k(s: Settings) -> int | None:
-    return s("top_k") or None
+def _top_k(s: Settings) -> float | None:
+    return s.number_or_none("top_k") or None
 
 
 QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
@@ -289,7 +295,7 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "dual clip": _dual_clip,
     "average of the loss": _average,
     "old policy": lambda s: "the trainer's own",
-    "passes over a batch": lambda s: s("num_iterations"),
+    "passes over a batch": lambda s: s.number("num_iterations"),
     "answers an update": _answers_of_update,
     "updates on a batch": _updates,
     "baseline": lambda s: "mean of the group",
@@ -299,40 +305,40 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "rejected tokens": lambda s: None,
     "off-policy answers": lambda s: (
         None
-        if s("off_policy_mask_threshold") is None
-        else f"left out above a KL of {s('off_policy_mask_threshold')}"
+        if s.number_or_none("off_policy_mask_threshold") is None
+        else f"left out above a KL of {s.number_or_none('off_policy_mask_threshold')}"
     ),
-    "tokens by entropy": lambda s: (
-        None if s("top_entropy_quantile") == 1 else f"the top {100 * s('top_entropy_quantile'):g}%"
-    ),
+    "tokens by entropy": _tokens_by_entropy,
     "importance weights": _importance_weights,
-    "KL coefficient": lambda s: s("beta") or None,
+    "KL coefficient": lambda s: s.number_or_none("beta") or None,
     "KL estimator": _kl_estimator,
     "average of the KL term": _average,
     "KL reference": _kl_reference,
     "KL in the reward": lambda s: None,
     "entropy bonus": _entropy_bonus,
     "average of the entropy": _average_of_micro_batches,
-    "temperature": lambda s: s("temperature"),
-    "learning rate": lambda s: s("learning_rate"),
+    "temperature": lambda s: s.number("temperature"),
+    "learning rate": lambda s: s.number("learning_rate"),
     "schedule": lambda s: schedule_name(s("lr_scheduler_type")),
     "warm-up": _warm_up,
     "optimizer": lambda s: optimizer_name(s("optim")),
-    "weight decay": lambda s: s("weight_decay") or None,
-    "betas of Adam": lambda s: f"{s('adam_beta1'):g} and {s('adam_beta2'):g}",
-    "limit of the gradient norm": lambda s: s("max_grad_norm") or None,
+    "weight decay": lambda s: s.number_or_none("weight_decay") or None,
+    "betas of Adam": lambda s: f"{s.number('adam_beta1'):g} and {s.number('adam_beta2'):g}",
+    "limit of the gradient norm": lambda s: s.number_or_none("max_grad_norm") or None,
     "LoRA rank": _lora_rank,
     "LoRA alpha": _lora_alpha,
     "precision": _precision,
     "dropout": lambda s: "off" if s("disable_dropout") else "as in the model",
     "model": _model,
-    "answers to a prompt": lambda s: s("num_generations"),
+    "answers to a prompt": lambda s: s.number("num_generations"),
     "answers a batch": _answers_of_batch,
-    "longest answer": lambda s: s("max_completion_length"),
-    "top-p": lambda s: None if s("top_p") == 1 else s("top_p"),
+    "longest answer": lambda s: s.number("max_completion_length"),
+    "top-p": lambda s: None if s.number("top_p") == 1 else s.number("top_p"),
     "top-k": _top_k,
-    "min-p": lambda s: s("min_p") or None,
-    "repetition penalty": lambda s: None if s("repetition_penalty") == 1 else s("repetition_penalty"),
+    "min-p": lambda s: s.number_or_none("min_p") or None,
+    "repetition penalty": lambda s: (
+        None if s.number("repetition_penalty") == 1 else s.number("repetition_penalty")
+    ),
     "groups left out": lambda s: None,
     "prompts left out": lambda s: None,
     "age of the data": lambda s: None,

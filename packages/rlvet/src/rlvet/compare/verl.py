@@ -1,5 +1,8 @@
-"""What a configuration of verl's PPO trainer trains. The formulas are those of verl 0.9.1: trainer/ppo/core_algos.py,
-trainer/ppo/rollout_corr_helper.py and workers/utils/losses.py."""
+"""What a configuration of verl's PPO trainer trains.
+
+The formulas are those of verl 0.9.1: trainer/ppo/core_algos.py, trainer/ppo/rollout_corr_helper.py and
+workers/utils/losses.py.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,8 @@ AVERAGES: Mapping[str, str] = {
 
 
 def _clip(s: Settings, side: str) -> float:
-    value = s(f"{ACTOR}clip_ratio_{side}")
-    return s(f"{ACTOR}clip_ratio") if value is None else value
+    value = s.number_or_none(f"{ACTOR}clip_ratio_{side}")
+    return s.number(f"{ACTOR}clip_ratio") if value is None else value
 
 
 def _policy_loss(s: Settings) -> str:
@@ -79,7 +82,7 @@ def _clip_above(s: Settings) -> float | None:
 
 
 def _dual_clip(s: Settings) -> float | None:
-    cap = s(f"{ACTOR}clip_ratio_c")
+    cap = s.number(f"{ACTOR}clip_ratio_c")
     return cap if s(f"{LOSS}loss_mode") in DUAL else None
 
 
@@ -88,22 +91,21 @@ def _average_of_terms(s: Settings) -> str:
     mode = s(f"{ACTOR}loss_agg_mode")
     if mode != "seq-mean-token-sum-norm":
         return AVERAGES[mode]
-    factor = s(f"{ACTOR}loss_scale_factor")
+    factor = s.number_or_none(f"{ACTOR}loss_scale_factor")
     divisor = "the longest answer of the micro-batch" if factor is None else format_setting(float(factor))
     return f"mean over answers of their sums / {divisor}"
 
 
 def _average(s: Settings) -> str:
+    average = _average_of_terms(s)
     loss = s(f"{LOSS}loss_mode")
     if loss == "sapo":
         return OF_ANSWERS
-    if loss == "geo_mean":
-        return "mean over the answers of each micro-batch"
-    return _average_of_terms(s)
+    return "mean over the answers of each micro-batch" if loss == "geo_mean" else average
 
 
 def _updates_of_pass(s: Settings) -> float:
-    return max(1.0, s("data.train_batch_size") / s(f"{ACTOR}ppo_mini_batch_size"))
+    return max(1.0, s.number("data.train_batch_size") / s.number(f"{ACTOR}ppo_mini_batch_size"))
 
 
 def _old_policy(s: Settings) -> str:
@@ -144,7 +146,7 @@ def _rejected(s: Settings) -> str | None:
 
 
 def _kl_coefficient(s: Settings) -> float | None:
-    return (s(f"{ACTOR}kl_loss_coef") or None) if s(f"{ACTOR}use_kl_loss") else None
+    return (s.number(f"{ACTOR}kl_loss_coef") or None) if s(f"{ACTOR}use_kl_loss") else None
 
 
 KL_ESTIMATORS: Mapping[str, str] = {
@@ -167,7 +169,7 @@ def _kl_estimator(s: Settings) -> str:
 def _kl_in_reward(s: Settings) -> str | None:
     if not s("algorithm.use_kl_in_reward"):
         return None
-    coefficient = s("algorithm.kl_ctrl.kl_coef")
+    coefficient = s.number("algorithm.kl_ctrl.kl_coef")
     if s("algorithm.kl_ctrl.type") != "fixed":
         return f"adapted to {s('algorithm.kl_ctrl.target_kl')}, from {coefficient}"
     kind = s("algorithm.kl_penalty").removesuffix("+")
@@ -175,11 +177,11 @@ def _kl_in_reward(s: Settings) -> str | None:
 
 
 def _warm_up(s: Settings) -> str | None:
-    steps = s(f"{OPTIMIZER}lr_warmup_steps")
+    steps = s.number(f"{OPTIMIZER}lr_warmup_steps")
     # The schedule advances once for each batch.
     if steps > 0:
         return f"{format_setting(float(steps))} batches"
-    share = s(f"{OPTIMIZER}lr_warmup_steps_ratio") if steps < 0 else 0
+    share = s.number(f"{OPTIMIZER}lr_warmup_steps_ratio") if steps < 0 else 0
     return f"{format_setting(100 * float(share))}% of the run" if share else None
 
 
@@ -225,11 +227,11 @@ def _age(s: Settings) -> str | None:
     return "asynchronous" if "fully_async" in s.program else None
 
 
-def _longest_answer(s: Settings) -> int:
+def _longest_answer(s: Settings) -> float:
     return (
         s(f"{ROLLOUT}response_length")
         if s.is_set(f"{ROLLOUT}response_length")
-        else s("data.max_response_length")
+        else s.number("data.max_response_length")
     )
 
 
@@ -240,25 +242,26 @@ def _data_set(s: Settings) -> str:
 
 
 def _length(s: Settings) -> str:
-    steps = s("trainer.total_training_steps")
+    steps = s.number_or_none("trainer.total_training_steps")
     return (
         f"{format_setting(float(steps))} batches"
         if steps
-        else f"{format_setting(float(s('trainer.total_epochs')))} epochs"
+        else f"{format_setting(s.number('trainer.total_epochs'))} epochs"
     )
 
 
 def _sampler(s: Settings) -> str:
     if not s.is_set(f"{ROLLOUT}name"):
         raise NotSet(f"{ROLLOUT}name is not set")
-    return {"vllm": "vLLM", "sglang": "SGLang"}.get(s(f"{ROLLOUT}name"), s(f"{ROLLOUT}name"))
+    name = str(s(f"{ROLLOUT}name"))
+    return {"vllm": "vLLM", "sglang": "SGLang"}.get(name, name)
 
 
 def _positive_or_none(name: str) -> Callable[[Settings], Any]:
     """Return a function that returns the value of a setting, and None for 0, -1 and None."""
 
     def compute(s: Settings) -> Any:
-        value = s(name)
+        value = s.number_or_none(name)
         return value if value is not None and value > 0 else None
 
     return compute
@@ -266,7 +269,7 @@ def _positive_or_none(name: str) -> Callable[[Settings], Any]:
 
 def _unless_one(name: str) -> Callable[[Settings], Any]:
     """Return a function that returns the value of a setting, and None for 1."""
-    return lambda s: None if s(name) == 1 else s(name)
+    return lambda s: None if s.number(name) == 1 else s.number(name)
 
 
 QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
@@ -276,11 +279,12 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "dual clip": _dual_clip,
     "average of the loss": _average,
     "old policy": _old_policy,
-    "passes over a batch": lambda s: s(f"{ACTOR}ppo_epochs"),
+    "passes over a batch": lambda s: s.number(f"{ACTOR}ppo_epochs"),
     "answers an update": lambda s: (
-        min(s(f"{ACTOR}ppo_mini_batch_size"), s("data.train_batch_size")) * s(f"{ROLLOUT}n")
+        min(s.number(f"{ACTOR}ppo_mini_batch_size"), s.number("data.train_batch_size"))
+        * s.number(f"{ROLLOUT}n")
     ),
-    "updates on a batch": lambda s: s(f"{ACTOR}ppo_epochs") * _updates_of_pass(s),
+    "updates on a batch": lambda s: s.number(f"{ACTOR}ppo_epochs") * _updates_of_pass(s),
     "baseline": lambda s: BASELINES.get(
         s("algorithm.adv_estimator"), f"{s('algorithm.adv_estimator')} of verl"
     ),
@@ -298,8 +302,8 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "KL in the reward": _kl_in_reward,
     "entropy bonus": _positive_or_none(f"{ACTOR}entropy_coeff"),
     "average of the entropy": _average_of_terms,
-    "temperature": lambda s: s(f"{ROLLOUT}temperature"),
-    "learning rate": lambda s: s(f"{OPTIMIZER}lr"),
+    "temperature": lambda s: s.number(f"{ROLLOUT}temperature"),
+    "learning rate": lambda s: s.number(f"{OPTIMIZER}lr"),
     "schedule": _schedule,
     "warm-up": _warm_up,
     "optimizer": lambda s: optimizer_name(s(f"{OPTIMIZER}optimizer")),
@@ -311,8 +315,8 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "precision": _precision,
     "dropout": lambda s: "as in the model",
     "model": lambda s: last_parts(s(f"{MODEL}path")),
-    "answers to a prompt": lambda s: s(f"{ROLLOUT}n"),
-    "answers a batch": lambda s: s("data.train_batch_size") * s(f"{ROLLOUT}n"),
+    "answers to a prompt": lambda s: s.number(f"{ROLLOUT}n"),
+    "answers a batch": lambda s: s.number("data.train_batch_size") * s.number(f"{ROLLOUT}n"),
     "longest answer": _longest_answer,
     "top-p": _unless_one(f"{ROLLOUT}top_p"),
     "top-k": _positive_or_none(f"{ROLLOUT}top_k"),

@@ -1,4 +1,4 @@
-"""The quantities in which the configurations of TRL and verl are compared: what a run trains, in neither one's names."""
+"""The quantities in which configurations of TRL and verl are compared: what a run trains, under names of its own."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Reading:
     value: Any
     """A number, text or `PerProcess`; None for ``Quantity.none``, or if it is not known."""
     origins: tuple[Origin, ...] = ()
-    """The settings that determine it, those that the configuration sets first."""
+    """The setting of the quantity, and the conditions that the configuration sets."""
     unknown: str = ""
     """The reason why the value is not known; empty if it is."""
     is_unset: bool = False

@@ -1,18 +1,17 @@
 from datasets import load_dataset
-from trl import GRPOConfig, GRPOTrainer
-
 from my_rewards import correct
+from trl import GRPOConfig, GRPOTrainer
 
 args = GRPOConfig(
     output_dir="out",
     learning_rate=2e-06,
-    lr_scheduler_type='constant',
+    lr_scheduler_type="constant",
     weight_decay=0.01,
     max_completion_length=12,
     num_generations=4,
     per_device_train_batch_size=8,
     num_train_epochs=3,
-    loss_type='luspo',
+    loss_type="luspo",
     delta=3.0,
     epsilon=0.2,
     generation_batch_size=16,

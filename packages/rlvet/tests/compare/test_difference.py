@@ -1,0 +1,404 @@
+"""`rlvet diff`: what is said of settings, what is refused, and the exit codes."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from pages import ROOT
+from rlvet.cli.app import app
+from rlvet.compare import configurations as comparison
+from rlvet.compare import diff, trl, verl
+from rlvet.compare.vocabulary import EFFECTS, QUANTITIES, UPDATES
+from rlvet.errors import RlvetError
+from rlvet.lint.frameworks import FRAMEWORKS
+
+VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a.parquet {}\n"
+TRL = "from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig('out', {})\nGRPOTrainer('m', f, args).train()\n"
+PAGE = ROOT / "docs/diff.md"
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["diff", *map(str, arguments)])
+
+
+def refusal(*files):
+    """Return the message with which the command refuses two files. `run_app` prints it and exits with 2."""
+    result = run(*files)
+    assert isinstance(result.exception, RlvetError), result.exception
+    assert result.stdout == ""
+    return str(result.exception)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes two files, and returns their paths."""
+
+    def write_files(a, b, suffixes=(".sh", ".sh")):
+        files = []
+        for name, text, suffix in zip("ab", (a, b), suffixes, strict=True):
+            file = tmp_path / f"{name}{suffix}"
+            file.write_text(text)
+            files.append(file)
+        return files
+
+    return write_files
+
+
+def names(differences):
+    return [one.quantity.name for one in differences]
+
+
+# Configurations
+
+
+def test_every_framework_has_every_quantity():
+    listed = {quantity.name for quantity in QUANTITIES}
+    assert len(listed) == len(QUANTITIES)
+    assert {quantity.effect for quantity in QUANTITIES} == set(EFFECTS)
+    for framework in (trl, verl):
+        assert framework.QUANTITIES.keys() == {*listed, UPDATES}
+    for quantity in QUANTITIES:
+        assert quantity.only_with in {*listed, ""}
+
+
+def test_the_defaults_are_of_the_versions_that_lint_knows():
+    assert {name: comparison.DEFAULTS[name]["version"] for name in ("trl", "verl")} == {
+        name: FRAMEWORKS[name].version for name in ("trl", "verl")
+    }
+
+
+def test_a_default_and_the_line_of_a_setting_are_named_as_sources(write):
+    files = write(VERL.format(""), VERL.format("\\\n    actor_rollout_ref.rollout.temperature=0.7"))
+    result = run(*files)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("1 difference in effect: temperature\n")
+    assert "A  1  actor_rollout_ref.rollout.temperature=1.0 (default of verl 0.9.1)" in result.stdout
+    assert "B  0.7  actor_rollout_ref.rollout.temperature=0.7 (b.sh:2)" in result.stdout
+
+
+def test_differences_of_the_gradient_come_before_those_of_the_data(write):
+    settings = "data.max_response_length=64 actor_rollout_ref.rollout.temperature=0.7 trainer.total_epochs=1"
+    (comparison_of_settings,) = [diff(*write(VERL.format(settings), VERL.format(""))).configurations]
+    assert names(comparison_of_settings.differences) == ["temperature", "longest answer", "length of the run"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "group", "text"),
+    [
+        ("trainer.project_name=x", "", "names", "trainer.project_name"),
+        ("trainer.save_freq=5", "trainer.save_freq=6", "names", "trainer.save_freq"),
+        (
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+            "",
+            "speed",
+            "ppo_micro_batch_size_per_gpu 4",
+        ),
+        (
+            "actor_rollout_ref.rollout.name=vllm",
+            "actor_rollout_ref.rollout.name=sglang",
+            "speed",
+            "vLLM | SGLang",
+        ),
+    ],
+)
+def test_what_trains_nothing_else_is_listed_apart(a, b, group, text, write):
+    difference = diff(*write(VERL.format(a), VERL.format(b)))
+    assert text in " ".join(getattr(difference.configurations, group))
+    assert not difference.differs
+    assert run(*write(VERL.format(a), VERL.format(b))).exit_code == 0
+
+
+def test_a_setting_at_its_default_is_no_difference(write):
+    difference = diff(*write(VERL.format("data.seed=null data.shuffle=True"), VERL.format("")))
+    assert not difference.differs
+
+
+def test_a_setting_of_unknown_effect_is_said_and_counts(write):
+    files = write(VERL.format("reward.reward_manager.name=dapo"), VERL.format("+mine.bonus=2"))
+    result = run(*files)
+    assert result.exit_code == 1
+    assert "2 settings of unknown effect" in result.stdout
+    assert (
+        "effect not known: reward.reward_manager.name dapo | not set, mine.bonus not set | 2" in result.stdout
+    )
+
+
+def test_a_value_that_is_known_when_the_program_runs_is_said(write):
+    files = write(VERL.format("actor_rollout_ref.rollout.temperature=$T"), VERL.format(""))
+    result = run(*files)
+    assert result.exit_code == 0
+    assert "no difference in effect" in result.stdout
+    assert (
+        "not known: temperature not known | 1; actor_rollout_ref.rollout.temperature is the environment variable T"
+        in result.stdout
+    )
+
+
+def test_the_same_expression_in_both_is_no_difference(write):
+    text = VERL.format("actor_rollout_ref.rollout.temperature=$T")
+    difference = diff(*write(text, text))
+    assert "temperature" in difference.configurations.in_neither
+    assert not difference.configurations.undecided
+
+
+def test_settings_from_elsewhere_are_not_taken_for_defaults(write):
+    a = VERL.format("--config-name mine")
+    difference = diff(*write(a, VERL.format("actor_rollout_ref.rollout.n=8")))
+    undecided = {one.quantity.name: one.note for one in difference.configurations.undecided}
+    assert "the configuration mine that --config-name names" in undecided["answers to a prompt"]
+    assert not difference.configurations.differences
+
+
+def test_numbers_of_each_process_are_compared_with_each_other_but_not_with_a_total(write):
+    python = (".py", ".py")
+    a, b = TRL.format("per_device_train_batch_size=8"), TRL.format("per_device_train_batch_size=4")
+    assert names(diff(*write(a, b, python)).configurations.differences) == [
+        "answers an update",
+        "answers a batch",
+    ]
+    more = TRL.format("per_device_train_batch_size=4, gradient_accumulation_steps=2")
+    assert not diff(*write(a, more, python)).differs
+    total = VERL.format(
+        "data.train_batch_size=2 actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.rollout.n=8"
+    )
+    undecided = diff(*write(a, total, (".py", ".sh"))).configurations.undecided
+    notes = {one.quantity.name: one.note for one in undecided}
+    assert notes["answers an update"].startswith("equal with 2 processes")
+    odd = total.replace("rollout.n=8", "rollout.n=5")
+    assert "answers an update" in names(diff(*write(a, odd, (".py", ".sh"))).configurations.differences)
+
+
+def test_an_estimator_without_a_coefficient_is_no_difference(write):
+    a, b = VERL.format("actor_rollout_ref.actor.kl_loss_type=k1"), VERL.format("")
+    assert not diff(*write(a, b)).differs
+    term = " actor_rollout_ref.actor.use_kl_loss=True"
+    assert names(diff(*write(a.strip() + term, b.strip() + term)).configurations.differences) == [
+        "KL estimator"
+    ]
+
+
+def test_a_clip_acts_if_one_of_the_two_has_several_updates(write):
+    actor = "actor_rollout_ref.actor."
+    size = f"data.train_batch_size=64 {actor}ppo_mini_batch_size={{}} {actor}clip_ratio_high={{}}"
+    one_update = diff(
+        *write(VERL.format(size.format(64, 0.28)), VERL.format(size.format(64, 0.2)))
+    ).configurations
+    assert names(one_update.without_effect) == ["clip above"]
+    assert not one_update.differs
+    several = diff(
+        *write(VERL.format(size.format(64, 0.28)), VERL.format(size.format(32, 0.2)))
+    ).configurations
+    assert names(several.differences) == ["clip above", "answers an update"]
+
+
+def test_the_engine_s_old_policy_makes_a_clip_act_at_one_update(write):
+    size = (
+        "data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=64 "
+        "algorithm.rollout_correction.bypass_mode=True actor_rollout_ref.actor.clip_ratio_high={}"
+    )
+    difference = diff(*write(VERL.format(size.format(0.28)), VERL.format(size.format(0.2))))
+    assert names(difference.configurations.differences) == ["clip above"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "quantity", "message"),
+    [
+        ("actor_rollout_ref.rollout.n=many", "answers a batch", "rollout.n is many, and not a number"),
+        ("actor_rollout_ref.rollout.n=1e300", "answers a batch", "rollout.n is 1e+300, and not a number"),
+        ("actor_rollout_ref.actor.loss_agg_mode=mean", "average of the loss", "has a value of another type"),
+        ("actor_rollout_ref.actor.optim.betas=0.9", "betas of Adam", "has a value of another type"),
+        ("data.train_batch_size=[1,2]", "answers an update", "train_batch_size is [1, 2], and not a number"),
+    ],
+)
+def test_a_value_of_another_type_is_said_and_not_a_traceback(setting, quantity, message, write):
+    difference = diff(*write(VERL.format(setting), VERL.format("")))
+    notes = {one.quantity.name: one.note for one in difference.configurations.undecided}
+    assert message in notes[quantity]
+    assert json.loads(run(*write(VERL.format(setting), VERL.format("")), "--json").stdout)
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999", str(10**400), '"text"', "[1]", "true"])
+def test_no_value_of_a_saved_configuration_ends_in_a_traceback(value, tmp_path):
+    names = list(comparison.DEFAULTS["trl"]["defaults"])
+    text = ", ".join(f'"{name}": {value}' for name in names)
+    for name, content in (
+        ("a", text),
+        ("b", '"importance_sampling_level": "token", "scale_rewards": "group"'),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "trainer.json").write_text(f"{{{content}}}")
+    difference = diff(tmp_path / "a", tmp_path / "b")
+    assert json.dumps(difference.as_json(), allow_nan=False)
+    assert str(difference)
+
+
+def test_a_script_and_the_configuration_that_its_run_saved_differ_in_nothing(write, tmp_path):
+    """A saved configuration has every setting, also those of which an older version knew nothing."""
+    saved = {
+        "importance_sampling_level": "token",
+        "scale_rewards": "group",
+        "num_generations": 8,
+        "beta": 0.04,
+    }
+    saved |= {"loss_type": "dapo", "learning_rate": 1e-6, "max_completion_length": 256, "temperature": 1.0}
+    saved |= {"use_bias_correction_kl": True, "vllm_importance_sampling_correction": True, "epsilon": 0.2}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(json.dumps(saved))
+    script, _ = write(TRL.format("beta=0.04, max_completion_length=256"), "", (".py", ".sh"))
+    difference = diff(script, folder)
+    assert names(difference.configurations.differences) == []
+    (folder / "config.yaml").write_text(json.dumps(saved | {"beta": 0.1}))
+    assert names(diff(script, folder).configurations.differences) == ["KL coefficient"]
+
+
+# What is refused
+
+
+def log_text(steps=40, key="reward"):
+    return "".join(
+        json.dumps({"step": step, key: step % 3 / 10, "entropy": 0.5}) + "\n" for step in range(steps)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("sft.py", "from trl import SFTConfig\nSFTConfig('out')\n", "configures SFTConfig, which is no RL"),
+        ("sft.sh", "torchrun -m verl.trainer.sft_trainer data.train_batch_size=8\n", "sft_trainer, which is no RL"),
+        ("sky.sh", "python -m skyrl.train.entrypoints.main_base trainer.algorithm.eps_clip_low=0.2\n", "SkyRL"),
+        ("two.sh", 2 * VERL.format(""), "holds 2 runs, which begin at lines 1, 2"),
+        ("none.sh", "echo hello\n", "holds no configuration of TRL, verl"),
+        ("sft.jsonl", log_text(key="loss"), "is no log of RL: it is thought to be of supervised training"),
+        ("log.jsonl", log_text(), "log.jsonl is a log"),
+        ("slime.sh", "python t.py --advantage-estimator grpo --rollout-num-gpus 4 --n-samples-per-prompt 8\n", "slime"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused_with_its_name(name, text, message, tmp_path):
+    other = tmp_path / "other.sh"
+    other.write_text(VERL.format(""))
+    file = tmp_path / name
+    file.write_text(text)
+    assert message in refusal(file, other)
+    assert message in refusal(other, file)
+
+
+def test_a_record_is_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+    recorder = pytest.importorskip("bandpo.audit").Recorder
+    torch = pytest.importorskip("torch")
+    from bandpo import Batch
+
+    other = tmp_path / "log.jsonl"
+    other.write_text(log_text())
+    with recorder(tmp_path / "tokens") as record:
+        values = torch.full((2, 3), -1.0)
+        record.add(Batch.read(values, values, torch.tensor([1.0, -1.0]), torch.ones(2, 3)))
+    assert "is a record of tokens" in refusal(tmp_path / "tokens", other)
+    assert "is a record of tokens" in refusal(other, tmp_path / "tokens")
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path):
+    command = [sys.executable, "-m", "rlvet", "diff", tmp_path / "a.sh", tmp_path / "b.sh"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr == f"error: {tmp_path}/a.sh does not exist\n"
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(write):
+    files = write(VERL.format("'+mine.name=\x1b[31mred'"), VERL.format(""))
+    text = str(diff(*files))
+    assert "\\x1b[31mred" in text
+    assert "\x1b" not in text
+    assert "\x1b" not in run(*files, "--json").stdout
+
+
+# Runs with a log
+
+
+def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
+    for name, shift, temperature in (("a", 0.0, 1.0), ("b", 0.4, 0.6)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = []
+        for step in range(60):
+            entropy = 0.8 - (shift if step >= 30 else 0) + 0.01 * (step * 7 % 5)
+            rows.append({"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7), "entropy": entropy})
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        settings = {
+            "importance_sampling_level": "token",
+            "scale_rewards": "group",
+            "temperature": temperature,
+        }
+        (folder / "config.yaml").write_text(json.dumps(settings))
+    result = run(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    assert result.stdout.startswith(
+        "1 of 2 shared metrics part beyond their noise, first entropy from step 30; 1 diff"
+    )
+    assert re.search(r"^1\. entropy from step 30: 0\.8\d* \| 0\.4\d* ", result.stdout, re.M)
+    assert "within noise: reward" in result.stdout
+    assert "1. temperature (gradient)" in result.stdout
+    assert run(tmp_path / "a", tmp_path / "a").exit_code == 0
+
+
+# The JSON and the page
+
+
+def test_the_json_has_its_fields_and_a_version(write):
+    result = run(*write(VERL.format("actor_rollout_ref.rollout.n=8"), VERL.format("")), "--json")
+    output = json.loads(result.stdout)
+    assert list(output) == ["schema", "headline", "differs", "a", "b", "configurations", "logs", "notes"]
+    assert output["schema"] == "urn:rlvet:diff:1"
+    assert output["logs"] is None
+    fields = "frameworks compared differences without_effect undecided in_neither speed unjudged names"
+    assert list(output["configurations"]) == fields.split()
+    first = output["configurations"]["differences"][0]
+    assert list(first) == ["name", "effect", "a", "b", "note"]
+    assert first["a"] == {
+        "value": "2048",
+        "unknown": "",
+        "settings": [
+            {
+                "name": "actor_rollout_ref.actor.ppo_mini_batch_size",
+                "value": 256,
+                "source": "default of verl 0.9.1",
+            },
+            {"name": "actor_rollout_ref.rollout.n", "value": 8, "source": "a.sh:1"},
+        ],
+    }
+
+
+def test_the_page_has_a_real_output(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent / "page")
+    output = str(diff("works.py", "stalls.sh"))
+    page = PAGE.read_text()
+    shown = "\n".join(f"    {line}".rstrip() for line in output.splitlines())
+    assert shown in page
+    for file in ("works.py", "stalls.sh"):
+        assert file in page
+
+
+def test_the_page_lists_every_quantity():
+    page = PAGE.read_text()
+    for effect in EFFECTS:
+        row = next(line for line in page.splitlines() if line.startswith(f"| {effect} |"))
+        listed = ", ".join(quantity.name for quantity in QUANTITIES if quantity.effect == effect)
+        assert listed in row
+
+
+def test_the_page_has_the_limits_of_the_noise():
+    from rlvet.compare import logs
+
+    page = PAGE.read_text()
+    assert f"more than {logs.LIMIT:g} · noise / √window" in page
+    assert f"{100 * logs.SHIFT:g} % of the steps" in page
+    assert f"fewer than {logs.FEWEST_STEPS} common steps" in page
