@@ -1,8 +1,8 @@
-"""How often `rlvet diff` says that metrics part, of two runs of the same settings and of runs with other learning rates.
+"""How often `rlvet diff` says that a metric parts: of two runs of the same settings, and of two learning rates.
 
-The runs are those of the studies of staleness, of SmolLM2 and of the comparison, with their rewards, entropies and other
-metrics. A hash of the settings divides them into two halves. The limits of `rlvet.compare.logs` were chosen with the
-first one.
+The runs are those of the studies of staleness, of SmolLM2 and of the comparison, with their rewards, entropies and
+other metrics. A hash of the settings divides them into two halves. The limits of `rlvet.compare.logs` were chosen with
+the first one.
 
     PYTHONPATH=research python -m studies.log_noise
 """

@@ -39,7 +39,8 @@ NAMES_AND_PATHS = re.compile(
     r"hub_\w+|push_to_hub|default_local_dir|default_hdfs_dir|test_freq|save_freq|val_\w+|do_eval|eval_\w+|"
     r"per_device_eval_batch_size|num_generations_eval|disable_tqdm|resume\w*|max_actor_ckpt_to_keep|overwrite_\w+|"
     r"rollout_data_dir|validation_data_dir|trackio_\w+|wandb\w*|dataset_config|num_completions_to_print|val_kwargs)"
-    r"($|\.)|^trainer\.val_|checkpoint\.|^config$|^program$|^trust_remote_code$|\.trust_remote_code$"
+    r"($|\.)|^trainer\.val_|checkpoint\.|^config$|trust_remote_code$|^hydra\.|^defaults$|_target_$|profiler|"
+    r"record_(path|detail)$|^(runtime_env|config_name|config_path|no_wait|working_dir|address)$"
 )
 """Names of settings of logging, saving, evaluation and names, which change nothing that is trained."""
 
@@ -49,7 +50,8 @@ SPEED = re.compile(
     r"chunked|torch_compile|remove_padding|gradient_checkpointing|vllm_(mode|server|gpu|tensor|enable|group|max_model)|"
     r"use_liger|use_shm|free_cache_engine|load_format|layered_summon|balance_batch|use_cpu|ddp_|deepspeed|fsdp$|"
     r"fsdp_config$|tf32|update_weights_bucket|forward_prefetch|reshard_after_forward|pin_memory|per_device_train_batch_size|"
-    r"prefix_caching|model_engine|attn_implementation|use_fused_kernels|ray_kwargs|nccl_timeout|ray_wait_register)"
+    r"prefix_caching|model_engine|attn_implementation|use_fused_kernels|ray_kwargs|nccl_timeout|"
+    r"ray_wait_register|megatron\.|transfer_queue|hybrid_engine|use_legacy_worker_impl)"
 )
 """Names of settings of memory, time and machines."""
 
@@ -57,7 +59,7 @@ WITHOUT_CONDITION = re.compile(
     r"^(vllm_importance_sampling_\w+|sapo_temperature_\w+|vespo_\w+|ref_model_\w+|entropy_(target|coef\w*))$"
     r"|^actor_rollout_ref\.actor\.(kl_loss_type|loss_scale_factor|tau_pos|tau_neg|clip_ratio\w*|kl_loss_coef)$"
     r"|^algorithm\.(rollout_correction\.\w+|kl_ctrl\.\w+|kl_penalty|norm_adv_by_std_in_grpo|filter_groups\.\w+)$"
-    r"|^critic\.|lora_alpha$|lora\.alpha$|min_lr_ratio$|max_prompt_length$|warmup_\w+$|lr_warmup_steps_ratio$"
+    r"|^critic\.|lora_alpha$|lora\.alpha$|min_lr_ratio$|max_prompt_length$|warmup_\w+$|lr_warmup_steps_ratio$|rollout\.prompt_length$"
 )
 """Names of settings that only act beside others. One that was not read has no effect."""
 
@@ -109,7 +111,7 @@ class ConfigurationComparison:
     undecided: Sequence[QuantityDifference] = ()
     """Quantities of which at least one value is not known."""
     in_neither: Sequence[str] = ()
-    """Quantities that neither file determines: their settings come from elsewhere, or are the same expression."""
+    """Quantities whose values are not known in either file."""
     speed: Sequence[str] = ()
     """Differences that change memory and time only, as text."""
     unjudged: Sequence[SettingDifference] = ()
@@ -218,13 +220,7 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
             in_neither.append(quantity.name)
             continue
         if all(reading.unknown for reading in readings):
-            is_same = readings[0].unknown == readings[1].unknown or all(one.is_unset for one in readings)
-            if is_same:
-                in_neither.append(quantity.name)
-            else:
-                undecided.append(
-                    QuantityDifference(quantity, *readings, "; ".join(one.unknown for one in readings))
-                )
+            in_neither.append(quantity.name)
             continue
         if any(reading.unknown for reading in readings):
             reason = readings[0].unknown or readings[1].unknown

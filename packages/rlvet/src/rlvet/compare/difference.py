@@ -170,9 +170,9 @@ def _lines_of_logs(comparison: LogComparison) -> list[str]:
 
 def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
     """Return the quantities that differ, numbered, and one line for each of the other groups."""
-    lines = []
+    lines = [""] if comparison.differences else []
     for number, difference in enumerate(comparison.differences, 1):
-        lines += ["", f"{number}. {difference.quantity.name} ({difference.quantity.effect})"]
+        lines.append(f"{number}. {difference.quantity.name} ({difference.quantity.effect})")
         lines += [
             f"   {name}  {format_value(difference.quantity, reading)}  {_origins(reading)}"
             for name, reading in zip("AB", (difference.a, difference.b), strict=True)
@@ -181,10 +181,9 @@ def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
         lines.append("")
     if comparison.unjudged:
         lines.append(f"effect not known: {_joined(map(str, comparison.unjudged))}")
-    for difference in comparison.undecided:
-        lines.append(f"not known: {_pair(difference)}; {difference.note}")
+    lines += _lines_of_undecided(comparison.undecided)
     if comparison.in_neither:
-        lines.append(f"in neither file: {', '.join(comparison.in_neither)}")
+        lines.append(f"known of neither: {', '.join(comparison.in_neither)}")
     if comparison.without_effect:
         pairs = ", ".join(map(_pair, comparison.without_effect))
         lines.append(f"no effect here: {pairs}; {comparison.without_effect[0].note}")
@@ -192,6 +191,21 @@ def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
         lines.append(f"memory and time only: {_joined(comparison.speed)}")
     if comparison.names:
         lines.append(f"names, paths, logging: {_joined(comparison.names)}")
+    return lines
+
+
+def _lines_of_undecided(undecided: Sequence[QuantityDifference]) -> list[str]:
+    """Return lines about values that are not known; those that may be set elsewhere in one line for each source."""
+    lines = []
+    elsewhere: dict[str, list[str]] = {}
+    for difference in undecided:
+        for name, reading in zip("AB", (difference.a, difference.b), strict=True):
+            if reading.elsewhere:
+                elsewhere.setdefault(f"{name}'s value {reading.elsewhere}", []).append(difference.quantity.name)
+        if not (difference.a.elsewhere or difference.b.elsewhere):
+            lines.append(f"not known: {_pair(difference)}; {difference.note}")
+    for source, names in elsewhere.items():
+        lines.append(f"not known, as {source}: {', '.join(names)}")
     return lines
 
 

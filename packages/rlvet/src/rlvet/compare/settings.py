@@ -37,7 +37,16 @@ LONGEST_VALUE = 80
 
 
 class NotSet(UnknownValue):
-    """Raised if a setting is not set in the file and may be set elsewhere."""
+    """Raised if a setting is not set in the file and may be set elsewhere.
+
+    Args:
+        message: The setting and the reason.
+        elsewhere: Where it may be set, as a clause that is the same for all settings of a file.
+    """
+
+    def __init__(self, message: str, elsewhere: str):
+        super().__init__(message)
+        self.elsewhere = elsewhere
 
 
 class Settings:
@@ -83,13 +92,14 @@ class Settings:
                 raise UnknownValue(f"{name} is the interpolation {value[:60]}")
             return value
         if self._configuration.incomplete:
-            raise NotSet(f"{name} may come from {self._configuration.incomplete}")
+            elsewhere = f"may come from {self._configuration.incomplete}"
+            raise NotSet(f"{name} {elsewhere}", elsewhere)
         if self._is_saved and self._is_absent(name):
             # A version without the setting saved the file.
             return BEFORE[self._configuration.framework].get(name, self._defaults[name])
         reason = self._configuration.reason_unknown(name)
         if reason:
-            raise NotSet(reason)
+            raise NotSet(reason, "has the default of another version")
         default = self._defaults[name]
         if isinstance(default, str) and default.startswith("${"):
             raise UnknownValue(f"{name} is the interpolation {default[:60]}")
@@ -134,12 +144,12 @@ class Settings:
         self._current = []
         value = None
         unknown = ""
-        is_unset = False
+        elsewhere = ""
         try:
             value = compute(self)
         except UnknownValue as error:
             unknown = str(error)
-            is_unset = isinstance(error, NotSet)
+            elsewhere = error.elsewhere if isinstance(error, NotSet) else ""
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError):
             names = ", ".join(dict.fromkeys(self._current))
             unknown = f"one of {names} has a value of another type than {self._version} expects"
@@ -150,7 +160,7 @@ class Settings:
         # The setting that is read first is the one of the quantity; the others are conditions.
         conditions = [name for name in names[1:] if self.is_set(name)]
         origins = tuple(self._origin(name) for name in (*names[:1], *conditions))
-        return Reading(value, origins, unknown, is_unset)
+        return Reading(value, origins, unknown, elsewhere)
 
     def _origin(self, name: str) -> Origin:
         """Return a setting with its value and its source."""

@@ -274,13 +274,13 @@ def _lora_alpha(s: Settings) -> float:
 def _model(s: Settings) -> str:
     name = s("model_name_or_path")
     if name is None:
-        raise NotSet("the model is not in the configuration")
+        raise NotSet("the model is not in the configuration", "is not in the configuration")
     return last_parts(name)
 
 
 def _data_set(s: Settings) -> str:
     if not s.is_set("dataset_name"):
-        raise NotSet("the data set is not in the configuration")
+        raise NotSet("the data set is not in the configuration", "is not in the configuration")
     return last_parts(s("dataset_name"), 2)
 
 

@@ -237,7 +237,7 @@ def _longest_answer(s: Settings) -> float:
 
 def _data_set(s: Settings) -> str:
     if not s.is_set("data.train_files"):
-        raise NotSet("the data set is not in the configuration")
+        raise NotSet("the data set is not in the configuration", "is not in the configuration")
     return last_parts(s("data.train_files"), 2)
 
 
@@ -252,7 +252,7 @@ def _length(s: Settings) -> str:
 
 def _sampler(s: Settings) -> str:
     if not s.is_set(f"{ROLLOUT}name"):
-        raise NotSet(f"{ROLLOUT}name is not set")
+        raise NotSet(f"{ROLLOUT}name is not set", "is not in the configuration")
     name = str(s(f"{ROLLOUT}name"))
     return {"vllm": "vLLM", "sglang": "SGLang"}.get(name, name)
 

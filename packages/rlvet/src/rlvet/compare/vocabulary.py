@@ -125,8 +125,8 @@ class Reading:
     """The setting of the quantity, and the conditions that the configuration sets."""
     unknown: str = ""
     """The reason why the value is not known; empty if it is."""
-    is_unset: bool = False
-    """True if it is not known because a setting may be set elsewhere."""
+    elsewhere: str = ""
+    """Where a setting that the file does not set may be set, as a clause; empty for other reasons."""
 
 
 @dataclass(frozen=True)
