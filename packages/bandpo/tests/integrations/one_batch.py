@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -439,7 +439,7 @@ def main(names: Sequence[str]) -> None:
             flush=True,
         )
         file = folder / "pair.json"
-        pair: Mapping[str, Any] = json.loads(file.read_text())
+        pair: dict[str, Any] = json.loads(file.read_text())
         if not EQUAL <= figure <= EFFECT:
             pair = pair | {"label": label(figure), "difference": float(f"{figure:.2g}")}
         file.write_text(json.dumps(pair, indent=1) + "\n")

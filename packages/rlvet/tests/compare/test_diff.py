@@ -184,6 +184,19 @@ def test_an_estimator_without_a_coefficient_is_no_difference(write):
     ]
 
 
+def test_a_method_of_bandpo_is_the_policy_loss(write):
+    loss = "actor_rollout_ref.actor.policy_loss."
+    method = f"{loss}_target_=bandpo.integrations.verl.BandPolicyLossConfig +{loss}method='Band(KL(),0.05)'"
+    stock = diff(*write(VERL.format(method), VERL.format(""))).configurations
+    assert names(stock.differences)[0] == "policy loss"
+    assert not stock.unjudged
+    assert "average of the loss" in names(stock.undecided)
+    other = diff(*write(VERL.format(method), VERL.format(method.replace("0.05", "0.1")))).configurations
+    assert names(other.differences) == ["policy loss"]
+    trl = [TRL.format(f"method='DAPO()', beta={beta}") for beta in (0.0, 0.1)]
+    assert names(diff(*write(*trl, (".py", ".py"))).configurations.differences) == ["KL coefficient"]
+
+
 def test_a_clip_acts_if_one_of_the_two_has_several_updates(write):
     actor = "actor_rollout_ref.actor."
     size = f"data.train_batch_size=64 {actor}ppo_mini_batch_size={{}} {actor}clip_ratio_high={{}}"

@@ -110,7 +110,10 @@ class Difference:
         return titles
 
     def as_json(self) -> dict[str, Any]:
-        """Return the differences as a dictionary for JSON. The last part of ``schema`` is the version of the fields."""
+        """Return the differences as a dictionary for JSON, with the fields that docs/diff.md lists.
+
+        The last part of ``schema`` is the version of the fields.
+        """
         return {
             "schema": "urn:rlvet:diff:1",
             "headline": self.headline,
@@ -201,7 +204,9 @@ def _lines_of_undecided(undecided: Sequence[QuantityDifference]) -> list[str]:
     for difference in undecided:
         for name, reading in zip("AB", (difference.a, difference.b), strict=True):
             if reading.elsewhere:
-                elsewhere.setdefault(f"{name}'s value {reading.elsewhere}", []).append(difference.quantity.name)
+                elsewhere.setdefault(f"{name}'s value {reading.elsewhere}", []).append(
+                    difference.quantity.name
+                )
         if not (difference.a.elsewhere or difference.b.elsewhere):
             lines.append(f"not known: {_pair(difference)}; {difference.note}")
     for source, names in elsewhere.items():

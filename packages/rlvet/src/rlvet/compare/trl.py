@@ -73,6 +73,9 @@ def _has_ratios_of_one(s: Settings) -> bool:
 
 
 def _policy_loss(s: Settings) -> str:
+    if s.is_set("method"):
+        # BandGRPOConfig of bandpo, whose method replaces TRL's loss.
+        return f"{s('method')} of bandpo"
     loss = s("loss_type")
     level = "answers" if s("importance_sampling_level") == "sequence" else "tokens"
     if loss in CLIPPED:
@@ -86,9 +89,14 @@ def _policy_loss(s: Settings) -> str:
     return f"{str(loss).upper()}, ratio of {level}"
 
 
+def _clips(s: Settings) -> bool:
+    """Return whether the loss is one of TRL's that clip the ratio."""
+    return s("loss_type") in CLIPPED and not s.is_set("method")
+
+
 def _clip_below(s: Settings) -> float | None:
     low = s.number("epsilon")
-    return _bound(1 - low) if s("loss_type") in CLIPPED else None
+    return _bound(1 - low) if _clips(s) else None
 
 
 def _clip_above(s: Settings) -> float | None:
@@ -97,7 +105,7 @@ def _clip_above(s: Settings) -> float | None:
     if s("loss_type") == "cispo":
         # The bound itself, not its distance from 1.
         return high
-    return 1 + high if s("loss_type") in CLIPPED else None
+    return 1 + high if _clips(s) else None
 
 
 def _bound(value: float) -> float | None:
@@ -107,11 +115,13 @@ def _bound(value: float) -> float | None:
 
 def _dual_clip(s: Settings) -> float | None:
     cap = s.number_or_none("delta")
-    return cap if s("loss_type") in CLIPPED else None
+    return cap if _clips(s) else None
 
 
 def _average(s: Settings) -> str:
     loss = s("loss_type")
+    if s.is_set("method"):
+        raise UnknownValue("the average may be that of the method of bandpo")
     if loss in ("grpo", "sapo"):
         return OF_ANSWERS
     if loss == "luspo":

@@ -12,6 +12,7 @@ from typing import Any
 from rlvet._numbers import format_setting
 from rlvet.compare.settings import NotSet, Settings, last_parts
 from rlvet.compare.trl import OF_ANSWERS, OF_THE_UPDATE, optimizer_name, schedule_name, weights_text
+from rlvet.lint.rules import UnknownValue
 
 ACTOR = "actor_rollout_ref.actor."
 OPTIMIZER = f"{ACTOR}optim."
@@ -24,6 +25,8 @@ DUAL = ("vanilla", "dppo_tv", "dppo_kl", "bypass_mode")
 """Losses that bound the ratio of tokens with negative advantages."""
 CLIPPED = ("vanilla", "gspo", "bypass_mode")
 """Losses that clip the ratio."""
+WITHOUT_CLIP = ("sapo", "gpg", "")
+"""Losses without bounds of the ratio, and the methods of bandpo, which have their own."""
 NAMES: Mapping[str, str] = {
     "vanilla": "clipped ratio of tokens",
     "bypass_mode": "clipped ratio of tokens",
@@ -57,7 +60,18 @@ def _clip(s: Settings, side: str) -> float:
     return s.number(f"{ACTOR}clip_ratio") if value is None else value
 
 
+def _method(s: Settings) -> str:
+    """Return the method of bandpo that replaces verl's loss; empty without one."""
+    target = str(s(f"{LOSS}_target_")) if s.is_set(f"{LOSS}_target_") else ""
+    if s.is_set(f"{LOSS}method"):
+        return str(s(f"{LOSS}method"))
+    return "Band()" if "bandpo" in target and "Band" in target.rpartition(".")[2] else ""
+
+
 def _policy_loss(s: Settings) -> str:
+    method = _method(s)
+    if method:
+        return f"{method} of bandpo"
     loss = s(f"{LOSS}loss_mode")
     if loss == "sapo":
         gate = f"{format_setting(s(f'{ACTOR}tau_pos'))} and {format_setting(s(f'{ACTOR}tau_neg'))}"
@@ -65,25 +79,30 @@ def _policy_loss(s: Settings) -> str:
     return NAMES.get(loss, f"{loss} of verl")
 
 
+def _loss_of_verl(s: Settings) -> str:
+    """Return the name of verl's loss; empty if a method of bandpo replaces it."""
+    return "" if _method(s) else s(f"{LOSS}loss_mode")
+
+
 def _clip_below(s: Settings) -> float | None:
     low = _clip(s, "low")
-    loss = s(f"{LOSS}loss_mode")
+    loss = _loss_of_verl(s)
     if loss in (*CLIPPED, "cispo"):
         return 1 - low if low < 1 else None
-    return None if loss in ("sapo", "gpg") else low
+    return None if loss in WITHOUT_CLIP else low
 
 
 def _clip_above(s: Settings) -> float | None:
     high = _clip(s, "high")
-    loss = s(f"{LOSS}loss_mode")
+    loss = _loss_of_verl(s)
     if loss in (*CLIPPED, "cispo"):
         return 1 + high
-    return None if loss in ("sapo", "gpg") else high
+    return None if loss in WITHOUT_CLIP else high
 
 
 def _dual_clip(s: Settings) -> float | None:
     cap = s.number(f"{ACTOR}clip_ratio_c")
-    return cap if s(f"{LOSS}loss_mode") in DUAL else None
+    return cap if _loss_of_verl(s) in DUAL else None
 
 
 def _average_of_terms(s: Settings) -> str:
@@ -98,6 +117,8 @@ def _average_of_terms(s: Settings) -> str:
 
 def _average(s: Settings) -> str:
     average = _average_of_terms(s)
+    if _method(s):
+        raise UnknownValue("the average may be that of the method of bandpo")
     loss = s(f"{LOSS}loss_mode")
     if loss == "sapo":
         return OF_ANSWERS
