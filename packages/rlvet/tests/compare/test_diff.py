@@ -130,6 +130,13 @@ def test_a_setting_of_unknown_effect_is_said_and_counts(write):
     )
 
 
+def test_settings_of_a_critic_count_where_there_is_one(write):
+    a, b = VERL.format("critic.optim.lr=1e-5"), VERL.format("critic.optim.lr=2e-5")
+    assert not diff(*write(a, b)).differs
+    pair = write(a.replace("=grpo", "=gae"), b.replace("=grpo", "=gae"))
+    assert [one.name for one in diff(*pair).configurations.unjudged] == ["critic.optim.lr"]
+
+
 def test_a_value_that_is_known_when_the_program_runs_is_said(write):
     files = write(VERL.format("actor_rollout_ref.rollout.temperature=$T"), VERL.format(""))
     result = run(*files)

@@ -15,7 +15,7 @@ import pytest
 import rlvet
 
 FOLDER = Path(rlvet.__file__).parent
-FOLDERS = ("runs", "lint")
+FOLDERS = ("runs", "lint", "compare")
 METHODS = ("search", "match", "fullmatch", "finditer", "findall", "split", "sub")
 
 STEEPEST = 1.2

@@ -35,7 +35,7 @@ ONE_UPDATE = "each batch gets one update, so that every ratio is 1"
 """The reason why a difference of the clip has no effect."""
 
 NAMES_AND_PATHS = re.compile(
-    r"(^|[._])(output_dir|run_name|report_to|project(_name)?|experiment(_name)?|logger|logging\w*|log_\w+|save_\w+|"
+    r"(^|\.)(output_dir|run_name|report_to|project(_name)?|experiment(_name)?|logger|logging\w*|log_\w+|save_\w+|"
     r"hub_\w+|push_to_hub|default_local_dir|default_hdfs_dir|test_freq|save_freq|val_\w+|do_eval|eval_\w+|"
     r"per_device_eval_batch_size|num_generations_eval|disable_tqdm|resume\w*|max_actor_ckpt_to_keep|overwrite_\w+|"
     r"rollout_data_dir|validation_data_dir|trackio_\w+|wandb\w*|dataset_config|num_completions_to_print|val_kwargs)"
@@ -59,7 +59,7 @@ WITHOUT_CONDITION = re.compile(
     r"^(vllm_importance_sampling_\w+|sapo_temperature_\w+|vespo_\w+|ref_model_\w+|entropy_(target|coef\w*))$"
     r"|^actor_rollout_ref\.actor\.(kl_loss_type|loss_scale_factor|tau_pos|tau_neg|clip_ratio\w*|kl_loss_coef)$"
     r"|^algorithm\.(rollout_correction\.\w+|kl_ctrl\.\w+|kl_penalty|norm_adv_by_std_in_grpo|filter_groups\.\w+)$"
-    r"|^critic\.|lora_alpha$|lora\.alpha$|min_lr_ratio$|max_prompt_length$|warmup_\w+$|lr_warmup_steps_ratio$|rollout\.prompt_length$"
+    r"|lora_alpha$|lora\.alpha$|min_lr_ratio$|max_prompt_length$|(^|\.)(lr_)?warmup_\w++$|rollout\.prompt_length$"
 )
 """Names of settings that only act beside others. One that was not read has no effect."""
 
@@ -313,10 +313,13 @@ def _other_settings(a: Training, b: Training) -> dict[str, list[SettingDifferenc
     """Return the settings without a quantity that differ, by kind: ``speed``, ``names`` and ``unjudged``."""
     kinds: dict[str, list[SettingDifference]] = {"speed": [], "names": [], "unjudged": []}
     read = a.read | b.read
+    has_critic = "a critic" in (a.value("baseline"), b.value("baseline"))
     for name in dict.fromkeys((*a.settings, *b.settings)):
         # The split into micro-batches is part of quantities, and otherwise a matter of memory.
         is_compared = name in read or bool(WITHOUT_CONDITION.search(name))
         if name == "program" or (is_compared and not SPEED.search(name)):
+            continue
+        if name.startswith("critic.") and not has_critic:
             continue
         values = [_value_or_default(training, name) for training in (a, b)]
         if a.framework == b.framework and _are_equal(values[0], values[1]):
