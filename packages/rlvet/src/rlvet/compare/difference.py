@@ -27,6 +27,7 @@ from rlvet.lint.frameworks import FRAMEWORKS
 from rlvet.lint.readers import read_configurations
 from rlvet.runs import Run, gate, open_run
 from rlvet.runs.configs import READERS
+from rlvet.runs.files import check_regular
 from rlvet.runs.limits import LARGEST_LINTED
 from rlvet.runs.quantities import Row
 
@@ -343,6 +344,14 @@ def _training_of_run(run: Run) -> tuple[Training | None, str]:
     return read_training(configuration, is_saved=True), ""
 
 
+def supervised_trainer(path: Path) -> str:
+    """Return the name of a trainer of another kind than RL in a file; empty if there is none."""
+    check_regular(path)
+    with path.open("rb") as file:
+        match = SUPERVISED.search(file.read(LARGEST_LINTED))
+    return "" if match is None else match[0].decode()
+
+
 def _training_of_file(path: Path) -> Training:
     """Return what the configuration in a file trains.
 
@@ -353,10 +362,8 @@ def _training_of_file(path: Path) -> Training:
         read_configurations, path, types=CONFIGURATION_TYPES
     )
     if not configurations:
-        with path.open("rb") as file:
-            match = SUPERVISED.search(file.read(LARGEST_LINTED))
-        if match is not None:
-            name = match[0].decode()
+        name = gate.answer_of(supervised_trainer, path, types=CONFIGURATION_TYPES)
+        if name:
             raise InvalidValue(
                 f"{path} configures {name}, which is no RL: `rlvet diff` compares GRPO in TRL and verl"
             )
