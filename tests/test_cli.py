@@ -27,7 +27,7 @@ from pages import PAGES, ROOT, commands
 from rlvet.cli.app import app as rlvet_app
 
 APPS = {"bandpo": app, "rlvet": rlvet_app}
-COMMANDS = {"bandpo": ["audit", "bounds", "env"], "rlvet": ["diagnose", "lint", "report", "skill"]}
+COMMANDS = {"bandpo": ["audit", "bounds", "env"], "rlvet": ["diagnose", "lint", "diff", "report", "skill"]}
 
 
 def test_bounds_are_those_of_the_rule(monkeypatch):
@@ -98,7 +98,7 @@ def test_version(package):
 
 
 @pytest.mark.parametrize("program", APPS)
-def test_help_lists_exactly_these_commands(program):
+def test_help_lists_exactly_the_commands(program):
     assert set(typer.main.get_command(APPS[program]).commands) == set(COMMANDS[program])
     printed = CliRunner().invoke(APPS[program], ["--help"], env={"COLUMNS": "120"}).output
     listed = re.findall(r"^│ (\w[\w-]*) ", printed, re.M)
