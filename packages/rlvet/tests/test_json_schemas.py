@@ -26,6 +26,8 @@ ASSETS = ROOT / "packages/rlvet/src/rlvet/skill/rlvet/assets"
 SCHEMAS = {file.name.partition(".")[0]: json.loads(file.read_text()) for file in ASSETS.glob("*.schema.json")}
 VALIDATORS = {name: jsonschema.Draft202012Validator(schema) for name, schema in SCHEMAS.items()}
 
+PAIRS = sorted((ROOT / "packages/rlvet/tests/compare/pairs").glob("*/"))
+
 LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
 LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.name != "README.md")
 NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
@@ -36,7 +38,7 @@ TEXT_FIELDS = ("title", "description")
 DIGESTS = {
     "urn:rlvet:diagnose:1": "458f981a8be861b9",
     "urn:rlvet:lint:1": "a96e6f4b762ab0da",
-    # `rlvet diff --json` gets `urn:rlvet:diff:1` here, with its file assets/diff.schema.json.
+    "urn:rlvet:diff:1": "83256db590406432",
 }
 """The digest of every version of a schema. A line is added for a new version; no line is ever changed."""
 
@@ -242,6 +244,14 @@ def test_a_setting_that_json_does_not_have(text, settings, tmp_path):
     assert {name.rpartition(".")[2]: value for name, value in found["settings"].items()} == settings
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_pairs_of_configurations(pair):
+    paths = [next(pair.glob(f"{side}.*")) for side in "ab"]
+    status, output = run_json("diff", *paths)
+    check("diff", output)
+    assert output["differs"] == (status == 1)
+
+
 # --- The schemas find what they are for ---
 
 
@@ -251,7 +261,15 @@ def output(tmp_path):
     write_log(tmp_path, SCENARIOS["cut off from the start"].rows(11))
     file = tmp_path / "config.yaml"
     file.write_text("importance_sampling_level: token\nnum_generations: 2\nlearning_rate: ${oc.env:RATE}\n")
-    return {"diagnose": run_json("diagnose", tmp_path)[1], "lint": run_json("lint", file)[1]}
+    other = tmp_path / "other"
+    other.mkdir()
+    write_log(other, SCENARIOS["KL drifts to several nats"].rows(11))
+    (other / "config.yaml").write_text("importance_sampling_level: token\nnum_generations: 8\nlearning_rate: 1.0e-6\n")
+    return {
+        "diagnose": run_json("diagnose", tmp_path)[1],
+        "diff": run_json("diff", tmp_path, other)[1],
+        "lint": run_json("lint", file)[1],
+    }
 
 
 def every_field(value, path=()):
@@ -275,7 +293,7 @@ def changed(output, path, change):
     return copied
 
 
-@pytest.mark.parametrize("command", ["diagnose", "lint"])
+@pytest.mark.parametrize("command", ["diagnose", "diff", "lint"])
 def test_a_field_that_is_gone_renamed_new_or_of_another_type_is_found(command, output):
     fields = list(every_field(output[command]))
     assert len(fields) >= 18

@@ -168,8 +168,6 @@ def test_the_text_has_a_command_for_each_purpose():
 @pytest.mark.parametrize("span", [span for span in SPANS if span.startswith("rlvet ")])
 def test_a_command_in_a_sentence_exists(span):
     _, name, *arguments = span.split()
-    if name == "diff" and name not in GROUP.commands:
-        pytest.skip("rlvet diff is not in this version")
     command = GROUP.commands[name]
     assert len(arguments) <= sum(parameter.param_type_name == "argument" for parameter in command.params)
 
@@ -354,7 +352,6 @@ def test_advice_has_no_text_of_the_log(tmp_path):
 # --- rlvet diff ---
 
 
-@pytest.mark.skipif("diff" not in GROUP.commands, reason="rlvet diff is not in this version")
 @pytest.mark.parametrize(
     ("paths", "status"),
     [(("train.sh", "train.sh"), 0), (("train.sh", "wrong.sh"), 1), (("train.sh", "runs/mine"), 2)],

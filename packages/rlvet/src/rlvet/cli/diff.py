@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,12 +27,12 @@ def diff_command(
     Exits with 0 if nothing differs in effect, with 1 if something does, and with 2 if one of the two cannot be read or
     they are of different kinds.
     """
+    from rlvet.cli.json_output import json_text
     from rlvet.compare import diff
 
     difference = diff(a, b)
     if as_json:
-        # ASCII, so that no control character in a file reaches the terminal.
-        print(json.dumps(difference.as_json(), indent=1, allow_nan=False))
+        print(json_text("diff", difference.as_json()))
     else:
         print(difference)
     if difference.differs:

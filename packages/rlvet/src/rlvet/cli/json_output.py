@@ -7,7 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-SCHEMA_IDS = {"diagnose": "urn:rlvet:diagnose:1", "lint": "urn:rlvet:lint:1"}
+SCHEMA_IDS = {
+    "diagnose": "urn:rlvet:diagnose:1",
+    "diff": "urn:rlvet:diff:1",
+    "lint": "urn:rlvet:lint:1",
+}
 """The id of the schema of each command. Its last part is the version, which grows when a field changes."""
 
 

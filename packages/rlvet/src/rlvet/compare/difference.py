@@ -111,12 +111,8 @@ class Difference:
         return titles
 
     def as_json(self) -> dict[str, Any]:
-        """Return the differences as a dictionary for JSON, with the fields that docs/diff.md lists.
-
-        The last part of ``schema`` is the version of the fields.
-        """
+        """Return the differences as a dictionary for JSON, with the fields of the schema of `rlvet diff`."""
         return {
-            "schema": "urn:rlvet:diff:1",
             "headline": self.headline,
             "differs": self.differs,
             "a": self.a,
