@@ -133,7 +133,7 @@ class Reading:
 class Training:
     """What a configuration trains, as far as it is known.
 
-    >>> training = Training("trl", "train.py", {"temperature": Reading(0.7)})
+    >>> training = Training("trl", "train.py", {"temperature": Reading(0.7)}, {})
     >>> training.value("temperature")
     0.7
     """
