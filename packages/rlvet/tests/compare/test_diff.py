@@ -21,7 +21,7 @@ from rlvet.lint.frameworks import FRAMEWORKS
 
 VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a.parquet {}\n"
 TRL = "from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig('out', {})\nGRPOTrainer('m', f, args).train()\n"
-PAGE = ROOT / "docs/diff.md"
+PAGE = ROOT / "docs/rlvet/diff.md"
 
 
 def run(*arguments):
