@@ -1,7 +1,5 @@
 """`Trial`: a kernel runs if its first results agree, and otherwise one warning names the difference."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -27,7 +25,7 @@ def test_equal_results_pass():
     ("results", "difference"),
     [
         ({"loss": torch.tensor(2.5)}, "loss differs by 0.5, and the tolerance is 1e-05 of 2"),
-        ({"loss": torch.tensor(float("nan"))}, "loss is NaN at 1 places, and without kernels at 0"),
+        ({"loss": torch.tensor(float("nan"))}, "loss is NaN at 1 of 1 places"),
         ({"loss": torch.tensor([2.0])}, r"loss has the shape \(1,\), and without kernels \(\)"),
         (
             {"clip decisions": torch.tensor([[True, False], [True, False]])},
@@ -97,9 +95,26 @@ def test_other_devices_are_outside(monkeypatch):
     assert reason_against(torch.ones(1)) is None
 
 
-def test_nan_equals_nan_and_padding_may_hold_it():
-    nan = torch.tensor([1.0, float("nan")])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert describe_difference("gradient", nan, nan, 0.0) is None
+def test_a_batch_with_nan_decides_nothing():
+    trial = Trial("x")
+    broken = EXPECTED | {"loss": torch.tensor(float("nan"))}
+    assert not trial.passed("a", lambda: broken, lambda: broken, TOLERANCES)
+    assert trial.passed("a", lambda: EXPECTED, lambda: EXPECTED, TOLERANCES)
+
+
+def test_equal_infinities_do_not_differ():
+    infinite = torch.tensor([1.0, -torch.inf])
+    assert describe_difference("logp", infinite, infinite, 1e-5) is None
+    assert describe_difference("logp", torch.tensor([1.0, 2.0]), infinite, 1e-5).startswith(
+        "logp differs by inf"
+    )
+
+
+def test_a_result_may_be_empty():
     assert describe_difference("gradient", torch.empty(0), torch.empty(0), 0.0) is None
+
+
+def test_the_warning_is_about_the_line_that_called():
+    with pytest.warns(BandWarning) as caught:
+        Trial("x").refuse("a")
+    assert caught[0].filename == __file__

@@ -6,6 +6,7 @@ one `BandWarning` gives the reason.
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -67,8 +68,8 @@ class Trial:
         """Warn, once for each reason, that the path without kernels is taken."""
         if reason not in self._reasons:
             self._reasons.add(reason)
-            # The caller of the public function, which calls this through one function of its own.
-            warnings.warn(f"{self.name} takes the path without kernels: {reason}", BandWarning, stacklevel=4)
+            message = f"{self.name} takes the path without kernels: {reason}"
+            warnings.warn(message, BandWarning, stacklevel=_level_of_caller())
 
     def passed(
         self,
@@ -80,7 +81,8 @@ class Trial:
         """Return True if the kernel's first results agree with those of the path without kernels.
 
         Both are computed in the first call with a variant, and never again. If they differ, or if the kernel fails, a
-        warning names the difference. The values are read, so the first call waits for the device.
+        warning names the difference. The values are read, so the first call waits for the device. A call whose results
+        are NaN without kernels decides nothing.
 
         Args:
             variant: What the compiled kernel depends on, and the device.
@@ -95,20 +97,34 @@ class Trial:
                     "a CUDA graph is being captured; call it once before, so that its results are compared"
                 )
                 return False
-            difference = _difference_of_calls(results, expected, tolerances)
+            references = expected()
+            if any(bool(x.isnan().any()) for x in references.values()):
+                return False
+            difference = _difference_from(references, results, tolerances)
             self._passed[variant] = difference is None
             if difference is not None:
                 self.refuse(difference)
         return self._passed[variant]
 
 
-def _difference_of_calls(
+def _level_of_caller() -> int:
+    """Return the ``stacklevel`` with which the caller of this function warns about the code that called this folder."""
+    package = __name__.rpartition(".kernels")[0] + "."
+    level = 1
+    frame = inspect.currentframe()
+    frame = frame and frame.f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(package):
+        frame = frame.f_back
+        level += 1
+    return level
+
+
+def _difference_from(
+    references: Mapping[str, Tensor],
     results: Callable[[], Mapping[str, Tensor]],
-    expected: Callable[[], Mapping[str, Tensor]],
     tolerances: Mapping[str, float],
 ) -> str | None:
-    """Return the first difference of the results of two functions; None if there is none."""
-    references = expected()
+    """Return the first difference of a function's results from the references; None if there is none."""
     try:
         found = results()
         for name, reference in references.items():
@@ -126,8 +142,6 @@ def _difference_of_calls(
 
 def describe_difference(name: str, result: Tensor, expected: Tensor, tolerance: float) -> str | None:
     """Return a sentence's part that names the difference of two tensors; None if it is within the tolerance.
-
-    NaN equals NaN.
 
     Args:
         name: The name of the result.
@@ -149,14 +163,13 @@ def describe_difference(name: str, result: Tensor, expected: Tensor, tolerance: 
             return None
         first = int(differs.nonzero()[0])
         return f"{name} differ at {count:,} of {differs.numel():,} tokens, first at {first:,}"
-    if not torch.equal(result.isnan(), expected.isnan()):
-        places = int(result.isnan().sum())
-        expected_places = int(expected.isnan().sum())
-        return f"{name} is NaN at {places:,} places, and without kernels at {expected_places:,}"
     if not expected.numel():
         return None
-    difference = (result.double() - expected.double()).nan_to_num(0.0).abs().max().item()
-    scale = expected.double().nan_to_num(0.0).abs().max().item()
+    if result.isnan().any():
+        return f"{name} is NaN at {int(result.isnan().sum()):,} of {result.numel():,} places"
+    # Equal infinities do not differ.
+    difference = torch.where(result == expected, 0.0, result.double() - expected.double()).abs().max().item()
+    scale = expected.double().masked_fill(expected.isinf(), 0.0).abs().max().item()
     if difference <= tolerance * scale:
         return None
     return f"{name} differs by {difference:.3g}, and the tolerance is {tolerance:g} of {scale:.3g}"
