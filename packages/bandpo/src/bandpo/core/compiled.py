@@ -68,7 +68,7 @@ def _mark_sizes(x: Any) -> None:
 
 
 def compile_loss(
-    method: Method | ClipRule | str | None = None, **settings: Any
+    method: Method | ClipRule | str | None = None, *, kernels: bool = False, **settings: Any
 ) -> Callable[..., LossOutputs]:
     """Return the loss of one method, compiled into one pass over the tokens in each direction.
 
@@ -81,6 +81,12 @@ def compile_loss(
 
     Args:
         method: The method, as for `policy_loss`.
+        kernels: True for kernels in Triton (the extra ``kernels``) in place of the compiler's, where they exist: on
+            CUDA, for `Band` of KL, total variation and Pearson's χ², `FixedClip`, `LogClip`, and `TwoSided` of these,
+            with PPO's surrogate and `DualClip`, without importance weights, in float32 or half precision, padded, and
+            with an average that has a name. Their first results on a device are compared with those of `policy_loss`.
+            If they differ, and for all other methods, batches and devices, a `BandWarning` gives the reason, once, and
+            the compiled loss is computed.
         **settings: Further arguments of ``torch.compile``, such as ``backend="aot_eager"``. ``options`` are added to
             those for one pass. With ``dynamic=True`` the sizes of the tensors are variables from the first call on.
 
@@ -111,6 +117,11 @@ def compile_loss(
         one_pass = ONE_PASS if chosen.objective.one_pass and chosen.clip.one_pass else {}
         settings["options"] = {**one_pass, **(settings.get("options") or {})}
     compiled: Callable[..., LossOutputs] = torch.compile(_copy(_loss_of_tensors), **settings)  # pyright: ignore[reportUnknownMemberType]
+    run = compiled
+    if kernels:
+        from .kernels.token_loss import TokenLoss
+
+        run = TokenLoss(compiled)
 
     def loss(
         logp: Tensor,
@@ -128,7 +139,7 @@ def compile_loss(
         if state is not None:
             # The values of controllers are in the method now. Without their names, the graph has fewer guards.
             state = replace(state, controller_state=None)
-        return compiled(resolved, logp, logp_old, advantages, mask, state=state, **kwargs)
+        return run(resolved, logp, logp_old, advantages, mask, state=state, **kwargs)
 
     loss.__doc__ = f"Compute the loss of {chosen!r}; arguments are those of `bandpo.policy_loss`."
     return loss
