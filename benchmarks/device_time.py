@@ -7,23 +7,34 @@
   bytes, measured in the same way, divided by that of the loss.
 - Host: the time until a call returns, with an idle device.
 - Launches: the kernels that one pass starts, each with its microseconds, as the profiler reports them.
+- Decisions: the tokens that are dropped by the kernels of ``kernels=True`` and not by `policy_loss`, or the reverse,
+  and those of them that are not at a bound up to rounding.
+
+The losses with kernels are measured on the same tensors as the others, and, as ``21 bytes``, with a mask of bools and
+an advantage per sequence.
 
 Contestants that are not reached within ``--seconds`` are listed as skipped. On a CPU (``--small``) the same code runs
 with tiny sizes, and the device's time is the processor's.
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 
 import torch
 
 import speed
-from bandpo import KL, TotalVariation, ratio_bounds
+from bandpo import KL, TotalVariation, compile_loss, policy_loss, ratio_bounds
 from bandpo.core.divergences import JensenShannon
+from bandpo.core.errors import BandWarning
+from bandpo.core.kernels import token_loss
+from bandpo.core.kernels._trial import is_interpreted
+from bandpo.core.text import as_method
 from measuring import stamp
 from speed import BYTES_PER_TOKEN
 
@@ -32,6 +43,17 @@ SMALL_SHAPES = ((4, 256), (2, 1024))
 CACHE = 2**28
 """Bytes of input that no cache of a device holds."""
 REPETITIONS = 7
+COMPACT = "21 bytes"
+COMPACT_BYTES = 21
+KERNEL_METHODS = (
+    "Band(KL(), 0.05)",
+    "FixedClip(0.2)",
+    "BandPO()",
+    "BandAbove()",
+    "Band(TotalVariation(), 0.15)",
+    "Band(PearsonChi2(), 0.1)",
+)
+"""The methods whose decisions are compared, with each kind of bound of the kernels."""
 
 
 def textbook_with_metrics(logp, logp_old, advantages, mask):
@@ -51,6 +73,23 @@ def textbook_with_metrics(logp, logp_old, advantages, mask):
     return loss, metrics
 
 
+def has_kernels():
+    """Return True if the kernels can run: on CUDA, or in Triton's interpreter."""
+    return torch.cuda.is_available() or is_interpreted()
+
+
+def loss_with_kernels(method):
+    """Return the loss of a method by the kernels. If they do not run, their warning is an error and the row fails."""
+    loss = compile_loss(method, kernels=True)
+
+    def run(*tensors, **settings):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", BandWarning)
+            return loss(*tensors, **settings)
+
+    return run
+
+
 def loss_contestants(backend):
     """Return the losses by name, the most important first.
 
@@ -58,6 +97,10 @@ def loss_contestants(backend):
     """
     compile_for_all = partial(torch.compile, backend=backend)
     losses = {"textbook clip 0.2, compiled": compile_for_all(speed.textbook_clip)}
+    if has_kernels():
+        for method in ("Band(KL(), 0.05)", "FixedClip(0.2)"):
+            losses[f"{method}, kernels"] = loss_with_kernels(method)
+            losses[f"{method}, kernels, {COMPACT}"] = loss_with_kernels(method)
     for method in ("Band(KL(), 0.05)", "FixedClip(0.2)"):
         losses[f"{method}, compiled"] = speed.compiled_method(method, backend, dynamic=None)
     losses["textbook with metrics, compiled"] = compile_for_all(textbook_with_metrics)
@@ -170,6 +213,46 @@ def copies(size, number, device):
     return [partial(target.copy_, source) for source, target in pairs]
 
 
+def compact(tensors):
+    """Return the tensors of a batch with one advantage per sequence, and a mask of bools."""
+    logp, logp_old, advantages, mask = tensors
+    return [logp, logp_old, advantages[:, 0].contiguous(), mask.bool()]
+
+
+def decision_rows(shape, device, another):
+    """Yield, for each method with kernels, the decisions and the gradient of the kernels against `policy_loss`."""
+    if not has_kernels():
+        return
+    rows, columns = shape
+    tensors = compact(speed.batch(rows * columns, device, columns))
+    for method in KERNEL_METHODS:
+        row = {"what": "decisions", "contestant": method, "tokens": rows * columns}
+        if not another():
+            yield row | {"skipped": "no time left"}
+            continue
+        try:
+            found = gradient_of(loss_with_kernels(method), tensors)
+        except Exception as error:
+            yield row | {"failed": f"{type(error).__name__}: {error}"}
+            continue
+        expected = gradient_of(partial(policy_loss, method=method), tensors)
+        differs = (found == 0) != (expected == 0)
+        undecided = token_loss._undecided(as_method(method), tensors)
+        largest = (found - expected).masked_fill(differs, 0.0).abs().max() / expected.abs().max()
+        yield row | {
+            "differ": int(differs.sum()),
+            "beyond_rounding": int((differs & ~undecided).sum()),
+            "at_a_bound": int(undecided.sum()),
+            "gradient": float(largest),
+        }
+
+
+def gradient_of(loss, tensors):
+    """Return the gradient of a loss, times the number of tokens."""
+    logp = tensors[0].detach().requires_grad_()
+    return torch.autograd.grad(loss(logp, *tensors[1:])[0], logp)[0] * logp.numel()
+
+
 def measure(runs, device):
     """Return the seconds of the first call, of the host and of the device, and on CUDA the launches."""
     first = runs[0]
@@ -199,17 +282,21 @@ def rows(what, contestants, shapes, device, another):
         size = BYTES_PER_TOKEN[what] * math.prod(shape)
         copy = device_seconds(copies(size, len(held), device), device)
         yield where | {"contestant": "copy", "device": copy, "bytes_per_second": size / copy}
+        held_compact = [compact(tensors) for tensors in held] if what == "loss" else []
         for name, function in contestants.items():
             row = where | {"contestant": name}
             if not another():
                 yield row | {"skipped": "no time left"}
                 continue
+            is_compact = name.endswith(COMPACT)
+            batches_of_row = held_compact if is_compact else held
             try:
-                row |= measure([one_pass(what, function, tensors) for tensors in held], device)
+                row |= measure([one_pass(what, function, tensors) for tensors in batches_of_row], device)
             except Exception as error:
                 yield row | {"failed": f"{type(error).__name__}: {error}"}
                 continue
-            yield row | {"of_copy": copy / row["device"]}
+            share = COMPACT_BYTES / BYTES_PER_TOKEN[what] if is_compact else 1.0
+            yield row | {"of_copy": share * copy / row["device"]}
 
 
 def table(found):
@@ -251,7 +338,14 @@ def main():
     found = {"stamp": stamp(device), "rows": []}
     shapes = SMALL_SHAPES if options.small else SHAPES
     backend = "eager" if options.small else "inductor"
-    for row in rows("loss", loss_contestants(backend), shapes, device, lambda: time.monotonic() < end):
+
+    def another():
+        return time.monotonic() < end
+
+    for row in itertools.chain(
+        decision_rows(shapes[0], device, another),
+        rows("loss", loss_contestants(backend), shapes, device, another),
+    ):
         found["rows"].append(row)
         options.output.write_text(json.dumps(found, indent=1) + "\n")
         print(*(f"{k}={len(v) if k == 'launches' else v}" for k, v in row.items()), flush=True)

@@ -69,14 +69,21 @@ def goals(sections):
 
 
 def loss_goals(rows):
-    """Return the rows of the goals for the compiled Band, at the largest shape and at the worst."""
+    """Return the rows of the goals for Band with kernels and compiled, at the largest shape and at the worst."""
     measured = [row for row in rows if "device" in row]
     by_name = defaultdict(dict)
     for row in measured:
         by_name[row["contestant"]][tuple(row["shape"])] = row
-    band = by_name["Band(KL(), 0.05), compiled"]
     textbook = by_name["textbook clip 0.2, compiled"]
-    case = "compiled Band, forward and backward"
+    return [
+        *band_goals("Band with kernels", by_name["Band(KL(), 0.05), kernels, 21 bytes"], textbook),
+        *band_goals("compiled Band", by_name["Band(KL(), 0.05), compiled"], textbook),
+    ]
+
+
+def band_goals(name, band, textbook):
+    """Return the rows of the goals for one way to compute Band, from its rows and those of the textbook by shape."""
+    case = f"{name}, forward and backward"
     largest = max(band.values(), key=lambda row: row["tokens"], default=None)
     ratios = [band[shape]["device"] / textbook[shape]["device"] for shape in band if shape in textbook]
     hosts = [row["host"] * 1e6 for row in band.values()]
@@ -112,7 +119,10 @@ def head_goals(sections):
 def device(rows):
     """Return the table of the device's times, their share of a copy's speed, and the host's times."""
     cells = defaultdict(dict)
+    compared = [row for row in rows if row.get("what") == "decisions"]
     for row in rows:
+        if row in compared:
+            continue
         shape = "{} × {:,}".format(*row["shape"])
         if "device" not in row:
             cell = row.get("skipped") or f"failed: {row['failed'].splitlines()[0]}"
@@ -123,9 +133,31 @@ def device(rows):
         cells[row["contestant"]][shape] = cell
     return (
         "The time of the device for one call, in brackets its share of a copy's speed if every tensor is moved once "
-        "(28 bytes a token for a loss, forward and backward, 12 for the bounds), and the time of the host.\n\n"
-        f"{pivot('rows × tokens', cells)}"
+        "(28 bytes a token for a loss, forward and backward, or as its name says, 12 for the bounds), and the time of "
+        "the host.\n\n"
+        f"{pivot('rows × tokens', cells)}" + (f"\n\n{decisions(compared)}" if compared else "")
     )
+
+
+def decisions(rows):
+    """Return the table of the clip decisions of the kernels against those of the loss without them."""
+    cells = []
+    for row in rows:
+        if "differ" in row:
+            counts = [f"{row[key]:,}" for key in ("tokens", "differ", "beyond_rounding", "at_a_bound")]
+            cells.append([row["contestant"], *counts, f"{row['gradient']:.1e}"])
+        else:
+            cells.append(
+                [row["contestant"], f"{row['tokens']:,}", row.get("skipped") or row["failed"], "", "", ""]
+            )
+    header = [
+        "kernels against eager",
+        "tokens",
+        "decisions that differ",
+        "not at a bound",
+        "tokens at a bound",
+    ]
+    return table([*header, "gradient, largest difference"], cells)
 
 
 def habits(rows):

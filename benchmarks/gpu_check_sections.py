@@ -113,8 +113,9 @@ def bounds(allowance, device, *, shapes, backend):
 
 def losses(allowance, device, *, shapes, backend):
     """Yield the device's and the host's times of losses, and of a copy of the same number of bytes."""
-    from device_time import loss_contestants, rows
+    from device_time import decision_rows, loss_contestants, rows
 
+    yield from decision_rows(shapes[0], device, allowance.another)
     yield from rows("loss", loss_contestants(backend), shapes, device, allowance.another)
 
 

@@ -152,9 +152,12 @@ def test_goals_are_judged_at_the_largest_size_and_the_worst_shape():
         return {"model": "135M", "arm": arm, "batch": {"ratio": ratio}}
 
     band, textbook = "Band(KL(), 0.05), compiled", "textbook clip 0.2, compiled"
+    kernels = "Band(KL(), 0.05), kernels, 21 bytes"
     losses = [{"contestant": band, "shape": [2**16, 1024], "tokens": 2**26, "skipped": "no time left"}]
     losses += [loss(band, 2**14, 1024, 1.1e-3, 0.65), loss(textbook, 2**14, 1024, 1e-3, 0.9)]
     losses += [loss(band, 8, 2**15, 1.3e-3, 0.1, 75e-6), loss(textbook, 8, 2**15, 1e-3, 0.1)]
+    losses += [loss(kernels, 2**14, 1024, 1e-3, 0.7), loss(kernels, 8, 2**15, 1.1e-3, 0.2, 50e-6)]
+    losses += [{"what": "decisions", "contestant": "BandPO()", "tokens": 2**24, "skipped": "no time left"}]
     steps = [step("GRPOTrainer", 1.0), step("BandGRPOTrainer", 1.02)]
     head = [{"variant": "full logits", "seconds": 2.0}, {"variant": "linear_logp", "seconds": 3.0}]
     head.append({"variant": "linear_logp, kernels=True", "seconds": 1.9})
@@ -163,6 +166,9 @@ def test_goals_are_judged_at_the_largest_size_and_the_worst_shape():
     )
     judged = [line.split(" | ")[-3:] for line in text.splitlines()[2:]]
     assert judged == [
+        ["at least 0.6", "0.700", "yes |"],
+        ["at most 1.2", "1.100", "yes |"],
+        ["at most 60.0", "50.000", "yes |"],
         ["at least 0.6", "0.650", "yes |"],
         ["at most 1.2", "1.300", "no |"],
         ["at most 60.0", "75.000", "no |"],
@@ -171,7 +177,17 @@ def test_goals_are_judged_at_the_largest_size_and_the_worst_shape():
         ["at most 1.01", "1.020", "no |"],
     ]
     assert "16,777,216 tokens" in text
-    assert gpu_check_docs.goals({}).count("not yet measured") == 6
+    assert gpu_check_docs.goals({}).count("not yet measured") == 9
+
+
+def test_decisions_of_the_kernels_are_a_table_of_their_own():
+    found = {"differ": 3, "beyond_rounding": 0, "at_a_bound": 40, "gradient": 2e-7}
+    decision = {"what": "decisions", "contestant": "BandPO()", "tokens": 2**24}
+    copy = {"what": "loss", "shape": [4, 256], "tokens": 1024, "contestant": "copy", "device": 1e-3}
+    text = gpu_check_docs.device([decision | found, decision | {"failed": "BandWarning: loss differs"}, copy])
+    assert "| BandPO() | 16,777,216 | 3 | 0 | 40 | 2.0e-07 |" in text
+    assert "| BandPO() | 16,777,216 | BandWarning: loss differs |" in text
+    assert "| copy | 1.000 ms |" in text
 
 
 def run(*arguments, paths=(*SOURCES, ROOT / "tests")):
