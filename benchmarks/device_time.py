@@ -32,7 +32,7 @@ import speed
 from bandpo import KL, TotalVariation, compile_loss, policy_loss, ratio_bounds
 from bandpo.core.divergences import JensenShannon
 from bandpo.core.errors import BandWarning
-from bandpo.core.kernels import token_loss
+from bandpo.core.kernels import _token_loss as token_loss
 from bandpo.core.kernels._trial import is_interpreted
 from bandpo.core.text import as_method
 from measuring import stamp

@@ -20,8 +20,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bandpo.core.kernels import token_kernels
-from bandpo.core.kernels.token_loss import BLOCK_SIZES, CHUNK
+from bandpo.core.kernels import _token_kernels as token_kernels
+from bandpo.core.kernels._token_loss import BLOCK_SIZES, CHUNK
 
 TARGET = GPUTarget("cuda", 90, 32)  # H100 and H200
 LANES = 32

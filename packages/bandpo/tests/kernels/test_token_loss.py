@@ -9,7 +9,7 @@ import torch
 from bandpo import Band, Batch, FixedClip, Method, Packed, Rows, compile_loss, policy_loss
 from bandpo.core import _checks
 from bandpo.core.errors import BandWarning
-from bandpo.core.kernels import token_loss
+from bandpo.core.kernels import _token_loss as token_loss
 from bandpo.core.schedules import Linear, TrainingState
 from bandpo.core.text import as_method
 

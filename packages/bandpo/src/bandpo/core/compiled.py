@@ -119,7 +119,7 @@ def compile_loss(
     compiled: Callable[..., LossOutputs] = torch.compile(_copy(_loss_of_tensors), **settings)  # pyright: ignore[reportUnknownMemberType]
     run = compiled
     if kernels:
-        from .kernels.token_loss import TokenLoss
+        from .kernels._token_loss import TokenLoss
 
         run = TokenLoss(compiled)
 

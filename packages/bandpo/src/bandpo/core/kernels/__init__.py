@@ -4,3 +4,5 @@ They are in this folder, and not beside it, so that a copy of the folder has the
 is imported, except for the files of the kernels, which the functions that launch them import. `_trial` decides whether
 a kernel runs: its first results on a device are compared with those of the path without kernels.
 """
+
+__all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The loss of `token_kernels` for the methods and batches that they compute, and the path without them for others."""
+"""The loss of `_token_kernels` for the methods and batches that they compute, and the path without them for others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TOLERANCES = {"loss": 1e-5, "gradient": 1e-5, **dict.fromkeys(METRICS, 1e-5)}
 
 
 class Plan(NamedTuple):
-    """What the kernels compute for a method: the arguments of `token_kernels.forward` of these names."""
+    """What the kernels compute for a method: the arguments of `_token_kernels.forward` of these names."""
 
     LOWER: str
     UPPER: str
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 class Average(NamedTuple):
-    """How the kernels average: the arguments of `token_kernels.average` of these names."""
+    """How the kernels average: the arguments of `_token_kernels.average` of these names."""
 
     PER_SEQUENCE: bool
     OVER: str
@@ -320,9 +320,9 @@ class _TokenLoss(torch.autograd.Function):
 
 def _kernels() -> Any:
     """Return the module of the kernels, which needs Triton."""
-    from . import token_kernels
+    from . import _token_kernels
 
-    return token_kernels
+    return _token_kernels
 
 
 def _device_of(x: Tensor) -> Any:
