@@ -13,7 +13,8 @@ from bandpo.core.kernels import _token_loss as token_loss
 from bandpo.core.schedules import Linear, TrainingState
 from bandpo.core.text import as_method
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 pytestmark = [
     # The interpreter computes both sides of a condition with numpy.
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),
@@ -127,6 +128,55 @@ def test_decisions_at_the_bound_differ_within_rounding_alone(method, large_block
     assert not (differ & ~token_loss._undecided(as_method(method), tensors)).any()
     if "Band" not in method:
         assert not differ.any()  # a comparison of two numbers
+
+
+# The approximate instructions of a card, which the interpreter does not have: the functions with errors of up to two
+# units of the last digit, and of log₂ near 1 with an error of 2^−22.
+
+
+@triton.jit
+def _error(x):
+    number = x * 7919.123
+    return tl.where(tl.abs(number) < 1e30, number - tl.floor(number) - 0.5, 0.0) * 2.0**-21
+
+
+@triton.jit
+def _exp(x, FAST: tl.constexpr):
+    return tl.exp(x) * (1.0 + _error(x))
+
+
+@triton.jit
+def _log(x, FAST: tl.constexpr):
+    y = tl.log(x)
+    return tl.where(tl.abs(y) < 0.7, y + 0.7 * _error(x), y * (1.0 + _error(x)))
+
+
+@triton.jit
+def _inverse(x, FAST: tl.constexpr):
+    return (1.0 / x) * (1.0 + 0.5 * _error(x))
+
+
+@triton.jit
+def _sqrt(x, FAST: tl.constexpr):
+    return tl.sqrt(x) * (1.0 + 0.5 * _error(x))
+
+
+@pytest.mark.parametrize("method", ["BandPO(dual_clip=3.0)", "Band(PearsonChi2(), 0.1)"])
+def test_errors_of_approximate_functions_decide_at_a_bound_alone(method, large_blocks, monkeypatch):
+    from bandpo.core.kernels import _token_kernels
+
+    for function in (_exp, _log, _inverse, _sqrt):
+        monkeypatch.setattr(_token_kernels, function.__name__, function)
+    tensors = many_tokens(method, near_bounds=False)
+    loss_with_noise = compile_loss(method, kernels=True, backend="eager")  # passes its trial, too
+    found, _, _ = gradient(loss_with_noise, tensors)
+    expected, _, _ = gradient(policy_loss, tensors, method=method)
+    differ = (found == 0) != (expected == 0)
+    assert not (differ & ~token_loss._undecided(as_method(method), tensors)).any()
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(
+        found.masked_fill(differ, 0.0), expected.masked_fill(differ, 0.0), rtol=5e-6, atol=0.0
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -394,7 +394,10 @@ class TokenLoss:
         plan, average = arguments
         dtypes = tuple(None if x is None else x.dtype for x in tensors)
         per_token = tensors[2].shape == tensors[0].shape
-        variant = (tensors[0].device, plan.LOWER, plan.UPPER, average[:2], dtypes, per_token)
+        # What Triton compiles a kernel for, and the device.
+        block = Grid.of(*tensors[0].shape).block
+        is_dual = plan.max_ratio < math.inf
+        variant = (tensors[0].device, plan.LOWER, plan.UPPER, is_dual, average[:2], dtypes, per_token, block)
         rows = max(1, TRIAL_TOKENS // tensors[0].shape[1])
         some: Any = tuple(None if x is None else x[:rows].detach() for x in tensors)
         aggregation = settings["aggregation"] or method.aggregation or "token-mean"
