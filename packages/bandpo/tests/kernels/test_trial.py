@@ -1,5 +1,7 @@
 """`Trial`: a kernel runs if its first results agree, and otherwise one warning names the difference."""
 
+import sys
+
 import pytest
 import torch
 
@@ -68,6 +70,8 @@ def test_each_variant_is_tried_once_and_warns_once():
     # A further warning would be an error.
     assert not trial.passed("a", results, lambda: EXPECTED, TOLERANCES)
     assert len(calls) == 1
+    assert trial.verdict("a") is False
+    assert trial.verdict("b") is None
     assert trial.passed("b", lambda: EXPECTED, lambda: EXPECTED, TOLERANCES)
 
 
@@ -81,6 +85,7 @@ def test_a_reason_is_given_once():
 
 
 def test_nothing_runs_without_triton(monkeypatch):
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
     monkeypatch.setattr(_trial, "find_spec", lambda _: None)
     assert reason_against(torch.ones(1)) == "triton is not installed (pip install 'bandpo[kernels]')"
 

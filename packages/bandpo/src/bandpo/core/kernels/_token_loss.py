@@ -398,6 +398,11 @@ class TokenLoss:
         block = Grid.of(*tensors[0].shape).block
         is_dual = plan.max_ratio < math.inf
         variant = (tensors[0].device, plan.LOWER, plan.UPPER, is_dual, average[:2], dtypes, per_token, block)
+        verdict = self._trial.verdict(variant)
+        if verdict is not None:
+            return verdict
+
+        # The first call.
         rows = max(1, TRIAL_TOKENS // tensors[0].shape[1])
         some: Any = tuple(None if x is None else x[:rows].detach() for x in tensors)
         aggregation = settings["aggregation"] or method.aggregation or "token-mean"

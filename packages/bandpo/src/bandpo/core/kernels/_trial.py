@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from importlib.util import find_spec
@@ -33,7 +34,8 @@ def reason_against(*tensors: Tensor | None) -> str | None:
     """Return the reason for which no kernel can run on these tensors, as a part of a sentence; None if one can."""
     given = [x for x in tensors if x is not None]
     devices = {x.device for x in given}
-    if find_spec("triton") is None:
+    # To look for the package takes as long as a launch, and each call asks.
+    if "triton" not in sys.modules and find_spec("triton") is None:
         return "triton is not installed (pip install 'bandpo[kernels]')"
     if torch.compiler.is_compiling():
         return "torch.compile traces the call"
@@ -70,6 +72,10 @@ class Trial:
             self._reasons.add(reason)
             message = f"{self.name} takes the path without kernels: {reason}"
             warnings.warn(message, BandWarning, stacklevel=_level_of_caller())
+
+    def verdict(self, variant: Hashable) -> bool | None:
+        """Return what `passed` returned for a variant; None if its results have not been compared."""
+        return self._passed.get(variant)
 
     def passed(
         self,
