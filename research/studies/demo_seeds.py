@@ -2,8 +2,8 @@
 
     PYTHONPATH=research python -m studies.demo_seeds runs/demo-seeds    # 64 runs, half a core-hour
 
-Each run is one of `bandpo_lab.compare`, with the defaults of `make demo`; the same command goes on with what is there. A
-row has the curves from which its metrics are computed.
+Each run is one of `bandpo_lab.compare`, with the defaults of `make demo`; the same command goes on with what is there.
+A row has the curves from which its metrics are computed.
 """
 
 from __future__ import annotations

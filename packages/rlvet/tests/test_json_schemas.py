@@ -264,7 +264,9 @@ def output(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     write_log(other, SCENARIOS["KL drifts to several nats"].rows(11))
-    (other / "config.yaml").write_text("importance_sampling_level: token\nnum_generations: 8\nlearning_rate: 1.0e-6\n")
+    (other / "config.yaml").write_text(
+        "importance_sampling_level: token\nnum_generations: 8\nlearning_rate: 1.0e-6\n"
+    )
     return {
         "diagnose": run_json("diagnose", tmp_path)[1],
         "diff": run_json("diff", tmp_path, other)[1],
