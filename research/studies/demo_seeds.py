@@ -34,6 +34,7 @@ def row_of(method: str, run: Run) -> dict[str, Any]:
         "method": method,
         "seed": settings.seed,
         "lag": settings.lag,
+        "rate": settings.rate,
         "curves": {name: [_rounded(line.get(name)) for line in run.log] for name in CURVES},
         "scores": dict(run.scores),
     }

@@ -25,7 +25,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 FILES: Mapping[str, tuple[str, ...]] = {
     "staleness/runs.jsonl.gz": ("cell", "arm"),
     "smollm2/runs.jsonl.gz": ("part", "arm"),
-    "comparison/lag-4.jsonl.gz": ("method", "lag"),
+    "comparison/rows.jsonl.gz": ("method", "lag"),
 }
 """Files of runs, and the settings of a run beside its learning rate and its seed."""
 QUANTITIES = {"reward": "reward", "right": "reward", "entropy": "entropy"}
@@ -67,15 +67,17 @@ def read_runs() -> dict[Settings, list[Metrics]]:
         with gzip.open(RESULTS / name, "rt") as lines:
             for line in lines:
                 run = json.loads(line)
-                metrics = {key: value for key, value in run.items() if _is_metric(value)}
+                curves = run.get("curves", run)
+                metrics = {key: value for key, value in curves.items() if _is_metric(key, value)}
                 if metrics:
                     others = tuple(str(run[key]) for key in keys)
                     runs[Settings(name, others, run["rate"])].append(metrics)
     return dict(sorted(runs.items()))
 
 
-def _is_metric(value: object) -> bool:
-    if not isinstance(value, list) or len(value) < FEWEST_STEPS:
+def _is_metric(name: str, value: object) -> bool:
+    # The sums of an audit are no metrics that `rlvet diff` compares.
+    if name.startswith("audit/") or not isinstance(value, list) or len(value) < FEWEST_STEPS:
         return False
     return all(isinstance(item, int | float) for item in value)
 

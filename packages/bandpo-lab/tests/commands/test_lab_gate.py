@@ -254,6 +254,7 @@ OUTSIDE = {
     "evals/math_worker.py": "runs in the grader's process",
     "data/sources.py": "a text within a row, of at most 16 MiB",
     "downloads.py": "files of the package",
+    "demo.py": "a file of the package",
     "fast_loop.py": "the folder of its own comparison",
     "rehearsal/checks.py": "the folder of its own rehearsal",
     "rehearsal/by_hand.py": "the folder of its own rehearsal",

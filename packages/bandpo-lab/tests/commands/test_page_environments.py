@@ -58,6 +58,9 @@ GPU = "needs a GPU"
 RECORD = "needs a record of tokens; packages/bandpo/tests/audit and tests/test_cli.py run it on one"
 STEPS = "is run by packages/bandpo-lab/tests/commands/test_commands.py, with the files of its page"
 MINUTES = "takes minutes; the last test here runs it with fewer batches"
+CONFIGURATIONS = (
+    "needs two runs of a user; packages/rlvet/tests/compare/test_diff.py runs it on the two of the page"
+)
 CONFIGURATION = "needs the configuration of a user; packages/rlvet/tests/lint/test_command.py runs it on one"
 
 COMMANDS: dict[tuple[str, str], Run | str] = {
@@ -65,6 +68,8 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
     ("README.md", "bandpo audit runs/demo/FixedClip-0.2-seed-0"): RECORD,
     ("README.md", "rlvet report runs/demo/FixedClip-0.2-seed-0"): Run(TRL),
     ("rlvet/agents.md", "rlvet skill"): Run(RLVET),
+    ("rlvet/diff.md", "rlvet diff works.py stalls.sh"): CONFIGURATIONS,
+    ("rlvet/diff.md", "rlvet diff run-1 run-2"): CONFIGURATIONS,
     ("rlvet/index.md", "rlvet diagnose runs/mine"): Run(RLVET),
     ("rlvet/index.md", "rlvet diagnose run/tokens"): RECORD,
     ("rlvet/index.md", "rlvet diagnose dumps"): RECORD,
