@@ -74,7 +74,7 @@ def trl_settings(file: Path) -> dict[str, Any]:
     from transformers import HfArgumentParser
     from trl import GRPOConfig
 
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     if file.suffix == ".py":
         calls: list[dict[str, Any]] = []
         names = {
@@ -198,7 +198,7 @@ def verl_config(file: Path) -> Any:
 
     overrides: list[str] = []
     if file.suffix == ".sh":
-        overrides = [word for word in words_of(file.read_text()) if "=" in word and not word.startswith("-")]
+        overrides = [word for word in words_of(file.read_text(encoding="utf-8")) if "=" in word and not word.startswith("-")]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(Path(verl.__path__[0]) / "trainer/config"), version_base=None):
         config = compose("ppo_trainer", overrides)
@@ -403,7 +403,7 @@ def log_probabilities(
 
 def change(file: Path, rate: float) -> Tensor:
     """Return the change of the parameters by one batch under a configuration."""
-    is_verl = "actor_rollout_ref" in file.read_text()
+    is_verl = "actor_rollout_ref" in file.read_text(encoding="utf-8")
     return verl_change(file, rate) if is_verl else trl_change(file, rate)
 
 
