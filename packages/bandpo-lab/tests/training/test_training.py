@@ -436,7 +436,9 @@ def test_the_config_of_a_run_makes_the_run_again(earlier, tmp_path):
     config = str(tmp_path / "run" / "config.yaml")
     if earlier:  # as earlier versions wrote it, with an option that no longer exists
         text = Path(config).read_text(encoding="utf-8")
-        Path(config).write_text(text.replace("arguments:\n", "arguments:\n  fused_logits: false\n"), encoding="utf-8")
+        Path(config).write_text(
+            text.replace("arguments:\n", "arguments:\n  fused_logits: false\n"), encoding="utf-8"
+        )
     again = parse_arguments(["--config", config, "--output_dir", str(tmp_path / "again")])
     assert settings(again) == settings(first)
     assert again.training.output_dir == str(tmp_path / "again")

@@ -198,7 +198,11 @@ def verl_config(file: Path) -> Any:
 
     overrides: list[str] = []
     if file.suffix == ".sh":
-        overrides = [word for word in words_of(file.read_text(encoding="utf-8")) if "=" in word and not word.startswith("-")]
+        overrides = [
+            word
+            for word in words_of(file.read_text(encoding="utf-8"))
+            if "=" in word and not word.startswith("-")
+        ]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(Path(verl.__path__[0]) / "trainer/config"), version_base=None):
         config = compose("ppo_trainer", overrides)
