@@ -278,7 +278,9 @@ def test_what_is_outside_takes_todays_path(settings, dtype, reason):
 )
 def test_without_cuda_or_triton_the_results_are_todays(monkeypatch, interpreted, installed, reason):
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
-    monkeypatch.setattr(_trial, "find_spec", lambda _: installed or None)
+    if not installed:
+        monkeypatch.delitem(sys.modules, "triton", raising=False)
+        monkeypatch.setattr(_trial, "find_spec", lambda _: None)
     # Imported now, the kernels would be those of a process that interprets none.
     monkeypatch.setitem(sys.modules, "bandpo.core.kernels._linear_logp_kernels", None)
     hidden, head, _, ids = draw(tokens=300)  # a default chunk that the kernels would round
