@@ -192,7 +192,8 @@ def core_digest() -> str:
     names = {str(path.relative_to(ROOT)) for pattern in core["include"] for path in ROOT.glob(pattern)}
     digest = hashlib.sha256()
     for name in sorted(names):
-        digest.update(f"{name} {plain(ast.parse((ROOT / name).read_text()))}".encode())
+        module = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+        digest.update(f"{name} {plain(module)}".encode())
     return digest.hexdigest()[:12]
 
 

@@ -168,3 +168,9 @@ def test_no_placeholder_of_a_suggested_line_is_left():
         for file, text in texts.items()
     }
     assert {file: words for file, words in left.items() if words} == {}
+
+
+def test_the_matrix_knows_the_state_of_the_core():
+    """The digest is of the modules, and the same for the same modules."""
+    assert re.fullmatch("[0-9a-f]{12}", matrix.core_digest())
+    assert matrix.core_digest() == matrix.core_digest()
