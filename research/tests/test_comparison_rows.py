@@ -71,6 +71,8 @@ def test_what_readme_says_of_the_demo():
     value, low, high = difference(0, CLIP)
     assert high < 0
     assert f"On fresh data BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}] against GRPO's clip" in readme
+    assert f"BandPO lost {-value:.3f} there" in readme
+    assert f"BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}] of mean reward" in in_one_line("docs/when.md")
     entropies = [row[2] for row in demo.differences(demo.eight_seeds()[4])]
     assert {difference.conclusion for difference in entropies} == {"lower"}
     assert "entropy at equal reward is lower under BandPO than under all three" in readme
