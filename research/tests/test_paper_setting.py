@@ -1,11 +1,14 @@
 """The program of the paper's setting: its terms, its metrics by hand, and its report on made-up rows."""
 
+import gzip
+import json
 import math
 
 import pytest
 
 from bandpo.core.text import as_method
 from bandpo_lab.fast_loop import Run, Settings
+from pages import ROOT
 from studies import paper_setting
 from studies.gate import CELLS as GATE
 from studies.paper_setting import (
@@ -108,3 +111,15 @@ def test_a_row_is_made_of_a_run():
     row = row_of(key, made([0.05, 0.10]))
     assert row["AUC"] == pytest.approx(0.1)
     assert row["curves"]["eval"] == [[10, 0.05, 0.2], [20, 0.10, 0.4]]
+
+
+def test_the_committed_rows_are_runs_of_the_study():
+    rows = ROOT / "research/results/paper-setting/rows.jsonl.gz"
+    lines = gzip.decompress(rows.read_bytes()).decode().splitlines()
+    keys = [Key(*(row[name] for name in Key._fields)) for row in map(json.loads, lines)]
+    of_study = [key for _, key in NETWORK.runs()]
+    assert len(set(keys)) == len(keys)
+    assert set(keys) <= set(of_study)
+    for page_name in ("research/README.md", "research/reports/README.md"):
+        text = " ".join((ROOT / page_name).read_text(encoding="utf-8").split())
+        assert f"{len(keys)} of {len(of_study)} runs" in text
