@@ -265,7 +265,9 @@ def _read_config(file: Path, unread: list[str]) -> Config | None:
     except MemoryError:
         raise
     except Exception as error:  # the file is damaged or another program's, but the log can still be diagnosed
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        # A long path would leave no room for the reason.
+        text = str(error).replace(str(file), file.name)
+        reason = " ".join(text.split())[:120] or type(error).__name__
         unread.append(f"{file.name} was not read: {reason}")
         return None
     return config if isinstance(config, Mapping) else {}
