@@ -383,7 +383,7 @@ class Comparison:
         for method in self.runs:
             interval = None if method == self.baseline else self.difference(method, "reward")
             if interval is not None:
-                clauses.append(f"{method} {verdict(interval)} ({_signed(interval)})")
+                clauses.append(f"{method} {verdict(interval)} ({signed(interval)})")
         return f"Mean reward against {self.baseline}, {self.seeds} seeds, {terms}: {', '.join(clauses)}."
 
     def _columns(self) -> dict[str, str]:
@@ -418,7 +418,7 @@ class Comparison:
             cells = [method]
             for metric in columns:
                 interval = self.difference(method, metric)
-                cells.append("–" if interval is None else _signed(interval, 1 if metric == "batches" else 3))
+                cells.append("–" if interval is None else signed(interval, 1 if metric == "batches" else 3))
             rows.append(cells)
         return [f"minus {self.baseline}", *columns.values()], rows
 
@@ -484,7 +484,12 @@ def _shown(metric: str, value: str | float | None) -> str:
     return f"{value:.0%}" if metric == "blocked" else f"{value:.3f}"
 
 
-def _signed(interval: Interval, digits: int = 3) -> str:
+def signed(interval: Interval, digits: int = 3) -> str:
+    """Return a difference with its interval as text.
+
+    >>> signed(Interval(0.095, 0.081, 0.11), 2)
+    '+0.10 [+0.08, +0.11]'
+    """
     value, low, high = (f"{x:+.{digits}f}" for x in interval)
     return f"{value} [{low}, {high}]"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bandpo_lab.comparison import Outcomes, aligned, verdict
+from bandpo_lab.comparison import Outcomes, aligned, signed, verdict
 from bandpo_lab.fast_loop import Settings
 from bandpo_lab.interval import Interval
 
@@ -67,12 +67,11 @@ class Difference:
         """The difference with its interval."""
         if self.interval is None:
             return "–"
-        value, low, high = (f"{x:+.{self.metric.digits}f}" for x in self.interval)
-        return f"{value} [{low}, {high}]"
+        return signed(self.interval, self.metric.digits)
 
     @property
     def conclusion(self) -> str:
-        """What the interval says: ``higher``, ``lower``, ``equal`` within 0.02 of reward, or ``not distinguished``."""
+        """The conclusion from the interval: ``higher``, ``lower``, ``equal`` within 0.02 of reward, or ``not distinguished``."""
         if self.interval is None:
             return "not distinguished"
         word = verdict(self.interval)
