@@ -74,13 +74,17 @@ def compiled(kernel, constants, warps=1):
     return triton.compile(source, target=TARGET, options={"num_warps": warps}).asm["cubin"]
 
 
-def count(cubin):
-    """Return the `Count` of machine code."""
+def disassembled(cubin):
+    """Return the text of machine code, and that of the resources which it uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = run("nvdisasm", "-c", file.name)
-        usage = run("cuobjdump", "-res-usage", file.name)
+        return run("nvdisasm", "-c", file.name), run("cuobjdump", "-res-usage", file.name)
+
+
+def count(cubin):
+    """Return the `Count` of machine code."""
+    text, usage = disassembled(cubin)
     instructions = []
     labels = {}
     for line in text.splitlines():

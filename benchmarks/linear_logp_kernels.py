@@ -14,21 +14,17 @@ import argparse
 import itertools
 import json
 import re
-import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bandpo.core.kernels import _linear_logp_kernels as kernels
+from kernel_instructions import TARGET, disassembled
 
 RESULTS = Path(__file__).parent / "results" / "linear_logp_kernels.json"
 GPU_CHECK = Path(__file__).parent / "results" / "gpu_check.json"
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-TARGET = GPUTarget("cuda", 90, 32)
 FLOATS = "*fp32"
 STATISTICS_TYPES = {
     "products": FLOATS,
@@ -86,11 +82,7 @@ def compile_kernel(kernel: Any, types: dict[str, str], constants: dict[str, Any]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, signature, values, attributes)
     compiled = triton.compile(source, target=TARGET, options=kernels.COMPILATION)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        text = subprocess.check_output([TOOLS / "nvdisasm", "-c", file.name], text=True)
-        usage = subprocess.check_output([TOOLS / "cuobjdump", "-res-usage", file.name], text=True)
+    text, usage = disassembled(compiled.asm["cubin"])
     instruction = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
     matches = (instruction.match(line) for line in text.splitlines())
     # NOP fills the end of the code.

@@ -71,7 +71,7 @@ class Difference:
 
     @property
     def conclusion(self) -> str:
-        """The conclusion from the interval: ``higher``, ``lower``, ``equal`` within 0.02 of reward, or ``not distinguished``."""
+        """The conclusion: ``higher``, ``lower``, ``equal`` within 0.02 of reward, or ``not distinguished``."""
         if self.interval is None:
             return "not distinguished"
         word = verdict(self.interval)

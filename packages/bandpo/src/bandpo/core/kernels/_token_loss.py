@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -242,7 +241,7 @@ class _TokenLoss(torch.autograd.Function):
         factors = torch.empty(
             grid.rows if average.PER_SEQUENCE else 1, dtype=torch.float32, device=logp.device
         )
-        with _device_of(logp):
+        with torch.cuda.device_of(logp):  # Triton launches on the current device
             kernels.forward[(grid.programs,)](
                 logp.contiguous(),
                 logp_old.contiguous(),
@@ -303,7 +302,7 @@ class _TokenLoss(torch.autograd.Function):
         derivative, factors = ctx.saved_tensors
         grid = Grid.of(*derivative.shape)
         gradient = torch.empty(derivative.shape, dtype=ctx.dtype, device=derivative.device)
-        with _device_of(derivative):
+        with torch.cuda.device_of(derivative):
             kernels.backward[(grid.programs,)](
                 grad_outputs[0],
                 derivative,
@@ -323,13 +322,6 @@ def _kernels() -> Any:
     from . import _token_kernels
 
     return _token_kernels
-
-
-def _device_of(x: Tensor) -> Any:
-    """Return a context in which Triton launches on the device of a tensor: it takes the current one."""
-    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
 
 
 class TokenLoss:
