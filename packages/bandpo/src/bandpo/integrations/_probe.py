@@ -1,4 +1,4 @@
-"""What the probes of all trainers share: a small synthetic batch, and the comparison of a loss's gradient on it.
+"""The common parts of all trainers' probes: a small synthetic batch, and the comparison of a loss's gradient on it.
 
 A probe runs a framework's own loss on this batch before training, without a model, and compares its gradient by the
 log-probabilities with that of the method. The batch has sequences of different lengths, one without a token, ratios

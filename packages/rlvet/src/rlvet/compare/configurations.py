@@ -215,11 +215,9 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
         readings = (a.readings[quantity.name], b.readings[quantity.name])
         if not _applies(quantity, a, b):
             continue
-        if quantity.name == "data set" and a.framework != b.framework:
-            # TRL names a data set of the hub, verl a file.
-            in_neither.append(quantity.name)
-            continue
-        if all(reading.unknown for reading in readings):
+        # TRL names a data set of the hub, verl a file.
+        is_of_two_kinds = quantity.name == "data set" and a.framework != b.framework
+        if is_of_two_kinds or all(reading.unknown for reading in readings):
             in_neither.append(quantity.name)
             continue
         if any(reading.unknown for reading in readings):
@@ -241,7 +239,7 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
             speed.append(f"{quantity.name} {texts[0]} | {texts[1]}")
         else:
             differences.append(QuantityDifference(quantity, *readings))
-    others = _other_settings(a, b)
+    without_quantity = _other_settings(a, b)
     is_one_framework = a.framework == b.framework
     return ConfigurationComparison(
         a=a,
@@ -250,9 +248,9 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
         without_effect=without_effect,
         undecided=undecided,
         in_neither=in_neither,
-        speed=[*speed, *map(str, others["speed"])],
-        unjudged=others["unjudged"] if is_one_framework else (),
-        names=[one.name for one in others["names"]],
+        speed=[*speed, *map(str, without_quantity["speed"])],
+        unjudged=without_quantity["unjudged"] if is_one_framework else (),
+        names=[setting.name for setting in without_quantity["names"]],
         compared=compared,
     )
 

@@ -46,11 +46,11 @@ class Side:
 
     path: str
     training: Training | None = None
-    """What its configuration trains; None without one of TRL or verl."""
+    """The quantities of its configuration; None without one of TRL or verl."""
     rows: Sequence[Row] = ()
     """Its log; empty for a configuration."""
     note: str = ""
-    """Why its configuration is not compared; empty if it is, or if there is none."""
+    """The reason why its configuration is not compared; empty if it is, or if there is none."""
 
     @property
     def kind(self) -> str:

@@ -27,7 +27,7 @@ BEFORE: Mapping[str, Mapping[str, Any]] = {
     },
     "verl": {},
 }
-"""What versions without a setting did, where that is not what the default of the newest version does."""
+"""The effect of versions without a setting, where it is not that of the newest version's default."""
 
 
 LARGEST = 1e15

@@ -1,4 +1,7 @@
-"""What a configuration of TRL's GRPOTrainer trains. The formulas are those of trl/trainer/grpo_trainer.py of 1.16.0."""
+"""The quantities of `rlvet.compare.vocabulary` in a configuration of TRL's GRPOTrainer.
+
+The formulas are those of trl/trainer/grpo_trainer.py of 1.16.0.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration of verl's PPO trainer trains.
+"""The quantities of `rlvet.compare.vocabulary` in a configuration of verl's PPO trainer.
 
 The formulas are those of verl 0.9.1: trainer/ppo/core_algos.py, trainer/ppo/rollout_corr_helper.py and
 workers/utils/losses.py.

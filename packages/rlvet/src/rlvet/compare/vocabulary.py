@@ -126,12 +126,12 @@ class Reading:
     unknown: str = ""
     """The reason why the value is not known; empty if it is."""
     elsewhere: str = ""
-    """Where a setting that the file does not set may be set, as a clause; empty for other reasons."""
+    """The place where a setting may be set that the file does not set, as a clause; empty for other reasons."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a configuration trains, as far as it is known.
+    """The quantities and settings of a configuration, as far as they are known.
 
     >>> training = Training("trl", "train.py", {"temperature": Reading(0.7)}, {})
     >>> training.value("temperature")

@@ -45,7 +45,7 @@ TOLERANCES = {"loss": 1e-5, "gradient": 1e-5, **dict.fromkeys(METRICS, 1e-5)}
 
 
 class Plan(NamedTuple):
-    """What the kernels compute for a method: the arguments of `_token_kernels.forward` of these names."""
+    """The computation of the kernels for a method: the arguments of `_token_kernels.forward` of these names."""
 
     LOWER: str
     UPPER: str
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 class Average(NamedTuple):
-    """How the kernels average: the arguments of `_token_kernels.average` of these names."""
+    """The average of the kernels: the arguments of `_token_kernels.average` of these names."""
 
     PER_SEQUENCE: bool
     OVER: str

@@ -1,4 +1,4 @@
-"""What bandpo adds to verl's driver, by wrapping the functions of `bandpo.integrations.verl.verl_names.WRAPPED`.
+"""Additions to verl's driver, which wrap the functions of `bandpo.integrations.verl.verl_names.WRAPPED`.
 
 The driver is the process that verl's command starts, and the process of Ray in which a trainer runs. Workers import
 this module too, with no effect.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Driver:
-    """What bandpo does in verl's driver: checks the settings, records and checks each batch, and computes the audit."""
+    """The work of bandpo in verl's driver: it checks settings, records and checks batches, and computes the audit."""
 
     def __init__(self) -> None:
         self._batches = 0

@@ -98,20 +98,20 @@ def _examine(key: str, config: Any) -> UnknownSetting | None:
         parent = f"{parent}.{names[0]}".lstrip(".")
         names = names[1:]
         config = config[parent.rpartition(".")[2]]
-    name, rest = names[0], names[1:]
+    name, children = names[0], names[1:]
     of_class = _names_of_class(config)
     if name in of_class:
         return None
-    known = _groups().get(parent, set()) | of_class
+    names_of_group = _groups().get(parent, set()) | of_class
 
     for similarity in (MISSPELT, 0.6):
-        for candidate in difflib.get_close_matches(name.lower(), known, n=3, cutoff=similarity):
+        for candidate in difflib.get_close_matches(name.lower(), names_of_group, n=3, cutoff=similarity):
             path = f"{parent}.{candidate}".lstrip(".")
-            if rest and not _has_child(path, rest[0], config.get(candidate)):
+            if children and not _has_child(path, children[0], config.get(candidate)):
                 continue
             # A group of a class of verl's refuses the setting anyway.
             is_misspelt = bool(of_class) or (similarity == MISSPELT and not _adds_words(name, candidate))
-            return UnknownSetting(key, ".".join([path, *rest]), "misspelt" if is_misspelt else "")
+            return UnknownSetting(key, ".".join([path, *children]), "misspelt" if is_misspelt else "")
     return UnknownSetting(key)
 
 

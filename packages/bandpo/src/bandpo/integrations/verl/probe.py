@@ -66,7 +66,7 @@ class Probed:
     """The result of a probe without a difference."""
 
     line: str
-    """What was compared."""
+    """A line about the parts that were compared."""
     average: str
     """The average that the loss really applies."""
 

@@ -30,7 +30,7 @@ CALLED = {
     "verl.utils.torch_functional.masked_mean": "averages the metrics of a loss",
     "verl.workers.config.PolicyLossConfig": "has the settings of a policy loss",
 }
-"""What the integration calls when it is imported or in each loss, each with what it does.
+"""The names that the integration calls when it is imported or in each loss, each with its purpose.
 
 Imported later, where they are called: ``verl.workers.utils.losses.ppo_loss`` and
 ``verl.utils.tensordict_utils.assign_non_tensor`` for the probe, and
@@ -48,7 +48,7 @@ WRAPPED = {
     "verl.trainer.ppo.ray_trainer.compute_advantage": "computes the advantages of a batch; it is then recorded and "
     "checked, in runs with one of bandpo's config classes alone",
 }
-"""What the integration wraps, each with what verl does there and what bandpo adds.
+"""The names that the integration wraps, each with verl's purpose and bandpo's addition.
 
 verl has no call-back for any of these. All but the last are wrapped on every ``import verl``, and return at once in a
 run without bandpo. Each wrapper calls verl's function with the arguments that it got. If verl renames one, the plug-in
