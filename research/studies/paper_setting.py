@@ -261,20 +261,54 @@ def is_at_edge(curve: Curve, rates: int) -> bool:
 
 
 def best_rates_table(rows: Rows) -> Table:
-    """Return each rule at its best rate, against one rule everywhere and against the cell's best constant."""
+    """Return each rule at its best rate, against one rule everywhere and against the cell's best constant.
+
+    A rate at the edge of the grid is not called the best one, since a rate beyond it may be better; then the score is
+    that of the edge.
+    """
     constant = rows.curve([arm for arm in CONSTANT if arm in rows.cell.arms])
     everywhere = rows.curve([CLIP])
     seeds = len(rows.finished_seeds())
     cells: list[list[str]] = []
     for arm in rows.cell.arms:
         curve = rows.curve([arm])
-        edge = ", at the edge" if is_at_edge(curve, len(rows.cell.rates)) else ""
-        texts = [arm, f"{curve.best_scores.mean():.4f}", f"{curve.rates[curve.best]:g}{edge}"]
+        rate = f"{curve.rates[curve.best]:g}"
+        is_best = not is_at_edge(curve, len(rows.cell.rates))
+        texts = [arm, rate if is_best else "–", f"{curve.best_scores.mean():.4f}"]
+        if not is_best:
+            texts[-1] += f" at the edge, {rate}"
         for other in (everywhere, constant):
             gap = difference(curve.resampled_scores, other.resampled_scores, [0] * seeds)
             texts.append(_signed(gap))
         cells.append(texts)
-    return Table(["rule", "AUC", "best rate", f"minus {CLIP}", "minus the best constant"], cells)
+    return Table(["rule", "best rate", "AUC", f"minus {CLIP}", "minus the best constant"], cells)
+
+
+def is_broken(row: Mapping[str, Any]) -> bool:
+    """Return True if the mean training reward of ten batches fell by at least half after its maximum."""
+    rewards = row["curves"]["reward"]
+    batches = min(10, len(rewards))
+    means = np.convolve(rewards, np.ones(batches) / batches, "valid")
+    return bool((means <= np.maximum.accumulate(means) / 2).any())
+
+
+def runs_table(rows: Rows) -> Table:
+    """Return AUC, the blocked share of the gradient of rare winners, and the number of broken runs, of each rule and rate.
+
+    Only finished seeds count. The share is the mean of the runs' shares.
+    """
+    seeds = rows.finished_seeds()
+    cells: list[list[str]] = []
+    for arm in rows.cell.arms:
+        texts = [arm]
+        for rate in rows.cell.rates:
+            runs = [rows.rows[Key(rows.cell.name, arm, rate, seed)] for seed in seeds]
+            score = np.mean([run["AUC"] for run in runs])
+            blocked = np.mean([run["blocked"] for run in runs])
+            texts.append(f"{score:.4f}, {blocked:.0%}, {sum(map(is_broken, runs))}")
+        cells.append(texts)
+    header = ["rule: AUC, blocked, broken runs", *(f"at {rate:g}" for rate in rows.cell.rates)]
+    return Table(header, cells)
 
 
 def rate_table(rows: Rows, rate: float, metrics: Sequence[str]) -> Table:
@@ -322,7 +356,7 @@ def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
         seeds = len(cell_rows.finished_seeds())
         lines += [f"## {cell.name}", "", f"{seeds} of {len(cell.seeds)} seeds have all runs.", ""]
         if seeds >= 4:
-            lines += [best_rates_table(cell_rows).markdown(), ""]
+            lines += [best_rates_table(cell_rows).markdown(), "", runs_table(cell_rows).markdown(), ""]
         for rate in cell.rates:
             lines += [rate_table(cell_rows, rate, [*study.smallest]).markdown(), ""]
     predictions = read_predictions(study.predictions)

@@ -20,7 +20,9 @@ from studies.paper_setting import (
     Key,
     Rows,
     at_level,
+    best_rates_table,
     count_lines,
+    is_broken,
     page,
     row_of,
     settings_of,
@@ -40,6 +42,17 @@ def made(evaluated, entropy=0.5):
         log.append(line)
     settings = Settings("GRPO()", batches=len(log), lag=0)
     return Run(settings, log, {"pass@1": evaluated[-1], "pass@8": 0.5, "pass@32": 0.5, "seconds": 1.0})
+
+
+def made_row(score, entropy=0.4):
+    """The row of a run with the same reward in every batch."""
+    return {
+        "AUC": score,
+        "entropy": entropy,
+        "pass@32": None,
+        "blocked": 0.2,
+        "curves": {"reward": [score] * 20},
+    }
 
 
 def test_the_moment_of_equal_reward_is_interpolated():
@@ -84,10 +97,11 @@ def test_the_report_on_made_up_rows():
             continue
         gain = 0.02 if key.arm == "no bound" else 0.0
         score = 0.1 + gain + 0.001 * (key.seed % 5) - abs(math.log(key.rate / 2e-4)) * 0.01
-        rows[key] = {"AUC": score, "entropy": 0.4 - gain, "pass@32": None}
+        rows[key] = made_row(score, 0.4 - gain)
     text = page(rows)
     assert "12 of 12 seeds have all runs" in text
-    assert "| no bound | 0.1218 | 0.0002 | +0.020 [+0.020, +0.020] |" in text
+    assert "| no bound | 0.0002 | 0.1218 | +0.020 [+0.020, +0.020] |" in text
+    assert "| no bound | 0.1148, 20%, 0 | 0.1218, 20%, 0 | 0.1148, 20%, 0 | 0.1079, 20%, 0 |" in text
     assert (
         "| fresh at 0.0004 | no bound minus clip 0.2, AUC | greater | +0.020 [+0.020, +0.020] | held |"
         in text
@@ -102,6 +116,34 @@ def test_the_report_on_made_up_rows():
     curve = Rows(edge, rows).curve([CLIP])
     assert paper_setting.is_at_edge(curve, 2)
     assert not paper_setting.is_at_edge(Rows(CELLS[0], rows).curve([CLIP]), 4)
+
+
+def test_a_rate_at_the_edge_is_not_called_the_best():
+    cell = Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4], 20, 1.0, range(200, 206))
+    best = dict.fromkeys(ARMS, 2e-4) | {CLIP: 4e-4, "BandPO": 1e-4}
+    rows = {}
+    for arm in ARMS:
+        for rate in cell.rates:
+            for seed in cell.seeds:
+                rows[Key("fresh", arm, rate, seed)] = made_row(0.2 if rate == best[arm] else 0.1)
+    by_rule = {cells[0]: cells for cells in best_rates_table(Rows(cell, rows)).rows}
+    assert by_rule[CLIP][1:3] == ["–", "0.2000 at the edge, 0.0004"]
+    assert by_rule["BandPO"][1:3] == ["–", "0.2000 at the edge, 0.0001"]
+    assert by_rule["no bound"][1:3] == ["0.0002", "0.2000"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "broken"),
+    [
+        ([0.2] * 30, False),
+        ([0.1] * 10 + [0.2] * 10 + [0.11] * 10, False),
+        ([0.1] * 10 + [0.2] * 10 + [0.1] * 10, True),
+        ([0.1] * 10 + [0.2] * 10 + [0.1] * 10 + [0.3] * 10, True),  # it recovered
+        ([0.2, 0.1], False),
+    ],
+)
+def test_a_run_is_broken_if_its_reward_fell_by_half(rewards, broken):
+    assert is_broken({"curves": {"reward": rewards}}) is broken
 
 
 def test_a_row_is_made_of_a_run():
