@@ -22,11 +22,13 @@ from bandpo_lab import demo
 from bandpo_lab.comparison import smooth
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from map_page import read_parts
+from studies import paper_setting
 from studies.demo_seeds import read_rows
 from studies.grid import Grid, Key
 from studies.grid_report import DATA
 from studies.learning_rates import Curve, difference
 from studies.optimizers import OPTIMIZERS
+from studies.paper_setting import Rows
 from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
@@ -96,6 +98,50 @@ def stale_data() -> Figure:
     )
     right.set(xlabel="age of the data in batches", ylabel="mean reward minus that of clip 0.2")
     add_legend(figure)
+    return figure
+
+
+@plot_style()
+def regime_gains(rows: Rows) -> Figure:
+    """Plot what each rule adds to clip 0.2 in one cell of the paper's setting, by learning rate.
+
+    The grey band is the smallest effect of interest. Entropy and pass@32 are at equal reward.
+    """
+    metrics = {
+        "AUC": "mean reward",
+        "entropy": "entropy at equal reward (nats)",
+        "pass@32": "pass@32 at equal reward",
+    }
+    figure = Figure(figsize=(8, 3.6))
+    rules = [arm for arm in rows.cell.arms if arm != paper_setting.CLIP]
+    for (metric, title), axes in zip(metrics.items(), figure.subplots(1, len(metrics)), strict=True):
+        smallest = paper_setting.SMALLEST[metric]
+        axes.axhspan(-smallest, smallest, color="0.93", linewidth=0)
+        axes.axhline(0, color="black", linewidth=0.8)
+        for index, (arm, style) in enumerate(line_styles(rules).items()):
+            gaps = {rate: rows.difference(arm, paper_setting.CLIP, metric, rate) for rate in rows.cell.rates}
+            known = {rate: gap for rate, gap in gaps.items() if gap is not None}
+            # Rules stand side by side.
+            places = [rate * 1.06 ** (index - len(rules) / 2) for rate in known]
+            values = np.array([gap.value for gap in known.values()])
+            ends = np.array([[gap.value - gap.low, gap.high - gap.value] for gap in known.values()]).reshape(
+                -1, 2
+            )
+            axes.errorbar(
+                places,
+                values,
+                yerr=ends.T,
+                color=style.colour,
+                marker=style.marker,
+                linestyle="",
+                capsize=1,
+                label=arm,
+            )
+        axes.set(xscale="log", title=title, xlabel="learning rate")
+        axes.set_xticks(rows.cell.rates, [f"{rate:g}" for rate in rows.cell.rates])
+        axes.minorticks_off()
+    figure.axes[0].set_ylabel(f"minus clip 0.2 (n = {len(rows.finished_seeds())} seeds)")
+    add_legend(figure, 3)
     return figure
 
 

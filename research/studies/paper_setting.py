@@ -55,6 +55,8 @@ LEVEL = 0.09
 """The held-out reward at which runs are compared: between 0.055 at the start and 0.10 in the pilot after 60 batches."""
 EVAL_EVERY = 10
 """The batches between two evaluations."""
+COMPARED_AT = {"fresh": 4e-4, "lag 4": 2e-4, "4 x 4": 5e-5}
+"""The rate of each cell that most of the predictions name, at which entropy and pass@32 are compared."""
 PREDICTIONS = Path(__file__).parent / "paper-setting-predictions.md"
 
 
@@ -293,9 +295,10 @@ def is_broken(row: Mapping[str, Any]) -> bool:
 
 
 def runs_table(rows: Rows) -> Table:
-    """Return AUC, the blocked share of the gradient of rare winners, and the number of broken runs, of each rule and rate.
+    """Return AUC, what was blocked, and the number of broken runs, of each rule at each rate.
 
-    Only finished seeds count. The share is the mean of the runs' shares.
+    Blocked is the share of the gradient of rare winners that the rule dropped, as a mean of runs. Only finished seeds
+    count.
     """
     seeds = rows.finished_seeds()
     cells: list[list[str]] = []
@@ -322,6 +325,36 @@ def rate_table(rows: Rows, rate: float, metrics: Sequence[str]) -> Table:
     return Table([f"at {rate:g}, minus {CLIP}", *metrics], cells)
 
 
+def regimes_table(by_cell: Mapping[str, Rows], rates: Mapping[str, float]) -> Table:
+    """Return each rule against clip 0.2 in each cell: by AUC with both at their best rates, and at equal reward.
+
+    Args:
+        by_cell: The rows by cell.
+        rates: The rate of each cell at which entropy and pass@32 are compared.
+    """
+    cells: list[list[str]] = []
+    for name, rate in rates.items():
+        rows = by_cell[name]
+        seeds = len(rows.finished_seeds())
+        everywhere = rows.curve([CLIP])
+        for arm in rows.cell.arms:
+            if arm == CLIP:
+                continue
+            curve = rows.curve([arm])
+            gap = difference(curve.resampled_scores, everywhere.resampled_scores, [0] * seeds)
+            edges = [
+                of
+                for of, scores in ((arm, curve), (CLIP, everywhere))
+                if is_at_edge(scores, len(rows.cell.rates))
+            ]
+            best = _signed(gap) + (f" (edge: {', '.join(edges)})" if edges else "")
+            at_equal_reward = [rows.difference(arm, CLIP, metric, rate) for metric in ("entropy", "pass@32")]
+            cells.append(
+                [name, arm, best, *("–" if gap is None else _signed(gap) for gap in at_equal_reward)]
+            )
+    return Table(["data", f"rule, minus {CLIP}", "AUC at best rates", "entropy", "pass@32"], cells)
+
+
 def verdicts_table(
     by_cell: Mapping[str, Rows], predictions: Sequence[Prediction], smallest: Mapping[str, float]
 ) -> Table:
@@ -343,12 +376,17 @@ def _signed(interval: Interval) -> str:
     return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
 
 
-def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
-    """Return the report as Markdown."""
-    by_cell = {
+def rows_by_cell(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> dict[str, Rows]:
+    """Return the rows of each cell of a study."""
+    return {
         cell.name: Rows(cell, {key: row for key, row in rows.items() if key.cell == cell.name})
         for cell in study.cells
     }
+
+
+def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
+    """Return the report as Markdown."""
+    by_cell = rows_by_cell(rows, study)
     lines = [f"# {study.title}", ""]
     lines += [f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {study.level:g}.", ""]
     for cell in study.cells:

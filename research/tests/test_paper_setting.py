@@ -24,6 +24,7 @@ from studies.paper_setting import (
     count_lines,
     is_broken,
     page,
+    regimes_table,
     row_of,
     settings_of,
     simulated_power,
@@ -130,6 +131,22 @@ def test_a_rate_at_the_edge_is_not_called_the_best():
     assert by_rule[CLIP][1:3] == ["–", "0.2000 at the edge, 0.0004"]
     assert by_rule["BandPO"][1:3] == ["–", "0.2000 at the edge, 0.0001"]
     assert by_rule["no bound"][1:3] == ["0.0002", "0.2000"]
+
+
+def test_the_table_of_regimes_says_which_rate_is_at_an_edge():
+    cell = Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4], 20, 1.0, range(200, 206), (CLIP, "BandPO", "no bound"))
+    rows = {}
+    for arm in cell.arms:
+        for rate in cell.rates:
+            for seed in cell.seeds:
+                best = 4e-4 if arm == "no bound" else 2e-4
+                score = (0.15 if arm == "no bound" else 0.1) - 0.01 * (rate != best)
+                rows[Key("fresh", arm, rate, seed)] = made_row(score, 0.3 if arm == "BandPO" else 0.4)
+    made_rows = Rows(cell, rows)
+    assert regimes_table({"fresh": made_rows}, {"fresh": 2e-4}).rows == [
+        ["fresh", "BandPO", "+0.000 [+0.000, +0.000]", "-0.100 [-0.100, -0.100]", "–"],
+        ["fresh", "no bound", "+0.050 [+0.050, +0.050] (edge: no bound)", "+0.000 [+0.000, +0.000]", "–"],
+    ]
 
 
 @pytest.mark.parametrize(
