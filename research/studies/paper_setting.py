@@ -1,6 +1,7 @@
 """The paper's setting in the network of `bandpo_lab.fast_loop`: fresh data, each answer used once, four updates.
 
     PYTHONPATH=research python -m studies.paper_setting rows.jsonl             # goes on with what is missing
+    PYTHONPATH=research python -m studies.paper_setting half.jsonl --part 1/2   # every second seed, for another core
     PYTHONPATH=research python -m studies.paper_setting rows.jsonl --count     # what is done, and what it costs
     PYTHONPATH=research python -m studies.paper_setting rows.jsonl --report report.md
     PYTHONPATH=research python -m studies.paper_setting research/results/gate/rows.jsonl --power  # of the pilot
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,20 +46,25 @@ ARMS = {
 """The rules."""
 CONSTANT = (CLIP, "Clip-Higher", "clip [.8, 2]", "no bound")
 """The rules with constant bounds, of which the best one is chosen in each cell."""
-SMALLEST = {"AUC": 0.01, "entropy": 0.03, "pass@32": 0.03}
+SMALLEST = {"AUC": 0.01, "entropy": 0.03, "pass@32": 0.03, "end": 0.03}
 """The smallest effect of interest of each metric.
 
-- ``AUC``: the mean training reward over all batches, which is near 0.1.
+- ``AUC``: the mean training reward over all batches, which is near 0.2.
 - ``entropy``: of the policy in nats per token, when the held-out reward first is at `LEVEL`.
 - ``pass@32``: on held-out problems, at the same moment.
+- ``end``: the held-out reward at the end.
 """
-LEVEL = 0.09
-"""The held-out reward at which runs are compared: between 0.055 at the start and 0.10 in the pilot after 60 batches."""
-EVAL_EVERY = 10
+LEVEL = 0.15
+"""The held-out reward at which runs are compared: between 0.055 at the start and 0.36 at the end of a pilot."""
+EVAL_EVERY = 20
 """The batches between two evaluations."""
-COMPARED_AT = {"fresh": 4e-4, "lag 4": 2e-4, "4 x 4": 5e-5}
+HELD_OUT = 64
+"""The held-out problems."""
+COMPARED_AT = {"fresh": 1e-4, "lag 4": 5e-5, "4 x 4": 1.25e-5}
 """The rate of each cell that most of the predictions name, at which entropy and pass@32 are compared."""
 PREDICTIONS = Path(__file__).parent / "paper-setting-predictions.md"
+FIRST_PREDICTIONS = Path(__file__).parent / "paper-setting-first-predictions.md"
+"""Those of the grid that was ended."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +88,14 @@ class Cell:
     rates: Sequence[float]
     batches: int
     seconds: float
-    seeds: Sequence[int] = range(200, 212)
+    seeds: Sequence[int]
     arms: Sequence[str] = tuple(ARMS)
 
 
 CELLS = [
-    Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4, 8e-4], 160, 40.0),
-    Cell("lag 4", 4, 1, [5e-5, 1e-4, 2e-4, 4e-4], 160, 40.0),
-    Cell("4 x 4", 0, 4, [2.5e-5, 5e-5, 1e-4], 80, 50.0),
+    Cell("fresh", 0, 1, [2.5e-5, 5e-5, 1e-4], 320, 55.0, range(300, 312)),
+    Cell("lag 4", 4, 1, [2.5e-5, 5e-5, 1e-4], 320, 55.0, range(300, 308)),
+    Cell("4 x 4", 0, 4, [6.25e-6, 1.25e-5, 2.5e-5], 100, 50.0, range(300, 308)),
 ]
 """The cells in the order in which they run: the last are dropped first."""
 
@@ -160,6 +167,7 @@ def settings_of(cell: Cell, key: Key) -> Settings:
         rate=key.rate,
         batches=cell.batches,
         seed=key.seed,
+        held_out=HELD_OUT,
         eval_every=EVAL_EVERY,
     )
 
@@ -489,11 +497,30 @@ def read_rows(file: Path) -> dict[Key, dict[str, Any]]:
     return {Key(*(row[name] for name in Key._fields)): row for _, row in read_jsonl(file)}
 
 
+def part(text: str) -> tuple[int, int]:
+    """Read a part of the seeds, such as ``1/2``: those whose remainder by the second number is the first.
+
+    >>> part("1/2")
+    (1, 2)
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text}: choose K/N with K from 0 to N - 1, such as 0/2 and 1/2")
+    return int(match[1]), int(match[2])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the file does not have, or write what the options ask for."""
     parser = argparse.ArgumentParser(prog="python -m studies.paper_setting")
     parser.add_argument("rows", type=Path, help="one line for each run; made if it is not there")
     parser.add_argument("--cell", choices=[cell.name for cell in CELLS], help="run one cell only")
+    parser.add_argument(
+        "--part",
+        type=part,
+        default=(0, 1),
+        metavar="K/N",
+        help="run only the seeds whose remainder by N is K",
+    )
     parser.add_argument(
         "--count", action="store_true", help="only print what is done, and what the rest costs"
     )
@@ -517,9 +544,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     # The order of sums, and so the bits, would depend on the number of threads.
     torch.set_num_threads(1)
+    remainder, parts = options.part
     with options.rows.open("a", encoding="utf-8") as lines:
         for cell, key in NETWORK.runs():
-            if key in rows or options.cell not in (None, cell.name):
+            if key in rows or options.cell not in (None, cell.name) or key.seed % parts != remainder:
                 continue
             lines.write(json.dumps(row_of(key, train(settings_of(cell, key), None))) + "\n")
             lines.flush()

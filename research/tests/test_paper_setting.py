@@ -1,5 +1,6 @@
 """The program of the paper's setting: its terms, its metrics by hand, and its report on made-up rows."""
 
+import argparse
 import gzip
 import json
 import math
@@ -24,6 +25,7 @@ from studies.paper_setting import (
     count_lines,
     is_broken,
     page,
+    part,
     regimes_table,
     row_of,
     settings_of,
@@ -97,23 +99,22 @@ def test_the_report_on_made_up_rows():
         if cell.name != "fresh":
             continue
         gain = 0.02 if key.arm == "no bound" else 0.0
-        score = 0.1 + gain + 0.001 * (key.seed % 5) - abs(math.log(key.rate / 2e-4)) * 0.01
+        score = 0.1 + gain + 0.001 * (key.seed % 5) - abs(math.log(key.rate / 5e-5)) * 0.01
         rows[key] = made_row(score, 0.4 - gain)
     text = page(rows)
     assert "12 of 12 seeds have all runs" in text
-    assert "| no bound | 0.0002 | 0.1218 | +0.020 [+0.020, +0.020] |" in text
-    assert "| no bound | 0.1148, 20%, 0 | 0.1218, 20%, 0 | 0.1148, 20%, 0 | 0.1079, 20%, 0 |" in text
+    assert "| no bound | 5e-05 | 0.1218 | +0.020 [+0.020, +0.020] |" in text
+    assert "| no bound | 0.1148, 20%, 0 | 0.1218, 20%, 0 | 0.1148, 20%, 0 |" in text
     assert (
-        "| fresh at 0.0004 | no bound minus clip 0.2, AUC | greater | +0.020 [+0.020, +0.020] | held |"
-        in text
+        "| fresh at 0.0001 | no bound minus clip 0.2, AUC | less | +0.020 [+0.020, +0.020] | failed |" in text
     )
     assert (
-        "| fresh at 0.0002 | Clip-Higher minus clip 0.2, entropy | equal | +0.000 [+0.000, +0.000] | held |"
+        "| fresh at 0.0001 | Clip-Higher minus clip 0.2, entropy | equal | +0.000 [+0.000, +0.000] | held |"
         in text
     )
-    assert "| lag 4 at 0.0002 | no bound minus clip 0.2, AUC | greater | not run | open |" in text
-    assert count_lines(rows)[0] == "fresh: 336 of 336 runs, 0.0 core-hours left"
-    edge = Cell("fresh", 0, 1, [1e-4, 2e-4], 10, 1.0)
+    assert "| lag 4 at 5e-05 | no bound minus clip 0.2, AUC | greater | not run | open |" in text
+    assert count_lines(rows)[0] == "fresh: 252 of 252 runs, 0.0 core-hours left"
+    edge = Cell("fresh", 0, 1, [5e-5, 1e-4], 10, 1.0, range(300, 312))
     curve = Rows(edge, rows).curve([CLIP])
     assert paper_setting.is_at_edge(curve, 2)
     assert not paper_setting.is_at_edge(Rows(CELLS[0], rows).curve([CLIP]), 4)
@@ -172,13 +173,25 @@ def test_a_row_is_made_of_a_run():
     assert row["curves"]["eval"] == [[10, 0.05, 0.2], [20, 0.10, 0.4]]
 
 
-def test_the_committed_rows_are_runs_of_the_study():
-    rows = ROOT / "research/results/paper-setting/rows.jsonl.gz"
-    lines = gzip.decompress(rows.read_bytes()).decode().splitlines()
-    keys = [Key(*(row[name] for name in Key._fields)) for row in map(json.loads, lines)]
-    of_study = [key for _, key in NETWORK.runs()]
-    assert len(set(keys)) == len(keys)
-    assert set(keys) <= set(of_study)
-    for page_name in ("research/README.md", "research/reports/README.md"):
-        text = " ".join((ROOT / page_name).read_text(encoding="utf-8").split())
-        assert f"{len(keys)} of {len(of_study)} runs" in text
+def test_the_seeds_are_parted_without_one_left_out_or_twice():
+    assert [part(text) for text in ("0/1", "0/2", "1/2")] == [(0, 1), (0, 2), (1, 2)]
+    for text in ("2/2", "-1/2", "1", "a/b"):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: choose K/N"):
+            part(text)
+
+
+def test_the_first_grid_was_wrong_as_its_page_says():
+    rows = ROOT / "research/results/paper-setting/first-grid.jsonl.gz"
+    runs = [json.loads(line) for line in gzip.decompress(rows.read_bytes()).decode().splitlines()]
+    by_run = {Key(*(run[name] for name in Key._fields)): run for run in runs}
+    assert len(by_run) == len(runs) == 154
+    assert not {key.seed for key in by_run} & {key.seed for _, key in NETWORK.runs()}
+    cell = Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4, 8e-4], 160, 40.0, range(200, 204))
+    finished = Rows(cell, by_run)
+    assert finished.finished_seeds() == [200, 201, 202, 203]
+    for arm in ARMS:
+        assert finished.curve([arm]).best == 0
+        for rate in cell.rates[1:]:
+            assert all(is_broken(by_run[Key("fresh", arm, rate, seed)]) for seed in cell.seeds)
+    for page_name in ("research/README.md", "research/reports/README.md", paper_setting.FIRST_PREDICTIONS):
+        assert "154" in (ROOT / page_name).read_text(encoding="utf-8")
