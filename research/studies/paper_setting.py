@@ -295,11 +295,9 @@ def best_rates_table(rows: Rows) -> Table:
 
 
 def is_broken(row: Mapping[str, Any]) -> bool:
-    """Return True if the mean training reward of ten batches fell by at least half after its maximum."""
-    rewards = row["curves"]["reward"]
-    batches = min(10, len(rewards))
-    means = np.convolve(rewards, np.ones(batches) / batches, "valid")
-    return bool((means <= np.maximum.accumulate(means) / 2).any())
+    """Return True if the held-out reward fell by at least half after its maximum."""
+    rewards = np.array([reward for _, reward, _ in row["curves"]["eval"]])
+    return bool((rewards <= np.maximum.accumulate(rewards) / 2).any())
 
 
 def runs_table(rows: Rows) -> Table:
