@@ -35,6 +35,7 @@ from studies.staleness_report import CLIP, worlds_of
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
 MAP = ROOT / "research/results/optimizers"
+PAPER_SETTING = ROOT / "research/results/paper-setting/rows.jsonl.gz"
 ARMS = (CLIP, "Clip-Higher", "clip [.8, 2]", "BandAbove", "no upper bound")
 BY_AGE = ("lag 0", "lag 2", "lag 4", "lag 8")
 """The cells that differ only in the age of the data."""
@@ -250,6 +251,10 @@ if __name__ == "__main__":
             gains_in_tables(tables, data),
             folder_of_reports / f"tables_{data.replace(', ', '_').replace(' ', '_')}.png",
         )
+    cells = paper_setting.rows_by_cell(paper_setting.read_rows(PAPER_SETTING))
+    for name, picture in {"fresh": "paper_setting", "lag 4": "old_data", "4 x 4": "reused_data"}.items():
+        if cells[name].finished_seeds():
+            save_figure(regime_gains(cells[name]), folder_of_reports / f"{picture}.png")
     for name, figure in {"allowed_change": allowed_change(), "demo": demo_curves()}.items():
         light = folder / f"{name}.png"
         save_figure(figure, light)

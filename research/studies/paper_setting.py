@@ -395,10 +395,19 @@ def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
     by_cell = rows_by_cell(rows, study)
     lines = [f"# {study.title}", ""]
     lines += [f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {study.level:g}.", ""]
+    lines += [
+        "A best rate is only named if it is neither the lowest nor the highest of the grid. *Blocked* is the share of"
+    ]
+    lines += [
+        "the gradient of rare winners (p < 0.1, A > 0) that a rule dropped; a run is broken if its held-out reward fell"
+    ]
+    lines += ["by half. Differences at one rate are of all seeds that have both runs.", ""]
     for cell in study.cells:
         cell_rows = by_cell[cell.name]
         seeds = len(cell_rows.finished_seeds())
         lines += [f"## {cell.name}", "", f"{seeds} of {len(cell.seeds)} seeds have all runs.", ""]
+        if not cell_rows.rows:
+            continue
         if seeds >= 4:
             lines += [best_rates_table(cell_rows).markdown(), "", runs_table(cell_rows).markdown(), ""]
         for rate in cell.rates:
@@ -530,15 +539,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.power:
         print(power_table(options.rows).markdown())
         return
+    if options.report:
+        with replacing(options.report) as unfinished:
+            unfinished.write_text(page(read_rows(options.rows)), encoding="utf-8")
+        return
     options.rows.touch()
     drop_unfinished_line(options.rows)
     rows = read_rows(options.rows)
     if options.count:
         print("\n".join(count_lines(rows)))
-        return
-    if options.report:
-        with replacing(options.report) as unfinished:
-            unfinished.write_text(page(rows), encoding="utf-8")
         return
     # The order of sums, and so the bits, would depend on the number of threads.
     torch.set_num_threads(1)

@@ -26,6 +26,7 @@ from studies.paper_setting import (
     is_broken,
     page,
     part,
+    read_rows,
     regimes_table,
     row_of,
     settings_of,
@@ -198,3 +199,15 @@ def test_the_first_grid_was_wrong_as_its_page_says():
     assert (sum(end < 0.055 for end in ends), len(ends)) == (17, 28)
     for page_name in ("research/README.md", "research/reports/README.md", paper_setting.FIRST_PREDICTIONS):
         assert "154" in (ROOT / page_name).read_text(encoding="utf-8")
+
+
+def test_the_committed_rows_are_runs_of_the_study_and_the_report_is_theirs():
+    rows = read_rows(ROOT / "research/results/paper-setting/rows.jsonl.gz")
+    of_study = [key for _, key in NETWORK.runs()]
+    assert set(rows) <= set(of_study)
+    assert all(row["commit"] and row["machine"] and row["seconds"] > 0 for row in rows.values())
+    report = ROOT / "research/reports/paper-setting/report.md"
+    assert report.read_text(encoding="utf-8") == page(rows)
+    for page_name in ("research/README.md", "research/reports/README.md"):
+        text = " ".join((ROOT / page_name).read_text(encoding="utf-8").split())
+        assert f"{len(rows)} of {len(of_study)} runs" in text
