@@ -181,7 +181,7 @@ audit-deps: $(DEV)
 gpu-check:
 	PYTHONPATH=$(SOURCES):tests $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
-# One GPU: gpu-check, then a 1.5B model by four rules with two seeds, each judged: docs/first-hour.md. In the Python at hand, as
+# One GPU: gpu-check, then a 1.5B model by four rules with two seeds, each judged: docs/recipes.md. In the Python at hand, as
 # gpu-check. FIRST_HOUR=--dry-run prints the plan, FIRST_HOUR=--rehearse goes through it on a CPU.
 first-hour:
 	PYTHONPATH=$(SOURCES):scripts $(PYTHON) scripts/first_hour.py $(FIRST_HOUR)

@@ -4,7 +4,7 @@
     python scripts/first_hour.py                # `make first-hour`; needs a GPU of 80 GB, verl and vLLM
     python scripts/first_hour.py --rehearse     # the same plan on a CPU: small models, one step each
     python scripts/first_hour.py --small        # twelve minutes with SmolLM2, without a network, see one_card.py
-    python scripts/first_hour.py --page         # update the table of docs/first-hour.md
+    python scripts/first_hour.py --page         # update the table of the plan's page
 
 The script stops at the first stage that fails, and prints what to do. Stages that passed are not repeated.
 """
@@ -234,7 +234,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--small", action="store_true", help="Twelve minutes with SmolLM2, without a network."
     )
-    parser.add_argument("--page", action="store_true", help="Write the plan into docs/first-hour.md.")
+    parser.add_argument("--page", action="store_true", help="Write the plan into its page.")
     parser.add_argument(
         "--steps", type=int, help=f"Steps of each training, by default {STEPS}; not with --small."
     )
@@ -264,11 +264,12 @@ def main(arguments: list[str] | None = None) -> int:
         )
     stages = [stage for stage in stages if stage.name not in options.without]
     if options.page:
-        mark = "twelve minutes" if options.small else "first hour"
-        page = ROOT / "docs/first-hour.md"
-        write_between_marks(page, mark, plan_rows(stages))
-        if options.small:
-            write_between_marks(page, "measured on one card", measured_rows(read_rows(ROOT / MEASURED)))
+        if not options.small:
+            write_between_marks(ROOT / "docs/recipes.md", "first hour", plan_rows(stages))
+            return 0
+        page = ROOT / "docs/measured/one-card.md"
+        write_between_marks(page, "twelve minutes", plan_rows(stages))
+        write_between_marks(page, "measured on one card", measured_rows(read_rows(ROOT / MEASURED)))
         return 0
     if options.dry_run:
         print("\n".join([*plan_rows(stages), "", *(shlex.join(stage.command) for stage in stages)]))

@@ -1,4 +1,4 @@
-"""Rehearse each shipped recipe for verl once, and write the table of docs/rehearsal.md.
+"""Rehearse each shipped recipe for verl once, and write the table of docs/measured/one-card.md.
 
     python scripts/rehearse_recipes.py build/rehearsals                    # all without a result in the folder
     python scripts/rehearse_recipes.py build/rehearsals paper/rule/dcpo    # one recipe, by its file
@@ -32,7 +32,7 @@ from marked import write_between_marks
 
 ROOT = Path(__file__).parents[1]
 USUAL = 65.0
-"""The seconds of a rehearsal on two idle cores (docs/rehearsal.md)."""
+"""The seconds of a rehearsal on two idle cores, about."""
 
 MAIN = {"model": "qwen2.5-3b-instruct", "rule": "band-kl", "variant": "recommended"}
 """The paper's main experiment."""
@@ -179,7 +179,7 @@ def write_table(results_by_recipe: dict[str, dict[str, Any]]) -> None:
             *(checks.get(name, "") for name in SHOWN),
         ]
         lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
-    write_between_marks(ROOT / "docs/rehearsal.md", "rehearsals", lines)
+    write_between_marks(ROOT / "docs/measured/one-card.md", "rehearsals", lines)
 
 
 def main() -> None:
@@ -231,7 +231,7 @@ def main() -> None:
     results_by_recipe = results(arguments.folder)
     if set(results_by_recipe) == set(recipes()):
         write_table(results_by_recipe)
-        print("docs/rehearsal.md has the table")
+        print("docs/measured/one-card.md has the table")
     else:
         print(f"no result of this code yet: {', '.join(sorted(set(recipes()) - set(results_by_recipe)))}")
     if failed:

@@ -96,11 +96,10 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
     ): RECORD,
     ("audit.md", "bandpo audit runs/clip runs/band"): RECORD,
     (
-        "rehearsal.md",
+        "recipes.md",
         "bandpo-lab rehearse --stand-in -- +paper/model=qwen2.5-3b-instruct +paper/rule=band-kl +paper=recommended "
         "trainer.nnodes=2",
     ): VERL,
-    ("rehearsal.md", "bandpo-lab run verl --one-step --model qwen2.5-3b-instruct --method band-kl"): GPU,
     (
         "study.md",
         "bandpo-lab study quick",
@@ -129,6 +128,39 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
 """Every command of `bandpo` and `bandpo-lab` in a shell block: how it is run here, or why it is not."""
 
 
+RECIPES = "recipes.md"
+COMMANDS |= {
+    (RECIPES, "bandpo-lab recipes"): VERL,
+    (RECIPES, "bandpo-lab data prepare apps-train apps-val --authors --output-dir data/authors"): HUB,
+    (
+        RECIPES,
+        "bandpo-lab data prepare commonsenseqa-train arc-challenge --authors --output-dir data/authors",
+    ): HUB,
+    (
+        RECIPES,
+        "bandpo-lab data prepare dapo-math-17k math-12k-3-5 amc23 aime24 aime25 --authors --output-dir data/authors",
+    ): HUB,
+    (RECIPES, "bandpo-lab data prepare sums-train sums --size 800"): Run(EVALUATION),
+    (
+        RECIPES,
+        "bandpo-lab eval models/band-kl-240 --data data/trl/aime24.parquet --data data/trl/aime25.parquet -n 32",
+    ): HUB,
+    (RECIPES, "rlvet diagnose runs/qwen2.5-3b-instruct-band-kl"): "needs the run of the page",
+    (RECIPES, "rlvet report runs/qwen2.5-3b-instruct-band-kl"): "needs the run of the page",
+    **{
+        (
+            RECIPES,
+            f"bandpo-lab train --config recipes/small/one-card-trl.yaml --method '{rule}' --output_dir {folder}",
+        ): GPU
+        for rule, folder in {
+            "FixedClip(0.2, 0.2)": "runs/trl-grpo",
+            "Band(KL(), 0.05, max_ratio=10)": "runs/trl-band",
+        }.items()
+    },
+}
+"""Those of the page of recipes, but for the runs of verl: tests/recipes/test_flow.py has verl accept their settings."""
+
+
 def commands_in_blocks():
     """Return the commands of both programs in the shell blocks, with their page, in order."""
     found = []
@@ -136,6 +168,8 @@ def commands_in_blocks():
         for block in blocks(page, "sh"):
             for line in block.text.replace("\\\n", " ").splitlines():
                 command = " ".join(line.partition("  #")[0].split())
+                if name_of(page) == RECIPES and command.startswith("bandpo-lab run verl "):
+                    continue
                 if command.startswith(("bandpo ", "rlvet ", "bandpo-lab ")):
                     found.append((name_of(page), command))
     return found

@@ -29,7 +29,7 @@ from bandpo_lab.data.sets import HUB
 from bandpo_lab.downloads import hub_model
 from bandpo_lab.rehearsal.inputs import write_model
 from helpers.hub import Hub, Repository, serving
-from pages import ROOT
+from pages import ROOT, commands
 from variants import names
 
 PAGE = (ROOT / "docs/paper.md").read_text()
@@ -294,6 +294,30 @@ def announced(words: list[str]):
     overrides = told(words)
     config = compose(overrides[overrides.index("--config-dir") + 2 :], SHIPPED, "ppo_trainer")
     return validate(config), config
+
+
+def runs_of_recipes() -> list[list[str]]:
+    """The words of each command of the page of recipes that trains with verl, without those that do not train."""
+    found = [
+        words for words in commands(ROOT / "docs/recipes.md", "bandpo-lab") if words[:2] == ["run", "verl"]
+    ]
+    return [
+        [word for word in words if word not in ("--rehearse", "--one-step")]
+        for words in found
+        if "--method" in words
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:set sequence parallel to false")  # verl's, with Megatron
+@pytest.mark.parametrize("words", runs_of_recipes(), ids=lambda words: " ".join(words[6:]) or "plain")
+def test_verl_accepts_each_run_on_the_page_of_recipes(words):
+    checked, _ = announced(words)
+    assert checked.ok, checked.detail
+
+
+def test_the_page_of_recipes_has_runs():
+    assert len(runs_of_recipes()) > 10
 
 
 def runs() -> list[object]:

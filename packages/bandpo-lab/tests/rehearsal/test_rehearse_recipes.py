@@ -66,8 +66,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearse_recipes, "validate", lambda config: accepted)
     monkeypatch.setattr(rehearse_recipes, "compose", lambda *_: None)
     monkeypatch.setattr(rehearse_recipes, "ROOT", tmp_path)
-    page = tmp_path / "docs/rehearsal.md"
-    page.parent.mkdir()
+    page = tmp_path / "docs/measured/one-card.md"
+    page.parent.mkdir(parents=True)
     page.write_text("<!-- rehearsals: begin -->\n<!-- rehearsals: end -->\n")
 
     def call(*arguments, fails=""):
