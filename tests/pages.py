@@ -20,7 +20,7 @@ PAGES = [
     ROOT / "MAINTAINING.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-for folder in ("frameworks", "measured", "rlvet"):
+for folder in ("measured", "rlvet"):
     PAGES += sorted((ROOT / "docs" / folder).glob("*.md"))
 PAGES += sorted((ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes").rglob("*.md"))
 
@@ -74,18 +74,33 @@ def commands(page: Path, program: str) -> list[list[str]]:
     return [shlex.split(command, comments=True) for command in [*shell, *spans]]
 
 
-def framework_blocks(name: str) -> list[str]:
-    """Return the blocks of a framework's page."""
-    return [block.text for block in blocks(ROOT / f"docs/frameworks/{name}.md")]
+FRAMEWORKS = ROOT / "docs/frameworks.md"
+ASYNCHRONOUS = "The asynchronous trainer"
+"""The section of docs/trl.md that needs a file of the examples."""
+
+
+def framework_blocks(heading: str, page: Path = FRAMEWORKS) -> list[str]:
+    """Return the blocks below the heading of a framework."""
+    found = [block.text for block in blocks(page) if block.heading == heading]
+    assert found, f"{name_of(page)} has no block below {heading}"
+    return found
+
+
+def section(heading: str, page: Path = FRAMEWORKS) -> str:
+    """Return the text of a section of a page, with those below it."""
+    _, found, rest = page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    assert found, f"{name_of(page)} has no section {heading}"
+    return rest.partition("\n## ")[0]
 
 
 def python_blocks(*, of_frameworks: bool) -> list:
-    """Parameters of `test_python`: every block but files and docs/frameworks/, with what its page needs to run it."""
+    """Parameters of `test_python`: every block but files and those of frameworks, with what its page needs."""
     found = []
     for page in PAGES:
         for number, block in enumerate(blocks(page, "python")):
             imported = re.search(r"^(>>> )?(from|import) .*\b(trl|bandpo_lab)\b", block.text, re.M)
-            if not block.title and page.parent.name != "frameworks" and bool(imported) == of_frameworks:
+            of_framework = page == FRAMEWORKS or block.heading == ASYNCHRONOUS
+            if not block.title and not of_framework and bool(imported) == of_frameworks:
                 found.append(pytest.param(page, block.text, id=f"{page.name}-{number}"))
     return found
 

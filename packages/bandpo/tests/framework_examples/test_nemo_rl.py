@@ -94,6 +94,6 @@ def test_settings_that_make_its_loss_another_one_are_refused(settings, message):
 
 def test_the_documented_lines():
     names = {"config": SimpleNamespace(loss_fn=config_of())}
-    exec(framework_blocks("nemo-rl")[0], names)
+    exec(framework_blocks("NeMo-RL")[0], names)
     batch = make_batch(29)
     assert call(names["loss_fn"], batch) == TestNeMoRL().ours(batch, "Band(KL(), 0.05)")

@@ -154,7 +154,7 @@ def test_the_documented_hook_replaces_the_name_that_workers_build_it_by(monkeypa
     for name in ("ppo_train", "training_step"):
         monkeypatch.setattr(ppo_actor.ActorPPOTrainer, name, vars(ppo_actor.ActorPPOTrainer)[name])
     hook = re.search(
-        r'"worker_process_setup_hook": "bandpo_openrlhf\.(\w+)"', framework_blocks("openrlhf")[0]
+        r'"worker_process_setup_hook": "bandpo_openrlhf\.(\w+)"', framework_blocks("OpenRLHF")[0]
     )
     getattr(bandpo_openrlhf, hook[1])()
     assert ppo_actor.PolicyLoss is BandPolicyLoss

@@ -121,6 +121,6 @@ def test_settings_that_make_its_loss_another_one_are_refused(settings, message):
 
 def test_the_documented_configuration():
     config = config_of()
-    vars(config).update(yaml.safe_load(framework_blocks("rllm")[0])["algorithm"])
+    vars(config).update(yaml.safe_load(framework_blocks("rLLM")[0])["algorithm"])
     batch = make_batch(29)
     assert call(batch, config) == TestRLLM().ours(batch, "SAPO(1.0, 1.05)")

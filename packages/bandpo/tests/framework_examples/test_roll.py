@@ -150,7 +150,7 @@ def test_settings_that_make_its_loss_another_one_are_refused(settings, message, 
 
 
 def test_the_documented_configuration(monkeypatch):
-    settings = yaml.safe_load(framework_blocks("roll")[0])
+    settings = yaml.safe_load(framework_blocks("ROLL")[0])
     actor = settings.pop("actor_train")
     module, _, name = actor["worker_cls"].rpartition(".")
     monkeypatch.setenv("BANDPO_METHOD", actor["system_envs"]["BANDPO_METHOD"])

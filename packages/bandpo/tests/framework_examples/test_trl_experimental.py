@@ -17,7 +17,7 @@ pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from bandpo_trl_experimental import BandAsyncGRPOConfig, BandAsyncGRPOTrainer
-from pages import framework_blocks
+from pages import ASYNCHRONOUS, ROOT, framework_blocks
 
 ACCELERATOR = SimpleNamespace(num_processes=1, reduce=lambda x, **_: x, gather=lambda x: x)
 CPU = {"bf16": False, "use_cpu": True, "report_to": "none"}
@@ -117,5 +117,5 @@ def test_the_rule_is_text_in_the_config(tmp_path):
 
 def test_the_documented_names():
     names = {}
-    exec(framework_blocks("trl-async")[0], names)
+    exec(framework_blocks(ASYNCHRONOUS, ROOT / "docs/trl.md")[0], names)
     assert names["BandAsyncGRPOTrainer"] is BandAsyncGRPOTrainer

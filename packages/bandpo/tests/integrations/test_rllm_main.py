@@ -1,4 +1,4 @@
-"""What docs/frameworks/rllm.md states about rLLM's main branch, whose losses are those of verl's registry.
+"""What docs/frameworks.md states about rLLM's main branch, whose losses are those of verl's registry.
 
 rLLM constructs verl's settings of the actor in its driver, and sends them to verl's workers with a loss that calls
 verl's `ppo_loss`. Its main branch needs verl 0.8.0, which does not load bandpo by itself. So the tests do the same in
@@ -24,9 +24,9 @@ from bandpo import parse, policy_loss
 from bandpo.integrations.verl import BandPolicyLossConfig
 from contract import make_batch
 from helpers.frameworks import CLONES
-from pages import ROOT
+from pages import section
 
-PAGE = ROOT / "docs/frameworks/rllm.md"
+TEXT = section("rLLM")
 
 WORKER = """
 import pickle, sys, torch
@@ -82,7 +82,7 @@ def evaluate_in_worker(folder, config, batch):
 
 def test_the_settings_bring_the_loss_into_a_worker_that_loads_no_plugins(tmp_path):
     # As the page has them: both settings, and no audit.
-    overrides = dict(re.findall(r"policy_loss\.(\w+)=('.*?'|[\w.]+)", PAGE.read_text()))
+    overrides = dict(re.findall(r"policy_loss\.(\w+)=('.*?'|[\w.]+)", TEXT))
     assert overrides["_target_"] == "bandpo.integrations.verl.BandPolicyLossConfig"
     assert overrides["audit"] == "false"
     method = overrides["method"].strip("'")
@@ -102,7 +102,7 @@ def test_the_settings_bring_the_loss_into_a_worker_that_loads_no_plugins(tmp_pat
 
 
 def test_the_method_of_the_page_is_one():
-    [method] = set(re.findall(r"policy_loss\.method='(.*?)'", PAGE.read_text()))
+    [method] = set(re.findall(r"policy_loss\.method='(.*?)'", TEXT))
     assert parse(method).aggregation
 
 
@@ -139,7 +139,7 @@ def run(*command, **kwargs):
     not importlib.metadata.version("verl").startswith("0.8."), reason="rLLM's configuration is of verl 0.8"
 )
 def test_the_overrides_reach_verls_settings():
-    overrides = re.findall(r'"?(\+?actor_rollout_ref\.actor\.policy_loss\.[^"\\\n]+)', PAGE.read_text())
+    overrides = re.findall(r'"?(\+?actor_rollout_ref\.actor\.policy_loss\.[^"\\\n]+)', TEXT)
     overrides = [override.strip() for override in overrides][:3]
     # verl requires a size of the micro-batches.
     overrides.append("actor_rollout_ref.actor.use_dynamic_bsz=true")

@@ -119,6 +119,6 @@ def test_the_documented_calls():
         results.append(_Evaluated.apply(batch.logp, data, loss_fn))
 
     client = SimpleNamespace(forward_backward_custom=evaluate)
-    exec(framework_blocks("tinker")[0], {"data": data_of(batch), "training_client": client})
+    exec(framework_blocks("Tinker")[0], {"data": data_of(batch), "training_client": client})
     rule, method = results
     assert method != rule
