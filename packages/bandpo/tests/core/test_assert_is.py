@@ -16,6 +16,7 @@ from bandpo.core.errors import InvalidType, InvalidValue
 from bandpo.core.methods import METHODS
 from bandpo.testing import assert_is
 from bandpo.testing._batches import loss_batches
+from selection import mostly_slow
 
 
 def averaged(values, mask, average):
@@ -197,7 +198,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", mostly_slow(MUTANTS, 3))
 def test_a_mutant_is_caught_and_named(name):
     change, cause = MUTANTS[name]
     with pytest.raises(AssertionError, match=f"Likely difference: .*{re.escape(cause)}") as caught:

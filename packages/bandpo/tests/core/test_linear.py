@@ -34,7 +34,7 @@ def full(hidden, head, ids, bias=None, temperature=1.0, logit_softcap=None):
     [
         {},
         pytest.param({"temperature": 0.7}, marks=pytest.mark.slow),
-        {"logit_softcap": 3.0, "temperature": 1.3},
+        pytest.param({"logit_softcap": 3.0, "temperature": 1.3}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -86,6 +86,7 @@ def test_verl(name):
     assert_same_and_varied(found, gradient(loss(given(*tensors)), logp), mask)
 
 
+@pytest.mark.slow  # it imports verl
 def test_verl_icepop():
     """The bypass mode of verl with the REINFORCE loss, whose weight is the ratio to the rollout engine."""
     pytest.importorskip("verl", reason="needs the extra bandpo[verl]")

@@ -88,7 +88,8 @@ def draw(seed, shape, spread):
     return new, old, torch.randn(shape, generator=random)
 
 
-@pytest.mark.parametrize("shape", [(4, 32), (80, 64)])  # with a root for every token, and for those outside
+# With a root for every token, and for those outside.
+@pytest.mark.parametrize("shape", [(4, 32), pytest.param((80, 64), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_the_loss_is_the_objective_of_the_bounds(rule, shape):
     for seed, spread in ((0, 0.5), (1, 2.0)):

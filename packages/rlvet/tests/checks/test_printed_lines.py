@@ -23,6 +23,8 @@ sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
 
 from log_scenarios import SCENARIOS, SHAPES, healthy, rough
 
+from selection import mostly_slow
+
 LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
 LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.name != "README.md")
 NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
@@ -140,7 +142,7 @@ def test_the_lines_on_a_healthy_course_are_true(shape):
             check_onsets(diagnosis)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", mostly_slow(FAULTS, 6))
 def test_the_lines_on_a_faulty_record_are_true(fault, tmp_path):
     _, changes = FAULTS[fault] if isinstance(FAULTS[fault], tuple) else (None, FAULTS[fault])
     check_lines(diagnose(simulate(tmp_path, **changes)))

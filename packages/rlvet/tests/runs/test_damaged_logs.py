@@ -23,6 +23,7 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.configs import newest_configuration
 from rlvet.runs.log_files import read_raw
 from rlvet.runs.trackers import read_tensorboard, read_wandb
+from selection import mostly_slow
 
 faulthandler.enable()
 
@@ -311,7 +312,7 @@ OTHERS = {
 """For each kind of file its writer, and what reads it."""
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", mostly_slow(OTHERS, 3))
 def test_damage_of_another_file_gives_no_traceback(kind, tmp_path):
     write, read = OTHERS[kind]
     check_damages(write(tmp_path), read, 200)

@@ -42,7 +42,7 @@ def _copied(monkeypatch):
         monkeypatch.setattr(gate, "_can_fork", lambda: True)
 
 
-@pytest.fixture(params=["copied", "new"])
+@pytest.fixture(params=["copied", pytest.param("new", marks=pytest.mark.slow)])
 def way(request, monkeypatch, _copied):
     """Read in a copy of this process, and in a new one."""
     if request.param == "new":

@@ -19,6 +19,7 @@ from rlvet.lint.readers import parse_configurations
 from rlvet.runs.configs import newest_configuration
 from rlvet.runs.log_files import read_raw
 from rlvet.runs.logs import Log, read_log
+from selection import mostly_slow
 
 SMALL = 10_000
 LARGE = 100_000
@@ -256,7 +257,7 @@ def slope(small: float, large: float, factor: float, least: float) -> float:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", mostly_slow(INPUTS, 3))
 def test_time_grows_at_most_linearly(name, tmp_path):
     write, read = INPUTS[name]
 

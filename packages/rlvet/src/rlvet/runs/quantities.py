@@ -201,6 +201,7 @@ def is_evaluation_score(key: str) -> bool:
     return is_of_evaluation(key) and bool(SCORE.search(key)) and not SPREAD.search(key)
 
 
+@lru_cache(maxsize=65536)  # a log has the same keys in each row
 def component_name(key: str) -> str | None:
     """Return the name of the reward component of a key; None if the key is of none.
 
