@@ -29,6 +29,7 @@ from studies.paper_setting import (
     read_rows,
     regimes_table,
     row_of,
+    rows_by_cell,
     settings_of,
     simulated_power,
 )
@@ -211,3 +212,16 @@ def test_the_committed_rows_are_runs_of_the_study_and_the_report_is_theirs():
     for page_name in ("research/README.md", "research/reports/README.md"):
         text = " ".join((ROOT / page_name).read_text(encoding="utf-8").split())
         assert f"{len(rows)} of {len(of_study)} runs" in text
+
+
+def test_the_page_says_what_the_first_seeds_have():
+    """Until all seeds are there; then the page has a table of the regimes."""
+    fresh = rows_by_cell(read_rows(ROOT / "research/results/paper-setting/rows.jsonl.gz"))["fresh"]
+    text = " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
+    assert (
+        f"in {len(fresh.finished_seeds())} of {len(fresh.cell.seeds)} seeds BandPO minus clip 0.2 is" in text
+    )
+    for rate in (5e-5, 1e-4):
+        gap = fresh.difference("BandPO", CLIP, "AUC", rate)
+        assert "{:+.3f} [{:+.3f}, {:+.3f}]".format(*gap) in text
+    assert {fresh.cell.rates[fresh.curve([arm]).best] for arm in ARMS} == {5e-5}
