@@ -247,21 +247,22 @@ def measured_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     runs = {row["stage"]: [row["steps"][key] for key in sorted(row["steps"], key=int)] for row in rows}
     runs = {name: steps for name, steps in runs.items() if len(steps) > 1}
-    columns: dict[str, Callable[[list[dict[str, float]]], str]] = {
+    metrics: dict[str, Callable[[list[dict[str, float]]], str]] = {
         "updates": lambda steps: f"{len(steps) * (UPDATES if _is_of_verl(steps) else 1)}",
         "reward of the first batch → last": lambda steps: _first_to_last(steps, "reward"),
         "entropy": lambda steps: _first_to_last(steps, "entropy"),
         "gradient norm": lambda steps: f"{fmean(_values(steps, 'gradient')):.2f}",
         "clipped, A > 0": lambda steps: f"{100 * _share(steps, 'clipped, A > 0'):.2f} %",
         "clipped, A < 0": lambda steps: f"{100 * _share(steps, 'clipped, A < 0'):.2f} %",
-        "of those with p < 0.1 and A > 0": _share_of_rare_winners,
+        "clipped, of those with p < 0.1 and A > 0": _share_of_rare_winners,
         "difference of vLLM": lambda steps: _first_to_last(steps, "difference of vLLM"),
-        "s per batch": lambda steps: f"{_batch_seconds(steps):.1f}",
-        "GiB": lambda steps: f"{max(_values(steps, 'GiB')):.1f}",
+        "seconds per batch": lambda steps: f"{_batch_seconds(steps):.1f}",
+        "GiB of GPU memory": lambda steps: f"{max(_values(steps, 'GiB')):.1f}",
     }
-    table = ["| run | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
-    for name, steps in runs.items():
-        table.append(f"| `{name}` | " + " | ".join(column(steps) for column in columns.values()) + " |")
+    names = " | ".join(f"`{name}`" for name in runs)
+    table = [f"| | {names} |", "| --- |" + " ---: |" * len(runs)]
+    for name, text_of in metrics.items():
+        table.append(f"| {name} | " + " | ".join(text_of(steps) for steps in runs.values()) + " |")
     return table
 
 
