@@ -222,6 +222,9 @@ def test_the_rehearsal_passes_each_check_and_leaves_two_legs(rehearsed):
     passed = re.findall(r"^ok (.*?): ", found.stdout, re.M)
     assert passed == ["settings", "training", "policy loss", "clip", "loss by hand", "metrics", "reward", "gradient",
         "weight sync", "validation", "checkpoint", "resume"]  # fmt: skip
+    # The gradients are those of training, and not of the synthetic batch of 72 tokens that verl's loss is checked with.
+    [tokens] = re.findall(r"the rule changed the gradient of \d+ of (\d+) tokens", found.stdout)
+    assert int(tokens) > 1000
     assert "made up" in found.stdout
     assert "  actor_rollout_ref.rollout.name: vllm → transformers" in found.stdout
     legs = folder / "checkpoints/legs"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import variants
 from bandpo_lab.cli.app import app
+from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.rehearsal.shrink import compose
 from pages import ROOT
 from variants import PAPER, Difference, as_table, differences
@@ -115,3 +116,9 @@ def test_the_command_copies_unless_told(tmp_path, monkeypatch):
         assert (Path(folder) / "paper/authors.yaml").exists()
     with pytest.raises(ValueError, match=r"'ours' is no variant .* authors, recommended"):
         differences("authors", "ours")
+
+
+def test_the_text_beside_the_recipes_names_their_folders():
+    text = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    folders = [path.name for path in SHIPPED.iterdir() if path.is_dir() and list(path.glob("**/*.yaml"))]
+    assert [name for name in folders if f"| `{name}` |" not in text] == []

@@ -70,6 +70,14 @@ def test_a_sound_recipe_of_ones_own_passes_from_config_to_resume(folder):
 
 
 @pytest.mark.exhaustive
+def test_a_recipe_that_keeps_no_probabilities_of_the_sampler_passes(folder):
+    found = rehearse(
+        [*RECIPE, "actor_rollout_ref.rollout.calculate_log_probs=false"], folder=folder, stand_in=True
+    )
+    assert found.ok, found.checks
+
+
+@pytest.mark.exhaustive
 def test_the_samplers_probabilities_may_be_the_old_ones(folder):
     found = rehearse([*RECIPE, "algorithm.rollout_correction.bypass_mode=true"], folder=folder, stand_in=True)
     assert found.ok, found.checks

@@ -22,6 +22,7 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.utils import losses
 
+from bandpo.integrations.verl.probe import is_probing
 from bandpo_lab.rehearsal import by_hand, files
 
 # verl's FSDP workers patch a class that newer versions of TRL no longer have, so verl must not see TRL.
@@ -126,6 +127,9 @@ def _with_recording(loss: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(loss)
     def recorded_loss(*, log_prob: torch.Tensor, config: Any, **arguments: Any) -> Any:
+        # bandpo's check of verl's loss calls it, too, before training and in each worker.
+        if is_probing():
+            return loss(log_prob=log_prob, config=config, **arguments)
         value, metrics = loss(log_prob=log_prob, config=config, **arguments)
         (gradient,) = torch.autograd.grad(value, log_prob, retain_graph=True)
         record = arguments | {"log_prob": log_prob, "gradient": gradient, "average": config.global_batch_info}
