@@ -124,6 +124,17 @@ def test_each_adapter_is_in_the_table_of_frameworks(module):
     )
 
 
+@pytest.mark.parametrize("module", [module for module in MODULES if has_page(module)])
+def test_the_page_of_an_adapter_is_in_the_menu(module):
+    menu = (ROOT / "mkdocs.yml").read_text()
+    require(
+        [f"{module}.md"] if f": {module}.md\n" not in menu else [],
+        "mkdocs.yml",
+        lambda page: f"      - FRAMEWORK: {page}",
+        "nav, Use a method",
+    )
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_each_adapter_has_an_extra(module):
     project = (ROOT / "packages/bandpo/pyproject.toml").read_text()
