@@ -29,9 +29,8 @@ import numpy as np
 import pandas as pd
 
 from bandpo_lab.file_models import validate_as
-from bandpo_lab.interval import student
+from bandpo_lab.interval import signed, student
 from bandpo_lab.study.collect import RunResult
-from bandpo_lab.study.tables import signed
 from map_page import read_parts
 from marked import write_between_marks
 from studies import luck, smollm2, staleness_report

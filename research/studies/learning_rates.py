@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from bandpo_lab.interval import Interval
@@ -18,6 +19,16 @@ ResampledScores = Callable[[np.ndarray], np.ndarray]
 def interquartile_mean(values: np.ndarray) -> float:
     """Compute the mean of the middle half of values."""
     return float(stats.trim_mean(values, 0.25))
+
+
+def fell_by_half(values: ArrayLike) -> bool:
+    """Return True if values in time fell by at least half after their maximum so far, even if they recovered.
+
+    >>> fell_by_half([0.1, 0.2, 0.11]), fell_by_half([0.1, 0.2, 0.1, 0.3])
+    (False, True)
+    """
+    array = np.asarray(values)
+    return bool((array <= np.maximum.accumulate(array) / 2).any())
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:

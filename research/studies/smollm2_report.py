@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bandpo_lab.interval import Interval, student
+from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.page import Page, Picture, Section
-from bandpo_lab.study.tables import signed
 from bandpo_lab.style import add_legend, line_styles, plot_style
 from bandpo_lab.tables import Table
 from studies.equal_reward import LEVELS, entropy_at, metric_name

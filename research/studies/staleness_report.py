@@ -18,12 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from bandpo_lab.interval import Interval
+from bandpo_lab.interval import Interval, signed
 from bandpo_lab.page import Page, Section
-from bandpo_lab.study.tables import signed
 from bandpo_lab.tables import Table
 from studies.equal_reward import LEVELS, entropy_at, metric_name
-from studies.learning_rates import Curve, difference, interquartile_mean, rank_correlation, simulated_coverage
+from studies.learning_rates import (
+    Curve,
+    difference,
+    fell_by_half,
+    interquartile_mean,
+    rank_correlation,
+    simulated_coverage,
+)
 from studies.predictions import read_predictions, verdict
 from studies.staleness import ARMS, CELLS, FURTHER, Cell, Run, read_runs, runs
 
@@ -56,7 +62,7 @@ def entropy_when_learned(row: Row) -> float:
 def broken(row: Row) -> bool:
     """Return True if the mean reward of ten batches fell by at least half after its maximum."""
     means = np.convolve(row["reward"], np.ones(10) / 10, "valid")
-    return bool((means <= np.maximum.accumulate(means) / 2).any())
+    return fell_by_half(means)
 
 
 def _entropy_at_reward(row: Row, level: float) -> float:

@@ -5,11 +5,10 @@ from collections import Counter
 import pytest
 
 pytest.importorskip("trl")
-from bandpo_lab.interval import student
+from bandpo_lab.interval import signed, student
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.statistics import Results
-from bandpo_lab.study.tables import signed
 from pages import ROOT
 from studies.predictions import verdict
 from studies.staleness_report import SMALLEST

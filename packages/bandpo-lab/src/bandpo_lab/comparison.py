@@ -19,7 +19,7 @@ from bandpo.core.text import as_method, as_text
 from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.fast_loop import Run, Settings, check_method, train
-from bandpo_lab.interval import Interval, student
+from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.study.jobs import run_in_processes
 
 if TYPE_CHECKING:
@@ -482,16 +482,6 @@ def _shown(metric: str, value: str | float | None) -> str:
     if metric == "batches":
         return f"{value:.1f}"
     return f"{value:.0%}" if metric == "blocked" else f"{value:.3f}"
-
-
-def signed(interval: Interval, digits: int = 3) -> str:
-    """Return a difference with its interval as text.
-
-    >>> signed(Interval(0.095, 0.081, 0.11), 2)
-    '+0.10 [+0.08, +0.11]'
-    """
-    value, low, high = (f"{x:+.{digits}f}" for x in interval)
-    return f"{value} [{low}, {high}]"
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bandpo_lab.comparison import Outcomes, aligned, signed, verdict
+from bandpo_lab.comparison import Outcomes, aligned, verdict
 from bandpo_lab.fast_loop import Settings
-from bandpo_lab.interval import Interval
+from bandpo_lab.interval import Interval, signed
 
 METHODS = ("FixedClip(0.2)", "FixedClip(0.2, 0.28)", "BandPO()", "FixedClip(0.2, 1.0)")
 """GRPO's clip, DAPO's Clip-Higher, Band, and a constant clip of [0.8, 2], which comes close to Band."""

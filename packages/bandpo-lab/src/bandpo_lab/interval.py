@@ -23,6 +23,16 @@ class Interval(NamedTuple):
         return (self.high - self.low) / 2
 
 
+def signed(interval: Interval, digits: int = 3) -> str:
+    """Return a difference with its interval as text.
+
+    >>> signed(Interval(0.095, 0.081, 0.11), 2)
+    '+0.10 [+0.08, +0.11]'
+    """
+    value, low, high = (f"{x:+.{digits}f}" for x in interval)
+    return f"{value} [{low}, {high}]"
+
+
 def bootstrap(
     samples: Sequence[ArrayLike],
     statistic: Callable[..., Any] = np.mean,

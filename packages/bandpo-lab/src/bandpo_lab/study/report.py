@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bandpo_lab.interval import signed
 from bandpo_lab.page import Page, Picture, Section, Verbatim
 from bandpo_lab.study import figures
 from bandpo_lab.study.collect import RunResult
@@ -16,7 +17,6 @@ from bandpo_lab.study.tables import (
     glance_table,
     mean_of,
     scores_table,
-    signed,
     tuning_table,
 )
 from bandpo_lab.style import line_styles

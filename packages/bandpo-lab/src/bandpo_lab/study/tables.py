@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bandpo_lab.interval import Interval, bootstrap
+from bandpo_lab.interval import bootstrap, signed
 from bandpo_lab.study.collect import WINDOW, RunResult
 from bandpo_lab.study.plan import Experiment, options_text
 from bandpo_lab.study.statistics import ArmDifference, Results
@@ -152,8 +152,3 @@ def tuning_table(results: Results, experiment: Experiment) -> Table:
     seeds = ", ".join(map(str, experiment.tune.seeds))
     caption = f"Tuning: mean {results.study.primary} on seeds {seeds}; ← marks the value taken."
     return Table(["arm", *map(options_text, choices)], rows, caption)
-
-
-def signed(interval: Interval) -> str:
-    """Return a difference with its interval as a text."""
-    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
