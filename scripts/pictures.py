@@ -28,7 +28,6 @@ from studies.grid import Grid, Key
 from studies.grid_report import DATA
 from studies.learning_rates import Curve, difference
 from studies.optimizers import OPTIMIZERS
-from studies.paper_setting import Rows
 from studies.staleness import Run, read_runs
 from studies.staleness_report import CLIP, worlds_of
 
@@ -103,7 +102,7 @@ def stale_data() -> Figure:
 
 
 @plot_style()
-def regime_gains(rows: Rows) -> Figure:
+def regime_gains(rows: paper_setting.Rows) -> Figure:
     """Plot what each rule adds to clip 0.2 in one cell of the paper's setting, by learning rate.
 
     The grey band is the smallest effect of interest. Entropy and pass@32 are at equal reward.
@@ -124,14 +123,12 @@ def regime_gains(rows: Rows) -> Figure:
             known = {rate: gap for rate, gap in gaps.items() if gap is not None}
             # Rules stand side by side.
             places = [rate * 1.06 ** (index - len(rules) / 2) for rate in known]
-            values = np.array([gap.value for gap in known.values()])
-            ends = np.array([[gap.value - gap.low, gap.high - gap.value] for gap in known.values()]).reshape(
-                -1, 2
-            )
+            below = [gap.value - gap.low for gap in known.values()]
+            above = [gap.high - gap.value for gap in known.values()]
             axes.errorbar(
                 places,
-                values,
-                yerr=ends.T,
+                [gap.value for gap in known.values()],
+                yerr=[below, above],
                 color=style.colour,
                 marker=style.marker,
                 linestyle="",

@@ -26,11 +26,11 @@ import torch
 from bandpo_lab.comparison import blocked_so_far, smooth
 from bandpo_lab.fast_loop import Settings, train
 from bandpo_lab.files import drop_unfinished_line, replacing
-from bandpo_lab.interval import Interval, student
+from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.tables import Table
 from rlvet.runs.files import read_jsonl
 from studies.gate import read_settings
-from studies.learning_rates import Curve, difference
+from studies.learning_rates import Curve, difference, fell_by_half
 from studies.predictions import Prediction, read_predictions, verdict
 
 CLIP = "clip 0.2"
@@ -60,11 +60,13 @@ EVAL_EVERY = 20
 """The batches between two evaluations."""
 HELD_OUT = 64
 """The held-out problems."""
-COMPARED_AT = {"fresh": 1e-4, "lag 4": 5e-5, "4 x 4": 1.25e-5}
-"""The rate of each cell that most of the predictions name, at which entropy and pass@32 are compared."""
+FEWEST_SEEDS = 4
+"""The finished seeds from which a cell's best rates are compared."""
+TERMS = """\
+A best rate is only named if it is neither the lowest nor the highest of the grid. *Blocked* is the share of
+the gradient of rare winners (p < 0.1, A > 0) that a rule dropped; a run is broken if its held-out reward fell
+by half. Differences at one rate are of all seeds that have both runs."""
 PREDICTIONS = Path(__file__).parent / "paper-setting-predictions.md"
-FIRST_PREDICTIONS = Path(__file__).parent / "paper-setting-first-predictions.md"
-"""Those of the grid that was ended."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Cell:
         seconds: The time of a run in seconds, as the pilots had it: processor time of a quiet core, or time of a GPU.
         seeds: The seeds, which no pilot has.
         arms: The rules.
+        compared_at: The rate, named by most predictions, at which the table of all cells has entropy and pass@32;
+            None leaves the cell out of that table.
     """
 
     name: str
@@ -90,12 +94,13 @@ class Cell:
     seconds: float
     seeds: Sequence[int]
     arms: Sequence[str] = tuple(ARMS)
+    compared_at: float | None = None
 
 
 CELLS = [
-    Cell("fresh", 0, 1, [2.5e-5, 5e-5, 1e-4], 320, 55.0, range(300, 312)),
-    Cell("lag 4", 4, 1, [2.5e-5, 5e-5, 1e-4], 320, 55.0, range(300, 308)),
-    Cell("4 x 4", 0, 4, [6.25e-6, 1.25e-5, 2.5e-5], 100, 50.0, range(300, 308)),
+    Cell("fresh", 0, 1, [2.5e-5, 5e-5, 1e-4], 320, 55.0, range(300, 312), compared_at=1e-4),
+    Cell("lag 4", 4, 1, [2.5e-5, 5e-5, 1e-4], 320, 55.0, range(300, 308), compared_at=5e-5),
+    Cell("4 x 4", 0, 4, [6.25e-6, 1.25e-5, 2.5e-5], 100, 50.0, range(300, 308), compared_at=1.25e-5),
 ]
 """The cells in the order in which they run: the last are dropped first."""
 
@@ -258,16 +263,18 @@ class Rows:
     def curve(self, arms: Sequence[str]) -> Curve:
         """Return the AUC over the rates of one rule, or over the rules and rates of several, of the finished seeds."""
         scores: list[list[float]] = []
+        seeds = self.finished_seeds()
         for arm in arms:
             for rate in self.cell.rates:
-                keys = [Key(self.cell.name, arm, rate, seed) for seed in self.finished_seeds()]
+                keys = [Key(self.cell.name, arm, rate, seed) for seed in seeds]
                 scores.append([self.rows[key]["AUC"] for key in keys])
         return Curve([*self.cell.rates] * len(arms), np.array(scores))
 
 
-def is_at_edge(curve: Curve, rates: int) -> bool:
-    """Return True if the best rate is the smallest or the largest of a rule's rates."""
-    return curve.best % rates in (0, rates - 1)
+def difference_at_best_rates(ours: Curve, theirs: Curve) -> Interval:
+    """Return the difference of two curves' AUC on the same seeds, each at its best rate."""
+    seeds = ours.scores.shape[1]
+    return difference(ours.resampled_scores, theirs.resampled_scores, [0] * seeds)
 
 
 def best_rates_table(rows: Rows) -> Table:
@@ -277,27 +284,23 @@ def best_rates_table(rows: Rows) -> Table:
     that of the edge.
     """
     constant = rows.curve([arm for arm in CONSTANT if arm in rows.cell.arms])
-    everywhere = rows.curve([CLIP])
-    seeds = len(rows.finished_seeds())
+    clip = rows.curve([CLIP])
     cells: list[list[str]] = []
     for arm in rows.cell.arms:
         curve = rows.curve([arm])
-        rate = f"{curve.rates[curve.best]:g}"
-        is_best = not is_at_edge(curve, len(rows.cell.rates))
-        texts = [arm, rate if is_best else "–", f"{curve.best_scores.mean():.4f}"]
-        if not is_best:
-            texts[-1] += f" at the edge, {rate}"
-        for other in (everywhere, constant):
-            gap = difference(curve.resampled_scores, other.resampled_scores, [0] * seeds)
-            texts.append(_signed(gap))
-        cells.append(texts)
+        best_rate = f"{curve.rates[curve.best]:g}"
+        score = f"{curve.best_scores.mean():.4f}"
+        if curve.at_edge:
+            score += f" at the edge, {best_rate}"
+            best_rate = "–"
+        gaps = [_signed(difference_at_best_rates(curve, other)) for other in (clip, constant)]
+        cells.append([arm, best_rate, score, *gaps])
     return Table(["rule", "best rate", "AUC", f"minus {CLIP}", "minus the best constant"], cells)
 
 
 def is_broken(row: Mapping[str, Any]) -> bool:
     """Return True if the held-out reward fell by at least half after its maximum."""
-    rewards = np.array([reward for _, reward, _ in row["curves"]["eval"]])
-    return bool((rewards <= np.maximum.accumulate(rewards) / 2).any())
+    return fell_by_half([reward for _, reward, _ in row["curves"]["eval"]])
 
 
 def runs_table(rows: Rows) -> Table:
@@ -326,38 +329,38 @@ def rate_table(rows: Rows, rate: float, metrics: Sequence[str]) -> Table:
     for arm in rows.cell.arms:
         if arm == CLIP:
             continue
-        gaps = [rows.difference(arm, CLIP, metric, rate) for metric in metrics]
-        cells.append([arm, *("–" if gap is None else _signed(gap) for gap in gaps)])
+        gaps = [_signed(rows.difference(arm, CLIP, metric, rate)) for metric in metrics]
+        cells.append([arm, *gaps])
     return Table([f"at {rate:g}, minus {CLIP}", *metrics], cells)
 
 
-def regimes_table(by_cell: Mapping[str, Rows], rates: Mapping[str, float]) -> Table:
+def regimes_table(regimes: Sequence[Rows]) -> Table:
     """Return each rule against clip 0.2 in each cell: by AUC with both at their best rates, and at equal reward.
 
-    Args:
-        by_cell: The rows by cell.
-        rates: The rate of each cell at which entropy and pass@32 are compared.
+    Entropy and pass@32 are at the rate `Cell.compared_at`, without which a cell is left out.
     """
     cells: list[list[str]] = []
-    for name, rate in rates.items():
-        rows = by_cell[name]
-        seeds = len(rows.finished_seeds())
-        everywhere = rows.curve([CLIP])
+    for rows in regimes:
+        rate = rows.cell.compared_at
+        if rate is None:
+            continue
+        clip = rows.curve([CLIP])
         for arm in rows.cell.arms:
             if arm == CLIP:
                 continue
             curve = rows.curve([arm])
-            gap = difference(curve.resampled_scores, everywhere.resampled_scores, [0] * seeds)
-            edges = [
-                of
-                for of, scores in ((arm, curve), (CLIP, everywhere))
-                if is_at_edge(scores, len(rows.cell.rates))
+            at_best_rates = _signed(difference_at_best_rates(curve, clip))
+            edges: list[str] = []
+            if curve.at_edge:
+                edges.append(arm)
+            if clip.at_edge:
+                edges.append(CLIP)
+            if edges:
+                at_best_rates += f" (edge: {', '.join(edges)})"
+            at_equal_reward = [
+                _signed(rows.difference(arm, CLIP, metric, rate)) for metric in ("entropy", "pass@32")
             ]
-            best = _signed(gap) + (f" (edge: {', '.join(edges)})" if edges else "")
-            at_equal_reward = [rows.difference(arm, CLIP, metric, rate) for metric in ("entropy", "pass@32")]
-            cells.append(
-                [name, arm, best, *("–" if gap is None else _signed(gap) for gap in at_equal_reward)]
-            )
+            cells.append([rows.cell.name, arm, at_best_rates, *at_equal_reward])
     return Table(["data", f"rule, minus {CLIP}", "AUC at best rates", "entropy", "pass@32"], cells)
 
 
@@ -378,8 +381,8 @@ def verdicts_table(
     return Table(["setting", "difference", "predicted", "measured", "verdict"], cells)
 
 
-def _signed(interval: Interval) -> str:
-    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*interval)
+def _signed(interval: Interval | None) -> str:
+    return "–" if interval is None else signed(interval)
 
 
 def rows_by_cell(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> dict[str, Rows]:
@@ -394,24 +397,25 @@ def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
     """Return the report as Markdown."""
     by_cell = rows_by_cell(rows, study)
     lines = [f"# {study.title}", ""]
-    lines += [f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {study.level:g}.", ""]
     lines += [
-        "A best rate is only named if it is neither the lowest nor the highest of the grid. *Blocked* is the share of"
+        f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {study.level:g}.",
+        "",
+        TERMS,
+        "",
     ]
-    lines += [
-        "the gradient of rare winners (p < 0.1, A > 0) that a rule dropped; a run is broken if its held-out reward fell"
-    ]
-    lines += ["by half. Differences at one rate are of all seeds that have both runs.", ""]
     for cell in study.cells:
         cell_rows = by_cell[cell.name]
         seeds = len(cell_rows.finished_seeds())
         lines += [f"## {cell.name}", "", f"{seeds} of {len(cell.seeds)} seeds have all runs.", ""]
         if not cell_rows.rows:
             continue
-        if seeds >= 4:
+        if seeds >= FEWEST_SEEDS:
             lines += [best_rates_table(cell_rows).markdown(), "", runs_table(cell_rows).markdown(), ""]
         for rate in cell.rates:
             lines += [rate_table(cell_rows, rate, [*study.smallest]).markdown(), ""]
+    regimes = [cell_rows for cell_rows in by_cell.values() if len(cell_rows.finished_seeds()) >= FEWEST_SEEDS]
+    if regimes:
+        lines += ["## All cells", "", regimes_table(regimes).markdown(), ""]
     predictions = read_predictions(study.predictions)
     lines += ["## Predictions", "", verdicts_table(by_cell, predictions, study.smallest).markdown()]
     return "\n".join(lines) + "\n"
@@ -504,10 +508,10 @@ def read_rows(file: Path) -> dict[Key, dict[str, Any]]:
     return {Key(*(row[name] for name in Key._fields)): row for _, row in read_jsonl(file)}
 
 
-def part(text: str) -> tuple[int, int]:
+def read_part(text: str) -> tuple[int, int]:
     """Read a part of the seeds, such as ``1/2``: those whose remainder by the second number is the first.
 
-    >>> part("1/2")
+    >>> read_part("1/2")
     (1, 2)
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
@@ -523,7 +527,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cell", choices=[cell.name for cell in CELLS], help="run one cell only")
     parser.add_argument(
         "--part",
-        type=part,
+        type=read_part,
         default=(0, 1),
         metavar="K/N",
         help="run only the seeds whose remainder by N is K",

@@ -2,7 +2,6 @@
 
 import argparse
 import gzip
-import json
 import math
 
 import pytest
@@ -25,7 +24,7 @@ from studies.paper_setting import (
     count_lines,
     is_broken,
     page,
-    part,
+    read_part,
     read_rows,
     regimes_table,
     row_of,
@@ -34,6 +33,8 @@ from studies.paper_setting import (
     simulated_power,
 )
 from studies.predictions import read_predictions
+
+RESULTS = ROOT / "research/results/paper-setting"
 
 
 def made(evaluated, entropy=0.5):
@@ -47,6 +48,10 @@ def made(evaluated, entropy=0.5):
         log.append(line)
     settings = Settings("GRPO()", batches=len(log), lag=0)
     return Run(settings, log, {"pass@1": evaluated[-1], "pass@8": 0.5, "pass@32": 0.5, "seconds": 1.0})
+
+
+def number_of_lines(file):
+    return len(gzip.decompress(file.read_bytes()).splitlines())
 
 
 def made_row(score, entropy=0.4):
@@ -118,8 +123,8 @@ def test_the_report_on_made_up_rows():
     assert count_lines(rows)[0] == "fresh: 252 of 252 runs, 0.0 core-hours left"
     edge = Cell("fresh", 0, 1, [5e-5, 1e-4], 10, 1.0, range(300, 312))
     curve = Rows(edge, rows).curve([CLIP])
-    assert paper_setting.is_at_edge(curve, 2)
-    assert not paper_setting.is_at_edge(Rows(CELLS[0], rows).curve([CLIP]), 4)
+    assert curve.at_edge
+    assert not Rows(CELLS[0], rows).curve([CLIP]).at_edge
 
 
 def test_a_rate_at_the_edge_is_not_called_the_best():
@@ -137,7 +142,8 @@ def test_a_rate_at_the_edge_is_not_called_the_best():
 
 
 def test_the_table_of_regimes_says_which_rate_is_at_an_edge():
-    cell = Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4], 20, 1.0, range(200, 206), (CLIP, "BandPO", "no bound"))
+    arms = (CLIP, "BandPO", "no bound")
+    cell = Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4], 20, 1.0, range(200, 206), arms, compared_at=2e-4)
     rows = {}
     for arm in cell.arms:
         for rate in cell.rates:
@@ -146,7 +152,7 @@ def test_the_table_of_regimes_says_which_rate_is_at_an_edge():
                 score = (0.15 if arm == "no bound" else 0.1) - 0.01 * (rate != best)
                 rows[Key("fresh", arm, rate, seed)] = made_row(score, 0.3 if arm == "BandPO" else 0.4)
     made_rows = Rows(cell, rows)
-    assert regimes_table({"fresh": made_rows}, {"fresh": 2e-4}).rows == [
+    assert regimes_table([made_rows]).rows == [
         ["fresh", "BandPO", "+0.000 [+0.000, +0.000]", "-0.100 [-0.100, -0.100]", "–"],
         ["fresh", "no bound", "+0.050 [+0.050, +0.050] (edge: no bound)", "+0.000 [+0.000, +0.000]", "–"],
     ]
@@ -177,17 +183,16 @@ def test_a_row_is_made_of_a_run():
 
 
 def test_the_seeds_are_parted_without_one_left_out_or_twice():
-    assert [part(text) for text in ("0/1", "0/2", "1/2")] == [(0, 1), (0, 2), (1, 2)]
+    assert [read_part(text) for text in ("0/1", "0/2", "1/2")] == [(0, 1), (0, 2), (1, 2)]
     for text in ("2/2", "-1/2", "1", "a/b"):
         with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: choose K/N"):
-            part(text)
+            read_part(text)
 
 
 def test_the_first_grid_was_wrong_as_its_page_says():
-    rows = ROOT / "research/results/paper-setting/first-grid.jsonl.gz"
-    runs = [json.loads(line) for line in gzip.decompress(rows.read_bytes()).decode().splitlines()]
-    by_run = {Key(*(run[name] for name in Key._fields)): run for run in runs}
-    assert len(by_run) == len(runs) == 154
+    file = RESULTS / "first-grid.jsonl.gz"
+    by_run = read_rows(file)
+    assert len(by_run) == number_of_lines(file) == 154
     assert not {key.seed for key in by_run} & {key.seed for _, key in NETWORK.runs()}
     cell = Cell("fresh", 0, 1, [1e-4, 2e-4, 4e-4, 8e-4], 160, 40.0, range(200, 204))
     finished = Rows(cell, by_run)
@@ -196,15 +201,22 @@ def test_the_first_grid_was_wrong_as_its_page_says():
         assert finished.curve([arm]).best == 0
         for rate in (4e-4, 8e-4):
             assert all(by_run[Key("fresh", arm, rate, seed)]["end"] < 0.002 for seed in cell.seeds)
-    ends = [by_run[Key("fresh", arm, 2e-4, seed)]["end"] for arm in ARMS for seed in cell.seeds]
+    ends = [run["end"] for key, run in by_run.items() if key.rate == 2e-4 and key.seed in cell.seeds]
     assert (sum(end < 0.055 for end in ends), len(ends)) == (17, 28)
-    for page_name in ("research/README.md", "research/reports/README.md", paper_setting.FIRST_PREDICTIONS):
+    pages = (
+        "research/README.md",
+        "research/reports/README.md",
+        "research/studies/paper-setting-first-predictions.md",
+    )
+    for page_name in pages:
         assert "154" in (ROOT / page_name).read_text(encoding="utf-8")
 
 
 def test_the_committed_rows_are_runs_of_the_study_and_the_report_is_theirs():
-    rows = read_rows(ROOT / "research/results/paper-setting/rows.jsonl.gz")
+    file = RESULTS / "rows.jsonl.gz"
+    rows = read_rows(file)
     of_study = [key for _, key in NETWORK.runs()]
+    assert len(rows) == number_of_lines(file)  # no run is there twice
     assert set(rows) <= set(of_study)
     assert all(row["commit"] and row["machine"] and row["seconds"] > 0 for row in rows.values())
     report = ROOT / "research/reports/paper-setting/report.md"
@@ -216,7 +228,7 @@ def test_the_committed_rows_are_runs_of_the_study_and_the_report_is_theirs():
 
 def test_the_page_says_what_the_first_seeds_have():
     """Until all seeds are there; then the page has a table of the regimes."""
-    fresh = rows_by_cell(read_rows(ROOT / "research/results/paper-setting/rows.jsonl.gz"))["fresh"]
+    fresh = rows_by_cell(read_rows(RESULTS / "rows.jsonl.gz"))["fresh"]
     text = " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
     assert (
         f"in {len(fresh.finished_seeds())} of {len(fresh.cell.seeds)} seeds BandPO minus clip 0.2 is" in text
