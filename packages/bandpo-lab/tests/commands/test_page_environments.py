@@ -100,6 +100,33 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
         "bandpo-lab rehearse --stand-in -- +paper/model=qwen2.5-3b-instruct +paper/rule=band-kl +paper=recommended "
         "trainer.nnodes=2",
     ): VERL,
+    ("recipes.md", "bandpo-lab recipes"): VERL,
+    ("recipes.md", "bandpo-lab data prepare apps-train apps-val --authors --output-dir data/authors"): HUB,
+    (
+        "recipes.md",
+        "bandpo-lab data prepare commonsenseqa-train arc-challenge --authors --output-dir data/authors",
+    ): HUB,
+    (
+        "recipes.md",
+        "bandpo-lab data prepare dapo-math-17k math-12k-3-5 amc23 aime24 aime25 --authors --output-dir data/authors",
+    ): HUB,
+    ("recipes.md", "bandpo-lab data prepare sums-train sums --size 800"): Run(EVALUATION),
+    (
+        "recipes.md",
+        "bandpo-lab eval models/band-kl-240 --data data/trl/aime24.parquet --data data/trl/aime25.parquet -n 32",
+    ): HUB,
+    ("recipes.md", "rlvet diagnose runs/qwen2.5-3b-instruct-band-kl"): "needs the run of the page",
+    ("recipes.md", "rlvet report runs/qwen2.5-3b-instruct-band-kl"): "needs the run of the page",
+    (
+        "recipes.md",
+        "bandpo-lab train --config recipes/small/one-card-trl.yaml --method 'FixedClip(0.2, 0.2)' "
+        "--output_dir runs/trl-grpo",
+    ): GPU,
+    (
+        "recipes.md",
+        "bandpo-lab train --config recipes/small/one-card-trl.yaml --method 'Band(KL(), 0.05, max_ratio=10)' "
+        "--output_dir runs/trl-band",
+    ): GPU,
     (
         "study.md",
         "bandpo-lab study quick",
@@ -125,40 +152,10 @@ COMMANDS: dict[tuple[str, str], Run | str] = {
         'bandpo-lab train --method "Band(my_divergences.LeCam(), 0.05)" --max_steps 8 --output_dir runs/le-cam',
     ): STEPS,
 }
-"""Every command of `bandpo` and `bandpo-lab` in a shell block: how it is run here, or why it is not."""
+"""Every command of `bandpo` and `bandpo-lab` in a shell block: how it is run here, or why it is not.
 
-
-RECIPES = "recipes.md"
-COMMANDS |= {
-    (RECIPES, "bandpo-lab recipes"): VERL,
-    (RECIPES, "bandpo-lab data prepare apps-train apps-val --authors --output-dir data/authors"): HUB,
-    (
-        RECIPES,
-        "bandpo-lab data prepare commonsenseqa-train arc-challenge --authors --output-dir data/authors",
-    ): HUB,
-    (
-        RECIPES,
-        "bandpo-lab data prepare dapo-math-17k math-12k-3-5 amc23 aime24 aime25 --authors --output-dir data/authors",
-    ): HUB,
-    (RECIPES, "bandpo-lab data prepare sums-train sums --size 800"): Run(EVALUATION),
-    (
-        RECIPES,
-        "bandpo-lab eval models/band-kl-240 --data data/trl/aime24.parquet --data data/trl/aime25.parquet -n 32",
-    ): HUB,
-    (RECIPES, "rlvet diagnose runs/qwen2.5-3b-instruct-band-kl"): "needs the run of the page",
-    (RECIPES, "rlvet report runs/qwen2.5-3b-instruct-band-kl"): "needs the run of the page",
-    **{
-        (
-            RECIPES,
-            f"bandpo-lab train --config recipes/small/one-card-trl.yaml --method '{rule}' --output_dir {folder}",
-        ): GPU
-        for rule, folder in {
-            "FixedClip(0.2, 0.2)": "runs/trl-grpo",
-            "Band(KL(), 0.05, max_ratio=10)": "runs/trl-band",
-        }.items()
-    },
-}
-"""Those of the page of recipes, but for the runs of verl: tests/recipes/test_flow.py has verl accept their settings."""
+The runs of verl on the page of recipes are left out: tests/recipes/test_flow.py has verl accept the settings of each.
+"""
 
 
 def commands_in_blocks():
@@ -168,7 +165,7 @@ def commands_in_blocks():
         for block in blocks(page, "sh"):
             for line in block.text.replace("\\\n", " ").splitlines():
                 command = " ".join(line.partition("  #")[0].split())
-                if name_of(page) == RECIPES and command.startswith("bandpo-lab run verl "):
+                if name_of(page) == "recipes.md" and command.startswith("bandpo-lab run verl "):
                     continue
                 if command.startswith(("bandpo ", "rlvet ", "bandpo-lab ")):
                     found.append((name_of(page), command))
