@@ -231,7 +231,7 @@ def test_the_page_says_what_the_first_seeds_have():
     fresh = rows_by_cell(read_rows(RESULTS / "rows.jsonl.gz"))["fresh"]
     text = " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
     assert (
-        f"in {len(fresh.finished_seeds())} of {len(fresh.cell.seeds)} seeds BandPO minus clip 0.2 is" in text
+        f"In {len(fresh.finished_seeds())} of {len(fresh.cell.seeds)} seeds BandPO minus clip 0.2 is" in text
     )
     for rate in (5e-5, 1e-4):
         gap = fresh.difference("BandPO", CLIP, "AUC", rate)
