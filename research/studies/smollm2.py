@@ -2,14 +2,15 @@
 
     PYTHONPATH=research python -m studies.smollm2 runs.jsonl --processes 2
     PYTHONPATH=research python -m studies.smollm2 runs.jsonl --device cuda --processes 5 --seeds-together 4
+    PYTHONPATH=research python -m studies.smollm2 new-seeds.jsonl --study "new seeds" --processes 2
     PYTHONPATH=research python -m studies.smollm2 runs.jsonl --count
 
-The first two continue after the last run in the file.
+All but the last continue after the last run in the file.
 
 The lower layers are frozen, and their hidden states are stored with each batch, so that an update only runs the last
 layers. A batch is sampled from the current policy and trained on ``lag`` batches later. A continuation of six tokens is
 rewarded for a word of a class, or at random. All arms of a part are trained together at one rate, with stacked weights.
-The predictions are in smollm2-predictions.md, which was committed before the first run.
+The predictions are in smollm2-predictions.md and smollm2-new-seeds-predictions.md, each committed before its first run.
 """
 
 from __future__ import annotations
@@ -281,6 +282,17 @@ PARTS = (
     Part("stale, six layers", _FOUR, [1.5e-4, 3e-4], lag=4, top_layers=6),
 )
 """The parts in order. All parts of a block of seeds are run before the next, so an interrupted study is balanced."""
+NEW_SEEDS = Part(
+    "stale, new seeds",
+    ["clip 0.2", "clip [.8, 2]", "BandAbove"],
+    [6e-4],
+    lag=4,
+    batches=80,
+    seeds=range(12, 20),
+)
+"""A test of the entropy that was found after the runs of the part "stale" had ended."""
+STUDIES = {"bounds": PARTS, "new seeds": (NEW_SEEDS,)}
+"""The studies, each with its parts."""
 
 
 class Run(NamedTuple):
@@ -762,18 +774,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--seeds-together", type=int, default=1, help="more use more memory")
+    parser.add_argument("--study", choices=STUDIES, default="bounds", help="default: %(default)s")
     parser.add_argument("--count", action="store_true", help="only say how much is done")
     options = parser.parse_args(arguments)
+    parts = STUDIES[options.study]
     options.results.touch()
     drop_unfinished_line(options.results)
     done = read_runs(options.results)
     if options.count:
-        for part in PARTS:
+        for part in parts:
             of_part = [run in done for _, group in groups_of_runs([part]) for run in group]
             print(f"{part.name}: {sum(of_part)} of {len(of_part)} runs")
         return
     todo = []
-    for part, group in groups_of_runs(PARTS, options.seeds_together):
+    for part, group in groups_of_runs(parts, options.seeds_together):
         missing = [run for run in group if run not in done]
         if missing:
             todo.append((part, missing))

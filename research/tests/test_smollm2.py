@@ -325,7 +325,7 @@ def test_every_prediction_is_of_a_world_and_an_arm_that_the_study_has(tmp_path):
 
 def test_a_study_goes_on_where_its_file_ends(small_model, tmp_path, monkeypatch, capsys):
     part = replace(PARTS[0], batches=2, lag=0, arms=["clip 0.2", "Band"], rates=[1e-3], seeds=[0, 1])
-    monkeypatch.setattr(smollm2, "PARTS", (part,))
+    monkeypatch.setitem(smollm2.STUDIES, "bounds", (part,))
     trained = []
 
     def here(todo, processes, preload):
@@ -352,7 +352,7 @@ def test_a_study_goes_on_where_its_file_ends(small_model, tmp_path, monkeypatch,
 
 def test_a_group_that_fails_leaves_the_rows_of_the_others(small_model, tmp_path, monkeypatch):
     part = replace(PARTS[0], batches=2, lag=0, arms=["clip 0.2"], rates=[1e-3], seeds=[0, 1, 2])
-    monkeypatch.setattr(smollm2, "PARTS", (part,))
+    monkeypatch.setitem(smollm2.STUDIES, "bounds", (part,))
 
     def second_fails(calls, processes, preload):
         for index, call in enumerate(calls):
