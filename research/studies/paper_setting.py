@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -260,14 +261,14 @@ class Rows:
             )
         ]
 
-    def curve(self, arms: Sequence[str]) -> Curve:
-        """Return the AUC over the rates of one rule, or over the rules and rates of several, of the finished seeds."""
+    def curve(self, arms: Sequence[str], metric: str = "AUC") -> Curve:
+        """Return a metric over the rates of one rule, or over the rules and rates of several, of the finished seeds."""
         scores: list[list[float]] = []
         seeds = self.finished_seeds()
         for arm in arms:
             for rate in self.cell.rates:
                 keys = [Key(self.cell.name, arm, rate, seed) for seed in seeds]
-                scores.append([self.rows[key]["AUC"] for key in keys])
+                scores.append([self.rows[key][metric] for key in keys])
         return Curve([*self.cell.rates] * len(arms), np.array(scores))
 
 
@@ -277,11 +278,20 @@ def difference_at_best_rates(ours: Curve, theirs: Curve) -> Interval:
     return difference(ours.resampled_scores, theirs.resampled_scores, [0] * seeds)
 
 
+def difference_of_ends(rows: Rows, arm: str, minus: str) -> Interval:
+    """Return the difference of two rules' held-out rewards at the end, each at its best rate for AUC."""
+    ours, theirs = (
+        partial(rows.curve([rule], "end").resampled_scores, chosen_by=rows.curve([rule]))
+        for rule in (arm, minus)
+    )
+    return difference(ours, theirs, [0] * len(rows.finished_seeds()))
+
+
 def best_rates_table(rows: Rows) -> Table:
     """Return each rule at its best rate, against one rule everywhere and against the cell's best constant.
 
     A rate at the edge of the grid is not called the best one, since a rate beyond it may be better; then the score is
-    that of the edge.
+    that of the edge. *end* is at the same rate.
     """
     constant = rows.curve([arm for arm in CONSTANT if arm in rows.cell.arms])
     clip = rows.curve([CLIP])
@@ -294,8 +304,19 @@ def best_rates_table(rows: Rows) -> Table:
             score += f" at the edge, {best_rate}"
             best_rate = "–"
         gaps = [_signed(difference_at_best_rates(curve, other)) for other in (clip, constant)]
-        cells.append([arm, best_rate, score, *gaps])
-    return Table(["rule", "best rate", "AUC", f"minus {CLIP}", "minus the best constant"], cells)
+        end = rows.curve([arm], "end").scores[curve.best].mean()
+        end_gap = _signed(difference_of_ends(rows, arm, CLIP))
+        cells.append([arm, best_rate, score, *gaps, f"{end:.3f}", end_gap])
+    header = [
+        "rule",
+        "best rate",
+        "AUC",
+        f"minus {CLIP}",
+        "minus the best constant",
+        "end",
+        f"end minus {CLIP}",
+    ]
+    return Table(header, cells)
 
 
 def is_broken(row: Mapping[str, Any]) -> bool:

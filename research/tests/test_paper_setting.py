@@ -60,6 +60,7 @@ def made_row(score, entropy=0.4):
         "AUC": score,
         "entropy": entropy,
         "pass@32": None,
+        "end": 2 * score,
         "blocked": 0.2,
         "curves": {"reward": [score] * 20, "eval": [[10, score, 0.5], [20, score, 0.5]]},
     }
@@ -111,6 +112,7 @@ def test_the_report_on_made_up_rows():
     text = page(rows)
     assert "12 of 12 seeds have all runs" in text
     assert "| no bound | 5e-05 | 0.1218 | +0.020 [+0.020, +0.020] |" in text
+    assert "| 0.244 | +0.040 [+0.040, +0.040] |" in text
     assert "| no bound | 0.1148, 20%, 0 | 0.1218, 20%, 0 | 0.1148, 20%, 0 |" in text
     assert (
         "| fresh at 0.0001 | no bound minus clip 0.2, AUC | less | +0.020 [+0.020, +0.020] | failed |" in text
