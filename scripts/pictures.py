@@ -107,11 +107,7 @@ def regime_gains(rows: paper_setting.Rows) -> Figure:
 
     The grey band is the smallest effect of interest. Entropy and pass@32 are at equal reward.
     """
-    metrics = {
-        "AUC": "mean reward",
-        "entropy": "entropy at equal reward (nats)",
-        "pass@32": "pass@32 at equal reward",
-    }
+    metrics = {"AUC": "mean reward", "entropy": "entropy, nats", "pass@32": "pass@32"}
     figure = Figure(figsize=(8, 3.6))
     rules = [arm for arm in rows.cell.arms if arm != paper_setting.CLIP]
     for (metric, title), axes in zip(metrics.items(), figure.subplots(1, len(metrics)), strict=True):
@@ -250,8 +246,8 @@ if __name__ == "__main__":
         )
     cells = paper_setting.rows_by_cell(paper_setting.read_rows(PAPER_SETTING))
     for name, picture in {"fresh": "paper_setting", "lag 4": "old_data", "4 x 4": "reused_data"}.items():
-        if cells[name].finished_seeds():
-            save_figure(regime_gains(cells[name]), folder_of_reports / f"{picture}.png")
+        if len(cells[name].finished_seeds()) >= paper_setting.FEWEST_SEEDS:
+            save_figure(regime_gains(cells[name]), folder / f"{picture}.png")
     for name, figure in {"allowed_change": allowed_change(), "demo": demo_curves()}.items():
         light = folder / f"{name}.png"
         save_figure(figure, light)

@@ -1,4 +1,4 @@
-"""Write the tables of research/reports/rules-compared.md from the committed rows of the studies.
+"""Write the tables of docs/when.md and research/reports/rules-compared.md from the committed rows of the studies.
 
     PYTHONPATH=. python scripts/when_tables.py
 
@@ -14,6 +14,7 @@
 - ``luck``: the growth of a rare right answer, of `studies.luck`.
 - ``fresh``: the older study of fresh data: means, and intervals by a bootstrap that selects the rates anew.
 - ``matched``: pass@32 and entropy at matched reward, for all runs of the study of stale data.
+- ``regimes``, in docs/when.md: each rule on fresh, old and reused data, in the study of the paper's setting.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bandpo_lab.interval import signed, student
 from bandpo_lab.study.collect import RunResult
 from map_page import read_parts
 from marked import write_between_marks
-from studies import luck, smollm2, staleness_report
+from studies import luck, paper_setting, smollm2, staleness_report
 from studies.equal_reward import LEVELS, EqualReward, compare_at_equal_reward, metric_name
 from studies.grid import ARMS as GRID_ARMS
 from studies.grid_report import DATA, mean_gain
@@ -47,6 +48,7 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
 MAP = ROOT / "research/results/optimizers"
 VOCABULARY = ROOT / "research/results/smollm2/runs.jsonl.gz"
+PAPER_SETTING = ROOT / "research/results/paper-setting/rows.jsonl.gz"
 SHAPES = ("Band", "BandAbove", "room by mass")
 """The arms whose upper bounds depend on the probability."""
 SAME_RATE = 6e-4
@@ -313,6 +315,16 @@ def power_table() -> Iterator[str]:
         yield f"| {seeds} | {' | '.join(shares)} | {powers[0].equal:.0%} |"
 
 
+def regimes_table() -> Iterator[str]:
+    """Yield the table of the paper's setting: each rule minus clip 0.2 on fresh, old and reused data."""
+    cells = paper_setting.rows_by_cell(paper_setting.read_rows(PAPER_SETTING)).values()
+    finished = [cell for cell in cells if len(cell.finished_seeds()) >= paper_setting.FEWEST_SEEDS]
+    yield from paper_setting.regimes_table(finished).markdown().splitlines()
+
+
+COMPARED = ROOT / "research/reports/rules-compared.md"
+PAGES = {"regimes": ROOT / "docs/when.md"}
+"""The page of each table that is not in `COMPARED`."""
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "map": map_table,
     "vocabulary": vocabulary_table,
@@ -327,9 +339,10 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "luck": luck.rows,
     "fresh": fresh_data_table,
     "matched": matched_reward_table,
+    "regimes": regimes_table,
 }
 
 
 if __name__ == "__main__":
     for name, rows in TABLES.items():
-        write_between_marks(ROOT / "research/reports/rules-compared.md", name, [*rows()])
+        write_between_marks(PAGES.get(name, COMPARED), name, [*rows()])

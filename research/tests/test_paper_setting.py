@@ -8,6 +8,7 @@ import pytest
 
 from bandpo.core.text import as_method
 from bandpo_lab.fast_loop import Run, Settings
+from bandpo_lab.interval import signed
 from pages import ROOT
 from studies import paper_setting
 from studies.gate import CELLS as GATE
@@ -15,6 +16,7 @@ from studies.paper_setting import (
     ARMS,
     CELLS,
     CLIP,
+    CONSTANT,
     NETWORK,
     Cell,
     Key,
@@ -22,6 +24,8 @@ from studies.paper_setting import (
     at_level,
     best_rates_table,
     count_lines,
+    difference_at_best_rates,
+    difference_of_ends,
     is_broken,
     page,
     read_part,
@@ -228,14 +232,86 @@ def test_the_committed_rows_are_runs_of_the_study_and_the_report_is_theirs():
         assert f"{len(rows)} of {len(of_study)} runs" in text
 
 
-def test_the_page_says_what_the_first_seeds_have():
-    """Until all seeds are there; then the page has a table of the regimes."""
-    fresh = rows_by_cell(read_rows(RESULTS / "rows.jsonl.gz"))["fresh"]
-    text = " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
-    assert (
-        f"In {len(fresh.finished_seeds())} of {len(fresh.cell.seeds)} seeds BandPO minus clip 0.2 is" in text
-    )
-    for rate in (5e-5, 1e-4):
-        gap = fresh.difference("BandPO", CLIP, "AUC", rate)
-        assert "{:+.3f} [{:+.3f}, {:+.3f}]".format(*gap) in text
+BEST = None
+"""Each rule at its best rate."""
+SAID = [
+    ("fresh", "BandPO", CLIP, "AUC", BEST),
+    ("fresh", "BandPO", "Clip-Higher", "AUC", BEST),
+    ("fresh", "BandPO", "clip [.8, 2]", "AUC", BEST),
+    ("fresh", "BandAbove", "BandPO", "AUC", BEST),
+    ("fresh", "BandPO", CLIP, "AUC", 1e-4),
+    ("fresh", "BandPO", CLIP, "pass@32", 1e-4),
+    ("fresh", "BandAbove", CLIP, "entropy", 5e-5),
+]
+"""The differences on docs/when.md: cell, rule, minus, metric and rate."""
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return rows_by_cell(read_rows(RESULTS / "rows.jsonl.gz"))
+
+
+@pytest.fixture(scope="module")
+def when():
+    return " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(("cell", "arm", "minus", "metric", "rate"), SAID)
+def test_the_page_has_the_differences_of_the_rows(cell, arm, minus, metric, rate, committed, when):
+    rows = committed[cell]
+    if rate is BEST:
+        gap = difference_at_best_rates(rows.curve([arm]), rows.curve([minus]))
+    else:
+        gap = rows.difference(arm, minus, metric, rate)
+    assert signed(gap) in when
+
+
+def test_what_the_page_says_of_the_paper_s_setting(committed, when):
+    fresh = committed["fresh"]
+    clip = fresh.curve([CLIP])
     assert {fresh.cell.rates[fresh.curve([arm]).best] for arm in ARMS} == {5e-5}
+    assert "at each rule's best rate, which is 5e-05 for all seven" in when
+    constant = fresh.curve(CONSTANT)
+    assert signed(difference_at_best_rates(fresh.curve(["BandAbove"]), constant)) in when
+    at_best = {arm: difference_at_best_rates(fresh.curve([arm]), clip).value for arm in ARMS}
+    assert round(at_best["no bound"], 3) == -0.006
+    assert max(abs(gap) for gap in at_best.values()) < 0.0065
+    low, twice = ([fresh.difference(arm, CLIP, "AUC", rate).value for arm in ARMS] for rate in (2.5e-5, 1e-4))
+    assert max(map(abs, low)) < 0.003
+    assert min(twice) == pytest.approx(-0.042, abs=0.0005)
+    blocked = [fresh.rows[Key("fresh", CLIP, 5e-5, seed)]["blocked"] for seed in fresh.finished_seeds()]
+    assert sum(blocked) / len(blocked) == pytest.approx(0.20, abs=0.005)
+    gaps = [
+        fresh.difference(arm, CLIP, metric, rate)
+        for arm in ARMS
+        for metric in ("entropy", "pass@32")
+        for rate in fresh.cell.rates
+        if arm != CLIP
+    ]
+    sure = sum(not gap.low < 0 < gap.high for gap in gaps)
+    assert f"of {len(gaps)} differences from clip 0.2, {sure} intervals exclude 0" in when
+    for rate in fresh.cell.rates:
+        assert fresh.difference("Clip-Higher", CLIP, "entropy", rate).low < 0
+        band = fresh.difference("BandPO", CLIP, "entropy", rate)
+        assert -0.0605 < band.low < 0 < band.high < 0.0525
+    ends = [difference_of_ends(fresh, arm, CLIP) for arm in ARMS if arm != CLIP]
+    assert all(end.low < 0 < end.high for end in ends)
+    assert max(max(-end.low, end.high) for end in ends) == pytest.approx(0.06, abs=0.005)
+
+
+def test_what_readme_says_of_the_paper_s_setting(committed):
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).replace("−", "-")
+    fresh = committed["fresh"]
+    band = fresh.curve(["BandPO"])
+    against_clip = signed(difference_at_best_rates(band, fresh.curve([CLIP])))
+    reward = fresh.curve([CLIP]).best_scores.mean()
+    assert f"as fast as clip 0.2: {against_clip} of a mean reward of {reward:.2f}, over twelve seeds" in readme
+    assert len(fresh.finished_seeds()) == 12
+    against_higher = difference_at_best_rates(band, fresh.curve(["Clip-Higher"]))
+    assert against_higher.high < 0
+    assert f"It was {-against_higher.value:.3f} slower than Clip-Higher." in readme
+    at_twice = fresh.difference("BandPO", CLIP, "AUC", 1e-4)
+    assert at_twice.high < 0
+    assert f"At twice that rate it lost {-at_twice.value:.3f} against clip 0.2." in readme
+    for arm in ("BandPO", "Clip-Higher"):
+        assert all(fresh.difference(arm, CLIP, "entropy", rate).low < 0 for rate in fresh.cell.rates)
