@@ -10,6 +10,7 @@ from bandpo.core.text import as_method
 from bandpo_lab.fast_loop import Run, Settings
 from bandpo_lab.interval import signed
 from pages import ROOT
+from rlvet.checks.log.clip import RARE_TOKENS_BLOCKED
 from studies import paper_setting
 from studies.gate import CELLS as GATE
 from studies.paper_setting import (
@@ -305,7 +306,9 @@ def test_what_readme_says_of_the_paper_s_setting(committed):
     band = fresh.curve(["BandPO"])
     against_clip = signed(difference_at_best_rates(band, fresh.curve([CLIP])))
     reward = fresh.curve([CLIP]).best_scores.mean()
-    assert f"as fast as clip 0.2: {against_clip} of a mean reward of {reward:.2f}, over twelve seeds" in readme
+    assert (
+        f"as fast as clip 0.2: {against_clip} of a mean reward of {reward:.2f}, over twelve seeds" in readme
+    )
     assert len(fresh.finished_seeds()) == 12
     against_higher = difference_at_best_rates(band, fresh.curve(["Clip-Higher"]))
     assert against_higher.high < 0
@@ -315,3 +318,17 @@ def test_what_readme_says_of_the_paper_s_setting(committed):
     assert f"At twice that rate it lost {-at_twice.value:.3f} against clip 0.2." in readme
     for arm in ("BandPO", "Clip-Higher"):
         assert all(fresh.difference(arm, CLIP, "entropy", rate).low < 0 for rate in fresh.cell.rates)
+
+
+def test_what_is_advised_on_fresh_data(committed):
+    fresh = committed["fresh"]
+    clip = fresh.curve([CLIP])
+    reward = clip.best_scores.mean()
+    gains = {arm: difference_at_best_rates(fresh.curve([arm]), clip).value / reward for arm in ARMS}
+    assert max(gains.values()) == pytest.approx(gains["clip [.8, 2]"]) == pytest.approx(0.02, abs=0.004)
+    assert "it gained 2% of the reward there" in RARE_TOKENS_BLOCKED.remedy
+    at_high_rate = fresh.difference("no bound", CLIP, "AUC", 1e-4).value / clip.scores[2].mean()
+    assert at_high_rate == pytest.approx(-0.20, abs=0.005)
+    which = (ROOT / "docs/which-method.md").read_text(encoding="utf-8")
+    assert "[nothing gained more than 2 %](when.md#the-papers-setting)" in which
+    assert "no bound at all lost 20 % of it at a high rate" in which
