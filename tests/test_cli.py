@@ -117,9 +117,15 @@ def test_an_unknown_command_is_refused_as_typer_does(program):
     assert "No such command 'train'" in result.output
 
 
+FRAMEWORKS = "trl|transformers|datasets|accelerate|verl|ray|hydra"
+
+
 @pytest.mark.parametrize(
     ("module", "others"),
-    [("bandpo.cli.app", "trl|verl|bandpo_lab|rlvet"), ("rlvet.cli.app", "torch|numpy|bandpo_lab|bandpo")],
+    [
+        ("bandpo.cli.app", f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|rlvet"),
+        ("rlvet.cli.app", f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|bandpo|torch|numpy"),
+    ],
 )
 def test_the_command_line_loads_no_framework_and_no_other_package(module, others):
     code = f"import sys, {module}; print(*{{*{others.split('|')}}} & sys.modules.keys())"

@@ -271,11 +271,6 @@ def test_the_core_imports_torch_alone(path):
     assert outside <= {*sys.stdlib_module_names, "torch", *kernels}
 
 
-def test_no_kernel_is_imported_with_the_package():
-    modules = printed("import sys, bandpo\nprint(*sys.modules)")[0].split()
-    assert not {"triton", "bandpo.core.kernels"} & {*modules}
-
-
 def top_level_imports(path):
     """Return the packages that a file imports when it is imported itself."""
     return {one.module.partition(".")[0] for one in imports_of(path) if one.kind == "top"}
@@ -310,20 +305,6 @@ def printed(code):
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout.splitlines()
-
-
-def test_the_commands_load_what_they_need_alone():
-    """Each in a process of its own would take the time of torch's import again."""
-    of_rlvet, of_bandpo = (
-        {*line.split()}
-        for line in printed("""
-import sys, rlvet.cli.app
-print(*sys.modules)
-import bandpo.cli.app
-print(*sys.modules)""")
-    )
-    assert not of_rlvet & {*FRAMEWORKS, "torch", "numpy", "matplotlib", "pydantic", "bandpo"}
-    assert not (of_bandpo - of_rlvet) & {*FRAMEWORKS, "matplotlib", "pydantic"}
 
 
 def paths_of_jobs():
