@@ -243,6 +243,16 @@ SAID = [
     ("fresh", "BandPO", CLIP, "AUC", 1e-4),
     ("fresh", "BandPO", CLIP, "pass@32", 1e-4),
     ("fresh", "BandAbove", CLIP, "entropy", 5e-5),
+    ("lag 4", "BandAbove", CLIP, "AUC", BEST),
+    ("lag 4", "clip [.8, 2]", CLIP, "AUC", BEST),
+    ("lag 4", "BandPO", CLIP, "AUC", BEST),
+    ("lag 4", "BandAbove", "clip [.8, 2]", "AUC", 5e-5),
+    ("lag 4", "BandPO", CLIP, "entropy", 5e-5),
+    ("lag 4", "BandPO", CLIP, "pass@32", 5e-5),
+    ("lag 4", "no bound", CLIP, "pass@32", 5e-5),
+    ("lag 4", "BandAbove", CLIP, "entropy", 5e-5),
+    ("lag 4", "BandAbove", CLIP, "AUC", 1e-4),
+    ("lag 4", "BandAbove", "clip [.8, 2]", "entropy", 1e-4),
 ]
 """The differences on docs/when.md: cell, rule, minus, metric and rate."""
 
@@ -300,6 +310,33 @@ def test_what_the_page_says_of_the_paper_s_setting(committed, when):
     assert max(max(-end.low, end.high) for end in ends) == pytest.approx(0.06, abs=0.005)
 
 
+def test_what_the_page_says_of_old_data(committed, when):
+    old = committed["lag 4"]
+    assert old.finished_seeds() == [*old.cell.seeds]
+    clip = old.curve([CLIP])
+    gains = [
+        difference_at_best_rates(old.curve([arm]), clip).value / clip.best_scores.mean()
+        for arm in ("BandAbove", "clip [.8, 2]")
+    ]
+    assert gains == [pytest.approx(0.04, abs=0.005)] * 2
+    blocked = [old.rows[Key("lag 4", CLIP, 5e-5, seed)]["blocked"] for seed in old.finished_seeds()]
+    assert sum(blocked) / len(blocked) == pytest.approx(0.56, abs=0.005)
+    value, low, high = old.difference("no bound", CLIP, "AUC", 1e-4)
+    assert f"no bound at all lost {-value:.3f} [{-high:.3f}, {-low:.3f}]" in when
+    for arm in ARMS:
+        curve = old.curve([arm])
+        assert (curve.rates[curve.best], curve.at_edge) == (
+            (2.5e-5, True) if arm == "no bound" else (5e-5, False)
+        )
+    for rate in old.cell.rates:
+        assert old.difference("BandPO", CLIP, "pass@32", rate).high < 0
+    predicted = {
+        (prediction.world, prediction.arm, prediction.metric): prediction.expects
+        for prediction in read_predictions(paper_setting.PREDICTIONS)
+    }
+    assert predicted["lag 4 at 5e-05", "BandPO", "entropy"] == "less"
+
+
 def test_what_readme_says_of_the_paper_s_setting(committed):
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).replace("−", "-")
     fresh = committed["fresh"]
@@ -318,6 +355,23 @@ def test_what_readme_says_of_the_paper_s_setting(committed):
     assert f"At twice that rate it lost {-at_twice.value:.3f} against clip 0.2." in readme
     for arm in ("BandPO", "Clip-Higher"):
         assert all(fresh.difference(arm, CLIP, "entropy", rate).low < 0 for rate in fresh.cell.rates)
+
+
+def test_what_readme_says_of_old_data(committed):
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).replace("−", "-")
+    old = committed["lag 4"]
+    entropy, solved = (old.difference("BandPO", CLIP, metric, 5e-5) for metric in ("entropy", "pass@32"))
+    assert entropy.high < 0
+    assert solved.high < 0
+    less = f"less entropy at equal reward than clip 0.2, {signed(entropy)} nats, and less pass@32, {signed(solved)}."
+    assert less in readme
+    for rate in old.cell.rates:
+        for metric in ("entropy", "pass@32"):
+            assert old.difference("BandAbove", CLIP, metric, rate).high > 0
+    gain = difference_at_best_rates(old.curve(["BandAbove"]), old.curve([CLIP]))
+    assert gain.low > 0
+    assert gain.value / old.curve([CLIP]).best_scores.mean() == pytest.approx(0.04, abs=0.005)
+    assert "up to twice the mean reward on one task, and 4 % more on a harder one" in readme
 
 
 def test_what_is_advised_on_fresh_data(committed):
