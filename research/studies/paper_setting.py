@@ -381,8 +381,8 @@ def regimes_table(regimes: Sequence[Rows]) -> Table:
             at_equal_reward = [
                 _signed(rows.difference(arm, CLIP, metric, rate)) for metric in ("entropy", "pass@32")
             ]
-            cells.append([rows.cell.name, arm, at_best_rates, *at_equal_reward])
-    return Table(["data", f"rule, minus {CLIP}", "AUC at best rates", "entropy", "pass@32"], cells)
+            cells.append([f"{rows.cell.name}, {arm}", at_best_rates, *at_equal_reward])
+    return Table([f"data, rule minus {CLIP}", "AUC at best rates", "entropy", "pass@32"], cells)
 
 
 def verdicts_table(

@@ -160,8 +160,8 @@ def test_the_table_of_regimes_says_which_rate_is_at_an_edge():
                 rows[Key("fresh", arm, rate, seed)] = made_row(score, 0.3 if arm == "BandPO" else 0.4)
     made_rows = Rows(cell, rows)
     assert regimes_table([made_rows]).rows == [
-        ["fresh", "BandPO", "+0.000 [+0.000, +0.000]", "-0.100 [-0.100, -0.100]", "–"],
-        ["fresh", "no bound", "+0.050 [+0.050, +0.050] (edge: no bound)", "+0.000 [+0.000, +0.000]", "–"],
+        ["fresh, BandPO", "+0.000 [+0.000, +0.000]", "-0.100 [-0.100, -0.100]", "–"],
+        ["fresh, no bound", "+0.050 [+0.050, +0.050] (edge: no bound)", "+0.000 [+0.000, +0.000]", "–"],
     ]
 
 
