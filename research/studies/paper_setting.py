@@ -67,6 +67,10 @@ TERMS = """\
 A best rate is only named if it is neither the lowest nor the highest of the grid. *Blocked* is the share of
 the gradient of rare winners (p < 0.1, A > 0) that a rule dropped; a run is broken if its held-out reward fell
 by half. Differences at one rate are of all seeds that have both runs."""
+POWER = """\
+Of BandPO minus clip 0.2, simulated from the standard deviations of the rows: how often such a study finds a difference
+if the true one is the smallest effect of interest, and if it is twice that; and how often it finds equality if there is
+none."""
 PREDICTIONS = Path(__file__).parent / "paper-setting-predictions.md"
 
 
@@ -241,13 +245,18 @@ class Rows:
 
     def difference(self, arm: str, minus: str, metric: str, rate: float) -> Interval | None:
         """Return the difference of two rules at one rate, paired by seed; None if fewer than three seeds have both."""
+        differences = self.differences(arm, minus, metric, rate)
+        return student(differences) if len(differences) >= 3 else None
+
+    def differences(self, arm: str, minus: str, metric: str, rate: float) -> list[float]:
+        """Return the difference of two rules at one rate for each seed that has both."""
         differences: list[float] = []
         for seed in self.cell.seeds:
             ours = self.rows.get(Key(self.cell.name, arm, rate, seed), {}).get(metric)
             theirs = self.rows.get(Key(self.cell.name, minus, rate, seed), {}).get(metric)
             if ours is not None and theirs is not None:
                 differences.append(ours - theirs)
-        return student(differences) if len(differences) >= 3 else None
+        return differences
 
     def finished_seeds(self) -> list[int]:
         """Return the seeds that have all runs."""
@@ -437,6 +446,7 @@ def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
     regimes = [cell_rows for cell_rows in by_cell.values() if len(cell_rows.finished_seeds()) >= FEWEST_SEEDS]
     if regimes:
         lines += ["## All cells", "", regimes_table(regimes).markdown(), ""]
+        lines += ["## Power", "", POWER, "", power_by_rate_table(regimes, study.smallest).markdown(), ""]
     predictions = read_predictions(study.predictions)
     lines += ["## Predictions", "", verdicts_table(by_cell, predictions, study.smallest).markdown()]
     return "\n".join(lines) + "\n"
@@ -469,6 +479,23 @@ def simulated_power(deviation: float, seeds: int, smallest: float, repeats: int 
     twice = (means + 2 * smallest - half > 0).mean()
     inside = (means - half > -smallest) & (means + half < smallest)
     return Power(float(greater), float(twice), float(inside.mean()))
+
+
+def power_by_rate_table(regimes: Sequence[Rows], smallest: Mapping[str, float]) -> Table:
+    """Return the power of BandPO minus clip 0.2 by cell and rate, from the paired standard deviations of the rows."""
+    cells: list[list[str]] = []
+    for rows in regimes:
+        for rate in rows.cell.rates:
+            texts = [f"{rows.cell.name} at {rate:g}"]
+            for metric, effect in smallest.items():
+                gaps = rows.differences("BandPO", CLIP, metric, rate)
+                if len(gaps) < FEWEST_SEEDS:
+                    texts.append("–")
+                    continue
+                power = simulated_power(float(np.std(gaps, ddof=1)), len(gaps), effect)
+                texts.append(f"{power.greater:.0%}, {power.twice:.0%}, {power.equal:.0%}")
+            cells.append(texts)
+    return Table(["setting", *(f"{metric}, {effect:g}" for metric, effect in smallest.items())], cells)
 
 
 def power_table(pilot: Path) -> Table:

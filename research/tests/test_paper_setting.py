@@ -4,6 +4,7 @@ import argparse
 import gzip
 import math
 
+import numpy as np
 import pytest
 
 from bandpo.core.text import as_method
@@ -19,6 +20,7 @@ from studies.paper_setting import (
     CLIP,
     CONSTANT,
     NETWORK,
+    SMALLEST,
     Cell,
     Key,
     Rows,
@@ -305,6 +307,17 @@ def test_what_the_page_says_of_the_paper_s_setting(committed, when):
         assert fresh.difference("Clip-Higher", CLIP, "entropy", rate).low < 0
         band = fresh.difference("BandPO", CLIP, "entropy", rate)
         assert -0.0605 < band.low < 0 < band.high < 0.0525
+    power = {
+        metric: simulated_power(
+            float(np.std(fresh.differences("BandPO", CLIP, metric, 5e-5), ddof=1)), 12, SMALLEST[metric]
+        )
+        for metric in ("AUC", "entropy")
+    }
+    assert (
+        f"of 0.01 of AUC between BandPO and clip 0.2 in {power['AUC'].greater:.0%}".replace("%", " %") in when
+    )
+    found = (power["entropy"].greater, power["entropy"].twice)
+    assert "of 0.03 nats in {:.0%}, of 0.06 nats in {:.0%}".format(*found).replace("%", " %") in when
     ends = [difference_of_ends(fresh, arm, CLIP) for arm in ARMS if arm != CLIP]
     assert all(end.low < 0 < end.high for end in ends)
     assert max(max(-end.low, end.high) for end in ends) == pytest.approx(0.06, abs=0.005)
