@@ -6,6 +6,7 @@
 - ``vocabulary``, ``negative``: two parts of the study with a real vocabulary.
 - ``entropy``: the entropy at the end under random rewards, in that study.
 - ``equal``: what each rule by probability keeps of the entropy at equal reward, against each constant, in that study.
+- ``new seeds``: the same for `BandAbove` on seeds that were run after it was found, with the verdicts.
 - ``elsewhere``: the same against clip 0.2 in its other settings, and in the study of stale data.
 - ``power``: how often eight and more seeds of that study would have found a gain, or equality.
 - ``ends``: the best rates of two rules and the ends of their runs, in the study of stale data.
@@ -40,6 +41,7 @@ from studies.grid import ARMS as GRID_ARMS
 from studies.grid_report import DATA, mean_gain
 from studies.learning_rates import Curve, difference, simulated_power
 from studies.optimizers import OPTIMIZERS
+from studies.predictions import read_predictions, verdict
 from studies.smollm2 import CONSTANT
 from studies.smollm2_report import BEST_CONSTANT, SMALLEST, World, worlds_of
 from studies.staleness import CELLS, read_runs
@@ -48,7 +50,9 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
 MAP = ROOT / "research/results/optimizers"
 VOCABULARY = ROOT / "research/results/smollm2/runs.jsonl.gz"
+NEW_SEEDS = ROOT / "research/results/smollm2/new-seeds.jsonl.gz"
 PAPER_SETTING = ROOT / "research/results/paper-setting/rows.jsonl.gz"
+NEW_SEEDS_PREDICTIONS = ROOT / "research/studies/smollm2-new-seeds-predictions.md"
 SHAPES = ("Band", "BandAbove", "room by mass")
 """The arms whose upper bounds depend on the probability."""
 SAME_RATE = 6e-4
@@ -247,6 +251,25 @@ def equal_reward_table() -> Iterator[str]:
         yield f"| {arm} | {minus} | {' | '.join(cells)} |"
 
 
+def new_seeds_table() -> Iterator[str]:
+    """Yield the table of the entropy of `BandAbove` at equal reward on new seeds, with the verdicts on predictions."""
+    part = smollm2.NEW_SEEDS
+    world = World(part, part.rates, smollm2.read_runs(NEW_SEEDS))
+    expected = {(row.minus, row.metric): row.expects for row in read_predictions(NEW_SEEDS_PREDICTIONS)}
+    yield f"| {ABOVE} minus | at reward | difference | predicted | verdict |"
+    yield "|---|---:|---:|---|---|"
+    for minus in part.arms:
+        if minus == ABOVE:
+            continue
+        for level in LEVELS:
+            comparison = _at_equal_reward(world, ABOVE, minus, level)
+            expects = expected.get((minus, metric_name(level)), "–")
+            conclusion = "–"
+            if comparison and expects != "–":
+                conclusion = verdict(comparison.interval, expects, SMALLEST["end entropy"])
+            yield f"| {minus} | {level:g} | {_cell(comparison)} | {expects} | {conclusion} |"
+
+
 def elsewhere_table() -> Iterator[str]:
     """Yield the table of entropy at equal reward against clip 0.2, in the other settings of two studies."""
     header = [f"{ABOVE}, at reward {level:g}" for level in LEVELS]
@@ -331,6 +354,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "negative": negative_table,
     "entropy": entropy_table,
     "equal": equal_reward_table,
+    "new seeds": new_seeds_table,
     "elsewhere": elsewhere_table,
     "power": power_table,
     "ends": ends_table,

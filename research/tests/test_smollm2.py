@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import byte_model
+import when_tables
 from bandpo import Rows
 from bandpo_lab.errors import RunProblem
 from bandpo_lab.study.jobs import JobResult
@@ -364,6 +365,19 @@ def test_a_group_that_fails_leaves_the_rows_of_the_others(small_model, tmp_path,
     with pytest.raises(RunProblem, match=r"groups of runs failed: stale at 0\.001\. .*lower --processes"):
         smollm2.main([str(file)])
     assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [0, 2]
+
+
+def test_the_rows_of_new_seeds_are_the_runs_of_their_study():
+    rows = smollm2.read_runs(Path(__file__).parents[2] / "research/results/smollm2/new-seeds.jsonl.gz")
+    part = smollm2.NEW_SEEDS
+    assert rows.keys() == {run for _, group in groups_of_runs([part]) for run in group}
+    assert not {*part.seeds} & {seed for other in PARTS for seed in other.seeds}
+    for row in rows.values():
+        assert len(row["right"]) == len(row["entropy"]) == part.batches
+        assert {"commit", "machine", "torch", "time"} <= row.keys()
+    for prediction in read_predictions(when_tables.NEW_SEEDS_PREDICTIONS):
+        assert (prediction.world, prediction.arm) == (part.name, "BandAbove")
+        assert prediction.minus in part.arms
 
 
 @pytest.mark.slow

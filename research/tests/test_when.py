@@ -8,10 +8,12 @@ import re
 import numpy as np
 import pytest
 
+import when_tables
+from bandpo_lab.interval import signed
 from pages import ROOT
 from studies import smollm2
 from studies.learning_rates import Curve, simulated_power
-from studies.smollm2_report import worlds_of
+from studies.smollm2_report import World, worlds_of
 
 PAGES = ("docs/when.md", "research/reports/rules-compared.md")
 WHEN = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
@@ -120,6 +122,27 @@ def test_entropy_at_equal_reward_in_other_settings():
         intervals(cells[:3]) for setting, *cells in table("elsewhere") if setting == "SmolLM2, reused"
     ]
     assert reused[0][2] < 0 < reused[2][1]
+
+
+def test_entropy_on_new_seeds():
+    rows = {(minus, level): (cell, verdict) for minus, level, cell, _, verdict in table("new seeds")}
+    predicted = [verdict for _, verdict in rows.values() if verdict != "–"]
+    assert predicted == ["held"] * 4
+    assert all(low > 0 for _, low, _ in intervals(cell for cell, _ in rows.values()))
+    prose = in_one_line(WHEN)
+    (clip, _), (high, _) = (rows[minus, "0.6"] for minus in ("clip 0.2", "clip [.8, 2]"))
+    assert (clip[-3:], high[-3:]) == ("(7)", "(8)")
+    clip, high = clip[:-4], high[:-4]
+    assert (
+        f"`BandAbove()` had {clip} nats more than clip 0.2 and {high} more than a clip of [0.8, 2]" in prose
+    )
+    kept = [value for value, _, _ in intervals([clip, high])]
+    assert "kept {:.2f} nats more than clip 0.2 and {:.2f} more than a clip".format(*kept) in prose
+    part = smollm2.NEW_SEEDS
+    world = World(part, part.rates, smollm2.read_runs(when_tables.NEW_SEEDS))
+    for minus in ("clip 0.2", "clip [.8, 2]"):
+        assert signed(world.difference_at_rate("BandAbove", minus, 6e-4)) in prose
+    assert "held on eight new seeds against clip 0.2 and [0.8, 2]" in in_one_line(README)
 
 
 def test_band_above_beside_a_high_constant():
