@@ -270,6 +270,11 @@ class Rows:
             )
         ]
 
+    def mean(self, arm: str, metric: str, rate: float) -> float:
+        """Return the mean of a metric of one rule at one rate over the finished seeds."""
+        keys = [Key(self.cell.name, arm, rate, seed) for seed in self.finished_seeds()]
+        return float(np.mean([self.rows[key][metric] for key in keys]))
+
     def curve(self, arms: Sequence[str], metric: str = "AUC") -> Curve:
         """Return a metric over the rates of one rule, or over the rules and rates of several, of the finished seeds."""
         scores: list[list[float]] = []
@@ -345,8 +350,8 @@ def runs_table(rows: Rows) -> Table:
         texts = [arm]
         for rate in rows.cell.rates:
             runs = [rows.rows[Key(rows.cell.name, arm, rate, seed)] for seed in seeds]
-            score = np.mean([run["AUC"] for run in runs])
-            blocked = np.mean([run["blocked"] for run in runs])
+            score = rows.mean(arm, "AUC", rate)
+            blocked = rows.mean(arm, "blocked", rate)
             texts.append(f"{score:.4f}, {blocked:.0%}, {sum(map(is_broken, runs))}")
         cells.append(texts)
     header = ["rule: AUC, blocked, broken runs", *(f"at {rate:g}" for rate in rows.cell.rates)]
@@ -465,6 +470,9 @@ class Power(NamedTuple):
     equal: float
     """The share of studies whose interval is within the smallest effect, if the true difference is 0."""
 
+    def __str__(self) -> str:
+        return f"{self.greater:.0%}, {self.twice:.0%}, {self.equal:.0%}"
+
 
 def simulated_power(deviation: float, seeds: int, smallest: float, repeats: int = 4000) -> Power:
     """Simulate studies whose paired differences are normal with a standard deviation.
@@ -493,7 +501,7 @@ def power_by_rate_table(regimes: Sequence[Rows], smallest: Mapping[str, float]) 
                     texts.append("–")
                     continue
                 power = simulated_power(float(np.std(gaps, ddof=1)), len(gaps), effect)
-                texts.append(f"{power.greater:.0%}, {power.twice:.0%}, {power.equal:.0%}")
+                texts.append(str(power))
             cells.append(texts)
     return Table(["setting", *(f"{metric}, {effect:g}" for metric, effect in smallest.items())], cells)
 
@@ -523,7 +531,7 @@ def power_table(pilot: Path) -> Table:
                 ]
                 for count in (6, 12, 24):
                     power = simulated_power(deviation, count, SMALLEST[name])
-                    texts.append(f"{power.greater:.0%}, {power.twice:.0%}, {power.equal:.0%}")
+                    texts.append(str(power))
                 cells.append(texts)
     header = [
         "pilot",

@@ -292,8 +292,14 @@ def test_what_the_page_says_of_the_paper_s_setting(committed, when):
     low, twice = ([fresh.difference(arm, CLIP, "AUC", rate).value for arm in ARMS] for rate in (2.5e-5, 1e-4))
     assert max(map(abs, low)) < 0.003
     assert min(twice) == pytest.approx(-0.042, abs=0.0005)
-    blocked = [fresh.rows[Key("fresh", CLIP, 5e-5, seed)]["blocked"] for seed in fresh.finished_seeds()]
-    assert sum(blocked) / len(blocked) == pytest.approx(0.20, abs=0.005)
+    assert fresh.mean(CLIP, "blocked", 5e-5) == pytest.approx(0.20, abs=0.005)
+    ends = [difference_of_ends(fresh, arm, CLIP) for arm in ARMS if arm != CLIP]
+    assert all(end.low < 0 < end.high for end in ends)
+    assert max(max(-end.low, end.high) for end in ends) == pytest.approx(0.06, abs=0.005)
+
+
+def test_what_the_page_says_of_variety_in_the_paper_s_setting(committed, when):
+    fresh = committed["fresh"]
     gaps = [
         fresh.difference(arm, CLIP, metric, rate)
         for arm in ARMS
@@ -307,6 +313,10 @@ def test_what_the_page_says_of_the_paper_s_setting(committed, when):
         assert fresh.difference("Clip-Higher", CLIP, "entropy", rate).low < 0
         band = fresh.difference("BandPO", CLIP, "entropy", rate)
         assert -0.0605 < band.low < 0 < band.high < 0.0525
+
+
+def test_what_the_page_says_of_power(committed, when):
+    fresh = committed["fresh"]
     power = {
         metric: simulated_power(
             float(np.std(fresh.differences("BandPO", CLIP, metric, 5e-5), ddof=1)), 12, SMALLEST[metric]
@@ -318,9 +328,6 @@ def test_what_the_page_says_of_the_paper_s_setting(committed, when):
     )
     found = (power["entropy"].greater, power["entropy"].twice)
     assert "of 0.03 nats in {:.0%}, of 0.06 nats in {:.0%}".format(*found).replace("%", " %") in when
-    ends = [difference_of_ends(fresh, arm, CLIP) for arm in ARMS if arm != CLIP]
-    assert all(end.low < 0 < end.high for end in ends)
-    assert max(max(-end.low, end.high) for end in ends) == pytest.approx(0.06, abs=0.005)
 
 
 def test_what_the_page_says_of_old_data(committed, when):
@@ -332,8 +339,7 @@ def test_what_the_page_says_of_old_data(committed, when):
         for arm in ("BandAbove", "clip [.8, 2]")
     ]
     assert gains == [pytest.approx(0.04, abs=0.005)] * 2
-    blocked = [old.rows[Key("lag 4", CLIP, 5e-5, seed)]["blocked"] for seed in old.finished_seeds()]
-    assert sum(blocked) / len(blocked) == pytest.approx(0.56, abs=0.005)
+    assert old.mean(CLIP, "blocked", 5e-5) == pytest.approx(0.56, abs=0.005)
     value, low, high = old.difference("no bound", CLIP, "AUC", 1e-4)
     assert f"no bound at all lost {-value:.3f} [{-high:.3f}, {-low:.3f}]" in when
     for arm in ARMS:

@@ -369,15 +369,17 @@ def test_a_group_that_fails_leaves_the_rows_of_the_others(small_model, tmp_path,
 
 def test_the_rows_of_new_seeds_are_the_runs_of_their_study():
     rows = smollm2.read_runs(Path(__file__).parents[2] / "research/results/smollm2/new-seeds.jsonl.gz")
-    part = smollm2.NEW_SEEDS
-    assert rows.keys() == {run for _, group in groups_of_runs([part]) for run in group}
-    assert not {*part.seeds} & {seed for other in PARTS for seed in other.seeds}
+    new_seeds = smollm2.NEW_SEEDS
+    runs = [run for _, group in groups_of_runs([new_seeds]) for run in group]
+    assert rows.keys() == {*runs}
+    for earlier in PARTS:
+        assert not {*new_seeds.seeds} & {*earlier.seeds}
     for row in rows.values():
-        assert len(row["right"]) == len(row["entropy"]) == part.batches
+        assert len(row["right"]) == len(row["entropy"]) == new_seeds.batches
         assert {"commit", "machine", "torch", "time"} <= row.keys()
     for prediction in read_predictions(when_tables.NEW_SEEDS_PREDICTIONS):
-        assert (prediction.world, prediction.arm) == (part.name, "BandAbove")
-        assert prediction.minus in part.arms
+        assert (prediction.world, prediction.arm) == (new_seeds.name, "BandAbove")
+        assert prediction.minus in new_seeds.arms
 
 
 @pytest.mark.slow
