@@ -80,8 +80,6 @@ WITHIN_FUNCTIONS = {
     "bandpo.cli": {"bandpo.replay", "bandpo.watch", "bandpo.testing", "rlvet"},
 }
 """Layers that a module may import only within a function or for annotations, as they need rlvet."""
-WITHOUT_NUMPY = ("rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks", "rlvet.compare", "rlvet.cli")
-"""Layers whose modules import no numpy and no pyarrow at their top, so that the standard library reads a log."""
 
 
 class Import(NamedTuple):
@@ -155,6 +153,8 @@ MODULES = [
     for path in sorted((folder / package).rglob("*.py"))
     if path.name != "__main__.py"
 ]
+FILES = {module_name(path): path for path in MODULES}
+"""The file of each module by its dotted name."""
 of_each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: module_name(path))
 
 
@@ -271,9 +271,21 @@ def test_the_core_imports_torch_alone(path):
     assert outside <= {*sys.stdlib_module_names, "torch", *kernels}
 
 
-def top_level_imports(path):
-    """Return the packages that a file imports when it is imported itself."""
-    return {one.module.partition(".")[0] for one in imports_of(path) if one.kind == "top"}
+@functools.cache
+def imported_with(module):
+    """Return all modules that are imported when a module of ours is, by it or by what it imports."""
+    found = set()
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found.add(name)
+        # A package is imported before each of its modules.
+        pending += [name.rpartition(".")[0]] if "." in name else []
+        if name in FILES:
+            pending += [one.module for one in imports_of(FILES[name]) if one.kind == "top"]
+    return found
 
 
 OF_RECORDS = (
@@ -295,9 +307,15 @@ OF_RECORDS = (
 )
 def test_logs_are_read_without_torch_and_numpy(path):
     assert "torch" not in {one.module.partition(".")[0] for one in imports_of(path)}
-    if layer_of(module_name(path)) not in WITHOUT_NUMPY or module_name(path).startswith(OF_RECORDS):
+    if module_name(path).startswith(OF_RECORDS):
         return
-    assert not {"numpy", "scipy", "pyarrow"} & top_level_imports(path)
+    assert not {"numpy", "scipy", "pyarrow"} & imported_with(module_name(path))
+
+
+def test_imports_of_imports_are_seen():
+    """A finding of recorded tokens computes with numpy, and the catalogue imports it."""
+    assert "numpy" not in {one.module for one in imports_of(FILES["rlvet.checks.catalogue"])}
+    assert "numpy" in imported_with("rlvet.checks.catalogue")
 
 
 def printed(code):

@@ -91,6 +91,27 @@ def test_a_report_of_a_log_is_written(log, options):
     assert not packages & OPTIONAL
 
 
+def test_every_command_works_with_what_the_package_requires(log, config):
+    """Each command has an example here that reads no record; a new command needs one."""
+    typer = pytest.importorskip("typer")
+    from rlvet.cli.app import app
+
+    examples = {
+        "diagnose": [("diagnose", log), ("diagnose", log / "metrics.jsonl", "--format", "markdown")],
+        "diff": [("diff", log, log), ("diff", config, config, "--json")],
+        "lint": [("lint", config), ("lint", config, "--format", "markdown")],
+        "report": [("report", log), ("report", log, log / "metrics.jsonl")],
+        "skill": [("skill",)],
+    }
+    assert examples.keys() == typer.main.get_command(app).commands.keys()
+    commands = [example for of_command in examples.values() for example in of_command]
+    for command, (status, output, errors) in zip(
+        commands, run_commands_alone(commands, tuple(OPTIONAL - {"bandpo"})), strict=True
+    ):
+        assert (status, errors) == (1 if command[0] == "lint" else 0, ""), command
+        assert output
+
+
 @pytest.mark.parametrize("command", ["diagnose", "lint", "report"])
 def test_nothing_optional_is_imported_where_it_is_installed(command, log, config):
     process, packages = run_alone(command, config if command == "lint" else log, hidden=())

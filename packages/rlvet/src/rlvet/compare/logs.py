@@ -25,8 +25,8 @@ from statistics import fmean
 from typing import Any
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.catalogue import OF_LOGS
 from rlvet.checks.course import Course, Series, end_means, noise_of_differences
+from rlvet.checks.log_kinds import OF_LOGS
 from rlvet.errors import InvalidValue
 from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row
 
