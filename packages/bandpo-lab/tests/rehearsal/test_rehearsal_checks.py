@@ -134,6 +134,18 @@ def test_every_method_has_a_reference_and_clips_if_it_has_a_rule(name, tmp_path)
     assert bool(found.clipped) == (method.clip != Unclipped())
 
 
+@pytest.mark.parametrize("method", [BAND, None])
+def test_a_rule_without_effect_is_a_warning_if_the_recipe_makes_one_update_for_each_batch(method, tmp_path):
+    write_run(tmp_path, **{"actor/pg_clipfrac": 0.0})
+    record(tmp_path / LOSSES, spread=0.0)
+    run = expected(method=method)
+    assert failed(tmp_path, run) == ["clip"]
+    checks = first_run_checks(tmp_path, 2, replace(run, makes_one_update=True))
+    (clip,) = [check for check in checks if check.name == "clip"]
+    assert (clip.ok, clip.warning) == (True, True)
+    assert "one update for each batch" in clip.detail
+
+
 def test_without_advantages_the_rule_is_not_judged(tmp_path):
     write_run(tmp_path)
     record(tmp_path / LOSSES, unit=0.0)

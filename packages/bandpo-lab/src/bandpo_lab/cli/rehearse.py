@@ -40,7 +40,7 @@ def rehearse_command(
 
     The exit status is 0 only if every check passed.
     """
-    from bandpo_lab.rehearsal import NOT_COVERED, rehearse
+    from bandpo_lab.rehearsal import rehearse
 
     start = time.monotonic()
     options = {} if right_answer is None else {"right_answer": right_answer}
@@ -70,7 +70,8 @@ def rehearse_command(
         if check.ok:
             state = "warn" if check.warning else "ok"
         lines.append(f"{state} {check.name}: {check.detail}")
-    lines += ["Not covered", *(f"  {text}" for text in NOT_COVERED)]
+    if rehearsal.not_covered:
+        lines += ["Not covered", *(f"  {text}" for text in rehearsal.not_covered)]
     lines.append(f"{time.monotonic() - start:.0f} s; logs and metrics are in {rehearsal.folder}")
     echo("\n".join([*lines, rehearsal.verdict]))
     if not rehearsal.ok:

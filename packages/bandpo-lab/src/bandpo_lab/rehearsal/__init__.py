@@ -2,6 +2,6 @@
 
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import Change
-from bandpo_lab.rehearsal.stages import NOT_COVERED, Rehearsal, rehearse
+from bandpo_lab.rehearsal.stages import Rehearsal, rehearse
 
-__all__ = ["NOT_COVERED", "Change", "Check", "Rehearsal", "rehearse"]
+__all__ = ["Change", "Check", "Rehearsal", "rehearse"]

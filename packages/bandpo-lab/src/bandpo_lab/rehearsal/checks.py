@@ -45,6 +45,8 @@ class Expectations:
     """The right answers planted among the responses, by prompt."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """The metrics that verl logs if it applies the recipe's settings, each with the setting that causes it."""
+    makes_one_update: bool = False
+    """True if each batch has one update, so that every ratio may be 1 and the clip rule may change nothing."""
 
 
 def demanded_metrics(config: Any) -> dict[str, str]:
@@ -90,7 +92,7 @@ def first_run_checks(folder: Path, steps: int, expected: Expectations) -> list[C
     return [
         Check("training", True, f"{steps} steps of rollout, reward, advantage and update"),
         Check("policy loss", *_check_loss(metrics, expected.loss_mode)),
-        *_check_gradient_by_hand(metrics, losses, expected.method),
+        *_check_gradient_by_hand(metrics, losses, expected),
         *_check_demanded_metrics(metrics, expected.metrics),
         Check("reward", *_check_reward(folder, expected.answers)),
         Check("gradient", *_check_gradient_norm(metrics)),
@@ -152,20 +154,22 @@ def _check_loss(steps: dict[int, dict[str, float]], loss_mode: str) -> tuple[boo
 _NEVER_CLIPPED = (
     "A rule that never acts has not been tested: look at the learning rate that the trainer really uses"
 )
+_ONE_UPDATE = "the recipe makes one update for each batch, with every ratio at 1, so the rule was not tested"
 
 
 def _check_gradient_by_hand(
-    steps: dict[int, dict[str, float]], recorded: Path, method: Method | None
+    steps: dict[int, dict[str, float]], recorded: Path, expected: Expectations
 ) -> list[Check]:
     """Check that the rule clipped tokens, and that the worker's gradient is the one of the method.
 
     Args:
         steps: The metrics of each step.
         recorded: The folder with the recorded calls of the loss.
-        method: The method of the loss; None if the loss is known to verl or a plug-in only.
+        expected: The behaviour that the recipe asks for.
     """
+    method = expected.method
     if method is None:
-        return _check_unknown_loss(steps)
+        return _check_unknown_loss(steps, expected)
     calls = by_hand.load(recorded)
     if not calls:
         return [Check("clip", False, "the worker called no policy loss")]
@@ -177,8 +181,7 @@ def _check_gradient_by_hand(
         clip = Check("clip", True, "the rule clips nothing")
     else:
         share = f"the rule changed the gradient of {comparison.clipped} of {comparison.tokens} tokens"
-        has_clipped = comparison.clipped > 0
-        clip = Check("clip", has_clipped, share if has_clipped else f"{share}. {_NEVER_CLIPPED}")
+        clip = _judge_clip(comparison.clipped > 0, share, expected)
 
     reference = "the library itself, whose formula has no second version,"
     if comparison.independent:
@@ -193,13 +196,22 @@ def _check_gradient_by_hand(
     return [clip, Check("loss by hand", False, detail)]
 
 
-def _check_unknown_loss(steps: dict[int, dict[str, float]]) -> list[Check]:
+def _judge_clip(has_clipped: bool, detail: str, expected: Expectations) -> Check:
+    """Return the check of the clip rule, which must act unless each batch has one update."""
+    if has_clipped:
+        return Check("clip", True, detail)
+    if expected.makes_one_update:
+        return Check("clip", True, f"{detail}: {_ONE_UPDATE}", warning=True)
+    return Check("clip", False, f"{detail}. {_NEVER_CLIPPED}")
+
+
+def _check_unknown_loss(steps: dict[int, dict[str, float]], expected: Expectations) -> list[Check]:
     """Check by verl's metric that a loss without a reference clipped tokens."""
     shares = [data.get("actor/pg_clipfrac", math.nan) for data in steps.values()]
     if any(map(math.isfinite, shares)):
         values = ", ".join(f"{share:.2g}" for share in shares)
         has_clipped = any(share > 0 for share in shares)
-        clip = Check("clip", has_clipped, f"actor/pg_clipfrac by step: {values}. {_NEVER_CLIPPED}")
+        clip = _judge_clip(has_clipped, f"actor/pg_clipfrac by step: {values}", expected)
     else:
         clip = Check(
             "clip", True, "not checked: this loss does not log the share of clipped tokens", warning=True

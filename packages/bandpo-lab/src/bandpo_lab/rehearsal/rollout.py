@@ -24,13 +24,16 @@ class TransformersServer:
     sample, so that each group has right and wrong responses.
     """
 
-    def __init__(self, model: str, prompt_length: int, response_length: int, seed: int):
+    def __init__(
+        self, model: str, prompt_length: int, response_length: int, seed: int, logprobs_mode: str | None
+    ):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         torch.set_num_threads(1)
         torch.manual_seed(seed)
         self.prompt_length = prompt_length
         self.response_length = response_length
+        self.logprobs_mode = logprobs_mode
         hf_config = AutoConfig.from_pretrained(model)
         self.model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(model)
@@ -84,9 +87,10 @@ class TransformersServer:
             response = [*tokens, self.tokenizer.eos_token_id][:max_tokens]
 
         # One forward pass over prompt and response gives the log-probabilities of samples and planted answers alike.
-        temperature = sampling_params.get("temperature", 1.0)
         sequence = torch.cat([prompt, torch.tensor([response])], dim=1)
-        logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1] / (temperature or 1.0)
+        logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1]
+        if self.logprobs_mode != "raw_logprobs":
+            logits = logits / (sampling_params.get("temperature", 1.0) or 1.0)
         logp = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
         with open(self.folder / SAMPLES.format(os.environ[RUN]), "a", encoding="utf-8") as file:
             print(json.dumps({"step": self.global_steps, "log_probs": logp.tolist()}), file=file)
@@ -138,7 +142,11 @@ class TransformersReplica(RolloutReplica):
         server = ray.remote(num_cpus=0)(TransformersServer)
         options = {"name": server_name(self.replica_rank), "max_concurrency": self.max_concurrency}
         self._server_handle: Any = server.options(**options).remote(
-            self.model_config.path, self.config.prompt_length, self.config.response_length, self.config.seed
+            self.model_config.path,
+            self.config.prompt_length,
+            self.config.response_length,
+            self.config.seed,
+            self.config.logprobs_mode,
         )
         self.servers = [self._server_handle]
         self._server_address = server_name(self.replica_rank)

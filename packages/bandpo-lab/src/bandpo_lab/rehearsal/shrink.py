@@ -22,6 +22,12 @@ SAMPLES = 4
 MINI_BATCH = 2
 """The prompts of a mini-batch."""
 _FP32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+UNTESTED = (
+    "the import of verl in each process: one process imports it, and the others are forks",
+    "TRL, which is hidden from verl: a node should not have it (recipes/gpu.txt does not)",
+    "the share of right answers: the rehearsal plants them among the responses",
+)
+"""The parts of a real run that no rehearsal tests, whatever the recipe."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Change:
     key: str
     value: str
     reason: str
+    not_covered: str
+    """The part of the real run that the rehearsal does not test, since this setting is another one."""
     original: str = "unset"
 
     @property
@@ -104,8 +112,12 @@ def refuse(config: Any) -> None:
     """
     from omegaconf import OmegaConf
 
+    from bandpo.integrations.verl.settings import in_bypass_mode
+
     actor = config.actor_rollout_ref.actor
     model = config.actor_rollout_ref.model
+    rollout = config.actor_rollout_ref.rollout
+    mode = config.trainer.v1.trainer_mode
     # A null rank is refused by the checks of the settings.
     lora_rank = max(model.lora_rank or 0, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank") or 0)
     conditions = {
@@ -116,6 +128,14 @@ def refuse(config: Any) -> None:
         not in ("fsdp", "fsdp2"),
         "reward.reward_model.enable: a reward model needs an inference engine": config.reward.reward_model.enable,
         "LoRA: its weights reach the inference engine by a path of their own": lora_rank > 0,
+        # These would change which log-probabilities the ratio refers to.
+        f"trainer.v1.trainer_mode={mode}: a rehearsal trains with sync, in which the data is never old": (
+            config.trainer.use_v1 and mode != "sync"
+        ),
+        "top_p or top_k under algorithm.rollout_correction.bypass_mode=true: the old log-probabilities are those of "
+        "the tokens that remain, and the right answers of a rehearsal have others": (
+            in_bypass_mode(config) and (rollout.top_p < 1 or rollout.top_k > 0)
+        ),
     }
     reasons = [reason for reason, applies in conditions.items() if applies]
     if reasons:
@@ -129,7 +149,7 @@ def samples(config: Any) -> int:
 
 
 def changes(config: Any, folder: Path, steps: int) -> list[Change]:
-    """Return every setting of a recipe that the rehearsal replaces, grouped by reason.
+    """Return every setting of a recipe that the rehearsal replaces, in groups of one reason each.
 
     Args:
         config: The recipe's composed config.
@@ -139,17 +159,34 @@ def changes(config: Any, folder: Path, steps: int) -> list[Change]:
     from omegaconf import OmegaConf
 
     changes = []
-    for reason, replacements in _replacements(config, folder, steps).items():
-        for key, value in replacements.items():
+    for group in _replacements(config, folder, steps):
+        for key, value in group.settings.items():
             original = OmegaConf.select(config, key, default="unset")
             is_null = original is None and value == "null"
             if str(original) != str(value) and not is_null:
-                changes.append(Change(key, str(value), reason, str(original)))
+                changes.append(Change(key, str(value), group.reason, group.not_covered, str(original)))
     return changes
 
 
-def _replacements(config: Any, folder: Path, steps: int) -> dict[str, dict[str, Any]]:
-    """Return the settings of a rehearsal, by the reason for replacing those of the recipe."""
+def not_covered(changes: Sequence[Change]) -> list[str]:
+    """Return the parts of the real run that a rehearsal with these changes does not test."""
+    return [*dict.fromkeys(change.not_covered for change in changes), *UNTESTED]
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """Settings of a rehearsal that replace those of the recipe for one reason."""
+
+    reason: str
+    not_covered: str
+    settings: dict[str, Any]
+
+
+def _replacements(config: Any, folder: Path, steps: int) -> list[_Replacement]:
+    """Return the settings of a rehearsal, in groups.
+
+    None of them may change which log-probabilities the ratio refers to: `refuse` refuses such recipes.
+    """
     from omegaconf import OmegaConf
 
     settings = config.actor_rollout_ref
@@ -161,99 +198,166 @@ def _replacements(config: Any, folder: Path, steps: int) -> dict[str, dict[str, 
         f"{ref}.log_prob_micro_batch_size_per_gpu",
         f"{rollout}.log_prob_micro_batch_size_per_gpu",
     )
-    return {
-        "no GPU": {
-            "trainer.device": "cpu",
-            "trainer.nnodes": 1,
-            "trainer.n_gpus_per_node": 1,
-            f"{actor}.strategy": "fsdp2",
-            f"{actor}.fsdp_config.use_torch_compile": False,
-            f"{ref}.fsdp_config.use_torch_compile": False,
-            "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-            "actor_rollout_ref.model.use_fused_kernels": False,
-            "actor_rollout_ref.model.use_liger": False,
-            f"{actor}.fsdp_config.param_offload": False,
-            f"{actor}.fsdp_config.optimizer_offload": False,
-            f"{actor}.fsdp_config.offload_policy": False,
-            f"{ref}.fsdp_config.param_offload": False,
-            f"{ref}.fsdp_config.optimizer_offload": False,
-            f"{ref}.fsdp_config.offload_policy": False,
-        },
-        "one process, and no FlashAttention, which verl needs to split a sequence": {
-            f"{actor}.ulysses_sequence_parallel_size": 1,
-            f"{actor}.fsdp_config.ulysses_sequence_parallel_size": 1,
-            f"{ref}.ulysses_sequence_parallel_size": 1,
-            f"{ref}.fsdp_config.ulysses_sequence_parallel_size": 1,
-        },
+    return [
+        _Replacement(
+            "no GPU",
+            "CUDA, FlashAttention, fused kernels, Liger, torch.compile",
+            {
+                "trainer.device": "cpu",
+                f"{actor}.fsdp_config.use_torch_compile": False,
+                f"{ref}.fsdp_config.use_torch_compile": False,
+                "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+                "actor_rollout_ref.model.use_fused_kernels": False,
+                "actor_rollout_ref.model.use_liger": False,
+            },
+        ),
+        _Replacement(
+            "no GPU to off-load from",
+            "FSDP1 and off-loading",
+            {
+                f"{actor}.strategy": "fsdp2",
+                f"{actor}.fsdp_config.param_offload": False,
+                f"{actor}.fsdp_config.optimizer_offload": False,
+                f"{actor}.fsdp_config.offload_policy": False,
+                f"{ref}.fsdp_config.param_offload": False,
+                f"{ref}.fsdp_config.optimizer_offload": False,
+                f"{ref}.fsdp_config.offload_policy": False,
+            },
+        ),
+        _Replacement(
+            "one process, and no FlashAttention, which verl needs to split a sequence",
+            "several nodes and processes: sharding, sequence parallelism (Ulysses), an engine on several GPUs",
+            {
+                "trainer.nnodes": 1,
+                "trainer.n_gpus_per_node": 1,
+                f"{actor}.ulysses_sequence_parallel_size": 1,
+                f"{actor}.fsdp_config.ulysses_sequence_parallel_size": 1,
+                f"{ref}.ulysses_sequence_parallel_size": 1,
+                f"{ref}.fsdp_config.ulysses_sequence_parallel_size": 1,
+                f"{rollout}.tensor_model_parallel_size": 1,
+                f"{rollout}.data_parallel_size": 1,
+                f"{rollout}.pipeline_model_parallel_size": 1,
+            },
+        ),
         # verl wraps a forward-only model with pinned memory, which needs a GPU.
-        "no GPU to pin memory for": {
-            f"{ref}.fsdp_config.forward_only": False,
-            f"{ref}.optim": "{_target_:verl.workers.config.FSDPOptimizerConfig,lr:0}",
-        },
-        "fp32, so that trainer and sampler agree to 1e-6": {
-            f"{actor}.fsdp_config.mixed_precision": _FP32,
-            f"{ref}.fsdp_config.mixed_precision": _FP32,
-        },
-        "transformers in place of vLLM or SGLang": {
-            f"{rollout}.name": "transformers",
-            f"{rollout}.mode": "async",
-            f"{rollout}.free_cache_engine": False,
-            f"{rollout}.tensor_model_parallel_size": 1,
-            f"{rollout}.data_parallel_size": 1,
-            f"{rollout}.pipeline_model_parallel_size": 1,
-        },
-        "stand-in": {
-            "actor_rollout_ref.model.path": folder / "model",
-            "data.train_files": folder / "train.parquet",
-            "data.val_files": folder / "val.parquet",
-        },
-        "small": {
-            "data.max_prompt_length": PROMPT_TOKENS,
-            "data.max_response_length": RESPONSE_TOKENS,
-            "data.train_batch_size": PROMPTS,
-            "data.train_max_samples": -1,
-            "data.val_max_samples": -1,
-            "data.val_batch_size": "null",
-            f"{rollout}.n": samples(config),
-            f"{rollout}.val_kwargs.n": min(settings.rollout.val_kwargs.n, 2),
-            **_overlong_penalty(config),
-            **{key: 2 for key in micro_batch_sizes if OmegaConf.select(config, key) is not None},
-        },
-        "few processes": {
-            f"{rollout}.agent.num_workers": 1,
-            "reward.num_workers": 1,
-            "data.dataloader_num_workers": 0,
-            "data.filter_overlong_prompts_workers": 1,
-            "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        },
-        "large steps, so that the rule clips and stale weights would show": {
-            f"{actor}.ppo_mini_batch_size": MINI_BATCH,
-            f"{actor}.optim.lr": 1e-2,
-            f"{actor}.optim.lr_warmup_steps": 0,
-            f"{actor}.optim.lr_warmup_steps_ratio": 0.0,
-        },
-        "every stage within a few steps": {
-            "trainer.total_training_steps": steps,
-            "trainer.save_freq": steps,
-            "trainer.test_freq": steps,
-            "trainer.val_before_train": False,
-            "trainer.val_only": False,
-            "trainer.resume_mode": "auto",
-            "trainer.default_local_dir": folder / "checkpoints",
-            "trainer.default_hdfs_dir": "null",
-            "trainer.rollout_data_dir": folder / "rollouts",
-            "trainer.logger": "[console,file]",
-            "trainer.v1.trainer_mode": "sync",
-        },
-        "a private Ray on this machine": {
-            "ray_kwargs.ray_init.address": "local",
-            "ray_kwargs.ray_init.num_gpus": 1,
-            "ray_kwargs.ray_init.num_cpus": 9,
-            "ray_kwargs.ray_init.include_dashboard": False,
-            "ray_kwargs.ray_init.object_store_memory": 300_000_000,
-            "ray_kwargs.ray_init._temp_dir": folder / "ray",
-        },
-    }
+        _Replacement(
+            "no GPU to pin memory for",
+            "the reference model as verl wraps one that is never trained",
+            {
+                f"{ref}.fsdp_config.forward_only": False,
+                f"{ref}.optim": "{_target_:verl.workers.config.FSDPOptimizerConfig,lr:0}",
+            },
+        ),
+        _Replacement(
+            "fp32, so that trainer and sampler agree to 1e-6",
+            "bf16, and how far trainer and sampler are apart in it",
+            {
+                f"{actor}.fsdp_config.mixed_precision": _FP32,
+                f"{ref}.fsdp_config.mixed_precision": _FP32,
+            },
+        ),
+        _Replacement(
+            "transformers in place of vLLM or SGLang",
+            "vLLM and SGLang: transformers generates, and its weight sync is another one",
+            {
+                f"{rollout}.name": "transformers",
+                f"{rollout}.mode": "async",
+                f"{rollout}.free_cache_engine": False,
+            },
+        ),
+        _Replacement(
+            "stand-in",
+            "the model, its tokenizer and chat template unless it is a folder on this machine; most prompts",
+            {
+                "actor_rollout_ref.model.path": folder / "model",
+                "data.train_files": folder / "train.parquet",
+                "data.val_files": folder / "val.parquet",
+            },
+        ),
+        _Replacement(
+            "small",
+            "the size: long prompts and responses, the number of responses, memory and speed",
+            {
+                "data.max_prompt_length": PROMPT_TOKENS,
+                "data.max_response_length": RESPONSE_TOKENS,
+                "data.train_max_samples": -1,
+                "data.val_max_samples": -1,
+                "data.val_batch_size": "null",
+                f"{rollout}.n": samples(config),
+                f"{rollout}.val_kwargs.n": min(settings.rollout.val_kwargs.n, 2),
+                **_overlong_penalty(config),
+                **{key: 2 for key in micro_batch_sizes if OmegaConf.select(config, key) is not None},
+            },
+        ),
+        _Replacement(
+            "small, with one update for each batch only if the recipe makes one",
+            "the number of updates for each batch",
+            {
+                "data.train_batch_size": PROMPTS,
+                f"{actor}.ppo_mini_batch_size": PROMPTS if makes_one_update(config) else MINI_BATCH,
+            },
+        ),
+        _Replacement(
+            "few processes",
+            "several workers for agent loops, rewards and data",
+            {
+                f"{rollout}.agent.num_workers": 1,
+                "reward.num_workers": 1,
+                "data.dataloader_num_workers": 0,
+                "data.filter_overlong_prompts_workers": 1,
+                "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+            },
+        ),
+        _Replacement(
+            "large steps, so that the rule clips and stale weights would show",
+            "the learning rate and its warm-up, and whether the recipe learns anything",
+            {
+                f"{actor}.optim.lr": 1e-2,
+                f"{actor}.optim.lr_warmup_steps": 0,
+                f"{actor}.optim.lr_warmup_steps_ratio": 0.0,
+            },
+        ),
+        _Replacement(
+            "every stage within a few steps",
+            "the length of the run, its schedule of validation and checkpoints, and from which checkpoint it resumes",
+            {
+                "trainer.total_training_steps": steps,
+                "trainer.save_freq": steps,
+                "trainer.test_freq": steps,
+                "trainer.val_before_train": False,
+                "trainer.val_only": False,
+                "trainer.resume_mode": "auto",
+            },
+        ),
+        _Replacement(
+            "all output in one folder",
+            "the recipe's folders, HDFS, and loggers other than console and file",
+            {
+                "trainer.default_local_dir": folder / "checkpoints",
+                "trainer.default_hdfs_dir": "null",
+                "trainer.rollout_data_dir": folder / "rollouts",
+                "trainer.logger": "[console,file]",
+            },
+        ),
+        _Replacement(
+            "a private Ray on this machine",
+            "the Ray cluster",
+            {
+                "ray_kwargs.ray_init.address": "local",
+                "ray_kwargs.ray_init.num_gpus": 1,
+                "ray_kwargs.ray_init.num_cpus": 9,
+                "ray_kwargs.ray_init.include_dashboard": False,
+                "ray_kwargs.ray_init.object_store_memory": 300_000_000,
+                "ray_kwargs.ray_init._temp_dir": folder / "ray",
+            },
+        ),
+    ]
+
+
+def makes_one_update(config: Any) -> bool:
+    """Return True if the recipe makes one update for each batch."""
+    actor = config.actor_rollout_ref.actor
+    return actor.ppo_epochs == 1 and config.data.train_batch_size <= actor.ppo_mini_batch_size
 
 
 def _overlong_penalty(config: Any) -> dict[str, int]:

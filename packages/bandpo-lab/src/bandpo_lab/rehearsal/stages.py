@@ -28,22 +28,20 @@ from bandpo_lab.rehearsal.checks import (
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, choose_prompts, write_model, write_rows
 from bandpo_lab.rehearsal.processes import Forks
 from bandpo_lab.rehearsal.run import environment, train
-from bandpo_lab.rehearsal.shrink import PROMPT_TOKENS, PROMPTS, Change, changes, compose, refuse
+from bandpo_lab.rehearsal.shrink import (
+    PROMPT_TOKENS,
+    PROMPTS,
+    Change,
+    changes,
+    compose,
+    makes_one_update,
+    not_covered,
+    refuse,
+)
 
 LONGEST_PATH = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """The largest number of bytes in the path of a rehearsal's folder. The name of a socket has at most 107 on Linux, and
 Ray's have the time and the process after the folder."""
-
-NOT_COVERED = (
-    "vLLM and SGLang: transformers generates, and its weight sync is another one",
-    "CUDA, FlashAttention, fused kernels, torch.compile, bf16",
-    "FSDP1, Megatron, off-loading, sharding over processes, sequence parallelism (Ulysses)",
-    "the import of verl in each process: one process imports it, and the others are forks",
-    "TRL, which is hidden from verl: a node should not have it (recipes/gpu.txt does not)",
-    "the tokenizer and the chat template, unless the model is a folder on this machine",
-    "more than one node, memory, speed, and whether the recipe learns anything",
-)
-"""The parts of a real run that a rehearsal does not test."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,11 @@ class Rehearsal:
     @property
     def ok(self) -> bool:
         return all(check.ok for check in self.checks)
+
+    @property
+    def not_covered(self) -> list[str]:
+        """The parts of a real run that this rehearsal did not test; empty if it ran nothing."""
+        return not_covered(self.changes) if self.changes else []
 
     @property
     def verdict(self) -> str:
@@ -135,7 +138,9 @@ def rehearse(
         with preflight.naming_unset(overrides):
             replaced = changes(config, folder, steps)
             loss_mode, method = preflight.configured_loss(config)
-            expected = Expectations(loss_mode, method, answers, demanded_metrics(config))
+            expected = Expectations(
+                loss_mode, method, answers, demanded_metrics(config), makes_one_update(config)
+            )
 
         # The two runs.
         search_path = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
