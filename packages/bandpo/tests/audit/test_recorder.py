@@ -299,12 +299,38 @@ def test_a_file_by_another_writer_is_read(tmp_path):
     assert (loss.token.tolist(), loss.reward.tolist(), loss.group) == ([[7, 9]], [0.25], None)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_a_file_of_the_format_before_is_read(tmp_path):
+    """Version 4 counts versions in steps, and does not say when they were read."""
+    steps = {"step": pa.array([9], pa.int64()), "version": pa.array([[7]], pa.list_(pa.int64()))}
+    (loss,) = read_record(by_hand(tmp_path, 4, **steps))
+    assert loss.lag.tolist() == [[2, 2]]
+    assert (loss.current_version, loss.version_at, loss.collision) == (None, "token", None)
+
+
+@pytest.mark.parametrize("version_at", ["token", "answer", "group"])
+def test_the_age_is_counted_in_versions(version_at, tmp_path):
+    given = batch(0)
+    versions = torch.tensor([4, 3, 4, 2])
+    collision = torch.randn(4, 16) / 10
+    with Recorder(tmp_path, version_at=version_at) as recorder:
+        recorder.add(**given, step=40, version=versions, current_version=4, collision=collision)
+    (loss,) = read_record(tmp_path)
+    mask = given["mask"].bool()
+    ages = (4 - versions)[:, None].expand(4, 16)
+    assert_array_equal(loss.lag[loss.mask], ages[mask])
+    assert_array_equal(loss.collision[loss.mask], collision[mask])
+    assert (loss.step, loss.current_version, loss.version_at) == (40, 4, version_at)
+
+
+def test_a_moment_of_versions_that_is_unknown_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"version_at must be one of token, answer, group, got 'batch'"):
+        Recorder(tmp_path, version_at="batch")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 6])
 def test_a_file_of_another_format_is_refused(number, tmp_path):
     by_hand(tmp_path, number)
-    message = (
-        rf"0000.arrow is in format {number} \(bandpo another\), this version reads format 4; read it with"
-    )
+    message = rf"0000.arrow is in format {number} \(bandpo another\), this version reads the formats 4 and 5; read it with"
     with pytest.raises(ValueError, match=message):
         list(read_record(tmp_path))
 
@@ -425,7 +451,7 @@ def other_format(said):
         (
             lambda t: t,
             other_format,
-            r"format 7 \(bandpo 3.1\), this version reads format 4; read it with",
+            r"format 7 \(bandpo 3.1\), this version reads the formats 4 and 5; read it with",
         ),
         (
             lambda t: t,

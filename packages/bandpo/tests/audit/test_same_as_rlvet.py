@@ -49,7 +49,7 @@ def test_the_format_of_a_record():
     pytest.importorskip("pyarrow")
     mine, theirs = shared_constants(record_format, format_read)
     assert mine == theirs
-    assert mine.keys() == {"FORMAT", "META"}
+    assert mine.keys() == {"FORMAT", "META", "VERSION_AT"}
     for dtype in ("float32", "float16"):
         assert record_format.record_schema(dtype).equals(
             format_read.record_schema(dtype), check_metadata=True

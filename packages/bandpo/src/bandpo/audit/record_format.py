@@ -11,8 +11,13 @@ from typing import Any
 
 from bandpo.core.errors import MissingPackage
 
-FORMAT = 4
-"""The version of the format. Files of other versions are not read."""
+FORMAT = 5
+"""The version of the format."""
+
+VERSION_AT = ("token", "answer", "group")
+"""The moments at which the version of the sampling weights may have been read: when each token was sampled, or at the
+start of its answer or of its group of answers. If weights change within an answer, only the first gives the age of each
+token; the others give an upper bound of it."""
 
 META = b"bandpo"
 """The key of the metadata, JSON, in a file's schema, and in a batch whose method is not that of the schema."""
@@ -57,5 +62,7 @@ def record_schema(dtype: str) -> Any:
             "group": pa.int64(),
             "reward": pa.float32(),
             "truncated": pa.bool_(),
+            "current_version": pa.int64(),
+            "collision": pa.list_(pa.float32()),
         }
     )

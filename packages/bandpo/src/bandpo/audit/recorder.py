@@ -21,7 +21,7 @@ import torch
 
 import bandpo
 from bandpo._atomic import sync
-from bandpo.audit.record_format import FORMAT, META, import_pyarrow, record_schema
+from bandpo.audit.record_format import FORMAT, META, VERSION_AT, import_pyarrow, record_schema
 from bandpo.audit.sealed_file import STREAM_END, SUFFIX, SealedFile, holds_nothing_readable
 from bandpo.core.batch import Batch, normalize_mask
 from bandpo.core.errors import InvalidValue
@@ -52,6 +52,8 @@ class Recorder:
         process: Number of this process; by default its rank in torch.distributed, else 0.
         framework: Name and version of the training framework, such as ``trl 1.16``.
         sampling: The engine's settings, such as ``{"temperature": 0.7, "top_p": 1.0}``.
+        version_at: The moment at which ``version`` of `add` was read: when each ``token`` was sampled, or at the start
+            of its ``answer`` or ``group``. In the last two cases the age of a token is an upper bound.
 
     Raises:
         ImportError: if pyarrow is not installed.
@@ -78,6 +80,7 @@ class Recorder:
         process: int | None = None,
         framework: str = "",
         sampling: Mapping[str, float] | None = None,
+        version_at: str = "token",
     ):
         import_pyarrow()
         if every < 1:
@@ -86,6 +89,8 @@ class Recorder:
             raise InvalidValue(f"dtype must be 'float32' or 'float16', got {dtype!r}")
         if anchor not in ("trainer", "rollout"):
             raise InvalidValue(f"anchor must be 'trainer' or 'rollout', got {anchor!r}")
+        if version_at not in VERSION_AT:
+            raise InvalidValue(f"version_at must be one of {', '.join(VERSION_AT)}, got {version_at!r}")
         self.every = every
         self._anchor = anchor
         self.dtype = dtype
@@ -99,6 +104,7 @@ class Recorder:
             "process": process,
             "framework": framework,
             "sampling": dict(sampling or {}),
+            "version_at": version_at,
             "bandpo": bandpo.__version__,
             "torch": torch.__version__,
         }
@@ -127,6 +133,8 @@ class Recorder:
         entropy: Float[Tensor, "batch time"] | None = None,
         step: int | None = None,
         version: int | Tensor | None = None,
+        current_version: int | None = None,
+        collision: Float[Tensor, "batch time"] | None = None,
         tokens: Tensor | None = None,
         generation: int | None = None,
         update: int | None = None,
@@ -153,8 +161,12 @@ class Recorder:
             logp_rollout: The log-probabilities (nats) that the rollout engine reported; NaN where there are none.
             entropy: Entropy (nats) of the policy at each token.
             step: The trainer's step.
-            version: The step of the weights that sampled, counted like ``step``: one number, one per sequence, or one
-                per token. ``step − version`` is the lag of an asynchronous trainer.
+            version: The version of the weights that sampled: one number, one per sequence, or one per token. The age of
+                a token is ``current_version − version``.
+            current_version: The version of the weights in training, counted like ``version``. By default the step, for
+                versions that are counted in steps.
+            collision: Σ q²·(log q + H) over the vocabulary, with the probabilities q and the entropy H (nats) of the
+                policy in training at each token: the second term of the entropy that an update adds.
             tokens: Ids of the sampled tokens, in the shape of ``logp_old``.
             generation: Number of the generated batch that the sequences belong to.
             update: Number of optimiser steps on that batch before this loss, from 0.
@@ -184,6 +196,7 @@ class Recorder:
             "entropy": entropy,
             "tokens": tokens,
             "version": version,
+            "collision": collision,
         }
         if batch is not None:
             tensors = self._rows_of(batch, tensors, layout)
@@ -202,6 +215,7 @@ class Recorder:
             "step": [step] * rows,
             "generation": [generation] * rows,
             "update": [update] * rows,
+            "current_version": [current_version] * rows,
         }
         for name, x in {"group": group, "reward": reward, "truncated": truncated}.items():
             columns[name] = _values_of_sequences(name, x, rows)
@@ -332,6 +346,8 @@ def _token_columns(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
         columns["log_weight"] = old - on_cpu("logp_rollout").float()
     if tensors["entropy"] is not None:
         columns["entropy"] = on_cpu("entropy")
+    if tensors["collision"] is not None:
+        columns["collision"] = on_cpu("collision").float()
     if tensors["tokens"] is not None:
         columns["token"] = on_cpu("tokens").int()
     columns["position"] = torch.arange(logp_old.shape[1], dtype=torch.int32).expand(len(logp_old), -1)

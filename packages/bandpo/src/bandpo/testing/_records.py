@@ -30,13 +30,14 @@ TOKEN_COLUMNS = {
     "entropy": "entropy",
     "tokens": "token",
     "version": "version",
+    "collision": "collision",
 }
 """The column of each quantity per token. Quantities that others are computed from come first."""
 
 SEQUENCE_COLUMNS = ("group", "reward", "truncated")
 """The quantities per sequence."""
 
-LOSS_COLUMNS = ("step", "generation", "update")
+LOSS_COLUMNS = ("step", "generation", "update", "current_version")
 """The quantities per loss."""
 
 QUANTITIES = (*TOKEN_COLUMNS, "mask", *SEQUENCE_COLUMNS, *LOSS_COLUMNS)
@@ -49,13 +50,15 @@ MEANINGS = {
     "advantages": "advantages are those of the loss, one per token or one per sequence",
     "entropy": "entropy is that of π at the token, in nats",
     "tokens": "token is the id of the sampled token",
-    "version": "version is the step whose weights sampled, one per token or one per sequence",
+    "version": "version is that of the weights that sampled, one per token or one per sequence",
+    "collision": "collision is Σ q²·(log q + H) over the vocabulary, for the probabilities q and entropy H of π",
     "group": "group is a number that the answers to one prompt share, and those to others do not",
     "reward": "reward is that of the whole sequence, before any baseline",
     "truncated": "truncated is true if the answer was cut off at the length limit",
     "step": "step is the trainer's step",
     "generation": "generation is the number of the generated batch",
     "update": "update is the number of optimiser steps on that batch before this loss",
+    "current_version": "current_version is that of the weights in training, counted like version",
 }
 """The definition of each quantity, for the end of an error."""
 
@@ -88,8 +91,8 @@ def check_record(
     Args:
         path: The file or folder that the writer created, as for `rlvet diagnose`.
         losses: The losses in the order in which they were written. Each has ``logp_old``, and any of ``logp``,
-            ``logp_rollout``, ``advantages``, ``mask``, ``entropy``, ``tokens``, ``version``, ``group``, ``reward``,
-            ``truncated``, ``step``, ``generation`` and ``update``.
+            ``logp_rollout``, ``advantages``, ``mask``, ``entropy``, ``tokens``, ``version``, ``collision``, ``group``,
+            ``reward``, ``truncated``, ``step``, ``generation``, ``update`` and ``current_version``.
         method: The expected method of the run.
         anchor: The expected policy that the bounds surround: ``trainer`` or ``rollout``.
         sampling: The expected settings of the engine.
@@ -249,8 +252,8 @@ class _Expected:
         location = f"{self.label}, column {TOKEN_COLUMNS[name]}"
         values = _values_of(batch, name)
         if values is None:
-            # A version is stored as the distance from the step.
-            needs = ", or step is missing" if name == "version" else ""
+            # A version is read as its distance from the current one, or from the step.
+            needs = ", or current_version and step are missing" if name == "version" else ""
             yield f"{location}: it is missing or null{needs}, though {name} is expected; {MEANINGS[name]}"
             return
         read = values[batch.mask]
@@ -291,7 +294,8 @@ class _Expected:
             return ": it has the opposite sign"
         if name == "logp_rollout" and read_equals(old - expected):
             return ": it holds log μ itself"
-        if name == "version" and "step" in self.of_loss and read_equals(self.of_loss["step"] - expected):
+        current_version = self.of_loss.get("current_version", self.of_loss.get("step"))
+        if name == "version" and current_version is not None and read_equals(current_version - expected):
             return ": it is the age of the weights"
         for base in (2, 10):
             if name in ("logp_old", "entropy") and read_equals(expected / np.log(base)):
@@ -367,7 +371,8 @@ def _values_of(batch: LossBatch, name: str) -> Array | None:
     if name == "logp":
         return batch.logp if batch.has_logp else None
     if name == "version":
-        return None if batch.lag is None or batch.step is None else batch.step - batch.lag
+        latest = batch.step if batch.current_version is None else batch.current_version
+        return None if batch.lag is None or latest is None else latest - batch.lag
     return getattr(batch, "token" if name == "tokens" else name)
 
 

@@ -15,9 +15,10 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.limits import LARGEST_BATCH, MOST_TOKENS
 from rlvet.runs.record_format import (
     FILE_NAME,
-    FORMAT,
     META,
+    READ_FORMATS,
     REQUIRED_COLUMNS,
+    VERSION_AT,
     import_pyarrow,
     record_schema,
 )
@@ -62,7 +63,10 @@ class LossBatch:
     entropy: Array | None = None
     """Entropy (nats) of the policy at each token, float32."""
     lag: Array | None = None
-    """``step − version``, int64."""
+    """Age of the weights that sampled each token, in versions, int64; an upper bound if `version_at` is not ``token``.
+    """
+    current_version: int | None = None
+    """The version of the weights in training. Without it, versions are counted in steps."""
     token: Array | None = None
     """Token ids, int32."""
     position: Array | None = None
@@ -77,6 +81,11 @@ class LossBatch:
     """The reward of each sequence, (batch,)."""
     truncated: Array | None = None
     """True for sequences that were cut off at the length limit, (batch,)."""
+    collision: Array | None = None
+    """Σ q²·(log q + H) over the vocabulary at each token, with the probabilities q and the entropy H of the policy in
+    training, nats, float32."""
+    version_at: str = "token"
+    """When the version of the sampling weights was read, one of `rlvet.runs.record_format.VERSION_AT`."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """The engine's sampling settings."""
     bad_sequences: int = 0
@@ -140,7 +149,7 @@ class LossBatch:
         first = f"row {row + 1}: {name} is {values[name][row, token]:g} at counted token {token + 1}"
 
         changes: dict[str, Any] = {"bad_sequences": int(bad_rows.sum())}
-        for name in ("log_ratio", "logp_old", "advantages", "mask", "logp_rollout", "entropy"):
+        for name in ("log_ratio", "logp_old", "advantages", "mask", "logp_rollout", "entropy", "collision"):
             array = getattr(self, name)
             if array is not None:
                 changes[name] = np.where(bad_rows[:, None], np.zeros((), array.dtype), array)
@@ -223,17 +232,19 @@ def _parse_metadata(text: bytes | None, file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(metadata, dict):
         raise InvalidValue(f"{file} is no record of bandpo.audit.Recorder: its metadata are no object")
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in READ_FORMATS:
         raise InvalidValue(
             f"{file} is in format {metadata.get('format')} (bandpo {metadata.get('bandpo')}), this version reads "
-            f"format {FORMAT}; read it with the version that wrote it"
+            f"the formats {' and '.join(map(str, READ_FORMATS))}; read it with the version that wrote it"
         )
-    metadata = {"method": None, "anchor": "trainer", "framework": "", "sampling": {}} | metadata
+    defaults = {"method": None, "anchor": "trainer", "framework": "", "sampling": {}, "version_at": "token"}
+    metadata = defaults | metadata
     sampling = metadata["sampling"]
     is_valid = {
         "method": metadata["method"] is None or isinstance(metadata["method"], str),
         "anchor": metadata["anchor"] in ("trainer", "rollout"),
         "framework": isinstance(metadata["framework"], str),
+        "version_at": metadata["version_at"] in VERSION_AT,
         "sampling": isinstance(sampling, dict)
         and all(isinstance(value, int | float | None) for value in sampling.values()),
     }
@@ -365,7 +376,9 @@ def _loss_batch(location: str, metadata: Mapping[str, Any], rows: Any) -> LossBa
     log_weight = pad("log_weight")
     version = pad("version")
     step = read_count("step")
-    lag = None if step is None or version is None else (step - version) * mask
+    current_version = read_count("current_version")
+    latest = step if current_version is None else current_version
+    lag = None if latest is None or version is None else (latest - version) * mask
 
     per_sequence = {}
     for name in ("group", "reward", "truncated"):
@@ -384,10 +397,13 @@ def _loss_batch(location: str, metadata: Mapping[str, Any], rows: Any) -> LossBa
         logp_rollout=None if log_weight is None else logp_old - log_weight,
         entropy=pad("entropy"),
         lag=lag,
+        current_version=current_version,
         token=pad("token"),
         position=pad("position"),
         generation=read_count("generation"),
         update=read_count("update"),
+        collision=pad("collision"),
+        version_at=metadata["version_at"],
         sampling=metadata["sampling"],
         has_logp=log_ratio is not None,
         **per_sequence,

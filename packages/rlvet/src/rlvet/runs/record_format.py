@@ -11,8 +11,17 @@ from typing import Any
 
 from rlvet.errors import MissingPackage
 
-FORMAT = 4
-"""The version of the format. Files of other versions are not read."""
+FORMAT = 5
+"""The version of the format."""
+
+READ_FORMATS = (4, FORMAT)
+"""The versions that are read. Version 4 has no column ``current_version`` or ``collision``, and no ``version_at``.
+Files of other versions raise an error."""
+
+VERSION_AT = ("token", "answer", "group")
+"""The moments at which the version of the sampling weights may have been read: when each token was sampled, or at the
+start of its answer or of its group of answers. If weights change within an answer, only the first gives the age of each
+token; the others give an upper bound of it."""
 
 META = b"bandpo"
 """The key of the metadata, JSON, in a file's schema, and in a batch whose method is not that of the schema."""
@@ -63,5 +72,7 @@ def record_schema(dtype: str) -> Any:
             "group": pa.int64(),
             "reward": pa.float32(),
             "truncated": pa.bool_(),
+            "current_version": pa.int64(),
+            "collision": pa.list_(pa.float32()),
         }
     )
