@@ -3,7 +3,8 @@
 - ``rlvet.readers``: a function for each type of file that needs more than the standard library, named by its suffix.
 - ``rlvet.collectors``: functions that return collectors of a record's tokens:
 
-  - ``replay(method)``: what the run's method and others do with the tokens, for a diagnosis;
+  - ``replay(method)``: what the run's method and others do with the tokens, for a diagnosis: rows of metrics, and the
+    share of the gradient that each method blocks by age;
   - ``words(method, tokenizer)``: the tokens whose gradient is blocked, and those on which engine and trainer disagree;
   - ``token_figures(methods, method, tokenizer)``: the figures of a report about recorded tokens.
 """

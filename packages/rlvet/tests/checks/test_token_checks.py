@@ -138,6 +138,18 @@ class TestRatio:
         finding = check_ratio(replace(run, lag=lag, logp=logp))
         assert (finding.ok, finding.n) == (True, LENGTH)
 
+    @pytest.mark.parametrize(("fresh_noise", "code"), [(0.0, "ok"), (0.005, "ok"), (0.3, "dropout")])
+    def test_of_old_data_around_the_sampler_only_fresh_tokens_show_a_fault(self, fresh_noise, code):
+        """Tokens of an asynchronous run have other ratios than 1 because of their age, unless they have none."""
+        run = healthy()
+        lag = 2.0 * (run.sequence % 2)
+        logp = run.logp + np.where(lag > 0, noise(0.5), noise(fresh_noise))
+        finding = check_ratio(
+            replace(run, lag=lag, logp=logp, logp_rollout=run.logp_old, anchored_at_rollout=True)
+        )
+        assert (finding.ok, finding.code) == (code == "ok", code)
+        assert finding.n == (lag == 0).sum()
+
     def test_one_exact_batch_excuses_the_others(self):
         run = healthy()
         in_first_batch = run.batch[run.sequence] == 0

@@ -274,6 +274,23 @@ def logged(metrics: Mapping[str, float], *, detail: bool = False) -> dict[str, f
     return {f"audit/{name}": value for name, value in metrics.items() if detail or name in LOGGED}
 
 
+def gradient_size(tokens: Tokens, batch: Batch) -> Float[Tensor, "batch time"]:
+    """Return the size of each token's unclipped gradient, r·abs(A), times its importance weight if it has one.
+
+    Args:
+        tokens: The tokens with a method, which determines the level of the ratio.
+        batch: The batch that they are of.
+    """
+    size = tokens.ratio * tokens.advantages.abs()
+    weights = batch.token_weights
+    return size if weights is None else size * weights
+
+
+def lost_share(shares: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return the share of each token's gradient that a method takes away, from the share that it keeps."""
+    return 1 - shares.clamp(max=1.0)
+
+
 _BY_METHOD = ("mass", "blocked", "blocked_mass", "softened", "amplified", "inert")
 """The sums whose first dimension is the method, the run's own first."""
 
@@ -309,17 +326,14 @@ def _sums(
 
     # The size of each token's unclipped gradient, and the tokens whose gradient a method drops or changes, all
     # (methods, batch, time).
-    mass = torch.stack([tokens.ratio for tokens in tokens_by_method]) * advantages.abs()
-    token_weights = batch.token_weights
-    if token_weights is not None:
-        mass = mass * token_weights
+    mass = torch.stack([gradient_size(tokens, batch) for tokens in tokens_by_method])
     has_advantage = mask * (advantages != 0)
     blocked = (shares <= 0) * has_advantage
     changed = ((shares - 1).abs() > SHARE_TOLERANCE) * has_advantage
 
     # On small batches the cost of an operation does not depend on its size, so sums of one kind are computed together:
     # first the sums by cell, then the sums over all counted tokens.
-    values_by_cell = {"mass": mass, "blocked": blocked, "blocked_mass": mass * (1 - shares.clamp(max=1.0))}
+    values_by_cell = {"mass": mass, "blocked": blocked, "blocked_mass": mass * lost_share(shares)}
     stacked = torch.cat(
         [torch.ones_like(mask).unsqueeze(0), *(values.to(cells) for values in values_by_cell.values())]
     )

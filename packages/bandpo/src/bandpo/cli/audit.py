@@ -51,7 +51,7 @@ def audit_command(
 
     require_rlvet("bandpo audit")
     from bandpo._terminal import printable
-    from bandpo.replay.tables import clip_table, methods_table
+    from bandpo.replay.tables import ages_table, clip_table, methods_table
     from rlvet.runs import open_run
     from rlvet.runs.summary import summarize
 
@@ -67,7 +67,7 @@ def audit_command(
     if as_json:
         metrics = {}
         for path, replay in replays.items():
-            metrics[path] = {name: audit.metrics() for name, audit in replay.audits.items()}
+            metrics[path] = replay.metrics()
         for path, summary in summaries.items():
             metrics[path] = summary.metrics
         print(json.dumps(metrics, indent=1))
@@ -78,7 +78,13 @@ def audit_command(
         tokens = replay.audits[replay.main_method].metrics()["tokens"]
         title = f"{path}, {len(replay.rows)} steps, {tokens:,.0f} tokens"
         console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
+        # Another fault than old data would explain the figures below, so it comes first.
+        for line in (replay.ages.mismatch, replay.ages.unknown_line):
+            if line:
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
         console.print(methods_table(replay))
+        if replay.ages.rows:
+            console.print(ages_table(replay))
     for run in logs:
         setup = str(run.setup)
         title = f"{run.path}, {summaries[str(run.path)].steps} steps"

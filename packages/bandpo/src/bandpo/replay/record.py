@@ -6,7 +6,7 @@ import functools
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from bandpo.core.rules import ClipRule, FixedClip
 from bandpo.core.schedules import TrainingState
 from bandpo.core.sequences import Sequences
 from bandpo.core.text import as_method, as_text, parse
+from bandpo.replay.by_age import BlockedByAge
 from rlvet.runs import LossBatch, Run, Setup, open_run
+from rlvet.runs.ages import AgeCollector, Ages
 from rlvet.runs.quantities import Row, named_rows
 from rlvet.runs.setup import framework_of
 
@@ -116,6 +118,11 @@ class Replay:
     """The policy that the bounds surround: ``trainer`` or ``rollout``."""
     setup: Setup
     """The training setup of the run."""
+    ages: Ages = field(default_factory=Ages)
+    """The tokens by age."""
+    blocked_by_age: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The share of the gradient on rare winners that each method blocks, by the name of the method and the class of
+    ages, see `bandpo.replay.by_age`."""
 
     @property
     def main_method(self) -> str:
@@ -126,6 +133,22 @@ class Replay:
     def audits(self) -> dict[str, Audit]:
         """The audit of each method over the whole record."""
         return {name: functools.reduce(operator.add, steps.values()) for name, steps in self.by_step.items()}
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of each method over the whole record, and those by age, such as ``age/2/tokens``."""
+        of_ages: dict[str, float] = {}
+        for row in self.ages.rows:
+            of_ages |= {
+                f"age/{row.name}/tokens": row.tokens,
+                f"age/{row.name}/log_ratio_spread": row.spread,
+                f"age/{row.name}/effective_sample_size": row.effective,
+            }
+        metrics: dict[str, dict[str, float]] = {}
+        for name, audit in self.audits.items():
+            blocked = self.blocked_by_age.get(name, {})
+            metrics[name] = audit.metrics() | of_ages
+            metrics[name] |= {f"age/{age}/blocked_mass_below_0.1": share for age, share in blocked.items()}
+        return metrics
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -183,6 +206,8 @@ class ReplayCollector:
         self._counterfactuals = {name: as_method(rule) for name, rule in methods.items()}
         self._recorded_method = RecordedMethod(method)
         self._audits: dict[str, _AuditsByStep] = {}
+        self._ages = AgeCollector()
+        self._blocked_by_age = BlockedByAge()
         self._losses = 0
         self._anchor = "trainer"
         self._setup: Setup | None = None
@@ -205,8 +230,11 @@ class ReplayCollector:
         if not methods:
             methods = {UNKNOWN_METHOD: Method(FixedClip(0.2))}
         tensors = as_batch(batch)
+        self._ages.add(batch)
         for name, audited_method in methods.items():
-            audit = Audit.of(tensors, audited_method, audited_method.tokens(tensors), {})
+            tokens = audited_method.tokens(tensors)
+            self._blocked_by_age.add(name, audited_method, tokens, tensors, batch)
+            audit = Audit.of(tensors, audited_method, tokens, {})
             if name not in self._audits:
                 self._audits[name] = _AuditsByStep(audit)
             self._audits[name].add(step, audit)
@@ -216,7 +244,8 @@ class ReplayCollector:
         if self._setup is None or not self._audits:
             return None
         by_step = {name: audits.by_step() for name, audits in self._audits.items()}
-        return Replay(by_step, self._anchor, self._setup)
+        ages = self._ages.result()
+        return Replay(by_step, self._anchor, self._setup, ages, self._blocked_by_age.shares())
 
 
 def replay_record(

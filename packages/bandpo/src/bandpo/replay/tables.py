@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bandpo._terminal import printable
+from rlvet._numbers import format_number
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
@@ -109,3 +110,22 @@ def methods_table(replay: Replay) -> Table:
     section["winners' advantages on common tokens, hard prompts"] = _cells(columns, "luck")
     title = f"on the same tokens, bounds around the {replay.anchor}'s policy"
     return _table(["", *replay.by_step], [*rows, [], *_known_rows(section)], title)
+
+
+def ages_table(replay: Replay) -> Table:
+    """Build the table of a replay by the age of the tokens: each class of ages is a column.
+
+    Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size as a share of the
+    tokens, and the share of the gradient on rare winners that each method blocks.
+    """
+    columns = replay.ages.rows
+    rows = [
+        ["tokens", *(f"{column.tokens:,}" for column in columns)],
+        ["spread of log r (nats)", *(format_number(column.spread, 2) for column in columns)],
+        ["effective sample size", *(f"{column.effective:.0%}" for column in columns)],
+        [],
+    ]
+    for name, shares in replay.blocked_by_age.items():
+        rows.append([f"{name} blocks, p < 0.1", *(share(shares.get(column.name)) for column in columns)])
+    header = ["age", *(column.name for column in columns)]
+    return _table(header, rows, f"by age: {replay.ages.meaning}")

@@ -386,10 +386,12 @@ def diagnose(
 
     from rlvet.checks.first_pass import FirstPass
     from rlvet.checks.recorded_advantages import AdvantageCollector
+    from rlvet.runs.ages import AgeCollector
 
     first_pass = FirstPass.collector()
+    ages = AgeCollector()
     advantages = AdvantageCollector()
-    all_collectors: list[Collector] = [first_pass, advantages, *collectors]
+    all_collectors: list[Collector] = [first_pass, advantages, ages, *collectors]
     if replay is not None:
         all_collectors.append(TolerantCollector([replay]))
     with warnings.catch_warnings():
@@ -399,6 +401,8 @@ def diagnose(
     replayed = None if replay is None else replay.result()
     rows = [] if replayed is None else replayed.rows
     diagnosis = diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
+    blocked = None if replayed is None else replayed.blocked_by_age
+    diagnosis = replace(diagnosis, notes=[*ages.result().lines(blocked), *diagnosis.notes])
     if replay is None and run.has_losses:
         note = f"the effect of the clip was not checked, which needs bandpo: {INSTALL_BANDPO}"
         diagnosis = replace(diagnosis, notes=[*diagnosis.notes, note])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlvet.checks.findings import Coverage
 from rlvet.checks.recorded_advantages import batch_number, sequence_keys
+from rlvet.runs.ages import ROUNDING_DISTANCE
 from rlvet.runs.record import LossBatch
 
 Floats = NDArray[np.float64]
@@ -46,10 +47,6 @@ REMEMBERED = 2**18
 NEW_SHARE = 0.1
 """Share of new sequences above which a loss belongs to the first pass over its batch. Its other sequences are then
 equal answers, not repetitions."""
-
-ROUNDING_DISTANCE = 0.02
-"""Largest mean abs log-ratio (nats) between passes of one policy with different kernels; bfloat16 gives up to half of
-it."""
 
 FEWEST_SHIFTED = 20
 """Number of tokens below which a shift of a column is not tested."""

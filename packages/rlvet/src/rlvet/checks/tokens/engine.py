@@ -12,7 +12,7 @@ import numpy as np
 from rlvet._numbers import format_number
 from rlvet.checks.advantages.masks import MASK
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.first_pass import ROUNDING_DISTANCE, FirstPass
+from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.log.engine import ENGINE_MISMATCH, STALE_WEIGHTS, WEIGHT_SYNC
 from rlvet.checks.recorded_advantages import Flags, Floats
 from rlvet.checks.tokens.ratio import SHIFT
@@ -43,6 +43,7 @@ from rlvet.checks.tokens.trend import (
     mean_or_zero,
     untested,
 )
+from rlvet.runs.ages import ROUNDING_DISTANCE
 
 PROMPT = Kind(
     code="prompt",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.first_pass import ROUNDING_DISTANCE, FirstPass
+from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.log.engine import ENGINE_MISMATCH, STALE_WEIGHTS, WEIGHT_SYNC
 from rlvet.checks.recorded_advantages import Flags, Floats, Integers
 from rlvet.checks.tokens.sampling import (
@@ -24,6 +24,7 @@ from rlvet.checks.tokens.trend import (
     Trend,
     find_trend,
 )
+from rlvet.runs.ages import ROUNDING_DISTANCE
 
 SHIFT = Kind(
     code="shift",
@@ -114,10 +115,10 @@ def check_ratio(first_pass: FirstPass) -> Finding:
     """Check that the policy in training equals the old policy before any update."""
     tested = "the ratio is 1 before the first update"
     tokens = first_pass.tokens_before_updates
-    if not first_pass.logp_old_is_rollout:
-        # Stale data may have another ratio, although the trainer's log-probabilities are right.
-        fresh = tokens & ~(first_pass.lag > 0)
-        tokens = fresh if fresh.any() else tokens
+    # Stale data may have another ratio, although the log-probabilities are right. The engine's are always those of the
+    # weights that sampled, so only tokens that are known to be fresh show a fault of these.
+    fresh = tokens & (first_pass.lag == 0 if first_pass.logp_old_is_rollout else ~(first_pass.lag > 0))
+    tokens = fresh if fresh.any() else tokens
     tokens = tokens & ~np.isnan(first_pass.logp)
     if not tokens.any():
         return Finding("ok", None, tested, advice="record update= with each loss")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from rlvet.checks.findings import Kind
-from rlvet.checks.first_pass import ROUNDING_DISTANCE, FirstPass
+from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.recorded_advantages import Flags, Floats
 from rlvet.checks.tokens.trend import MAJORITY, NEGLIGIBLE, REMAINDER, Z_LIMIT, mean_or_zero
+from rlvet.runs.ages import ROUNDING_DISTANCE
 
 TEMPERATURE_R2 = 0.75
 """R² of the fit of a temperature above which it explains a difference. Two temperatures give at least 0.9; other faults

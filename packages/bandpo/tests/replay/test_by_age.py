@@ -1,0 +1,143 @@
+"""The tokens of a record by age: counts, spread, effective sample size, and what each method blocks."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("rlvet")
+
+from bandpo import DAPO, Batch, FixedClip
+from bandpo.audit import Audit, Recorder
+from bandpo.cli.app import app
+from bandpo.replay.record import RUN, replay_record
+from rlvet.checks.diagnosis import diagnose
+from rlvet.runs.ages import CLASSES, age_classes
+
+AGES = (0, 1, 3, 7)
+
+
+def loss_of_age(age, seed=0, spread=0.1, rows=24, columns=20):
+    """Return the tensors of a loss whose log-ratios spread in proportion to the age."""
+    generator = torch.Generator().manual_seed(100 * seed + age)
+    logp_old = -torch.rand(rows, columns, generator=generator) * 6 - 0.05
+    logp = (logp_old + spread * age * torch.randn(rows, columns, generator=generator)).clamp(max=0.0)
+    return {"logp": logp, "logp_old": logp_old, "advantages": torch.randn(rows, generator=generator)}
+
+
+def write(folder, ages=AGES, shift=0.0, current=True, **settings):
+    with Recorder(folder, method="FixedClip(0.2)", anchor="trainer", **settings) as recorder:
+        for step, age in enumerate(ages):
+            loss = loss_of_age(age)
+            loss["logp"] = (loss["logp"] + shift).clamp(max=0.0)
+            versions = {"version": 50 - age, "current_version": 50} if current else {}
+            recorder.add(**loss, step=step, logp_rollout=loss["logp_old"], update=0, **versions)
+    return folder
+
+
+def test_each_age_has_its_tokens_and_what_each_method_blocks_of_them(tmp_path):
+    replay = replay_record(write(tmp_path), {"Clip-Higher": "FixedClip(0.2, 0.28)"})
+    assert [row.name for row in replay.ages.rows] == ["0", "1", "3", "5 to 8"]
+    for age, row in zip(AGES, replay.ages.rows, strict=True):
+        loss = loss_of_age(age)
+        log_ratio = (loss["logp"] - loss["logp_old"]).double()
+        ratio = log_ratio.exp()
+        assert row.tokens == log_ratio.numel()
+        assert row.spread == pytest.approx(float(log_ratio.square().mean().sqrt()), abs=1e-6)
+        expected = float(ratio.sum() ** 2 / ratio.square().sum() / ratio.numel())
+        assert row.effective == pytest.approx(expected, rel=1e-5)
+        batch = Batch.read(*loss.values())
+        for name, clip in {RUN: FixedClip(0.2), "Clip-Higher": FixedClip(0.2, 0.28)}.items():
+            audit = Audit.from_batch(batch, method=clip).metrics()
+            share = replay.blocked_by_age[name][row.name]
+            assert share == pytest.approx(audit["blocked_mass_below_0.1"], rel=1e-5)
+    assert (replay.ages.mismatch, replay.ages.unknown) == ("", 0)
+
+
+def test_the_share_of_a_class_is_that_of_all_its_tokens(tmp_path):
+    """Two losses of ages 5 and 7 are one class, and a loss may have tokens of several ages."""
+    losses = [loss_of_age(5), loss_of_age(7)]
+    both = {name: torch.cat([loss[name] for loss in losses]) for name in losses[0]}
+    with Recorder(tmp_path, method="DAPO()") as recorder:
+        recorder.add(**both, version=torch.tensor([2, 0]).repeat_interleave(24), step=7)
+    replay = replay_record(tmp_path, {})
+    audit = Audit.from_batch(Batch.read(*both.values()), method=DAPO()).metrics()
+    assert replay.blocked_by_age == {
+        RUN: {"5 to 8": pytest.approx(audit["blocked_mass_below_0.1"], rel=1e-5)}
+    }
+    assert [row.tokens for row in replay.ages.rows] == [960]
+
+
+def test_without_versions_the_age_is_unknown_and_nothing_else_changes(tmp_path):
+    known = replay_record(write(tmp_path / "known"))
+    unknown = replay_record(write(tmp_path / "unknown", current=False))
+    assert unknown.audits.keys() == known.audits.keys()
+    for name in known.audits:
+        assert unknown.audits[name].metrics() == known.audits[name].metrics()
+    assert (unknown.ages.rows, unknown.blocked_by_age, unknown.ages.unknown) == ([], {}, 4 * 480)
+    output = CliRunner().invoke(app, ["audit", str(tmp_path / "unknown")]).output
+    assert "the age is unknown: the record has no version of the weights that sampled" in output
+    assert "by age" not in output
+
+
+def test_a_bound_is_named_so(tmp_path):
+    output = CliRunner().invoke(app, ["audit", str(write(tmp_path, version_at="group"))]).output
+    assert "versions between sampling and update, an upper bound" in " ".join(output.split())
+    assert "upper bound" in " ".join(diagnose(tmp_path).notes)
+
+
+@pytest.mark.parametrize("shift", [-0.3, 0.15])
+def test_ratios_of_fresh_tokens_far_from_1_are_told_first(shift, tmp_path):
+    write(tmp_path, shift=shift)
+    replay = replay_record(tmp_path)
+    distance = abs(loss_of_age(0)["logp_old"] + shift).numpy()
+    assert replay.ages.fresh_distance == pytest.approx(abs(shift), rel=0.1), distance.mean()
+    output = CliRunner().invoke(app, ["audit", str(tmp_path)]).output
+    assert output.index("tokens of age 0 have a mean abs(log r) of") < output.index("on the same tokens")
+    diagnosis = diagnose(tmp_path)
+    assert diagnosis.notes[0].startswith("tokens of age 0 have a mean abs(log r) of 0.")
+    assert diagnosis.notes[1].startswith("by age (versions between sampling and update): 0: 480")
+    assert diagnosis.notes[2].startswith(
+        "the run blocks of the gradient on rare winners (p < 0.1), by age: 0: "
+    )
+
+
+def test_later_updates_on_a_fresh_batch_are_no_mismatch(tmp_path):
+    with Recorder(tmp_path, method="DAPO()") as recorder:
+        for update in range(2):
+            loss = loss_of_age(0)
+            loss["logp"] = (loss["logp"] - 0.2 * update).clamp(max=0.0)
+            recorder.add(**loss, step=update, update=update, version=3, current_version=3)
+    assert replay_record(tmp_path).ages.mismatch == ""
+
+
+def test_the_metrics_of_ages_are_in_the_json(tmp_path):
+    write(tmp_path)
+    output = CliRunner().invoke(app, ["audit", str(tmp_path), "--json"]).output
+    metrics = json.loads(output)[str(tmp_path)]
+    assert metrics[RUN]["age/3/tokens"] == 480
+    assert (
+        0
+        < metrics["Clip-Higher"]["age/3/blocked_mass_below_0.1"]
+        < metrics[RUN]["age/3/blocked_mass_below_0.1"]
+    )
+
+
+def test_large_ratios_keep_the_effective_sample_size_finite(tmp_path):
+    loss = loss_of_age(1)
+    loss["logp_old"] = loss["logp_old"] - 800
+    with Recorder(tmp_path, method="DAPO()") as recorder:
+        recorder.add(**loss, step=1, version=0)
+    (row,) = replay_record(tmp_path).ages.rows
+    assert math.isfinite(row.effective)
+    assert row.spread > 700
+
+
+def test_classes_cover_all_ages():
+    ages = np.arange(-3, 40)
+    names = [CLASSES[k] for k in age_classes(ages)]
+    assert list(dict.fromkeys(names)) == list(CLASSES)
+    assert [name for age, name in zip(ages, names, strict=True) if 0 <= age < 5] == ["0", "1", "2", "3", "4"]
