@@ -10,8 +10,8 @@ from helpers.missing import require
 from pages import ROOT
 
 SOURCE = ROOT / "packages/bandpo/src/bandpo/integrations"
-BESIDE = {"legs", "stock_methods"}
-"""Modules of the folder that are no adapters."""
+BESIDE = {"legs", "stock_methods", "prime_rl"}
+"""Modules of the folder that are no adapters, and that of prime-rl, which is on no package index."""
 MODULES = sorted({path.stem for path in SOURCE.glob("[!_]*.py")} - BESIDE)
 MODULES += sorted(path.parent.name for path in SOURCE.glob("[!_]*/__init__.py"))
 FRAMEWORKS = {adapter.module: adapter for adapter in ADAPTERS}

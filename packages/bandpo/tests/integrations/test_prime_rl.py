@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from bandpo import policy_loss
-from bandpo_prime_rl import loss
+from bandpo.core.methods import METHODS
+from bandpo.integrations.prime_rl import loss
 from contract import Contract, dense_loss, make_batch
 from helpers.frameworks import importing, is_here
 from pages import framework_blocks
@@ -70,11 +71,15 @@ def test_the_stand_in_imitates_prime_rls_own_inputs():
     assert [field.name for field in dataclasses.fields(prime_rl.LossOutputs)] == ["loss", "metrics"]
 
 
-@pytest.mark.parametrize("method", ["DAPO()", "DPPO()", "Band(KL(), 0.05)"])
+OF_SEQUENCES = [name for name in sorted(METHODS) if not METHODS[name].method().whole_batch]
+"""The published methods that a loss of one sequence can compute."""
+
+
+@pytest.mark.parametrize("method", [*(f"{name}()" for name in OF_SEQUENCES), "Band(KL(), 0.05)"])
 def test_prime_rls_own_sum_over_sequences_is_the_mean_over_tokens(method, monkeypatch):
     if not REAL:
         pytest.skip("needs prime_rl, or a clone called prime-rl in $BANDPO_CLONES")
-    config = SimpleNamespace(import_path="bandpo_prime_rl.loss", kwargs={"method": method})
+    config = SimpleNamespace(import_path="bandpo.integrations.prime_rl.loss", kwargs={"method": method})
     monkeypatch.setattr(prime_rl, "CustomLossConfig", SimpleNamespace)
     batch = make_batch(27)
     lists = [list(x) for x in (batch.logp, batch.logp_old, batch.mask.bool())]
@@ -95,6 +100,12 @@ def test_prime_rls_own_sum_over_sequences_is_the_mean_over_tokens(method, monkey
     tensors = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
     TestPrimeRL().compare(batch, total, policy_loss(*tensors, method=method, aggregation="token-mean").loss)
     assert len(metrics["clip_high"]) == len(batch.mask)
+
+
+@pytest.mark.parametrize("name", sorted({*METHODS} - {*OF_SEQUENCES}))
+def test_a_method_of_a_whole_update_is_refused(name):
+    with pytest.raises(ValueError, match=r"trainer\.loss\.kwargs\.method: .*needs all tokens of an update"):
+        loss(next(sequences(make_batch())), method=f"{name}()")
 
 
 def test_weights_multiply_and_the_penalty_is_prime_rls():

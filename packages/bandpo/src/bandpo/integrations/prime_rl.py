@@ -1,10 +1,10 @@
-"""Any method as the custom loss of prime-rl, which only needs settings.
+"""Any method as the custom loss of prime-rl, by its settings alone.
 
 The settings are:
 
     [trainer.loss]
     type = "custom"
-    import_path = "bandpo_prime_rl.loss"
+    import_path = "bandpo.integrations.prime_rl.loss"
 
     [trainer.loss.kwargs]
     method = "SAPO(1.0, 1.05)"
@@ -16,18 +16,19 @@ The old log-probabilities are the sampler's (``inference_logprobs``), as prime-r
 limit the mismatch between sampler and trainer. prime-rl's micro-batches have no version of the weights that sampled a
 token.
 
-prime-rl imports the path in the trainer process, so bandpo must be installed in that environment. Written for
-prime-rl's custom-loss interface of 2026-08 (commit 559b447).
+prime-rl imports the path in the trainer process, so bandpo must be installed in that environment. This module imports
+nothing of prime-rl. Written for its custom-loss interface of 2026-08 (commit 559b447).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from bandpo import Rows, integrations
 from bandpo.core.errors import InvalidValue
+from bandpo.core.layout import Rows
 from bandpo.core.loss import LossOutputs, policy_loss
-from bandpo.integrations import read_method
+from bandpo.integrations._adapt import read_method
+from bandpo.integrations._adapt import record as write_record
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -81,7 +82,7 @@ def loss(
     tensors = (logp, logp_old, inputs.advantages, mask)
     # A record has a dimension of sequences.
     rows = [x[None] for x in tensors]
-    integrations.record(record, "prime-rl", chosen_method, *rows, old_is_rollout=True, update=0)
+    write_record(record, "prime-rl", chosen_method, *rows, old_is_rollout=True, update=0)
 
     # prime-rl splits its packed rows and calls the loss once per sequence.
     total, metrics = policy_loss(
