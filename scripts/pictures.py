@@ -105,13 +105,19 @@ def stale_data() -> Figure:
 def regime_gains(rows: paper_setting.Rows) -> Figure:
     """Plot what each rule adds to clip 0.2 in one cell of the paper's setting, by learning rate.
 
-    The grey band is the smallest effect of interest. Entropy and pass@32 are at equal reward.
+    The grey band is the smallest effect of interest. Entropy is both at equal step, over the second half of the
+    batches, and at equal reward, pass@32 at equal reward.
     """
-    metrics = {"AUC": "mean reward", "entropy": "entropy, nats", "pass@32": "pass@32"}
-    figure = Figure(figsize=(8, 3.6))
+    metrics = {
+        "AUC": "mean reward",
+        paper_setting.SECOND_HALF: "entropy at equal step, nats",
+        "entropy": "entropy at equal reward, nats",
+        "pass@32": "pass@32 at equal reward",
+    }
+    figure = Figure(figsize=(8, 6.4))
     rules = [arm for arm in rows.cell.arms if arm != paper_setting.CLIP]
-    for (metric, title), axes in zip(metrics.items(), figure.subplots(1, len(metrics)), strict=True):
-        smallest = paper_setting.SMALLEST[metric]
+    for (metric, title), axes in zip(metrics.items(), figure.subplots(2, 2).flat, strict=True):
+        smallest = paper_setting.SMALLEST["entropy" if metric == paper_setting.SECOND_HALF else metric]
         axes.axhspan(-smallest, smallest, color="0.93", linewidth=0)
         axes.axhline(0, color="black", linewidth=0.8)
         for index, (arm, style) in enumerate(line_styles(rules).items()):
@@ -134,7 +140,8 @@ def regime_gains(rows: paper_setting.Rows) -> Figure:
         axes.set(xscale="log", title=title, xlabel="learning rate")
         axes.set_xticks(rows.cell.rates, [f"{rate:g}" for rate in rows.cell.rates])
         axes.minorticks_off()
-    figure.axes[0].set_ylabel(f"minus clip 0.2 (n = {len(rows.finished_seeds())} seeds)")
+    for axes in (figure.axes[0], figure.axes[2]):
+        axes.set_ylabel(f"minus clip 0.2 (n = {len(rows.finished_seeds())} seeds)")
     add_legend(figure, 3)
     return figure
 

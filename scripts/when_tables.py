@@ -4,7 +4,7 @@
 
 - ``map``: the gains of bounds by probability over the best constant in tables, under four optimizers.
 - ``vocabulary``, ``negative``: two parts of the study with a real vocabulary.
-- ``entropy``: the entropy at the end under random rewards, in that study.
+- ``entropy``: the entropy at equal step, after the last batch, under random rewards, in that study.
 - ``equal``: what each rule by probability keeps of the entropy at equal reward, against each constant, in that study.
 - ``new seeds``: the same for `BandAbove` on seeds that were run after it was found, with the verdicts.
 - ``elsewhere``: the same against clip 0.2 in its other settings, and in the study of stale data.
@@ -14,6 +14,7 @@
 - ``everywhere``: each rule by probability against the one constant that is best over all settings, in tables.
 - ``luck``: the growth of a rare right answer, of `studies.luck`.
 - ``fresh``: the older study of fresh data: means, and intervals by a bootstrap that selects the rates anew.
+- ``fresh entropy``: the entropy at equal step and at equal reward in that study.
 - ``matched``: pass@32 and entropy at matched reward, for all runs of the study of stale data.
 - ``regimes``, in docs/when.md: each rule on fresh, old and reused data, in the study of the paper's setting.
 """
@@ -36,7 +37,18 @@ from bandpo_lab.study.collect import RunResult
 from map_page import read_parts
 from marked import write_between_marks
 from studies import luck, paper_setting, smollm2, staleness_report
-from studies.equal_reward import LEVELS, EqualReward, compare_at_equal_reward, metric_name
+from studies.equal_reward import (
+    EQUAL_STEP,
+    LEVELS,
+    EqualReward,
+    Scores,
+    compare_at_equal_reward,
+    entropies_table,
+    entropy_at,
+    entropy_at_equal_step,
+    equal_step_name,
+    metric_name,
+)
 from studies.grid import ARMS as GRID_ARMS
 from studies.grid_report import DATA, mean_gain
 from studies.learning_rates import Curve, difference, simulated_power
@@ -71,20 +83,59 @@ RULES = {
 }
 
 
-def curves(world: str) -> dict[str, Curve]:
-    """Return the AUC of each arm in a setting, over rates and seeds."""
-    rows: list[dict[str, object]] = []
+def runs_of_network(world: str) -> Iterator[tuple[float, RunResult]]:
+    """Yield the runs of the older study of fresh data in a setting, each with its learning rate."""
     for folder in ("network", "network-more"):
         content = json.loads((ROOT / "research" / "results" / folder / "results.json").read_text())
         for run in validate_as(list[RunResult], content["runs"], folder):
             run_world, _, rate = run.experiment.partition(", learning_rate ")
             if run_world == world:
-                rows.append({"arm": run.arm, "rate": float(rate), "seed": run.seed, "AUC": run.metric("AUC")})
+                yield float(rate), run
+
+
+def curves(
+    world: str, read: Callable[[RunResult], float] = lambda run: run.metric("AUC")
+) -> dict[str, Curve]:
+    """Return a metric of each arm in a setting, by default AUC, over rates and seeds."""
+    rows: list[dict[str, object]] = []
+    for rate, run in runs_of_network(world):
+        rows.append({"arm": run.arm, "rate": rate, "seed": run.seed, "value": read(run)})
     curves_by_arm: dict[str, Curve] = {}
     for arm, arm_rows in pd.DataFrame(rows).groupby("arm"):
-        grid = arm_rows.pivot(index="rate", columns="seed", values="AUC")
+        grid = arm_rows.pivot(index="rate", columns="seed", values="value")
         curves_by_arm[str(arm)] = Curve([*grid.index], grid.to_numpy())
     return curves_by_arm
+
+
+def _entropies_of_network(world: str) -> dict[str, dict[str, np.ndarray]]:
+    """Return the entropies at equal step and at equal reward of each arm in a setting, by the name of the metric."""
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    readers: dict[str, Callable[[RunResult], float]] = {}
+    for part in EQUAL_STEP:
+        readers[equal_step_name(part)] = lambda run, part=part: entropy_at_equal_step(
+            run.curves["entropy"], part
+        )
+    for level in LEVELS:
+        readers[metric_name(level)] = lambda run, level=level: entropy_at(
+            run.curves["reward"], run.curves["entropy"], level
+        )
+    for metric, read in readers.items():
+        for arm, curve in curves(world, read).items():
+            scores.setdefault(arm, {})[metric] = curve.scores
+    return scores
+
+
+def fresh_entropies_table() -> Iterator[str]:
+    """Yield the table of the entropy of each rule minus clip 0.2 on fresh data, and its caption."""
+    rows: dict[str, tuple[Scores, Scores]] = {}
+    for world in WORLDS:
+        scores = _entropies_of_network(world)
+        for arm, name in RULES.items():
+            rows[f"{world}, {name}"] = (scores[arm].__getitem__, scores[CLIP].__getitem__)
+    table = entropies_table(rows, CLIP)
+    yield from table.markdown().splitlines()
+    yield ""
+    yield table.caption
 
 
 def fresh_data_table() -> Iterator[str]:
@@ -188,7 +239,7 @@ def vocabulary_table() -> Iterator[str]:
 def negative_table() -> Iterator[str]:
     """Yield the table of the arms on very stale data, at one rate."""
     world = vocabulary()["very stale"]
-    yield "| arm | AUC | minus clip 0.2 | words | entropy | KL(base ‖ policy) |"
+    yield "| arm | AUC | minus clip 0.2 | words | entropy at equal step | KL(base ‖ policy) |"
     yield "|---|" + "---:|" * 5
     index = world.rates.index(SAME_RATE)
     for arm in world.part.arms:
@@ -199,7 +250,7 @@ def negative_table() -> Iterator[str]:
 
 
 def entropy_table() -> Iterator[str]:
-    """Yield the table of the entropy at the end under random rewards with a real vocabulary."""
+    """Yield the table of the entropy after the last batch under random rewards with a real vocabulary."""
     worlds = [world for world in vocabulary().values() if world.part.reward == "coin"]
     yield "| arm | " + " | ".join(world.name.replace(", coin, ", " at ") for world in worlds) + " |"
     yield "|---|" + "---:|" * len(worlds)
@@ -362,6 +413,7 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "everywhere": everywhere_table,
     "luck": luck.rows,
     "fresh": fresh_data_table,
+    "fresh entropy": fresh_entropies_table,
     "matched": matched_reward_table,
     "regimes": regimes_table,
 }

@@ -31,6 +31,7 @@ from bandpo_lab.interval import Interval, student
 from bandpo_lab.tables import Table
 from rlvet.runs.files import read_jsonl
 from studies.bandits import Outcome, World, random_rewards, simulate, zipf
+from studies.equal_reward import look
 from studies.predictions import Prediction, read_predictions, verdict
 
 CLIP = "clip 0.2"
@@ -275,14 +276,16 @@ class Setting(NamedTuple):
         """Return a metric of a rule by seed."""
         return [metrics[metric] for metrics in self.rows.get(arm, {}).values()]
 
-    def difference(self, arm: str, minus: str, metric: str) -> Interval | None:
-        """Return the difference of two rules, paired by seed; None if fewer than two seeds have both."""
+    def differences(self, arm: str, minus: str, metric: str) -> list[float]:
+        """Return the differences of two rules by seed."""
         ours = self.rows.get(arm, {})
         theirs = self.rows.get(minus, {})
-        seeds = sorted(ours.keys() & theirs.keys())
-        if len(seeds) < 2:
-            return None
-        return student([ours[seed][metric] - theirs[seed][metric] for seed in seeds])
+        return [ours[seed][metric] - theirs[seed][metric] for seed in sorted(ours.keys() & theirs.keys())]
+
+    def difference(self, arm: str, minus: str, metric: str) -> Interval | None:
+        """Return the difference of two rules, paired by seed; None if fewer than two seeds have both."""
+        differences = self.differences(arm, minus, metric)
+        return student(differences) if len(differences) >= 2 else None
 
     @property
     def blocked(self) -> float:
@@ -378,7 +381,7 @@ def kind(cell: Cell) -> str:
 
 
 def signs_table(settings: Sequence[Setting]) -> Table:
-    """Count where Clip-Higher surely ended with more and with less entropy, by kind and by what clip 0.2 blocked.
+    """Count where Clip-Higher surely had more and less entropy at equal step, by kind and by what clip 0.2 blocked.
 
     A cell of the table is "surely more / surely less / settings".
     """
@@ -400,6 +403,31 @@ def signs_table(settings: Sequence[Setting]) -> Table:
         rows.append(
             [name, *("–" if not total else f"{more} / {less} / {total}" for more, less, total in of_kind)]
         )
+    return Table(header, rows)
+
+
+def looked_at_table(settings: Sequence[Setting]) -> Table:
+    """Return how many intervals of Clip-Higher minus clip 0.2 in entropy there are by kind, and how many exclude 0.
+
+    They are adjusted for the number of intervals of the kind, and for that of all kinds.
+    """
+    by_kind: dict[str, list[list[float]]] = {}
+    for setting in settings:
+        differences = setting.differences("Clip-Higher", CLIP, "entropy")
+        if len(differences) >= 2:
+            by_kind.setdefault(kind(setting.cell), []).append(differences)
+    total = sum(map(len, by_kind.values()))
+    rows: list[list[str]] = []
+    for name, every in by_kind.items():
+        plain, own, of_all = (look(every, comparisons) for comparisons in (1, len(every), total))
+        rows.append([name, str(plain.intervals), str(plain), str(own), str(of_all)])
+    header = [
+        "entropy at equal step, Clip-Higher",
+        "intervals",
+        "exclude 0",
+        "adjusted for these",
+        f"for all {total}",
+    ]
     return Table(header, rows)
 
 
@@ -438,8 +466,9 @@ def page(file: Path) -> str:
         "# The gate: where the known effects of a clip show",
         "",
         "Written by `python -m studies.gate` from `research/results/gate/rows.jsonl`. A study that compares rules "
-        "needs a setting in which the best-known effects show: Clip-Higher ends with more entropy than clip 0.2, and "
-        "no bound differs from clip 0.2. Every setting that was tried is here, and its seeds are used by no study.",
+        "needs a setting in which the best-known effects show: Clip-Higher keeps more entropy than clip 0.2 at equal "
+        "step, and no bound differs from clip 0.2. Every setting that was tried is here, and its seeds are used by no "
+        "study.",
         "",
         f"**{len(both)} of {len(tried)} settings show both effects**, "
         f"{sum(setting.cell.testbed == 'network' for setting in both)} of them in the network.",
@@ -449,23 +478,31 @@ def page(file: Path) -> str:
         "",
         "## By the share that is blocked",
         "",
-        "In how many settings Clip-Higher surely ended with more entropy than clip 0.2, in how many surely with less, "
-        "and how many there are:",
+        "In how many settings Clip-Higher surely had more entropy than clip 0.2 at equal step, in how many surely "
+        "less, and how many there are:",
         "",
         signs_table(tried).markdown(),
         "",
+        "How many intervals these are, how many exclude 0, and how many still do if they are adjusted after "
+        "Bonferroni:",
+        "",
+        looked_at_table(tried).markdown(),
+        "",
         "## All settings",
         "",
-        "*Blocked*: the share of the gradient of rare winners that clip 0.2 dropped. *Entropy*: of clip 0.2 in the "
-        "last tenth of the batches, in nats per token. The next columns are differences from clip 0.2, paired by "
-        "seed, with Student's 95 % intervals. *Gate*: which effects are sure, the second if it is larger than "
-        f"{SMALLEST} in entropy or in mean reward.",
+        "*Blocked*: the share of the gradient of rare winners that clip 0.2 dropped. *Entropy*: of clip 0.2 at equal "
+        "step, the mean over the last tenth of the batches, in nats per token. The rows have no entropy at equal "
+        "reward; with random rewards, which no policy can learn, all rewards are equal at each step. The next columns "
+        "are differences from clip 0.2, paired by seed, with Student's 95 % intervals. *Gate*: which effects are sure, "
+        f"the second if it is larger than {SMALLEST} in entropy or in mean reward.",
         "",
         table(settings).markdown(),
         "",
         "## Predictions",
         "",
         verdicts_table(settings, read_predictions(PREDICTIONS)).markdown(),
+        "",
+        "Entropy is at equal step: the mean over the last tenth of the batches.",
     ]
     return "\n".join(lines) + "\n"
 

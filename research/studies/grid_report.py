@@ -45,8 +45,8 @@ def grid_text(results: Grid) -> str:
         "## Speed and end",
         "Mean over settings, seeds and optimizers, each arm at its best rate: reward of the last tenth; runs whose "
         "right answer reached a probability of one half, and in how many batches; the chance that one of 32 "
-        "completions is right at the end; entropy when one half was first reached; runs that lost half of the "
-        "probability they had.",
+        "completions is right at the end; entropy at equal reward, when one half was first reached; runs that lost "
+        "half of the probability they had.",
         _outcomes(results, settings).markdown(),
         *_luck(results, settings),
         *_random_rewards(results),
@@ -180,9 +180,9 @@ def _random_rewards(results: Grid) -> Iterator[str]:
         return
     yield "## Entropy under random rewards"
     yield (
-        "Each completion is rewarded with probability 0.5, whatever it is. Entropy after the last batch, in nats a "
-        "decision (1.60 at the start), at three of the eight learning rates: the third, the fifth and the seventh. "
-        "Half of the 95 % interval over seeds is below 0.1 where it is not shown."
+        "Each completion is rewarded with probability 0.5, whatever it is. Entropy at equal step, after the last "
+        "batch, in nats a decision (1.60 at the start), at three of the eight learning rates: the third, the fifth and "
+        "the seventh. Half of the 95 % interval over seeds is below 0.1 where it is not shown."
     )
     for setting in settings:
         rows: list[list[str]] = []

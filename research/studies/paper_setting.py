@@ -30,6 +30,7 @@ from bandpo_lab.files import drop_unfinished_line, replacing
 from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.tables import Table
 from rlvet.runs.files import read_jsonl
+from studies.equal_reward import EQUAL_STEP, entropy_at_equal_step, equal_step_name, look
 from studies.gate import read_settings
 from studies.learning_rates import Curve, difference, fell_by_half
 from studies.predictions import Prediction, read_predictions, verdict
@@ -51,10 +52,16 @@ SMALLEST = {"AUC": 0.01, "entropy": 0.03, "pass@32": 0.03, "end": 0.03}
 """The smallest effect of interest of each metric.
 
 - ``AUC``: the mean training reward over all batches, which is near 0.2.
-- ``entropy``: of the policy in nats per token, when the held-out reward first is at `LEVEL`.
+- ``entropy``: of the policy in nats per token, at equal reward: when the held-out reward first is at `LEVEL`.
 - ``pass@32``: on held-out problems, at the same moment.
 - ``end``: the held-out reward at the end.
 """
+AT_EQUAL_REWARD = ("entropy", "pass@32")
+"""The metrics at the moment when the held-out reward first is at `LEVEL`, which some runs never reach."""
+AT_EQUAL_STEP = {equal_step_name(part): part for part in EQUAL_STEP}
+"""The metrics of the same batches of all runs: means of the entropy over parts of them, with the names of the parts."""
+SECOND_HALF = equal_step_name("second half")
+"""The metric of `AT_EQUAL_STEP` in the table of all cells."""
 LEVEL = 0.15
 """The held-out reward at which runs are compared: between 0.055 at the start and 0.36 at the end of a pilot."""
 EVAL_EVERY = 20
@@ -64,6 +71,13 @@ HELD_OUT = 64
 FEWEST_SEEDS = 4
 """The finished seeds from which a cell's best rates are compared."""
 TERMS = """\
+Entropy is that of the policy in nats a token, and a comparison of it has one of two estimands:
+
+- **At equal reward:** when a run's held-out reward first is {level:g}, as for pass@32. A mean is of the seeds of which
+  both runs reached it; their number is in parentheses.
+- **At equal step:** the mean over all batches, over the second half or over the last tenth of them, of all seeds. These
+  three parts were chosen after the runs, and no prediction is about them.
+
 A best rate is only named if it is neither the lowest nor the highest of the grid. *Blocked* is the share of
 the gradient of rare winners (p < 0.1, A > 0) that a rule dropped; a run is broken if its held-out reward fell
 by half. Differences at one rate are of all seeds that have both runs."""
@@ -71,6 +85,11 @@ POWER = """\
 Of BandPO minus clip 0.2, simulated from the standard deviations of the rows: how often such a study finds a difference
 if the true one is the smallest effect of interest, and if it is twice that; and how often it finds equality if there is
 none."""
+LOOKED_AT = """\
+How many differences in entropy and pass@32 there are at all rates, how many of their intervals exclude 0, and how many
+still do if they are adjusted after Bonferroni: for the number of intervals of the same data and metric, and for the
+number of all in this table. One in twenty would exclude 0 by chance if no rule differed. The intervals of a table share
+the runs of clip 0.2, and those of one rate their seeds, so they are not independent."""
 PREDICTIONS = Path(__file__).parent / "paper-setting-predictions.md"
 
 
@@ -252,11 +271,31 @@ class Rows:
         """Return the difference of two rules at one rate for each seed that has both."""
         differences: list[float] = []
         for seed in self.cell.seeds:
-            ours = self.rows.get(Key(self.cell.name, arm, rate, seed), {}).get(metric)
-            theirs = self.rows.get(Key(self.cell.name, minus, rate, seed), {}).get(metric)
+            ours, theirs = (
+                self._value(Key(self.cell.name, name, rate, seed), metric) for name in (arm, minus)
+            )
             if ours is not None and theirs is not None:
                 differences.append(ours - theirs)
         return differences
+
+    def _value(self, key: Key, metric: str) -> float | None:
+        """Return a metric of a run; None if there is no such run, or if it never reached the level."""
+        row = self.rows.get(key)
+        if row is None:
+            return None
+        if part := AT_EQUAL_STEP.get(metric):
+            return entropy_at_equal_step(row["curves"]["entropy"], part)
+        return row[metric]
+
+    def differences_from_clip(self, metric: str) -> list[list[float]]:
+        """Return the differences of each other rule from clip 0.2 at each rate that have an interval."""
+        every = [
+            self.differences(arm, CLIP, metric, rate)
+            for rate in self.cell.rates
+            for arm in self.cell.arms
+            if arm != CLIP
+        ]
+        return [differences for differences in every if len(differences) >= 3]
 
     def finished_seeds(self) -> list[int]:
         """Return the seeds that have all runs."""
@@ -358,19 +397,65 @@ def runs_table(rows: Rows) -> Table:
     return Table(header, cells)
 
 
+def full_name(metric: str) -> str:
+    """Return the name of a metric with its estimand.
+
+    >>> full_name("entropy"), full_name("AUC")
+    ('entropy at equal reward', 'AUC')
+    """
+    return f"{metric} at equal reward" if metric in AT_EQUAL_REWARD else metric
+
+
 def rate_table(rows: Rows, rate: float, metrics: Sequence[str]) -> Table:
     """Return all rules at one rate, each metric as a difference from clip 0.2."""
     cells: list[list[str]] = []
     for arm in rows.cell.arms:
         if arm == CLIP:
             continue
-        gaps = [_signed(rows.difference(arm, CLIP, metric, rate)) for metric in metrics]
+        gaps = [_with_seeds(rows, arm, metric, rate) for metric in metrics]
         cells.append([arm, *gaps])
-    return Table([f"at {rate:g}, minus {CLIP}", *metrics], cells)
+    return Table([f"at {rate:g}, minus {CLIP}", *map(full_name, metrics)], cells)
+
+
+def equal_step_table(rows: Rows) -> Table:
+    """Return the entropy of all rules at equal step, at each rate, as differences from clip 0.2."""
+    cells: list[list[str]] = []
+    for rate in rows.cell.rates:
+        for arm in rows.cell.arms:
+            if arm != CLIP:
+                gaps = [_signed(rows.difference(arm, CLIP, metric, rate)) for metric in AT_EQUAL_STEP]
+                cells.append([f"{arm} at {rate:g}", *gaps])
+    return Table([f"entropy at equal step, minus {CLIP}", *AT_EQUAL_STEP.values()], cells)
+
+
+def looked_at_table(regimes: Sequence[Rows]) -> Table:
+    """Return how many intervals of entropy and pass@32 there are, and how many exclude 0, adjusted and not.
+
+    They are adjusted for the number of intervals of the same data and metric, and for that of all data and metrics.
+    """
+    metrics = (*AT_EQUAL_STEP, *AT_EQUAL_REWARD)
+    every = {
+        (rows.cell.name, metric): rows.differences_from_clip(metric) for rows in regimes for metric in metrics
+    }
+    total = sum(map(len, every.values()))
+    cells: list[list[str]] = []
+    for (name, metric), differences in every.items():
+        plain, own, all_metrics = (look(differences, count) for count in (1, len(differences), total))
+        cells.append(
+            [f"{name}, {full_name(metric)}", str(plain.intervals), str(plain), str(own), str(all_metrics)]
+        )
+    header = [
+        f"data, differences from {CLIP}",
+        "intervals",
+        "exclude 0",
+        "adjusted for these",
+        f"for all {total}",
+    ]
+    return Table(header, cells)
 
 
 def regimes_table(regimes: Sequence[Rows]) -> Table:
-    """Return each rule against clip 0.2 in each cell: by AUC with both at their best rates, and at equal reward.
+    """Return each rule against clip 0.2 in each cell: by AUC at their best rates, at equal step and at equal reward.
 
     Entropy and pass@32 are at the rate `Cell.compared_at`, without which a cell is left out.
     """
@@ -392,11 +477,11 @@ def regimes_table(regimes: Sequence[Rows]) -> Table:
                 edges.append(CLIP)
             if edges:
                 at_best_rates += f" (edge: {', '.join(edges)})"
-            at_equal_reward = [
-                _signed(rows.difference(arm, CLIP, metric, rate)) for metric in ("entropy", "pass@32")
-            ]
-            cells.append([f"{rows.cell.name}, {arm}", at_best_rates, *at_equal_reward])
-    return Table([f"data, rule minus {CLIP}", "AUC at best rates", "entropy", "pass@32"], cells)
+            metrics = (SECOND_HALF, *AT_EQUAL_REWARD)
+            gaps = [_with_seeds(rows, arm, metric, rate) for metric in metrics]
+            cells.append([f"{rows.cell.name}, {arm}", at_best_rates, *gaps])
+    header = [f"data, rule minus {CLIP}", "AUC at best rates", SECOND_HALF, *map(full_name, AT_EQUAL_REWARD)]
+    return Table(header, cells)
 
 
 def verdicts_table(
@@ -409,7 +494,7 @@ def verdicts_table(
         rows = by_cell.get(name)
         gap = rows and rows.difference(prediction.arm, prediction.minus, prediction.metric, float(rate))
         conclusion = verdict(gap, prediction.expects, smallest[prediction.metric]) if gap else "open"
-        terms = f"{prediction.arm} minus {prediction.minus}, {prediction.metric}"
+        terms = f"{prediction.arm} minus {prediction.minus}, {full_name(prediction.metric)}"
         cells.append(
             [prediction.world, terms, prediction.expects, _signed(gap) if gap else "not run", conclusion]
         )
@@ -418,6 +503,14 @@ def verdicts_table(
 
 def _signed(interval: Interval | None) -> str:
     return "–" if interval is None else signed(interval)
+
+
+def _with_seeds(rows: Rows, arm: str, metric: str, rate: float) -> str:
+    """Return the difference of a rule from clip 0.2, with the number of seeds if some may have none."""
+    text = _signed(rows.difference(arm, CLIP, metric, rate))
+    if metric in AT_EQUAL_REWARD:
+        text += f" ({len(rows.differences(arm, CLIP, metric, rate))})"
+    return text
 
 
 def rows_by_cell(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> dict[str, Rows]:
@@ -432,12 +525,8 @@ def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
     """Return the report as Markdown."""
     by_cell = rows_by_cell(rows, study)
     lines = [f"# {study.title}", ""]
-    lines += [
-        f"Intervals are of 95 %. Entropy and pass@32 are at a held-out reward of {study.level:g}.",
-        "",
-        TERMS,
-        "",
-    ]
+    lines += ["Intervals are of 95 % and, where nothing else is said, not adjusted for their number.", ""]
+    lines += [TERMS.format(level=study.level), ""]
     for cell in study.cells:
         cell_rows = by_cell[cell.name]
         seeds = len(cell_rows.finished_seeds())
@@ -448,9 +537,11 @@ def page(rows: Mapping[Key, Mapping[str, Any]], study: Study = NETWORK) -> str:
             lines += [best_rates_table(cell_rows).markdown(), "", runs_table(cell_rows).markdown(), ""]
         for rate in cell.rates:
             lines += [rate_table(cell_rows, rate, [*study.smallest]).markdown(), ""]
+        lines += [equal_step_table(cell_rows).markdown(), ""]
     regimes = [cell_rows for cell_rows in by_cell.values() if len(cell_rows.finished_seeds()) >= FEWEST_SEEDS]
     if regimes:
         lines += ["## All cells", "", regimes_table(regimes).markdown(), ""]
+        lines += ["## Intervals looked at", "", LOOKED_AT, "", looked_at_table(regimes).markdown(), ""]
         lines += ["## Power", "", POWER, "", power_by_rate_table(regimes, study.smallest).markdown(), ""]
     predictions = read_predictions(study.predictions)
     lines += ["## Predictions", "", verdicts_table(by_cell, predictions, study.smallest).markdown()]
@@ -507,7 +598,9 @@ def power_by_rate_table(regimes: Sequence[Rows], smallest: Mapping[str, float]) 
                 power = power_at(rows, metric, rate, effect)
                 texts.append("–" if power is None else str(power))
             cells.append(texts)
-    return Table(["setting", *(f"{metric}, {effect:g}" for metric, effect in smallest.items())], cells)
+    return Table(
+        ["setting", *(f"{full_name(metric)}, {effect:g}" for metric, effect in smallest.items())], cells
+    )
 
 
 def power_table(pilot: Path) -> Table:

@@ -21,7 +21,16 @@ from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.page import Page, Picture, Section
 from bandpo_lab.style import add_legend, line_styles, plot_style
 from bandpo_lab.tables import Table
-from studies.equal_reward import LEVELS, entropy_at, metric_name
+from studies.equal_reward import (
+    EQUAL_STEP,
+    LEVELS,
+    Scores,
+    entropies_table,
+    entropy_at,
+    entropy_at_equal_step,
+    equal_step_name,
+    metric_name,
+)
 from studies.learning_rates import Curve, difference, simulated_coverage
 from studies.predictions import read_predictions, verdict
 from studies.smollm2 import CONSTANT, END_SAMPLES, PARTS, Part, Run, groups_of_runs, read_runs
@@ -46,6 +55,10 @@ def _entropy_at_reward(row: Row, level: float) -> float:
     return entropy_at(row["right"], row["entropy"], level)
 
 
+def _entropy_at_step(row: Row, part: str) -> float:
+    return entropy_at_equal_step(row["entropy"], part)
+
+
 METRICS: Mapping[str, Callable[[Row], float]] = {
     "AUC": lambda row: _mean(row["right"]),
     "end": lambda row: row["end"],
@@ -59,6 +72,7 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "sample size": lambda row: _mean(row["sample size"]),
     "luck": lambda row: _mean(row["luck"]),
     **{metric_name(level): partial(_entropy_at_reward, level=level) for level in LEVELS},
+    **{equal_step_name(part): partial(_entropy_at_step, part=part) for part in EQUAL_STEP},
 }
 """The metrics of a row. AUC is the mean share of right answers over all batches."""
 
@@ -89,6 +103,10 @@ class World:
             for rate in self.rates
         ]
         return Curve([*self.rates] * len(arms), np.array(scores, dtype=float))
+
+    def scores_of(self, arm: str) -> Scores:
+        """Return a function of a metric that returns the scores of an arm by rate and seed."""
+        return lambda metric: self.curve(arm, metric).scores
 
     def difference(self, arm: str, minus: str, metric: str = "AUC") -> Interval:
         """Return the difference of two arms, each at its best rate for AUC, which is selected on other seeds."""
@@ -147,7 +165,8 @@ def _predictions(worlds: Sequence[World]) -> list[Any]:
         else:
             rows.append([*begin, "–", "0", "not yet"])
     header = ["setting", "what", "expected", "measured", "seeds", "verdict"]
-    content: list[Any] = [Table(header, rows, "", prose=True)]
+    caption = "End entropy is at equal step: after the last batch."
+    content: list[Any] = [Table(header, rows, caption, prose=True)]
     learning = [world for world in worlds if world.part.reward != "coin"]
     if learning:
         first = learning[0]
@@ -185,7 +204,8 @@ def _world(world: World) -> list[Any]:
     best_table = Table(
         ["arm", "AUC", f"{metric} minus {against}", "rate", *names],
         rows,
-        f"{len(world.seeds)} seeds, each arm at its best rate. Entropy and KL(base ‖ policy) are in nats a token.",
+        f"{len(world.seeds)} seeds, each arm at its best rate. End entropy is at equal step, after the last batch; it "
+        "and KL(base ‖ policy) are in nats a token.",
     )
     if len(world.rates) == 1:
         return [best_table]
@@ -216,7 +236,10 @@ def _world(world: World) -> list[Any]:
         _rate_curves(world),
         "Each arm by learning rate: mean and standard error over seeds.",
     )
-    return [best_table, picture, curves, at_one_rate]
+    scores = {arm: world.scores_of(arm) for arm in world.part.arms}
+    clip = scores.pop(BASELINE)
+    entropies = entropies_table({arm: (ours, clip) for arm, ours in scores.items()}, BASELINE)
+    return [best_table, picture, curves, at_one_rate, entropies]
 
 
 @plot_style()

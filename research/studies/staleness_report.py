@@ -21,7 +21,16 @@ import numpy as np
 from bandpo_lab.interval import Interval, signed
 from bandpo_lab.page import Page, Section
 from bandpo_lab.tables import Table
-from studies.equal_reward import LEVELS, entropy_at, metric_name
+from studies.equal_reward import (
+    EQUAL_STEP,
+    LEVELS,
+    Scores,
+    entropies_table,
+    entropy_at,
+    entropy_at_equal_step,
+    equal_step_name,
+    metric_name,
+)
 from studies.learning_rates import (
     Curve,
     difference,
@@ -69,6 +78,10 @@ def _entropy_at_reward(row: Row, level: float) -> float:
     return entropy_at(row["reward"], row["entropy"], level)
 
 
+def _entropy_at_step(row: Row, part: str) -> float:
+    return entropy_at_equal_step(row["entropy"], part)
+
+
 METRICS: Mapping[str, Callable[[Row], float]] = {
     "AUC": lambda row: _mean(row["reward"]),
     "end": lambda row: row["end"],
@@ -78,6 +91,7 @@ METRICS: Mapping[str, Callable[[Row], float]] = {
     "blocked": lambda row: _mean(row["blocked"]),
     "broken": lambda row: float(broken(row)),
     **{metric_name(level): partial(_entropy_at_reward, level=level) for level in LEVELS},
+    **{equal_step_name(part): partial(_entropy_at_step, part=part) for part in EQUAL_STEP},
 }
 
 
@@ -106,6 +120,10 @@ class World:
             for r in self.cell.rates
         ]
         return Curve(self.cell.rates, np.array(scores, dtype=float))
+
+    def scores_of(self, arm: str) -> Scores:
+        """Return a function of a metric that returns the scores of an arm by rate and seed."""
+        return lambda metric: self.curve(arm, metric).scores
 
     def at_best(self, arm: str, metric: str) -> float:
         """Return the mean of a metric over seeds, at the arm's best rate for AUC."""
@@ -191,7 +209,11 @@ def _predictions(worlds: Mapping[str, World]) -> list[Any]:
         else:
             rows.append([*cells, "–", "0", "not yet"])
     header = ["setting", "what", "expected", "measured", "seeds", "verdict"]
-    content: list[Any] = [Table(header, rows, "", prose=True)]
+    caption = (
+        f"Entropy at {LEARNED:g} is at equal reward: when the mean reward of three batches first reaches {LEARNED:g}, "
+        "and in the last batch of a run that never does."
+    )
+    content: list[Any] = [Table(header, rows, caption, prose=True)]
     if first := next(iter(worlds.values()), None):
         covered = simulated_coverage(first.curve(ABOVE), first.curve(CLIP), first.groups)
         content.append(
@@ -293,15 +315,21 @@ def _world(world: World) -> list[Any]:
     best = Table(
         ["arm", "AUC", "minus clip 0.2", "interquartile", "best rate", "end", "pass@32", "entropy", "blocks"],
         rows,
-        f"{len(world.seeds)} seeds, each arm at its best rate; end, pass@32: of held-out problems; entropy: nats "
-        "per token in the last batch.",
+        f"{len(world.seeds)} seeds, each arm at its best rate; end, pass@32: of held-out problems; entropy: at equal "
+        "step, nats per token in the last batch.",
     )
     curves = Table(
         ["arm", *(f"AUC at {rate}" for rate in rates), *(f"broken at {rate}" for rate in rates)],
         curve_rows,
         f"Whole rate curves, and how many runs broke; seeds: {len(world.seeds)}.",
     )
-    return [best, curves] if world.compared else [curves]
+    if not world.compared:
+        return [curves]
+    if world.name != world.cell.name:
+        return [best, curves]
+    scores = {arm: world.scores_of(arm) for arm in arms}
+    theirs = scores.pop(CLIP)
+    return [best, curves, entropies_table({arm: (ours, theirs) for arm, ours in scores.items()}, CLIP)]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from bandpo.core.text import as_method
 from bandpo_lab.fast_loop import Run, Settings
-from bandpo_lab.interval import signed
+from bandpo_lab.interval import signed, student
 from pages import ROOT
 from rlvet.checks.log.clip import RARE_TOKENS_BLOCKED
 from studies import paper_setting
+from studies.equal_reward import EQUAL_STEP, entropy_at_equal_step, equal_step_name, look
 from studies.gate import CELLS as GATE
 from studies.paper_setting import (
     ARMS,
@@ -72,7 +73,11 @@ def made_row(score, entropy=0.4):
         "pass@32": None,
         "end": 2 * score,
         "blocked": 0.2,
-        "curves": {"reward": [score] * 20, "eval": [[10, score, 0.5], [20, score, 0.5]]},
+        "curves": {
+            "reward": [score] * 20,
+            "entropy": [entropy] * 20,
+            "eval": [[10, score, 0.5], [20, score, 0.5]],
+        },
     }
 
 
@@ -127,10 +132,8 @@ def test_the_report_on_made_up_rows():
     assert (
         "| fresh at 0.0001 | no bound minus clip 0.2, AUC | less | +0.020 [+0.020, +0.020] | failed |" in text
     )
-    assert (
-        "| fresh at 0.0001 | Clip-Higher minus clip 0.2, entropy | equal | +0.000 [+0.000, +0.000] | held |"
-        in text
-    )
+    entropy = "Clip-Higher minus clip 0.2, entropy at equal reward"
+    assert f"| fresh at 0.0001 | {entropy} | equal | +0.000 [+0.000, +0.000] | held |" in text
     assert "| lag 4 at 5e-05 | no bound minus clip 0.2, AUC | greater | not run | open |" in text
     assert count_lines(rows)[0] == "fresh: 252 of 252 runs, 0.0 core-hours left"
     edge = Cell("fresh", 0, 1, [5e-5, 1e-4], 10, 1.0, range(300, 312))
@@ -165,8 +168,20 @@ def test_the_table_of_regimes_says_which_rate_is_at_an_edge():
                 rows[Key("fresh", arm, rate, seed)] = made_row(score, 0.3 if arm == "BandPO" else 0.4)
     made_rows = Rows(cell, rows)
     assert regimes_table([made_rows]).rows == [
-        ["fresh, BandPO", "+0.000 [+0.000, +0.000]", "-0.100 [-0.100, -0.100]", "–"],
-        ["fresh, no bound", "+0.050 [+0.050, +0.050] (edge: no bound)", "+0.000 [+0.000, +0.000]", "–"],
+        [
+            "fresh, BandPO",
+            "+0.000 [+0.000, +0.000]",
+            "-0.100 [-0.100, -0.100]",
+            "-0.100 [-0.100, -0.100] (6)",
+            "– (0)",
+        ],
+        [
+            "fresh, no bound",
+            "+0.050 [+0.050, +0.050] (edge: no bound)",
+            "+0.000 [+0.000, +0.000]",
+            "+0.000 [+0.000, +0.000] (6)",
+            "– (0)",
+        ],
     ]
 
 
@@ -406,7 +421,7 @@ def test_what_the_page_says_of_reused_data(committed, when):
     for arm in ("Clip-Higher", "clip [.8, 2]", "BandPO", "room by mass"):
         assert difference_of_ends(reused, arm, CLIP).low < 0
     power = [power_at(reused, metric, 1.25e-5, SMALLEST[metric]) for metric in ("AUC", "entropy")]
-    found = f"in {power[0].greater:.0%} of such studies, and one of 0.06 nats in {power[1].twice:.0%}."
+    found = f"in {power[0].greater:.0%} of such studies, and one of 0.06 nats at equal reward in {power[1].twice:.0%}."
     assert found.replace("%", " %") in when
 
 
@@ -437,8 +452,9 @@ def test_what_the_page_says_of_predictions(committed, when):
     assert [round(gap.value, 3) for gap in at_one_rate] == [0.009, 0.009]
 
 
-def test_clip_higher_surely_keeps_entropy_nowhere(committed, when):
-    assert "at any rate and with any of the three kinds of data. It came closest with reused data" in when
+def test_clip_higher_surely_keeps_entropy_at_equal_reward_nowhere(committed, when):
+    nowhere = "at no rate and with none of the three kinds of data; it came closest with reused data at the lowest rate"
+    assert nowhere in when
     lows = {
         (name, rate): rows.difference("Clip-Higher", CLIP, "entropy", rate).low
         for name, rows in committed.items()
@@ -446,6 +462,168 @@ def test_clip_higher_surely_keeps_entropy_nowhere(committed, when):
     }
     assert max(lows, key=lows.__getitem__) == ("4 x 4", 6.25e-6)
     assert max(lows.values()) < 0
+    closest = committed["4 x 4"].differences("Clip-Higher", CLIP, "entropy", 6.25e-6)
+    assert f"{signed(student(closest))} over {len(closest)} of 8 seeds" in when
+
+
+def equal_step(rows, arm, rate, minus=CLIP, part="second half"):
+    """Return the difference in entropy at equal step."""
+    return rows.difference(arm, minus, equal_step_name(part), rate)
+
+
+def sure_of(rows, *metrics, adjusted=False):
+    """Return how many differences from clip 0.2 are above and below 0, adjusted for their number or not."""
+    differences = [each for metric in metrics for each in rows.differences_from_clip(metric)]
+    return look(differences, len(differences) if adjusted else 1)
+
+
+HALF, ALL, TENTH = (equal_step_name(part) for part in ("second half", "all batches", "last tenth"))
+
+
+def test_entropy_at_equal_step_by_hand():
+    # Of ten batches the second half is the last five, and the last tenth is one batch.
+    entropies = [1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.4, 0.3, 0.2, 0.1]
+    cell = Cell("fresh", 0, 1, [1e-4], 10, 1.0, range(3), (CLIP, "BandPO"))
+    rows = {}
+    for seed in cell.seeds:
+        for arm, more in ((CLIP, 0.0), ("BandPO", 0.1)):
+            row = made_row(0.2)
+            row["curves"]["entropy"] = [
+                entropy + more * (index >= 5) for index, entropy in enumerate(entropies)
+            ]
+            rows[Key("fresh", arm, 1e-4, seed)] = row
+    gaps = [equal_step(Rows(cell, rows), "BandPO", 1e-4, part=part).value for part in EQUAL_STEP]
+    assert gaps == pytest.approx([0.05, 0.1, 0.1])
+    clip = [entropy_at_equal_step(entropies, part) for part in EQUAL_STEP]
+    assert clip == pytest.approx([0.65, 0.3, 0.1])
+
+
+def test_the_number_of_intervals_and_of_seeds_is_in_the_report(committed):
+    text = REPORT.read_text(encoding="utf-8")
+    metrics = (ALL, HALF, TENTH, "entropy", "pass@32")
+    for name, rows in committed.items():
+        assert all(len(rows.differences_from_clip(metric)) == 18 for metric in metrics)
+        plain, adjusted = (sure_of(rows, HALF, adjusted=is_adjusted) for is_adjusted in (False, True))
+        assert f"| {name}, {HALF} | 18 | {plain} | {adjusted} |" in text
+        for metric, arm, rate in itertools.product(("entropy", "pass@32"), ARMS, rows.cell.rates):
+            reached = rows.differences(arm, CLIP, metric, rate)
+            if arm != CLIP:
+                assert f"{signed(student(reached))} ({len(reached)})" in text
+    assert f"for all {18 * len(metrics) * len(committed)}" in text
+
+
+def test_what_the_page_says_of_entropy_at_equal_step_on_fresh_data(committed, when, readme):
+    fresh = committed["fresh"]
+    half = [equal_step(fresh, arm, rate).value for arm in ARMS for rate in fresh.cell.rates]
+    assert f"is between {min(half):+.3f} and {max(half):+.3f} nats from clip 0.2" in when
+    assert f"no rule is more than {max(half):.3f} nats above clip 0.2" in readme
+    every = [
+        equal_step(fresh, arm, rate, part="all batches").value for arm in ARMS for rate in fresh.cell.rates
+    ]
+    plain, adjusted = sure_of(fresh, HALF), sure_of(fresh, HALF, adjusted=True)
+    over_all = sure_of(fresh, ALL).above, sure_of(fresh, ALL, adjusted=True).above
+    said = (
+        f"Of 18 intervals {plain.above} exclude 0, all above it, and {adjusted.above} if they are adjusted; over all "
+        f"batches {over_all[0]} and {over_all[1]}, up to {max(every):+.3f}."
+    )
+    assert said in when
+    assert plain.below == sure_of(fresh, ALL).below == 0
+    higher, band = (
+        [equal_step(fresh, arm, rate) for rate in fresh.cell.rates] for arm in ("Clip-Higher", "BandPO")
+    )
+    assert all(gap.low < 0 < gap.high for gap in (*higher, *band))
+    values = [gap.value for gap in higher]
+    assert f"neither at equal step, {min(values):+.3f} to {max(values):+.3f} nats" in when
+    lowest, highest = min(gap.low for gap in band), max(gap.high for gap in band)
+    assert f"at equal step within {lowest:+.3f} and {highest:+.3f}" in when
+    gaps = differences_in_variety(fresh)
+    assert f"and {number_sure_if_adjusted(fresh)} do if they are adjusted for their number" in when
+    assert all(len(fresh.differences(arm, CLIP, metric, rate)) == 12 for arm, metric, rate in gaps)
+
+
+def number_sure_if_adjusted(rows):
+    """Return how many differences at equal reward in entropy and pass@32 exclude 0, adjusted for their number."""
+    looked = sure_of(rows, "entropy", "pass@32", adjusted=True)
+    return looked.above + looked.below
+
+
+def test_what_the_page_says_of_entropy_at_equal_step_on_old_data(committed, when, readme):
+    old = committed["lag 4"]
+    band = [equal_step(old, "BandPO", rate) for rate in old.cell.rates]
+    assert all(gap.high < 0 for gap in band)
+    assert "{}, {} and {} nats. `BandAbove` had not".format(*map(signed, band)) in when
+    assert f"had less at each of three rates, at the middle one {signed(band[1])}" in readme
+    assert all(equal_step(old, "BandAbove", rate).high > 0 for rate in old.cell.rates)
+    above = [equal_step(old, "BandAbove", rate, "BandPO") for rate in old.cell.rates]
+    assert all(gap.low > 0 for gap in above)
+    values = [gap.value for gap in above]
+    assert f"is {min(values):.3f} to {max(values):.3f} nats above BandPO" in when
+    plain, adjusted = sure_of(old, HALF), sure_of(old, HALF, adjusted=True)
+    numbers = f"{plain.above} are above 0 and {plain.below} below, and {adjusted.above} and {adjusted.below} if they"
+    assert (
+        f"Of 18 intervals {numbers} are adjusted; over all batches those of BandPO are below 0 at each rate"
+        in when
+    )
+    for rate in old.cell.rates:
+        assert student(old.differences("BandPO", CLIP, ALL, rate), 1 - 0.05 / 18).high < 0
+    sure = sure_of(old, "entropy", "pass@32")
+    assert sure.above == 0
+    said = f"{sure.below} intervals exclude 0, all below it, and {number_sure_if_adjusted(old)} if they are adjusted"
+    assert (
+        f"Of the 36 differences in entropy and pass@32, {said} for their number: those of no bound." in when
+    )
+    survive = {
+        arm
+        for arm, metric, rate in differences_in_variety(old)
+        if student(old.differences(arm, CLIP, metric, rate), 1 - 0.05 / 36).high < 0
+    }
+    assert survive == {"no bound"}
+    assert {len(each) for each in old.differences_from_clip("entropy")} == {7, 8}
+
+
+def test_what_the_page_says_of_entropy_at_equal_step_with_reused_data(committed, when, readme):
+    reused = committed["4 x 4"]
+    low, middle, high = reused.cell.rates
+    for arm, page_name in (("clip [.8, 2]", "a clip of [0.8, 2]"), ("BandAbove", "`BandAbove`")):
+        first, second = (signed(equal_step(reused, arm, rate)) for rate in (low, middle))
+        assert f"{page_name} {first} and {second} nats" in when
+    band, higher = equal_step(reused, "BandPO", low), equal_step(reused, "Clip-Higher", middle)
+    assert (
+        f"BandPO kept {signed(band)} at the lowest rate and Clip-Higher {signed(higher)} at the middle one"
+        in when
+    )
+    first, second = (signed(equal_step(reused, "clip [.8, 2]", rate)) for rate in (low, middle))
+    above = [equal_step(reused, "BandAbove", rate).value for rate in (low, middle)]
+    assert (
+        f"[0.8, 2] {first} and {second} nats, and `BandAbove()` {above[0]:+.3f} and {above[1]:+.3f}" in readme
+    )
+    assert f"`BandPO()` and Clip-Higher kept {band.value:+.3f} at one rate each" in readme
+    assert round(band.value, 3) == round(higher.value, 3)
+    sure = {
+        (arm, rate)
+        for arm, rate in itertools.product(ARMS, reused.cell.rates)
+        if equal_step(reused, arm, rate).low > 0
+    }
+    named = {(arm, rate) for arm in ("clip [.8, 2]", "BandAbove") for rate in (low, middle)}
+    named |= {("BandPO", low), ("Clip-Higher", middle)}
+    assert named == {(arm, rate) for arm, rate in sure if arm not in ("no bound", "room by mass")}
+    plain, adjusted = sure_of(reused, HALF), sure_of(reused, HALF, adjusted=True)
+    assert (len(sure), plain.below) == (plain.above, 0)
+    assert f"Of 18 intervals {plain.above} are above 0, and {adjusted.above} if they are adjusted" in when
+    assert (
+        f"Of 18 such intervals {plain.above} are above 0, and {adjusted.above} if they are adjusted" in readme
+    )
+    tenths = [equal_step(reused, "Clip-Higher", rate, part="last tenth") for rate in reused.cell.rates]
+    assert all(gap.low > 0 for gap in tenths)
+    assert f"over the last tenth {sure_of(reused, TENTH).above} are above 0" in when
+    below = [signed(equal_step(reused, "BandPO", rate, part="all batches")) for rate in (middle, high)]
+    assert f"BandPO is below clip 0.2 at the two higher rates, {below[0]} and {below[1]}" in when
+    assert f"If they are adjusted for their number, {number_sure_if_adjusted(reused)} does." in when
+    seeds = {len(each) for each in reused.differences_from_clip("entropy")}
+    assert f"a mean at equal reward is over {min(seeds)} to {max(seeds)} seeds" in when
+    for arm, rate in (("BandAbove", low), ("BandPO", middle), ("Clip-Higher", middle)):
+        assert len(reused.differences(arm, CLIP, "entropy", rate)) == 7
+    assert len(reused.differences("BandPO", CLIP, "entropy", high)) == 8
 
 
 def test_what_readme_says_of_the_paper_s_setting(committed, readme):
@@ -494,7 +672,7 @@ def test_what_readme_says_of_reused_data(committed, readme):
     assert gains["BandAbove"].low > 0
     assert gains["no bound"].value == pytest.approx(gains["BandAbove"].value, abs=0.002)
     assert (
-        f"`BandPO()` gained nothing sure there, {signed(gains['BandPO'])}, and had less entropy at two of"
+        f"`BandPO()` gained nothing sure there, {signed(gains['BandPO'])}, and had less entropy at equal reward at"
         in readme
     )
     assert clip.best_scores.mean() == pytest.approx(0.15, abs=0.005)

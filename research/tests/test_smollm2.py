@@ -283,7 +283,8 @@ def made_up(generator, part, run):
         "words": 5.0,
         "end entropy": 2.0 - (run.arm == "Band") + noise[1],
         "kl from base": 1.0,
-        "right": [0.3 + gain + noise[2]] * 4,
+        "right": [0.3 + gain + noise[2]] * 6,
+        "entropy": [2.0 - (run.arm == "Band")] * 6,
         "blocked": [None, 0.1],
         "blocked below": [None, 0.1],
         "movement": [None, 0.1],
@@ -304,6 +305,9 @@ def test_the_page_says_what_made_up_runs_have(tmp_path):
     assert f"{len(rows)} of {sum(len(group) for _, group in groups_of_runs())} runs have ended" in text
     by_name = {world.name: world for world in smollm2_report.worlds_of(smollm2.read_runs(file))}
     gain = by_name["stale"].difference("BandAbove", smollm2_report.BEST_CONSTANT)
+    rates = len(by_name["stale"].rates)
+    a_nat_less = f"-1.000 [-1.000, -1.000] ({6 * rates}, 6)"
+    assert f"| Band | {a_nat_less} | {a_nat_less} | {a_nat_less} |" in text
     assert gain.low > 0.1
     assert gain.low < 0.2 < gain.high + 0.02
     entropy = by_name["stale, coin, 0.001"].difference("Band", "BandAbove", "end entropy")

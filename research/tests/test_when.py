@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import when_tables
-from bandpo_lab.interval import signed
+from bandpo_lab.interval import signed, student
 from pages import ROOT
 from studies import smollm2, staleness_report
+from studies.equal_reward import equal_step_name
 from studies.learning_rates import Curve, simulated_power
 from studies.smollm2_report import World, worlds_of
 
@@ -203,6 +204,26 @@ def test_entropy_on_new_seeds():
     for minus in ("clip 0.2", "clip [.8, 2]"):
         assert signed(world.difference_at_rate("BandAbove", minus, 6e-4)) in prose
     assert "held on eight new seeds against clip 0.2 and [0.8, 2]" in in_one_line(README)
+
+
+def at_equal_step(world, part):
+    """Return the difference of BandAbove from clip 0.2 in entropy at equal step, by seed the mean over the rates."""
+    ours, theirs = (world.curve(arm, equal_step_name(part)).scores for arm in ("BandAbove", "clip 0.2"))
+    return signed(student((ours - theirs).mean(0)))
+
+
+def test_entropy_at_equal_step():
+    stale = when_tables.vocabulary()["stale"]
+    prose, readme = (in_one_line(text).replace("−", "-") for text in (WHEN, README))
+    every, tenth = (at_equal_step(stale, part) for part in ("all batches", "last tenth"))
+    part = smollm2.NEW_SEEDS
+    new = at_equal_step(World(part, part.rates, smollm2.read_runs(when_tables.NEW_SEEDS)), "all batches")
+    assert f"kept no more than clip 0.2 in SmolLM2: {every} nats over all batches" in readme
+    assert f"less over the last tenth of them, {tenth}." in readme
+    assert f"{every} nats over all batches of the main part and {tenth} over the last tenth of them" in prose
+    assert f"and {new} over all batches on the new seeds" in prose
+    [(_, _, high)] = intervals([tenth])
+    assert high < 0
 
 
 def test_band_above_beside_a_high_constant():

@@ -79,8 +79,8 @@ def scores_table(results: Results, experiment: Experiment) -> Table:
         rows,
         f"Means over seeds, with 95 % bootstrap intervals. Batches to half: until the training reward, averaged over "
         f"{WINDOW} batches, reached 0.5, and in brackets how many runs did; a run that never did counts as one batch "
-        "more than it had, so that the true mean is greater (>). Entropy in nats per token, over all batches and in "
-        "the last.",
+        "more than it had, so that the true mean is greater (>). Entropy in nats per token at equal step, over all "
+        "batches and in the last.",
     )
 
 
