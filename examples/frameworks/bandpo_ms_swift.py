@@ -10,18 +10,20 @@ for these settings, so they are environment variables:
 - ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with
   truncation flags and, without ``--padding_free true``, token ids and prompts. ms-swift's batch has no rewards, and no
   version of the weights that sampled it.
+- ``BANDPO_ACCEPT_IDLE_CLIP``: 1 to accept one update for each batch, as the baseline of a sweep.
 
 ms-swift's KL term, rollout correction, masks and metrics are unchanged. Settings under which it would compute another
 loss raise an error.
 
-The old log-probabilities are the trainer's own at generation time. With one update per batch ms-swift computes none,
-every ratio is 1, and no clip has any effect.
+The old log-probabilities are the trainer's own before the first update on a batch. With one update for each batch every
+ratio is 1, and no clip acts: this raises an error when the trainer is built.
 
 Overrides private methods of ms-swift; written for 4.6.0.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -32,15 +34,15 @@ from swift.trainers.trainer_factory import TrainerFactory
 from bandpo import Method
 from bandpo.core.aggregation import TRL_LOSS_TYPES
 from bandpo.core.objectives import RatioCap
-from bandpo.integrations import check_settings, epsilons, read_bounds, record
+from bandpo.integrations import check_ratio_moves, check_settings, epsilons, read_bounds, record
 
 
 class BandGRPOTrainer(GRPOTrainer):
     """ms-swift's `GRPOTrainer` with the clip rule of ``BANDPO_METHOD``; by default Band-KL.
 
     Raises:
-        ValueError: ``BANDPO_METHOD`` cannot be read, it is not PPO's surrogate, or a setting of ms-swift would change
-            the loss. On a batch: an old log-probability is NaN or above 0.
+        ValueError: ``BANDPO_METHOD`` cannot be read, it is not PPO's surrogate, every ratio would be 1, or a setting of
+            ms-swift would change the loss. On a batch: an old log-probability is NaN or above 0.
     """
 
     _batch_to_record: Any = None
@@ -54,6 +56,15 @@ class BandGRPOTrainer(GRPOTrainer):
         if self.args.delta is not None:
             method = Method(method.clip, RatioCap(self.args.delta))
         self._method = method
+        losses = self.args.steps_per_generation * self.args.num_iterations
+        check_ratio_moves(
+            method,
+            math.inf if self.args.gradient_accumulation_steps % losses else 1,
+            "--num_iterations",
+            "use --num_iterations 2, or --steps_per_generation above --gradient_accumulation_steps",
+            accepted=os.environ.get("BANDPO_ACCEPT_IDLE_CLIP") == "1",
+            accept="BANDPO_ACCEPT_IDLE_CLIP=1",
+        )
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: dict[str, Any], grpo_batch: Any) -> Any:
         self._batch_to_record = grpo_batch if self.model.training else None

@@ -18,9 +18,10 @@ KL term, importance-sampling correction, masks, entropy bonus, context paralleli
 ``ppo_kl``) are unchanged, as slime's ``policy_loss_function`` accepts tensors for its two epsilons. Settings under
 which it would compute another loss raise an error.
 
-The old log-probabilities are the trainer's own (``batch["log_probs"]``), or with ``--use-rollout-logprobs`` the
-sampler's. With a custom loss slime always makes the forward pass for the former, even with one update per rollout. With
-miles' ``--skip-actor-forward-only`` every ratio is 1, and no clip has any effect.
+The old log-probabilities are the trainer's own (``batch["log_probs"]``) before the first update on a rollout; with
+``--use-rollout-logprobs`` the sampler's; and with ``--keep-old-actor`` those of the weights that sampled, as the
+trainer computes them. With the trainer's own and one update for each rollout, every ratio is 1, and no clip acts:
+`start` raises an error.
 
 Written for slime 0.3.1 (commit 624b824) and miles of 2026-08-21 (commit 31f1ca9).
 """
@@ -28,6 +29,7 @@ Written for slime 0.3.1 (commit 624b824) and miles of 2026-08-21 (commit 31f1ca9
 from __future__ import annotations
 
 import copy
+import math
 from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -38,7 +40,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bandpo import Method
 from bandpo.core.errors import InvalidValue
 from bandpo.core.objectives import DualClip
-from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bounds, record
+from bandpo.integrations import check_ratio_moves, check_settings, dual_clip_of, epsilons, read_bounds, record
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -51,14 +53,31 @@ def start(args: Namespace) -> None:
     """Check slime's arguments at the start of training.
 
     Raises:
-        ValueError: ``method`` cannot be read, it is not PPO's surrogate, or an argument of slime would change the loss.
+        ValueError: ``method`` cannot be read, it is not PPO's surrogate, every ratio would be 1, or an argument of
+            slime would change the loss.
     """
-    read_settings("slime", args)
+    _check_ratio_moves(read_settings("slime", args), args)
 
 
 def miles_start(args: Namespace) -> None:
     """Check miles' arguments at the start of training; see `start`."""
-    read_settings("miles", args)
+    _check_ratio_moves(read_settings("miles", args), args)
+
+
+def _check_ratio_moves(method: Method, args: Namespace) -> None:
+    """Check that ratios can differ from 1."""
+    refers_to_sampling = args.use_rollout_logprobs or getattr(args, "keep_old_actor", False)
+    samples = args.rollout_batch_size * args.n_samples_per_prompt
+    line = check_ratio_moves(
+        method,
+        math.inf if refers_to_sampling else samples // (args.global_batch_size or samples),
+        "--num-steps-per-rollout",
+        "use --num-steps-per-rollout 2; or, if training is asynchronous, --use-rollout-logprobs",
+        accepted=getattr(args, "accept_idle_clip", False),
+        accept="accept_idle_clip: true",
+    )
+    if line:
+        print(f"bandpo: {line}", flush=True)
 
 
 PROGRESS: dict[str, Any] = {}

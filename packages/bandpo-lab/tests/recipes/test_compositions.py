@@ -110,6 +110,9 @@ band   | A.loss_agg_mode=seq-mean-token-sum +L.method='GRPO()' | loss_agg_mode=s
 band   | A.loss_agg_mode=seq-mean-token-sum +L.method='GRPO()' +L.average=framework | > average +seq-mean-token-sum,
 band   | +L.method='GRPO()'                     | > average +seq-mean-token-mean
 band   | A.ppo_mini_batch_size=256              | ppo_mini_batch_size: there is one update for each batch
+band   | A.ppo_mini_batch_size=256 +L.accept_idle_clip=true | > clip +Band.* never acts, as every ratio is 1
+band   | A.ppo_mini_batch_size=256 +L.method='SAPO()' | there is one update for each batch
+band   | A.ppo_mini_batch_size=256 +L.method='GPG()' | = GPG()
 band   | A.ppo_mini_batch_size=512 A.use_dynamic_bsz=true | there is one update for each batch
 band   | A.ppo_mini_batch_size=0                | ppo_mini_batch_size must be a whole number of at least 1, got 0
 band   | A.ppo_epochs=0                         | ppo_epochs must be a whole number of at least 1, got 0

@@ -290,7 +290,7 @@ def execution(folder, said: list[str], **options) -> Execution:
                 "reward_funcs": ["bandpo_lab.tasks.multiplication.reward"], "threads": 1, "use_cpu": True,
                 "bf16": False, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
                 "steps_per_generation": 1, "num_iterations": 1, "num_generations": 4, "max_completion_length": 6,
-                "max_steps": 2, "logging_steps": 1,
+                "max_steps": 2, "logging_steps": 1, "accept_idle_clip": True,
                 "report_to": "none", "save_strategy": "no", "eval_prompts": 2, "eval_samples": 2,
                 **options,
             },

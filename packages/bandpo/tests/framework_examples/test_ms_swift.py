@@ -27,7 +27,7 @@ NAMED = TrainerFactory.TRAINER_MAPPING["grpo"]
 
 
 def trainer(cls, **settings):
-    settings = {"loss_type": "bnpo"} | settings
+    settings = {"loss_type": "bnpo", "num_iterations": 2} | settings
     # A model's precision is no matter of the loss, and Liger is not installed.
     liger = settings.pop("use_liger_kernel", False)
     args = GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
@@ -127,10 +127,21 @@ def test_its_own_settings_come_back_after_each_loss(monkeypatch):
     assert 0 < metrics["clipping"]["region_clip_mean"] < 1
 
 
-def test_with_one_update_per_batch_it_is_left_alone(monkeypatch):
+def test_without_old_log_probabilities_it_is_left_alone(monkeypatch):
     batch = make_batch(19)
     losses = [call(trainer(cls), batch, monkeypatch, old=False)[0] for cls in (BandGRPOTrainer, GRPOTrainer)]
     assert torch.equal(*losses)
+
+
+def test_a_run_in_which_every_ratio_is_one_is_refused(monkeypatch):
+    once = {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
+    with pytest.raises(ValueError, match=r"^--num_iterations: there is one update for each batch"):
+        trainer(BandGRPOTrainer, **once)
+    for remedy in ({"num_iterations": 2}, {"steps_per_generation": 8}):
+        trainer(BandGRPOTrainer, **once | remedy)
+    trainer(GRPOTrainer, **once)
+    monkeypatch.setenv("BANDPO_ACCEPT_IDLE_CLIP", "1")
+    trainer(BandGRPOTrainer, **once)
 
 
 def test_a_record_has_the_ratio_cap_that_stands_beside_a_rule(monkeypatch, tmp_path):

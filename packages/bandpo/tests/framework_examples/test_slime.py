@@ -229,6 +229,24 @@ def test_settings_that_make_its_loss_another_one_are_refused_at_start(check, set
         check(Namespace(**DEFAULTS | {"method": "DAPO()"} | settings))
 
 
+SIZES = {"rollout_batch_size": 32, "n_samples_per_prompt": 8, "global_batch_size": 256}
+"""slime's arguments for one update for each rollout."""
+
+
+@pytest.mark.parametrize("check", [start, miles_start])
+def test_a_run_in_which_every_ratio_is_one_is_refused_at_start(check, capsys):
+    settings = DEFAULTS | SIZES | {"method": "BandPO()"}
+    with pytest.raises(
+        ValueError, match=r"every ratio is 1 .*: use --num-steps-per-rollout 2.*--use-rollout-logprobs"
+    ):
+        check(Namespace(**settings))
+    for remedy in ({"global_batch_size": 128}, {"use_rollout_logprobs": True}, {"keep_old_actor": True}):
+        check(Namespace(**settings | remedy))
+    assert capsys.readouterr().out == ""
+    check(Namespace(**settings, accept_idle_clip=True))
+    assert "never acts, as every ratio is 1 (accept_idle_clip: true)" in capsys.readouterr().out
+
+
 def test_the_anchor_follows_slimes_own_switch():
     batch = make_batch(12)
     trainer, sampler = (call(policy_loss, batch, use_rollout_logprobs=flag)[1] for flag in (False, True))

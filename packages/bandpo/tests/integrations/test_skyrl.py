@@ -252,5 +252,7 @@ def test_a_clip_that_cannot_act_is_refused():
     ):
         settings(words)
     settings([*words, "trainer.update_epochs_per_batch=2"])
+    accepted = settings([*words, "trainer.algorithm.accept_idle_clip=true"])
+    assert "never acts, as every ratio is 1" in skyrl.check_run(accepted)[0]
     settings([*words, "trainer.algorithm.method=Unclipped()"])
     settings([*words, "trainer.algorithm.method=DPPO()"])

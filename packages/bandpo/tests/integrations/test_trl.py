@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOTrainer
 from bandpo import DCPO, GSPO, KL, Band, Batch, FixedClip, Method, TotalVariation, Unclipped, policy_loss
 from bandpo.audit.metrics import LOGGED, Audit
 from bandpo.core import objectives
-from bandpo.core.errors import BandWarning
+from bandpo.core.errors import BandWarning, InvalidValue
 from bandpo.core.methods import CISPO, SAPO
 from bandpo.core.objectives import ClippedWeight, SequenceMask, SigmoidGate
 from bandpo.core.text import as_method
@@ -543,14 +543,63 @@ def test_wide_bounds_are_no_clip_and_padding_may_hold_anything(tmp_path, monkeyp
     assert (float(trainer.epsilon_low), float(trainer.epsilon_high)) == (0.2, 0.2)
 
 
-@pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
-def test_says_that_one_update_per_batch_clips_nothing(tmp_path):
-    once = {"num_iterations": 1, "steps_per_generation": 1}
-    with pytest.warns(UserWarning, match=r"ratio is always 1 and no clip rule can act: set num_iterations"):
-        make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **once)
-    make(BandGRPOTrainer, BandGRPOConfig, tmp_path, half, **once, anchor="rollout")
-    # Four losses of a batch, three of them in the first update.
-    assert BandGRPOConfig(str(tmp_path), **SETTINGS | {"gradient_accumulation_steps": 3}).ratio_moves
+ONCE = {"num_iterations": 1, "steps_per_generation": 1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "enough"),
+    [
+        ({"steps_per_generation": 1, "num_iterations": 1}, 2),
+        ({"steps_per_generation": 4, "num_iterations": 1, "gradient_accumulation_steps": 4}, 2),
+        # Two passes over a batch are one update, and so are four.
+        ({"steps_per_generation": 1, "num_iterations": 2, "gradient_accumulation_steps": 4}, 3),
+        ({"steps_per_generation": 2, "num_iterations": 1, "gradient_accumulation_steps": 4}, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "method", [None, "BandPO()", "FixedClip(0.2)", "DAPO()", "SAPO()", "CISPO()", "GSPO()"]
+)
+def test_a_run_in_which_every_ratio_is_one_is_refused(sizes, enough, method, tmp_path):
+    settings = SETTINGS | {"gradient_accumulation_steps": 1} | sizes | {"method": method}
+    with pytest.raises(
+        InvalidValue, match=rf"every ratio is 1 and .* never acts: set num_iterations={enough}, or"
+    ):
+        BandGRPOConfig(str(tmp_path), **settings)
+    assert BandGRPOConfig(str(tmp_path), **settings, accept_idle_clip=True).method
+    # Both remedies.
+    BandGRPOConfig(str(tmp_path), **settings | {"num_iterations": enough})
+    accumulated = settings["gradient_accumulation_steps"]
+    BandGRPOConfig(str(tmp_path), **settings | {"num_iterations": 1, "steps_per_generation": 2 * accumulated})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"method": method} for method in ("Unclipped()", "GPG()", "ClipCov()", "DPPO()", "IcePop()")),
+        {"anchor": "rollout"},
+        # Four losses of a batch, three of them in the first update.
+        {"gradient_accumulation_steps": 3, "num_iterations": 2, "steps_per_generation": 2},
+    ],
+    ids=str,
+)
+def test_a_run_in_which_the_method_acts_or_promises_nothing_is_accepted(settings, tmp_path):
+    assert BandGRPOConfig(str(tmp_path), **SETTINGS | ONCE | settings).check_ratio_moves() == ""
+
+
+def test_an_accepted_idle_clip_is_announced_and_checked_again(tmp_path, capsys):
+    make(BandGRPOTrainer, BandGRPOConfig, tmp_path, **ONCE, method="DAPO()", accept_idle_clip=True)
+    assert "bandpo: DAPO(low=0.2, high=0.28) never acts, as every ratio is 1" in capsys.readouterr().err
+
+    def changed(path, **settings):
+        config = BandGRPOConfig(path, **settings)
+        config.num_iterations = config.steps_per_generation = 1
+        return config
+
+    with pytest.raises(InvalidValue, match="every ratio is 1"):
+        make(BandGRPOTrainer, changed, tmp_path)
+    # TRL's own losses are audited as they are.
+    make(AuditedGRPOTrainer, GRPOConfig, tmp_path, **ONCE)
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,14 @@ def folder(tmp_path_factory):
     return byte_model.save(tmp_path_factory.mktemp("model"))
 
 
-@pytest.mark.filterwarnings("ignore:each batch is used for one optimiser step")
 @pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")  # twelve tokens at a high learning rate
 @pytest.mark.parametrize("settings", CASES)
 def test_a_healthy_run_is_silent(settings, folder, tmp_path, capsys):
     cls, config = (
         (BandGRPOTrainer, BandGRPOConfig) if "method" in settings else (AuditedGRPOTrainer, GRPOConfig)
     )
+    if config is BandGRPOConfig and settings.get("num_iterations") == 1:
+        settings = {**settings, "accept_idle_clip": True}
     short = {"max_steps": 6, "per_device_train_batch_size": 4, "learning_rate": 1e-3}
     trainer = cls(
         model=str(folder),

@@ -124,6 +124,11 @@ class TrainingConfig(BandGRPOConfig):
             )
         super().__post_init__()
 
+    @property
+    def ratio_moves(self) -> bool:
+        """True if a loss may have ratios other than 1. With a lag the first one on a batch has."""
+        return self.lag > 0 or super().ratio_moves
+
     @cached_property
     def _setup_devices(self) -> torch.device:
         # transformers applies ddp_timeout to devices other than the CPU only.
@@ -166,7 +171,7 @@ HELP = {
     "model, data and rewards": (
         "config", "model_name_or_path", "dataset_name", "reward_funcs", "train_prompts", "data_dir",
     ),
-    "the method": ("method", "anchor", "lag", "certify"),
+    "the method": ("method", "anchor", "lag", "certify", "accept_idle_clip"),
     "batches": (
         "max_steps", "learning_rate", "num_iterations", "steps_per_generation", "num_generations",
         "per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length", "temperature", "beta",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,7 @@ class StaleBatches(GRPOTrainer):
         self._pending: deque[dict[str, Any]] = deque()
         self._lag = args.lag
         self._idle_steps = args.lag * args.updates_per_batch
-        with warnings.catch_warnings():
-            if args.lag:  # the ratio then differs from 1 although each batch is used once
-                warnings.filterwarnings("ignore", "each batch is used for one optimiser step")
-            super().__init__(*positional, args=args, **kwargs)
+        super().__init__(*positional, args=args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if not self._lag or not (self.model and self.model.training):

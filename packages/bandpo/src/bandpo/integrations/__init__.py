@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bandpo.integrations._adapt import Epsilons, dual_clip_of, epsilons, read_bounds, read_method, record
+from bandpo.integrations._adapt import (
+    Epsilons,
+    check_ratio_moves,
+    dual_clip_of,
+    epsilons,
+    read_bounds,
+    read_method,
+    record,
+)
 from bandpo.integrations._settings import check_settings
 
 __all__ = [
     "ADAPTERS",
     "Adapter",
     "Epsilons",
+    "check_ratio_moves",
     "check_settings",
     "dual_clip_of",
     "epsilons",

@@ -18,9 +18,10 @@ from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DualClip, Surrogate
 from bandpo.core.rule_check import check
-from bandpo.core.rules import ClipRule, Unclipped
+from bandpo.core.rules import ClipRule
 from bandpo.core.schedules import Controller, TrainingState
 from bandpo.core.text import as_method
+from bandpo.integrations._probe import SyntheticTokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -196,29 +197,87 @@ training reaches. Is a number mistyped? No bound on a side is low=1 or high=inf
         )
 
 
-def check_ratio_moves(method: Method, updates: float, setting: str, fix: str) -> None:
-    """Check that a ratio can differ from 1, so that a clip rule can block a token.
+def check_ratio_moves(
+    method: Method, updates: float, setting: str, fix: str, *, accepted: bool = False, accept: str = ""
+) -> str:
+    """Check that a ratio can differ from 1, so that a method can differ from the plain policy gradient.
 
     Args:
         method: The method of the run.
-        updates: The number of optimiser steps with the same old policy. At the first of them every ratio is 1.
+        updates: The number of optimiser steps with the same old policy. At the first of them every ratio is 1, unless
+            the method's ratio refers to the sampler's log-probabilities.
         setting: The setting that determines the number.
-        fix: The remedy, as an imperative.
+        fix: The remedy that keeps the method, as an imperative.
+        accepted: The value of the setting ``accept_idle_clip``, for the baseline of a sweep.
+        accept: The text of that setting in the framework, such as ``accept_idle_clip=True``, which is the default.
+
+    Returns:
+        A line for the run's description, if the run is accepted though no clip can act; otherwise empty.
 
     Raises:
-        ValueError: every ratio is 1, and the method has a clip.
+        ValueError: every ratio is 1, `is_idle_at_ratio_one`, and this is not accepted.
 
     >>> check_ratio_moves(as_method("GPG()"), 1, "mini_batch_size", "make it smaller")
+    ''
+    >>> check_ratio_moves(as_method("DAPO()"), 1, "mini_batch_size", "make it smaller", accepted=True)
+    'DAPO(low=0.2, high=0.28) never acts, as every ratio is 1 (accept_idle_clip=True)'
     >>> check_ratio_moves(as_method("Band(KL(), 0.05)"), 1, "mini_batch_size", "make it smaller")
     Traceback (most recent call last):
     bandpo.core.errors.InvalidValue: mini_batch_size: there is one update for each batch, so every ratio is 1 and \
-Band(divergence=KL(), radius=0.05, max_ratio=10.0) never acts: make it smaller, or write method='Unclipped()'
+Band(divergence=KL(), radius=0.05, max_ratio=10.0) never acts: make it smaller. For a baseline in which it never acts, \
+set accept_idle_clip=True
     """
-    if method.clip != Unclipped() and updates <= 1:
-        raise InvalidValue(
-            f"{setting}: there is one update for each batch, so every ratio is 1 and {method.clip!r} never acts: "
-            f"{fix}, or write method='Unclipped()'"
-        )
+    if updates > 1 or method.old_policy == "rollout" or not is_idle_at_ratio_one(method):
+        return ""
+    accept = accept or "accept_idle_clip=True"
+    if accepted:
+        return f"{method!r} never acts, as every ratio is 1 ({accept})"
+    cause = f"there is one update for each batch, so every ratio is 1 and {method!r} never acts"
+    raise InvalidValue(f"{setting}: {cause}: {fix}. For a baseline in which it never acts, set {accept}")
+
+
+def is_idle_at_ratio_one(method: Method) -> bool:
+    """Return True if a method is the plain policy gradient while every ratio is 1, and another one otherwise.
+
+    The plain policy gradient has the same weight ``w`` for all tokens, and no bias. True are all methods with bounds
+    around 1, and those with a soft clip such as `SAPO`. Methods without any clip are not, as they promise nothing else:
+    `Unclipped` (w = r) and `GPG` (w = 1). Nor are methods that change the gradient at a ratio of 1 too, such as
+    `ClipCov`, which drops tokens by their covariance.
+
+    >>> texts = ("BandPO()", "SAPO()", "GPG()", "Unclipped()", "ClipCov()")
+    >>> [is_idle_at_ratio_one(as_method(text)) for text in texts]
+    [True, True, False, False, False]
+    """
+    tokens = SyntheticTokens.on(torch.device("cpu"))
+    at_one, bias_at_one, _ = _gradient(method, tokens, tokens.logp)
+    is_multiple_of_plain = torch.allclose(at_one, at_one.max() * tokens.used)
+    if not is_multiple_of_plain or bias_at_one.any():
+        return False
+    weight, bias, ratio = _gradient(method, tokens, tokens.old)
+    has_no_clip = torch.allclose(weight, ratio) or torch.equal(weight, tokens.used)
+    return bool(bias.any()) or not has_no_clip
+
+
+def _gradient(method: Method, tokens: SyntheticTokens, logp_old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weight ``w``, the bias ``b`` and the ratio of each token, 0 for those that do not count.
+
+    The derivative of a token's loss with respect to its log-probability is ``−(w·A + b)``.
+
+    Args:
+        method: The method.
+        tokens: The tokens, with their current log-probabilities.
+        logp_old: The old log-probabilities (nats), of the same shape.
+    """
+    zeros = torch.zeros(len(tokens.advantages), dtype=torch.long)
+    state = TrainingState(progress=0.0, controller_state={}, group=zeros, age=zeros)
+    batch = Batch.read(
+        tokens.logp, logp_old, tokens.advantages, tokens.used, entropy=tokens.entropy, state=state
+    )
+    read = method.tokens(batch)
+    objective = method.objective.resolve(state, strict=False)
+    bias = objective.bias(read)
+    bias = torch.zeros_like(tokens.used) if bias is None else bias * tokens.used
+    return objective.weight(read) * tokens.used, bias, read.ratio * tokens.used
 
 
 def _extremes(clip: ClipRule) -> list[ClipRule]:

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from skyrl.backends.skyrl_train.utils.off_policy_correction_utils import apply_off_policy_correction
@@ -70,6 +71,8 @@ class BandAlgorithmConfig(AlgorithmConfig):
         record: Absolute path of a folder to which each worker writes the tokens of every loss, see
             `bandpo.audit.Recorder`. It has SkyRL's scaled advantages, and no version of the weights that sampled a
             token, as SkyRL does not pass it to its loss.
+        accept_idle_clip: True to accept one update for each batch, with which every ratio is 1 and no clip acts, as the
+            baseline of a sweep.
 
     Raises:
         ValueError: at construction, if ``method`` cannot be read, or if a setting beside it would have no effect or
@@ -79,6 +82,7 @@ class BandAlgorithmConfig(AlgorithmConfig):
     policy_loss_type: str = "band"
     method: str | None = None
     record: str | None = None
+    accept_idle_clip: bool = False
 
     def __post_init__(self) -> None:
         parent = getattr(super(), "__post_init__", None)
@@ -109,9 +113,9 @@ class BandAlgorithmConfig(AlgorithmConfig):
 
     def _refuse_unused(self) -> None:
         """Check that settings of the loss ``band`` are not set beside one of SkyRL's own losses."""
-        for name in ("method", "record"):
+        for name in ("method", "record", "accept_idle_clip"):
             value = getattr(self, name)
-            if value is not None:
+            if value not in (None, False):
                 raise InvalidValue(
                     f"trainer.algorithm.{name}={value}: trainer.algorithm.policy_loss_type={self.policy_loss_type} is "
                     "SkyRL's own loss, beside which it would have no effect; use "
@@ -206,27 +210,39 @@ def settings(arguments: list[str]) -> object:
         argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")
     ]
     config = make_config(algorithm_cls=BandAlgorithmConfig).from_cli_overrides(overrides)
+    check_run(config)
+    return config
+
+
+def check_run(config: Any) -> list[str]:
+    """Check the settings of a run beside its method, and return lines about what differs from the default.
+
+    Args:
+        config: SkyRL's settings.
+
+    Raises:
+        ValueError: see `settings`.
+    """
     trainer = config.trainer
     algorithm = trainer.algorithm
-    if algorithm.policy_loss_type == "band":
-        method = _method(algorithm)
-        if not trainer.fully_async.enabled and method.old_policy != "rollout":
-            updates = (
-                -(-trainer.train_batch_size // trainer.policy_mini_batch_size)
-                * trainer.update_epochs_per_batch
-            )
-            check_ratio_moves(
-                method,
-                updates,
-                "trainer.policy_mini_batch_size",
-                "make it smaller than trainer.train_batch_size",
-            )
-        if trainer.fully_async.enabled and method.old_policy != "rollout":
-            raise InvalidValue(
-                f"trainer.fully_async.enabled=True: {method!r} refers to the trainer's log-probabilities, and SkyRL "
-                "keeps none of the policies that sampled; use DPPO() or IcePop(), which refer to the sampler's"
-            )
-    return config
+    if algorithm.policy_loss_type != "band":
+        return []
+    method = _method(algorithm)
+    if trainer.fully_async.enabled and method.old_policy != "rollout":
+        raise InvalidValue(
+            f"trainer.fully_async.enabled=True: {method!r} refers to the trainer's log-probabilities, and SkyRL "
+            "keeps none of the policies that sampled; use DPPO() or IcePop(), which refer to the sampler's"
+        )
+    mini_batches = math.ceil(trainer.train_batch_size / trainer.policy_mini_batch_size)
+    line = check_ratio_moves(
+        method,
+        mini_batches * trainer.update_epochs_per_batch,
+        "trainer.policy_mini_batch_size",
+        "make it smaller than trainer.train_batch_size, or set trainer.update_epochs_per_batch=2",
+        accepted=algorithm.accept_idle_clip,
+        accept="trainer.algorithm.accept_idle_clip=true",
+    )
+    return [line] if line else []
 
 
 def probe_loss(algorithm: BandAlgorithmConfig) -> str:
@@ -293,7 +309,8 @@ def main() -> None:
     PolicyLossRegistry.register("band", band)
     config = settings(sys.argv[1:])
     if config.trainer.algorithm.policy_loss_type == "band":
-        print(f"bandpo: {probe_loss(config.trainer.algorithm)}", flush=True)
+        lines = [*check_run(config), probe_loss(config.trainer.algorithm)]
+        print(*[f"bandpo: {line}" for line in lines], sep="\n", flush=True)
     validate_cfg(config)
     initialize_ray(config)
     ray.get(skyrl_entrypoint.remote(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, Self, cast
 
@@ -13,7 +14,7 @@ from bandpo.core.methods import Method
 from bandpo.core.objectives import ClippedWeight, GammaWeight, RatioCap, SigmoidGate, Surrogate
 from bandpo.core.rules import ClipRule, FixedClip, TwoSided, Unclipped
 from bandpo.core.text import as_method, as_text
-from bandpo.integrations._adapt import read_method
+from bandpo.integrations._adapt import check_ratio_moves, read_method
 from bandpo.integrations.stock_methods import TRL_CLIPS
 from bandpo.integrations.trl.trl_names import check_config
 
@@ -135,9 +136,13 @@ class MethodSettings:
             if is_set and value != native.get(name):
                 refused.append(f"{name}={value}")
         if refused:
+            low = config.epsilon if isinstance(config.epsilon, float) else 0.2
+            high = low if config.epsilon_high is None else config.epsilon_high
+            pronoun = "it" if len(refused) == 1 else "them"
             raise InvalidValue(
-                f"{', '.join(refused)} would have no effect beside method={self.method!r}; write the interval as "
-                "method='FixedClip(low, high)'"
+                f"{', '.join(refused)} would have no effect beside method={self.method!r}, which has its own bounds: "
+                f"leave {pronoun} out; or, to clip at this interval instead, write "
+                f"method='FixedClip({low:g}, {high:g})'"
             )
         config.epsilon = native.get("epsilon", _ReplacedEpsilon(0.2))
         config.epsilon_high = native.get("epsilon_high")
@@ -184,14 +189,18 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             replays it under any rule. A resumed run continues the record of its folder.
         watched: Reaction to a failed check of `rlvet diagnose`, made on every tenth batch: ``warn``, ``stop`` the run,
             or ``off`` to check nothing.
+        accept_idle_clip: True to accept one update for each batch, with which every ratio is 1 and no clip acts, as the
+            baseline of a sweep. TRL's defaults are such a run.
 
     Raises:
-        ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; ``loss_type`` is an objective of its own; a
-            setting contradicts a whole method; ``epsilon``, ``epsilon_high`` or a parameter of TRL's SAPO or VESPO is
-            set as well; ``gradient_accumulation_steps`` is above 1 beside a method whose sums are over all tokens of an
-            update; or there are several processes, and a rule of the user's looks at the tokens of one of them only.
+        ValueError: ``method`` cannot be read, or `bandpo.check` refuses it; every ratio would be 1, so that the method
+            never acts; ``loss_type`` is an objective of its own; a setting contradicts a whole method; ``epsilon``,
+            ``epsilon_high`` or a parameter of TRL's SAPO or VESPO is set as well; ``gradient_accumulation_steps`` is
+            above 1 beside a method whose sums are over all tokens of an update; or there are several processes, and a
+            rule of the user's looks at the tokens of one of them only.
 
-    >>> BandGRPOConfig("out", method="FixedClip(0.2, 0.28)", bf16=False, use_cpu=True).method
+    >>> config = BandGRPOConfig("out", method="FixedClip(0.2, 0.28)", num_iterations=2, bf16=False, use_cpu=True)
+    >>> config.method
     'FixedClip(low=0.2, high=0.28)'
     """
 
@@ -219,6 +228,10 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
     )
     watched: str = _setting(
         "warn", "Reaction to a failed check of `rlvet diagnose`: 'warn', 'stop' or 'off'."
+    )
+    accept_idle_clip: bool = _setting(
+        False,
+        "Accept one update for each batch, with which every ratio is 1 and no clip acts, as a baseline.",
     )
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
@@ -274,6 +287,23 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidValue(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        self.check_ratio_moves()
+
+    def check_ratio_moves(self) -> str:
+        """Check that ratios can differ from 1, see `bandpo.integrations._adapt.check_ratio_moves`."""
+        iterations = self.num_iterations
+        accumulated = self.gradient_accumulation_steps
+        losses = self.steps_per_generation or 1
+        enough = iterations + 1
+        while accumulated % (losses * enough) == 0:
+            enough += 1
+        return check_ratio_moves(
+            self.effective_method,
+            math.inf if self.ratio_moves or self.anchor == "rollout" else 1,
+            f"num_iterations={iterations}, steps_per_generation={losses}, gradient_accumulation_steps={accumulated}",
+            f"set num_iterations={enough}, or steps_per_generation={2 * accumulated}",
+            accepted=self.accept_idle_clip,
+        )
 
     def _replace_parameters_of_objectives(self, native: dict[str, Any]) -> None:
         """Set the parameters and the ``loss_type`` of TRL's own losses, after a check that the user set no others.

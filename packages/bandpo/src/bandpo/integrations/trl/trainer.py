@@ -50,7 +50,6 @@ constant for all updates on that batch.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -115,9 +114,6 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
     differs among tokens. A band within another rule is logged as ``radius/PATH``, such as ``radius/upper``. On CUDA it
     logs the peak memory since the last log in GiB as ``peak_memory``.
 
-    It warns at construction if each batch is used for a single update: the old policy is then the current one, every
-    ratio is 1, and no clip has any effect.
-
     Before training it compares the gradient of its loss with the method's, see `bandpo.integrations.trl.probe` and
     ``certify`` of `BandGRPOConfig`. The loss of a subclass that ends with an error on the probe's batch is not
     compared, whatever ``certify`` is, and a line on stderr says so.
@@ -150,12 +146,8 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
         self.method = args.effective_method
         self.is_native = args.native_settings is not None
         needs_rollout_logps = "rollout" in (args.anchor, self.method.old_policy)
-        if not args.ratio_moves and not needs_rollout_logps:
-            warnings.warn(
-                "each batch is used for one optimiser step, so the ratio is always 1 and no clip rule can act: set "
-                "num_iterations > 1, or steps_per_generation to a multiple of gradient_accumulation_steps",
-                stacklevel=2,
-            )
+        # Again, since settings may have changed after the config was made.
+        idle_clip = args.check_ratio_moves()
         # The settings of AuditMixin are class attributes; here they come from the config.
         self.certify = args.certify
         self.record = args.record
@@ -166,6 +158,8 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
         self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         super().__init__(model, reward_funcs, args, *arguments, **kwargs)
 
+        if idle_clip:
+            self._announce(idle_clip)
         if needs_rollout_logps and not self.use_vllm and self.rollout_func is None:
             trainer_method = replace(self.method, old_policy="trainer")
             if trainer_method == self.method:

@@ -14,7 +14,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from bandpo.core.methods import Method
 from bandpo.core.text import as_text
-from bandpo.integrations._adapt import PROBABILITIES, check_ratio_moves
+from bandpo.integrations._adapt import PROBABILITIES, check_ratio_moves, read_method
 from bandpo.integrations._settings import check_settings as check_refused_settings
 from bandpo.integrations.legs import LEGS
 from bandpo.integrations.verl.announcement import FILE_LOGGER
@@ -75,9 +75,11 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
         f"distillation.distillation_loss.use_task_rewards=false leaves out the policy loss, {method or loss}",
     )
     _check_attention(config)
+    idle_clip = ""
     if loss == "band":
         assert method is not None
         _check_method(method, actor, config)
+        idle_clip = _check_ratio_moves(actor, config)
     average = ""
     if method and loss == "band":
         setting = actor.policy_loss.get("average")
@@ -97,6 +99,8 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
         "correction": correction,
         "sampling": sampling,
     }
+    if idle_clip:
+        lines["clip"] = idle_clip
     if probed is not None:
         lines["gradient"] = probed.line
     return lines
@@ -184,13 +188,6 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
         "dual clip or none: leave it out, or write it into the method, as in 'Method(FixedClip(0.2), DualClip(10))'",
     )
     check_average(method, actor)
-    check_ratio_moves(
-        method,
-        # The rollout engine's log-probabilities are old at the first update, too.
-        math.inf if in_bypass_mode(config) else _updates(config),
-        f"{ACTOR}ppo_mini_batch_size",
-        "make it smaller than data.train_batch_size",
-    )
     refuse_if(
         method.old_policy == "rollout" and not in_bypass_mode(config),
         f"{POLICY_LOSS}method: {method!r} refers to the rollout engine's log-probabilities, and verl gives the "
@@ -201,11 +198,28 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
         _check_whole_batch(method, actor, config)
 
 
+def _check_ratio_moves(actor: ActorConfig, config: DictConfig) -> str:
+    """Check that ratios can differ from 1; return a line if they cannot and this is accepted."""
+    return check_ratio_moves(
+        # Without the dual clip that verl has by default.
+        _written_method(actor.policy_loss),
+        # The rollout engine's log-probabilities are old at the first update, too.
+        math.inf if in_bypass_mode(config) else _updates(config),
+        f"{ACTOR}ppo_mini_batch_size",
+        f"make it smaller than data.train_batch_size, or set {ACTOR}ppo_epochs=2",
+        accepted=actor.policy_loss.get("accept_idle_clip", False),
+        accept=f"+{POLICY_LOSS}accept_idle_clip=true",
+    )
+
+
 def _is_rule_alone(loss_settings: Any) -> bool:
     """Return True if the method of the settings is a clip rule alone, beside which verl's ``clip_ratio_c`` applies."""
-    from bandpo.integrations._adapt import read_method
+    return _written_method(loss_settings).only_rule
 
-    return read_method(POLICY_LOSS, loss_settings.get("method"), whole_batch=True).only_rule
+
+def _written_method(loss_settings: Any) -> Method:
+    """Return the method of the settings, without verl's dual clip."""
+    return read_method(POLICY_LOSS, loss_settings.get("method"), whole_batch=True)
 
 
 def _check_whole_batch(method: Method, actor: ActorConfig, config: DictConfig) -> None:

@@ -133,6 +133,8 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
             given, it is ``method``, and a ``loss_agg_mode`` that was set and differs raises an error.
         certify: Reaction to an invalid value of a token, and to a loss of verl whose gradient, on a synthetic batch
             before training, is not that of the settings: ``stop`` the run, ``warn``, or ``off`` to compare no gradient.
+        accept_idle_clip: True to accept one update for each batch, with which every ratio is 1 and no clip acts, as the
+            baseline of a sweep.
 
     Raises:
         ValueError: ``loss_mode`` is another loss, a setting cannot be read, or a number of the method needs a training
@@ -146,6 +148,7 @@ class BandPolicyLossConfig(AuditedPolicyLossConfig):
     method: str | None = None
     average: str | None = None
     certify: str = "stop"
+    accept_idle_clip: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.average)
