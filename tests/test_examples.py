@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from bandpo import Batch, certify
+from helpers.frameworks import needs
 from helpers.missing import require
 from pages import ROOT
 from rlvet.checks.diagnosis import diagnose
@@ -298,7 +299,7 @@ def overrides(folder: Path, **variables: str) -> list[str]:
     [({}, "BandAbove(divergence=KL(), "), ({"METHOD": "DAPO()"}, "DAPO(low=0.2, high=0.28)")],
 )
 def test_verl_accepts_the_overrides_and_trains_the_method(variables, loss, tmp_path):
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     pytest.importorskip("bandpo_lab", reason="needs the distribution bandpo-lab")
     from bandpo_lab.rehearsal.preflight import validate
     from bandpo_lab.rehearsal.shrink import compose

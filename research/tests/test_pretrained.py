@@ -2,9 +2,10 @@
 
 from collections import Counter
 
-import pytest
+from helpers.frameworks import needs
 
-pytest.importorskip("trl")
+needs("trl")
+
 from bandpo_lab.interval import signed, student
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study

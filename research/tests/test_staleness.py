@@ -7,7 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 from transformers import AutoModelForCausalLM
 
 from bandpo import FixedClip, Method

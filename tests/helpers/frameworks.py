@@ -1,15 +1,21 @@
-"""Frameworks' own code in a test: from an installed package or from a clone, without the packages that need a GPU."""
+"""Frameworks' own code in a test: from an installed package or from a clone, without the packages that need a GPU.
+
+Where a framework is absent or of another version than its tests are for, they are skipped with the reason.
+"""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +23,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 
+PROJECT = Path(__file__).parents[2] / "packages/bandpo/pyproject.toml"
 CLONES = "BANDPO_CLONES"
 """The environment variable that names a folder of clones, each under its repository's name."""
 
@@ -88,7 +97,7 @@ def _uncompiled(function: Any = None, **_: Any) -> Any:
 
 
 @contextmanager
-def importing(*absent: str) -> Iterator[None]:
+def importing(*absent: str, framework: str = "") -> Iterator[None]:
     """Import a framework in this block without some modules, and without the warnings of its import.
 
     What the block imports stays imported, except the empty modules. Functions that it decorates with `torch.compile`
@@ -98,6 +107,8 @@ def importing(*absent: str) -> Iterator[None]:
         absent: Modules that are empty, with all that is in them. A package is left as it is where it is installed. A
             module of the framework itself (a name with a dot) is always replaced: name those that its loss does not
             need and that take long, or a GPU, to import.
+        framework: The framework's package. The module of tests is skipped if the installed version, or the commit of
+            the clone, lacks a module or a name that the block imports from it.
     """
     modules = tuple(name for name in absent if "." in name or importlib.util.find_spec(name) is None)
     finder = _AbsentFinder(modules)
@@ -106,6 +117,10 @@ def importing(*absent: str) -> Iterator[None]:
         with warnings.catch_warnings(), patch.object(torch, "compile", _uncompiled):
             warnings.simplefilter("ignore")
             yield
+    except ImportError as error:
+        if not framework or (error.name or "").partition(".")[0] != framework:
+            raise
+        pytest.skip(f"needs another version of {framework}: {error}", allow_module_level=True)
     finally:
         sys.meta_path.remove(finder)
         # Other tests, and other packages, look for these modules, too.
@@ -113,19 +128,50 @@ def importing(*absent: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-def needs(package: str, *folders: str, clone: str = "") -> None:
-    """Skip a module of tests where a framework is not here.
+def needs(package: str, *folders: str, clone: str = "", oldest: str = "") -> None:
+    """Skip a test, or a module of tests, where a framework is not here or too old.
 
-    `pytest.importorskip` would import it, and skip the tests if one of the packages that it requires is missing.
+    A version that is too new is no reason: its tests show what changed.
+    `pytest.importorskip` would import the framework, and skip the tests if one of the packages that it requires is
+    missing.
 
     Args:
         package: What one imports.
         folders: As for `is_here`.
         clone: As for `is_here`; none for a framework on the package index.
+        oldest: The oldest version that the tests are for; by default the one that bandpo's extra admits, if there is
+            an extra.
     """
+    if reason := _missing(package, *folders, clone=clone, oldest=oldest):
+        pytest.skip(reason, allow_module_level=True)
+
+
+def _missing(package: str, *folders: str, clone: str = "", oldest: str = "") -> str:
+    """Return why the tests of a framework cannot run, or an empty text."""
+    admitted = oldest or _oldest_admitted().get(package, "")
     if not is_here(package, *folders, clone=clone):
         source = f", or a clone called {clone} in ${CLONES}" if clone else ""
-        pytest.skip(f"needs {package}{source}", allow_module_level=True)
+        return f"needs {package}{f' {admitted} or later' if admitted else ''}{source}"
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # on the import path, and not installed
+        return ""
+    if admitted and Version(version) < Version(admitted):
+        return f"needs {package} {admitted} or later, and this is {version}"
+    return ""
+
+
+@cache
+def _oldest_admitted() -> dict[str, str]:
+    """Return the oldest version of each package that an extra of bandpo admits."""
+    extras = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    versions = {}
+    for requirements in extras.values():
+        for requirement in map(Requirement, requirements):
+            for bound in requirement.specifier:
+                if bound.operator in (">=", "=="):
+                    versions[requirement.name] = bound.version
+    return versions
 
 
 def is_here(package: str, *folders: str, clone: str = "") -> bool:

@@ -5,6 +5,8 @@ import json
 import pyarrow.parquet
 import pytest
 
+from helpers.frameworks import needs
+
 pytest.importorskip("math_verify")
 
 from bandpo_lab.authors import STYLES, compute_score
@@ -67,7 +69,7 @@ def test_a_set_that_they_do_not_have_is_refused_before_it_is_loaded(tmp_path):
     ],
 )
 def test_mathematics_is_graded_as_theirs(source, text, gold, score):
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     found = compute_score(source, text, gold, {})
     assert found["score"] == score
     assert found["acc"] == max(score, 0.0)

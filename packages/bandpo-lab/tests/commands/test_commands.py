@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from helpers.frameworks import needs
+
 pytest.importorskip("typer")
 import typer
 from typer.testing import CliRunner
@@ -144,7 +146,7 @@ for words in ("train --method Bnad()", "train --method=Bnad()", "compare GRPO() 
 
 
 def options_of_train():
-    pytest.importorskip("trl")
+    needs("trl")
     from bandpo_lab.training.arguments import Parser
 
     return {option for action in Parser()._actions for option in action.option_strings} | {
@@ -208,7 +210,7 @@ def test_commands_of_the_lab_on_pages_parse(page, tmp_path, monkeypatch):
             # The page only names the command.
             continue
         if words[0] == "train":
-            pytest.importorskip("trl")
+            needs("trl")
             from bandpo_lab.training.arguments import parse_arguments
 
             parse_arguments([*arguments, "--use_cpu", "--bf16=False"])
@@ -252,7 +254,7 @@ def test_options_in_prose_exist(page):
 
 
 def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypatch):
-    pytest.importorskip("trl")
+    needs("trl")
     from bandpo_lab.training import train as training
     from bandpo_lab.training.run_folder import RunFolder
 
@@ -267,7 +269,7 @@ def test_a_run_ends_with_its_scores_and_its_rule_on_one_line(tmp_path, monkeypat
 
 
 def test_a_log_that_is_piped_has_lines_in_place_of_a_bar(capsys):
-    pytest.importorskip("trl")
+    needs("trl")
     from transformers import TrainerState
 
     from bandpo_lab.training.callbacks import ProgressBar

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from bandpo_lab.cli.app import app
 from bandpo_lab.cost import AUTHORS, PARAMETERS, estimate_of, estimated_hours, estimated_step, read_steps
 from bandpo_lab.rehearsal import gpu
+from helpers.frameworks import needs
 from pages import ROOT
 
 STEPS = [
@@ -23,7 +24,9 @@ STEPS = [
 
 def log():
     """As verl's own console logger writes it, through Ray, with a step that a requeued job has done again."""
-    logger = pytest.importorskip("verl.utils.logger.aggregate_logger", reason="needs the extra bandpo[verl]")
+    needs("verl")
+    from verl.utils.logger import aggregate_logger as logger
+
     printed = [logger.concat_dict_to_str(metrics, step) for step, metrics in enumerate(STEPS, 5)]
     lines = [f"(TaskRunner pid=7) {line}" for line in printed]
     return "\n".join(["Training Progress: 1/3", lines[0].replace("30.0", "99.0"), *lines, "done"]) + "\n"
@@ -124,7 +127,7 @@ PLAN = ["run", "verl", "--one-step", "--model", "qwen2.5-3b-instruct", "--method
 
 def one_step(monkeypatch, tmp_path, text):
     """Invoke one step where it may start; verl prints this text and writes a checkpoint of 2 GB."""
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
 
     def verl(command, stdout, **_):
         stdout.write(text)
@@ -172,7 +175,7 @@ def test_a_step_that_fails_says_what_to_change(monkeypatch, tmp_path, text, word
 
 def test_the_plan_is_printed_where_there_is_no_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     found = CliRunner().invoke(app, PLAN)
     assert "trainer.total_training_steps=1" in found.output
     assert "actor_rollout_ref.rollout.ignore_eos=true" in found.output

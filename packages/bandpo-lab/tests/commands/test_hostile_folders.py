@@ -9,7 +9,9 @@ import pytest
 import torch
 
 pytest.importorskip("typer")
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 pytest.importorskip("math_verify")
 
 from bandpo_lab.evals.run import SAMPLES, SETTINGS, _digest

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from helpers.frameworks import needs
+
 pytest.importorskip("math_verify")
 
 import bandpo_lab
@@ -113,7 +115,7 @@ class State:
 
 
 def test_the_line_of_a_training_step_goes_through_it(capsys):
-    pytest.importorskip("trl")
+    needs("trl")
     from bandpo_lab.training.callbacks import ProgressBar
 
     bar = ProgressBar()
@@ -125,7 +127,7 @@ def test_the_line_of_a_training_step_goes_through_it(capsys):
 
 
 def test_the_name_of_a_folder_makes_no_line_of_its_own(tmp_path, capsys):
-    pytest.importorskip("trl")
+    needs("trl")
     from bandpo_lab.training.run_folder import RunFolder
 
     folder = RunFolder(tmp_path / "a\nerror: b\x1b[31m")

@@ -11,6 +11,7 @@ import pytest
 
 from bandpo._atomic import write_whole
 from bandpo_lab.files import locked, put_in_place, remove, replacing, seal
+from helpers.frameworks import needs
 from pages import ROOT
 
 
@@ -83,7 +84,7 @@ def test_files_and_folders_of_commands(order, tmp_path):
 
 
 def test_a_training(order, tmp_path):
-    pytest.importorskip("trl")
+    needs("trl")
     from bandpo_lab.training.arguments import parse_arguments
     from bandpo_lab.training.train import run_training
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from helpers.frameworks import needs
+
 pytest.importorskip("math_verify")
 
 from bandpo_lab.data.prepare import INSTRUCTION, prepare_data
@@ -181,8 +183,9 @@ def test_the_real_files_and_a_leak_among_them(real_data, tmp_path):
 
 @pytest.mark.slow
 def test_verls_own_dataset_reads_what_is_written(sets, tmp_path):
-    rl_dataset = pytest.importorskip("verl.utils.dataset.rl_dataset")
+    needs("verl")
     from omegaconf import OmegaConf
+    from verl.utils.dataset import rl_dataset
 
     import byte_model
 

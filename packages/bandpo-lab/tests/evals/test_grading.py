@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.frameworks import needs
+
 pytest.importorskip("math_verify")
 
 from bandpo_lab.data.sources import load
@@ -372,7 +374,9 @@ def test_reward_in_trls_form():
 
 
 def test_score_in_verls_form_feeds_verls_validation():
-    process = pytest.importorskip("verl.trainer.ppo.metric_utils").process_validation_metrics
+    needs("verl")
+    from verl.trainer.ppo.metric_utils import process_validation_metrics as process
+
     completions = [r"\boxed{3}", r"\boxed{3.0}", r"\boxed{4}", "no idea"]
     results = [compute_score("amc23", text, "3", {"index": 0}) for text in completions]
     assert [r["score"] for r in results] == [1.0, 1.0, 0.0, 0.0]
@@ -384,7 +388,9 @@ def test_score_in_verls_form_feeds_verls_validation():
 
 
 def test_verl_finds_the_reward_function_by_its_path():
-    load_extern_object = pytest.importorskip("verl.utils.import_utils").load_extern_object
+    needs("verl")
+    from verl.utils.import_utils import load_extern_object
+
     assert load_extern_object("pkg://bandpo_lab.evals.grading", "compute_score") is compute_score
 
 

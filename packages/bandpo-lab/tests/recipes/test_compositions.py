@@ -9,7 +9,9 @@ import shlex
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 import torch
 from hydra.errors import HydraException

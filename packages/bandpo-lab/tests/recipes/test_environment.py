@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bandpo_lab.pip_arguments import OPTIONAL_PACKAGES
+from helpers.frameworks import needs
 from pages import PAGES, ROOT
 
 LOCK = "packages/bandpo-lab/src/bandpo_lab/recipes/gpu.txt"
@@ -106,7 +107,7 @@ def test_the_other_pages_refer_to_that_page(name):
 
 
 def test_the_lock_is_of_the_torch_that_verls_vllm_needs():
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     from importlib.metadata import requires
 
     needed = [text for text in requires("verl") or () if text.endswith('extra == "vllm"')]

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 import first_hour
 from bandpo_lab.cli.recipes import SHIPPED

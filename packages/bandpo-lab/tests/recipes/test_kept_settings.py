@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from helpers.frameworks import needs
 from pages import ROOT
 
 RECIPES = ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes"
@@ -36,7 +37,7 @@ print(json.dumps([OmegaConf.to_yaml(compose(case, recipes, "ppo_trainer"), resol
 
 @pytest.mark.slow
 def test_kept_compositions_are_those_of_hydra():
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     from omegaconf import OmegaConf
 
     from bandpo_lab.rehearsal.shrink import compose

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
 from bandpo_lab.rehearsal import preflight
+from helpers.frameworks import needs
 
 LACKS_ATTENTION = preflight.lacks_attention
 ENGINE_PROBLEM = preflight.engine_problem
@@ -19,7 +20,7 @@ RECIPE = ["--model", "qwen2.5-3b-instruct", "--method", "band-kl"]
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with the data of the recipes, 8 GPUs, no Ray, and the command that a launch would have become."""
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     import torch
 
     monkeypatch.chdir(tmp_path)
@@ -366,7 +367,7 @@ def test_train_takes_folders_that_are_there_and_names_of_the_hub(tmp_path, monke
 
 
 def test_train_names_a_missing_folder_of_its_yaml_file(tmp_path, monkeypatch):
-    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    needs("trl")
     from bandpo_lab.training.arguments import parse_arguments
 
     (tmp_path / "run.yaml").write_text("model_name_or_path: ./missing\ndataset_name: multiplication\n")

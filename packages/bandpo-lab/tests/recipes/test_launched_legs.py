@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bandpo.integrations.legs import CONSOLE, new_leg
 from bandpo_lab.cli.app import app
+from helpers.frameworks import needs
 from rlvet.runs.legs import legs_of
 
 LAUNCH = """
@@ -59,7 +60,7 @@ def test_a_signal_to_the_whole_group_reaches_the_training_and_its_last_words_are
 @pytest.fixture
 def ready(tmp_path, monkeypatch):
     """Launches that find all they need, and what each would have become: its leg and its command."""
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     started = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("bandpo_lab.cli.run._check_ready", lambda _: None)

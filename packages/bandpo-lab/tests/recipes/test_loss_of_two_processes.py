@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from helpers.frameworks import needs
 from helpers.ports import free_port
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+needs("verl")
 
 PROGRAM = """
 import sys

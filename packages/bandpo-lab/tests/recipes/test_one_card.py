@@ -13,8 +13,10 @@ import pytest
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
-pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+from helpers.frameworks import needs
+
+needs("verl")
+needs("trl")
 
 import first_hour
 import train_eagerly

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from bandpo import ClipRule, parse
 from bandpo_lab.cli.app import app
+from helpers.frameworks import needs
 from pages import ROOT
 from variants import names
 
@@ -40,7 +41,7 @@ def composed(*overrides: str, variant: str):
 
 
 def compose(*overrides: str, variant: str = "recommended"):
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     return deepcopy(composed(*overrides, variant=variant))
 
 
@@ -129,7 +130,7 @@ def told(*words: str) -> list[str]:
     ],
 )
 def test_the_launcher_trains_what_it_is_told(words, name, method):
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     from bandpo_lab.rehearsal import shrink
     from bandpo_lab.rehearsal.preflight import validate
 
@@ -158,7 +159,7 @@ def test_dapos_additions_are_verls_own():
 
 
 def test_the_trl_form_is_parsed_and_has_the_same_numbers(monkeypatch):
-    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    needs("trl")
     from bandpo_lab.evals.grading import reward
     from bandpo_lab.training.arguments import parse_arguments, reward_functions
 
@@ -198,7 +199,7 @@ def test_the_script_prints_one_command_for_each_way():
 def test_trl_takes_the_data_from_where_it_is_told(tmp_path, monkeypatch):
     """And reads just the two files that the recipe names."""
     datasets = pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
-    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    needs("trl")
     from bandpo_lab.training.arguments import parse_arguments
     from bandpo_lab.training.train import load_data
 
@@ -236,7 +237,7 @@ def test_a_gpu_node_gets_verls_own_pins_and_what_bandpo_requires():
     pins = dict(
         line.split("==") for line in (RECIPES / "gpu.txt").read_text().splitlines() if "==" in line[1:]
     )
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     for requirement in map(Requirement, [*requires("verl"), *requires("bandpo"), *requires("bandpo-lab")]):
         if any(
             requirement.marker is None or requirement.marker.evaluate({"extra": e}) for e in ("vllm", "verl")

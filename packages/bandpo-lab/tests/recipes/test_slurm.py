@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from helpers.frameworks import needs
 from helpers.sources import ROOT, SOURCES
 
 RECIPES = ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes"
@@ -208,7 +209,7 @@ def test_a_job_without_a_name_is_asked_for():
 @pytest.mark.timeout(1500)  # Ray and verl are started twice
 def test_two_real_nodes_train_are_stopped_queued_again_and_finish_as_one_run_of_two_legs(tmp_path_factory):
     """Ray and verl are real, small and on the CPU; both nodes are this machine."""
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     from test_launching import end_ray, small
 
     from bandpo_lab.cost import read_steps

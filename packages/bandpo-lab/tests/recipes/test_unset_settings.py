@@ -10,7 +10,9 @@ from functools import cache
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 from omegaconf import OmegaConf
 

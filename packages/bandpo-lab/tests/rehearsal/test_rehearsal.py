@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 import psutil
 from omegaconf import OmegaConf

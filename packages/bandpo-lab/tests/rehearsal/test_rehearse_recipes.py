@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 from omegaconf import OmegaConf
 

@@ -5,7 +5,9 @@ from zlib import crc32
 import pytest
 import torch
 
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer

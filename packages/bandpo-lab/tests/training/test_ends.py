@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 
 import torch
 

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from helpers.frameworks import needs
 from pages import ROOT
 
-pytest.importorskip("trl")
+needs("trl")
 
 
 @pytest.mark.exhaustive

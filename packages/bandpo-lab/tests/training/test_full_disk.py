@@ -17,7 +17,9 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 pytest.importorskip("typer")
 
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints

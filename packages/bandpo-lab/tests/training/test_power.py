@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 
 from bandpo_lab.training.arguments import parse_arguments
 from bandpo_lab.training.run_folder import RunFolder

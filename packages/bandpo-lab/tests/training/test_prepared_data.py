@@ -5,7 +5,9 @@ import shutil
 import pytest
 import torch
 
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 pytest.importorskip("math_verify")
 
 from bandpo_lab.data.prepare import prepare_data

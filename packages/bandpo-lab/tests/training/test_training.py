@@ -11,6 +11,11 @@ import pytest
 import torch
 import yaml
 from safetensors import SafetensorError
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from transformers import AutoModelForCausalLM
 
 from bandpo.integrations.trl import BandGRPOTrainer

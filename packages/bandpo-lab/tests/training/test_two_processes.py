@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from helpers.frameworks import needs
+
+needs("trl")
+
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.training.processes import Processes
 from bandpo_lab.training.run_folder import RunFolder
 from helpers.ports import free_port
-
-pytest.importorskip("trl")
 
 OPTIONS = [
     "--per_device_train_batch_size=8",

@@ -8,6 +8,7 @@ import torch
 import framework_losses
 import method_references as reference
 from bandpo.testing._batches import LossBatch
+from helpers.frameworks import needs
 
 
 def batch(seed=0, shape=(40, 9), spread=0.7, whole_sequences=False):
@@ -78,7 +79,7 @@ OF_SEQUENCES = ("gspo", "geo_mean")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VERL)
 def test_verl(name):
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     settings, ours = VERL[name]
     loss = framework_losses.verl(name, loss_agg_mode="seq-mean-token-mean", **settings)
     logp, old, advantages, mask = tensors = batch(whole_sequences=name in OF_SEQUENCES)
@@ -89,7 +90,7 @@ def test_verl(name):
 @pytest.mark.slow  # it imports verl
 def test_verl_icepop():
     """The bypass mode of verl with the REINFORCE loss, whose weight is the ratio to the rollout engine."""
-    pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+    needs("verl")
     loss = framework_losses.verl("bypass_mode", threshold=2.0, threshold_lower=0.5)
     logp, old, advantages, mask = tensors = batch()
     ours = token_mean(reference.icepop(logp, old, advantages, mask, lower=0.5, upper=2.0), mask)
@@ -138,7 +139,7 @@ TRL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRL)
 def test_trl(name):
-    pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+    needs("trl")
     settings, ours, mean = TRL[name]
     logp, old, advantages, mask = tensors = batch(1, whole_sequences=True)
     theirs = gradient(framework_losses.trl(**settings)(given(*tensors)), logp)
@@ -182,7 +183,7 @@ SKYRL = {
 
 @pytest.mark.parametrize("name", SKYRL)
 def test_skyrl(name):
-    pytest.importorskip("skyrl", reason="needs skyrl, which needs Python 3.12")
+    needs("skyrl")
     settings, ours = SKYRL[name]
     logp, old, advantages, mask = tensors = batch(3, whole_sequences=name in OF_SEQUENCES)
     theirs = framework_losses.skyrl(name, **settings)(given(*tensors))

@@ -7,6 +7,7 @@ import torch
 from core.test_sequences import FORMS, pack, padded_batch
 
 from bandpo import GRPO, policy_loss, rollout_weights
+from helpers.frameworks import needs
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -42,9 +43,9 @@ def test_by_hand(mode, lower, upper):
 @pytest.mark.parametrize(("threshold", "lower", "upper"), [("1.5", 0.0, 1.5), ("0.5_1.5", 0.5, 1.5)])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_they_are_verls(level, threshold, lower, upper):
-    helper = pytest.importorskip(
-        "verl.trainer.ppo.rollout_corr_helper", reason="needs the extra bandpo[verl]"
-    )
+    needs("verl")
+    from verl.trainer.ppo import rollout_corr_helper as helper
+
     batch, _ = tensors(1)
     log_ratio = batch["logp_old"] - batch["logp_rollout"]
     expected, _ = helper.compute_rollout_correction_weights(log_ratio, batch["mask"], level, threshold)

@@ -29,6 +29,7 @@ with importing(
     *("areal.infra", "areal.experimental"),
     *(f"areal.api.{part}" for part in API),
     *(f"areal.trainer.{trainer}" for trainer in TRAINERS),
+    framework="areal",
 ):
     from areal.api.cli_args import PPOActorConfig
     from areal.trainer.ppo.actor import PPOActor

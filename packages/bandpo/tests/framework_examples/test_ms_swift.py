@@ -14,7 +14,7 @@ from rlvet.runs.record import read_record
 
 needs("swift")
 
-with importing():
+with importing(framework="swift"):
     from swift.rl_core.data import GRPOBatch
     from swift.rlhf_trainers.arguments import GRPOConfig
     from swift.rlhf_trainers.grpo_trainer import GRPOTrainer

@@ -13,7 +13,7 @@ from pages import framework_blocks
 needs("nemo_rl", clone="RL")
 
 PARTS = ("utils", "data", "models", "distributed", "algorithms.x_token", "algorithms.logits_sampling_utils")
-with importing("transformers", *(f"nemo_rl.{part}" for part in PARTS)):
+with importing("transformers", *(f"nemo_rl.{part}" for part in PARTS), framework="nemo_rl"):
     from nemo_rl.algorithms.loss.loss_functions import ClippedPGLossConfig, ClippedPGLossFn
 
     from bandpo_nemo_rl import BandPGLossFn

@@ -30,6 +30,7 @@ with importing(
         f"openrlhf.{part}"
         for part in ("datasets", "models.actor", "models.model", "trainer.ppo_utils", "utils")
     ),
+    framework="openrlhf",
 ):
     import openrlhf.trainer.ray.ppo_actor as ppo_actor
     from openrlhf.models import PolicyLoss

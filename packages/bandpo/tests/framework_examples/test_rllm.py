@@ -21,6 +21,7 @@ with importing(
     *("omegaconf", "tinker"),
     *("rllm.utils", "rllm.types", "rllm.agents", "rllm.trainer.tinker.tinker_backend"),
     *(f"rllm.trainer.algorithms.{part}" for part in PARTS),
+    framework="rllm",
 ):
     from rllm.trainer.algorithms.loss import resolve_loss
     from rllm.trainer.tinker.custom_loss import build_custom_loss

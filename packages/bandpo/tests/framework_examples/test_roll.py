@@ -22,6 +22,7 @@ with importing(
     *("codetiming", "ray", "tensordict", "tqdm"),
     *(f"roll.{part}" for part in PARTS),
     *(f"roll.utils.{part}" for part in UTILS),
+    framework="roll",
 ):
     from roll.pipeline.rlvr.actor_worker import ActorWorker
 

@@ -36,7 +36,7 @@ IMITATED = {
 REAL = {}
 for framework, name in MODULES.items():
     if is_here(framework, clone=framework):
-        with importing("megatron", "ray", "transformers", "sglang", "wandb", "httpx"):
+        with importing("megatron", "ray", "transformers", "sglang", "wandb", "httpx", framework=framework):
             REAL[framework] = __import__(name, fromlist=["policy_loss_function"])
 
 

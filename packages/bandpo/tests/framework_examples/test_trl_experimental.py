@@ -11,8 +11,9 @@ import torch
 
 from bandpo.testing import check_record
 from contract import Contract, make_batch, written
+from helpers.frameworks import needs
 
-pytest.importorskip("trl", reason="needs the extra bandpo[trl]")
+needs("trl")
 
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 

@@ -6,8 +6,10 @@ import warnings
 import one_batch
 import pytest
 
-pytest.importorskip("trl")
-pytest.importorskip("verl")
+from helpers.frameworks import needs
+
+needs("trl")
+needs("verl")
 
 import trl
 import verl

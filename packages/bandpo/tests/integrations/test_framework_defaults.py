@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-pytest.importorskip("trl")
-pytest.importorskip("verl")
+from helpers.frameworks import needs
+
+needs("trl")
+needs("verl")
 
 import framework_defaults
 

@@ -6,13 +6,14 @@ from itertools import product
 
 import pytest
 
+from helpers.frameworks import needs
 from pages import ROOT, blocks, check_python, python_blocks
 from rlvet.checks.diagnosis import diagnose
 
 
 @pytest.mark.parametrize(("page", "block"), python_blocks(of_frameworks=True))
 def test_python(page, block, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("trl")
+    needs("trl")
     executed = check_python(page, block, tmp_path, monkeypatch, capsys)
     if "BandGRPOConfig" in block:
         # A reader sees what a clip rule does: the ratios move, and the clip acts on some tokens.

@@ -24,7 +24,13 @@ FIELDS = ["trainer_logprobs", "inference_logprobs", "ref_logprobs", "advantages"
 REAL = is_here("prime_rl", "src", "packages/prime-rl-configs/src", clone="prime-rl")
 if REAL:
     with importing(
-        "pydantic_config", "wandb", "loguru", "tomli_w", "prime_rl.configs", "prime_rl.utils.logger"
+        "pydantic_config",
+        "wandb",
+        "loguru",
+        "tomli_w",
+        "prime_rl.configs",
+        "prime_rl.utils.logger",
+        framework="prime_rl",
     ):
         from prime_rl.trainer.rl import loss as prime_rl
 

@@ -14,6 +14,7 @@ from bandpo.core.rules import LogClip, Tightest, TokenRule
 from bandpo.core.schedules import ClipRateController, Linear
 from bandpo.core.token_rules import BalancedBounds, SecondMoment
 from bandpo.integrations import read_bounds, read_method
+from helpers.frameworks import needs
 from processes import run_on_processes
 
 MISTYPED = (
@@ -79,7 +80,7 @@ def test_a_schedule_is_refused_if_it_never_reaches_a_bound():
 
 
 def test_configurations_refuse_it():
-    pytest.importorskip("trl")
+    needs("trl")
     from bandpo.integrations.trl import BandGRPOConfig
 
     for text in ("FixedClip(0.2, 28)", "BandPO(radius=5)", "Method(FixedClip(0.2, 28), DropOutside())"):
@@ -185,7 +186,7 @@ ONLY_OWN_PROCESS = "a part of it only looks at those of its own process, of 2"
 
 
 def test_trl_accepts_published_methods_on_two_processes_and_refuses_rules_of_one(monkeypatch):
-    pytest.importorskip("trl")
+    needs("trl")
     from transformers import TrainingArguments
 
     from bandpo.integrations.trl import BandGRPOConfig
@@ -203,7 +204,7 @@ def test_trl_accepts_published_methods_on_two_processes_and_refuses_rules_of_one
 
 @pytest.mark.slow
 def test_trl_does_so_on_two_real_processes(tmp_path):
-    pytest.importorskip("trl")
+    needs("trl")
     run_on_processes(TWO_PROCESSES, tmp_path)
     for rank in (0, 1):
         results = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -213,7 +214,7 @@ def test_trl_does_so_on_two_real_processes(tmp_path):
 
 
 def test_trl_refuses_accumulation_for_methods_of_a_whole_update():
-    pytest.importorskip("trl")
+    needs("trl")
     from bandpo.integrations.trl import BandGRPOConfig
 
     settings = {"bf16": False, "use_cpu": True, "num_generations": 2, "gradient_accumulation_steps": 2}
@@ -226,7 +227,7 @@ def test_trl_refuses_accumulation_for_methods_of_a_whole_update():
 
 
 def test_verl_accepts_published_methods_on_two_gpus_and_refuses_copies_and_rules_of_one():
-    pytest.importorskip("verl")
+    needs("verl")
     from integrations.test_verl import actor_config, batch, begin, evaluate, whole_config
 
     from bandpo.integrations.verl import BandPolicyLossConfig

@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import CLONES, needs
+
+needs("verl", oldest="0.8.0")  # what rLLM's main branch needs
 
 from verl.workers.config import ActorConfig
 
 from bandpo import parse, policy_loss
 from bandpo.integrations.verl import BandPolicyLossConfig
 from contract import make_batch
-from helpers.frameworks import CLONES
 from pages import section
 
 TEXT = section("rLLM")

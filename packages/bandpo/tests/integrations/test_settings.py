@@ -6,19 +6,24 @@ import torch
 from bandpo import FixedClip, Method
 from bandpo.core.objectives import DualClip
 from bandpo.replay.record import method_of
+from helpers.frameworks import needs
 from rlvet.runs.configs import read_configuration
 from rlvet.runs.setup import SETTINGS, Setup
 
 
 def test_trl_s_settings_are_called_so():
-    trl = pytest.importorskip("trl")
+    needs("trl")
+    import trl
+
     for what in ("updates", "learning rate", "clip", "entropy bonus", "sampling"):
         for name in SETTINGS["trl"][what].split(", "):
             assert hasattr(trl.GRPOConfig, name), name
 
 
 def test_trl_s_own_arguments_are_read(tmp_path):
-    trl = pytest.importorskip("trl")
+    needs("trl")
+    import trl
+
     torch.save(trl.GRPOConfig("out", use_cpu=True, bf16=False), tmp_path / "training_args.bin")
     setup = read_configuration(tmp_path)
     assert setup == Setup("trl", setup.method, "token", 1, stale=False)
@@ -29,7 +34,7 @@ def test_verl_s_settings_are_called_so(tmp_path):
     hydra = pytest.importorskip("hydra")
     from omegaconf import OmegaConf
 
-    pytest.importorskip("verl")
+    needs("verl")
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         config = hydra.compose("ppo_trainer")
     said = [SETTINGS["verl"][what] for what in ("updates", "learning rate", "clip", "entropy bonus")]

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from contract import Contract, make_batch
+from helpers.frameworks import needs
 
-pytest.importorskip("skyrl", reason="needs skyrl, which needs Python 3.12")
+needs("skyrl")
 
 if sys.version_info < (3, 12):
     # SkyRL declares 3.12 because pydantic refuses typing.TypedDict below it; the rest of it runs on 3.11.

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("tinker", reason="needs the extra bandpo[tinker]")
+from helpers.frameworks import needs
+
+needs("tinker")
 
 from tinker import Datum, ModelInput, TensorData
 from tinker.lib.public_interfaces.training_client import TrainingClient

@@ -5,6 +5,11 @@ from zlib import crc32
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from accelerate import Accelerator
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, RLOOTrainer

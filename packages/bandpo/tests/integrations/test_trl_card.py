@@ -1,6 +1,11 @@
 """The model card names the method that trained, and its paper."""
 
 import pytest
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import SETTINGS, varied_reward
 from transformers import AutoTokenizer
 from trl import GRPOConfig

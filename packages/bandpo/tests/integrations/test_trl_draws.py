@@ -9,6 +9,11 @@ from functools import partial
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import SETTINGS, half, varied_reward
 from transformers import AutoTokenizer
 from trl import GRPOTrainer

@@ -5,6 +5,11 @@ from functools import partial
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import make
 from trl import GRPOTrainer
 

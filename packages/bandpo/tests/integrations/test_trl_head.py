@@ -2,6 +2,11 @@
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 import transformers
 import trl
 from packaging.version import Version

@@ -5,6 +5,11 @@ import re
 import warnings
 
 import pytest
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import SETTINGS, varied_reward
 from transformers import AutoTokenizer
 from trl import GRPOConfig

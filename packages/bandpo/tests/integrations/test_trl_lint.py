@@ -4,7 +4,9 @@ import ast
 
 import pytest
 
-pytest.importorskip("trl")
+from helpers.frameworks import needs
+
+needs("trl")
 import torch
 from trl import GRPOConfig
 

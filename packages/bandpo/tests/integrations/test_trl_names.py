@@ -6,6 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 import trl
 from test_trl import make
 from transformers import Trainer

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 import trl
 from test_trl import SETTINGS, make, varied_reward
 from test_trl_gradients import OF_BATCH, SCENARIOS, UNWATCHED, make_trainer, set_scenario

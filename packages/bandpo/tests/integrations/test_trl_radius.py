@@ -5,6 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import make
 
 from bandpo import KL, Band, ClipRule, parse

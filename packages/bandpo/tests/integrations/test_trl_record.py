@@ -5,6 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import LOG, SETTINGS, half, make, varied_reward
 from trl import GRPOConfig, GRPOTrainer
 

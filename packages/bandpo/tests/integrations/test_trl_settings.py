@@ -5,6 +5,11 @@ from dataclasses import fields
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 import trl
 import trl_settings
 from test_trl import LOG, SETTINGS, half, make, varied_reward

@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import make
 from test_trl_gradients import batch
 from trl import GRPOTrainer

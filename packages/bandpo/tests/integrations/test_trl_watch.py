@@ -6,6 +6,11 @@ import warnings
 
 import pytest
 import torch
+
+from helpers.frameworks import needs
+
+needs("trl")
+
 from test_trl import SETTINGS, make, varied_reward
 from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer

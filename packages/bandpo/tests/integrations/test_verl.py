@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import bandpo
+from helpers.frameworks import needs
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+needs("verl")
 
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import device

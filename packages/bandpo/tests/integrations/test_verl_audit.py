@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 from integrations.test_verl import SAME, actor_config, batch, batch_for, evaluate, ranges
 from typer.testing import CliRunner

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 import verl
 from verl_settings import PAGE, Composition, draw, outcome, row

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 from integrations.test_verl import AGGREGATIONS, actor_config, batch, begin, evaluate, whole_config
 from verl.workers.config import PolicyLossConfig

@@ -2,7 +2,9 @@
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 from integrations.test_verl import begin, whole_config
 

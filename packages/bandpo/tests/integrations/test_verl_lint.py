@@ -8,7 +8,9 @@ import pytest
 import torch
 import yaml
 
-pytest.importorskip("verl")
+from helpers.frameworks import needs
+
+needs("verl")
 import verl
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage

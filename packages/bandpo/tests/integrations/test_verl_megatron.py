@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import importing, needs
+
+needs("verl")
 
 from integrations.test_verl import actor_config, batch
 from tensordict import TensorDict
@@ -18,7 +20,6 @@ import bandpo
 from bandpo.integrations.verl import BandPolicyLossConfig
 from bandpo.integrations.verl import loss as bandpo_verl
 from bandpo.integrations.verl.audit import SUMS
-from helpers.frameworks import importing
 
 # verl's modules around Megatron's model, parallel groups and checkpoints, which the loss does not need.
 OF_THE_MODEL = (

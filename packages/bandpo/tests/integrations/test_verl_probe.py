@@ -9,7 +9,9 @@ import time
 import pytest
 import torch
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 import verl as package
 from integrations.test_verl import (

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 import verl as package
 from hydra import compose, initialize_config_dir

@@ -12,7 +12,9 @@ import pytest
 import torch
 import yaml
 
-pytest.importorskip("verl", reason="needs the extra bandpo[verl]")
+from helpers.frameworks import needs
+
+needs("verl")
 
 import verl
 from verl.trainer.ppo import core_algos
