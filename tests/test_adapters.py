@@ -5,9 +5,11 @@ import re
 import pytest
 
 import matrix
+from bandpo.core.methods import METHODS
 from bandpo.integrations import ADAPTERS
 from helpers.missing import require
 from pages import ROOT
+from rlvet.lint.skyrl_rules import SAMPLER_METHODS
 
 SOURCE = ROOT / "packages/bandpo/src/bandpo/integrations"
 BESIDE = {"legs", "stock_methods", "prime_rl"}
@@ -180,3 +182,8 @@ def test_the_matrix_knows_the_state_of_the_core():
     """The digest is of the modules, and the same for the same modules."""
     assert re.fullmatch("[0-9a-f]{12}", matrix.core_digest())
     assert matrix.core_digest() == matrix.core_digest()
+
+
+def test_lint_knows_the_methods_that_are_relative_to_the_sampler():
+    relative = {name for name, paper in METHODS.items() if paper.method().old_policy == "rollout"}
+    assert relative == {*SAMPLER_METHODS}

@@ -1,6 +1,7 @@
 """What the rules of `rlvet lint` say of TRL, against TRL's own code."""
 
 import ast
+from dataclasses import fields
 
 import pytest
 
@@ -10,7 +11,9 @@ needs("trl")
 import torch
 from trl import GRPOConfig
 
+from bandpo.integrations.trl import BandGRPOConfig
 from rlvet.lint import lint_findings, lint_run
+from rlvet.lint.frameworks import TRL
 from rlvet.lint.readers import parse_configurations
 
 
@@ -66,3 +69,8 @@ def test_the_clip_is_called_idle_where_trl_takes_no_old_probabilities(arguments,
     # The condition of GRPOTrainer._generate_and_score_completions under which old probabilities are computed.
     generate_every = config.steps_per_generation * config.num_iterations
     assert (config.gradient_accumulation_steps % generate_every == 0) == one_update
+
+
+def test_lint_knows_the_settings_that_the_adapter_adds():
+    added = {field.name for field in fields(BandGRPOConfig)} - {field.name for field in fields(GRPOConfig)}
+    assert added == TRL.added

@@ -1,5 +1,6 @@
 """What the rules of `rlvet lint` say of verl, against verl's own code."""
 
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.tensordict_utils import make_iterator
+from verl.workers.config import PolicyLossConfig
 
+from bandpo.integrations.verl import BandPolicyLossConfig
 from rlvet.lint.frameworks import FRAMEWORKS
 
 
@@ -85,3 +88,9 @@ def test_the_settings_of_each_section_are_those_of_verl():
                 settings = settings.get(part) or {}
             names[section] |= settings.keys() - {"_target_"}
     assert names == FRAMEWORKS["verl"].sections
+
+
+def test_lint_knows_the_settings_that_the_adapter_adds():
+    own = {field.name for field in fields(PolicyLossConfig)}
+    added = {field.name for field in fields(BandPolicyLossConfig)} - own
+    assert {f"actor_rollout_ref.actor.policy_loss.{name}" for name in added} == FRAMEWORKS["verl"].added

@@ -45,6 +45,8 @@ class Framework:
     """Settings of `defaults` that have had the same default in every version."""
     sections: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The names of all settings in some sections. Hydra refuses others, unless they begin with ``+``."""
+    added: frozenset[str] = frozenset()
+    """Settings that the adapter of bandpo adds. They change none of `defaults`."""
 
     def mark_in(self, names: Collection[str], program: str = "") -> str:
         """Return a mark of the framework, for messages; an empty text if there is none.
@@ -62,7 +64,9 @@ class Framework:
                 return ", ".join(matches)
         if program.startswith(self.programs):
             return program
-        if self.mark_among_own in names and all(name in self.defaults for name in names):
+        if self.mark_among_own in names and all(
+            name in self.defaults or name in self.added for name in names
+        ):
             return self.mark_among_own
         return ""
 
@@ -94,9 +98,14 @@ class Framework:
             section = name
             while "." in section:
                 section, _, setting = section.rpartition(".")
-                if section in self.sections and setting not in self.sections[section]:
+                known = setting in HYDRA_NAMES or name in self.added
+                if section in self.sections and setting not in self.sections[section] and not known:
                     return name
         return ""
+
+
+HYDRA_NAMES = ("_target_", "_args_", "_convert_", "_partial_", "_recursive_")
+"""Names that every section may have: hydra's own, such as the class that is constructed with the settings."""
 
 
 def _first_match(pattern: str, names: Collection[str]) -> str:
@@ -195,6 +204,7 @@ TRL = Framework(
     stable=frozenset(
         {"gradient_accumulation_steps", "learning_rate", "num_generations", "per_device_train_batch_size"}
     ),
+    added=frozenset({"anchor", "audit_detail", "audit_steps", "certify", "method", "record", "watched"}),
 )
 
 VERL = Framework(
@@ -300,6 +310,10 @@ VERL = Framework(
         }
     ),
     sections={section: frozenset(names.split()) for section, names in load_table("verl_settings").items()},
+    added=frozenset(
+        f"actor_rollout_ref.actor.policy_loss.{name}"
+        for name in ("audit", "audit_detail", "audited", "average", "certify", "method", "record", "watched")
+    ),
 )
 
 SKYRL = Framework(
@@ -323,6 +337,7 @@ SKYRL = Framework(
         "trainer.algorithm.eps_clip_low": 0.2,
         "trainer.algorithm.grpo_norm_by_std": True,
         "trainer.algorithm.loss_reduction": "token_mean",
+        "trainer.algorithm.method": None,  # a setting of bandpo
         "trainer.algorithm.off_policy_correction.sequence_mask_metric": None,
         "trainer.algorithm.off_policy_correction.tis_ratio_type": None,
         "trainer.algorithm.policy_loss_type": "regular",

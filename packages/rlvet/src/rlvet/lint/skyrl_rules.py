@@ -37,10 +37,15 @@ SKYRL_OLD_PROBABILITIES = (
     "cross_entropy",
     "importance_sampling",
 )
+SKYRL_BAND = "band"
+"""The loss that bandpo's adapter registers. Its ``method`` decides which old probabilities it uses."""
+SAMPLER_METHODS = ("CPPO", "DPPO", "IPO", "IcePop", "PrimeRL", "TRM")
+"""The methods of bandpo whose ratio is relative to the probabilities of the sampler."""
 SKYRL_LOSS = {
     "loss": f"{SKYRL_ALGORITHM}policy_loss_type",
     "anchor": f"{SKYRL_ALGORITHM}cispo.cispo_anchor",
 }
+SKYRL_ANCHOR = {**SKYRL_LOSS, "method": f"{SKYRL_ALGORITHM}method"}
 SKYRL_CORRECTION = {
     "weight": f"{SKYRL_ALGORITHM}off_policy_correction.tis_ratio_type",
     "mask": f"{SKYRL_ALGORITHM}off_policy_correction.sequence_mask_metric",
@@ -54,6 +59,8 @@ SKYRL_BATCHES = {
 
 def _skyrl_uses_old_probabilities(v: Values) -> bool:
     """Return whether the ratio of the loss is relative to old probabilities that the trainer computes."""
+    if v.loss == SKYRL_BAND:
+        return not str(v.get("method")).startswith(tuple(f"{name}(" for name in SAMPLER_METHODS))
     return v.loss in SKYRL_OLD_PROBABILITIES and not (v.loss == "cispo" and v.anchor == "rollout")
 
 
@@ -125,7 +132,7 @@ SKYRL_RULES = (
         framework="skyrl",
         severity="fix",
         title="the ratio is not relative to the sampling policy",
-        reads={"fully_async": "trainer.fully_async.enabled", "program": "program", **SKYRL_LOSS},
+        reads={"fully_async": "trainer.fully_async.enabled", "program": "program", **SKYRL_ANCHOR},
         condition=lambda v: (
             bool(v.fully_async or "fully_async" in v.program) and _skyrl_uses_old_probabilities(v)
         ),
@@ -143,7 +150,7 @@ SKYRL_RULES = (
         reads={
             "program": "program",
             "fully_async": "trainer.fully_async.enabled",
-            **SKYRL_LOSS,
+            **SKYRL_ANCHOR,
             **SKYRL_CORRECTION,
         },
         condition=lambda v: (
