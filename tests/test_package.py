@@ -556,6 +556,21 @@ def test_models_are_safetensors_alone():
     assert found == {"files.py": "import pickle"}  # which imports and calls nothing that a file names
 
 
+LICENSES = {"Apache License": "Apache-2.0", "The MIT License (MIT)": "MIT"}
+"""The identifier of each license by the first line of its text."""
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_package_declares_the_license_of_each_file_that_it_ships(name):
+    """A text of a license beside a file is that of the file, and goes into the wheel and the source distribution."""
+    folder = ROOT / "packages" / name
+    texts = [folder / "LICENSE", *sorted((folder / "src").rglob("*LICENSE*"))]
+    project = PROJECTS[name]["project"]
+    assert project["license-files"] == [text.relative_to(folder).as_posix() for text in texts]
+    first_lines = [text.read_text().lstrip().partition("\n")[0] for text in texts]
+    assert project["license"] == " AND ".join(LICENSES[line] for line in first_lines)
+
+
 def test_the_citation_and_the_changelog_are_of_one_version():
     """The version of the package is that of the newest tag; the release workflow compares it with these."""
     cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M)[1]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+from typing import Any, TypeGuard
 
 LARGEST_PLAIN = 1e9
 """Numbers below this one are written without an exponent."""
 
 FIRST_WITH_COMMA = 10_000
 """The first integer that has commas between its thousands."""
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return True for an integer or a float. A boolean is none, although Python counts it among the integers.
+
+    >>> is_number(1), is_number(0.5), is_number(True), is_number("1")
+    (True, True, False, False)
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def format_number(value: float, digits: int = 3) -> str:

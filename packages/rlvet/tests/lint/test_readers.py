@@ -537,3 +537,13 @@ def test_a_missing_file_or_a_folder_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "missing.sh"):
         with pytest.raises(RlvetError, match="is no file"):
             read_configurations(Path(path))
+
+
+def test_a_boolean_is_no_group_size():
+    """Without a number for each source, the smallest is not known, and that of the orchestrator counts."""
+    text = "[orchestrator]\ngroup_size = 8\n\n[[orchestrator.train.source]]\ngroup_size = {}\n"
+    sizes = {}
+    for value in ("1", "true"):
+        (configuration,) = parse_configurations(text.format(value).encode(), "rl.toml")
+        sizes[value] = configuration.settings["orchestrator.train.source.group_size"].value
+    assert sizes == {"1": 1, "true": 8}

@@ -24,8 +24,8 @@ from bandpo.core.text import as_method
 from bandpo.replay.record import method_of
 from helpers.simulated_runs import trl_log
 from rlvet.checks.diagnosis import diagnose
-from rlvet.runs.configs import read_configuration
-from rlvet.runs.setup import Setup
+from rlvet.runs.configs import read_configuration, setup_of
+from rlvet.runs.setup import Setup, Value
 
 ACTOR = {"ppo_mini_batch_size": 256, "ppo_epochs": 1, "clip_ratio": 0.2, "clip_ratio_c": 3.0}
 ACTOR |= {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "policy_loss": {"loss_mode": "vanilla"}}
@@ -276,3 +276,11 @@ def test_a_configuration_of_another_framework_than_the_log_s_is_none_of_the_run(
     trl_log(tmp_path)
     saved(tmp_path / "config.yaml", NEMO)
     assert str(diagnose(tmp_path).setup) == "trl"
+
+
+def test_a_boolean_is_no_number():
+    setup = Setup("trl", values={"group size": Value("num_generations", True, "config.yaml")})
+    assert setup.number("group size") is None
+    config = {"num_iterations": True, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
+    assert setup_of("trl", config | {"num_iterations": 1}).updates == 2
+    assert setup_of("trl", config).updates is None

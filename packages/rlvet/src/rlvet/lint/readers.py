@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlvet._numbers import is_number
 from rlvet.errors import FileProblem, InvalidValue, OtherFormat
 from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.frameworks import FRAMEWORKS
@@ -610,7 +611,7 @@ def _add_smallest_group(content: Mapping[str, Any], settings: Settings) -> None:
         algorithm = settings.get(f"{name}.algo.type", settings.get("orchestrator.algo.type"))
         if algorithm is None or algorithm.value in ("grpo", "max_rl", "echo"):
             sizes.append(settings.get(f"{name}.group_size", default))
-    if sizes and all(isinstance(size.value, int) for size in sizes):
+    if sizes and all(is_number(size.value) for size in sizes):
         settings[smallest_group] = min(sizes, key=lambda size: size.value)
     elif sources and not sizes:
         # No source has an algorithm that compares the answers of a group, so the size does not matter.

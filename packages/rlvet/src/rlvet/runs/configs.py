@@ -331,7 +331,8 @@ def _updates(framework: str, config: Config) -> float | None:
     product, _, divisor_name = FRAMEWORKS[framework]["updates"].partition(" / ")
     names = [*product.split(" * "), divisor_name]
     values = [lookup(config, name) for name in names]
-    if not all(isinstance(value, int) and value > 0 for value in values):
+    # A boolean is an instance of int.
+    if not all(type(value) is int and value > 0 for value in values):
         return None
     *factors, divisor = values
     try:

@@ -258,7 +258,7 @@ def _roll_rows(text: str, unread: Unread) -> StepMetrics:
             continue
         step = content.get("step")
         metrics = content.get("metrics")
-        if isinstance(step, int) and isinstance(metrics, dict):
+        if type(step) is int and isinstance(metrics, dict):
             yield step, metrics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlvet._numbers import format_number, format_setting
+from rlvet._numbers import format_number, format_setting, is_number
 from rlvet.runs.files import load_table
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
@@ -68,7 +68,7 @@ class Setup:
             name: A key of `values`.
         """
         value = self.values[name].value if name in self.values else None
-        return value if isinstance(value, (int, float)) else None
+        return value if is_number(value) else None
 
     def __str__(self) -> str:
         parts = []
