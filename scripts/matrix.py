@@ -98,6 +98,8 @@ TRL_TESTS = (
     "packages/bandpo-lab/tests/training/test_training.py",
     "packages/bandpo-lab/tests/commands/test_models.py",
 )
+SETTINGS_TESTS = f"{INTEGRATIONS}/test_trl_settings.py"
+"""The tests of the table of TRL's settings, which is that of the newest versions."""
 VERL_TESTS = (
     f"{INTEGRATIONS}/test_verl.py",
     f"{INTEGRATIONS}/test_verl_announcement.py",
@@ -151,7 +153,9 @@ ENVIRONMENTS = {
         )
         for version in TRL_BETWEEN
     },
-    "trl, newest": Environment((*map(admitted, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
+    "trl, newest": Environment(
+        (*map(admitted, TRL), SHELLCHECK), (*TRL_TESTS, SETTINGS_TESTS), extras="trl", about="trl",
+    ),
     "verl, oldest": Environment((oldest("verl"), SHELLCHECK), VERL_TESTS, extras="verl", about="verl"),
     "verl, newest": Environment((admitted("verl"), SHELLCHECK), VERL_TESTS, extras="verl", about="verl"),
     "python, newest": Environment(
@@ -162,7 +166,7 @@ ENVIRONMENTS = {
 CANARIES = {
     "trl, next": Environment(
         ("trl", "transformers", "datasets", "peft", "filelock", "scipy", "pydantic", "rich", "typer"),
-        ADAPTER_TESTS,
+        (*ADAPTER_TESTS, SETTINGS_TESTS),
         bare=(f"{ROOT}/packages/bandpo-lab",), about="trl",
     ),
 }  # fmt: skip

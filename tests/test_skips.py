@@ -69,7 +69,7 @@ def test_no_module_fails_where_the_frameworks_are_older(tmp_path, clean_environm
 @pytest.mark.slow
 def test_no_module_fails_where_the_frameworks_are_absent(clean_environment):
     # What TRL and verl require, and bandpo does not, is absent with them.
-    printed = collect(clean_environment, (*INDEXED, *OTHERS, "accelerate", "ray", "tensordict"))
+    printed = collect(clean_environment, (*INDEXED, *OTHERS, "accelerate", "peft", "ray", "tensordict"))
     for name in INDEXED:
         assert re.search(rf"needs {name} [\d.]+ or later", printed)
 

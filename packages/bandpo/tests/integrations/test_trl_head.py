@@ -6,6 +6,7 @@ import torch
 from helpers.frameworks import needs
 
 needs("trl")
+needs("peft")
 
 import transformers
 import trl

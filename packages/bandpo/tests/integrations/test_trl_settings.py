@@ -10,6 +10,7 @@ from helpers.frameworks import needs
 
 needs("trl")
 
+import transformers
 import trl
 import trl_settings
 from test_trl import LOG, SETTINGS, half, make, varied_reward
@@ -47,19 +48,27 @@ def small(cls, config, folder, tmp_path, **settings):
 def test_every_field_of_a_grpo_config_is_in_the_tables():
     names = {setting.name for setting in fields(GRPOConfig)}
     missing = sorted(names - trl_settings.LOSS.keys() - trl_settings.AROUND)
+    versions = f"TRL {trl.__version__} with transformers {transformers.__version__}"
     assert not missing, (
-        f"TRL {trl.__version__} has settings that no table names: {', '.join(missing)}. Add each to LOSS in "
-        "packages/bandpo/tests/integrations/trl_settings.py if the loss depends on it, else to AROUND, and run that "
-        "file"
+        f"{versions} has settings that no table names: {', '.join(missing)}. Add each to LOSS in "
+        "packages/bandpo/tests/integrations/trl_settings.py if the loss depends on it, else to AROUND, and "
+        "to ONLY_WITH if some versions of transformers lack it, and run that file"
     )
     assert not trl_settings.LOSS.keys() & trl_settings.AROUND
+    assert trl_settings.ONLY_WITH.keys() <= trl_settings.LOSS.keys() | trl_settings.AROUND
+
+
+@pytest.mark.skipif(trl.__version__ != "1.16.0", reason="the tables are those of the newest TRL")
+def test_the_tables_name_what_this_transformers_has():
+    names = {setting.name for setting in fields(GRPOConfig)}
+    tables = trl_settings.LOSS.keys() | trl_settings.AROUND
+    assert {name for name in tables if trl_settings.is_there(name, transformers.__version__)} == names
 
 
 @pytest.mark.skipif(trl.__version__ != "1.16.0", reason="the page is that of the newest TRL")
 def test_the_page_is_made_from_the_tables():
     marked = ["<!-- settings: begin -->", *trl_settings.table(trl.__version__), "<!-- settings: end -->"]
     assert "\n".join(marked) in trl_settings.PAGE.read_text()
-    assert not trl_settings.AROUND - {setting.name for setting in fields(GRPOConfig)}
 
 
 def rows(kind):
@@ -67,7 +76,7 @@ def rows(kind):
         pytest.param(name, case, id=f"{name}-{number}")
         for name, cases in trl_settings.LOSS.items()
         for number, case in enumerate(cases)
-        if isinstance(case, kind)
+        if isinstance(case, kind) and trl_settings.is_there(name, transformers.__version__)
     ]
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 PAGE = Path(__file__).parents[4] / "docs/trl.md"
 
 
@@ -144,10 +146,11 @@ LOSS = {
     "cast_lm_head_to_fp32": [Honoured({"cast_lm_head_to_fp32": True, "bf16": True})],
     "bf16": [Honoured({"bf16": True})],
     "fp16": [NotRun("as in TRL; it needs a GPU")],
-    "gradient_checkpointing": [Honoured({"gradient_checkpointing": False})],
-    "gradient_checkpointing_kwargs": [
-        Honoured({"gradient_checkpointing_kwargs": {"use_reentrant": True}})
-    ],
+    **{
+        f"{kind}_checkpointing{what}": [Honoured({f"{kind}_checkpointing{what}": value})]
+        for kind in ("gradient", "activation")
+        for what, value in (("", False), ("_kwargs", {"use_reentrant": True}))
+    },
     "label_smoothing_factor": [Honoured({"label_smoothing_factor": 0.1}, "without effect, as in TRL")],
     "neftune_noise_alpha": [Honoured({"neftune_noise_alpha": 5.0})],
     "pad_to_multiple_of": [Honoured({"pad_to_multiple_of": 8})],
@@ -176,30 +179,51 @@ LOSS = {
 
 AROUND = frozenset(
     """
-    accelerator_config adam_beta1 adam_beta2 adam_epsilon batch_eval_metrics
-    bf16_full_eval cache_implementation chat_template_kwargs data_seed dataloader_drop_last dataloader_num_workers
-    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
-    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug disable_tqdm do_eval do_predict
-    do_train ds3_gather_for_generation enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches
-    eval_on_start eval_steps eval_strategy eval_use_gather_object fp16_full_eval full_determinism greater_is_better
-    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip
-    include_for_metrics include_num_input_tokens_seen label_names learning_rate length_column_name liger_kernel_config
+    accelerator_config adam_beta1 adam_beta2 adam_epsilon batch_eval_metrics bf16_full_eval cache_implementation
+    chat_template_kwargs data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context
+    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
+    ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout
+    debug disable_tqdm do_eval do_predict do_train ds3_gather_for_generation enable_jit_checkpoint
+    eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
+    eval_use_gather_object fp16_full_eval full_determinism greater_is_better hub_always_push hub_model_id
+    hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics
+    include_num_input_tokens_seen label_names learning_rate length_column_name liger_kernel_config
     load_best_model_at_end local_rank log_completions log_completions_hub_repo log_level log_level_replica
     log_multimodal log_on_each_node log_unique_prompts logging_dir logging_first_step logging_nan_inf_filter
     logging_steps logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps
-    max_tool_calling_iterations metric_for_best_model model_init_kwargs num_completions_to_print num_generations_eval
-    num_train_epochs optim optim_args optim_target_modules output_dir per_device_eval_batch_size prediction_loss_only
-    project push_to_hub remove_unused_columns report_to restore_callback_states_from_checkpoint
-    resume_from_checkpoint run_name save_on_each_node save_only_model save_steps save_strategy save_total_limit
-    skip_memory_metrics tf32 torch_compile_backend torch_compile_mode torch_empty_cache_steps trackio_bucket_id
-    trackio_space_id trackio_static_space_id train_sampling_strategy transformers_continuous_batching_config
-    trust_remote_code use_cache use_cpu use_transformers_continuous_batching use_transformers_paged
-    vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length vllm_mode
-    vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+    max_tool_calling_iterations metric_for_best_model model_init_kwargs num_completions_to_print
+    num_generations_eval num_train_epochs optim optim_args optim_target_modules output_dir
+    per_device_eval_batch_size prediction_loss_only project push_to_hub remove_unused_columns report_to
+    restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
+    save_steps save_strategy save_total_limit skip_memory_metrics tf32 torch_compile_backend torch_compile_mode
+    torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy
+    transformers_continuous_batching_config trust_remote_code use_cache use_cpu use_transformers_continuous_batching
+    use_transformers_paged vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length
+    vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
     vllm_structured_outputs_regex vllm_tensor_parallel_size warmup_ratio warmup_steps weight_decay
     """.split()  # noqa: SIM905
 )
 """Settings of the optimiser, of data, generation, logging, saving and machines, which act outside of the loss."""
+
+ONLY_WITH = {
+    "activation_checkpointing": ">=5.23",
+    "activation_checkpointing_kwargs": ">=5.23",
+    "dataloader_in_order": ">=5.15",
+    "dataloader_multiprocessing_context": ">=5.15",
+    "logging_dir": "<5.15",
+    "warmup_ratio": "<5.15",
+}
+"""The versions of transformers that have a setting, where others that bandpo admits do not."""
+
+
+def is_there(name: str, transformers: str) -> bool:
+    """Return True if a version of transformers has a setting of the tables."""
+    return SpecifierSet(ONLY_WITH.get(name, "")).contains(transformers, prereleases=True)
+
+
+def _named(name: str) -> str:
+    """Return a setting for the page, with the versions of transformers if not all have it."""
+    return f"`{name}` (transformers {ONLY_WITH[name]})" if name in ONLY_WITH else f"`{name}`"
 
 
 def table(version: str) -> list[str]:
@@ -207,8 +231,8 @@ def table(version: str) -> list[str]:
     rows = []
     for name, cases in LOSS.items():
         texts = list(dict.fromkeys(case.text for case in cases))
-        rows.append(f"| `{name}` | {'; '.join(texts)} |")
-    around = ", ".join(f"`{name}`" for name in sorted(AROUND))
+        rows.append(f"| {_named(name)} | {'; '.join(texts)} |")
+    around = ", ".join(map(_named, sorted(AROUND)))
     return [
         *(f"TRL {version}:", "", "| setting | beside a method |", "|---|---|", *rows, ""),
         f"These act outside of the loss, as in TRL: {around}.",

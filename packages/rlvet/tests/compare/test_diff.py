@@ -115,6 +115,13 @@ def test_what_trains_nothing_else_is_listed_apart(a, b, group, text, write):
     assert run(*write(VERL.format(a), VERL.format(b))).exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_both_names_of_checkpoints_of_activations_are_settings_of_memory(name, write):
+    difference = diff(*write(TRL.format(f"{name}=False"), TRL.format(f"{name}=True"), (".py", ".py")))
+    assert name in " ".join(difference.configurations.speed)
+    assert not difference.differs
+
+
 def test_a_setting_at_its_default_is_no_difference(write):
     difference = diff(*write(VERL.format("data.seed=null data.shuffle=True"), VERL.format("")))
     assert not difference.differs

@@ -47,7 +47,8 @@ NAMES_AND_PATHS = re.compile(
 SPEED = re.compile(
     r"(micro_batch_size|dynamic_bsz|max_token_len|gpu_memory_utilization|parallel_size|offload|n_gpus_per_node|"
     r"nnodes|nproc_per_node|num_processes|fsdp_size|dataloader_|num_workers|enforce_eager|max_num_(seqs|batched_tokens)|"
-    r"chunked|torch_compile|remove_padding|gradient_checkpointing|vllm_(mode|server|gpu|tensor|enable|group|max_model)|"
+    r"chunked|torch_compile|remove_padding|(gradient|activation)_checkpointing|"
+    r"vllm_(mode|server|gpu|tensor|enable|group|max_model)|"
     r"use_liger|use_shm|free_cache_engine|load_format|layered_summon|balance_batch|use_cpu|ddp_|deepspeed|fsdp$|"
     r"fsdp_config$|tf32|update_weights_bucket|forward_prefetch|reshard_after_forward|pin_memory|per_device_train_batch_size|"
     r"prefix_caching|model_engine|attn_implementation|use_fused_kernels|ray_kwargs|nccl_timeout|"
