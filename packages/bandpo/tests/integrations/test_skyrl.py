@@ -1,3 +1,4 @@
+import copy
 import sys
 import typing
 from dataclasses import asdict
@@ -21,8 +22,10 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry, Polic
 from skyrl.train.config.config import AlgorithmConfig
 
 from bandpo import policy_loss
+from bandpo.core.methods import METHODS
 from bandpo.core.text import as_method
 from bandpo.integrations import skyrl
+from bandpo.integrations._adapt import has_bias
 from bandpo.integrations.skyrl import (
     BandAlgorithmConfig,
     apply_loss_reduction_to_advantages_minibatch,
@@ -150,8 +153,8 @@ def test_a_method_brings_its_average_unless_the_user_sets_another(caplog):
             "use_tis=True: the ratio of IcePop",
         ),
         (
-            ["trainer.algorithm.method=DAPO()", "trainer.fully_async.enabled=true"],
-            "fully_async.enabled=True: DAPO",
+            ["trainer.fully_async.enabled=true", "trainer.algorithm.use_tis=true"],
+            "use_tis=True: the ratio of Method",
         ),
     ],
 )
@@ -166,6 +169,56 @@ def test_skyrls_own_losses_stay_as_they_are():
     )
     assert algorithm.trainer.algorithm.loss_reduction == "token_mean"
     settings(["trainer.algorithm.method=DPPO()", "trainer.fully_async.enabled=true"])
+
+
+ASYNCHRONOUS = "trainer.fully_async.enabled=true"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_in_an_asynchronous_run_every_ratio_refers_to_the_sampler(name):
+    method = METHODS[name].method()
+    if method.whole_batch or has_bias(method):
+        pytest.skip("refused in synchronous runs, too")
+    algorithm = settings([f"trainer.algorithm.method={name}()", ASYNCHRONOUS]).trainer.algorithm
+    batch = make_batch(29, (16, 40), spread=0.5)
+    rollout = (batch.logp_old - 0.3 * torch.rand_like(batch.logp_old)).where(batch.mask > 0, 0.0)
+    tensors = (batch.logp, rollout, batch.advantages, batch.mask)
+    expected = policy_loss(*tensors, method=method, aggregation="sum").loss
+    ours, _ = call(band, algorithm, batch, rollout)
+    TestSkyRL().compare(batch, ours, expected)
+
+
+def test_an_asynchronous_clip_is_skyrls_own_around_the_sampler():
+    batch = make_batch(30, (16, 40), spread=0.5)
+    rollout = (batch.logp_old - 0.3 * torch.rand_like(batch.logp_old)).where(batch.mask > 0, 0.0)
+    algorithm = settings(["trainer.algorithm.method=FixedClip(0.2, 0.28)", ASYNCHRONOUS]).trainer.algorithm
+    ours, _ = call(band, algorithm, batch, rollout)
+    stock = AlgorithmConfig(eps_clip_low=0.2, eps_clip_high=0.28)
+    around_sampler = copy.copy(batch)
+    around_sampler.logp_old = rollout
+    expected, _ = call(ppo_policy_loss, stock, around_sampler, rollout)
+    TestSkyRL().compare(batch, ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("generator.sampling_params.logprobs=null", r"logprobs=None: .*; set it to 1"),
+        ("generator.sampling_params.top_p=0.9", r"top_p=0.9: .* a part of the vocabulary; leave it at 1.0"),
+        ("generator.sampling_params.top_k=50", r"top_k=50: .*; leave it at -1"),
+        ("generator.sampling_params.min_p=0.1", r"min_p=0.1: .*; leave it at 0.0"),
+    ],
+)
+def test_an_asynchronous_run_needs_the_samplers_log_probabilities(argument, message):
+    arguments = ["trainer.algorithm.method=BandAbove()", argument]
+    settings(arguments)  # the trainer's log-probabilities are not concerned
+    with pytest.raises(ValueError, match=f"^generator.sampling_params.{message}"):
+        settings([*arguments, ASYNCHRONOUS])
+
+
+def test_the_asynchronous_trainer_is_skyrls():
+    trainer = pytest.importorskip("skyrl.train.fully_async_trainer", reason="needs SkyRL's trainer")
+    assert hasattr(trainer, "FullyAsyncRayPPOTrainer")
 
 
 LOSSES = [(loss_type, {}) for loss_type in PolicyLossType]

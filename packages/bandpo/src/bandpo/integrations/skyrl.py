@@ -11,6 +11,10 @@ The old log-probabilities are the trainer's own at the start of the step. SkyRL 
 that is not one of its own losses. For ``DPPO()`` and ``IcePop()`` they are the sampler's. For other methods the
 sampler's are only used by ``off_policy_correction``, as for SkyRL's own losses.
 
+With ``trainer.fully_async.enabled=true``, `main` starts SkyRL's asynchronous trainer. SkyRL keeps no policy that
+sampled, so the trainer's own log-probabilities would be those of newer weights. Therefore the ratio of every method
+refers to the sampler's there.
+
 Written for and tested with SkyRL 0.3.0, which needs Python 3.12. The tests cover settings and loss, but no training
 run.
 """
@@ -21,7 +25,7 @@ import copy
 import logging
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +43,7 @@ from bandpo.core.gradient_check import slope
 from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
+from bandpo.core.text import as_text
 from bandpo.integrations._adapt import as_floats, check_ratio_moves, has_bias, read_method, record
 from bandpo.integrations._probe import Gradients, SyntheticTokens, describe_comparison
 from bandpo.integrations._settings import check_settings
@@ -98,18 +103,27 @@ class BandAlgorithmConfig(AlgorithmConfig):
                 f"trainer.algorithm.method: {method!r} has a term free of the advantage, and SkyRL averages by scaling "
                 "advantages; train with verl or TRL"
             )
+        if method.old_policy == "rollout":
+            self.refuse_corrections()
+        self._set_loss_reduction(method)
+
+    def refuse_corrections(self) -> None:
+        """Refuse importance weights for the distance of sampler and trainer beside a ratio that refers to the sampler.
+
+        Raises:
+            ValueError: such a setting is set.
+        """
         # SkyRL later converts the older setting use_tis to the newer one.
         corrections = {
             "use_tis": self.use_tis or None,
             "off_policy_correction.tis_ratio_type": self.off_policy_correction.tis_ratio_type,
         }
         for name, value in corrections.items():
-            if method.old_policy == "rollout" and value is not None:
+            if value is not None:
                 raise InvalidValue(
-                    f"trainer.algorithm.{name}={value}: the ratio of {method!r} refers to the sampler already, and "
-                    "would be corrected for it twice; leave it out"
+                    f"trainer.algorithm.{name}={value}: the ratio of {_method(self)!r} refers to the sampler already, "
+                    "and would be corrected for it twice; leave it out"
                 )
-        self._set_loss_reduction(method)
 
     def _refuse_unused(self) -> None:
         """Check that settings of the loss ``band`` are not set beside one of SkyRL's own losses."""
@@ -203,15 +217,46 @@ def settings(arguments: list[str]) -> object:
     """Return SkyRL's settings from its command line, with those of `BandAlgorithmConfig`.
 
     Raises:
-        ValueError: as for `BandAlgorithmConfig`; there is one update for each batch, so that no clip can act; or the
-            trainer is SkyRL's asynchronous one, and the method needs the trainer's old log-probabilities.
+        ValueError: as for `BandAlgorithmConfig`; there is one update for each batch, so that no clip can act; or in an
+            asynchronous run the sampler's log-probabilities are missing, or not those of the whole vocabulary.
     """
     overrides = [
         argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")
     ]
     config = make_config(algorithm_cls=BandAlgorithmConfig).from_cli_overrides(overrides)
+    if config.trainer.fully_async.enabled and config.trainer.algorithm.policy_loss_type == "band":
+        _refer_to_sampler(config)
     check_run(config)
     return config
+
+
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+"""SkyRL's sampling settings that change the probabilities of tokens, each with its neutral value."""
+
+
+def _refer_to_sampler(config: Any) -> None:
+    """Let the ratio of an asynchronous run refer to the sampler's log-probabilities, which are the only old ones.
+
+    Raises:
+        ValueError: the sampler returns none, or those of a part of the vocabulary; or the run would also be corrected
+            for the distance of sampler and trainer, which is in the ratio then.
+    """
+    algorithm = config.trainer.algorithm
+    algorithm.method = as_text(replace(_method(algorithm), old_policy="rollout"))
+    algorithm.refuse_corrections()
+    sampling = config.generator.sampling_params
+    if sampling.logprobs is None:
+        raise InvalidValue(
+            "generator.sampling_params.logprobs=None: the ratio of an asynchronous run refers to the sampler's "
+            "log-probabilities; set it to 1"
+        )
+    for name, neutral in NEUTRAL.items():
+        value = getattr(sampling, name)
+        if value != neutral:
+            raise InvalidValue(
+                f"generator.sampling_params.{name}={value}: the ratio of an asynchronous run refers to the sampler's "
+                f"log-probabilities, and these would be of a part of the vocabulary; leave it at {neutral}"
+            )
 
 
 def check_run(config: Any) -> list[str]:
@@ -228,11 +273,6 @@ def check_run(config: Any) -> list[str]:
     if algorithm.policy_loss_type != "band":
         return []
     method = _method(algorithm)
-    if trainer.fully_async.enabled and method.old_policy != "rollout":
-        raise InvalidValue(
-            f"trainer.fully_async.enabled=True: {method!r} refers to the trainer's log-probabilities, and SkyRL "
-            "keeps none of the policies that sampled; use DPPO() or IcePop(), which refer to the sampler's"
-        )
     mini_batches = math.ceil(trainer.train_batch_size / trainer.policy_mini_batch_size)
     line = check_ratio_moves(
         method,
@@ -313,4 +353,25 @@ def main() -> None:
         print(*[f"bandpo: {line}" for line in lines], sep="\n", flush=True)
     validate_cfg(config)
     initialize_ray(config)
-    ray.get(skyrl_entrypoint.remote(config))
+    if config.trainer.fully_async.enabled:
+        ray.get(ray.remote(num_cpus=1)(train_fully_async).remote(config))
+    else:
+        ray.get(skyrl_entrypoint.remote(config))
+
+
+def train_fully_async(config: Any) -> None:
+    """Run SkyRL's asynchronous trainer, as its example ``main_fully_async`` does.
+
+    Args:
+        config: SkyRL's settings, from `settings`.
+    """
+    from skyrl.train.entrypoints.main_base import BasePPOExp
+    from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
+
+    class Experiment(BasePPOExp):
+        """SkyRL's experiment with the asynchronous trainer."""
+
+        def get_trainer(self, *arguments: Any, **kwargs: Any) -> Any:
+            return FullyAsyncRayPPOTrainer(*arguments, **kwargs)
+
+    Experiment(config).run()
