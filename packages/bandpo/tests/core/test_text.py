@@ -20,9 +20,10 @@ from bandpo import (
     Unclipped,
     parse,
 )
+from bandpo.core import text as text_module
 from bandpo.core.divergences import PearsonChi2
 from bandpo.core.objectives import DropOutside, DualClip, Objective, SequenceMask
-from bandpo.core.schedules import Linear
+from bandpo.core.schedules import Linear, Radius
 from bandpo.core.text import as_method, as_text
 
 RULES = [
@@ -249,9 +250,48 @@ def test_a_published_name_is_never_answered_with_another_method(name):
         ("CSIPO", "CISPO"), ("m2p0", "M2PO"), ("Ipo", "IPO"), ("Bnad", "Band"), ("BandAbov", "BandAbove"),
         ("bandabove", "BandAbove"), ("MinRL", "MiniRL"), ("Mini_RL", "MiniRL"), ("PrimeLR", "PrimeRL"),
         ("ClipConv", "ClipCov"), ("IcePopp", "IcePop"), ("TokenTOP", "TokenTOPR"), ("DeepSekV32", "DeepSeekV32"),
-        ("FixdClip", "FixedClip"), ("TotalVariatoin", "TotalVariation"), ("Surogate", "Surrogate"),
+        ("FixdClip", "FixedClip"),
     ],
 )  # fmt: skip
 def test_a_slip_of_the_fingers_is_answered(typed, name):
     with pytest.raises(ValueError, match=rf"unknown name '{typed}'; did you mean {name}\?"):
         parse(f"{typed}()")
+
+
+@pytest.mark.parametrize(
+    ("text", "typed", "name"),
+    [
+        ("Band({}, 0.05)", "KLD", "KL"), ("Band({}, 0.05)", "KLdiv", "KL"), ("Band({}, 0.05)", "JS", "JensenShannon"),
+        ("Band(divergence={})", "TotalVariatoin", "TotalVariation"), ("BandPO({})", "TV", "TotalVariation"),
+        ("DPPO({}, 0.2)", "alpha", "AlphaDivergence"), ("Band(KL(), {}(0.05, 0.01))", "Linar", "Linear"),
+        ("FixedClip(0.2, {}(0.2, 0.3))", "linear", "Linear"), ("TwoSided({}(0.2), Band())", "FixdClip", "FixedClip"),
+        ("Method(Band(), {}())", "Surogate", "Surrogate"), ("Method(Band(), {}(3))", "dual_clip", "DualClip"),
+        ("Method(clip={}())", "Unclip", "Unclipped"),
+    ],
+)  # fmt: skip
+def test_a_name_is_answered_with_one_of_its_kind(text, typed, name):
+    with pytest.raises(ValueError, match=rf"unknown name '{typed}'; did you mean {name}\?"):
+        parse(text.format(typed))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "first", "base"),
+    [
+        ("chi2", Divergence, {"NeymanChi2", "PearsonChi2"}, Divergence),
+        ("Band(Wasserstein())", Method, set(), Divergence),
+        ("Method(Band(), Xyz())", Method, set(), Objective),
+        ("Method(XYZ())", Method, set(), ClipRule),
+        ("Band(KL(), Xyz(1))", Method, set(), Radius),
+    ],
+)
+def test_without_a_near_name_those_of_the_kind_are_listed_nearest_first(text, kind, first, base):
+    with pytest.raises(ValueError, match="known are ") as error:
+        parse(text, kind)
+    names = str(error.value).partition("known are ")[2].partition(";")[0].split(", ")
+    vocabulary = text_module._vocabulary(package_only=True)
+    kinds = {
+        name for name, value in vocabulary.items() if isinstance(value, type) and issubclass(value, base)
+    }
+    assert kinds <= {*names}
+    assert all(issubclass(cls, base) for cls in map(vocabulary.get, names) if isinstance(cls, type))
+    assert {*names[: len(first)]} == first

@@ -89,14 +89,16 @@ def bounds_command(
 def _read_band(text: str) -> Band:
     """Return Band with a divergence, or the rule of a method with Band, from its text form."""
     from bandpo import Band, Divergence, parse
+    from bandpo.core.errors import did_you_mean
+    from bandpo.core.text import PAPER_DIVERGENCES
 
     try:
         return Band(parse(text, Divergence))
     except InvalidValue as error:
         try:
             clip = parse(text).clip
-        except InvalidValue:
-            raise error from None
+        except InvalidValue as method_error:
+            raise (method_error if did_you_mean(text, PAPER_DIVERGENCES) else error) from None
         if not isinstance(clip, Band):
             raise InvalidValue(
                 f"{text!r} does not clip by Band: name a divergence such as KL, or a method such as bandkl005"

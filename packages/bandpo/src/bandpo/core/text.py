@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
@@ -42,6 +42,9 @@ EXAMPLES: dict[type, str] = {
     Radius: "a radius such as Linear(0.05, 0.01)",
 }
 """The base classes of objects with a text form, and their description in errors."""
+
+ACCEPTED: dict[type, tuple[type, ...]] = {Method: (Method, ClipRule)}
+"""The base classes of the objects that a text of a kind may name, where it is not the kind alone."""
 
 PAPER_DIVERGENCES: dict[str, Callable[[], Divergence]] = {
     "bandkl": KL,
@@ -184,7 +187,7 @@ def _value_text(value: Any) -> str:
 def _parse(text: str, kind: type, imports: bool) -> Any:
     """Parse a text form; see `parse`."""
     try:
-        value = _build(ast.parse(text.strip(), mode="eval").body, imports)
+        value = _build(ast.parse(text.strip(), mode="eval").body, imports, ACCEPTED.get(kind, (kind,)))
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise InvalidValue(f"{text!r:.200} cannot be read; write {EXAMPLES[kind]}") from error
     except (TypeError, ValueError) as error:
@@ -196,26 +199,56 @@ def _parse(text: str, kind: type, imports: bool) -> Any:
     return value
 
 
-def _build(node: ast.expr, imports: bool) -> Any:
-    """Return the value of a node of the syntax tree."""
+def _build(node: ast.expr, imports: bool, kinds: tuple[type, ...]) -> Any:
+    """Return the value of a node of the syntax tree.
+
+    Args:
+        node: The node.
+        imports: As for `parse`.
+        kinds: The base classes of the objects that may be at this place, for errors.
+    """
     match node:
         case ast.Constant(value=float() | int() | str() | None as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_build(operand, imports)
+            return -_build(operand, imports, kinds)
         case ast.Name(id="inf"):
             return math.inf
         case ast.Name() | ast.Attribute():
-            return _look_up(node, imports)()
+            return _look_up(node, imports, kinds)()
         case ast.Call(func=func, args=args, keywords=keywords):
-            kwargs = {str(keyword.arg): _build(keyword.value, imports) for keyword in keywords}
+            function = _look_up(func, imports, kinds)
+            parameters = _kinds_of_arguments(function)
+            kwargs: dict[str, Any] = {}
+            for keyword in keywords:
+                name = str(keyword.arg)
+                kwargs[name] = _build(keyword.value, imports, parameters.get(name, (*EXAMPLES,)))
             if len(kwargs) < len(keywords):
                 raise InvalidValue("an argument is given twice")
-            function = _look_up(func, imports)
             _check_arguments(function, kwargs)
-            return function(*(_build(arg, imports) for arg in args), **kwargs)
+            positional = [*parameters.values()]
+            positional += [(*EXAMPLES,)] * len(args)
+            values = [_build(arg, imports, kinds) for arg, kinds in zip(args, positional, strict=False)]
+            return function(*values, **kwargs)
         case _:
             raise _cannot_parse(node)
+
+
+def _kinds_of_arguments(function: Callable[..., Any]) -> dict[str, tuple[type, ...]]:
+    """Return the base classes of the objects that each argument of a function accepts, by its name, from annotations.
+
+    >>> {name: [kind.__name__ for kind in kinds] for name, kinds in _kinds_of_arguments(Band).items()}
+    {'divergence': ['Divergence'], 'radius': ['Radius'], 'max_ratio': ['Radius']}
+    """
+    kinds: dict[str, tuple[type, ...]] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        names = re.findall(r"\w+", str(parameter.annotation))
+        accepted = tuple(kind for kind in EXAMPLES if kind.__name__ in names)
+        if not accepted and "Band" in names:
+            accepted = (ClipRule,)
+        # A number may be a schedule.
+        kinds[name] = accepted or ((Radius,) if "float" in names else (*EXAMPLES,))
+    return kinds
 
 
 def _check_arguments(function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
@@ -253,12 +286,13 @@ def _vocabulary(*, package_only: bool) -> dict[str, Callable[..., Any]]:
     return vocabulary | {name: paper.method for name, paper in METHODS.items()}
 
 
-def _look_up(node: ast.expr, imports: bool) -> Callable[..., Any]:
+def _look_up(node: ast.expr, imports: bool, kinds: tuple[type, ...]) -> Callable[..., Any]:
     """Return the class or function that a name means.
 
     Args:
         node: The name, or the path of a class or function that is imported.
         imports: As for `parse`.
+        kinds: As for `_build`.
     """
     path = ast.unparse(node)
     if not all(identifier.isidentifier() for identifier in path.split(".")):
@@ -274,10 +308,44 @@ def _look_up(node: ast.expr, imports: bool) -> Callable[..., Any]:
     paper_name = PAPER_NAME.fullmatch(name)
     if paper_name:
         return _paper_rule(*paper_name.groups())
-    hint = did_you_misspell(name, vocabulary) or did_you_mean(name, PAPER_DIVERGENCES)
-    if not hint:
-        hint = f"; known are {', '.join(sorted(vocabulary))}; bandpo.core.methods.METHODS lists the methods"
-    raise InvalidValue(f"unknown name {name!r}{hint}; write module.Name for a class of your own")
+    candidates = [known for known, value in vocabulary.items() if _makes(value, kinds)]
+    raise InvalidValue(
+        f"unknown name {name!r}{_hint(name, candidates, kinds)}; write module.Name for a class of your own"
+    )
+
+
+def _makes(value: Callable[..., Any], kinds: tuple[type, ...]) -> bool:
+    """Return True if a class or a function of the vocabulary makes an object of one of these base classes."""
+    return issubclass(value if isinstance(value, type) else Method, kinds)
+
+
+def _hint(name: str, candidates: Sequence[str], kinds: tuple[type, ...]) -> str:
+    """Return the end of an error about an unknown name: the candidate that is meant, or all of them, nearest first.
+
+    Args:
+        name: The unknown name.
+        candidates: The names of the expected kinds.
+        kinds: As for `_build`.
+    """
+    hint = did_you_misspell(name, candidates)
+    if hint:
+        return hint
+    if Method in kinds or ClipRule in kinds:
+        hint = did_you_mean(name, PAPER_DIVERGENCES)
+    else:
+        abbreviations = {re.sub(r"[^A-Z]", "", candidate): candidate for candidate in candidates}
+        candidate = abbreviations.get(name.upper())
+        hint = f"; did you mean {candidate}?" if candidate else did_you_mean(name, candidates)
+    if hint:
+        return hint
+    related = [known for known in candidates if _bare(known) in _bare(name) or _bare(name) in _bare(known)]
+    if len(related) == 1 and Method not in kinds:
+        return f"; did you mean {related[0]}?"
+    nearest = sorted(
+        candidates, key=lambda known: (known not in related, _edits(_bare(name), _bare(known)), known)
+    )
+    methods = "; bandpo.core.methods.METHODS lists the methods" if Method in kinds else ""
+    return f"; known are {', '.join(nearest)}{methods}"
 
 
 def did_you_misspell(name: str, candidates: Iterable[str]) -> str:
