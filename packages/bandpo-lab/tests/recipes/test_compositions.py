@@ -84,9 +84,9 @@ band   | +L.method='DPPO()'                     | bypass_mode=true.*method=.Meth
 band   | +L.method='IcePop()' algorithm.rollout_correction=null | bypass_mode=true
 band   | +L.method='DPPO()' C.bypass_mode=true  | = DPPO()
 band   | +L.method='BAPO()'                     | > loss +BAPO\(share=0.5
-band   | +L.method='BAPO()' A.ppo_micro_batch_size_per_gpu=4 | BAPO.* is not for verl: it has sums
-band   | +L.method='BAPO()' actor_rollout_ref.rollout.n=2 | BAPO.* is not for verl: it has sums
-band   | +L.method='BAPO()' A.use_dynamic_bsz=true | BAPO.* is not for verl: it has sums
+band   | +L.method='BAPO()' A.ppo_micro_batch_size_per_gpu=4 | BAPO.* has sums .*use_dynamic_bsz=false
+band   | +L.method='BAPO()' actor_rollout_ref.rollout.n=2 | BAPO.* has sums .*use_dynamic_bsz=false
+band   | +L.method='BAPO()' A.use_dynamic_bsz=true | BAPO.* has sums .*use_dynamic_bsz=false
 band   | +L.rule='FixedClip()'                  | unexpected keyword argument 'rule'
 band   | +L.certify=false                       | certify must be 'stop', 'warn' or 'off', got False
 band   | +L.audited=gspo                        | loss_mode: 'gspo' reads no method
@@ -185,8 +185,8 @@ launch | 'BandPO()' +paper/arm=dapo             | > average +token-mean, verl's 
 launch | 'GRPO()' +paper/arm=dapo               | > average +token-mean, verl's loss_agg_mode, in place of the
 launch | 'GRPO()'                               | > dual clip +the method's own or none; clip_ratio_c=10.0
 launch | vanilla +paper/arm=dapo                | > average +token-mean$
-launch | 'BAPO()'                               | BAPO.* is not for verl: it has sums
-launch | 'KLCov()' --settings authors           | KLCov.* is not for verl: it has sums
+launch | 'BAPO()'                               | BAPO.* has sums .*use_dynamic_bsz=false
+launch | 'KLCov()' --settings authors           | KLCov.* has sums .*use_dynamic_bsz=false
 """
 
 

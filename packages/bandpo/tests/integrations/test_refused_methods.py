@@ -174,7 +174,8 @@ out = Path(sys.argv[1])
 results = {}
 for method in [*(f"{name}()" for name in METHODS), *OWN_RULES]:
     try:
-        config = BandGRPOConfig(str(out), method=method, bf16=False, use_cpu=True, num_generations=2)
+        settings = {"bf16": False, "use_cpu": True, "num_generations": 2, "num_iterations": 2}
+        config = BandGRPOConfig(str(out), method=method, **settings)
         results[str(method)] = config.world_size
     except ValueError as error:
         results[str(method)] = str(error)
@@ -191,7 +192,7 @@ def test_trl_accepts_published_methods_on_two_processes_and_refuses_rules_of_one
 
     from bandpo.integrations.trl import BandGRPOConfig
 
-    settings = {"bf16": False, "use_cpu": True, "num_generations": 2}
+    settings = {"bf16": False, "use_cpu": True, "num_generations": 2, "num_iterations": 2}
     for method in OWN_RULES:
         BandGRPOConfig("out", method=method, **settings)
     monkeypatch.setattr(TrainingArguments, "world_size", property(lambda self: 2))
@@ -217,7 +218,8 @@ def test_trl_refuses_accumulation_for_methods_of_a_whole_update():
     needs("trl")
     from bandpo.integrations.trl import BandGRPOConfig
 
-    settings = {"bf16": False, "use_cpu": True, "num_generations": 2, "gradient_accumulation_steps": 2}
+    settings = {"bf16": False, "use_cpu": True, "num_generations": 2, "num_iterations": 2}
+    settings["gradient_accumulation_steps"] = 2
     for name, paper in METHODS.items():
         if not paper.method().whole_batch:
             BandGRPOConfig("out", method=f"{name}()", **settings)

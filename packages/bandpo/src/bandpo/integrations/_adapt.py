@@ -32,6 +32,8 @@ _logger = logging.getLogger("bandpo")
 
 PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Old probabilities, from a rare token to an almost certain one, at which a rule's bounds are computed."""
+ANY_METHOD = "train it with TRL, verl or Tinker, which take any method; here name a clip rule, as in Band(KL(), 0.05)"
+"""The remedy for a method in a framework that takes bounds only."""
 FAR = 10
 """A ratio that hardly any token reaches: the cap of the BandPO paper, and the dual clip of its authors."""
 
@@ -98,12 +100,12 @@ def read_bounds(
     if objective != Surrogate() or result.level != "token":
         raise InvalidValue(
             f"{prefix}method: {method!r} is {result.objective!r} per {result.level}, but this framework's loss can only"
-            " be given bounds per token; name a clip rule such as 'FixedClip(0.2, 0.28)'"
+            f" be given bounds per token; {ANY_METHOD}"
         )
     if result.clip.depends_on_tokens:
         raise InvalidValue(
             f"{prefix}method: {result.clip!r} computes its bounds from the tokens of a batch, but this framework's loss"
-            " can only be given bounds of the old log-probability; name a clip rule such as 'FixedClip(0.2, 0.28)'"
+            f" can only be given bounds of the old log-probability; {ANY_METHOD}"
         )
     return result
 
@@ -146,7 +148,8 @@ def _validate(method: Any, has_state: bool, whole_batch: bool, aggregation: str 
     if result.whole_batch and not whole_batch:
         raise InvalidValue(
             f"{result!r} needs all tokens of an update at once, and this framework splits an update into several calls "
-            "of its loss; train with Tinker's forward_backward_custom or a loop of your own"
+            "of its loss; train it with TRL or verl, where an update that fits is one call, with Tinker's "
+            "forward_backward_custom or a loop of your own"
         )
     check(result)
     check_clip_can_act(result)

@@ -66,14 +66,14 @@ def _no_effect(name: str, *defaults: object) -> RefusedSetting:
         defaults: The values that are accepted, since the user has not set them.
     """
     reason = "it would have no effect, as the method has its own bounds"
-    fix = "leave it out, and write the interval as FixedClip(low, high)"
+    fix = "leave it out; or, to clip at it instead, write the interval as the method FixedClip(low, high)"
     return RefusedSetting(name, reason, fix, allowed=(*defaults, None))
 
 
 def _dual_clip(name: str, default: object = None) -> RefusedSetting:
     """Return the refusal of a framework's own dual clip; its default value is accepted."""
     reason = "the method and this setting would both determine which tokens are dropped"
-    fix = "leave it out; a dual clip is part of the method, as in Method(FixedClip(0.2, 0.28), DualClip(3))"
+    fix = "leave it out; a dual clip is part of the method, as in BandPO(dual_clip=3)"
     return RefusedSetting(name, reason, fix, allowed=(default,), allowed_beside_rule=True)
 
 
@@ -84,11 +84,14 @@ def _of_own_loss(framework: str, name: str, loss: str, method: str, default: obj
         framework: The framework's name.
         name: The name of the setting.
         loss: The loss that reads it.
-        method: The method to use instead.
+        method: The method that is this loss; empty if bandpo has none in this framework.
         default: The default value of the setting.
     """
     reason = f"it is a setting of {framework}'s loss {loss}, and would have no effect"
-    fix = f"leave it out, and write it as an argument of the method, as in {method}"
+    instead = (
+        f"write it as an argument of the method {method}" if method else f"train with the loss {loss} itself"
+    )
+    fix = f"leave it out; or, for that loss, {instead}"
     return RefusedSetting(name, reason, fix, allowed=(default, None))
 
 
@@ -247,11 +250,11 @@ REFUSED: Mapping[str, RefusedSettings] = {
             _of_own_loss("SkyRL", "dppo.dppo_type", "dppo", "DPPO(TotalVariation(), 0.2)", "binary_tv"),
             _of_own_loss("SkyRL", "dppo.delta_low", "dppo", "DPPO(TotalVariation(), 0.2)", 0.2),
             _of_own_loss("SkyRL", "dppo.delta_high", "dppo", "DPPO(TotalVariation(), 0.2)", 0.2),
-            _of_own_loss("SkyRL", "kl_cov.kl_cov_frac", "kl_cov", "KLCov(0.002, 1.0)", 0.2),
-            _of_own_loss("SkyRL", "kl_cov.ppo_kl_coef", "kl_cov", "KLCov(0.002, 1.0)", 1.0),
-            _of_own_loss("SkyRL", "clip_cov.clip_ratio", "clip_cov", "KLCov(0.002, 1.0)", 0.0002),
-            _of_own_loss("SkyRL", "clip_cov.clip_cov_lb", "clip_cov", "KLCov(0.002, 1.0)", 1.0),
-            _of_own_loss("SkyRL", "clip_cov.clip_cov_ub", "clip_cov", "KLCov(0.002, 1.0)", 5.0),
+            _of_own_loss("SkyRL", "kl_cov.kl_cov_frac", "kl_cov", "", 0.2),
+            _of_own_loss("SkyRL", "kl_cov.ppo_kl_coef", "kl_cov", "", 1.0),
+            _of_own_loss("SkyRL", "clip_cov.clip_ratio", "clip_cov", "", 0.0002),
+            _of_own_loss("SkyRL", "clip_cov.clip_cov_lb", "clip_cov", "", 1.0),
+            _of_own_loss("SkyRL", "clip_cov.clip_cov_ub", "clip_cov", "", 5.0),
         ),
     ),
     "verl": RefusedSettings(
@@ -302,7 +305,7 @@ def check_settings(framework: str, settings: object, method: Method) -> None:
     >>> check_settings("rLLM", {"eps_clip": 0.2, "eps_clip_high": 0.28}, as_method("DAPO()"))
     Traceback (most recent call last):
     bandpo.core.errors.InvalidValue: algorithm.eps_clip_high=0.28: it would have no effect, as the method has its own \
-bounds; leave it out, and write the interval as FixedClip(low, high)
+bounds; leave it out; or, to clip at it instead, write the interval as the method FixedClip(low, high)
     """
     entries = REFUSED[framework]
     problems = []

@@ -318,8 +318,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
                 expected = native.get(name, defaults[name])
                 if value not in (defaults[name], expected):
                     raise InvalidValue(
-                        f"{name}={value} would have no effect beside method={self.method!r}; it is an argument of the "
-                        f"method, as in {remedy}"
+                        f"{name}={value} would have no effect beside method={self.method!r}; leave it out; or, for "
+                        f"that loss, write {remedy}"
                     )
                 setattr(self, name, expected)
         for name in ("loss_type", "delta"):
@@ -339,7 +339,10 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             clips["delta"] = self.delta
         for name, value in clips.items():
             if value != native.get(name):
-                raise InvalidValue(f"{self.method} and {name}={value!r} both define a clip; leave one out")
+                raise InvalidValue(
+                    f"{self.method} and {name}={value!r} both define a clip; leave {name} out, or in place of the "
+                    "method name a clip rule alone"
+                )
 
     def _set_loss_type(self, method: Method) -> None:
         """Set ``loss_type`` to the method's loss aggregation, unless the user has set it."""
@@ -359,8 +362,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             self.importance_sampling_level = method.level  # pyright: ignore[reportIncompatibleVariableOverride]
         elif level != method.level and not method.only_rule:
             raise InvalidValue(
-                f"importance_sampling_level={level!r}, but {self.method} is a method of {method.level}s; a combination "
-                f"of your own is written Method(clip, objective, level={level!r})"
+                f"importance_sampling_level={level!r}, but {self.method} is a method of {method.level}s; leave it out; "
+                f"or, for a combination of your own, write Method(clip, objective, level={level!r})"
             )
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -185,7 +185,7 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
     refuse_if(
         not _is_rule_alone(loss_settings) and f"{ACTOR}clip_ratio_c" in overrides(),
         f"{ACTOR}clip_ratio_c={actor.clip_ratio_c} has no effect beside {method}, a whole method, which has its own "
-        "dual clip or none: leave it out, or write it into the method, as in 'Method(FixedClip(0.2), DualClip(10))'",
+        f"dual clip or none: leave it out, or write it into the method, as in 'BandPO(dual_clip={actor.clip_ratio_c})'",
     )
     check_average(method, actor)
     refuse_if(
@@ -241,9 +241,10 @@ def _check_whole_batch(method: Method, actor: ActorConfig, config: DictConfig) -
 def not_for_verl(method: Method) -> str:
     """Return the error message for a method with sums over a mini-batch, which verl splits."""
     return (
-        f"{POLICY_LOSS}method: {method!r} is not for verl: it has sums over a whole mini-batch, and verl hands its "
-        "loss one micro-batch at a time, with the backward pass of each before the next is known. Train it with "
-        "Tinker's forward_backward_custom or a loop of your own, or choose another method"
+        f"{POLICY_LOSS}method: {method!r} has sums over a whole mini-batch, and verl hands its loss one micro-batch at "
+        "a time, with the backward pass of each before the next is known. If a mini-batch fits, set "
+        f"{ACTOR}use_dynamic_bsz=false and {ACTOR}ppo_micro_batch_size_per_gpu to all responses of a mini-batch, "
+        "divided by the number of GPUs; otherwise train it with Tinker's forward_backward_custom or a loop of your own"
     )
 
 
