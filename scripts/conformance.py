@@ -6,9 +6,10 @@
 
 Each framework has its own virtual environment in the folder, as in scripts/matrix.py. Settings that
 scripts/conformance.txt does not name have the framework's defaults. The comparison is that of
-`bandpo.testing.assert_is`. Results go to research/results/conformance.json, from which docs/measured/conformance.md is
-written. A framework that is not on the index is run from a clone, and the page names its commit. Exits with 1 if a
-difference is unexplained or a loss failed.
+`bandpo.testing.assert_is`. Results go to research/results/conformance.json with their date and the core, and
+docs/measured/conformance.md is written from them: a framework that was not run again keeps its date. A framework that
+is not on the index is run from a clone, and the page names its commit. Exits with 1 if a difference is unexplained or a
+loss failed.
 
 ``--newest`` takes the newest release of each framework, or the newest commit if it is not on the index. It writes the
 changes since the committed results as Markdown, or an empty file if there are none; the results are not updated.
@@ -36,7 +37,7 @@ from bandpo.testing._batches import loss_batches
 from bandpo.testing._differences import COUNTS_EMPTY, Comparison, Variant, compare_loss
 from framework_losses import Loss
 from marked import write_between_marks
-from matrix import ENVIRONMENTS, ROOT, Environment, admitted, install
+from matrix import ENVIRONMENTS, ROOT, Environment, admitted, date, install, stamp
 
 PAGE = ROOT / "docs/measured/conformance.md"
 RESULTS = ROOT / "research/results/conformance.json"
@@ -307,7 +308,7 @@ def run(name: str, folder: Path, version: str, source: Path | None) -> dict[str,
         version = f"commit {commit.strip()}"
     command = [python, __file__, folder, name, "--inside"]
     printed = subprocess.check_output(command, text=True, env=environment, cwd=folder)
-    return {"version": version, "losses": json.loads(printed.partition(START)[2])}
+    return {"version": version, **stamp(), "losses": json.loads(printed.partition(START)[2])}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -369,7 +370,7 @@ def _weighted_verdict(weighted: Mapping[str, Any]) -> str:
 
 def overview(results: Mapping[str, Any]) -> list[str]:
     """Return the table of all frameworks, as lines of Markdown."""
-    lines = ["", "| framework | version | compared | equal | differ |", "|---|---|---:|---:|---:|"]
+    lines = ["", "| framework | version | compared | equal | differ | date |", "|---|---|---:|---:|---:|---|"]
     for name, framework in results.items():
         compared = [result for result in framework["losses"].values() if "plain" in result]
         equal = sum(is_equal(result) for result in compared)
@@ -379,6 +380,7 @@ def overview(results: Mapping[str, Any]) -> list[str]:
             len(compared),
             equal,
             len(compared) - equal,
+            date(framework, results),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return [*lines, ""]

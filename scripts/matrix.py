@@ -8,9 +8,9 @@ minor version between, and the core and TRL with the newest Python.
 
 Each case has its own virtual environment in the folder. It gets its torch first, then the framework at the version that
 `bandpo.integrations.ADAPTERS` names, or at the oldest or newest admitted one, then this checkout. An environment that
-is complete is used again; remove its folder to get newer packages. The table in docs/frameworks.md is written once all
-have a result for this core. A Python that is not installed is left out, and the page says so. Exits with 1 if a test
-failed.
+is complete is used again; remove its folder to get newer packages. Each result goes to research/results/matrix.json at
+once, with its date and the core, and the table in docs/frameworks.md is written from that file: a row that was not run
+again keeps its date. A case whose Python is not installed is left out. Exits with 1 if a test failed.
 
 On Linux, builds of torch other than the pinned one require several GB of CUDA libraries each.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import datetime
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tomllib
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from typing import Any
 from marked import write_between_marks
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/frameworks.md"
+RESULTS = ROOT / "research/results/matrix.json"
 TORCH = "torch==2.13.0"
 TEST_TOOLS = ("pytest", "pytest-randomly", "pytest-timeout", "numpy", "hypothesis", "mpmath", "jaxtyping")
 
@@ -209,6 +213,20 @@ def _is_docstring(statement: ast.AST) -> bool:
     )
 
 
+def stamp() -> dict[str, str]:
+    """Return the entries of a result that say when it was made, and with which core and commit."""
+    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
+    return {"time": now, "core": core_digest(), "commit": commit}
+
+
+def date(result: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the date of a result for a table, with a note if the newest of the results is of another core."""
+    newest = max(results.values(), key=lambda one: one["time"])
+    note = "" if result["core"] == newest["core"] else ", older core"
+    return f"{result['time'].partition('T')[0]}{note}"
+
+
 def adapters() -> dict[str, dict[str, str]]:
     """Return `bandpo.integrations.ADAPTERS` by module, read in another process so that torch is not loaded here."""
     code = "import json, bandpo.integrations as i; print(json.dumps([vars(a) for a in i.ADAPTERS]))"
@@ -255,9 +273,9 @@ def install(environment: Environment, home: Path, version: str) -> Path:
 def run(name: str, folder: Path, version: str) -> dict[str, Any]:
     """Create an environment, run its tests, and return the result."""
     environment = (ENVIRONMENTS | CANARIES)[name]
-    core = core_digest()
     if environment.python and subprocess.run(["sh", "-c", f"{environment.python} --version"]).returncode:
-        return {"core": core, "absent": environment.python}
+        return {"absent": environment.python}
+    made = stamp()
     home = folder / name.replace(", ", "-").replace(" ", "-")
     python = install(environment, home, version)
     report = home / "tests.xml"
@@ -281,7 +299,7 @@ def run(name: str, folder: Path, version: str) -> dict[str, Any]:
     versions = subprocess.check_output([python, "-c", code, *about], text=True).split()
     ran = int(suite["tests"]) - int(suite["skipped"])
     return {
-        "core": core,
+        **made,
         "ran": ran,
         "passed": ran - int(suite["failures"]) - int(suite["errors"]),
         "python": versions[0],
@@ -290,28 +308,44 @@ def run(name: str, folder: Path, version: str) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]], known: dict[str, dict[str, str]]) -> list[str]:
-    """Return the table of the results for one core, as lines of Markdown."""
-    commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
-    core = next(iter(results.values()))["core"]
-    lines = [f"Run at commit {commit}, with the core `{core}`.", ""]
-    lines += ["| framework | version | tests passed | Python | against |", "|---|---|---|---|---|"]
+    """Return the table of the results, as lines of Markdown."""
+    newest = max(results.values(), key=lambda result: result["time"])
+    lines = [f"The newest rows were run at commit {newest['commit']}, with the core `{newest['core']}`.", ""]
+    lines += [
+        "| framework | version | tests passed | Python | against | date |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, result in results.items():
-        if "absent" not in result:
-            framework = known[name]["framework"] if name in known else name
-            counts = f"{result['passed']} of {result['ran']}"
-            cells = (framework, result["version"], counts, result["python"], ENVIRONMENTS[name].against)
-            lines.append(f"| {' | '.join(cells)} |")
-    for name, result in results.items():
-        if "absent" in result:
-            lines += ["", f"Not run: {name} ({result['absent']} was not there)."]
+        framework = known[name]["framework"] if name in known else name
+        cells = (
+            framework,
+            result["version"],
+            f"{result['passed']} of {result['ran']}",
+            result["python"],
+            ENVIRONMENTS[name].against,
+            date(result, results),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def committed() -> dict[str, dict[str, Any]]:
+    """Return the committed results, by the name of the case."""
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def write(results: dict[str, dict[str, Any]], known: dict[str, dict[str, str]]) -> None:
+    """Write the committed results and the table of the page."""
+    ordered = {name: results[name] for name in ENVIRONMENTS if name in results}
+    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    write_between_marks(PAGE, "matrix", table(ordered, known))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="folder for environments and results")
+    parser.add_argument("folder", type=Path, help="folder for the environments")
     parser.add_argument(
         "names",
         nargs="*",
@@ -325,30 +359,16 @@ def main() -> None:
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     known = adapters()
-    core = core_digest()
+    failed = []
     for name in arguments.names or ENVIRONMENTS:
         print(f"== {name}", flush=True)
         result = run(name, folder, known[name]["tested"] if name in known else "")
-        (folder / f"{name}.json").write_text(json.dumps(result))
-    results = {}
-    for name in ENVIRONMENTS:
-        path = folder / f"{name}.json"
-        if not path.exists():
-            continue
-        result = json.loads(path.read_text())
-        if result["core"] == core:
-            results[name] = result
-    if results.keys() == ENVIRONMENTS.keys():
-        write_between_marks(ROOT / "docs/frameworks.md", "matrix", table(results, known))
-    else:
-        print(f"no result of this core yet: {', '.join(ENVIRONMENTS.keys() - results.keys())}")
-    for name in arguments.names:
-        if name in CANARIES:
-            results[name] = json.loads((folder / f"{name}.json").read_text())
-    failed = []
-    for name, result in results.items():
         if "absent" in result:
+            print(f"not run: {result['absent']} is not installed", flush=True)
             continue
+        if name in ENVIRONMENTS:
+            # Written at once, in case a later case ends with an error.
+            write(committed() | {name: result}, known)
         if result["ran"] == 0 or result["passed"] != result["ran"]:
             failed.append(name)
     if failed:

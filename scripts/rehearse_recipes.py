@@ -1,13 +1,14 @@
 """Rehearse each shipped recipe for verl once, and write the table of docs/measured/one-card.md.
 
-    python scripts/rehearse_recipes.py build/rehearsals                    # all without a result in the folder
+    python scripts/rehearse_recipes.py build/rehearsals                    # all that did not pass with this code
     python scripts/rehearse_recipes.py build/rehearsals paper/rule/dcpo    # one recipe, by its file
     python scripts/rehearse_recipes.py build/rehearsals --list             # the plan with an estimated time
 
 Each recipe file is rehearsed once, on top of the paper's main experiment, with synthetic data and small models. If the
 rehearsal of another file is the same run, only the settings are checked. Recipes that passed with this code are not
-repeated, so an interrupted call can be continued. The table is written once every recipe has a result for this code.
-Exits with 1 if a rehearsal failed.
+repeated, so an interrupted call can be continued. Each result goes to research/results/rehearsals.json at once, with
+its date and the core, and the table is written from that file: a row that was not made again keeps its date. Exits with
+1 if a rehearsal failed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from bandpo_lab.rehearsal.inputs import write_rows
 from bandpo_lab.rehearsal.preflight import validate
 from bandpo_lab.rehearsal.shrink import compose
 from marked import write_between_marks
+from matrix import ROOT, date, stamp
 
-ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/measured/one-card.md"
+RESULTS = ROOT / "research/results/rehearsals.json"
 USUAL = 65.0
 """The seconds of a rehearsal on two idle cores, about."""
 
@@ -134,59 +137,64 @@ def result(recipe: str, folder: Path) -> dict[str, Any]:
             return {
                 "ok": check.ok,
                 "verdict": f"settings {'accepted' if check.ok else check.detail}; not rehearsed: {reason}",
+                "checks": {},
             }
         report = rehearse(arguments, config_dir=SHIPPED, stand_in=True)
     except ValueError as error:
-        return {"ok": False, "verdict": str(error)}
+        return {"ok": False, "verdict": str(error), "checks": {}}
     failed = [f"{check.name}: {check.detail}" for check in report.checks if not check.ok]
     print("\n".join([f"   {report.verdict}; {report.folder}", *failed]), flush=True)
+    details = {check.name: check.detail for check in report.checks}
     return {
         "ok": report.ok,
         "verdict": report.verdict,
-        "checks": {check.name: check.detail for check in report.checks},
+        "checks": {name: details[name] for name in SHOWN if name in details},
     }
 
 
-def results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the results in a folder that are valid for this code, by recipe."""
-    digest = code_digest()
-    results_by_recipe = {}
-    for recipe in recipes():
-        path = _file(folder, recipe)
-        if not path.exists():
-            continue
-        content = json.loads(path.read_text())
-        if content.get("code") == digest:
-            results_by_recipe[recipe] = content
-    return results_by_recipe
-
-
-def _file(folder: Path, recipe: str) -> Path:
-    return folder / f"{recipe.replace('/', '-')}.json"
+def committed() -> dict[str, dict[str, Any]]:
+    """Return the committed results, by recipe."""
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
 SHOWN = ("clip", "loss by hand", "reward")
 """The checks whose details the table shows: the effect of the rule, the loss and the reward."""
 
 
-def write_table(results_by_recipe: dict[str, dict[str, Any]]) -> None:
-    """Write the table between the markers of the page: a row for each recipe with its verdict and `SHOWN`."""
-    lines = ["| recipe | verdict | the rule | the loss | the reward |", "|---|---|---|---|---|"]
-    for recipe, content in sorted(results_by_recipe.items()):
-        checks = content.get("checks", {})
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what the page says of the results: a row for each recipe with its verdict, `SHOWN` and its date."""
+    rehearsed = [result for recipe, result in results.items() if recipe not in CHECKED]
+    accepted = [recipe for recipe in CHECKED if recipe in results and results[recipe]["ok"]]
+    lines = [
+        f"{sum(result['ok'] for result in rehearsed)} of {len(rehearsed)} rehearsals passed, and the settings of "
+        f"{len(accepted)} other recipes were accepted.",
+        "",
+        "| recipe | verdict | the rule | the loss | the reward | date |",
+        "|---|---|---|---|---|---|",
+    ]
+    for recipe, content in results.items():
+        checks = content["checks"]
         cells = [
             content["verdict"].replace("REHEARSAL PASSED: ", "passed, "),
             *(checks.get(name, "") for name in SHOWN),
+            date(content, results),
         ]
         lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
-    write_between_marks(ROOT / "docs/measured/one-card.md", "rehearsals", lines)
+    return lines
+
+
+def write(results: dict[str, dict[str, Any]]) -> None:
+    """Write the committed results and the table of the page."""
+    ordered = {recipe: results[recipe] for recipe in recipes() if recipe in results}
+    RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_between_marks(PAGE, "rehearsals", table(ordered))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="folder for the results")
+    parser.add_argument("folder", type=Path, help="folder for the data that is made for them")
     parser.add_argument(
         "recipes", nargs="*", metavar="recipe", help=f"recipes of {', '.join(recipes())}; by default all"
     )
@@ -194,14 +202,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.recipes) - set(recipes()):
         parser.error(f"no recipe {', '.join(sorted(unknown))}; choose from {', '.join(recipes())}")
-    passed = {recipe for recipe, content in results(arguments.folder).items() if content["ok"]}
+    digest = code_digest()
+    earlier = committed().items()
+    passed = {recipe for recipe, content in earlier if content["ok"] and content["code"] == digest}
     # Recipes that are named are repeated even if they passed.
     todo = arguments.recipes or [recipe for recipe in recipes() if recipe not in passed]
     rehearsals = [recipe for recipe in todo if recipe not in CHECKED]
     print(
         f"{len(rehearsals)} rehearsals and {len(todo) - len(rehearsals)} checks of settings, "
         f"about {len(rehearsals) * USUAL / 60:.0f} minutes on two cores with nothing else to do; "
-        f"{len(passed)} passed before on this code ({code_digest()})",
+        f"{len(passed)} passed before on this code ({digest})",
         flush=True,
     )
     if arguments.list:
@@ -211,7 +221,6 @@ def main() -> None:
             )
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    digest = code_digest()
     failed = []
     seconds = []
     for recipe in todo:
@@ -219,21 +228,13 @@ def main() -> None:
         start = time.monotonic()
         content = result(recipe, arguments.folder)
         duration = time.monotonic() - start
-        _file(arguments.folder, recipe).write_text(
-            json.dumps(content | {"code": digest, "seconds": round(duration)})
-        )
+        write(committed() | {recipe: {**stamp(), "code": digest, "seconds": round(duration)} | content})
         if not content["ok"]:
             failed.append(recipe)
         if recipe not in CHECKED:
             seconds.append(duration)
             left = (len(rehearsals) - len(seconds)) * sum(seconds) / len(seconds) / 60
             print(f"   {duration:.0f} s; about {left:.0f} minutes left", flush=True)
-    results_by_recipe = results(arguments.folder)
-    if set(results_by_recipe) == set(recipes()):
-        write_table(results_by_recipe)
-        print("docs/measured/one-card.md has the table")
-    else:
-        print(f"no result of this code yet: {', '.join(sorted(set(recipes()) - set(results_by_recipe)))}")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,5 +1,6 @@
 """Each module of bandpo.integrations is registered, tested and documented."""
 
+import json
 import re
 
 import pytest
@@ -176,6 +177,45 @@ def test_no_placeholder_of_a_suggested_line_is_left():
         for file, text in texts.items()
     }
     assert {file: words for file, words in left.items() if words} == {}
+
+
+def test_the_table_of_tested_versions_is_made_of_the_results():
+    results = matrix.committed()
+    assert list(results) == [name for name in matrix.ENVIRONMENTS if name in results]
+    assert "\n".join(matrix.table(results, matrix.adapters())) in matrix.PAGE.read_text()
+
+
+def test_a_row_of_an_older_core_says_so():
+    old = {"time": "2026-11-27T10:00+00:00", "core": "a"}
+    new = {"time": "2026-11-29T08:00+00:00", "core": "b"}
+    results = {"x": old, "y": new}
+    assert matrix.date(old, results) == "2026-11-27, older core"
+    assert matrix.date(new, results) == "2026-11-29"
+    assert matrix.date(old, {"x": old, "y": new | {"core": "a"}}) == "2026-11-27"
+
+
+def test_the_matrix_writes_a_result_at_once_and_keeps_the_other_rows(tmp_path, monkeypatch):
+    """A case whose Python is absent keeps its row, and one that fails is in the table."""
+    page, results = tmp_path / "page.md", tmp_path / "matrix.json"
+    page.write_text("<!-- matrix: begin -->\n<!-- matrix: end -->\n")
+    row = {"ran": 9, "passed": 9, "python": "3.11.7", "version": "1.0", "commit": "abc"}
+    old = row | {"time": "2026-11-27T10:00+00:00", "core": "a"}
+    results.write_text(json.dumps({"tinker": old, "python, newest": old}))
+    made = {
+        "tinker": row | {"passed": 8, "time": "2026-11-29T08:00+00:00", "core": "b"},
+        "python, newest": {"absent": "python3.13"},
+    }
+    monkeypatch.setattr(matrix, "PAGE", page)
+    monkeypatch.setattr(matrix, "RESULTS", results)
+    monkeypatch.setattr(matrix, "run", lambda name, folder, version: made[name])
+    monkeypatch.setattr("sys.argv", ["matrix.py", str(tmp_path), "python, newest", "tinker"])
+    with pytest.raises(SystemExit, match="failed or skipped: tinker"):
+        matrix.main()
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")][1:]
+    assert rows == [
+        "| Tinker | 1.0 | 8 of 9 | 3.11.7 | the real package | 2026-11-29 |",
+        "| python, newest | 1.0 | 9 of 9 | 3.11.7 | the core, TRL | 2026-11-27, older core |",
+    ]
 
 
 def test_the_matrix_knows_the_state_of_the_core():

@@ -146,6 +146,7 @@ def test_the_page_is_made_of_the_results():
     page = conformance.PAGE.read_text()
     assert "\n".join(conformance.overview(RESULTS)) in page
     assert "\n".join(conformance.sections(RESULTS)) in page
+    assert all(result["time"] >= "2026" for result in RESULTS.values())
 
 
 def test_no_anchor_of_the_page_disappears():

@@ -61,15 +61,21 @@ def test_the_made_up_choices_are_rewarded_as_choices(tmp_path):
     assert len({row["reward_model"]["ground_truth"] for row in rows}) == 5
 
 
+def test_the_table_of_the_page_is_made_of_the_results():
+    table = "\n".join(rehearse_recipes.table(rehearse_recipes.committed()))
+    assert table in rehearse_recipes.PAGE.read_text()
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """The script, with rehearsals that take no time; gives what was rehearsed and the table."""
     accepted = SimpleNamespace(ok=True, detail="accepted")
     monkeypatch.setattr(rehearse_recipes, "validate", lambda config: accepted)
     monkeypatch.setattr(rehearse_recipes, "compose", lambda *_: None)
-    monkeypatch.setattr(rehearse_recipes, "ROOT", tmp_path)
-    page = tmp_path / "docs/measured/one-card.md"
-    page.parent.mkdir(parents=True)
+    page, results = tmp_path / "one-card.md", tmp_path / "rehearsals.json"
+    monkeypatch.setattr(rehearse_recipes, "PAGE", page)
+    monkeypatch.setattr(rehearse_recipes, "RESULTS", results)
+    results.write_text("{}")
     page.write_text("<!-- rehearsals: begin -->\n<!-- rehearsals: end -->\n")
 
     def call(*arguments, fails=""):
@@ -96,13 +102,16 @@ def run(tmp_path, monkeypatch):
 def test_what_passed_is_not_done_again(run, capsys, tmp_path):
     done, page, code = run("paper/rule/dcpo")
     assert (len(done), code) == (1, 0)
-    assert "dcpo" not in page  # the others have no result
+    [row] = [line for line in page.splitlines() if line.startswith("| `")]  # the others have no result
+    assert row.startswith("| `paper/rule/dcpo` | PASSED | 3 of 9 tokens |")
     whole = len(recipes()) - len(CHECKED)
     done, page, code = run(fails="grpo")
     assert (len(done), code) == (whole - 1, "failed: paper/rule/grpo")
     assert not [one for one in done if "dcpo" in one]
-    passed = [line for line in page.splitlines() if line.endswith(" | PASSED | 3 of 9 tokens |  |  |")]
-    assert len(passed) == whole - 1
+    assert page.count(" | PASSED | 3 of 9 tokens |  |  | 2") == whole - 1
+    assert (
+        f"{whole - 1} of {whole} rehearsals passed, and the settings of {len(CHECKED)} other recipes" in page
+    )
     assert "| `paper/rule/grpo` | FAILED | 3 of 9 tokens |" in page
     [apps] = [line for line in page.splitlines() if line.startswith("| `paper/task/apps` |")]
     assert "not rehearsed: its reward needs a server of Sandbox Fusion |" in apps
@@ -112,8 +121,13 @@ def test_what_passed_is_not_done_again(run, capsys, tmp_path):
     assert run("--list")[0] == []
     assert "0 rehearsals and 0 checks of settings, about 0 minutes" in capsys.readouterr().out
     assert len(run("paper/rule/grpo")[0]) == 1  # named, so done again
-    path = tmp_path / "results/paper-rule-dcpo.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"code": "earlier"}))
+    path = tmp_path / "rehearsals.json"
+    results = json.loads(path.read_text())
+    results["paper/rule/dcpo"] |= {"code": "earlier", "core": "earlier", "time": "2026-01-31T08:00+00:00"}
+    path.write_text(json.dumps(results))
+    done, page, _ = run("paper/rule/grpo")
+    assert "| `paper/rule/dcpo` | PASSED | 3 of 9 tokens |  |  | 2026-01-31, older core |" in page
     assert len(run()[0]) == 1  # the result is another code's
+    assert "older core" not in run()[1]
     assert run("paper/rule/dpco")[2] == 2
     assert "no recipe paper/rule/dpco; choose from dapo/dynamic-sampling" in capsys.readouterr().err
