@@ -50,18 +50,20 @@ class TableOptimizer(ABC):
         """
 
 
-class _Moments:
+class Moments:
     """Adam's moments of a parameter.
 
     Args:
         parameter: A parameter with three dimensions, of which the first is rows.
         shared: If True, all elements of a row share one second moment, the mean of their squared gradients.
+        beta2: The decay rate of the second moment.
     """
 
-    def __init__(self, parameter: Tensor, *, shared: bool = False):
+    def __init__(self, parameter: Tensor, *, shared: bool = False, beta2: float = BETA2):
         self._first = torch.zeros_like(parameter)
         self._second = parameter.new_zeros(len(parameter), 1, 1) if shared else torch.zeros_like(parameter)
         self._shared = shared
+        self._beta2 = beta2
         self._steps = 0
 
     def direction(self, gradient: Tensor) -> Tensor:
@@ -71,8 +73,8 @@ class _Moments:
         if self._shared:
             squares = squares.mean((1, 2), keepdim=True)
         self._first.lerp_(gradient, 1 - BETA1)
-        self._second.lerp_(squares, 1 - BETA2)
-        scale = (self._second / (1 - BETA2**self._steps)).sqrt() + _EPSILON
+        self._second.lerp_(squares, 1 - self._beta2)
+        scale = (self._second / (1 - self._beta2**self._steps)).sqrt() + _EPSILON
         return self._first / (1 - BETA1**self._steps) / scale
 
 
@@ -88,7 +90,7 @@ class Adam(TableOptimizer):
 
     def __init__(self, start: Tensor, seeds: int, *, shared: bool = False):
         self.logits = start.clone().requires_grad_()
-        self._moments = _Moments(start, shared=shared)
+        self._moments = Moments(start, shared=shared)
 
     def step(self, gradient: Tensor, rates: Tensor) -> None:
         with torch.no_grad():
@@ -115,8 +117,8 @@ class HeadAndTrunk(TableOptimizer):
         self._hidden = hidden.repeat(repeats, 1, 1)
         self._head = head.repeat(repeats, 1, 1)
         self._offset = start - self._hidden @ self._head
-        self._hidden_moments = _Moments(self._hidden)
-        self._head_moments = _Moments(self._head)
+        self._hidden_moments = Moments(self._hidden)
+        self._head_moments = Moments(self._head)
         self.logits = start.clone().requires_grad_()
 
     def step(self, gradient: Tensor, rates: Tensor) -> None:
