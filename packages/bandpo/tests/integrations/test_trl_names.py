@@ -13,53 +13,58 @@ needs("trl")
 
 import trl
 from test_trl import make
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.core.errors import RunProblem
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer, trl_names
 
 BASE = GRPOTrainer.__mro__[1]
-CLASSES = {BandGRPOTrainer: BandGRPOConfig, AuditedGRPOTrainer: GRPOConfig}
+TRAINERS = [
+    (BandGRPOTrainer, BandGRPOConfig, trl_names.GRPO),
+    (AuditedGRPOTrainer, GRPOConfig, trl_names.GRPO),
+]
+OF_TRL = {
+    trl_names.GRPO: (GRPOTrainer, GRPOConfig),
+}
+CASES = [
+    pytest.param(cls, config, names, owner, name, id=f"{cls.__name__}-{owner}-{name}")
+    for cls, config, names in TRAINERS
+    for owner in ("of_class", "of_trainer", "of_config")
+    for name in getattr(names, owner)
+]
 
 
-def remove_from_class(name, monkeypatch):
-    """Remove a name from GRPOTrainer and its bases, as a version of TRL that renames it does."""
-    owners = [cls for cls in GRPOTrainer.__mro__ if name in vars(cls)]
+def remove_from_class(cls, name, monkeypatch):
+    """Remove a name from a trainer of TRL and its bases, as a version of TRL that renames it does."""
+    owners = [base for base in cls.__mro__ if name in vars(base)]
     assert owners
-    for cls in owners:
-        monkeypatch.delattr(cls, name)
+    for base in owners:
+        monkeypatch.delattr(base, name)
 
 
-def remove_from_trainers(name, monkeypatch):
+def remove_from_trainers(cls, name, monkeypatch):
     """Remove an attribute of each trainer, when TRL has constructed it."""
-    construct = GRPOTrainer.__init__
+    construct = cls.__init__
 
     def construct_without(self, *arguments, **named):
         construct(self, *arguments, **named)
         delattr(self, name)
 
-    monkeypatch.setattr(GRPOTrainer, "__init__", construct_without)
+    monkeypatch.setattr(cls, "__init__", construct_without)
 
 
-@pytest.mark.parametrize(("cls", "config"), CLASSES.items(), ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize(
-    ("name", "owner"),
-    [
-        *((name, "class") for name in trl_names.OF_CLASS),
-        *((name, "trainer") for name in trl_names.OF_TRAINER),
-        *((name, "config") for name in trl_names.OF_CONFIG),
-    ],
-)
-def test_a_name_that_is_gone_is_said_at_construction(name, owner, cls, config, tmp_path, monkeypatch):
-    if owner == "class":
-        remove_from_class(name, monkeypatch)
-    elif owner == "trainer":
-        remove_from_trainers(name, monkeypatch)
+@pytest.mark.parametrize(("cls", "config", "names", "owner", "name"), CASES)
+def test_a_name_that_is_gone_is_said_at_construction(cls, config, names, owner, name, tmp_path, monkeypatch):
+    trainer_of_trl, config_of_trl = OF_TRL[names]
+    if owner == "of_class":
+        remove_from_class(trainer_of_trl, name, monkeypatch)
+    elif owner == "of_trainer":
+        remove_from_trainers(trainer_of_trl, name, monkeypatch)
     else:
-        monkeypatch.delitem(GRPOConfig.__dataclass_fields__, name)
+        monkeypatch.delitem(config_of_trl.__dataclass_fields__, name)
     version = re.escape(trl.__version__)
-    sentence = rf"trl {version} has no .*\b{name}\b.*, which in trl 1\.\d+ to 1\.\d+ \w+ .*; install"
+    sentence = rf"trl {version} has no .*\b{name}\b.*, which in trl 1\.\d+( to 1\.\d+)? \w+ .*; install"
     with pytest.raises(RunProblem, match=sentence) as caught:
         make(cls, config, tmp_path)
     assert "\n" not in str(caught.value)
@@ -80,16 +85,18 @@ def attributes(source):
     return names
 
 
-def test_every_attribute_of_trl_that_is_used_is_listed():
+@pytest.mark.parametrize("names", OF_TRL, ids=lambda names: names.trainer)
+def test_every_attribute_of_trl_that_is_used_is_listed(names):
     """Those that TRL adds to the trainer of Transformers, which is no part of TRL."""
     folder = Path(trl_names.__file__).parent
     used = set().union(*(attributes(path.read_text()) for path in folder.glob("*.py")))
+    cls, _ = OF_TRL[names]
     of_trl = set().union(
-        *(attributes(Path(inspect.getfile(cls)).read_text(encoding="utf-8")) for cls in (GRPOTrainer, BASE))
+        *(attributes(Path(inspect.getfile(owner)).read_text(encoding="utf-8")) for owner in (cls, BASE))
     )
     of_transformers = attributes(Path(inspect.getfile(Trainer)).read_text(encoding="utf-8"))
-    unlisted = (used & of_trl) - of_transformers - trl_names.OF_CLASS.keys() - trl_names.OF_TRAINER.keys()
-    assert unlisted == set()
+    listed = names.of_class.keys() | names.of_trainer.keys() | names.of_config.keys()
+    assert (used & of_trl) - of_transformers - set(dir(TrainerCallback)) - listed == set()
 
 
 def test_only_public_classes_of_trl_are_imported():

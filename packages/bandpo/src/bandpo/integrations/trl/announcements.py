@@ -19,11 +19,11 @@ def sampling_settings(args: Any) -> dict[str, Any]:
     """Return the sampling settings that change token probabilities, including those in ``generation_kwargs``.
 
     Args:
-        args: A ``GRPOConfig``.
+        args: A config of TRL's GRPOTrainer or AsyncGRPOTrainer.
     """
     names = ("temperature", *NEUTRAL)
     settings = {name: getattr(args, name) for name in names}
-    generation_kwargs = args.generation_kwargs or {}
+    generation_kwargs = getattr(args, "generation_kwargs", None) or {}
     return settings | {name: value for name, value in generation_kwargs.items() if name in names}
 
 
@@ -80,11 +80,11 @@ def sampling_lines(args: BandGRPOConfig, rollout_setting: str, use_vllm: bool) -
     return []
 
 
-def card_entries(args: BandGRPOConfig) -> tuple[str, dict[str, str]]:
+def card_entries(args: Any) -> tuple[str, dict[str, str]]:
     """Return the method's name for a model card, and its paper in the form of TRL's ``_paper``.
 
     Args:
-        args: The settings. The text of the method is quoted, so that it is never interpreted as Markdown.
+        args: A config of bandpo. The text of its method is quoted, so that it is never interpreted as Markdown.
     """
     text = str(args.method)
     match = re.match(r"\w*", text)
@@ -93,7 +93,7 @@ def card_entries(args: BandGRPOConfig) -> tuple[str, dict[str, str]]:
 
     name = _code_span(text)
     if not is_whole_method or args.overrides_aggregation:
-        name = f"{name} (loss_type {args.loss_type}, ratios per {args.importance_sampling_level})"
+        name = f"{name} ({args.settings_on_card})"
 
     arxiv_id = METHODS[class_name].source if is_whole_method else ""
     if not arxiv_id:

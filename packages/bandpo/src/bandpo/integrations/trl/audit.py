@@ -17,23 +17,17 @@ at generation, and a term that a subclass computes before or after TRL's loss.
 from __future__ import annotations
 
 import logging
-import sys
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import trl
-from transformers import Trainer, TrainerCallback
-from trl import GRPOTrainer
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer
 
-from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
-from bandpo.audit.metric_names import DETAIL
-from bandpo.audit.metrics import Audit, logged
-from bandpo.audit.recorder import Recorder
+from bandpo.audit.metrics import Audit
 from bandpo.core.batch import Batch
-from bandpo.core.errors import BandWarning, InvalidType, InvalidValue, MissingPackage, RunProblem
+from bandpo.core.errors import InvalidType, InvalidValue, MissingPackage, RunProblem
 from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import SequenceMask
 from bandpo.core.schedules import TrainingState
@@ -41,12 +35,11 @@ from bandpo.core.text import parse
 from bandpo.integrations.stock_methods import trl_method
 from bandpo.integrations.trl.announcements import sampling_settings
 from bandpo.integrations.trl.probe import high_entropy_mask, probe_loss
-from bandpo.integrations.trl.trl_names import check_class, check_config, check_trainer
+from bandpo.integrations.trl.run_audit import RunAudit
+from bandpo.integrations.trl.trl_names import GRPO
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from bandpo.watch import Watch
 
 _logger = logging.getLogger("bandpo")
 
@@ -86,34 +79,7 @@ class _Loss(NamedTuple):
     """The copy that TRL's loss reads. Changes to its entries change the loss."""
 
 
-class _LogDetail(TrainerCallback):
-    """A callback that adds unlogged metrics to the log history, which `bandpo audit` reads and no tracker does."""
-
-    def __init__(self) -> None:
-        self.detail: dict[str, float] = {}
-
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.detail:
-            state.log_history[-1][DETAIL] = self.detail
-            self.detail = {}
-
-
-class _EndOfTraining(TrainerCallback):
-    """A callback that calls a function at the end of training, unless there was no optimiser step."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
-        self._first_step = 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._first_step = state.global_step
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step > self._first_step:
-            self._function()
-
-
-class AuditMixin(GRPOTrainer):
+class AuditMixin(RunAudit, GRPOTrainer):
     """A mixin for GRPOTrainers that logs ``audit/…`` metrics of the loss and diagnoses the run while it trains.
 
     The log has the metrics of `bandpo.audit.metrics.LOGGED`. The others are in ``state.log_history``, and so in
@@ -137,31 +103,12 @@ class AuditMixin(GRPOTrainer):
             audited.
     """
 
-    audit_steps: int = 1
-    """Number of optimiser steps from one audited step to the next; 0 to audit none."""
-    audit_detail: bool = False
-    """True if the console and trackers get all ``audit/…`` metrics."""
-    certify: str = "warn"
-    """Reaction to a loss whose gradient, on a synthetic batch before training, is not the one of `loss_method`:
-    ``warn``, ``stop`` the run, or ``off`` to compare none. A subclass whose loss ends with an error on this batch is
-    not compared, also with ``stop``."""
-    record: str | None = None
-    """Folder to which the tokens of every training loss are written, see `bandpo.audit.Recorder`."""
-    watched: str = "warn"
-    """Reaction to a failed check of `rlvet diagnose` during training: ``warn``, ``stop`` the run, or ``off`` to check
-    nothing. A `bandpo.watch.Watch` among the callbacks is used in place of ``warn``."""
-
-    _probing: bool = False
-    """True while the loss of a synthetic batch is computed, which is neither audited nor recorded."""
     _loss: _Loss | None = None
     """The loss in progress, until it asks for its log-probabilities; None otherwise."""
     _has_loss: bool = False
     """True once TRL's loss has returned, since the last call of `compute_loss`."""
     _rewards: Tensor | None = None
     """The rewards of the batch that is being generated, in all processes; shape (sequences, reward functions)."""
-    _audit_since_log: Audit | None = None
-    _watch: Watch | None = None
-    _recorder: Recorder | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -192,80 +139,20 @@ class AuditMixin(GRPOTrainer):
                 "Unsloth was imported before TRL, and its GRPOTrainer gives this class no log-probabilities; import "
                 "bandpo.integrations.trl before unsloth, or train without it"
             )
-        check_config()
-        check_class()
+        GRPO.check_config(GRPOConfig)
+        GRPO.check_class(GRPOTrainer)
         if args is not None and args.use_liger_kernel and hasattr(GRPOTrainer, "compute_liger_loss"):
             raise InvalidValue(
                 "use_liger_kernel=True computes the loss in a fused kernel of this TRL version, which only supports "
                 "epsilon; leave it out, and use TRL 1.15 or newer, which stores no logits"
             )
         super().__init__(model, reward_funcs, args, *arguments, **kwargs)
-        check_trainer(self)
+        GRPO.check_trainer(self)
         if self.loss_method().old_policy == "rollout":
             anchor = "rollout"
         else:
             anchor = getattr(self.args, "anchor", "trainer")
-
-        self._log_detail = _LogDetail()
-        self.add_callback(self._log_detail)
-        self._watch = self._add_watch(anchor)
-        self.add_callback(_EndOfTraining(self._end_training))
-
-        if self.record is not None:
-            sampling = sampling_settings(self.args)
-            self._recorder = Recorder(
-                self.record,
-                method=self.audited_method(),
-                anchor=anchor,
-                process=self.accelerator.process_index,
-                framework=f"trl {trl.__version__}",
-                sampling={name: value for name, value in sampling.items() if value is not None},
-            )
-
-    def _end_training(self) -> None:
-        if self._recorder is not None:
-            self._recorder.flush()
-
-    def _save_checkpoint(self, *arguments: Any, **kwargs: Any) -> None:
-        # A run that is resumed from this checkpoint does not record the losses before it again.
-        if self._recorder is not None:
-            self._recorder.flush()
-        super()._save_checkpoint(*arguments, **kwargs)
-
-    def _add_watch(self, anchor: str) -> Watch | None:
-        """Add the callback that diagnoses the run, and return it: the user's `Watch`, or one for ``watched``.
-
-        Args:
-            anchor: As for `bandpo.audit.Recorder`.
-        """
-        if self.watched not in ("warn", "stop", "off"):
-            raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {self.watched!r}")
-        if not has_rlvet():
-            if self.watched == "stop":
-                require_rlvet("watched='stop'")
-            if self.watched == "warn":
-                self._announce(NOT_CHECKED)
-            return None
-        from bandpo.watch import Watch
-
-        callbacks = self.callback_handler.callbacks
-        watch = next((callback for callback in callbacks if isinstance(callback, Watch)), None)
-        if watch is not None and self.watched != "warn":
-            raise InvalidValue(
-                f"watched={self.watched!r} contradicts the bandpo.watch.Watch among the callbacks; leave one of them "
-                "out"
-            )
-        if self.watched == "off":
-            return None
-
-        if watch is not None:
-            # Callbacks run in the order in which they were added, and this one reads the entries of `_LogDetail`.
-            self.remove_callback(watch)
-        else:
-            watch = Watch(stop_on="fix" if self.watched == "stop" else None)
-        watch.anchor = anchor
-        self.add_callback(watch)
-        return watch
+        self._start_audit(anchor, sampling_settings(self.args))
 
     def loss_method(self) -> Method:
         """Return the method of the loss; for a stock trainer, the one of its ``loss_type``, ``epsilon`` and ``delta``.
@@ -297,11 +184,6 @@ class AuditMixin(GRPOTrainer):
     def _withholds_advantages(self) -> bool:
         """True if TRL's loss only gets its advantages from `_prepare_loss`, and has none before."""
         return False
-
-    @property
-    def training(self) -> bool:
-        """True if the model is in training mode, by which TRL too separates training and evaluation metrics."""
-        return self.model is not None and self.model.training
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -372,27 +254,8 @@ class AuditMixin(GRPOTrainer):
             counted = high_entropy_mask(self, read, entropy)
             self._add_to_audit(Audit.of(read, method, method.tokens(read), counted=counted))
 
-    def train(self, *arguments: Any, **kwargs: Any) -> Any:
-        # Not at construction, as a subclass may set attributes that its loss reads after super().__init__().
-        self._probe_loss()
-        return super().train(*arguments, **kwargs)
-
-    def _probe_loss(self) -> None:
-        """Compare the gradient of the loss with the method's on a synthetic batch, once.
-
-        Raises:
-            RuntimeError: it is another one, and ``certify`` is ``stop``.
-        """
-        if self.certify == "off":
-            return
-        try:
-            line = probe_loss(self)
-        except RunProblem as problem:
-            if self.certify == "stop":
-                raise
-            warnings.warn(str(problem), BandWarning, stacklevel=3)
-            return
-        self._announce(line)
+    def _compare_with_method(self) -> str:
+        return probe_loss(self)
 
     def _check_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Check and record the tokens of a loss."""
@@ -401,12 +264,7 @@ class AuditMixin(GRPOTrainer):
         step = self.state.global_step
         version = inputs.get("version")
 
-        run_watch = None
-        if self._watch is not None and self.is_world_process_zero():
-            is_due = self._watch.run_watch.is_due(generation, update)
-            # The checks expect a ratio of 1, which data from older weights does not have.
-            if is_due and (version is None or bool((version >= step).all())):
-                run_watch = self._watch.run_watch
+        run_watch = self._due_watch(generation, update, version)
         # Return early, as most losses are neither checked nor recorded and finding the groups costs time.
         if run_watch is None and self._recorder is None:
             return
@@ -470,19 +328,6 @@ class AuditMixin(GRPOTrainer):
         is_masked = mask.sum(1) == 0
         outputs[TRUNCATED] = ~torch.isin(last_token, end_ids) | is_masked
 
-    def _announce(self, line: str) -> None:
-        """Print a line to stderr, on the main process only."""
-        self.accelerator.print(f"bandpo: {line}", file=sys.stderr)
-
-    def _audits_this_step(self) -> bool:
-        """Return True if the losses of this optimiser step are audited."""
-        return (
-            self.training
-            and not self._probing
-            and bool(self.audit_steps)
-            and self.state.global_step % self.audit_steps == 0
-        )
-
     def _batch_of(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> Batch:
         """Return the tokens of a loss as a `Batch`."""
         return Batch.read(
@@ -496,36 +341,10 @@ class AuditMixin(GRPOTrainer):
             state=self._training_state(inputs),
         )
 
-    def _add_to_audit(self, audit: Audit) -> None:
-        """Add an audit to the metrics of the next log."""
-        self._audit_since_log = audit if self._audit_since_log is None else self._audit_since_log + audit
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        metrics: dict[str, float] = {}
-        if self.training and self._audit_since_log is not None:
-            metrics = self._reduce_metrics(self._audit_since_log)
-            all_metrics = logged(metrics, detail=True)
-            shown = logged(metrics, detail=self.audit_detail)
-            logs |= shown
-            self._log_detail.detail = {
-                name: value for name, value in all_metrics.items() if name not in shown
-            }
-        super().log(logs, start_time)
-        if metrics:
-            self._audit_since_log = None
-
     @property
     def losses_per_batch(self) -> int:
         """The number of losses that each process computes on one generated batch."""
         return (cast("Any", self.args).steps_per_generation or 1) * self.num_iterations
-
-    def _reduce_metrics(self, audit: Audit) -> dict[str, float]:
-        """Return the metrics of an audit over the tokens of all processes."""
-
-        def all_reduce(sums: Tensor) -> Tensor:
-            return cast("Tensor", self.accelerator.reduce(sums, reduction="sum"))
-
-        return audit.reduced(all_reduce).metrics()
 
     def _logp_old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
         """Return the log-probabilities in the denominator of the ratio.

@@ -16,7 +16,7 @@ from bandpo.core.rules import ClipRule, FixedClip, TwoSided, Unclipped
 from bandpo.core.text import as_method, as_text
 from bandpo.integrations._adapt import check_ratio_moves, read_method
 from bandpo.integrations.stock_methods import TRL_CLIPS
-from bandpo.integrations.trl.trl_names import check_config
+from bandpo.integrations.trl.trl_names import GRPO
 
 LOSS_TYPES = {aggregation: name for name, aggregation in TRL_LOSS_TYPES.items()}
 """TRL's ``loss_type`` for each loss aggregation. Where two have it, the one that normalises over the whole update."""
@@ -106,7 +106,7 @@ def _setting(default: Any, help_text: str) -> Any:
 
 @dataclass
 class MethodSettings:
-    """The settings that bandpo adds to a TRL config: a method, which replaces ``epsilon`` and ``epsilon_high``."""
+    """The settings that bandpo adds to a TRL config: a method in place of the epsilons, its audit and its record."""
 
     method: str | None = _setting(
         None,
@@ -115,6 +115,20 @@ class MethodSettings:
         "'Method(FixedClip(0.2), DropOutside(20))', ...",
     )
     epsilon: float | None = _setting(None, "Refused; the interval is part of method, as in 'FixedClip(0.2)'.")
+    certify: str = _setting(
+        "stop",
+        "Reaction to a gradient that is not the method's: 'stop', 'warn', or 'off' (not compared).",
+    )
+    audit_steps: int = _setting(1, "Audit one in this many optimiser steps; 0 for none.")
+    audit_detail: bool = _setting(
+        False, "Log all audit metrics to the console and trackers, not only the twelve most important ones."
+    )
+    record: str | None = _setting(
+        None, "Folder for the tokens of every loss, which `bandpo audit` replays under any rule."
+    )
+    watched: str = _setting(
+        "warn", "Reaction to a failed check of `rlvet diagnose`: 'warn', 'stop' or 'off'."
+    )
 
     def set_method(self, method: Method) -> None:
         """Set ``method`` to the text of a method, and check that no epsilon is set beside it."""
@@ -146,6 +160,39 @@ class MethodSettings:
             )
         config.epsilon = native.get("epsilon", _ReplacedEpsilon(0.2))
         config.epsilon_high = native.get("epsilon_high")
+
+    def _check_added_settings(self) -> None:
+        """Check the settings of the audit and of the probe."""
+        if self.audit_steps < 0:
+            raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
+        self._check_choice("certify", "stop", "warn", "off")
+
+    def _check_choice(self, name: str, *allowed: str) -> None:
+        """Check that a setting has one of the allowed values."""
+        if getattr(self, name) not in allowed:
+            raise InvalidValue(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    def _check_whole_batch(self, method: Method, size: str) -> None:
+        """Check that a method that depends on all tokens of an update gets all of them in one loss.
+
+        Args:
+            method: The method.
+            size: The setting with the size of a micro-batch.
+        """
+        config = cast("Any", self)
+        if method.whole_batch and config.gradient_accumulation_steps > 1:
+            raise InvalidValue(
+                f"gradient_accumulation_steps={config.gradient_accumulation_steps}: {self.method} sums over, ranks or "
+                "thresholds all tokens of an update, and TRL runs the backward pass of each accumulation step before "
+                f"the next is known; set it to 1, and {size} as much higher"
+            )
+        if method.within_process and config.world_size > 1:
+            raise InvalidValue(
+                f"method={self.method!r} depends on all tokens of an update, and a part of it only looks at those of "
+                f"its own process, of {config.world_size}; train on one process with {size} as much "
+                "higher, or let that part gather the tokens of TrainingState(processes=...), as "
+                "bandpo.core.token_rules.SecondMoment does, and return False in within_process"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         settings = cast("dict[str, Any]", cast("Any", super()).to_dict())
@@ -215,20 +262,6 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         "The log-probabilities from which the bounds are computed: 'trainer', or 'rollout' (vLLM's or a "
         "rollout_func's).",
     )
-    certify: str = _setting(
-        "stop",
-        "Reaction to a gradient that is not the method's: 'stop', 'warn', or 'off' (not compared).",
-    )
-    audit_steps: int = _setting(1, "Audit one in this many optimiser steps; 0 for none.")
-    audit_detail: bool = _setting(
-        False, "Log all audit metrics to the console and trackers, not only the twelve most important ones."
-    )
-    record: str | None = _setting(
-        None, "Folder for the tokens of every loss, which `bandpo audit` replays under any rule."
-    )
-    watched: str = _setting(
-        "warn", "Reaction to a failed check of `rlvet diagnose`: 'warn', 'stop' or 'off'."
-    )
     accept_idle_clip: bool = _setting(
         False,
         "Accept one update for each batch, with which every ratio is 1 and no clip acts, as a baseline.",
@@ -241,9 +274,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        check_config()
-        if self.audit_steps < 0:
-            raise InvalidValue(f"audit_steps must be at least 0 (no audit), got {self.audit_steps}")
+        GRPO.check_config(GRPOConfig)
         method = read_method(method=self.method, has_state=True, whole_batch=True)
         self.method = as_text(method)
         self._set_level(method)
@@ -256,19 +287,8 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         super().__post_init__()
 
         # Refuse settings of TRL that contradict the method or would have no effect.
-        if method.whole_batch and self.gradient_accumulation_steps > 1:
-            raise InvalidValue(
-                f"gradient_accumulation_steps={self.gradient_accumulation_steps}: {self.method} sums over, ranks or "
-                "thresholds all tokens of an update, and TRL runs the backward pass of each accumulation step before "
-                "the next is known; set it to 1, and per_device_train_batch_size as much higher"
-            )
-        if method.within_process and self.world_size > 1:
-            raise InvalidValue(
-                f"method={self.method!r} depends on all tokens of an update, and a part of it only looks at those of "
-                f"its own process, of {self.world_size}; train on one process with per_device_train_batch_size as much "
-                "higher, or let that part gather the tokens of TrainingState(processes=...), as "
-                "bandpo.core.token_rules.SecondMoment does, and return False in within_process"
-            )
+        self._check_added_settings()
+        self._check_whole_batch(method, "per_device_train_batch_size")
         if self.loss_type not in (*TRL_CLIPS, "cispo") and not native:
             raise InvalidValue(
                 f"loss_type={self.loss_type!r} is an objective of its own; choose an average for {self.method}, "
@@ -283,10 +303,7 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
             raise InvalidValue(
                 f"delta={self.delta} is no bound above 1; a dual clip is Method(clip, DualClip(3))"
             )
-        choices = {"anchor": ("trainer", "rollout"), "certify": ("stop", "warn", "off")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise InvalidValue(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        self._check_choice("anchor", "trainer", "rollout")
         self.check_ratio_moves()
 
     def check_ratio_moves(self) -> str:
@@ -410,6 +427,11 @@ class BandGRPOConfig(MethodSettings, GRPOConfig):  # pyright: ignore[reportIncom
         """True if a loss may have ratios other than 1, because TRL computes it after an update on the same batch."""
         losses = (self.steps_per_generation or 1) * self.num_iterations
         return self.gradient_accumulation_steps % losses != 0
+
+    @property
+    def settings_on_card(self) -> str:
+        """The settings that complete a clip rule, or replace a part of a method, as the model card shows them."""
+        return f"loss_type {self.loss_type}, ratios per {self.importance_sampling_level}"
 
     @property
     def overrides_aggregation(self) -> bool:

@@ -15,14 +15,16 @@ and only a line says so.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import trl
+from transformers import Trainer
 from trl import GRPOTrainer
 
 from bandpo.core.aggregation import TRL_LOSS_TYPES, aggregation_weights
@@ -38,7 +40,7 @@ from bandpo.integrations._probe import (
     relative_difference,
 )
 from bandpo.integrations.trl.config import AGGREGATIONS
-from bandpo.integrations.trl.trl_names import FORWARD, TESTED
+from bandpo.integrations.trl.trl_names import FORWARD, GRPO, TrainerNames
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +50,10 @@ HINT = "; if the loss was changed on purpose, set certify='warn' to train on"
 
 @dataclass
 class SyntheticBatch:
-    """The log-probabilities and entropies that a trainer's loss gets in place of those of a forward pass."""
+    """The log-probabilities and entropies that a trainer's loss gets in place of those of a forward pass.
+
+    They have the shape (rows, columns).
+    """
 
     logp: Tensor
     entropy: Tensor
@@ -95,36 +100,94 @@ def probe_loss(trainer: Any) -> str:
         RuntimeError: it has another gradient, or TRL's loss cannot be computed. The message names TRL's version and
             what is different.
     """
-    was_training = trainer.model.training
-    trainer.model.train()
-    try:
-        return _Probe(trainer).run()
-    finally:
-        trainer.model.train(was_training)
+    return GRPOProbe(trainer, SyntheticBatch.of(trainer)).run()
 
 
-class _Probe:
-    """The gradients of a trainer's loss and of TRL's on the synthetic batch, of shape (2, rows, columns)."""
+class LossProbe(ABC):
+    """The gradients of a trainer's loss and of TRL's on a synthetic batch, of shape (2, rows, columns).
 
-    def __init__(self, trainer: Any) -> None:
+    Args:
+        trainer: The trainer.
+        batch: The batch.
+    """
+
+    names: TrainerNames
+    """The names of TRL on which the trainer depends."""
+    source: str
+    """The function that TRL's loss asks for log-probabilities."""
+
+    def __init__(self, trainer: Any, batch: SyntheticBatch) -> None:
         self.trainer = trainer
-        self.batch = SyntheticBatch.of(trainer)
+        self.batch = batch
         self.method: Method = trainer.loss_method()
 
+    @abstractmethod
+    def read(self) -> Batch:
+        """Return the batch as the method sees it, with one sequence in each row."""
+
+    @abstractmethod
+    def trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Compute TRL's own loss, without its clip."""
+
+    @abstractmethod
+    def other_terms(self, batch: Batch) -> Tensor:
+        """Return the gradient of TRL's loss without its policy term."""
+
+    @abstractmethod
+    def shares(self) -> Tensor:
+        """Return the derivative of TRL's loss by each token's term, without clip and masks; (rows, columns)."""
+
+    @abstractmethod
+    def check_loss(self, shares: Tensor, batch: Batch) -> None:
+        """Check that TRL's own loss is the known one.
+
+        Raises:
+            RuntimeError: it is another one.
+        """
+
+    @abstractmethod
+    def forward(self, logp: Tensor, entropy: Tensor) -> AbstractContextManager[Any]:
+        """Let the forward pass return these log-probabilities and entropies in the block, whose value is the model."""
+
+    @abstractmethod
+    def policy_gradient(self, method: Method, batch: Batch, shares: Tensor) -> Tensor:
+        """Return a method's gradient by the log-probabilities, with TRL's shares and masks; (rows, columns)."""
+
+    @abstractmethod
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes that the trainer has during a loss of the synthetic batch."""
+
+    def compared_parts(self) -> list[str]:
+        """Return the names of the parts of the loss that are compared beside the policy term."""
+        return []
+
     def run(self) -> str:
-        """Compare the gradients; return a line, or raise the error about the first difference."""
-        trainer = self.trainer
-        with _unchanged(trainer):
-            used = trainer._batch_of(self.batch.inputs, self.batch.logp, self.batch.entropy)
-        zero = torch.zeros_like(self.batch.inputs["advantages"])
+        """Compare the gradients, and return a line about it.
+
+        Raises:
+            RuntimeError: the first difference.
+        """
+        was_training = self.trainer.model.training
+        self.trainer.model.train()
         try:
-            other_terms = self.gradient(self.trl_loss, advantages=zero, old_per_token_logps=used.logp_old)
-            shares = self.shares(zero)
+            return self._compare()
+        finally:
+            self.trainer.model.train(was_training)
+
+    def _compare(self) -> str:
+        trainer = self.trainer
+        with self.unchanged():
+            used = self.read()
+        try:
+            other_terms = self.other_terms(used)
+            shares = self.shares()
         except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             raise self.ended(error) from error
         if not self.batch.is_read:
-            raise self.problem(f"TRL's loss does not ask {FORWARD} for the log-probabilities of its batch")
-        self.check_average(shares, used)
+            raise self.problem(
+                f"TRL's loss does not ask {self.source} for the log-probabilities of its batch"
+            )
+        self.check_loss(shares, used)
 
         try:
             gradient = self.gradient(trainer.compute_loss)
@@ -151,6 +214,7 @@ class _Probe:
         if check.equal:
             return self.line(check, used)
         if self.method.objective.bias(self.method.tokens(used)) is None:
+            zero = torch.zeros_like(self.batch.inputs["advantages"])
             at_zero = self.gradient(trainer.compute_loss, advantages=zero)
             error = ((at_zero - other_terms)[0].abs().max() / unit).nan_to_num(nan=torch.inf).item()
             if error > TOLERANCE:
@@ -159,11 +223,6 @@ class _Probe:
                     "term, or a term of its own"
                 )
         raise self.problem(f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}")
-
-    def trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """Compute TRL's own loss, without its clip."""
-        with without_clip(self.trainer):
-            return GRPOTrainer._compute_loss(self.trainer, model, inputs)
 
     def gradient(self, loss: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
         """Return the gradient of a loss by log-probabilities and entropies.
@@ -175,9 +234,9 @@ class _Probe:
         trainer = self.trainer
         logp = self.batch.logp.clone().requires_grad_()
         entropy = self.batch.entropy.clone().requires_grad_()
-        with _unchanged(trainer), torch.enable_grad():
-            with self.synthetic_forward(logp, entropy):
-                value = loss(trainer.model, self.batch.inputs | inputs)
+        with self.unchanged(), torch.enable_grad():
+            with self.forward(logp, entropy) as model:
+                value = loss(model, self.batch.inputs | inputs)
             if loss == trainer.compute_loss:
                 self.check_leaves(value, (logp, entropy))
             # A gradient of 0 if the loss does not depend on one of them.
@@ -185,26 +244,27 @@ class _Probe:
             return torch.stack(torch.autograd.grad(value, (logp, entropy)))
 
     @contextmanager
-    def synthetic_forward(self, logp: Tensor, entropy: Tensor) -> Generator[None, None, None]:
-        """Let TRL's forward pass return these log-probabilities and entropies to the trainer, in the block.
+    def unchanged(self) -> Generator[None, None, None]:
+        """Prepare the trainer's attributes for a loss of the batch, and afterwards set back those that changed.
 
-        The function is replaced in TRL's class: on the instance it would hide the overrides of subclasses and of
-        `AuditMixin`, which belong to the loss. Other trainers of the process still get TRL's function.
+        Attributes of other objects, such as ``args`` and ``state``, are not set back: TRL's loss changes none.
         """
-        original = getattr(GRPOTrainer, FORWARD)
-
-        def synthetic(trainer: Any, model: Any, input_ids: Tensor, *arguments: Any, **kwargs: Any) -> Any:
-            if trainer is not self.trainer:
-                return original(trainer, model, input_ids, *arguments, **kwargs)
-            self.batch.is_read = True
-            rows = input_ids[:, 0]
-            return logp[rows], entropy[rows], None
-
-        setattr(GRPOTrainer, FORWARD, synthetic)
+        trainer = self.trainer
+        before = dict(vars(trainer))
+        trainer._probing = True
+        trainer._metrics = {mode: defaultdict(list) for mode in ("train", "eval")}
+        trainer.aux_loss_enabled = False
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        for name, value in self.attributes().items():
+            setattr(trainer, name, value)
         try:
             yield
         finally:
-            setattr(GRPOTrainer, FORWARD, original)
+            for name in vars(trainer).keys() - before.keys():
+                delattr(trainer, name)
+            for name, value in before.items():
+                if name not in vars(trainer) or vars(trainer)[name] is not value:
+                    setattr(trainer, name, value)
 
     def check_leaves(self, loss: Tensor, leaves: tuple[Tensor, Tensor]) -> None:
         """Check that a loss depends on no parameter other than through its log-probabilities and entropies."""
@@ -224,14 +284,76 @@ class _Probe:
                     visited.add(parent)
                     nodes.append(parent)
 
-    def shares(self, zero: Tensor) -> Tensor:
-        """Return the derivative of TRL's loss by each token's term, without clip and masks; (rows, columns)."""
+    def ended(self, error: Exception) -> RunProblem:
+        """Return the error about a loss that ends with an exception."""
+        return RunProblem(
+            f"the loss of trl {trl.__version__} ends with {type(error).__name__} on bandpo's synthetic batch: {error}; "
+            f"bandpo was tested with the inputs and attributes of trl {self.names.tested}{HINT}"
+        )
+
+    def problem(self, text: str) -> RunProblem:
+        """Return the error about a difference."""
+        return RunProblem(
+            f"the loss of {type(self.trainer).__name__} with trl {trl.__version__} is not that of {self.method!r}: "
+            f"{text}{HINT}"
+        )
+
+    def line(self, check: GradientCheck, batch: Batch) -> str:
+        """Return a line about what was compared."""
+        return (
+            f"the loss with trl {trl.__version__} has the gradient of {self.method!r}, {check.error:.0e}: compared on "
+            f"{describe_comparison(check, batch, *self.compared_parts())}"
+        )
+
+
+class GRPOProbe(LossProbe):
+    """The probe of the loss of TRL's GRPOTrainer."""
+
+    names = GRPO
+    source = FORWARD
+
+    def read(self) -> Batch:
+        return self.trainer._batch_of(self.batch.inputs, self.batch.logp, self.batch.entropy)
+
+    def trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        with without_clip(self.trainer):
+            return GRPOTrainer._compute_loss(self.trainer, model, inputs)
+
+    def other_terms(self, batch: Batch) -> Tensor:
+        zero = torch.zeros_like(self.batch.inputs["advantages"])
+        return self.gradient(self.trl_loss, advantages=zero, old_per_token_logps=batch.logp_old)
+
+    @contextmanager
+    def forward(self, logp: Tensor, entropy: Tensor) -> Generator[Any, None, None]:
+        # The function is replaced in TRL's class: on the instance it would hide the overrides of subclasses and of
+        # AuditMixin, which belong to the loss. Other trainers of the process still get TRL's function.
+        original = getattr(GRPOTrainer, FORWARD)
+
+        def synthetic(trainer: Any, model: Any, input_ids: Tensor, *arguments: Any, **kwargs: Any) -> Any:
+            if trainer is not self.trainer:
+                return original(trainer, model, input_ids, *arguments, **kwargs)
+            self.batch.is_read = True
+            rows = input_ids[:, 0]
+            return logp[rows], entropy[rows], None
+
+        setattr(GRPOTrainer, FORWARD, synthetic)
+        try:
+            yield self.trainer.model
+        finally:
+            setattr(GRPOTrainer, FORWARD, original)
+
+    def attributes(self) -> dict[str, Any]:
+        # With this entropy an adaptive entropy bonus acts.
+        return {"_entropy_window_stats": None, "_last_world_entropy": -torch.inf}
+
+    def shares(self) -> Tensor:
         trainer = self.trainer
         logp = self.batch.logp
+        zero = torch.zeros_like(self.batch.inputs["advantages"])
         ratio_one = {"old_per_token_logps": logp.clone(), "sampling_per_token_logps": logp.clone()}
         if "importance_sampling_ratio" in self.batch.inputs:
             ratio_one["importance_sampling_ratio"] = torch.ones_like(logp)
-        with _unchanged(trainer):
+        with self.unchanged():
             trainer.importance_sampling_level = "token"
             trainer.top_entropy_quantile = 1.0
             trainer.off_policy_mask_threshold = None
@@ -239,7 +361,7 @@ class _Probe:
             at_one = self.gradient(self.trl_loss, advantages=torch.ones_like(zero), **ratio_one)
         return (at_zero - at_one)[0]
 
-    def check_average(self, shares: Tensor, batch: Batch) -> None:
+    def check_loss(self, shares: Tensor, batch: Batch) -> None:
         """Check that the shares are those of the loss aggregation that ``loss_type`` names."""
         trainer = self.trainer
         loss_type = str(AGGREGATIONS.get(trainer.loss_type, trainer.loss_type))
@@ -274,22 +396,7 @@ class _Probe:
             gradient = gradient.sum(-1, keepdim=True) * batch.mask / length
         return gradient
 
-    def ended(self, error: Exception) -> RunProblem:
-        """Return the error about a loss that ends with an exception."""
-        return RunProblem(
-            f"the loss of trl {trl.__version__} ends with {type(error).__name__} on bandpo's synthetic batch: {error}; "
-            f"bandpo was tested with the inputs and attributes of trl {TESTED}{HINT}"
-        )
-
-    def problem(self, text: str) -> RunProblem:
-        """Return the error about a difference."""
-        return RunProblem(
-            f"the loss of {type(self.trainer).__name__} with trl {trl.__version__} is not that of {self.method!r}: "
-            f"{text}{HINT}"
-        )
-
-    def line(self, check: GradientCheck, batch: Batch) -> str:
-        """Return a line about what was compared."""
+    def compared_parts(self) -> list[str]:
         trainer = self.trainer
         settings = {
             "the KL term": trainer.beta,
@@ -298,11 +405,7 @@ class _Probe:
             "the off-policy mask": trainer.off_policy_mask_threshold is not None,
             "importance weights": "importance_sampling_ratio" in self.batch.inputs,
         }
-        parts = [name for name, is_set in settings.items() if is_set]
-        return (
-            f"the loss with trl {trl.__version__} has the gradient of {self.method!r}, {check.error:.0e}: compared on "
-            f"{describe_comparison(check, batch, *parts)}"
-        )
+        return [name for name, is_set in settings.items() if is_set]
 
 
 def loss_mask(trainer: Any, synthetic: SyntheticBatch, batch: Batch) -> Tensor:
@@ -342,44 +445,32 @@ def high_entropy_mask(trainer: Any, batch: Batch, entropy: Tensor | None) -> Ten
 
 
 @contextmanager
-def _unchanged(trainer: Any) -> Generator[None, None, None]:
-    """Prepare a trainer's attributes for a loss of the synthetic batch, and afterwards set back those that changed.
-
-    Attributes of other objects, such as ``args`` and ``state``, are not set back: TRL's loss changes none.
-    """
-    before = dict(vars(trainer))
-    trainer._probing = True
-    trainer._metrics = {mode: defaultdict(list) for mode in ("train", "eval")}
-    trainer._entropy_window_stats = None
-    trainer._last_world_entropy = -torch.inf  # an adaptive entropy bonus acts
-    trainer.aux_loss_enabled = False
-    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+def with_bounds(trainer: Any, low: float, high: float) -> Generator[None, None, None]:
+    """Give TRL's loss the bounds 1 − low and 1 + high in the block."""
+    configured = trainer.epsilon_low, trainer.epsilon_high
+    trainer.epsilon_low, trainer.epsilon_high = low, high
     try:
         yield
     finally:
-        for name in vars(trainer).keys() - before.keys():
-            delattr(trainer, name)
-        for name, value in before.items():
-            if name not in vars(trainer) or vars(trainer)[name] is not value:
-                setattr(trainer, name, value)
+        trainer.epsilon_low, trainer.epsilon_high = configured
 
 
 @contextmanager
 def without_clip(trainer: Any) -> Generator[None, None, None]:
-    """Give TRL's loss bounds that no ratio reaches, in the block."""
-    configured = trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta
-    trainer.epsilon_low = trainer.epsilon_high = torch.inf
+    """Give the loss of a GRPOTrainer bounds that no ratio reaches, in the block."""
+    delta = trainer.args.delta
     trainer.args.delta = None
     try:
-        yield
+        with with_bounds(trainer, torch.inf, torch.inf):
+            yield
     finally:
-        trainer.epsilon_low, trainer.epsilon_high, trainer.args.delta = configured
+        trainer.args.delta = delta
 
 
 def _is_subclassed(trainer: Any) -> bool:
     """Return True if a trainer's class derives from bandpo's, or has bases of others besides TRL's and bandpo's."""
     for cls in type(trainer).__mro__:
         is_known = cls.__module__.startswith(("trl.", "transformers.", "bandpo."))
-        if issubclass(cls, GRPOTrainer) and not is_known:
+        if issubclass(cls, Trainer) and not is_known:
             return True
     return False

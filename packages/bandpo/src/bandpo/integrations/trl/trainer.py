@@ -49,32 +49,25 @@ constant for all updates on that batch.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import trl
-from trl import GRPOTrainer
 
-from bandpo.audit.metrics import Audit
-from bandpo.core import _checks
 from bandpo.core.batch import Batch, Tokens
 from bandpo.core.errors import InvalidType, InvalidValue, RunProblem
-from bandpo.core.methods import Method
-from bandpo.core.rules import bands
-from bandpo.core.schedules import Controller, TrainingState
-from bandpo.integrations.trl.announcements import card_entries, sampling_lines
+from bandpo.core.schedules import TrainingState
+from bandpo.core.sequences import Sequences
+from bandpo.integrations.trl.announcements import sampling_lines
 from bandpo.integrations.trl.audit import AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations.trl.config import BandGRPOConfig
+from bandpo.integrations.trl.method_trainer import ClippedTokens, MethodTrainer
 from bandpo.integrations.trl.probe import high_entropy_mask, without_clip
-from bandpo.integrations.trl.trl_names import FORWARD, missing
+from bandpo.integrations.trl.trl_names import FORWARD, GRPO
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from bandpo.core.objectives import Objective
 
 __all__ = ["AuditMixin", "AuditedGRPOTrainer", "BandGRPOConfig", "BandGRPOTrainer"]
 
@@ -86,28 +79,7 @@ gradient of such a token is still the method's, as ``(w·A + b)/1`` is multiplie
 """
 
 
-@dataclass
-class _GeneratedBatch:
-    """The state of one generated batch, during all updates on it."""
-
-    state: TrainingState
-    """The training state at its generation."""
-    audit: Audit | None = None
-    """The sums for the method's controllers, over the losses so far."""
-
-
-class _ClippedTokens(NamedTuple):
-    """The tokens, or sequences, that a method clips in a loss."""
-
-    low: Tensor
-    """True if clipped with a negative advantage, (sequences, tokens), or (sequences, 1) for whole sequences."""
-    high: Tensor
-    """True if clipped with a positive advantage, of the same shape."""
-    mask: Tensor
-    """1 if counted, of the same shape."""
-
-
-class BandGRPOTrainer(AuditMixin, GRPOTrainer):
+class BandGRPOTrainer(MethodTrainer, AuditMixin):
     """A `GRPOTrainer` with the method of ``args`` and the audit of `AuditMixin`.
 
     It logs the mean radius of the tokens since the last log as ``radius``, and ``radius_min`` and ``radius_max`` if it
@@ -128,9 +100,7 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
     """
 
     args: BandGRPOConfig
-    _tag_names = ["trl", "bandpo"]  # noqa: RUF012  (TRL's own attribute)
-    _clips: _ClippedTokens | None = None
-    """The tokens that the method clips in the last loss."""
+    _trl_names = GRPO
 
     def __init__(
         self,
@@ -143,19 +113,11 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
         args = BandGRPOConfig() if args is None else args
         if not isinstance(args, BandGRPOConfig):
             raise InvalidType(f"args must be a BandGRPOConfig, got {type(args).__name__}")
-        self.method = args.effective_method
+        self._read_settings(args)
         self.is_native = args.native_settings is not None
         needs_rollout_logps = "rollout" in (args.anchor, self.method.old_policy)
         # Again, since settings may have changed after the config was made.
         idle_clip = args.check_ratio_moves()
-        # The settings of AuditMixin are class attributes; here they come from the config.
-        self.certify = args.certify
-        self.record = args.record
-        self.watched = args.watched
-        self.audit_steps = args.audit_steps
-        self.audit_detail = args.audit_detail
-        self._generated = _GeneratedBatch(TrainingState(progress=0.0, controller_state={}))
-        self._radii: defaultdict[str, list[Tensor]] = defaultdict(list)
         super().__init__(model, reward_funcs, args, *arguments, **kwargs)
 
         if idle_clip:
@@ -195,12 +157,9 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if self.is_native:
             return super()._compute_loss(model, inputs)
-        mode = "train" if self.training else "eval"
-        metrics = self._metrics[mode]
-        counts = {name: len(metrics.get(name, ())) for name in self._clip_metric_names}
         try:
-            with without_clip(self):
-                loss = super()._compute_loss(model, inputs)
+            with self._own_clip_metrics(), without_clip(self):
+                return super()._compute_loss(model, inputs)
         except KeyError as error:
             if error.args != ("advantages",):
                 raise
@@ -209,14 +168,6 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
                 f"advantages before {FORWARD} returns, or from a copy of its inputs, so {self.args.method} would have "
                 "no effect; let it read the advantages of its inputs after that"
             ) from error
-        # Replace the values that TRL has appended.
-        for name, value in zip(counts, self._clip_metrics(), strict=True):
-            if len(metrics.get(name, ())) != counts[name] + 1:
-                raise missing(
-                    f"metric {name!r} in its loss", "counts what the clip blocks, which bandpo replaces"
-                )
-            metrics[name][-1] = value
-        return loss
 
     def _prepare_loss(
         self, batch: dict[str, Any], inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None
@@ -235,7 +186,7 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
         # TRL leaves them out where the ratio cannot move. Without them every ratio is 1, and no clip acts.
         needs_old = self.training and not self._probing and self.args.ratio_moves
         if needs_old and batch.get("old_per_token_logps") is None:
-            raise missing("entry 'old_per_token_logps' in its batches", "has the old log-probabilities")
+            raise GRPO.missing("entry 'old_per_token_logps' in its batches", "has the old log-probabilities")
         if self.method.old_policy == "rollout":
             inputs["old_per_token_logps"] = read.logp_old
         # TRL's loss is per sequence, (sequences, 1), if both the ratios and the given advantages are.
@@ -334,71 +285,30 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
 
     # Schedules and controllers.
 
-    def loss_method(self) -> Method:
-        """Return the method with the current values of its schedules and controllers."""
-        return self.method.resolve(self._generated.state, strict=False)
-
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.training:
-            progress = min(self.state.global_step / max(self.state.max_steps, 1), 1.0)
-            controller_state = dict(self._controller_state) if self._has_controllers else {}
-            state = TrainingState(progress=progress, controller_state=controller_state)
-            self._generated = _GeneratedBatch(state, self._generated.audit)
+            self._begin_batch()
         return super()._generate_and_score_completions(inputs)
 
     def _training_state(self, inputs: dict[str, Any]) -> TrainingState:
-        process_group = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         age = None if "version" not in inputs else self.state.global_step - inputs["version"]
-        return replace(self._generated.state, age=age, processes=process_group)
-
-    @property
-    def _has_controllers(self) -> bool:
-        """True if a number of the method is set by a controller."""
-        return any(isinstance(number, Controller) for number in self.method.varying().values())
-
-    @property
-    def _controller_state(self) -> dict[str, float]:
-        """The state of the method's controllers, in the part of the trainer's state that checkpoints contain."""
-        entries = cast("dict[str, Any]", self.state.stateful_callbacks)
-        entry = entries.setdefault("ControllerState", {"args": {"values": {}}, "attributes": {}})
-        return entry["args"]["values"]
+        return self._state_of_loss(age)
 
     def training_step(self, *arguments: Any, **kwargs: Any) -> Tensor:
         self._check_unchanged_settings()
         loss = super().training_step(*arguments, **kwargs)
-        if self._generated.audit is not None and self._step % self.losses_per_batch == 0:
-            # After the batch's last loss, on every process, and before a checkpoint is saved. Metrics that are not
-            # defined are missing from the audit's, and NaN here.
-            metrics = defaultdict(lambda: math.nan, self._reduce_metrics(self._generated.audit))
-            self._controller_state.update(self.method.update_controllers(self._controller_state, metrics))
-            self._generated.audit = None
+        if self._step % self.losses_per_batch == 0:
+            self._end_batch()
         return loss
 
-    def _check_unchanged_settings(self) -> None:
-        """Check that no callback has changed a setting of the clip, which the method replaces.
-
-        This includes methods that TRL implements, as the audit and the probe read the method and not the settings.
-
-        Raises:
-            ValueError: a setting has changed, which would have no effect or another one than in TRL.
-        """
-        for name, value in self._clip_settings().items():
-            at_start = self._settings_at_start[name]
-            if value != at_start:
-                raise InvalidValue(
-                    f"trainer.{name} was changed from {at_start} to {value} during training; "
-                    f"method={self.args.method!r} replaces it. A bound that changes is written with a schedule, as in "
-                    "method='FixedClip(0.2, Linear(0.2, 0.28))'"
-                )
-
     def _clip_settings(self) -> dict[str, Any]:
-        """Return the current values of the settings of TRL's loss that a method replaces."""
-        names = ("epsilon_low", "epsilon_high", "loss_type", "importance_sampling_level")
-        return {name: getattr(self, name) for name in names} | {"args.delta": self.args.delta}
+        names = ("loss_type", "importance_sampling_level")
+        others = {name: getattr(self, name) for name in names} | {"args.delta": self.args.delta}
+        return super()._clip_settings() | others
 
     # Logging.
 
-    def _clipped_tokens(self, tokens: Tokens, weight: Tensor, of_sequences: bool) -> _ClippedTokens:
+    def _clipped_tokens(self, tokens: Tokens, weight: Tensor, of_sequences: bool) -> ClippedTokens:
         """Return the tokens that the method clips, in the form of TRL's clip metrics: those with a weight of 0.
 
         Args:
@@ -407,117 +317,29 @@ class BandGRPOTrainer(AuditMixin, GRPOTrainer):
             of_sequences: True if ratios and advantages are per sequence. TRL then counts sequences.
         """
         if self.loss_type == "cispo":
-            clipped = tokens.clip_mask.clipped_high
+            is_clipped = tokens.clip_mask.clipped_high
         else:
-            clipped = (weight == 0) & (tokens.advantages != 0)
-        low = clipped & (tokens.advantages < 0)
-        high = clipped & (tokens.advantages > 0)
-        mask = tokens.mask
-        if of_sequences:
-            ones = torch.ones_like(mask[:, :1])
-            return _ClippedTokens(_of_first_token(low, mask), _of_first_token(high, mask), ones)
-        return _ClippedTokens(low, high, mask)
+            is_clipped = weight == 0
+        clips = ClippedTokens.of(is_clipped, tokens)
+        if not of_sequences:
+            return clips
+        low = _of_first_token(clips.low, tokens.mask)
+        high = _of_first_token(clips.high, tokens.mask)
+        return ClippedTokens(low, high, Sequences(torch.ones_like(low)))
 
     @property
     def _clip_metric_names(self) -> tuple[str, ...]:
-        """The names of TRL's clip metrics under the configured ``loss_type``."""
-        if self.loss_type == "cispo":
-            return ("cispo_clip_ratio",)
-        return tuple(
-            f"clip_ratio/{name}" for name in ("low_mean", "high_mean", "region_mean", "low_min", "high_max")
-        )
+        return ("cispo_clip_ratio",) if self.loss_type == "cispo" else super()._clip_metric_names
 
     def _clip_metrics(self) -> list[float]:
-        """Return the values of TRL's clip metrics of the last loss, over the tokens of all processes."""
-        assert self._clips is not None
-        low, high, mask = self._clips
-        flags = torch.stack([low, high]) * mask
-        sums = torch.cat([flags.sum((1, 2)), mask.sum().view(1)])
-        low_sum, high_sum, count = cast("Tensor", self.accelerator.reduce(sums, reduction="sum")).tolist()
-        low_mean = low_sum / max(count, 1.0)
-        high_mean = high_sum / max(count, 1.0)
-        if self.loss_type == "cispo":
-            return [high_mean]
-        # The share of each sequence, NaN without a counted token; shape (sequences of all processes, 2).
-        shares = cast("Tensor", self.accelerator.gather((flags.sum(-1) / mask.sum(-1)).T.contiguous()))
-        shares = shares[~shares.isnan().any(1)]
-        low_min = shares[:, 0].min().item() if len(shares) else math.nan
-        high_max = shares[:, 1].max().item() if len(shares) else math.nan
-        return [low_mean, high_mean, low_mean + high_mean, low_min, high_max]
+        values = super()._clip_metrics()
+        # TRL's CISPO has a single one, the share that is clipped with a positive advantage.
+        return values[1:2] if self.loss_type == "cispo" else values
 
-    def _log_objective(self, batch: Batch, tokens: Tokens, objective: Objective) -> None:
-        """Log the mean of the method's objective over the counted tokens of all processes."""
-        value = batch.advantages * objective.surrogate(tokens)
-        regularizer = objective.regularizer(tokens)
-        if regularizer is not None:
-            value = value - regularizer * batch.mask
-        if batch.token_weights is not None and not objective.weights_inside:
-            value = value * batch.token_weights
-        sums = torch.stack([value.sum(), batch.mask.sum().to(value)])
-        total, count = cast("Tensor", self.accelerator.reduce(sums, reduction="sum")).tolist()
-        self._metrics["train" if self.training else "eval"]["objective"].append(total / max(count, 1.0))
-
-    def _measure(self, batch: Batch, tokens: Tokens, entropy: Tensor | None) -> None:
-        """Add the tokens of a loss to the logged radii, to the audit and to the sums for the controllers."""
-        for path, band in bands(tokens.rule).items():
-            radius = band.radius_for(tokens.logp_anchor)
-            self._radii[path].append(_radius_statistics(radius, tokens.mask))
-
-        is_audited = self._audits_this_step()
-        if not is_audited and not self._has_controllers:
-            return
-        method = self.audited_method()
-        counted = high_entropy_mask(self, batch, entropy)
-        if is_audited:
-            audit = Audit.of(batch, method, tokens, counted=counted)
-            self._add_to_audit(audit)
-            controller_audit = audit.without_counterfactuals
-        else:
-            controller_audit = Audit.of(batch, method, tokens, {}, counted)
-
-        if self._has_controllers:
-            previous = self._generated.audit
-            self._generated.audit = controller_audit if previous is None else previous + controller_audit
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.training:
-            for path, statistics in self._radii.items():
-                # Shape (losses of all processes, 4).
-                gathered = cast("Tensor", self.accelerator.gather(torch.stack(statistics)))
-                sums, counts, minima, maxima = gathered.unbind(-1)
-                smallest = minima.min().item()
-                largest = maxima.max().item()
-                values = {"radius": (sums.sum() / counts.sum()).item()}
-                if smallest < largest:
-                    values |= {"radius_min": smallest, "radius_max": largest}
-                logs |= {f"{name}/{path}".rstrip("/"): value for name, value in values.items()}
-            self._radii.clear()
-            if self.accelerator.device.type == "cuda":
-                logs["peak_memory"] = torch.cuda.max_memory_allocated() / 2**30
-                torch.cuda.reset_peak_memory_stats()
-        super().log(logs, start_time)
-
-    def create_model_card(self, *arguments: Any, **kwargs: Any) -> None:
-        """Write TRL's model card with the method's name and paper instead of GRPO's."""
-        self._name, self._paper = card_entries(self.args)
-        super().create_model_card(*arguments, **kwargs)
+    def _counted_by_audit(self, batch: Batch, entropy: Tensor | None) -> Tensor:
+        return high_entropy_mask(self, batch, entropy)
 
 
 def _of_first_token(x: Tensor, mask: Tensor) -> Tensor:
     """Return the value of each sequence's first counted token, (sequences, 1)."""
     return x.gather(1, mask.argmax(1, keepdim=True))
-
-
-def _radius_statistics(radius: float | Tensor, mask: Tensor) -> Tensor:
-    """Return sum, number, minimum and maximum of the radii of counted tokens, as a tensor of 4 on their device."""
-    dtype = _checks.widest_float(mask.device)
-    radius = torch.as_tensor(radius, dtype=dtype, device=mask.device).expand_as(mask)
-    counted = mask != 0
-    return torch.stack(
-        [
-            (radius * mask).sum(),
-            mask.sum().to(radius),
-            radius.masked_fill(~counted, math.inf).min(),
-            radius.masked_fill(~counted, -math.inf).max(),
-        ]
-    )

@@ -4,25 +4,86 @@ The names that are private in TRL may change in any version. A renamed one would
 or without an error leave schedules at their first value, a record without rewards, or TRL's model card in place of
 bandpo's. So a trainer checks at construction that all of them exist. What the names mean is compared by
 `bandpo.integrations.trl.probe`, before the first batch. The names of TRL's clip metrics only exist once a loss has
-logged them, so `BandGRPOTrainer` checks them in each loss, the probe's included.
+logged them, so the trainers check them in each loss, the probe's included.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import trl
-from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.core.errors import RunProblem
 
-TESTED = "1.10 to 1.16"
-"""The versions of TRL with which bandpo was tested."""
+
+@dataclass(frozen=True, eq=False)
+class TrainerNames:
+    """The names of one trainer of TRL on which the integration depends.
+
+    Attributes:
+        trainer: The name of the trainer's class.
+        tested: The versions of TRL with which bandpo was tested.
+        of_class: Attributes of the class that bandpo overrides, calls or sets, each with what TRL does with it.
+        of_trainer: Attributes of a constructed trainer that bandpo reads or sets, each with its meaning in TRL.
+        of_config: Settings of its config that bandpo reads or sets, each with its meaning in TRL.
+    """
+
+    trainer: str
+    tested: str
+    of_class: Mapping[str, str]
+    of_trainer: Mapping[str, str]
+    of_config: Mapping[str, str]
+
+    def check_config(self, config: Any) -> None:
+        """Check that the installed class of the config has every setting of ``of_config``.
+
+        Raises:
+            RuntimeError: one is missing. The message has the version of TRL and the name.
+        """
+        settings = {setting.name for setting in fields(config)}
+        for name, meaning in self.of_config.items():
+            if name not in settings:
+                raise self.missing(f"setting {name} of {config.__name__}", meaning)
+
+    def check_class(self, trainer: type) -> None:
+        """Check that the installed class of the trainer has every attribute of ``of_class``.
+
+        Raises:
+            RuntimeError: one is missing. The message has the version of TRL and the name.
+        """
+        for name, meaning in self.of_class.items():
+            if not hasattr(trainer, name):
+                raise self.missing(f"{self.trainer}.{name}", meaning)
+
+    def check_trainer(self, trainer: Any) -> None:
+        """Check that a constructed trainer has every attribute of ``of_trainer``.
+
+        Raises:
+            RuntimeError: one is missing. The message has the version of TRL and the name.
+        """
+        for name, meaning in self.of_trainer.items():
+            if not hasattr(trainer, name):
+                raise self.missing(f"attribute {name} of {self.trainer}", meaning)
+
+    def missing(self, what: str, meaning: str) -> RunProblem:
+        """Return the error about a name of TRL that does not exist.
+
+        Args:
+            what: The name, such as ``"GRPOTrainer._step"``.
+            meaning: What it is or does, as the rest of a sentence.
+        """
+        return RunProblem(
+            f"trl {trl.__version__} has no {what}, which in trl {self.tested} {meaning}; install "
+            f"{'one of these versions' if ' ' in self.tested else 'this version'}"
+        )
+
+
 FORWARD = "_get_per_token_logps_and_entropies"
 """TRL's function that computes the log-probabilities of a loss."""
 
-OF_CLASS = {
+_OF_CLASS = {
     "_compute_loss": "computes the loss, which bandpo calls with a method's advantages",
     FORWARD: "computes a loss's log-probabilities, from which bandpo computes the advantages",
     "_generate_and_score_completions": "generates a batch, at which bandpo updates schedules and marks truncation",
@@ -34,9 +95,7 @@ OF_CLASS = {
     "_paper": "names the paper in the model card",
     "_tag_names": "has the tags of the model card",
 }
-"""Attributes of GRPOTrainer that bandpo overrides, calls or sets, each with what TRL does with it."""
-
-OF_TRAINER = {
+_OF_TRAINER = {
     "epsilon_low": "is a bound of the clip, which bandpo replaces",
     "epsilon_high": "is a bound of the clip, which bandpo replaces",
     "loss_type": "selects the loss aggregation",
@@ -61,9 +120,7 @@ OF_TRAINER = {
     "_metrics": "has the metrics of the next log",
     "_tokenizer": "has the ids of the tokens that end a completion",
 }
-"""Attributes of a constructed trainer that bandpo reads or sets, each with its meaning in TRL."""
-
-OF_CONFIG = {
+_OF_CONFIG = {
     "epsilon": "is a bound of the clip, which a method replaces",
     "epsilon_high": "is a bound of the clip, which a method replaces",
     "delta": "is the upper bound of the ratio, which a method replaces",
@@ -81,50 +138,6 @@ OF_CONFIG = {
     "repetition_penalty": "changes the probabilities of sampling",
     "generation_kwargs": "has further settings of sampling",
 }
-"""Settings of GRPOConfig that bandpo reads or sets, each with its meaning in TRL."""
 
-
-def check_config() -> None:
-    """Check that the installed GRPOConfig has every setting of `OF_CONFIG`.
-
-    Raises:
-        RuntimeError: one is missing. The message has the version of TRL and the name.
-    """
-    settings = {setting.name for setting in fields(GRPOConfig)}
-    for name, meaning in OF_CONFIG.items():
-        if name not in settings:
-            raise missing(f"setting {name} of GRPOConfig", meaning)
-
-
-def check_class() -> None:
-    """Check that the installed GRPOTrainer has every attribute of `OF_CLASS`.
-
-    Raises:
-        RuntimeError: one is missing. The message has the version of TRL and the name.
-    """
-    for name, meaning in OF_CLASS.items():
-        if not hasattr(GRPOTrainer, name):
-            raise missing(f"GRPOTrainer.{name}", meaning)
-
-
-def check_trainer(trainer: Any) -> None:
-    """Check that a constructed trainer has every attribute of `OF_TRAINER`.
-
-    Raises:
-        RuntimeError: one is missing. The message has the version of TRL and the name.
-    """
-    for name, meaning in OF_TRAINER.items():
-        if not hasattr(trainer, name):
-            raise missing(f"attribute {name} of GRPOTrainer", meaning)
-
-
-def missing(what: str, meaning: str) -> RunProblem:
-    """Return the error about a name of TRL that does not exist.
-
-    Args:
-        what: The name, such as ``"GRPOTrainer._step"``.
-        meaning: What it is or does, as the rest of a sentence.
-    """
-    return RunProblem(
-        f"trl {trl.__version__} has no {what}, which in trl {TESTED} {meaning}; install one of these versions"
-    )
+GRPO = TrainerNames("GRPOTrainer", "1.10 to 1.16", _OF_CLASS, _OF_TRAINER, _OF_CONFIG)
+"""The names of TRL's GRPOTrainer and GRPOConfig."""

@@ -1,0 +1,246 @@
+"""The parts of an audit that do not depend on a trainer's loss: logged metrics, the record, the watch, the probe.
+
+`bandpo.integrations.trl.AuditMixin` adds them to the loss of TRL's GRPOTrainer.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import trl
+from transformers import Trainer, TrainerCallback
+
+from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
+from bandpo.audit.metric_names import DETAIL
+from bandpo.audit.metrics import Audit, logged
+from bandpo.audit.recorder import Recorder
+from bandpo.core.errors import BandWarning, InvalidValue, RunProblem
+from bandpo.core.methods import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bandpo.watch import RunWatch, Watch
+
+
+class _LogDetail(TrainerCallback):
+    """A callback that adds unlogged metrics to the log history, which `bandpo audit` reads and no tracker does."""
+
+    def __init__(self) -> None:
+        self.detail: dict[str, float] = {}
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.detail:
+            state.log_history[-1][DETAIL] = self.detail
+            self.detail = {}
+
+
+class _EndOfTraining(TrainerCallback):
+    """A callback that calls a function at the end of training, unless there was no optimiser step."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._first_step = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._first_step = state.global_step
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step > self._first_step:
+            self._function()
+
+
+class RunAudit(Trainer):
+    """A base of trainers that logs ``audit/…`` metrics of the loss, records its tokens and diagnoses the run.
+
+    A subclass calls `_start_audit` when TRL has constructed the trainer, `_add_to_audit` and `_check_and_record` in
+    each loss, and defines `loss_method` and `_compare_with_method`.
+    """
+
+    audit_steps: int = 1
+    """Number of optimiser steps from one audited step to the next; 0 to audit none."""
+    audit_detail: bool = False
+    """True if the console and trackers get all ``audit/…`` metrics."""
+    certify: str = "warn"
+    """Reaction to a loss whose gradient, on a synthetic batch before training, is not the one of `loss_method`:
+    ``warn``, ``stop`` the run, or ``off`` to compare none. A subclass whose loss ends with an error on this batch is
+    not compared, also with ``stop``."""
+    record: str | None = None
+    """Folder to which the tokens of every training loss are written, see `bandpo.audit.Recorder`."""
+    watched: str = "warn"
+    """Reaction to a failed check of `rlvet diagnose` during training: ``warn``, ``stop`` the run, or ``off`` to check
+    nothing. A `bandpo.watch.Watch` among the callbacks is used in place of ``warn``."""
+
+    _probing: bool = False
+    """True while the loss of a synthetic batch is computed, which is neither audited nor recorded."""
+    _audit_since_log: Audit | None = None
+    _watch: Watch | None = None
+    _recorder: Recorder | None = None
+
+    def loss_method(self) -> Method:
+        """Return the method of the loss. It is used by the audit and by the probe."""
+        raise NotImplementedError
+
+    def audited_method(self) -> Method:
+        """Return the method of the loss together with the masks of the trainer."""
+        return self.loss_method()
+
+    def _compare_with_method(self) -> str:
+        """Compare the gradient of the loss with that of `loss_method` on a synthetic batch, and return a line about it.
+
+        Raises:
+            RuntimeError: it is another one.
+        """
+        raise NotImplementedError
+
+    def _start_audit(self, anchor: str, sampling: Mapping[str, Any]) -> None:
+        """Add the callbacks of the audit, and open the record.
+
+        Args:
+            anchor: As for `bandpo.audit.Recorder`.
+            sampling: The settings of the sampler; None for those that are not set.
+        """
+        self._log_detail = _LogDetail()
+        self.add_callback(self._log_detail)
+        self._watch = self._add_watch(anchor)
+        self.add_callback(_EndOfTraining(self._end_training))
+
+        if self.record is not None:
+            self._recorder = Recorder(
+                self.record,
+                method=self.audited_method(),
+                anchor=anchor,
+                process=self.accelerator.process_index,
+                framework=f"trl {trl.__version__}",
+                sampling={name: value for name, value in sampling.items() if value is not None},
+            )
+
+    def _end_training(self) -> None:
+        if self._recorder is not None:
+            self._recorder.flush()
+
+    def _save_checkpoint(self, *arguments: Any, **kwargs: Any) -> None:
+        # A run that is resumed from this checkpoint does not record the losses before it again.
+        if self._recorder is not None:
+            self._recorder.flush()
+        super()._save_checkpoint(*arguments, **kwargs)
+
+    def _add_watch(self, anchor: str) -> Watch | None:
+        """Add the callback that diagnoses the run, and return it: the user's `Watch`, or one for ``watched``.
+
+        Args:
+            anchor: As for `bandpo.audit.Recorder`.
+        """
+        if self.watched not in ("warn", "stop", "off"):
+            raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {self.watched!r}")
+        if not has_rlvet():
+            if self.watched == "stop":
+                require_rlvet("watched='stop'")
+            if self.watched == "warn":
+                self._announce(NOT_CHECKED)
+            return None
+        from bandpo.watch import Watch
+
+        callbacks = self.callback_handler.callbacks
+        watch = next((callback for callback in callbacks if isinstance(callback, Watch)), None)
+        if watch is not None and self.watched != "warn":
+            raise InvalidValue(
+                f"watched={self.watched!r} contradicts the bandpo.watch.Watch among the callbacks; leave one of them "
+                "out"
+            )
+        if self.watched == "off":
+            return None
+
+        if watch is not None:
+            # Callbacks run in the order in which they were added, and this one reads the entries of `_LogDetail`.
+            self.remove_callback(watch)
+        else:
+            watch = Watch(stop_on="fix" if self.watched == "stop" else None)
+        watch.anchor = anchor
+        self.add_callback(watch)
+        return watch
+
+    @property
+    def training(self) -> bool:
+        """True if the model is in training mode, by which TRL too separates training and evaluation metrics."""
+        return self.model is not None and self.model.training
+
+    def train(self, *arguments: Any, **kwargs: Any) -> Any:
+        # Not at construction, as a subclass may set attributes that its loss reads after super().__init__().
+        self._probe_loss()
+        return super().train(*arguments, **kwargs)
+
+    def _probe_loss(self) -> None:
+        """Compare the gradient of the loss with the method's on a synthetic batch, once.
+
+        Raises:
+            RuntimeError: it is another one, and ``certify`` is ``stop``.
+        """
+        if self.certify == "off":
+            return
+        try:
+            line = self._compare_with_method()
+        except RunProblem as problem:
+            if self.certify == "stop":
+                raise
+            warnings.warn(str(problem), BandWarning, stacklevel=3)
+            return
+        self._announce(line)
+
+    def _due_watch(self, generation: int, update: int, version: Tensor | None) -> RunWatch | None:
+        """Return the checks of the run if they are due for the tokens of a loss; None otherwise.
+
+        Args:
+            generation: The number of the generated batch.
+            update: The number of optimiser steps on that batch so far.
+            version: The step of the weights that sampled, one per sequence; None if every batch is sampled with the
+                current weights.
+        """
+        if self._watch is None or not self.is_world_process_zero():
+            return None
+        # The checks expect a ratio of 1, which data from older weights does not have.
+        if version is not None and not bool((version >= self.state.global_step).all()):
+            return None
+        return self._watch.run_watch if self._watch.run_watch.is_due(generation, update) else None
+
+    def _announce(self, line: str) -> None:
+        """Print a line to stderr, on the main process only."""
+        self.accelerator.print(f"bandpo: {line}", file=sys.stderr)
+
+    def _audits_this_step(self) -> bool:
+        """Return True if the losses of this optimiser step are audited."""
+        return (
+            self.training
+            and not self._probing
+            and bool(self.audit_steps)
+            and self.state.global_step % self.audit_steps == 0
+        )
+
+    def _add_to_audit(self, audit: Audit) -> None:
+        """Add an audit to the metrics of the next log."""
+        self._audit_since_log = audit if self._audit_since_log is None else self._audit_since_log + audit
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        metrics: dict[str, float] = {}
+        if self.training and self._audit_since_log is not None:
+            metrics = self._reduce_metrics(self._audit_since_log)
+            all_metrics = logged(metrics, detail=True)
+            shown = logged(metrics, detail=self.audit_detail)
+            logs |= shown
+            self._log_detail.detail = {
+                name: value for name, value in all_metrics.items() if name not in shown
+            }
+        super().log(logs, start_time)
+        if metrics:
+            self._audit_since_log = None
+
+    def _reduce_metrics(self, audit: Audit) -> dict[str, float]:
+        """Return the metrics of an audit over the tokens of all processes."""
+
+        def all_reduce(sums: Tensor) -> Tensor:
+            return cast("Tensor", self.accelerator.reduce(sums, reduction="sum"))
+
+        return audit.reduced(all_reduce).metrics()
