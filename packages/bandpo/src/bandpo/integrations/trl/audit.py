@@ -118,7 +118,8 @@ class AuditMixin(RunAudit, GRPOTrainer):
             if is_from_trl and issubclass(base, Trainer) and not is_grpo:
                 raise InvalidType(
                     f"{cls.__name__} derives from {base.__name__}, which is no GRPOTrainer; AuditMixin and "
-                    "BandGRPOTrainer only support the loss of GRPOTrainer"
+                    "BandGRPOTrainer only support the loss of GRPOTrainer (for AsyncGRPOTrainer, train "
+                    "BandAsyncGRPOTrainer)"
                 )
             # Some subclasses of GRPOTrainer in TRL replace its loss.
             replaces_loss = base is not GRPOTrainer and "_compute_loss" in vars(base)

@@ -88,8 +88,8 @@ class _ReplacedEpsilon(float):
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise InvalidType(
-            "this config names a clip rule or method, which only BandGRPOTrainer supports; train with it, and call "
-            "super()._compute_loss in a subclass of it"
+            "this config names a clip rule or method, which only BandGRPOTrainer supports (with a BandAsyncGRPOConfig, "
+            "BandAsyncGRPOTrainer); train with it, and call super()._compute_loss in a subclass of it"
         )
 
     __rsub__ = __radd__ = __sub__ = __add__ = _refuse

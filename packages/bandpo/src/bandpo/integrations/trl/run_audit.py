@@ -1,6 +1,7 @@
 """The parts of an audit that do not depend on a trainer's loss: logged metrics, the record, the watch, the probe.
 
-`bandpo.integrations.trl.AuditMixin` adds them to the loss of TRL's GRPOTrainer.
+`bandpo.integrations.trl.AuditMixin` adds them to the loss of TRL's GRPOTrainer, and `BandAsyncGRPOTrainer` to that of
+AsyncGRPOTrainer.
 """
 
 from __future__ import annotations
@@ -96,12 +97,13 @@ class RunAudit(Trainer):
         """
         raise NotImplementedError
 
-    def _start_audit(self, anchor: str, sampling: Mapping[str, Any]) -> None:
+    def _start_audit(self, anchor: str, sampling: Mapping[str, Any], version_at: str = "token") -> None:
         """Add the callbacks of the audit, and open the record.
 
         Args:
             anchor: As for `bandpo.audit.Recorder`.
             sampling: The settings of the sampler; None for those that are not set.
+            version_at: As for `bandpo.audit.Recorder`.
         """
         self._log_detail = _LogDetail()
         self.add_callback(self._log_detail)
@@ -116,6 +118,7 @@ class RunAudit(Trainer):
                 process=self.accelerator.process_index,
                 framework=f"trl {trl.__version__}",
                 sampling={name: value for name, value in sampling.items() if value is not None},
+                version_at=version_at,
             )
 
     def _end_training(self) -> None:

@@ -141,3 +141,40 @@ _OF_CONFIG = {
 
 GRPO = TrainerNames("GRPOTrainer", "1.10 to 1.16", _OF_CLASS, _OF_TRAINER, _OF_CONFIG)
 """The names of TRL's GRPOTrainer and GRPOConfig."""
+
+_CLIP = "is a bound of the clip, which a method replaces"
+
+ASYNC_GRPO = TrainerNames(
+    "AsyncGRPOTrainer",
+    "1.16",
+    of_class={
+        "compute_loss": "computes the loss, in whose place bandpo computes the method's",
+        "get_train_dataloader": "makes the batches, to which bandpo adds versions, groups and rewards",
+        "_sync_weight": "publishes a version of the weights, whose step bandpo keeps",
+        "_save_checkpoint": _OF_CLASS["_save_checkpoint"],
+        "create_model_card": _OF_CLASS["create_model_card"],
+        "_name": _OF_CLASS["_name"],
+        "_paper": _OF_CLASS["_paper"],
+        "_tag_names": _OF_CLASS["_tag_names"],
+    },
+    of_trainer={
+        "epsilon_low": _CLIP,
+        "epsilon_high": _CLIP,
+        "aux_loss_enabled": _OF_TRAINER["aux_loss_enabled"],
+        "model_version": "counts the published versions of the weights",
+        "eos_token_ids": "has the ids of the tokens that end a completion",
+        "_metrics": _OF_TRAINER["_metrics"],
+        "_rollout_dataset": "reads the samples from the queue, in which bandpo keeps their versions",
+    },
+    of_config={
+        **{
+            name: _OF_CONFIG[name]
+            for name in ("epsilon", "epsilon_high", "temperature", "top_p", "top_k", "min_p")
+        },
+        "repetition_penalty": _OF_CONFIG["repetition_penalty"],
+        "max_staleness": "is the largest number of versions between sampling and training",
+        "weight_sync_steps": "is the number of optimiser steps from one version of the weights to the next",
+        "token_budget": "is the number of tokens of a micro-batch",
+    },
+)
+"""The names of TRL's AsyncGRPOTrainer and AsyncGRPOConfig, which may change in any version of TRL."""
