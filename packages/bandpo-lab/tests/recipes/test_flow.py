@@ -29,6 +29,7 @@ from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.data.prepare import prepare_data
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.downloads import hub_model
+from bandpo_lab.modes import ModeName, entry_point
 from bandpo_lab.rehearsal.inputs import write_model
 from helpers.hub import Hub, Repository, serving
 from pages import ROOT, commands
@@ -297,7 +298,10 @@ def announced(words: list[str]):
     from bandpo_lab.rehearsal.shrink import compose
 
     overrides = told(words)
-    config = compose(overrides[overrides.index("--config-dir") + 2 :], SHIPPED, "ppo_trainer")
+    mode: ModeName = words[words.index("--mode") + 1] if "--mode" in words else "sync"
+    start = ["", *entry_point(mode).command(SHIPPED)]
+    assert overrides[1 : len(start)] == start[1:]
+    config = compose(overrides[len(start) :], SHIPPED, entry_point(mode).config_name)
     return validate(config), config
 
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
+from bandpo_lab.modes import mode_overrides
 from bandpo_lab.rehearsal import preflight
 from helpers.frameworks import needs
 
@@ -313,6 +314,58 @@ def test_files_behind_a_ray_client_are_not_on_this_machine(here, monkeypatch):
 def test_what_lies_in_other_storage_is_not_looked_up(here):
     files = [f"data.{split}_files=hdfs://cluster/{split}.parquet" for split in ("train", "val")]
     assert launched(*RECIPE, *files, "actor_rollout_ref.model.path=hdfs://cluster/qwen").exception is None
+
+
+ASYNCHRONOUS = {
+    "colocate_async": "verl.trainer.main_ppo",
+    "separate_async": "verl.trainer.main_ppo",
+    "fully_async": "verl.experimental.fully_async_policy.fully_async_main",
+    "one_step_off": "verl.experimental.one_step_off_policy.main_ppo",
+}
+
+
+@pytest.mark.parametrize(("mode", "program"), ASYNCHRONOUS.items())
+def test_a_mode_has_its_program_and_the_anchor_of_the_sampler(mode, program, here):
+    own = "trainer.n_gpus_per_node=4"
+    found = launched(*RECIPE, "--mode", mode, own)
+    assert found.exit_code == 0, found.output
+    [command] = here
+    assert command[1:3] == ["-m", program]
+    settings = [word.partition("=")[::2] for word in command]
+    assert ("algorithm.rollout_correction.bypass_mode", "true") in settings
+    assert ("actor_rollout_ref.rollout.calculate_log_probs", "true") in settings
+    # What the user writes comes last, and takes precedence.
+    assert command.index(own) > max(command.index(word) for word in mode_overrides(mode))
+
+
+@pytest.mark.parametrize("mode", ["separate_async", "fully_async", "one_step_off"])
+def test_the_gpus_of_the_sampler_are_counted(mode, here):
+    words = refusal(*RECIPE, "--mode", mode)
+    assert "trainer.nnodes is 8 × 1 = 8, and the sampler has 8 × 1 more, and 8 GPUs are here" in words
+    assert not here
+    assert launched(*RECIPE, "--mode", "colocate_async").exit_code == 0
+
+
+def test_a_batch_that_separate_async_cannot_split_is_refused(here):
+    words = refusal(
+        *RECIPE, "--mode", "separate_async", "data.train_batch_size=128", "trainer.n_gpus_per_node=4"
+    )
+    assert "set trainer.v1.separate_async.parameter_sync_step=2" in words
+
+
+def test_one_step_is_of_the_synchronous_trainer(here):
+    assert "--one-step with --mode fully_async" in refusal(*RECIPE, "--mode", "fully_async", "--one-step")
+
+
+@pytest.mark.parametrize("mode", ["sync", "fully_async"])
+def test_a_rehearsal_keeps_the_mode(mode, here):
+    assert launched(*RECIPE, "--mode", mode, "--rehearse").exit_code == 0
+    [command] = here
+    words = ["--mode", mode] if mode != "sync" else []
+    assert command[3 : 5 + len(words)] == ["rehearse", "--stand-in", *words]
+    assert (
+        "algorithm.rollout_correction.bypass_mode=true" not in command
+    )  # the rehearsal adds the mode's settings
 
 
 def test_a_dry_run_looks_for_no_files_and_no_gpus(here, monkeypatch):

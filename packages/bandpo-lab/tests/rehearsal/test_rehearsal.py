@@ -1,11 +1,12 @@
 """A whole rehearsal, and recipes broken one part at a time: each must fail, and name the part."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,12 +19,13 @@ needs("verl")
 import psutil
 from omegaconf import OmegaConf
 
+from bandpo.integrations.verl.settings import in_bypass_mode
 from bandpo_lab.errors import InvalidValue
+from bandpo_lab.modes import MODES, ModeName, entry_point, mode_of, mode_overrides
 from bandpo_lab.rehearsal import rehearse
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
-from bandpo_lab.rehearsal.preflight import validate
+from bandpo_lab.rehearsal.preflight import uneven_batch, validate
 from bandpo_lab.rehearsal.shrink import (
-    MINI_BATCH,
     RESPONSE_TOKENS,
     UNTESTED,
     _replacements,
@@ -107,6 +109,51 @@ def test_a_recipe_that_keeps_no_probabilities_of_the_sampler_passes(folder):
 def test_the_samplers_probabilities_may_be_the_old_ones(folder):
     found = rehearse([*RECIPE, "algorithm.rollout_correction.bypass_mode=true"], folder=folder, stand_in=True)
     assert found.ok, found.checks
+
+
+ASYNCHRONOUS = ["settings", "training", "policy loss", "clip", "loss by hand", "metrics", "reward", "gradient",
+    "weight sync", "anchor", "age", "validation", "checkpoint", "resume"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("colocate_async", marks=pytest.mark.exhaustive),
+        pytest.param("separate_async", marks=pytest.mark.slow),
+        pytest.param("fully_async", marks=pytest.mark.exhaustive),
+        pytest.param("one_step_off", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_an_asynchronous_trainer_is_rehearsed_on_old_data(mode, folder):
+    found = rehearse(RECIPE, mode=mode, folder=folder, stand_in=True)
+    assert found.ok, found.checks
+    checks = {check.name: check for check in found.checks}
+    assert list(checks) == ASYNCHRONOUS
+    assert re.search(r"step \d: [1-9]", checks["age"].detail)
+    assert "the sampler's, bit for bit" in checks["anchor"].detail
+
+
+SHIFTED_ANCHOR = """
+from verl.workers.rollout.replica import TokenOutput
+from bandpo_lab.rehearsal.rollout import TransformersServer as Server
+generate = Server.generate
+async def shifted(self, *arguments, **named):
+    output = await generate(self, *arguments, **named)
+    return output.model_copy(update={"log_probs": [*output.log_probs[1:], output.log_probs[0]]})
+Server.generate = shifted
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's, on importing its rollout
+def test_log_probabilities_of_the_next_token_are_named(folder, tmp_path, monkeypatch):
+    (tmp_path / "shifted_anchor.py").write_text(SHIFTED_ANCHOR)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "shifted_anchor")
+    found = rehearse(RECIPE, mode="colocate_async", folder=folder, stand_in=True)
+    failed = {check.name: check.detail for check in found.checks if not check.ok}
+    assert "anchor" in failed, found.checks
+    assert "are not the sampler's" in failed["anchor"]
 
 
 @pytest.mark.exhaustive
@@ -300,14 +347,6 @@ def test_a_folder_of_an_earlier_rehearsal_is_cleared_and_another_refused(folder,
     ("override", "message"),
     [
         ("algorithm.adv_estimator=gae", "cannot be rehearsed on a CPU: .*a critic"),
-        (
-            "trainer.v1.trainer_mode=separate_async",
-            "trainer_mode=separate_async: a rehearsal trains with sync",
-        ),
-        (
-            "trainer.v1.trainer_mode=colocate_async",
-            "trainer_mode=colocate_async: a rehearsal trains with sync",
-        ),
         ("actor_rollout_ref.model.lora_rank=8", "LoRA"),
         ("model_engine=megatron", "megatron"),
         ("actor_rollout_ref.actor.ppo_mini_batch_sise=64", "ppo_mini_batch_sise"),
@@ -356,7 +395,6 @@ def test_changes_keep_what_the_recipe_is_about(composed, folder):
     assert shrunk.actor_rollout_ref.actor.policy_loss == composed.actor_rollout_ref.actor.policy_loss
     assert shrunk.algorithm == composed.algorithm
     assert shrunk.trainer.v1 == composed.trainer.v1
-    assert shrunk.trainer.use_v1 == composed.trainer.use_v1
     for name in ("calculate_log_probs", "logprobs_mode", "temperature", "top_p", "top_k"):
         assert shrunk.actor_rollout_ref.rollout[name] == composed.actor_rollout_ref.rollout[name]
     assert shrunk.reward.custom_reward_function == composed.reward.custom_reward_function
@@ -364,18 +402,19 @@ def test_changes_keep_what_the_recipe_is_about(composed, folder):
     assert shrunk.trainer.n_gpus_per_node == shrunk.ray_kwargs.ray_init.num_gpus == 1
 
 
-def test_each_setting_that_is_changed_is_named_among_what_is_not_covered(folder):
+def composed_for(mode: ModeName, overrides: Sequence[str] = ()):
+    return compose([*mode_overrides(mode), *RECIPE, *overrides], None, entry_point(mode).config_name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_setting_that_is_changed_is_named_among_what_is_not_covered(mode, folder):
     """A recipe with the rehearsal's own values changes nothing; then one setting at a time has another value."""
     overlong = "reward.reward_kwargs.overlong_buffer_cfg.len"
     sizes = ("actor.ppo", "ref.log_prob", "rollout.log_prob")
     micro = [f"actor_rollout_ref.{size}_micro_batch_size_per_gpu=4" for size in sizes]
-    config = compose([*RECIPE, *micro, f"+{overlong}=1024"], None, "ppo_trainer")
+    config = composed_for(mode, [*micro, f"+{overlong}=1024"])
     # The value of one setting depends on those of others, which the recipe has in common with the rehearsal.
-    for key, value in {
-        "rollout.n": 2,
-        "rollout.val_kwargs.n": 1,
-        "actor.ppo_mini_batch_size": MINI_BATCH,
-    }.items():
+    for key, value in {"rollout.n": 2, "rollout.val_kwargs.n": 1}.items():
         OmegaConf.update(config, f"actor_rollout_ref.{key}", value)
     OmegaConf.update(config, "data.max_response_length", RESPONSE_TOKENS)
     OmegaConf.update(config, overlong, 8)
@@ -401,6 +440,28 @@ def test_each_setting_that_is_changed_is_named_among_what_is_not_covered(folder)
         assert key in [change.key for change in made]
         assert not_covered(made) == [*dict.fromkeys(change.not_covered for change in made), *UNTESTED]
         OmegaConf.update(config, other, same)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rehearsal_keeps_the_mode_and_what_the_ratio_refers_to(mode, folder):
+    config = composed_for(mode)
+    made = [change.override for change in changes(config, folder, steps=3)]
+    shrunk = composed_for(mode, made)
+    assert mode_of(shrunk) == mode_of(config) == mode
+    assert shrunk.algorithm == config.algorithm
+    assert in_bypass_mode(shrunk) == (mode != "sync")
+    assert validate(shrunk).ok
+    if mode == "separate_async":
+        assert uneven_batch(config) is uneven_batch(shrunk) is None
+
+
+def test_a_batch_that_separate_async_cannot_split_is_named_before_ray_starts():
+    key = "trainer.v1.separate_async.parameter_sync_step"
+    check = validate(composed_for("separate_async", [f"{key}=3"]))
+    assert not check.ok
+    assert f"set {key}=4" in check.detail
+    check = validate(composed_for("separate_async", ["data.train_batch_size=250"]))
+    assert "make data.train_batch_size a multiple of" in check.detail
 
 
 @pytest.mark.parametrize(

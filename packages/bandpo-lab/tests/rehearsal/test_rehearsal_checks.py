@@ -1,7 +1,8 @@
 """What a rehearsal concludes from the metrics, the log and the recorded calls of the loss."""
 
 import json
-from dataclasses import replace
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,23 @@ from helpers.frameworks import needs
 needs("verl")
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
 
 from bandpo import KL, Band, FixedClip, Rows, TotalVariation, Unclipped, policy_loss
 from bandpo.core.divergences import PearsonChi2
 from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import DualClip
 from bandpo_lab.rehearsal import by_hand, files
-from bandpo_lab.rehearsal.checks import Expectations, demanded_metrics, explain, first_run_checks
+from bandpo_lab.rehearsal.checks import (
+    STALENESS,
+    Expectations,
+    demanded_metrics,
+    explain,
+    first_run_checks,
+)
+from bandpo_lab.rehearsal.inputs import write_model
+from bandpo_lab.rehearsal.samples import Sample, Versions
 from bandpo_lab.rehearsal.shrink import compose
 
 BAND = Method(Band(KL(), 0.05), DualClip(3.0))
@@ -36,17 +47,30 @@ def record(
     torch.manual_seed(0)
     for call in range(2):
         old = -3 * torch.rand(4, 32)
-        logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3).requires_grad_()
-        mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
-        advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
-        loss = policy_loss(logp, old, advantages, mask, method=method, layout=Rows()).loss
-        (gradient,) = torch.autograd.grad(loss, logp)
-        written = {
-            "log_prob": logp.detach(), "old_log_prob": old, "advantages": advantages, "response_mask": mask,
-            "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None,
-            "average": {"dp_size": torch.tensor(1)}, "average_setting": None,
-        }  # fmt: skip
-        by_hand.save(written, folder / f"7-{call:04d}.pt")
+        logp = (old + call * spread * torch.randn(4, 32)).clamp(max=-1e-3)
+        write_call(folder / f"7-{call:04d}.pt", logp, old, method, scale, unit)
+
+
+def write_call(
+    path: Path,
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    method: Method = BAND,
+    scale: float = 1.0,
+    unit: float = 1.0,
+) -> None:
+    """One call of the loss, on four sequences of 32, 20, 9 and 1 tokens."""
+    logp = log_prob.requires_grad_()
+    mask = torch.arange(32) < torch.tensor([[32], [20], [9], [1]])
+    advantages = unit * torch.tensor([[1.0], [-1.0], [0.5], [-2.0]]).expand(4, 32)
+    loss = policy_loss(logp, old_log_prob, advantages, mask, method=method, layout=Rows()).loss
+    (gradient,) = torch.autograd.grad(loss, logp)
+    written = {
+        "log_prob": logp.detach(), "old_log_prob": old_log_prob, "advantages": advantages, "response_mask": mask,
+        "gradient": scale * gradient, "loss_agg_mode": "token-mean", "rollout_is_weights": None,
+        "average": {"dp_size": torch.tensor(1)}, "average_setting": None,
+    }  # fmt: skip
+    by_hand.save(written, path)
 
 
 def write_run(folder: Path, **metrics: float | None) -> None:
@@ -205,19 +229,93 @@ def test_the_audit_of_bandpos_loss_is_demanded():
     assert "audit/tokens" not in demanded_metrics(compose([target, off], None, "ppo_trainer"))
 
 
-@pytest.mark.parametrize(("shift", "ok"), [(0.0, True), (1e-3, False)])
-def test_where_verl_compares_no_probabilities_those_of_the_sampler_are_compared(shift, ok, tmp_path):
-    write_run(tmp_path, **{"training/rollout_probs_diff_max": None})
-    folder = tmp_path / LOSSES
-    (folder / "7-0001.pt").unlink()
-    (call,) = by_hand.load(folder)
-    masks = call["response_mask"].bool()
-    rows = [row[mask] - shift for row, mask in zip(call["log_prob"], masks, strict=True)]
-    samples = "".join(json.dumps({"step": 1, "log_probs": row.tolist()}) + "\n" for row in reversed(rows))
-    (tmp_path / files.SAMPLES.format("first")).write_text(samples)
-    assert ("weight sync" not in failed(tmp_path)) == ok
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory) -> Path:
+    """A folder with a tiny model and its weights of version 0, and of version 1, which are other ones."""
+    folder = tmp_path_factory.mktemp("versions")
+    write_model("Qwen/Qwen2.5-3B-Instruct", folder / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    torch.save(model.state_dict(), folder / files.WEIGHTS.format(0))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn_like(weight)
+    torch.save(model.state_dict(), folder / files.WEIGHTS.format(1))
+    return folder
 
 
-def test_without_any_of_the_samplers_probabilities_the_weight_sync_is_not_passed(tmp_path):
+def write_old_data(folder: Path, versions: Path, sampled: int = 0, shifted: int = 0) -> None:
+    """What a run of two steps leaves whose second step trains on the data of a version; some of it is shifted."""
+    shutil.copytree(versions, folder, dirs_exist_ok=True)
+    write_run(folder, **{"training/rollout_probs_diff_max": None})
+    torch.manual_seed(1)
+    lengths = (32, 20, 9, 1)
+    sampler = Versions(folder)
+    lines = []
+    for call, version in enumerate((0, sampled)):
+        tokens = [torch.randint(200, (6 + length,)).tolist() for length in lengths]
+        samples = [Sample(version, ids[:6], ids[6:], 1.0, ()) for ids in tokens]
+        old = sampler.score(version, samples)
+        samples = [replace(sample, log_probs=row) for sample, row in zip(samples, old, strict=True)]
+        new = sampler.score(call, samples)
+        lines += [json.dumps(asdict(sample)) for sample in samples]
+        rows = {
+            name: pad_sequence([torch.tensor(row) for row in values], batch_first=True, padding_value=-1.0)
+            for name, values in {"old_log_prob": old, "log_prob": new}.items()
+        }
+        if call == 1 and shifted:
+            rows["old_log_prob"][0] = rows["old_log_prob"][0].roll(shifted)
+        write_call(folder / LOSSES / f"7-{call:04d}.pt", **rows)
+    (folder / files.SAMPLES.format("first")).write_text("\n".join(lines))
+
+
+OLD_DATA = Expectations("band", BAND, {}, mode="colocate_async", has_samplers_anchor=True)
+
+
+def test_old_data_passes_with_its_age(versions, tmp_path):
+    write_old_data(tmp_path, versions)
+    checks = {check.name: check for check in first_run_checks(tmp_path, 2, OLD_DATA)}
+    assert all(check.ok for check in checks.values()), checks
+    assert checks["anchor"].detail == (
+        "the old log-probabilities of all 8 sequences are the sampler's, bit for bit"
+    )
+    assert "step 1: 0, step 2: 1" in checks["age"].detail
+    assert failed(tmp_path, replace(OLD_DATA, mode="sync")) == []
+
+
+def test_log_probabilities_shifted_by_one_token_are_not_the_samplers(versions, tmp_path):
+    write_old_data(tmp_path, versions, shifted=1)
+    assert failed(tmp_path, OLD_DATA) == ["anchor"]
+    assert failed(tmp_path, replace(OLD_DATA, has_samplers_anchor=False)) == ["age"]  # nothing says how old
+
+
+def test_an_asynchronous_run_on_new_data_has_not_tested_old_data(versions, tmp_path):
+    write_old_data(tmp_path, versions, sampled=1)
+    assert failed(tmp_path, OLD_DATA) == ["clip", "age"]
+
+
+def test_the_age_is_the_one_that_verl_logs(versions, tmp_path):
+    write_old_data(tmp_path, versions)
+    path = tmp_path / "metrics-first.jsonl"
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
+    for ages, names in {(0, 1): [], (0, 2): ["age"]}.items():
+        for row, age in zip(runs, ages, strict=True):
+            row["data"][STALENESS] = age
+        path.write_text("\n".join(map(json.dumps, runs)))
+        assert failed(tmp_path, OLD_DATA) == names
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize("fault", ["the version before", "missing"])
+def test_weights_that_the_sampler_did_not_receive_are_found_by_version(fault, mode, versions, tmp_path):
+    write_old_data(tmp_path, versions)
+    newest = tmp_path / files.WEIGHTS.format(1)
+    newest.unlink()
+    if fault != "missing":
+        shutil.copy(versions / files.WEIGHTS.format(0), newest)
+    assert failed(tmp_path, replace(OLD_DATA, mode=mode)) == ["weight sync"]
+
+
+def test_without_any_of_the_samplers_probabilities_the_weight_sync_is_not_passed(versions, tmp_path):
+    shutil.copytree(versions, tmp_path, dirs_exist_ok=True)
     write_run(tmp_path, **{"training/rollout_probs_diff_max": None})
     assert "weight sync" in failed(tmp_path)

@@ -218,6 +218,9 @@ def test_the_asynchronous_trainers_announce_themselves_and_their_anchor(trainer,
     device.auto_set_device(config)
     text = capsys.readouterr().out
     assert "bandpo: anchor      the rollout engine's log-probabilities" in text
+    assert (
+        f"bandpo: mode        {trainer}, on data that older weights may have sampled, on 1 × 8 GPUs" in text
+    )
     assert f"bandpo: updates     {updates}" in text
     assert "not verl's" not in text
     # Its tracker, in a process of Ray's, keeps what was announced and says nothing more.
@@ -227,6 +230,26 @@ def test_the_asynchronous_trainers_announce_themselves_and_their_anchor(trainer,
     if trainer == "one_step_off":  # which validates there; the other never does
         begin(config)
     assert "bandpo:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([], "sync, on the data of the newest weights"),
+        (["trainer.use_v1=false"], "sync, on the data of the newest weights"),
+        (
+            ["trainer.v1.trainer_mode=colocate_async"],
+            "colocate_async, on data that older weights may have sampled",
+        ),
+        (
+            ["trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.rollout.nnodes=2"],
+            "separate_async, on data that older weights may have sampled, on 2 × 8 GPUs of the sampler's own",
+        ),
+    ],
+)
+def test_the_mode_of_the_trainer_is_announced(overrides, line, capsys, tmp_path):
+    device.auto_set_device(whole_config(*SIZES, f"trainer.default_local_dir={tmp_path}/x", *overrides))
+    assert f"bandpo: mode        {line}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", ["verl.workers.config.PolicyLossConfig", None])

@@ -22,7 +22,7 @@ from verl.workers.config import ActorConfig
 
 from bandpo import BandPO, policy_loss
 from helpers.patch_batches import batch
-from pages import ROOT
+from pages import ROOT, blocks
 
 PAGE = ROOT / "upstream/verl.md"
 PATCH = PAGE.with_name("verl-band-loss.patch")
@@ -35,6 +35,28 @@ FILES = (
 pytestmark = pytest.mark.skipif(
     importlib.metadata.version("verl") != "0.9.1", reason="the patch is of verl 0.9.1"
 )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # verl's, on importing its trainers
+def test_the_program_of_the_page_of_faults_shows_the_first_one():
+    [block] = blocks(PAGE.with_name("verl-faults.md"), "python")
+    with pytest.raises(TypeError, match=r"_log\(\) got an unexpected keyword argument 'flush'"):
+        exec(block.text, {})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_one_step_off_trainer_has_no_executor_that_writes_responses():
+    from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
+    from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
+
+    assert "_dump_executor" in inspect.getsource(OneStepOffRayTrainer._dump_generations)
+    asynchronous = FullyAsyncTrainer.__ray_metadata__.modified_class
+    call = "self._init_dump_executor()"
+    constructors = (asynchronous.__init__, OneStepOffRayTrainer.__init__)
+    assert [call in inspect.getsource(constructor) for constructor in constructors] == [True, False]
+    assert "super().__init__" not in inspect.getsource(OneStepOffRayTrainer.__init__)
 
 
 @pytest.fixture(scope="module")

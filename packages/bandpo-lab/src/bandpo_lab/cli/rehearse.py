@@ -10,12 +10,12 @@ import typer
 
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
+from bandpo_lab.modes import ModeName
 
 
 def rehearse_command(
-    overrides: Annotated[
-        list[str], typer.Argument(help="The arguments of verl.trainer.main_ppo on the cluster.")
-    ],
+    overrides: Annotated[list[str], typer.Argument(help="The arguments of verl's program on the cluster.")],
+    mode: Annotated[ModeName, typer.Option(help="verl's trainer, as for `bandpo-lab run verl`.")] = "sync",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
     timeout: Annotated[
@@ -46,6 +46,7 @@ def rehearse_command(
     options = {} if right_answer is None else {"right_answer": right_answer}
     rehearsal = rehearse(
         overrides,
+        mode=mode,
         config_dir=config_dir,
         steps=steps,
         timeout=timeout,

@@ -17,9 +17,11 @@ import typer
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, did_you_mean
+from bandpo_lab.modes import MAIN, ModeName, entry_point, mode_overrides
 from rlvet.runs.legs import CONSOLE
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
+MODE = "verl's trainer. All but sync train on old data, with the ratio to the policy that sampled."
 METHOD = "A rule of the recipes, any method such as 'GSPO(0.01)', or vanilla for verl's own loss."
 
 
@@ -32,6 +34,7 @@ def run_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Further overrides for verl, which take precedence.")
     ] = None,
+    mode: Annotated[ModeName, typer.Option(help=MODE)] = "sync",
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
     settings: Annotated[
         str, typer.Option(help="recommended, or authors for those of the paper's authors.")
@@ -62,6 +65,11 @@ def run_command(
             f"--config-dir {config_dir}: there is no such folder in {Path.cwd()}; `bandpo-lab recipes` makes one. A "
             "job that was submitted to Ray has what its folder had, without what .gitignore and runtime-env.yaml name"
         )
+    if one_step and mode != "sync":
+        raise InvalidValue(
+            f"--one-step with --mode {mode}: the cost of a run is estimated from a step of the synchronous trainer; "
+            "leave --mode out, or train without --one-step"
+        )
     user_overrides = overrides or []
     output = Path(output_dir).resolve()
     all_overrides = experiment(model, method, task, settings, config_dir)
@@ -76,6 +84,7 @@ def run_command(
             "bandpo_lab",
             "rehearse",
             "--stand-in",
+            *([] if mode == "sync" else ["--mode", mode]),
             *recipes,
             "--",
             *all_overrides,
@@ -85,7 +94,9 @@ def run_command(
             os.execv(command[0], command)  # noqa: S606  # replaces this process, with its exit status and signals
         return
 
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *recipes, *all_overrides]
+    all_overrides = [*mode_overrides(mode), *all_overrides]
+    program = entry_point(mode)
+    command = [sys.executable, *program.command(config_dir), *all_overrides]
     if one_step:
         command += _single_step(output)
     if one_step or dry_run:
@@ -96,7 +107,7 @@ def run_command(
         return
     from bandpo_lab.rehearsal.preflight import naming_unset
 
-    config = _compose_and_check(all_overrides, config_dir, user_overrides)
+    config = _compose_and_check(all_overrides, config_dir, user_overrides, program.config_name)
     if one_step:
         from bandpo_lab.rehearsal import gpu
 
@@ -170,7 +181,10 @@ def _single_step(output: Path) -> list[str]:
 
 
 def _compose_and_check(
-    all_overrides: Sequence[str], recipes: Path, user_overrides: Sequence[str] = ()
+    all_overrides: Sequence[str],
+    recipes: Path,
+    user_overrides: Sequence[str] = (),
+    config_name: str = MAIN.config_name,
 ) -> Any:
     """Return the composed config of a run.
 
@@ -178,6 +192,7 @@ def _compose_and_check(
         all_overrides: All overrides.
         recipes: The folder of the recipes.
         user_overrides: The overrides of the command line, which error messages name.
+        config_name: The name of the program's main config.
 
     Raises:
         ValueError: The config cannot be composed, hydra reads an override in another way than intended, or a required
@@ -188,7 +203,7 @@ def _compose_and_check(
     from bandpo_lab.rehearsal.preflight import misread_override, missing_value, validate
     from bandpo_lab.rehearsal.shrink import compose, unset
 
-    config = compose([*all_overrides], recipes, "ppo_trainer")
+    config = compose([*all_overrides], recipes, config_name)
     problem = misread_override(all_overrides, OmegaConf.to_yaml(config)) or missing_value(
         config, user_overrides
     )

@@ -90,34 +90,39 @@ def compare(calls: Sequence[dict[str, Any]], method: Method) -> Comparison:
     return Comparison(tokens, clipped, relative, independent)
 
 
-def sync_differences(
-    calls: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]], steps: int
-) -> list[float]:
-    """Compute, for each step, the largest difference of a token's probability between trainer and sampler.
+def calls_by_step(calls: Sequence[dict[str, Any]], steps: int) -> list[Sequence[dict[str, Any]]]:
+    """Return the recorded calls of each step; all calls as one step if they cannot be split evenly."""
+    per_step = len(calls) // steps if len(calls) % steps == 0 else len(calls)
+    return [calls[start : start + per_step] for start in range(0, len(calls), per_step)]
 
-    In the first call of a step no update has been made yet, so the trainer uses the weights that the sampler should
-    have. A recorded call does not say which response each of its rows is, so each row is compared with the nearest
-    response of the same length. If the sampler has older weights, no response is near.
+
+def sync_difference(call: dict[str, Any], scores: Sequence[Sequence[float]]) -> float:
+    """Compute the largest difference of a token's probability between trainer and sampler.
+
+    A recorded call does not say which response each of its rows is, so each row is compared with the nearest response
+    of the same length. If the sampler has other weights, no response is near.
 
     Args:
-        calls: The recorded calls, in their order.
-        samples: The log-probabilities of each response, as the sampler computed them.
-        steps: The number of training steps.
+        call: The first call of a step, in which the trainer has the weights that the step begins with.
+        scores: The log-probabilities of each response under the sampler's weights of the same version.
 
     Returns:
-        The largest difference of each step; NaN if no response has the length of a row.
+        The largest difference; NaN if no response has the length of a row.
     """
-    calls_per_step = len(calls) // steps if len(calls) % steps == 0 else len(calls)
-    first_calls = calls[::calls_per_step]
-    return [max(_nearest(row, samples) for row in _rows(call)) for call in first_calls]
+    return max(_nearest(row, scores) for row in rows(call, "log_prob"))
 
 
-def _rows(call: dict[str, Any]) -> Iterator[Tensor]:
-    """Yield the log-probabilities of each sequence that has an unmasked token."""
+def rows(call: dict[str, Any], name: str) -> Iterator[Tensor]:
+    """Yield the values of a recorded tensor for each sequence that has an unmasked token, of shape (tokens,).
+
+    Args:
+        call: A recorded call.
+        name: The name of the tensor: ``log_prob`` or ``old_log_prob``.
+    """
     masks = call["response_mask"].bool()
-    for log_prob, mask in zip(call["log_prob"], masks, strict=True):
+    for values, mask in zip(call[name], masks, strict=True):
         if mask.any():
-            yield log_prob[mask]
+            yield values[mask]
 
 
 def _nearest(log_prob: Tensor, samples: Sequence[Sequence[float]]) -> float:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
 from bandpo.core.methods import Method
 from bandpo.core.rules import Unclipped
+from bandpo_lab.modes import ModeName
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.run import FATAL
+from bandpo_lab.rehearsal.samples import Sample, Versions, read_samples
 from rlvet.runs.files import read_jsonl
 
 PROBABILITY_TOLERANCE = 2e-5
@@ -47,6 +51,10 @@ class Expectations:
     """The metrics that verl logs if it applies the recipe's settings, each with the setting that causes it."""
     makes_one_update: bool = False
     """True if each batch has one update, so that every ratio may be 1 and the clip rule may change nothing."""
+    mode: ModeName = "sync"
+    """The mode of verl's trainer."""
+    has_samplers_anchor: bool = False
+    """True if the old log-probabilities are the sampler's."""
 
 
 def demanded_metrics(config: Any) -> dict[str, str]:
@@ -94,15 +102,16 @@ def first_run_checks(folder: Path, steps: int, expected: Expectations) -> list[C
         Check("policy loss", *_check_loss(metrics, expected.loss_mode)),
         *_check_gradient_by_hand(metrics, losses, expected),
         *_check_demanded_metrics(metrics, expected.metrics),
-        Check("reward", *_check_reward(folder, expected.answers)),
+        _check_reward(folder, expected),
         Check("gradient", *_check_gradient_norm(metrics)),
-        Check("weight sync", *_check_weight_sync(metrics, folder, "first")),
+        Check("weight sync", *_check_weight_sync(metrics, folder, "first", expected)),
+        *_check_old_data(metrics, folder, "first", expected),
         Check("validation", *_check_validation(metrics[steps])),
         Check("checkpoint", saved, f"{checkpoint} {'is' if saved else 'is not'} there"),
     ]
 
 
-def resumed_run_check(folder: Path, steps: int) -> Check:
+def resumed_run_check(folder: Path, steps: int, expected: Expectations) -> Check:
     """Check that the resumed run continued from the checkpoint: next step, same weights, sampler still in sync."""
     metrics = _metrics_by_step(folder, "resumed")
     if steps + 1 not in metrics:
@@ -112,13 +121,23 @@ def resumed_run_check(folder: Path, steps: int) -> Check:
         return Check("resume", False, problem)
     # The last sync of the first run and the first sync of the resumed run follow the same step, so their weights must
     # be equal.
-    checksums = [sync["checksum"] for sync in records(folder / files.SYNCS) if sync["step"] == steps]
+    checksums = [sync["checksum"] for sync in records(folder / files.SYNCS) if sync["version"] == steps]
+    if expected.mode == "one_step_off":  # sends no weights after its last step
+        checksums = [_checksum(folder / "checkpoints" / f"global_step_{steps}"), *checksums]
     if len(checksums) < 2 or not math.isclose(checksums[0], checksums[-1], rel_tol=1e-9):
         return Check(
             "resume", False, "the weights read from the checkpoint are not those that were written to it"
         )
-    synced, detail = _check_weight_sync(metrics, folder, "resumed")
+    synced, detail = _check_weight_sync(metrics, folder, "resumed", expected)
     return Check("resume", synced, "the same weights, one more step" if synced else detail)
+
+
+def _checksum(checkpoint: Path) -> float:
+    """Return the checksum of the actor's weights in a checkpoint, as for the weights that a rollout server receives."""
+    [path] = (checkpoint / "actor").glob("model_world_size_1_rank_*.pt")
+    weights = torch.load(path, weights_only=False)  # of a DTensor, which the rehearsal itself has written
+    shards = [getattr(weight, "_local_tensor", weight) for weight in weights.values()]
+    return sum(shard.double().abs().sum().item() for shard in shards)
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -128,8 +147,10 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 def _metrics_by_step(folder: Path, run: str) -> dict[int, dict[str, float]]:
     """Return the metrics of each step of a run that updated the model."""
-    rows = records(folder / files.METRICS.format(run))
-    return {row["step"]: row["data"] for row in rows if "actor/grad_norm" in row["data"]}
+    metrics: dict[int, dict[str, float]] = {}
+    for row in records(folder / files.METRICS.format(run)):
+        metrics.setdefault(row["step"], {}).update(row["data"])
+    return {step: data for step, data in metrics.items() if "actor/grad_norm" in data}
 
 
 # Each of the functions below returns whether the check passed, and its detail.
@@ -240,8 +261,17 @@ def _check_demanded_metrics(steps: dict[int, dict[str, float]], demanded: Mappin
     return [Check("metrics", True, f"all that the recipe asks for: {values}")]
 
 
-def _check_reward(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
+def _check_reward(folder: Path, expected: Expectations) -> Check:
     """Check that the right answers planted in every group score higher than random text."""
+    if expected.mode == "one_step_off":
+        detail = (
+            "not checked: verl 0.9.1 cannot write the responses of this trainer (trainer.rollout_data_dir)"
+        )
+        return Check("reward", True, detail, warning=True)
+    return Check("reward", *_compare_rewards(folder, expected.answers))
+
+
+def _compare_rewards(folder: Path, answers: dict[str, str]) -> tuple[bool, str]:
     if not answers:
         return True, "ran, but was not checked: no prompt has a short reward_model.ground_truth"
     # A response is right if it contains one of the planted answers.
@@ -281,22 +311,114 @@ def _check_gradient_norm(steps: dict[int, dict[str, float]]) -> tuple[bool, str]
     )
 
 
-def _check_weight_sync(steps: dict[int, dict[str, float]], folder: Path, run: str) -> tuple[bool, str]:
+def _check_weight_sync(
+    steps: dict[int, dict[str, float]], folder: Path, run: str, expected: Expectations
+) -> tuple[bool, str]:
     """Check that the sampler has the trainer's weights: both must compute the same probabilities."""
     differences = [data.get("training/rollout_probs_diff_max", math.nan) for data in steps.values()]
-    # verl compares nothing if it uses the sampler's probabilities as the old ones, or does not request them.
-    if all(map(math.isnan, differences)):
-        calls = by_hand.load(folder / files.LOSSES.format(run))
-        samples = [sample["log_probs"] for sample in records(folder / files.SAMPLES.format(run))]
-        if calls:
-            differences = by_hand.sync_differences(calls, samples, len(steps))
-    if all(d < PROBABILITY_TOLERANCE for d in differences):
+    # verl compares nothing if it uses the sampler's probabilities as the old ones, or does not request them. If data is
+    # old, it compares different weights.
+    if expected.mode != "sync" or all(map(math.isnan, differences)):
+        differences = _differences_by_version(steps, folder, run, expected.mode)
+    if differences and all(d < PROBABILITY_TOLERANCE for d in differences):
         return True, f"sampler and trainer agree on probabilities to {max(differences):.1g}"
     return False, (
-        f"sampler and trainer disagree on a token's probability by up to {max(differences):.2g} "
+        f"sampler and trainer disagree on a token's probability by up to {max(differences, default=math.nan):.2g} "
         f"(by step: {', '.join(f'{d:.2g}' for d in differences)}; below {PROBABILITY_TOLERANCE:g} is expected). "
         "The sampler does not have the trainer's weights: on the cluster, training would continue and get worse"
     )
+
+
+def _differences_by_version(
+    steps: dict[int, dict[str, float]], folder: Path, run: str, mode: ModeName
+) -> list[float]:
+    """Compute, for each step, how far trainer and sampler are apart if both have the weights that the step begins with.
+
+    The probabilities of all responses are computed again with the weights that the sampler received for that version,
+    so the age of the data that the trainer uses does not matter.
+    """
+    calls = by_hand.calls_by_step(by_hand.load(folder / files.LOSSES.format(run)), len(steps))
+    samples = read_samples(folder)
+    versions = Versions(folder)
+    return [
+        by_hand.sync_difference(first_call, versions.score(_version(step, mode), samples))
+        for step, (first_call, *_) in zip(sorted(steps), calls, strict=False)
+    ]
+
+
+def _version(step: int, mode: ModeName) -> int:
+    """Return the version of the weights that a step begins with, as verl counts it when it sends them."""
+    return step if mode == "one_step_off" else step - 1
+
+
+STALENESS = "training/off_policy/trajectory_staleness/max"
+"""verl's metric of the age of the oldest response of a step, in versions."""
+
+
+def _check_old_data(
+    steps: dict[int, dict[str, float]], folder: Path, run: str, expected: Expectations
+) -> list[Check]:
+    """Check that the old log-probabilities are the sampler's, and that an asynchronous run has trained on old data."""
+    checks = []
+    ages = {step: data[STALENESS] for step, data in steps.items() if STALENESS in data}
+    if expected.has_samplers_anchor:
+        calls = by_hand.calls_by_step(by_hand.load(folder / files.LOSSES.format(run)), len(steps))
+        begins = {step: _version(step, expected.mode) for step in sorted(steps)}
+        samples = read_samples(folder)
+        if expected.mode == "one_step_off":  # sends its first weights as version 0, and again as version 1
+            samples = [replace(sample, version=max(sample.version, 1)) for sample in samples]
+        anchor, ages_of_rows = _check_anchor(calls, begins, samples)
+        checks.append(anchor)
+        if anchor.ok and ages and ages_of_rows != ages:
+            detail = f"verl logs {STALENESS} {ages} by step, and the rows of its loss are {ages_of_rows} versions old"
+            return [*checks, Check("age", False, detail)]
+        ages = ages_of_rows
+    if expected.mode != "sync":
+        oldest = max(ages.values(), default=0)
+        by_step = ", ".join(f"step {step}: {age:g}" for step, age in sorted(ages.items()))
+        detail = f"versions between sampling and update, at most: {by_step}"
+        if oldest <= 0:
+            detail += (
+                ". The trainer is asynchronous, and no data was old: this rehearsal has not tested old data"
+            )
+        checks.append(Check("age", oldest > 0, detail))
+    return checks
+
+
+def _check_anchor(
+    calls: Sequence[Sequence[dict[str, Any]]], begins: Mapping[int, int], samples: Sequence[Sample]
+) -> tuple[Check, dict[int, float]]:
+    """Check that the old log-probabilities of each sequence are those that the sampler computed, bit for bit.
+
+    Args:
+        calls: The recorded calls of each step.
+        begins: The version of the weights that each step begins with, by step.
+        samples: The sampler's responses.
+
+    Returns:
+        The check, and the age in versions of the oldest sequence of each step.
+    """
+    versions = {torch.tensor(sample.log_probs).numpy().tobytes(): sample.version for sample in samples}
+    ages: dict[int, float] = {}
+    sequences = 0
+    unknown = 0
+    for (step, newest), calls_of_step in zip(begins.items(), calls, strict=False):
+        for row in (row for call in calls_of_step for row in by_hand.rows(call, "old_log_prob")):
+            sequences += 1
+            version = versions.get(row.float().numpy().tobytes())
+            if version is None:
+                unknown += 1
+            else:
+                ages[step] = max(ages.get(step, 0), newest - version)
+    if unknown or not sequences:
+        return Check(
+            "anchor",
+            False,
+            f"the old log-probabilities of {unknown} of {sequences} sequences are not the sampler's: the ratio refers "
+            "to another policy than algorithm.rollout_correction.bypass_mode=true says",
+        ), ages
+    detail = f"the old log-probabilities of all {sequences} sequences are the sampler's, bit for bit"
+    return Check("anchor", True, detail), ages
 
 
 def _check_validation(data: dict[str, float]) -> tuple[bool, str]:
@@ -315,6 +437,11 @@ EXPLANATIONS = {
     r"No module named '(transfer_queue)'": "The package TransferQueue is missing ({0}). "
     "Install verl[verl-core], or the extra verl of bandpo.",
     r"weight sync sent no value for (.+)": "The trainer did not send the weights {0} to the sampler.",
+    r"'OneStepOffRayTrainer' object has no attribute '_dump_executor'": "The one-step-off trainer of verl 0.9.1 cannot "
+    "write responses: leave out trainer.rollout_data_dir.",
+    r"_log\(\) got an unexpected keyword argument 'flush'": "verl 0.9.1 fails in trainer_mode=separate_async with "
+    "actor_rollout_ref.hybrid_engine=false, at a log message: set VERL_LOGGING_LEVEL=WARNING, or leave out "
+    "hybrid_engine=false.",
     rf"{files.FOLDER}: stopped after (.+ s)": "It took longer than {0} and was stopped, which happens "
     "on a busy machine. `bandpo-lab rehearse --timeout SECONDS` allows more; `bandpo-lab run` prints that command.",
 }

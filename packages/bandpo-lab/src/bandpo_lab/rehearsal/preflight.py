@@ -18,6 +18,7 @@ from bandpo.core.methods import Method
 from bandpo_lab.engines import ENGINES, memory_problem, missing_engine
 from bandpo_lab.errors import InvalidValue, is_reported
 from bandpo_lab.files import is_path
+from bandpo_lab.modes import has_separate_sampler, mode_of
 from bandpo_lab.node import unseen_plugin
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import named_unset, unset
@@ -44,6 +45,7 @@ def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
                 or _impossible_setting(config)
                 or _refusal(config, overrides)
                 or uneven_replicas(config)
+                or uneven_batch(config)
             )
         except OmegaConfBaseException as error:
             problem = _unreadable(error, overrides)
@@ -201,6 +203,28 @@ def uneven_replicas(config: Any) -> str | None:
     )
 
 
+def uneven_batch(config: Any) -> str | None:
+    """Return a message if a batch of `separate_async` has not the mini-batches of its weight sync; None if it has.
+
+    verl finds out when its processes have started.
+    """
+    if mode_of(config) != "separate_async":
+        return None
+    batch = config.data.train_batch_size
+    mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    key = "trainer.v1.separate_async.parameter_sync_step"
+    updates = config.trainer.v1.separate_async.parameter_sync_step
+    if batch == updates * mini_batch:
+        return None
+    remedy = f"set {key}={batch // mini_batch}"
+    if batch % mini_batch:
+        remedy = "make data.train_batch_size a multiple of actor_rollout_ref.actor.ppo_mini_batch_size"
+    return (
+        f"{key}={updates}: verl's separate_async sends the weights once for each batch, so it must be "
+        f"data.train_batch_size / ppo_mini_batch_size = {batch} / {mini_batch}: {remedy}"
+    )
+
+
 def loggers(config: Any) -> list[str]:
     """Return the recipe's loggers; verl accepts one or a list."""
     logger = config.trainer.logger
@@ -347,10 +371,14 @@ def launch_problems(config: Any) -> list[str]:
         nodes = config.trainer.nnodes
         gpus = per_node * nodes
         setting = f"trainer.n_gpus_per_node × trainer.nnodes is {per_node} × {nodes} = {gpus}"
+        if has_separate_sampler(mode_of(config)):
+            rollout = config.actor_rollout_ref.rollout
+            gpus += rollout.n_gpus_per_node * rollout.nnodes
+            setting += f", and the sampler has {rollout.n_gpus_per_node} × {rollout.nnodes} more"
         problem = lacking_gpus(gpus, setting)
         if problem:
             problems.append(f"{problem}; to train on a cluster, set RAY_ADDRESS")
-        problem = uneven_replicas(config)
+        problem = uneven_replicas(config) or uneven_batch(config)
         if problem:
             problems.append(problem)
         problem = engine_problem(config)

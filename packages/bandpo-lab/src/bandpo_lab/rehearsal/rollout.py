@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
-from bandpo_lab.rehearsal.files import ANSWERS, FOLDER, RUN, SAMPLES, SYNCS
+from bandpo_lab.rehearsal.files import ANSWERS, FOLDER, RUN, SAMPLES, SYNCS, WEIGHTS
+from bandpo_lab.rehearsal.samples import Sample, log_probs
 
 
 class TransformersServer:
@@ -37,13 +40,13 @@ class TransformersServer:
         hf_config = AutoConfig.from_pretrained(model)
         self.model = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.global_steps: int | None = 0
+        self.version = 0
         self.requests: Counter[str] = Counter()
         self.folder = Path(os.environ[FOLDER])
         self.answers: dict[str, str] = json.loads((self.folder / ANSWERS).read_text(encoding="utf-8"))
 
-    def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
-        """Load the trainer's weights.
+    def load_weights(self, weights: dict[str, torch.Tensor], version: int) -> None:
+        """Load the trainer's weights, and write them to a file.
 
         Raises:
             KeyError: A parameter of the model is not among them.
@@ -53,11 +56,15 @@ class TransformersServer:
         if missing:
             raise KeyError(f"weight sync sent no value for {sorted(missing)}")
         self.model.load_state_dict(weights, strict=False)
-        self.global_steps = global_steps
+        self.version = version
+        path = self.folder / WEIGHTS.format(version)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        torch.save(self.model.state_dict(), unfinished)
+        unfinished.rename(path)
         with open(self.folder / SYNCS, "a", encoding="utf-8") as file:
             norms = [weight.double().abs().sum().item() for weight in weights.values()]
             checksum = sum(norms)
-            print(json.dumps({"step": global_steps, "checksum": checksum}), file=file)
+            print(json.dumps({"version": version, "checksum": checksum}), file=file)
 
     def _planted_answer(self, prompt: str) -> str | None:
         """Return the known answer for every second request of a prompt, else None."""
@@ -87,19 +94,19 @@ class TransformersServer:
             response = [*tokens, self.tokenizer.eos_token_id][:max_tokens]
 
         # One forward pass over prompt and response gives the log-probabilities of samples and planted answers alike.
-        sequence = torch.cat([prompt, torch.tensor([response])], dim=1)
-        logits = self.model(sequence).logits[0, prompt.shape[1] - 1 : -1]
-        if self.logprobs_mode != "raw_logprobs":
-            logits = logits / (sampling_params.get("temperature", 1.0) or 1.0)
-        logp = logits.log_softmax(-1).gather(-1, torch.tensor(response)[:, None])[:, 0]
+        is_raw = self.logprobs_mode == "raw_logprobs"
+        temperature = 1.0 if is_raw else sampling_params.get("temperature", 1.0) or 1.0
+        logp = log_probs(self.model, prompt_ids, response, temperature).tolist()
         with open(self.folder / SAMPLES.format(os.environ[RUN]), "a", encoding="utf-8") as file:
-            print(json.dumps({"step": self.global_steps, "log_probs": logp.tolist()}), file=file)
+            print(
+                json.dumps(asdict(Sample(self.version, prompt_ids, response, temperature, logp))), file=file
+            )
         return TokenOutput(
             token_ids=response,
             # None unless verl requests them by calculate_log_probs, as with vLLM.
-            log_probs=logp.tolist() if sampling_params.get("logprobs") else None,
+            log_probs=logp if sampling_params.get("logprobs") else None,
             stop_reason="completed",
-            extra_fields={"global_steps": self.global_steps},
+            extra_fields={"global_steps": self.version},
         )
 
     def _sample(self, prompt: torch.Tensor, max_tokens: int, sampling_params: dict[str, Any]) -> list[int]:
@@ -153,7 +160,17 @@ class TransformersReplica(RolloutReplica):
 
 
 class TransformersRollout(BaseRollout):
-    """The trainer's side of the rollout, which sends the weights to the server."""
+    """The side of the rollout that sends the weights to a server: in the trainer, or in a worker that receives them.
+
+    Args:
+        replica_rank: The rank of the server's replica; None in a trainer, which has one replica per rank.
+    """
+
+    is_leader_rank = True
+
+    def __init__(self, *arguments: Any, replica_rank: int | None = None, **named: Any):
+        super().__init__(*arguments, **named)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank is None else replica_rank
 
     async def resume(self, tags: list[str]) -> None: ...
 
@@ -166,11 +183,11 @@ class TransformersRollout(BaseRollout):
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        """Send all weights to the server of this rank; the rehearsal has one replica per rank."""
+        """Send all weights to the server."""
         # The generator gathers sharded parameters by collective calls, so every rank has to exhaust it.
         full_weights = {}
-        for name, weight in weights:
+        async for name, weight in ensure_async_iterator(weights):
             full_weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
             full_weights[name] = full_weight.detach().float()
-        server: Any = ray.get_actor(server_name(int(os.environ["RANK"])))
+        server: Any = ray.get_actor(server_name(self.replica_rank))
         await server.load_weights.remote(full_weights, global_steps)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo_lab.errors import InvalidValue, MissingPackage
+from bandpo_lab.modes import SEARCH_PATH, ModeName, entry_point_of, has_separate_sampler, mode_of
 from bandpo_lab.pip_arguments import VERL
 
 PROMPT_TOKENS = 512
@@ -48,12 +49,12 @@ class Change:
 
 
 def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> Any:
-    """Return the full config of a recipe, as `python -m verl.trainer.main_ppo` composes it.
+    """Return the full config of a recipe, as the program of verl composes it that has this main config.
 
     Args:
         overrides: The overrides, as on hydra's command line.
         config_dir: A folder with further config files, such as recipes.
-        config_name: The name of verl's main config file.
+        config_name: The name of verl's main config file, as in `bandpo_lab.modes`.
 
     Raises:
         ImportError: verl is not installed.
@@ -71,11 +72,13 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    search_path = [] if config_dir is None else [f"hydra.searchpath=[file://{config_dir.resolve()}]"]
+    paths = [SEARCH_PATH] if config_dir is None else [SEARCH_PATH, f"file://{config_dir.resolve()}"]
+    search_path = f"hydra.searchpath=[{','.join(paths)}]"
+    folder = Path(spec.origin).parent / entry_point_of(config_name).config_folder
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(Path(spec.origin).parent / "trainer" / "config"), version_base=None):
+    with initialize_config_dir(str(folder), version_base=None):
         try:
-            config = hydra_compose(config_name, [*overrides, *search_path], return_hydra_config=True)
+            config = hydra_compose(config_name, [*overrides, search_path], return_hydra_config=True)
         # hydra raises ValueError, without a name, for a group of config files that is null.
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise InvalidValue(f"the config cannot be composed: {error}{named_unset(overrides)}") from error
@@ -83,6 +86,10 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config["hydra"]
+        # As in the main function of the programs with this group of settings.
+        if "rollout" in config:
+            for name in ("nnodes", "n_gpus_per_node"):
+                config.actor_rollout_ref.rollout[name] = config.rollout[name]
     return config
 
 
@@ -117,7 +124,6 @@ def refuse(config: Any) -> None:
     actor = config.actor_rollout_ref.actor
     model = config.actor_rollout_ref.model
     rollout = config.actor_rollout_ref.rollout
-    mode = config.trainer.v1.trainer_mode
     # A null rank is refused by the checks of the settings.
     lora_rank = max(model.lora_rank or 0, OmegaConf.select(config, "actor_rollout_ref.model.lora.rank") or 0)
     conditions = {
@@ -129,9 +135,6 @@ def refuse(config: Any) -> None:
         "reward.reward_model.enable: a reward model needs an inference engine": config.reward.reward_model.enable,
         "LoRA: its weights reach the inference engine by a path of their own": lora_rank > 0,
         # These would change which log-probabilities the ratio refers to.
-        f"trainer.v1.trainer_mode={mode}: a rehearsal trains with sync, in which the data is never old": (
-            config.trainer.use_v1 and mode != "sync"
-        ),
         "top_p or top_k under algorithm.rollout_correction.bypass_mode=true: the old log-probabilities are those of "
         "the tokens that remain, and the right answers of a rehearsal have others": (
             in_bypass_mode(config) and (rollout.top_p < 1 or rollout.top_k > 0)
@@ -190,6 +193,8 @@ def _replacements(config: Any, folder: Path, steps: int) -> list[_Replacement]:
     from omegaconf import OmegaConf
 
     settings = config.actor_rollout_ref
+    mode = mode_of(config)
+    is_separate = has_separate_sampler(mode)
     actor = "actor_rollout_ref.actor"
     ref = "actor_rollout_ref.ref"
     rollout = "actor_rollout_ref.rollout"
@@ -258,7 +263,7 @@ def _replacements(config: Any, folder: Path, steps: int) -> list[_Replacement]:
         ),
         _Replacement(
             "transformers in place of vLLM or SGLang",
-            "vLLM and SGLang: transformers generates, and its weight sync is another one",
+            "vLLM and SGLang: transformers generates, with another weight sync, which interrupts no response",
             {
                 f"{rollout}.name": "transformers",
                 f"{rollout}.mode": "async",
@@ -292,11 +297,10 @@ def _replacements(config: Any, folder: Path, steps: int) -> list[_Replacement]:
         _Replacement(
             "small, with one update for each batch only if the recipe makes one",
             "the number of updates for each batch",
-            {
-                "data.train_batch_size": PROMPTS,
-                f"{actor}.ppo_mini_batch_size": PROMPTS if makes_one_update(config) else MINI_BATCH,
-            },
+            _small_batch(config),
         ),
+        *_old_data(config, steps),
+        *_separate_sampler(config),
         _Replacement(
             "few processes",
             "several workers for agent loops, rewards and data",
@@ -335,7 +339,8 @@ def _replacements(config: Any, folder: Path, steps: int) -> list[_Replacement]:
             {
                 "trainer.default_local_dir": folder / "checkpoints",
                 "trainer.default_hdfs_dir": "null",
-                "trainer.rollout_data_dir": folder / "rollouts",
+                # The one-step-off trainer of verl 0.9.1 fails if this is set.
+                **({} if mode == "one_step_off" else {"trainer.rollout_data_dir": folder / "rollouts"}),
                 "trainer.logger": "[console,file]",
             },
         ),
@@ -344,8 +349,8 @@ def _replacements(config: Any, folder: Path, steps: int) -> list[_Replacement]:
             "the Ray cluster",
             {
                 "ray_kwargs.ray_init.address": "local",
-                "ray_kwargs.ray_init.num_gpus": 1,
-                "ray_kwargs.ray_init.num_cpus": 9,
+                "ray_kwargs.ray_init.num_gpus": 2 if is_separate else 1,
+                "ray_kwargs.ray_init.num_cpus": 40 if is_separate else 9,
                 "ray_kwargs.ray_init.include_dashboard": False,
                 "ray_kwargs.ray_init.object_store_memory": 300_000_000,
                 "ray_kwargs.ray_init._temp_dir": folder / "ray",
@@ -354,9 +359,72 @@ def _replacements(config: Any, folder: Path, steps: int) -> list[_Replacement]:
     ]
 
 
+def _small_batch(config: Any) -> dict[str, int]:
+    """Return the sizes of a batch and of a mini-batch; the fully asynchronous trainer has no batch."""
+    mini_batch = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    if mode_of(config) == "fully_async":
+        return {mini_batch: MINI_BATCH}
+    return {
+        "data.train_batch_size": PROMPTS,
+        mini_batch: PROMPTS if makes_one_update(config) else MINI_BATCH,
+    }
+
+
+def _old_data(config: Any, steps: int) -> list[_Replacement]:
+    """Return the settings of a trainer that trains on old data; none for a synchronous one."""
+    mode = mode_of(config)
+    updates = 1 if makes_one_update(config) else PROMPTS // MINI_BATCH
+    settings: dict[ModeName, dict[str, Any]] = {
+        "sync": {},
+        "colocate_async": {"trainer.v1.colocate_async.num_warmup_batches": 1},
+        "separate_async": {
+            "trainer.v1.separate_async.num_warmup_batches": 1,
+            "trainer.v1.separate_async.parameter_sync_step": updates,
+        },
+        "fully_async": {
+            "async_training.staleness_threshold": 1,
+            "async_training.require_batches": 1,
+            "async_training.trigger_parameter_sync_step": updates,
+            "rollout.total_rollout_steps": updates * MINI_BATCH * steps,
+        },
+        "one_step_off": {},
+    }
+    return [
+        _Replacement(
+            "data that is one version old within a few steps",
+            "data that is older than one version",
+            settings[mode],
+        )
+    ]
+
+
+def _separate_sampler(config: Any) -> list[_Replacement]:
+    """Return the settings of a sampler with processes of its own; none for a mode without."""
+    mode = mode_of(config)
+    if not has_separate_sampler(mode):
+        return []
+    rollout = "actor_rollout_ref.rollout"
+    nodes = rollout if mode == "separate_async" else "rollout"
+    return [
+        _Replacement(
+            "a sampler of one process, and no NCCL that would send it the weights",
+            "NCCL, or another engine that sends the weights to the sampler: a file does",
+            {
+                f"{nodes}.nnodes": 1,
+                f"{nodes}.n_gpus_per_node": 1,
+                f"{rollout}.checkpoint_engine.backend": "file",
+                f"{rollout}.checkpoint_engine.custom_backend_module": "bandpo_lab.rehearsal.transfer",
+            },
+        )
+    ]
+
+
 def makes_one_update(config: Any) -> bool:
-    """Return True if the recipe makes one update for each batch."""
+    """Return True if the recipe makes one update for each batch, or for each version of the sampler's weights."""
     actor = config.actor_rollout_ref.actor
+    if mode_of(config) == "fully_async":
+        settings = config.async_training
+        return actor.ppo_epochs * settings.require_batches * settings.trigger_parameter_sync_step == 1
     return actor.ppo_epochs == 1 and config.data.train_batch_size <= actor.ppo_mini_batch_size
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo_lab.errors import InvalidValue
+from bandpo_lab.modes import ModeName, entry_point, mode_of, mode_overrides
 from bandpo_lab.rehearsal import files, preflight
 from bandpo_lab.rehearsal.checks import (
     Check,
@@ -42,6 +43,10 @@ from bandpo_lab.rehearsal.shrink import (
 LONGEST_PATH = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """The largest number of bytes in the path of a rehearsal's folder. The name of a socket has at most 107 on Linux, and
 Ray's have the time and the process after the folder."""
+
+
+LENGTHS = ("trainer.total_training_steps", "rollout.total_rollout_steps")
+"""The settings with the length of a run, in which the resumed run differs from the first."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Rehearsal:
 def rehearse(
     overrides: Sequence[str],
     *,
+    mode: ModeName = "sync",
     config_dir: Path | None = None,
     steps: int = 2,
     timeout: float = 300.0,
@@ -92,6 +98,8 @@ def rehearse(
 
     Args:
         overrides: The recipe, as overrides for hydra.
+        mode: The trainer of verl. The settings that `bandpo_lab.modes.mode_overrides` returns for it come before the
+            recipe's overrides.
         config_dir: A folder with further config files for hydra.
         steps: The number of training steps of the first run; the resumed run makes one more.
         timeout: The time limit of each of the two runs, in seconds.
@@ -109,7 +117,11 @@ def rehearse(
         ValueError: The recipe needs something that cannot run on a CPU, the config cannot be composed, or the folder
             holds other files.
     """
-    config = compose(list(overrides), config_dir, "ppo_trainer")
+    from bandpo.integrations.verl.settings import in_bypass_mode
+
+    overrides = [*mode_overrides(mode), *overrides]
+    program = entry_point(mode)
+    config = compose(overrides, config_dir, program.config_name)
     if preflight.missing_value(config, overrides) is None:  # otherwise the check of the settings reports it
         with preflight.naming_unset(overrides):
             refuse(config)
@@ -139,21 +151,27 @@ def rehearse(
             replaced = changes(config, folder, steps)
             loss_mode, method = preflight.configured_loss(config)
             expected = Expectations(
-                loss_mode, method, answers, demanded_metrics(config), makes_one_update(config)
+                loss_mode,
+                method,
+                answers,
+                demanded_metrics(config),
+                makes_one_update=makes_one_update(config),
+                mode=mode_of(config),
+                has_samplers_anchor=in_bypass_mode(config),
             )
 
         # The two runs.
-        search_path = [] if config_dir is None else ["--config-dir", str(config_dir.resolve())]
-        command = ["-m", "verl.trainer.main_ppo", *search_path, *overrides]
-        command += [change.override for change in replaced]
+        command = [*program.command(config_dir), *overrides, *[change.override for change in replaced]]
         say("first run")
         train(forks, command, folder, "first", timeout)
         checks += first_run_checks(folder, steps, expected)
         if all(check.ok for check in checks):
-            command.append(f"++trainer.total_training_steps={steps + 1}")
+            command += [
+                change.override for change in changes(config, folder, steps + 1) if change.key in LENGTHS
+            ]
             say("resumed run")
             train(forks, command, folder, "resumed", timeout)
-            checks.append(resumed_run_check(folder, steps))
+            checks.append(resumed_run_check(folder, steps, expected))
     return Rehearsal(replaced, checks, origin, folder)
 
 

@@ -28,6 +28,7 @@ from bandpo.integrations.verl.settings import (
     ROLLOUT,
     in_bypass_mode,
     loss_of,
+    mode_of,
     overrides,
     refuse_if,
     trainer_of,
@@ -95,6 +96,7 @@ def check_settings(method: Method | None, actor: ActorConfig, config: DictConfig
     else:
         average = f"{actor.loss_agg_mode}, if the loss reads loss_agg_mode, which could not be tried"
     lines = _describe_run(method, actor, config, average) | {
+        "mode": _describe_mode(config),
         "anchor": _describe_anchor(config),
         "correction": correction,
         "sampling": sampling,
@@ -405,6 +407,18 @@ def _describe_run(
     if unknown:
         lines["not verl's"] = f"{unknown}: verl has no settings of these names"
     return lines
+
+
+def _describe_mode(config: DictConfig) -> str:
+    """Return a line about the trainer's mode, and the GPUs that sample only."""
+    mode = mode_of(config)
+    if mode == "sync":
+        return "sync, on the data of the newest weights"
+    line = f"{mode}, on data that older weights may have sampled"
+    if mode == "colocate_async":
+        return line
+    sampler = config.actor_rollout_ref.rollout if mode == "separate_async" else config.rollout
+    return f"{line}, on {sampler.nnodes} × {sampler.n_gpus_per_node} GPUs of the sampler's own"
 
 
 def _describe_loss(method: Method | None, loss: str, config: DictConfig) -> str:

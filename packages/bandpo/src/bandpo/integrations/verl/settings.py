@@ -201,6 +201,18 @@ def trainer_of(config: DictConfig) -> str:
     return "v1" if config.trainer.use_v1 else "v0"
 
 
+def mode_of(config: DictConfig) -> str:
+    """Return the mode in which a trainer of verl samples.
+
+    Returns:
+        ``sync``, ``colocate_async``, ``separate_async``, ``fully_async`` or ``one_step_off``.
+    """
+    trainer = trainer_of(config)
+    if trainer == "v1":
+        return config.trainer.v1.trainer_mode
+    return "sync" if trainer == "v0" else trainer
+
+
 def uses_bandpo(config: DictConfig) -> bool:
     """Return True if a run's loss is bandpo's or audited, or its settings come from a recipe of bandpo."""
     loss = OmegaConf.select(config, POLICY_LOSS.rstrip(".")) or {}
