@@ -125,7 +125,7 @@ ASYNCHRONOUS = ["settings", "training", "policy loss", "clip", "loss by hand", "
     ],
 )
 def test_an_asynchronous_trainer_is_rehearsed_on_old_data(mode, folder):
-    found = rehearse(RECIPE, mode=mode, folder=folder, stand_in=True)
+    found = rehearse(RECIPE, mode=mode, folder=folder, stand_in=True, timeout=600)
     assert found.ok, found.checks
     checks = {check.name: check for check in found.checks}
     assert list(checks) == ASYNCHRONOUS

@@ -81,13 +81,6 @@ class CpuPlatform(PlatformBase):
         return None, None
 
     def communication_backend_name(self) -> str:
-        """Return `gloo`, after initializing the process group.
-
-        verl uses this name to initialize the group "cpu:gloo,cpu:gloo", which torch refuses because it names a
-        device twice. verl does not initialize a group that is already initialized.
-        """
-        if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo", init_method=os.environ.get("DIST_INIT_METHOD"))
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
@@ -120,6 +113,25 @@ def _replica():
 
 RolloutReplicaRegistry.register("transformers", _replica)
 rollout_base._ROLLOUT_REGISTRY[("transformers", "async")] = "bandpo_lab.rehearsal.rollout.TransformersRollout"
+
+
+_init_process_group = torch.distributed.init_process_group
+
+
+@functools.wraps(_init_process_group)
+def _init_group(backend: str | None = None, *arguments: Any, **options: Any) -> None:
+    """Initialize a process group for verl.
+
+    verl asks for the backend "cpu:gloo,cpu:gloo", which torch refuses because it names a device twice. A group of one
+    process needs no port: another process might have taken the one that verl chose.
+    """
+    backend = "gloo" if backend == "cpu:gloo,cpu:gloo" else backend
+    if options.get("world_size") == 1:
+        options |= {"init_method": None, "store": torch.distributed.HashStore()}
+    _init_process_group(backend, *arguments, **options)
+
+
+torch.distributed.init_process_group = _init_group
 
 
 def _with_recording(loss: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ POLL_SECONDS = 0.05
 """The time between two looks for the file of a version."""
 
 
-@CheckpointEngineRegistry.register("file")
+@CheckpointEngineRegistry.register("file")  # type: ignore[attr-defined]  # verl lacks a @staticmethod
 class FileCheckpointEngine(CheckpointEngine):
     """The trainer's first process writes one file for each version, and each receiver reads it."""
 
