@@ -42,6 +42,10 @@ PAGES_OF_A_SENTENCE = {
     "# Page\n\n- **At equal step:** Band kept more entropy than clip 0.2.\n- Band lost 0.1 nats.": 1,
     "# Page\n\nAt equal reward Band kept 0.1 nats. Clip-Higher kept 0.2 nats more.": 0,
     "# Page\n\n## Entropy at equal step\n\n### Old data\n\nBand kept 0.1 nats.\n\n## Next\n\nBand kept 0.1 nats.": 1,
+    # A bold lead with both says of no sentence which one it has, and a sentence that names entropy says it itself.
+    "# Page\n\n- **Variety at equal reward and at equal step:** Band kept 0.1 nats.": 1,
+    "# Page\n\n## At equal reward and at equal step\n\nBand kept 0.1 nats.": 1,
+    "# Page\n\nAt equal reward Band kept 0.1 nats. Clip-Higher kept more entropy than Band.": 1,
     # A title is not enough, and neither is another paragraph, or a block of code.
     "# Entropy at equal reward\n\nBand kept 0.1 nats.": 1,
     "# Page\n\nThis is at equal reward.\n\nBand kept 0.1 nats.": 1,

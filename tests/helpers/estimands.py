@@ -2,7 +2,8 @@
 
 A rule that learns sooner has less entropy after the same number of batches, whatever it does to entropy. So a
 comparison of entropies says whether it is at equal step or at equal reward: in its sentence, in the bold words with
-which its paragraph begins, in a heading above it, or, for a table, in the header or in a paragraph beside it.
+which its paragraph begins or in a heading above it, if these have one of the two alone, or, for a table, in the header
+or in a paragraph beside it.
 """
 
 import re
@@ -46,9 +47,9 @@ def asks_for_an_estimand(sentence: str) -> bool:
     return bool(SUBJECT.search(text) and said and RULE.search(text))
 
 
-def has_an_estimand(text: str) -> bool:
-    """Return True if a text says "at equal reward" or "at equal step"."""
-    return bool(ESTIMAND.search(" ".join(text.split())))
+def estimands_of(text: str) -> set[str]:
+    """Return what a text says that entropies are equal in: ``reward``, ``step`` or both."""
+    return {match[2] for match in ESTIMAND.finditer(" ".join(text.split()))}
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _lead(text: str) -> str:
 def sentences_without_estimand(markdown: str) -> list[str]:
     """Return the sentences of a page, and a row of each table, that compare entropies and do not say at equal what.
 
-    A sentence may take the estimand of the sentence before it in the same paragraph.
+    A sentence without the word entropy may take the estimand of the sentence before it in the same paragraph.
     """
     found: list[str] = []
     blocks = list(blocks_of(markdown))
@@ -120,9 +121,13 @@ def sentences_without_estimand(markdown: str) -> list[str]:
 def _of_paragraph(text: str, context: str) -> list[str]:
     found: list[str] = []
     before = ""
-    context += " " + _lead(text)
-    for sentence in sentences_of(text):
-        if asks_for_an_estimand(sentence) and not has_an_estimand(f"{context} {before} {sentence}"):
+    lead = _lead(text)
+    # Words that have both do not say which one a sentence has.
+    is_told = len(estimands_of(f"{context} {lead}")) == 1
+    rest = text.replace(lead, "", 1) if lead else text
+    for sentence in [lead, *sentences_of(rest)]:
+        own = sentence if re.search(r"entrop", sentence, re.I) else f"{before} {sentence}"
+        if asks_for_an_estimand(sentence) and not is_told and not estimands_of(own):
             found.append(sentence)
         before = sentence
     return found
@@ -145,7 +150,7 @@ def _of_table(block: Block, beside: str, context: str) -> list[str]:
                 of_rules
                 and NUMBER.search(cell)
                 and SUBJECT.search(about)
-                and not has_an_estimand(f"{beside} {line}")
+                and not estimands_of(f"{beside} {line}")
             ):
                 return [*found, f"{header} … {line}"]
     return found
