@@ -125,11 +125,12 @@ def _of_paragraph(text: str, context: str) -> list[str]:
     # Words that have both do not say which one a sentence has.
     is_told = len(estimands_of(f"{context} {lead}")) == 1
     rest = text.replace(lead, "", 1) if lead else text
-    for sentence in [lead, *sentences_of(rest)]:
+    for index, sentence in enumerate([lead, *sentences_of(rest)]):
         own = sentence if re.search(r"entrop", sentence, re.I) else f"{before} {sentence}"
         if asks_for_an_estimand(sentence) and not is_told and not estimands_of(own):
             found.append(sentence)
-        before = sentence
+        # The lead is no sentence that the next one continues.
+        before = sentence if index else ""
     return found
 
 
