@@ -31,7 +31,8 @@ from bandpo.integrations.verl.keys import leaves
 from bandpo.integrations.verl.settings import REQUIRED, SECTIONS, check_required
 
 A, L, C = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss.", "algorithm.rollout_correction."
-R, M, S = "actor_rollout_ref.rollout.", "actor_rollout_ref.model.", "ulysses_sequence_parallel_size"
+R, M, V = "actor_rollout_ref.rollout.", "actor_rollout_ref.model.", "trainer.v1."
+S = "ulysses_sequence_parallel_size"
 SIZES = [
     "data.train_batch_size=256",
     f"{R}log_prob_micro_batch_size_per_gpu=8",
@@ -109,16 +110,21 @@ band  | R.top_p=0.9 C.bypass_mode=true       | top_p=0.9: .*bypass_mode
 audit | R.top_p=0.9 C.bypass_mode=true       | > sampling +top_p=0.9
 band  | R.temperature=0.7 C.bypass_mode=true | > sampling +temperature=0.7
 band  | R.temperature=0.7 C.bypass_mode=true R.logprobs_mode=raw_logprobs | logprobs_mode=raw_logprobs: .*temperature=0.7
-band  | C.bypass_mode=true                   | > anchor +the rollout engine's log-probabilities
-band  |                                      | > anchor +the trainer's own log-probabilities
-band  | +L.method='KLCov()' A.ppo_micro_batch_size_per_gpu=4 | not for verl: .*micro-batch
-band  | +L.method='BAPO()' A.use_dynamic_bsz=true | not for verl: .*micro-batch
+band  | C.bypass_mode=true                   | > anchor +the sampler's log-probabilities
+band  |                                      | > anchor +the trainer's log-probabilities
+band  | V.trainer_mode=colocate_async        | > anchor +the trainer's log-.* before the first .*Training is asynchronous.*bypass_mode=true and
+band  | V.trainer_mode=separate_async        | > anchor +the log-.*trainer's weights at the last sync.*Training is asynchronous
+band  | V.trainer_mode=separate_async C.bypass_mode=true | > anchor +the sampler's log-probabilities
+band  | V.trainer_mode=colocate_async A.ppo_mini_batch_size=256 | every ratio is 1 .*training is asynchronous, so set C.bypass_mode=true
+band  | V.trainer_mode=colocate_async R.top_p=0.9 C.bypass_mode=true | top_p=0.9: .*leave top_p out$
+band  | +L.method='KLCov()' A.ppo_micro_batch_size_per_gpu=4 | has sums .*micro-batch.*use_dynamic_bsz=false
+band  | +L.method='BAPO()' A.use_dynamic_bsz=true | has sums .*micro-batch.*use_dynamic_bsz=false
 """
 
 
 def written(text):
     """With the names of this file for what they stand for."""
-    return re.sub(r"\b([ALCRMS])\b(?=[.=])\.?", lambda name: globals()[name[1]], text)
+    return re.sub(r"\b([ALCRMSV])\b(?=[.=])\.?", lambda name: globals()[name[1]], text)
 
 
 CASES = [re.split(r" +\| ?", row, maxsplit=2) for row in ROWS.strip().splitlines()]
@@ -217,7 +223,7 @@ def test_the_asynchronous_trainers_announce_themselves_and_their_anchor(trainer,
         config.data.train_batch_size = 0  # as verl wants it
     device.auto_set_device(config)
     text = capsys.readouterr().out
-    assert "bandpo: anchor      the rollout engine's log-probabilities" in text
+    assert "bandpo: anchor      the sampler's log-probabilities" in text
     assert (
         f"bandpo: mode        {trainer}, on data that older weights may have sampled, on 1 × 8 GPUs" in text
     )

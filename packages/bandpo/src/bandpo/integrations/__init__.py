@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from bandpo.integrations._adapt import (
     Epsilons,
     check_ratio_moves,
+    describe_anchor,
     dual_clip_of,
     epsilons,
     read_bounds,
@@ -24,6 +25,7 @@ __all__ = [
     "Epsilons",
     "check_ratio_moves",
     "check_settings",
+    "describe_anchor",
     "dual_clip_of",
     "epsilons",
     "read_bounds",

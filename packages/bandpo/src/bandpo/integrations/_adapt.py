@@ -32,7 +32,9 @@ _logger = logging.getLogger("bandpo")
 
 PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Old probabilities, from a rare token to an almost certain one, at which a rule's bounds are computed."""
-ANY_METHOD = "train it with TRL, verl or Tinker, which take any method; here name a clip rule, as in Band(KL(), 0.05)"
+ANY_METHOD = (
+    "train it with TRL, verl or Tinker, which take any method; here name a clip rule, as in Band(KL(), 0.05)"
+)
 """The remedy for a method in a framework that takes bounds only."""
 FAR = 10
 """A ratio that hardly any token reaches: the cap of the BandPO paper, and the dual clip of its authors."""
@@ -237,6 +239,50 @@ set accept_idle_clip=True
         return f"{method!r} never acts, as every ratio is 1 ({accept})"
     cause = f"there is one update for each batch, so every ratio is 1 and {method!r} never acts"
     raise InvalidValue(f"{setting}: {cause}: {fix}. For a baseline in which it never acts, set {accept}")
+
+
+def describe_anchor(
+    sampler: bool,
+    setting: str,
+    *,
+    asynchronous: bool | None = False,
+    fix: str = "",
+    other: str = "the trainer's log-probabilities before the first update on a batch",
+) -> str:
+    """Return the line of a run's description about the log-probabilities that its ratio refers to.
+
+    The ratio should refer to the policy that sampled. In a synchronous run the trainer's own log-probabilities before
+    the first update are those of this policy, up to the rounding of sampler and trainer. In an asynchronous run they
+    are not. If every ratio is then 1, `check_ratio_moves` refuses the run; otherwise this line says what follows.
+
+    Args:
+        sampler: True if the ratio refers to the sampler's log-probabilities.
+        setting: The setting, with its value, that determines this.
+        asynchronous: True if older weights sampled the data; None if the adapter cannot know.
+        fix: The setting that makes the ratio refer to the sampler's, as an imperative. Needed unless ``sampler``, or
+            the run is synchronous.
+        other: The log-probabilities that the ratio refers to otherwise.
+
+    >>> describe_anchor(True, "bypass_mode=true")
+    "the sampler's log-probabilities (bypass_mode=true)"
+    >>> describe_anchor(False, "bypass_mode=false")
+    "the trainer's log-probabilities before the first update on a batch (bypass_mode=false)"
+    >>> print(describe_anchor(False, "the default", asynchronous=True, fix="set bypass_mode=true"))
+    the trainer's log-probabilities before the first update on a batch (the default). Training is asynchronous, and \
+older weights sampled: what changed since is in no ratio, and no clip bounds it. For ratios that refer to the policy \
+that sampled, set bypass_mode=true
+    """
+    if sampler:
+        return f"the sampler's log-probabilities ({setting})"
+    line = f"{other} ({setting})"
+    if asynchronous is False:
+        return line
+    if asynchronous is None:
+        cause = "If training is asynchronous, older weights sampled"
+    else:
+        cause = "Training is asynchronous, and older weights sampled"
+    consequence = "what changed since is in no ratio, and no clip bounds it"
+    return f"{line}. {cause}: {consequence}. For ratios that refer to the policy that sampled, {fix}"
 
 
 def is_idle_at_ratio_one(method: Method) -> bool:

@@ -14,7 +14,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from bandpo.core.methods import Method
 from bandpo.core.text import as_text
-from bandpo.integrations._adapt import PROBABILITIES, check_ratio_moves, read_method
+from bandpo.integrations._adapt import PROBABILITIES, check_ratio_moves, describe_anchor, read_method
 from bandpo.integrations._settings import check_settings as check_refused_settings
 from bandpo.integrations.legs import LEGS
 from bandpo.integrations.verl.announcement import FILE_LOGGER
@@ -202,13 +202,16 @@ def _check_method(method: Method, actor: ActorConfig, config: DictConfig) -> Non
 
 def _check_ratio_moves(actor: ActorConfig, config: DictConfig) -> str:
     """Check that ratios can differ from 1; return a line if they cannot and this is accepted."""
+    fix = f"make it smaller than data.train_batch_size, or set {ACTOR}ppo_epochs=2"
+    if mode_of(config) != "sync":
+        fix = f"training is asynchronous, so {TO_SAMPLER}"
     return check_ratio_moves(
         # Without the dual clip that verl has by default.
         _written_method(actor.policy_loss),
         # The rollout engine's log-probabilities are old at the first update, too.
         math.inf if in_bypass_mode(config) else _updates(config),
         f"{ACTOR}ppo_mini_batch_size",
-        f"make it smaller than data.train_batch_size, or set {ACTOR}ppo_epochs=2",
+        fix,
         accepted=actor.policy_loss.get("accept_idle_clip", False),
         accept=f"+{POLICY_LOSS}accept_idle_clip=true",
     )
@@ -313,11 +316,23 @@ def _bounds(method: Method) -> Float[Tensor, "2 probability"]:
     return torch.cat([bounds.lower, bounds.upper])
 
 
+TO_SAMPLER = f"set {CORRECTION}bypass_mode=true and {ROLLOUT}calculate_log_probs=true"
+"""The settings that make the old log-probabilities the sampler's."""
+
+
 def _describe_anchor(config: DictConfig) -> str:
     """Return a line about the origin of the old log-probabilities."""
-    if in_bypass_mode(config):
-        return f"the rollout engine's log-probabilities ({CORRECTION}bypass_mode=true)"
-    return f"the trainer's own log-probabilities before the first update on a batch ({CORRECTION}bypass_mode=false)"
+    is_separate = mode_of(config) in ("separate_async", "fully_async")
+    other = (
+        {"other": "the log-probabilities of the trainer's weights at the last sync"} if is_separate else {}
+    )
+    return describe_anchor(
+        in_bypass_mode(config),
+        f"{CORRECTION}bypass_mode={str(in_bypass_mode(config)).lower()}",
+        asynchronous=mode_of(config) != "sync",
+        fix=TO_SAMPLER,
+        **other,
+    )
 
 
 def _check_sampling(config: DictConfig, method: Method | None) -> str:
@@ -346,13 +361,15 @@ def _check_sampling(config: DictConfig, method: Method | None) -> str:
     if rollout.top_k > 0:
         restrictions["top_k"] = rollout.top_k
 
+    # In an asynchronous run the trainer's log-probabilities are not those of the policy that sampled.
+    or_trainer = "" if mode_of(config) != "sync" else f", or set {CORRECTION}bypass_mode=false"
     if method is not None and in_bypass_mode(config):
         for name, value in restrictions.items():
             refuse_if(
                 not is_raw,
                 f"{ROLLOUT}{name}={value}: under {CORRECTION}bypass_mode=true the old probabilities are the rollout "
                 f"engine's, of the tokens that {name} leaves, and {method} compares them with the trainer's, of the "
-                f"full vocabulary: leave {name} out, or set {CORRECTION}bypass_mode=false",
+                f"full vocabulary: leave {name} out{or_trainer}",
             )
         refuse_if(
             is_raw and temperature,

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bandpo.core.errors import InvalidValue
-from bandpo.integrations.verl.settings import POLICY_LOSS, ROLLOUT, in_bypass_mode, overrides, refuse_if
+from bandpo.integrations.verl.settings import (
+    POLICY_LOSS,
+    ROLLOUT,
+    in_bypass_mode,
+    mode_of,
+    overrides,
+    refuse_if,
+)
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -94,8 +101,10 @@ def _check_correction_in_driver(config: DictConfig, changed: Mapping[str, Any], 
     for name in corrections:
         setting = f"{CORRECTION}{name}={changed[name]}"
         if in_bypass_mode(config):
-            needs_bypass = method is not None and method.old_policy == "rollout"
-            remedy = "leave it out" if needs_bypass else f"set {CORRECTION}bypass_mode=false, or leave it out"
+            needs_bypass = mode_of(config) != "sync" or (
+                method is not None and method.old_policy == "rollout"
+            )
+            remedy = "leave it out" if needs_bypass else f"leave it out, or set {CORRECTION}bypass_mode=false"
             raise InvalidValue(
                 f"{setting}: under {CORRECTION}bypass_mode=true no code of verl applies it to this loss, since its "
                 f"driver does so with {CORRECTION}bypass_mode=false only, and its own loss bypass_mode is another "
