@@ -258,3 +258,24 @@ def test_power_grows_with_the_gain_and_with_the_seeds():
     assert much == (1, 0)
     # An interval of forty seeds is narrow enough to declare equality, one of eight is not.
     assert simulated_power(ours, theirs, 0.0, 40, 0.05, repeats=60).equal > none.equal
+
+
+def table_rows(text, heading):
+    """Return the cells of the first table below a heading, by the first cell of each row, and the header."""
+    part = text.split(heading, 1)[1]
+    lines = re.findall(r"^\|.*\|$", part.split("\n\n|", 1)[1].join(["|", ""]).split("\n\n")[0], re.M)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return cells[0], {row[0]: row[1:] for row in cells[2:]}
+
+
+def test_the_table_of_the_page_on_old_data_is_that_of_the_report():
+    report = (ROOT / "research/reports/staleness/report.md").read_text()
+    page = (ROOT / "docs/old-data.md").read_text()
+    header, expected = table_rows(report, "## Each rule")
+    _, rows = table_rows(page, "## What to use")
+    assert [*rows] == ["0", "2", "4", "8"]
+    columns = [header.index(name) - 1 for name in ("clip 0.2", "BandAbove", "clip [.8, 2]")]
+    for lag, cells in rows.items():
+        assert cells == [expected[f"lag {lag}"][column] for column in columns]
+    difference = re.search(r"\| lag 4 \| AUC: BandAbove minus clip \[\.8, 2\] \| equal \| ([^|]*) \|", report)
+    assert difference[1] in page.replace("\n", " ")
