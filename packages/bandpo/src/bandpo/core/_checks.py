@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._limits import LOGP_SLACK
+from ._ranges import RADII
 from .errors import InvalidType, InvalidValue
 
 if TYPE_CHECKING:
@@ -106,6 +107,22 @@ def positive(name: str, value: object) -> None:
         raise InvalidValue(f"{name} must be a finite number above 0, got {value!r}")
 
 
+def check_radius(value: object) -> None:
+    """Raise ValueError unless the radius of a trust region is a number within `RADII`."""
+    positive("radius", value)
+    smallest, largest = RADII
+    if not smallest <= value <= largest:  # pyright: ignore[reportOperatorIssue]
+        raise InvalidValue(_radius_outside(f"{value!r}"))
+
+
+def _radius_outside(values: str) -> str:
+    """Return the error for a radius outside of `RADII`."""
+    return (
+        f"radius must be from {RADII[0]:.2g} to {RADII[1]:g}, got {values}; to block every ratio except 1 use "
+        "FixedClip(0.0), and to block none Unclipped()"
+    )
+
+
 def broadcasts_to(x: Tensor, shape: torch.Size) -> bool:
     """Return True if ``x`` can be expanded to ``shape``."""
     trailing = shape[len(shape) - x.dim() :]
@@ -116,16 +133,20 @@ def as_radius(radius: Tensor, logp: Float[Tensor, "*shape"]) -> Tensor:
     """Return a radius per token or per sequence in the dtype and on the device of ``logp``.
 
     Raises:
-        ValueError: if it does not broadcast to ``logp``, or, on the CPU, is not finite and above 0 everywhere.
+        ValueError: if it does not broadcast to ``logp``, or, on the CPU, is not within `RADII` everywhere.
     """
     if not broadcasts_to(radius, logp.shape):
         raise InvalidValue(
             f"radius of shape {tuple(radius.shape)} does not broadcast to logp_old's {tuple(logp.shape)}; "
             "give one per token, or one per sequence with a trailing dimension of 1"
         )
-    radius = as_float("radius", radius).to(logp)
-    if values_can_be_read(radius) and radius.numel() and not (radius.min() > 0 and radius.max() < math.inf):
-        raise InvalidValue(
-            f"radius must be finite and above 0 everywhere, got values from {radius.min():g} to {radius.max():g}"
-        )
-    return radius
+    radius = as_float("radius", radius)
+    if values_can_be_read(radius) and radius.numel():
+        smallest, largest = (x.item() for x in radius.aminmax())
+        if not (smallest > 0 and largest < math.inf):
+            raise InvalidValue(
+                f"radius must be finite and above 0 everywhere, got values from {smallest:g} to {largest:g}"
+            )
+        if not (RADII[0] <= smallest and largest <= RADII[1]):
+            raise InvalidValue(_radius_outside(f"values from {smallest:g} to {largest:g}"))
+    return radius.to(logp)

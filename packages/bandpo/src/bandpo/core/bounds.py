@@ -65,7 +65,7 @@ def ratio_bounds(
     flow.
 
     The relative error of ``upper − 1`` and ``1 − lower`` is at most 1e−5 in float32 and 1e−12 in float64 (2e−8 for an
-    `FDivergence`, whose formula has cancellation). This holds for radii from 1e−6 to 1e3, and for ``p`` and ``1 − p``
+    `FDivergence`, whose formula has cancellation). This holds for radii from 1e−12 to 1e3, and for ``p`` and ``1 − p``
     of at least 1e−30 (1e−290 in float64).
 
     Args:
@@ -74,16 +74,16 @@ def ratio_bounds(
             ``−inf`` (a masked token) is allowed: divergences without a closed form give it the bounds of the smallest
             probability that they solve for, about e^−70 in float32 and e^−671 in float64.
         divergence: The f-divergence, such as ``KL()``.
-        radius: Size δ > 0 of the trust region, in the divergence's own unit: a number, or a tensor that broadcasts to
-            ``logp_old``.
+        radius: Size δ of the trust region, in the divergence's own unit: a number from 1.2e−38 to 1e6, or a tensor of
+            them that broadcasts to ``logp_old``.
 
     Returns:
         The bounds, in the shape of ``logp_old``.
 
     Raises:
         TypeError: if ``logp_old`` is not a floating-point tensor, or ``divergence`` is not a `Divergence`.
-        ValueError: if a log-probability is NaN or above 0 beyond rounding, or the radius is not a finite number above
-            0. Values are not read on an accelerator and under ``torch.compile``; there an invalid log-probability
+        ValueError: if a log-probability is NaN or above 0 beyond rounding, or the radius is not within its range.
+            Values are not read on an accelerator and under ``torch.compile``; there an invalid log-probability
             gives NaN bounds.
 
     Source: arXiv 2603.04918.
@@ -98,7 +98,7 @@ def ratio_bounds(
     if isinstance(radius, torch.Tensor):
         radius = _checks.as_radius(radius, logp)
     else:
-        _checks.positive("radius", radius)
+        _checks.check_radius(radius)
         radius = as_tensor(radius, logp)
     log_lower, log_upper = divergence.log_bounds(logp, radius)
     # The roots are inside the simplex, but their last digit may not be.

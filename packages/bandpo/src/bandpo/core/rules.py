@@ -297,9 +297,9 @@ class Band(ClipRule):
             _checks.as_float("radius", self.radius)
         elif isinstance(self.radius, Radius):
             for x in self.radius.range:
-                _checks.positive("radius", x)
+                _checks.check_radius(x)
         else:
-            _checks.positive("radius", self.radius)
+            _checks.check_radius(self.radius)
         _check_cap(self.max_ratio)
 
     def __eq__(self, other: object) -> bool:
@@ -340,7 +340,10 @@ class Band(ClipRule):
 
     def compare(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
         logp = logp_old.clamp(max=0.0)
-        divergence = self.divergence.divergence_of_ratio(log_ratio, logp)
+        if self.max_ratio <= 1e30:
+            divergence = self.divergence.divergence_of_moderate_ratio(log_ratio, logp)
+        else:
+            divergence = self.divergence.divergence_of_ratio(log_ratio, logp)
         # The log-ratio of tokens outside of the trust region, else 0. A compiled graph stores this one tensor for both
         # masks; storing boolean tensors is slower.
         outside = torch.where(divergence > self.radius_for(logp), log_ratio, 0.0)

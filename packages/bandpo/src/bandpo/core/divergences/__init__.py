@@ -4,6 +4,7 @@ from . import base, closed, custom, family, kl
 from ._exact import expm1 as expm1
 from ._exact import expm1_minus as expm1_minus
 from ._exact import log1mexp as log1mexp
+from ._exact import scaled_expm1 as scaled_expm1
 from .base import *
 from .closed import *
 from .custom import *

@@ -51,6 +51,15 @@ def _expm1_minus_series(x: Tensor, limit: float) -> Tensor:
     return x * x * series
 
 
+def scaled_expm1(log_scale: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Compute ``e^a·(e^x − 1)`` for ``a = log_scale``, also where one factor overflows or is 0 but the product is not.
+
+    With ``a = log p`` and ``x = log r`` it is the change of a token's probability.
+    """
+    scale = torch.exp(log_scale)
+    return torch.where(x > 1, torch.exp(log_scale + x) - scale, scale * expm1(x))
+
+
 def one_minus_exp(logp: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Compute ``1 − p``, at least the smallest normal number, so that quotients by it are finite for ``p = 1``."""
     return (-expm1(logp)).clamp(min=torch.finfo(logp.dtype).tiny)

@@ -13,6 +13,7 @@ Source: arXiv 2603.04918, which proves with Jensen's inequality that this distri
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -79,12 +80,26 @@ class Divergence(ABC):
     ) -> Float[Tensor, "*shape"]:
         """Compute ``g(p, r) = p·f(r) + (1 − p)·f(c)``, the smallest divergence with the ratio r (in nats for KL).
 
-        Ratios beyond the simplex, ``r > 1/p``, have a divergence that is not smaller than that at ``1/p``.
+        Ratios beyond the simplex, ``r > 1/p``, have a divergence that is not smaller than that at ``1/p``. Here p is at
+        least the smallest probability that the solver has bounds for, see `bandpo.ratio_bounds`.
         """
+        floor = _solver.floor(logp.dtype)
+        logp = logp.clamp(min=floor)
         p = torch.exp(logp)
         one_minus_p = one_minus_exp(logp)
         log_c = torch.log1p((-p * expm1(log_ratio) / one_minus_p).clamp(min=-1.0))
-        return p * self.f(log_ratio) + one_minus_p * self.f(log_c)
+        divergence = p * self.f(log_ratio) + one_minus_p * self.f(log_c)
+        # Beyond the simplex of the smallest probability, f may overflow. A log-ratio of 1 is more than rounding.
+        return torch.where(log_ratio > 1 - floor, math.inf, divergence)
+
+    def divergence_of_moderate_ratio(
+        self, log_ratio: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape"]:
+        """Compute `divergence_of_ratio` at ratios up to 1e30; above, the result has no meaning.
+
+        Override it if that formula takes fewer operations.
+        """
+        return self.divergence_of_ratio(log_ratio, logp)
 
     def log_bounds(
         self, logp: Float[Tensor, "*shape"], radius: Float[Tensor, "*#shape"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..divergences._exact import expm1, log1mexp, one_minus_exp
+from ..divergences._exact import expm1, log1mexp, one_minus_exp, scaled_expm1
 from ..divergences.base import Divergence
 
 __all__ = ["NeymanChi2", "PearsonChi2", "SquaredHellinger", "TotalVariation"]
@@ -38,9 +38,7 @@ class TotalVariation(Divergence):
         return torch.exp(log_u) * torch.sign(log_u) / 2
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
-        p = torch.exp(logp)
-        # Far above 1 the ratio may overflow where p is 0 in float32, and their product is the new probability.
-        return torch.where(log_ratio > 1, torch.exp(logp + log_ratio) - p, p * expm1(log_ratio).abs())
+        return scaled_expm1(logp, log_ratio).abs()
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         return _one_plus_minus(radius.log() - logp, logp)
@@ -71,7 +69,7 @@ class PearsonChi2(Divergence):
         return 2 * torch.exp(log_u) * expm1(log_u)
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
-        return torch.exp(logp) * expm1(log_ratio).square() / one_minus_exp(logp)
+        return scaled_expm1(logp / 2, log_ratio).square() / one_minus_exp(logp)
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         return _one_plus_minus((radius.log() + log1mexp(logp) - logp) / 2, logp)
@@ -100,6 +98,12 @@ class NeymanChi2(Divergence):
 
     def df(self, log_u: Tensor) -> Tensor:
         return torch.exp(log_u) - torch.exp(-log_u)
+
+    def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+        # f(u) is the same for u and 1/u, and p·f(r) need not overflow with f(r).
+        size = log_ratio.abs()
+        of_others = one_minus_exp(logp) * self.f(_log_ratio_of_others(log_ratio, logp))
+        return -expm1(-size) * scaled_expm1(logp, size) + of_others
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         # The roots in q − p, without cancellation: the larger one in absolute value directly, the other one as the
@@ -142,6 +146,10 @@ class SquaredHellinger(Divergence):
     def df(self, log_u: Tensor) -> Tensor:
         return torch.exp(log_u / 2) * expm1(log_u / 2) / 2
 
+    def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+        of_token = scaled_expm1(logp / 2, log_ratio / 2).square() / 2
+        return of_token + one_minus_exp(logp) * self.f(_log_ratio_of_others(log_ratio, logp))
+
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         # √r = sin(θ ± φ)/sin θ = (1 − radius) ± cot θ·sin φ
         radius = radius.clamp(max=1.0)
@@ -156,6 +164,11 @@ class SquaredHellinger(Divergence):
         log_upper = 2 * torch.where(log_swing > 0, log_root_large, log_root_small)
         log_upper = torch.where(log1mp <= sin2_phi.log(), -logp, torch.minimum(log_upper, -logp))
         return log_lower, log_upper
+
+
+def _log_ratio_of_others(log_ratio: Tensor, logp: Tensor) -> Tensor:
+    """Compute the log-ratio c of all other tokens, −inf if the token has all probability."""
+    return torch.log1p((-scaled_expm1(logp, log_ratio) / one_minus_exp(logp)).clamp(min=-1.0))
 
 
 def _one_plus_minus(log_margin: Tensor, logp: Tensor) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,9 @@ def _jensen_shannon_root(rarer: _solver.Rarer, radius: Tensor, sign: Tensor) -> 
 
     info = torch.finfo(m.dtype)
     root = radius.sqrt()
-    size = torch.minimum(torch.acos((1 - radius).clamp(min=0.0)), 0.98 * edge)
+    # acos(1 − radius), by the half angle, so that a small radius keeps its digits.
+    start = 2 * torch.asin((radius / 2).clamp(max=0.5).sqrt())
+    size = torch.minimum(start, 0.98 * edge)
     for _ in range(14 if m.dtype == torch.float64 else 6):
         rare, common = (x.clamp(min=info.eps - 1) for x in changes(size))
         value_rare, slope_rare = _jensen_shannon_term(rare)
@@ -113,13 +115,13 @@ def _jensen_shannon_term(x: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ``f(u)`` and ``u·f'(u)`` of the Jensen–Shannon divergence at ``u = (1 + x)²``."""
     u = (1 + x) * (1 + x)
     difference = x * (2 + x)  # u − 1
-    log1p_inverse = torch.log1p(1 / u)
+    log_mean = torch.log1p(-difference / (2 * u))  # log((1 + 1/u)/2)
     # Around u = 1, with h = ½·log u, this is ½·(1 + u)·(h·tanh h − log cosh h); elsewhere the formula with logarithms.
     sinh2 = difference * difference / (4 * u)
     near = (1 + u) * (torch.log1p(x) * difference / (1 + u) - torch.log1p(sinh2) / 2) / 2
-    far = ((1 + u) * math.log(2) - u * log1p_inverse - torch.log1p(u)) / 2
+    far = (math.log(2) - u * log_mean - torch.log1p(u)) / 2
     value = torch.where((u > 0.25) & (u < 4), near, far)
-    return value, u * (math.log(2) - log1p_inverse) / 2
+    return value, -u * log_mean / 2
 
 
 @dataclass(frozen=True)

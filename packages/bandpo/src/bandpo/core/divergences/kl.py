@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..divergences import _solver
-from ..divergences._exact import expm1, expm1_minus
+from ..divergences._exact import expm1, expm1_minus, scaled_expm1
 from ..divergences.base import Divergence
 
 __all__ = ["KL", "ReverseKL"]
@@ -39,12 +39,20 @@ class KL(Divergence):
         return expm1(log_u)
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+        return self._with_gain(scaled_expm1(logp, log_ratio), log_ratio, logp, torch.exp(logp))
+
+    def divergence_of_moderate_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+        if type(self).divergence_of_ratio is not KL.divergence_of_ratio:
+            return self.divergence_of_ratio(log_ratio, logp)
         p = torch.exp(logp)
+        return self._with_gain(p * expm1(log_ratio), log_ratio, logp, p)
+
+    @staticmethod
+    def _with_gain(gain: Tensor, log_ratio: Tensor, logp: Tensor, p: Tensor) -> Tensor:
+        """Compute the divergence from the change ``p·(r − 1)`` of the probability, which is overwritten."""
         # p − 1 has the same digits as 1 − p, and one operation less.
         others = expm1(logp).clamp(max=-torch.finfo(logp.dtype).tiny)
-        gain = p * expm1(log_ratio)
-        log_c = torch.log1p((gain / others).clamp(min=-1.0))
-        del gain
+        log_c = gain.div_(others).clamp_(min=-1.0).log1p_()
         return torch.addcmul(p * log_ratio, others, log_c, value=-1.0).neg()
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
