@@ -18,6 +18,7 @@ import torch
 from . import _checks
 from ._lazy import lazy_property
 from ._limits import LOGP_SLACK
+from ._ranges import largest, largest_weight
 from .bounds import RatioBounds
 from .errors import InvalidValue
 from .layout import Packed, Rows, read_layout
@@ -36,8 +37,6 @@ __all__ = ["Batch", "Tokens"]
 LEVELS = ("token", "sequence")
 FEW_TOKENS = 4096
 """The number of tokens below which selecting some of them costs more than a root for all of them."""
-LARGEST_SUM = 1e9
-"""The largest sum of advantages for which a loss with any bound is finite."""
 
 
 class Batch(NamedTuple):
@@ -463,19 +462,17 @@ class Tokens(TokenData):
         Args:
             outside: True for tokens whose ratio is outside of the bounds. The entries of other tokens have no meaning.
         """
-        # Sums over many tokens stay finite, without a cap on the ratio too.
-        largest = torch.finfo(self.log_ratio.dtype).max / LARGEST_SUM
         if not self.rule.solves:
-            return self._shift_ratio(self._clamped_log_ratio(), largest)
+            return self._shift_ratio(self._clamped_log_ratio())
         logp = self.logp_anchor
         above = self.above
         is_few = logp.numel() < FEW_TOKENS
         if is_few or self.rule.has_tensors or not _checks.values_can_be_read(outside):
-            return self._shift_ratio(self.rule.log_bound(logp, above), largest)
+            return self._shift_ratio(self.rule.log_bound(logp, above))
         index = outside.flatten().nonzero().squeeze(-1)
         bound = self.rule.log_bound(logp.flatten()[index], above.flatten()[index])
         bounds = torch.zeros_like(logp).flatten().index_copy_(0, index, bound)
-        return self._shift_ratio(bounds.view(logp.shape), largest)
+        return self._shift_ratio(bounds.view(logp.shape))
 
     def _clamped_log_ratio(self) -> Tensor:
         """Return the log-ratio to the anchor, clamped to the rule's bounds."""
@@ -483,24 +480,45 @@ class Tokens(TokenData):
             return self.log_ratio_anchor.clamp(*self.rule.interval)
         return self.log_ratio_anchor.clamp(self.bounds.log_lower, self.bounds.log_upper)
 
-    def _shift_ratio(self, log_ratio_anchor: Tensor, largest: float = math.inf) -> Tensor:
-        """Return π/π_old, limited to finite numbers and to ``largest``, at another value of log(π/π_anchor).
+    def _shift_ratio(self, log_ratio_anchor: Tensor) -> Tensor:
+        """Return π/π_old, at most the largest `ratio`, at another value of log(π/π_anchor).
 
         That value is overwritten.
         """
         log_ratio = log_ratio_anchor
         if self.anchor_ratio is not None:
             log_ratio = self.log_ratio + (log_ratio_anchor - self.log_ratio_anchor)
-        return log_ratio.exp_().clamp_(max=min(largest, torch.finfo(log_ratio.dtype).max))
+        return log_ratio.exp_().clamp_(max=largest(log_ratio.dtype))
 
     @lazy_property
     def interval_used(self) -> Float[Tensor, "batch time"]:
-        """Compute the ratio's position in the interval: 0 at the anchor, 1 at the upper bound, −1 at the lower."""
+        """Compute the ratio's position in the interval: 0 at the anchor, 1 at the upper bound, −1 at the lower.
+
+        Its absolute value is at most that of the largest `ratio`.
+        """
         smallest = torch.finfo(self.log_ratio.dtype).tiny
         to_upper = torch.expm1(self.bounds.log_upper).clamp(min=smallest)
         to_lower = -torch.expm1(self.bounds.log_lower).clamp(max=-smallest)
         change = torch.expm1(self.log_ratio_anchor)  # r − 1
-        return torch.where(change > 0, change / to_upper, change / to_lower)
+        return limit(torch.where(change > 0, change / to_upper, change / to_lower))
+
+
+def limit(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return values of tokens, such as parts of their loss, limited to the largest ratio and to its negative.
+
+    Their sum over many tokens is then finite. The tensor is overwritten.
+    """
+    bound = largest(x.dtype)
+    return x.clamp_(-bound, bound)
+
+
+def limit_weight(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return weights of tokens, limited so that their products with advantages are finite.
+
+    The tensor is overwritten.
+    """
+    bound = largest_weight(x.dtype)
+    return x.clamp_(-bound, bound)
 
 
 def reduce_to_level(

@@ -244,6 +244,8 @@ class Method(Varies):
             surrogate = weight = objective.weight(tokens)
             # The derivative of −r·A by r. It is 0 in the padding, so the derivative and the value are 0 there too.
             slope = -batch.advantages
+            if slope.dtype != weight.dtype:
+                slope = slope.to(torch.promote_types(slope.dtype, weight.dtype))
             values = loss_metrics(batch, tokens, weight, slope, self.level) if metrics else {}
             derivative = slope.mul_(weight)
             del slope

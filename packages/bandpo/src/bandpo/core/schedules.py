@@ -311,7 +311,9 @@ class Controller(Radius):
                 f"{type(self).__name__} measures a quantity that is never negative, but got {measured!r}"
             )
         error = (measured - self.target) / (measured + self.target)
-        return min(max(radius * math.exp(self.gain * error), self.min_radius), self.max_radius)
+        # The exponential of a larger number overflows, and no radius grows by more.
+        factor = math.exp(min(self.gain * error, 700.0))
+        return min(max(radius * factor, self.min_radius), self.max_radius)
 
     @abstractmethod
     def measured(self, metrics: Mapping[str, Any]) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ._lazy import lazy_property
+from ._ranges import largest
 from .errors import InvalidValue
 from .schedules import TrainingState
 from .sequences import Sequences
@@ -94,9 +95,12 @@ class TokenData:
 
     @lazy_property
     def ratio(self) -> Float[Tensor, "batch time"]:
-        """Compute π/π_old, limited to positive finite numbers, because weights are divided by it."""
-        limits = torch.finfo(self.log_ratio.dtype)
-        return self.log_ratio.exp().clamp_(limits.tiny, limits.max)
+        """Compute π/π_old, within the smallest normal number and the largest ratio of which sums are finite.
+
+        Weights are divided by it, so it is not 0. The largest ratio is 2^104 = e^72.1 in float32, e^693 in float64.
+        """
+        dtype = self.log_ratio.dtype
+        return self.log_ratio.exp().clamp_(torch.finfo(dtype).tiny, largest(dtype))
 
     @property
     def logp_anchor(self) -> Float[Tensor, "batch time"]:

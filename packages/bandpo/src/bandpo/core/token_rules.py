@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _checks
+from ._ranges import RADII, largest
 from ._update import UpdateTokens
 from .bounds import RatioBounds
 from .divergences import TotalVariation
@@ -82,7 +83,7 @@ class BalancedBounds(TokenRule):
         lowers = _steps(self.lower, self.max_lower, self.step)
         uppers = _steps(self.upper, self.max_upper, self.step)
         log_ratio = tokens.log_ratio_anchor
-        ratio = log_ratio.exp().clamp(max=torch.finfo(log_ratio.dtype).max)
+        ratio = log_ratio.exp().clamp_(max=largest(log_ratio.dtype))
         gain = (tokens.advantages * tokens.mask).clamp(min=0.0)
         loss = (-tokens.advantages * tokens.mask).clamp(min=0.0)
         # The sums of both signs for each bound, in float64, so that their rounding does not depend on the split of an
@@ -211,13 +212,15 @@ class PrefixBudget(TokenRule):
     def for_tokens(self, tokens: TokenData) -> RatioBounds:
         logp = tokens.logp_anchor
         divergence = self.band.divergence.divergence_of_ratio(tokens.log_ratio_anchor, logp)
+        # One that is infinite would leave no number for the tokens after it.
+        divergence = divergence.clamp(max=RADII[1])
         factor = 1 - (1 - self.last_weight) * tokens.position / (tokens.length - 1).clamp(min=1.0)
         factor = factor.to(logp.dtype)
         per_sequence = tokens.sequences.quantile(divergence, 0.9).clamp(self.budget, 2 * self.budget)
         budget = tokens.sequences.at_tokens(per_sequence)
         remainder = budget * tokens.sequence_before(factor) - tokens.sequence_before(factor * divergence)
         radius = self.band.radius_for(logp) + remainder.clamp(max=0.0)
-        # A radius must be above 0. The smallest positive one blocks every ratio except 1.
-        radius = (radius / factor).clamp(min=torch.finfo(logp.dtype).tiny)
+        # The smallest radius blocks every ratio except 1.
+        radius = (radius / factor).clamp(*RADII)
         # Return bounds instead of the band: with a radius near 0, the audit's share of the radius would be infinite.
         return Band(self.band.divergence, radius, self.band.max_ratio).bounds(logp)

@@ -35,8 +35,7 @@ SLACK = tl.constexpr(LOGP_SLACK)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
-LARGEST = tl.constexpr(3.4028234663852886e38)  # and its largest
-LARGEST_BOUND = tl.constexpr(3.4028234663852886e29)  # sums of this many times an advantage stay finite
+LARGEST = tl.constexpr(2.028240838220169e31)  # the largest ratio, `bandpo.core._ranges.largest`
 INFINITY = tl.constexpr(float("inf"))
 NAN = tl.constexpr(float("nan"))
 NEWTON_STEPS = tl.constexpr(4)
@@ -322,7 +321,7 @@ def forward(
 
     if METRICS:
         # r − 1 of what replaces the ratio in the value. Bounds of KL are solved for below.
-        largest = tl.minimum(_exp(log_cap, FAST), LARGEST_BOUND)
+        largest = tl.minimum(_exp(log_cap, FAST), LARGEST)
         if LOWER == UPPER:
             at_bound = _closed_change(UPPER, o, up, number, largest, FAST)
         else:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import _checks
-from ..batch import Tokens
+from .._ranges import largest
+from ..batch import Tokens, limit
 from ..objectives._products import log_product
 from ..objectives.base import Objective, check_positive
 
@@ -125,7 +126,8 @@ class RolloutSurrogate(Objective):
         ratio = tokens.ratio
         if tokens.weights is not None:
             ratio = ratio * tokens.sequences.at_tokens(tokens.weights)
-        return ratio.clamp(max=self.max_weight).masked_fill(tokens.blocked, 0.0)
+        largest_weight = min(self.max_weight, largest(ratio.dtype))
+        return ratio.clamp(max=largest_weight).masked_fill(tokens.blocked, 0.0)
 
 
 @dataclass(frozen=True)
@@ -241,8 +243,8 @@ class GeometricMean(Objective):
     def surrogate(self, tokens: Tokens) -> Tensor:
         ratio = torch.where(tokens.blocked, tokens.clipped, tokens.ratio)
         mean = tokens.sequence_mean(ratio.log()).exp()
-        # The exponential of the logarithm of the largest number overflows by rounding.
-        return mean.clamp(max=torch.finfo(mean.dtype).max)
+        # The exponential of the logarithm of the largest ratio may be above it by rounding.
+        return limit(mean)
 
 
 @dataclass(frozen=True)
@@ -279,4 +281,5 @@ class SequenceProduct(Objective):
         return True
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return log_product(tokens, tokens.log_ratio).exp().clamp(max=self.max_weight)
+        product = log_product(tokens, tokens.log_ratio).exp()
+        return product.clamp(max=min(self.max_weight, largest(product.dtype)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _checks
 from .._update import UpdateTokens
-from ..batch import Tokens
+from ..batch import Tokens, limit
 from ..errors import InvalidValue
 from ..objectives._around import TokenOverride
 from ..objectives.base import Objective, check_positive
@@ -63,7 +63,7 @@ class CovariancePenalty(Objective):
         return -self._coefficients(tokens) * tokens.log_ratio.sign()
 
     def regularizer(self, tokens: Tokens) -> Tensor:
-        return self._coefficients(tokens) * tokens.log_ratio.abs()
+        return limit(self._coefficients(tokens) * tokens.log_ratio.abs())
 
     def _coefficients(self, tokens: Tokens) -> Tensor:
         """Return the coefficient at the tokens that have the penalty, else 0."""

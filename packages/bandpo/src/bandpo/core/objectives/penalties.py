@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..batch import Tokens
+from ..batch import Tokens, limit, limit_weight
 from ..objectives._around import Wrapper
 from ..objectives.base import Objective, check_positive
 from ..objectives.clipped import Surrogate
@@ -38,11 +38,11 @@ class LogRatioPenalty(Wrapper):
         super().__post_init__()
 
     def bias(self, tokens: Tokens) -> Tensor:
-        bias = -2 * self.coefficient * tokens.log_ratio
+        bias = limit_weight(-2 * self.coefficient * tokens.log_ratio)
         inner_bias = self.objective.bias(tokens)
         return bias if inner_bias is None else bias + inner_bias
 
     def regularizer(self, tokens: Tokens) -> Tensor:
-        penalty = self.coefficient * tokens.log_ratio.square()
+        penalty = limit(self.coefficient * tokens.log_ratio.square())
         inner_penalty = self.objective.regularizer(tokens)
         return penalty if inner_penalty is None else penalty + inner_penalty

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from .. import _checks
-from ..batch import Tokens
+from ..batch import Tokens, limit, limit_weight
+from ..divergences import scaled_expm1
 from ..objectives._products import log_product
 from ..objectives.base import Objective, check_positive
 
@@ -49,11 +50,12 @@ class Quadratic(Objective):
     """
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return tokens.ratio * (1 - tokens.advantages.sign() * tokens.interval_used)
+        return limit_weight(tokens.ratio * (1 - tokens.advantages.sign() * tokens.interval_used))
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        change = torch.expm1(tokens.log_ratio_anchor)  # r − 1
-        return tokens.ratio - tokens.advantages.sign() * change * tokens.interval_used / 2
+        change = limit(torch.expm1(tokens.log_ratio_anchor))  # r − 1
+        penalty = limit(change * tokens.interval_used / 2)
+        return limit(tokens.ratio - tokens.advantages.sign() * penalty)
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,16 @@ class ProbabilityPenalty(Objective):
         check_positive(delta=self.delta)
 
     def weight(self, tokens: Tokens) -> Tensor:
-        return tokens.ratio * (1 - tokens.advantages.sign() * self._change(tokens) / self.delta)
+        return limit_weight(tokens.ratio * (1 - tokens.advantages.sign() * self._relative_change(tokens)))
 
     def surrogate(self, tokens: Tokens) -> Tensor:
-        penalty = torch.expm1(tokens.log_ratio_anchor) * self._change(tokens) / (2 * self.delta)
-        return tokens.ratio - tokens.advantages.sign() * penalty
+        change = limit(torch.expm1(tokens.log_ratio_anchor))  # r − 1
+        penalty = limit(change * self._relative_change(tokens) / 2)
+        return limit(tokens.ratio - tokens.advantages.sign() * penalty)
 
-    @staticmethod
-    def _change(tokens: Tokens) -> Tensor:
-        """Compute π − π_anchor of each token."""
-        return tokens.logp_anchor.exp() * torch.expm1(tokens.log_ratio_anchor)
+    def _relative_change(self, tokens: Tokens) -> Tensor:
+        """Compute (π − π_anchor)/delta of each token."""
+        return limit(scaled_expm1(tokens.logp_anchor, tokens.log_ratio_anchor) / self.delta)
 
 
 @dataclass(frozen=True)
