@@ -359,16 +359,6 @@ def test_sequences_without_a_counted_token():
     assert aggregate(values, mask, "dr_grpo", normalizer=2.0) == 1.5
 
 
-def test_a_second_derivative_is_refused():
-    """It would miss how the weight depends on the log-probability."""
-    logp, *rest = batch(0)
-    loss = policy_loss(logp.requires_grad_(), *rest).loss
-    for value, message in ((loss, "does not require grad"), (loss**2, "once_differentiable")):
-        (gradient,) = torch.autograd.grad(value, logp, create_graph=True)
-        with pytest.raises(RuntimeError, match=message):
-            gradient.sum().backward()
-
-
 def test_text_is_taken_wherever_an_object_is():
     tensors = batch(0)
     for text, rule in (("Band(KL(), 0.05)", Band(KL(), 0.05)), ("FixedClip(0.2)", FixedClip(0.2))):

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from ._derivatives import first_derivative_only
+from ._ranges import largest
 from .errors import InvalidValue
 from .sequences import part_sums
 
@@ -39,10 +40,8 @@ class _WithDerivative(torch.autograd.Function):
         return values.view_as(values)
 
     @staticmethod
-    @once_differentiable  # the derivative depends on x too, so a second derivative would be wrong
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's signature)
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor, None, None]:
+    @first_derivative_only("the policy loss")  # the derivative depends on x too
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         return grad_outputs[0] * ctx.saved_tensors[0], None, None
 
 
@@ -85,7 +84,7 @@ def loss_metrics(
     else:
         parts.append(part_sums(excess.mul_(batch.mask)))
         del excess
-        excess = torch.exp(batch.log_ratio).sub_(1)
+        excess = torch.exp(batch.log_ratio).clamp_(max=largest(batch.log_ratio.dtype)).sub_(1)
     parts.append(part_sums(excess.sub_(batch.log_ratio)))
     means = torch.stack(parts).flatten(1).sum(1) / batch.sequences.count_tokens
     _, negative_mean, dual_clip, excess_mean, approx_kl = means.unbind()

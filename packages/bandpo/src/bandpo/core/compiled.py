@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._derivatives import refuse_second_derivative
 from ._loss import LossOutputs
 from .batch import Batch
 from .methods import Method
@@ -65,6 +66,11 @@ def _mark_sizes(x: Any) -> None:
     """Tell torch.compile that the sizes of a tensor vary; do nothing for other values."""
     if isinstance(x, torch.Tensor) and not x.is_nested:
         torch._dynamo.maybe_mark_dynamic(x, list(range(x.dim())))  # pyright: ignore
+
+
+def _refuse_second_derivative(gradient: Tensor) -> None:
+    """Raise RuntimeError during a backward pass with ``create_graph=True``, whose graph the compiler would not have."""
+    refuse_second_derivative("the policy loss")
 
 
 def compile_loss(
@@ -139,7 +145,10 @@ def compile_loss(
         if state is not None:
             # The values of controllers are in the method now. Without their names, the graph has fewer guards.
             state = replace(state, controller_state=None)
-        return run(resolved, logp, logp_old, advantages, mask, state=state, **kwargs)
+        outputs = run(resolved, logp, logp_old, advantages, mask, state=state, **kwargs)
+        if outputs.loss.requires_grad and not torch.compiler.is_compiling():
+            outputs.loss.register_hook(_refuse_second_derivative)  # pyright: ignore[reportUnknownMemberType]
+        return outputs
 
     loss.__doc__ = f"Compute the loss of {chosen!r}; arguments are those of `bandpo.policy_loss`."
     return loss

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from . import _checks
+from ._derivatives import first_derivative_only
 from .errors import InvalidType, InvalidValue
 from .layout import offsets
 
@@ -555,10 +555,8 @@ class _LinearLogp(torch.autograd.Function):
         return logp, entropy, top if settings.top else None
 
     @staticmethod
-    @once_differentiable  # a second derivative would need the logits once more
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's signature)
-        ctx: Any, *gradients: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    @first_derivative_only("linear_logp")  # a second derivative would need the logits once more
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         settings: _Settings = ctx.settings
         hidden, weight, bias, ids, logsumexp, mean_logit = ctx.saved_tensors
         grad_logp, grad_entropy = (torch.zeros_like(logsumexp) if x is None else x for x in gradients[:2])

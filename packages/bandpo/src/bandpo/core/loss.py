@@ -67,11 +67,14 @@ def policy_loss(
         The loss, and metrics that are means over counted tokens (NaN without any; the loss is then 0). A token is
         *dropped* if its weight is 0 or negative: ``clip_high`` is the share of tokens that are dropped with A > 0,
         ``clip_low`` with A < 0 and r < 1, ``dual_clip`` with A < 0 and r > 1. ``ratio_mean`` is the mean of r, and
-        ``approx_kl`` that of ``r − 1 − log r`` with token ratios, an estimate of KL(π_old ‖ π) in nats.
+        ``approx_kl`` that of ``r − 1 − log r`` with token ratios, an estimate of KL(π_old ‖ π) in nats. Ratios are
+        limited to 2^104 = e^72.1 (e^693 in float64), so that sums over many tokens are finite.
 
     Raises:
         TypeError, ValueError: if a tensor is invalid (see `Batch.read`), a row holds several sequences, a text cannot
             be parsed, or a number of the method depends on something that ``state`` lacks.
+        RuntimeError: in a backward pass with ``create_graph=True``, as the loss has no second derivative. Within a
+            ``torch.compile`` of your own, there is no error, and the second derivative lacks terms.
 
     To give an anchor or entropies, or to use one batch for more than the loss, see `Batch` and `Method.loss`.
 

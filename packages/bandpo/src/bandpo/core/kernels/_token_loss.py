@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from .. import _checks
+from .._derivatives import first_derivative_only
 from .._loss import LossOutputs
 from ..aggregation import TRL_LOSS_TYPES, canonical_aggregation
 from ..batch import Batch
@@ -294,10 +294,8 @@ class _TokenLoss(torch.autograd.Function):
         return loss, outputs
 
     @staticmethod
-    @once_differentiable  # the derivative depends on logp too, so a second derivative would be wrong
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  (the decorator's signature)
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    @first_derivative_only("the policy loss")  # the derivative depends on logp too
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         kernels = _kernels()
         derivative, factors = ctx.saved_tensors
         grid = Grid.of(*derivative.shape)
