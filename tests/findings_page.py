@@ -1,8 +1,8 @@
-"""The table of findings in docs/rlvet/findings.md, which is made from their kinds.
+"""The tables of docs/rlvet/findings.md, which are made from the kinds of findings and from the checks.
 
     python tests/findings_page.py
 
-writes it anew.
+writes them anew.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 
 from rlvet.checks.catalogue import OF_LOGS, OF_RECORDS
 from rlvet.checks.findings import Kind
+from rlvet.checks.registry import ADVANTAGES, LOGS, TOKENS
 
 PAGE = Path(__file__).parents[1] / "docs/rlvet/findings.md"
 BEGIN, END = "<!-- findings: begin -->\n", "<!-- findings: end -->\n"
+NAMES_BEGIN, NAMES_END = "<!-- names: begin -->\n", "<!-- names: end -->\n"
 
 
 def table(kinds: Sequence[Kind]) -> list[str]:
@@ -41,11 +43,24 @@ def tables() -> str:
     return "\n".join([*lines, ""])
 
 
+def table_of_names() -> str:
+    """Return the table with the name of each check in the output, and its findings."""
+    lines = ["| name in the output | the check | its findings |", "|---|---|---|"]
+    first, *others = TOKENS.checks()
+    for check in (*LOGS.checks(), first, *ADVANTAGES.checks(), *others):
+        codes = ", ".join(f"`{kind}`" for kind in check.reports)
+        lines.append(f"| {check.name} | {check.explained} | {codes} |")
+    return "\n".join([*lines, ""])
+
+
 def page_with_tables() -> str:
     """Return the page with the tables as they should be."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{tables()}{END}{after}"
+    page = PAGE.read_text(encoding="utf-8")
+    for begin, text, end in ((NAMES_BEGIN, table_of_names(), NAMES_END), (BEGIN, tables(), END)):
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}{text}{end}{after}"
+    return page
 
 
 if __name__ == "__main__":

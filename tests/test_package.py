@@ -313,9 +313,16 @@ def test_logs_are_read_without_torch_and_numpy(path):
 
 
 def test_imports_of_imports_are_seen():
-    """A finding of recorded tokens computes with numpy, and the catalogue imports it."""
-    assert "numpy" not in {one.module for one in imports_of(FILES["rlvet.checks.catalogue"])}
-    assert "numpy" in imported_with("rlvet.checks.catalogue")
+    """The check of a record's numbers imports the first pass, which imports numpy."""
+    assert "numpy" not in {one.module for one in imports_of(FILES["rlvet.checks.tokens.numbers"])}
+    assert "numpy" in imported_with("rlvet.checks.tokens.numbers")
+
+
+def test_modules_that_are_not_of_records_are_imported_without_numpy():
+    """With what they import when they are imported, such as the checks that register themselves."""
+    names = [name for name in FILES if name.startswith("rlvet") and not name.startswith(OF_RECORDS)]
+    blocked = "import sys; sys.modules |= dict.fromkeys(('numpy', 'scipy', 'pyarrow', 'torch'))"
+    assert printed(f"{blocked}\nimport {', '.join(names)}\nprint(len(sys.modules) > 200)") == ["True"]
 
 
 def printed(code):

@@ -104,16 +104,6 @@ def engine_differs(c: Columns) -> bool:
     return bool(c["staleness"]) and fmean(c["staleness"]) > 4
 
 
-def has_spike(c: Columns) -> bool:
-    norms = c["grad_norm"]
-    above_zero = [norm for norm in norms if norm > 0] or [0.0]
-    for row in range(5, len(norms) - 5):
-        around = max(median(norms[row - 5 : row]), median(norms[row + 1 : row + 6]), median(above_zero) / 2)
-        if norms[row] > 16 * around > 0:
-            return True
-    return False
-
-
 def spikes_are_many(c: Columns) -> bool:
     norms = c["grad_norm"]
     above_zero = [norm for norm in norms if norm > 0] or [0.0]
@@ -213,6 +203,66 @@ def has_bad_numbers(c: Columns) -> bool:
     return any(row.get("not_finite") for row in c.rows)
 
 
+def weights_are_far(c: Columns) -> bool:
+    weights = c["importance_weight"]
+    return bool(weights) and (end(weights) > 1.4 or end(weights) < 0.7)
+
+
+def levels_jump_together(c: Columns) -> bool:
+    """Both halves are level, and reward and length change between them by ten times what they vary within each."""
+    jumps = []
+    for name in ("reward", "length"):
+        values = c[name]
+        if len(values) < 40:
+            return False
+        half = len(values) // 2
+        before, after = values[:half], values[half:]
+        within = max(max(before) - min(before), max(after) - min(after))
+        jumps.append(abs(fmean(after) - fmean(before)) > 10 * within)
+    return all(jumps)
+
+
+def _components(c: Columns) -> dict[str, list[float]]:
+    """Return the values of each component of the reward, in the rows that have a reward."""
+    names = {name for row in c.rows for name in row if re.search(r"(^|/)rewards?/[^/]+(/mean)?$", name)}
+    rows = [row for row in c.rows if "reward" in row]
+    return {name: [row[name] for row in rows if name in row] for name in names}
+
+
+def a_component_is_constant(c: Columns) -> bool:
+    components = _components(c)
+    constant = [len(values) >= 20 and len(set(values)) == 1 for values in components.values()]
+    varying = [len(set(values)) > 1 for values in components.values()]
+    return any(constant) and any(varying)
+
+
+def one_component_is_all(c: Columns) -> bool:
+    """One component is 1 in the whole later half, the others are nearly 0, and the reward is their sum."""
+    components = {name: second_half(values) for name, values in _components(c).items() if len(values) >= 20}
+    full = [values for values in components.values() if min(values) > 0.99 and max(values) <= 1]
+    rest = [values for values in components.values() if max(map(abs, values)) < 0.1]
+    return len(full) == 1 and len(rest) == len(components) - 1 >= 1 and fmean(second_half(c["reward"])) > 0.9
+
+
+def score_is_lost(c: Columns) -> bool:
+    """The score has fallen by half since its best third, while the reward rose in each of its thirds since."""
+    score, steps = c["evaluation"], c.steps("evaluation")
+    if len(score) < 9 or min(score) <= 0:
+        return False
+    third = len(score) // 3
+    best = max(range(len(score) - third), key=lambda row: fmean(score[row : row + third]))
+    level = min(score[best : best + third])
+    reward = [
+        value for step, value in zip(c.steps("reward"), c["reward"], strict=True) if step >= steps[best]
+    ]
+    if len(reward) < 12:
+        return False
+    part = len(reward) // 3
+    parts = [reward[:part], reward[part : 2 * part], reward[-part:]]
+    rises = max(parts[0]) < min(parts[1]) and max(parts[1]) < min(parts[2])
+    return rises and max(score[-third:]) < level / 2
+
+
 CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "the log holds numbers": has_bad_numbers,
     "weights move": weights_rest,
@@ -221,7 +271,6 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "the reference is the model that training began with": reference_is_another,
     "engine and trainer agree, as logged": engine_differs,
     "updates stay near the sampling policy": early_steps_are_large,
-    "gradient norms have no spikes": has_spike,
     "spikes of the gradient norm are few": spikes_are_many,
     "the clip keeps most of the gradient": clip_is_heavy,
     "the policy stays near the reference": far_from_reference,
@@ -234,8 +283,15 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "the last tenth of the run is like the rest": last_part_is_other,
     "the reward does not collapse": reward_is_lost,
     "the reward is not flat for half of the run": reward_is_constant,
+    "importance weights of sequences keep the gradient": weights_are_far,
+    "reward and length do not jump together": levels_jump_together,
+    "every component of the reward varies": a_component_is_constant,
+    "most of the reward comes from components that still change": one_component_is_all,
+    "the score on other prompts does not fall while the reward rises": score_is_lost,
 }
 """For each passed check, a function that returns True if the rows contradict it."""
+NO_CLAIM = {"the clip": "names the part of a run that is described, and claims nothing of it"}
+"""The reasons why a sentence of a passed check has no function in `CLAIMS`."""
 
 
 # --- What a headline "ok" claims ---

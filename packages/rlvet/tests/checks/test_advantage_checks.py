@@ -11,21 +11,27 @@ import pytest
 
 from rlvet.checks import recorded_advantages
 from rlvet.checks.advantage_checks import advantage_findings, advantage_notes
-from rlvet.checks.advantages.comparison import Comparison
-from rlvet.checks.advantages.comparison import check_advantages as check_comparison
+from rlvet.checks.advantages import comparison, masks, rewards, signal
 from rlvet.checks.advantages.formulas import estimators
-from rlvet.checks.advantages.masks import check_ends, check_groups, check_losses, check_prompts
-from rlvet.checks.advantages.rewards import check_rewards
-from rlvet.checks.advantages.signal import check_signal
-from rlvet.checks.recorded_advantages import NO_TOKEN, RecordedAdvantages
+from rlvet.checks.recorded_advantages import NO_TOKEN, RecordCase, RecordedAdvantages
 from rlvet.runs.record import LossBatch
 
 BATCHES, PROMPTS, GROUP = 4, 6, 5
 SEQUENCES = BATCHES * PROMPTS * GROUP
 
 
-def check_advantages(data):
-    return check_comparison(Comparison(data))
+def of_columns(check):
+    """Return a check as a function of the columns of a record."""
+    return lambda recorded, **options: check(RecordCase(recorded, **options))
+
+
+check_advantages = of_columns(comparison.check_advantages)
+check_ends = of_columns(masks.check_ends)
+check_groups = of_columns(masks.check_groups)
+check_losses = of_columns(masks.check_losses)
+check_prompts = of_columns(masks.check_prompts)
+check_rewards = of_columns(rewards.check_rewards)
+check_signal = of_columns(signal.check_signal)
 
 
 def recorded(seed: int = 0, **columns) -> RecordedAdvantages:

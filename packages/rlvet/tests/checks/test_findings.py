@@ -1,19 +1,25 @@
 """Every kind of finding is complete, and has a check, its row in the page, a test and a run of the bench."""
 
 import ast
+import importlib
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
 import findings_page
 from helpers.missing import require
+from helpers.printed_sentences import CLAIMS, NO_CLAIM
 from pages import ROOT
 from rlvet._severities import SEVERITIES
-from rlvet.checks import catalogue, log_kinds
 from rlvet.checks.catalogue import KINDS, OF_LOGS
-from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.findings import Finding
 from rlvet.checks.log.engine import STALE_WEIGHTS
 from rlvet.checks.log.reward import PLATEAU
+from rlvet.checks.registry import ADVANTAGES, LOGS, TOKENS, Check, Registry, in_order
 from rlvet.runs.quantities import EVALUATION, QUANTITIES
 from rlvet.runs.setup import SETTINGS
 
@@ -47,33 +53,89 @@ def texts_of(path):
 
 
 CODES = [kind.code for kind in KINDS]
-CATALOGUE = {
-    name: value for name, value in (vars(catalogue) | vars(log_kinds)).items() if isinstance(value, Kind)
-}
-"""The kinds of the catalogue by the names of their constants."""
-
-
-def test_each_kind_is_in_the_catalogue():
-    listed = [name for name, value in CATALOGUE.items() if value in KINDS]
-    for path in DOCTOR:
-        require(
-            [name for name in defined_kinds(path) if name not in listed],
-            "packages/rlvet/src/rlvet/checks/log_kinds.py, or catalogue.py beside it for a check of a record,",
-            lambda name: f"    {name},",
-            "OF_LOGS or OF_RECORDS",
-        )
-    assert len({kind.code for kind in KINDS}) == len(KINDS)
+CHECKS = (*LOGS.checks(), *ADVANTAGES.checks(), *TOKENS.checks())
 
 
 def test_each_kind_is_reported_by_a_check():
-    """A check names it in a call of `Finding.failed`, or builds a fault with it that it reports."""
-    used = set()
-    for path in DOCTOR:
-        for function in ast.walk(parse(path)):
-            if isinstance(function, ast.FunctionDef):
-                used |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-    names = {value: name for name, value in CATALOGUE.items()}
-    assert {kind.code for kind in KINDS if names[kind] not in used} == set()
+    """A kind that no check names in ``reports`` has no row on the page, and no finding may have it."""
+    defined = {(path, name) for path in DOCTOR for name in defined_kinds(path)}
+    codes = [kind.code for kind in KINDS]
+    assert len(set(codes)) == len(codes)
+    for path, name in sorted(defined):
+        value = getattr(importlib.import_module(module_of(path)), name)
+        require(
+            [] if value in KINDS else [name],
+            path.relative_to(ROOT).as_posix(),
+            lambda name: f"    reports=({name},),",
+            "the decorator of the check",
+        )
+
+
+def module_of(path):
+    """Return the dotted name of a file of rlvet."""
+    return ".".join(path.relative_to(ROOT / "packages/rlvet/src").with_suffix("").parts)
+
+
+def test_each_check_reports_what_it_names():
+    """A check's file, or one that it imports from, uses each of its kinds."""
+    for check in CHECKS:
+        path = ROOT / "packages/rlvet/src" / f"{check.function.__module__.replace('.', '/')}.py"
+        names = {node.id for node in ast.walk(parse(path)) if isinstance(node, ast.Name)}
+        module = importlib.import_module(check.function.__module__)
+        used = [getattr(module, name) for name in names if hasattr(module, name)]
+        assert [kind.code for kind in check.reports if kind not in used] == [], check.name
+
+
+def test_the_names_of_checks_are_words_and_each_is_one():
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    assert all(" " in name for name in names)
+    assert all(check.tested and check.explained and check.reports for check in CHECKS)
+
+
+def test_a_check_without_a_place_is_refused():
+    def of(name, after):
+        return Check(name, after, "tested", "explained", (), lambda case: None)
+
+    chain = [of("a b", ""), of("b c", "a b"), of("c d", "b c")]
+    assert [check.name for check in in_order(chain[::-1])] == ["a b", "b c", "c d"]
+    new = [of("z z", "a b"), of("y y", "a b")]
+    assert [check.name for check in in_order([*chain, *new])] == ["a b", "y y", "z z", "b c", "c d"]
+    with pytest.raises(LookupError, match="no check has this name: 'd e' after 'x y'"):
+        in_order([*chain, of("d e", "x y")])
+    with pytest.raises(LookupError, match="after 'd e'"):
+        in_order([*chain, of("d e", "d e")])
+
+
+def test_a_check_cannot_report_what_it_does_not_name():
+    examined = LOGS.checks()[0]
+
+    def reports_another(case):
+        return Finding("ok", True, "").failed(PLATEAU, "a cause")
+
+    registry = Registry("rlvet.checks.log")
+    complete = registry.check("a b", after="", tested="c", explained="d", reports=tuple(examined.reports))
+    with pytest.raises(AssertionError, match="'a b' reports plateau: add it to its reports"):
+        complete(reports_another)(None)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_the_claim_of_a_passed_check_is_tested(check):
+    """Each sentence of a passed check of a log is compared with the rows, or there is a reason why it cannot be."""
+    if check not in LOGS.checks() or check.tested in NO_CLAIM:
+        return
+    require(
+        [] if check.tested in CLAIMS else [check.tested],
+        "tests/helpers/printed_sentences.py",
+        lambda tested: f'    "{tested}": FUNCTION_THAT_RETURNS_TRUE_IF_THE_ROWS_CONTRADICT_IT,',
+        "CLAIMS, or with a reason to NO_CLAIM",
+    )
+
+
+def test_claims_are_those_of_checks():
+    tested = {check.tested for check in LOGS.checks()}
+    assert CLAIMS.keys() | NO_CLAIM.keys() == tested
+    assert not CLAIMS.keys() & NO_CLAIM.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -93,20 +155,18 @@ def test_the_tables_of_the_page_are_those_of_the_kinds():
 
 
 @pytest.mark.parametrize("path", DOCTOR, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_each_check_is_called(path, names_used):
-    functions = [node.name for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef)]
+def test_each_check_is_registered(path):
+    functions = [node for node in parse(path).body if isinstance(node, ast.FunctionDef)]
     require(
-        [name for name in functions if re.match("_?check_", name) and name not in names_used],
-        "packages/rlvet/src/rlvet/checks/log_checks.py, or token_checks.py or advantage_checks.py beside it,",
-        lambda name: f"        {name}(course, setup),",
-        "the list of log_findings, token_findings or findings_and_notes",
+        [one.name for one in functions if one.name.startswith("check_") and not one.decorator_list],
+        path.relative_to(ROOT).as_posix(),
+        lambda name: (
+            '@LOGS.check(\n    "NAME IN THE OUTPUT",\n    after="NAME OF THE CHECK BEFORE IT",\n'
+            '    tested="PROPERTY",\n'
+            '    explained="ROW OF THE PAGE",\n    reports=(KIND,),\n)'
+        ),
+        "the line before the function",
     )
-
-
-@pytest.fixture(scope="module")
-def names_used():
-    """Return the names that the files of the checks use."""
-    return {node.id for path in DOCTOR for node in ast.walk(parse(path)) if isinstance(node, ast.Name)}
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +241,56 @@ def test_a_finding_and_its_json_have_what_the_kind_has():
     assert (finding.kind, finding.advice, finding.or_else) == (PLATEAU, PLATEAU.remedy, ("stale",))
     assert finding.as_json()["advice"] == PLATEAU.remedy
     assert "kind" not in finding.as_json()
+
+
+NEW_CHECK = """
+from rlvet.checks.course import Case
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.results import passed_check, undecided_check
+from rlvet.checks.registry import LOGS
+
+SLOW = Kind("slow", "look", "steps take long", "a step takes an hour", "use more GPUs", ("step_time",), "an example")
+
+
+@LOGS.check(
+    "time of a step",
+    after="whether weights move",
+    tested="steps take less than an hour",
+    explained="steps take less than an hour",
+    reports=(SLOW,),
+)
+def check_time(case: Case) -> Finding:
+    times = case.course.series("step_time")
+    if not times.values:
+        return undecided_check("log the time of a step")
+    finding = passed_check(times, max(times.values), "longest step (seconds)")
+    return finding.failed(SLOW, "a step took an hour") if max(times.values) >= 3600 else finding
+"""
+USED = """
+import findings_page
+from rlvet.checks.log_checks import log_findings
+from rlvet.checks.catalogue import OF_LOGS
+
+findings = log_findings([{"step": step, "reward": 0.5, "step_time": 4000.0} for step in range(20)])
+print([finding.subject for finding in findings].index("time of a step"))
+print(*[finding.code for finding in findings if finding.cause])
+print([kind.code for kind in OF_LOGS].index("slow"))
+print(*[line for line in findings_page.page_with_tables().splitlines() if "slow" in line], sep="\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_new_finding_is_one_file(tmp_path):
+    """It has its place, its finding, and its rows on the page, and no list names it."""
+    source = shutil.copytree(ROOT / "packages/rlvet/src/rlvet", tmp_path / "rlvet")
+    (source / "checks/log/time.py").write_text(NEW_CHECK)
+    paths = os.pathsep.join(map(str, (tmp_path, ROOT / "tests")))
+    run = subprocess.run(
+        [sys.executable, "-c", USED], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert run.returncode == 0, run.stderr
+    place, codes, kind, *rows = run.stdout.splitlines()
+    assert (place, kind) == ("2", "2")
+    assert "slow" in codes.split()
+    assert rows[0].startswith("| `slow`, look | steps take long | a step takes an hour | `step_time` |")
+    assert rows[1:] == ["| time of a step | steps take less than an hour | `slow` |"]

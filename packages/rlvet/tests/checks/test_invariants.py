@@ -11,6 +11,7 @@ import random
 import sys
 import types
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from helpers.printed_sentences import violations
 from helpers.random_logs import FRAMEWORK_KEYS, as_logged, canonical, random_rows, restricted, shuffled
 from pages import ROOT
-from rlvet.checks import log_checks
+from rlvet.checks import registry
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log import clip, distance, reward, signal
 from rlvet.checks.log import length as length_of_answers
@@ -38,14 +39,14 @@ LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.n
 NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
 
 
-def diagnose_rows(rows, check=log_findings):
+def diagnose_rows(rows):
     log = Log.of(rows)
-    return Diagnosis(check(log.rows), rows=log.rows, log=log)
+    return Diagnosis(log_findings(log.rows), rows=log.rows, log=log)
 
 
-def false_sentences(rows, check=log_findings):
+def false_sentences(rows):
     """Return the printed sentences on a log that its rows contradict."""
-    diagnosis = diagnose_rows(rows, check)
+    diagnosis = diagnose_rows(rows)
     return violations(diagnosis.as_text(verbose=True), named_rows(canonical(rows)))
 
 
@@ -326,7 +327,7 @@ MUTATIONS = {
     ),
     "clip, relative to the first steps": (
         clip,
-        "return finding if share <= MOST else undecided_check(tested)\n    change",
+        "return finding if share <= MOST else undecided_check()\n    change",
         "return finding\n    if share <= 10 * shares.first:\n        return finding\n    change",
     ),
     "groups without signal, relative to the first": (
@@ -336,7 +337,7 @@ MUTATIONS = {
     ),
     "length, not compared with the reward": (
         length_of_answers,
-        "return finding if growth < LONGER or ends_higher(reward) else undecided_check(tested)",
+        "return finding if growth < LONGER or ends_higher(reward) else undecided_check()",
         "return finding",
     ),
     "constant rewards pass": (
@@ -348,23 +349,24 @@ MUTATIONS = {
 """For each mutation, its module, and the text in it before and after."""
 
 
-def mutated_findings(module, old, new):
-    """Return `log_findings` with one text of a module replaced."""
+@contextmanager
+def mutated(module, old, new):
+    """Replace one text of a module of checks, whose checks register themselves anew."""
     source = Path(module.__file__).read_text(encoding="utf-8")
     assert source.count(old) == 1, "the check was rewritten: write its mutation anew"
+    originals = registry.LOGS.checks()
     mutant = types.ModuleType(module.__name__)
     exec(compile(source.replace(old, new), module.__file__, "exec"), mutant.__dict__)
-    checks = types.ModuleType(log_checks.__name__)
-    text = Path(log_checks.__file__).read_text(encoding="utf-8")
-    exec(compile(text, log_checks.__file__, "exec"), checks.__dict__)
-    for name, value in vars(mutant).items():
-        if name.startswith("check_") and name in vars(checks):
-            setattr(checks, name, value)
-    return checks.log_findings
+    assert registry.LOGS.checks() != originals
+    try:
+        yield
+    finally:
+        for check in originals:
+            registry.LOGS.add(check)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_check_of_a_level_that_becomes_one_of_a_change_is_found(name):
-    findings_of = mutated_findings(*MUTATIONS[name])
-    assert any(false_sentences(random_rows(seed, (12, 46, 60)), findings_of) for seed in range(1500))
+    with mutated(*MUTATIONS[name]):
+        assert any(false_sentences(random_rows(seed, (12, 46, 60))) for seed in range(1500))

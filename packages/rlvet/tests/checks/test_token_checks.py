@@ -12,8 +12,9 @@ from rlvet.checks import first_pass as first_pass_module
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.first_pass import AdvantageSlopes, FirstPass
 from rlvet.checks.log.engine import STALE_WEIGHTS, WEIGHT_SYNC
-from rlvet.checks.token_checks import check_numbers, token_findings
+from rlvet.checks.token_checks import token_findings
 from rlvet.checks.tokens.engine import check_engine
+from rlvet.checks.tokens.numbers import check_numbers
 from rlvet.checks.tokens.ratio import check_ratio
 from rlvet.checks.tokens.surprisal import check_surprisal
 from rlvet.checks.tokens.updates import check_updates

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from rlvet.checks.advantages.comparison import Comparison, check_advantages
-from rlvet.checks.advantages.masks import check_ends, check_groups, check_losses, check_prompts
-from rlvet.checks.advantages.rewards import check_rewards
-from rlvet.checks.advantages.signal import check_signal
+from rlvet.checks.advantages.comparison import Comparison, compare_advantages
 from rlvet.checks.findings import Finding
-from rlvet.checks.recorded_advantages import RecordedAdvantages
+from rlvet.checks.recorded_advantages import RecordCase, RecordedAdvantages
+from rlvet.checks.registry import ADVANTAGES
 
 
 def advantage_findings(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> list[Finding]:
@@ -33,18 +31,10 @@ def findings_and_notes(
         recorded: Rewards, advantages and masks of the sequences.
         whole_groups: True if `recorded` has all answers to each prompt.
     """
-    comparison = Comparison(recorded, whole_groups)
-    findings = [
-        ("missing answers of a group", check_groups(recorded, whole_groups=whole_groups)),
-        ("losses without a token", check_losses(recorded)),
-        ("end tokens in the mask", check_ends(recorded)),
-        ("prompts in the mask", check_prompts(recorded)),
-        ("advantages that are 0", check_signal(recorded)),
-        ("formula of the advantages", check_advantages(comparison)),
-        ("noise of the rewards", check_rewards(recorded)),
-    ]
-    notes = [comparison.note] if comparison.note else []
-    return [finding._replace(subject=subject) for subject, finding in findings], notes
+    case = RecordCase(recorded, whole_groups=whole_groups)
+    findings = [case.of(check.function) for check in ADVANTAGES.checks()]
+    note = case.of(compare_advantages).note
+    return findings, [note] if note else []
 
 
 def advantage_notes(recorded: RecordedAdvantages) -> list[str]:

@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, groupby, pairwise
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from rlvet.runs.quantities import Row
+from rlvet.runs.setup import Setup
+
+if TYPE_CHECKING:
+    from rlvet.checks.findings import Finding
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,40 @@ class Course:
                 rows = [row for row in self.rows if name in row]
             self._series[name] = Series([row["step"] for row in rows], [row[name] for row in rows])
         return self._series[name]
+
+
+class Examination:
+    """What is examined, with what was concluded from it."""
+
+    def __init__(self) -> None:
+        self._conclusions: dict[Callable[..., Any], Any] = {}
+
+    def of(self, function: Callable[[Self], Result]) -> Result:
+        """Return what a check or another function concludes from this. It is called once.
+
+        >>> case = Case(Course([{"step": 1, "reward": 0.5}]), Setup())
+        >>> case.of(lambda case: len(case.course.rows))
+        1
+        """
+        if function not in self._conclusions:
+            self._conclusions[function] = function(self)
+        return self._conclusions[function]
+
+
+class Case(Examination):
+    """A run under examination: its metrics and settings, and what was concluded from them.
+
+    Args:
+        course: The metrics.
+        setup: The framework, method and settings, as far as they are known.
+    """
+
+    def __init__(self, course: Course, setup: Setup):
+        super().__init__()
+        self.course = course
+        self.setup = setup
+        self.findings: list[Finding] = []
+        """The results of the checks before the one that is running."""
 
 
 def rows_of_each_layout(rows: Sequence[Row]) -> list[Row]:

@@ -468,10 +468,10 @@ def _findings_in_order(first_pass: FirstPass, advantage_findings: Sequence[Findi
         first_pass: The tokens of every sequence when it was first recorded.
         advantage_findings: The findings on advantages, rewards and masks.
     """
-    from rlvet.checks.advantages.masks import ENDS, PROMPTS
+    from rlvet.checks.advantages.masks import END_TOKENS, PROMPTS
     from rlvet.checks.token_checks import token_findings
 
-    mask_findings = [finding for finding in advantage_findings if finding.tested in (ENDS, PROMPTS)]
+    mask_findings = [finding for finding in advantage_findings if finding.subject in (END_TOKENS, PROMPTS)]
     counts_drawn_tokens = all(finding.ok is not False for finding in mask_findings)
     findings = token_findings(first_pass, counts_drawn_tokens=counts_drawn_tokens)
     numbers, *probability_findings, updates = findings

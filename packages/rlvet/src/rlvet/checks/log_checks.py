@@ -6,35 +6,16 @@ The checks are in the files of `rlvet.checks.log`. Their thresholds were chosen 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from rlvet._numbers import format_number
-from rlvet.checks.course import Course, Series
+from rlvet.checks.course import Case, Course
 from rlvet.checks.findings import Finding
-from rlvet.checks.log.clip import check_clip, check_clip_share
-from rlvet.checks.log.components import check_components
-from rlvet.checks.log.data import check_data
-from rlvet.checks.log.distance import check_divergence, check_reference, check_step_size
-from rlvet.checks.log.engine import engine_findings
-from rlvet.checks.log.entropy import ENTROPY_COLLAPSE, check_entropy
-from rlvet.checks.log.evaluation import check_evaluation
-from rlvet.checks.log.gradient import check_gradient_spikes
-from rlvet.checks.log.last_tenth import check_last_tenth
-from rlvet.checks.log.length import LENGTH_COLLAPSE, check_length, check_short_answers, check_truncation
-from rlvet.checks.log.movement import check_movement, check_small_steps
-from rlvet.checks.log.numbers import check_numbers
-from rlvet.checks.log.results import undecided_check
-from rlvet.checks.log.reward import (
-    COLLAPSE,
-    REWARD_FLAT,
-    check_constant_reward,
-    check_fall,
-    check_plateau,
-    find_flat_part,
-    is_solved,
-)
-from rlvet.checks.log.signal import NO_SIGNAL, check_baseline, check_signal
+from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
+from rlvet.checks.log.length import LENGTH_COLLAPSE
+from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
+from rlvet.checks.log.signal import NO_SIGNAL
+from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
 
@@ -50,82 +31,11 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
         The result of each check, passed or failed. Checks for a cause come before those for its effects, and the checks
         for a plateau of the reward and for the clip come last.
     """
-    setup = setup or Setup()
-    course = Course(rows)
-
-    # The course of the reward, on which the other checks depend.
-    constant_reward = check_constant_reward(course)
-    fall = check_fall(course, constant_reward)
-    fell = fall.ok is False
-    flat = find_flat_part(course)
-    solved = is_solved(course)
-    changed_data = check_data(course)
-
-    reference = check_reference(course, setup)
-    agreement, weights = engine_findings(course, setup)
-    constant_component, largest_component = check_components(course)
-    findings = [
-        ("values that are no numbers", check_numbers(course)),
-        ("whether weights move", check_movement(course)),
-        ("the reference of the KL term", reference),
-        ("agreement of the engine with the trainer", agreement),
-        ("importance weights of sequences", weights),
-        ("size of the first updates", check_step_size(course)),
-        ("spikes of the gradient norm", check_gradient_spikes(course, fell=fell)),
-        ("share of clipped tokens", check_clip_share(course, setup)),
-        ("KL to the reference", check_divergence(course, reference_is_wrong=reference.ok is False)),
-        ("baseline of the advantages", check_baseline(course, setup)),
-        ("answers cut off", check_truncation(course, setup)),
-        ("a reward that never changes", constant_reward),
-        ("groups with equal rewards", check_signal(course, setup, solved=solved)),
-        ("a change of the prompts", changed_data),
-        ("reward components that never change", constant_component),
-        ("reward components that outweigh the others", largest_component),
-        ("longer answers", check_length(course)),
-        ("shorter answers", check_short_answers(course)),
-        ("entropy of the policy", _check_entropy_before(changed_data, course, flat, solved=solved)),
-        ("a score on other prompts", check_evaluation(course)),
-        ("whether the policy moves", check_small_steps(course)),
-        ("a fall of the reward", fall),
-    ]
-    findings = _with_lost_signal_last([finding._replace(subject=subject) for subject, finding in findings])
-    findings = _with_fall_before_floor(findings)
-    kinds = {finding.kind for finding in findings if finding.kind}
-    findings.append(check_last_tenth(course, kinds)._replace(subject="the last tenth of the run"))
-    plateau = check_plateau(course, flat, fall=fall, solved=solved)
-    findings.append(plateau._replace(subject="a plateau of the reward"))
-    if any(finding.ok is False for finding in findings):
-        clip = undecided_check("the clip", "judged only in a run without a fault")
-    else:
-        clip = check_clip(course, setup.updates)
-    findings.append(clip._replace(subject="the effect of the clip"))
+    case = Case(Course(rows), setup or Setup())
+    for check in LOGS.checks():
+        case.findings.append(case.of(check.function))
+    findings = _with_fall_before_floor(_with_lost_signal_last(case.findings))
     return [_with_cost(finding, rows) for finding in _with_full_advice(findings, rows)]
-
-
-def _check_entropy_before(
-    changed_data: Finding, course: Course, flat: tuple[Series, int] | None, *, solved: bool
-) -> Finding:
-    """Check the entropy, up to a change of the prompts in the later half of the run.
-
-    Rewards before and after such a change are of different tasks. Whether the reward rose while the entropy fell is
-    only known before it.
-
-    Args:
-        changed_data: The finding about a change of the prompts.
-        course: The metrics of the run.
-        flat: The flat part of the reward, see `find_flat_part`.
-        solved: True if the prompts are solved.
-    """
-    if changed_data.onset is not None:
-        before = [row for row in course.rows if row["step"] < changed_data.onset]
-        if len(before) >= len(course.rows) / 2:
-            course = Course(before)
-            flat = find_flat_part(course)
-    flat_since = -math.inf
-    if flat is not None:
-        reward, turn = flat
-        flat_since = reward.steps[turn]
-    return check_entropy(course, flat_since, solved=solved)
 
 
 CAUSES_OF_LOST_SIGNAL = (LENGTH_COLLAPSE, ENTROPY_COLLAPSE)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlvet.checks.course import Examination
 from rlvet.runs.record import LossBatch
 from rlvet.runs.record_format import FILE_NAME
 
@@ -107,6 +108,20 @@ class RecordedAdvantages:
             sequences: True for the sequences to return, (sequences,).
         """
         return RecordedAdvantages(**{name: getattr(self, name)[sequences] for name in SEQUENCE_COLUMNS})
+
+
+class RecordCase(Examination):
+    """The advantages, rewards and masks of a record under examination, and what was concluded from them.
+
+    Args:
+        recorded: Rewards, advantages and masks of the sequences.
+        whole_groups: True if `recorded` has all answers to each prompt.
+    """
+
+    def __init__(self, recorded: RecordedAdvantages, *, whole_groups: bool = True):
+        super().__init__()
+        self.recorded = recorded
+        self.whole_groups = whole_groups
 
 
 SEQUENCE_COLUMNS = (

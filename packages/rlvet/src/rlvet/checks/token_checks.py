@@ -19,13 +19,16 @@ from rlvet.checks.advantages.masks import MASK
 from rlvet.checks.findings import Finding
 from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.log.engine import ENGINE_MISMATCH
-from rlvet.checks.log.numbers import NOT_A_NUMBER
+from rlvet.checks.registry import TOKENS
 from rlvet.checks.tokens.engine import check_engine
+from rlvet.checks.tokens.numbers import check_numbers
 from rlvet.checks.tokens.ratio import check_ratio
 from rlvet.checks.tokens.sampling import TOP_P
-from rlvet.checks.tokens.surprisal import check_surprisal
 from rlvet.checks.tokens.trend import LATE_Z_LIMIT, MODERATE_KL, mean_or_zero, untested
 from rlvet.checks.tokens.updates import check_updates
+
+ALWAYS_JUDGED = (check_numbers, check_updates)
+"""The checks that are made whatever another one found."""
 
 
 def token_findings(first_pass: FirstPass, *, counts_drawn_tokens: bool = True) -> list[Finding]:
@@ -42,24 +45,27 @@ def token_findings(first_pass: FirstPass, *, counts_drawn_tokens: bool = True) -
     Returns:
         One finding per check.
     """
-    findings = [check_numbers(first_pass)._replace(subject="impossible values of tokens")]
-    checks = (
-        ("the ratio before the first update", check_ratio),
-        ("probabilities of the engine", check_engine),
-        ("the distribution of the sampler", check_surprisal),
-    )
-    for subject, check in checks:
-        finding = check(first_pass)
+    findings: list[Finding] = []
+    has_failed = False
+    for check in TOKENS.checks():
+        is_of_probabilities = check.function not in ALWAYS_JUDGED
+        if is_of_probabilities and has_failed:
+            continue
+        finding = check.function(first_pass)
         # Tokens that were not sampled are no evidence of the engine or the sampler.
-        concerns_sampler = check is not check_ratio and finding.ok is False and finding.code != MASK.code
-        if concerns_sampler and not counts_drawn_tokens:
+        concerns_sampler = (
+            is_of_probabilities and check.function is not check_ratio and finding.code != MASK.code
+        )
+        if concerns_sampler and finding.ok is False and not counts_drawn_tokens:
             finding = untested(finding, "correct the mask first")
-        if check is check_engine and finding.ok is False and _is_effect_of_sampling(first_pass, finding):
+        if (
+            check.function is check_engine
+            and finding.ok is False
+            and _is_effect_of_sampling(first_pass, finding)
+        ):
             finding = untested(finding)
-        findings.append(finding._replace(subject=subject))
-        if finding.ok is False:
-            break
-    findings.append(check_updates(first_pass)._replace(subject="movement by updates"))
+        has_failed = has_failed or (is_of_probabilities and finding.ok is False)
+        findings.append(finding)
     return findings
 
 
@@ -81,15 +87,3 @@ def _is_effect_of_sampling(first_pass: FirstPass, finding: Finding) -> bool:
     # Sampling from a part of the vocabulary gives more probable tokens, never less probable ones.
     is_possible = finding.code != TOP_P.code or mean > 0
     return is_possible and abs(z) > LATE_Z_LIMIT and abs(mean) > 10 * distance
-
-
-def check_numbers(first_pass: FirstPass) -> Finding:
-    """Check that no sequence has NaN, an infinite value or a log-probability above 0."""
-    bad = first_pass.bad_sequences
-    count = bad + len(first_pass.batch)
-    measure = "share of sequences with values that cannot be"
-    passed = Finding("ok", True, "values are numbers", bad / max(1, count), None, count, measure=measure)
-    if not bad:
-        return passed
-    cause = f"{bad} of {count} sequences hold NaN, an infinite value or a log-probability above 0"
-    return passed.failed(NOT_A_NUMBER, cause)

@@ -26,7 +26,7 @@ from typing import Any
 
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Course, Series, end_means, noise_of_differences
-from rlvet.checks.log_kinds import OF_LOGS
+from rlvet.checks.registry import LOGS
 from rlvet.errors import InvalidValue
 from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row
 
@@ -111,7 +111,7 @@ def metric_order() -> list[str]:
     True
     """
     names: dict[str, None] = {}
-    for kind in OF_LOGS:
+    for kind in LOGS.kinds():
         names.update(dict.fromkeys(kind.evidence))
     names.update(dict.fromkeys(QUANTITIES))
     known = [name for name in names if name in QUANTITIES and name not in (*RESULTS, *SPEED)]

@@ -31,7 +31,8 @@ from rlvet.checks.advantages.statistics import (
 )
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.signal import NO_SIGNAL
-from rlvet.checks.recorded_advantages import Flags, Floats, Integers, RecordedAdvantages
+from rlvet.checks.recorded_advantages import Flags, Floats, Integers, RecordCase, RecordedAdvantages
+from rlvet.checks.registry import ADVANTAGES as CHECKS
 
 ADVANTAGES = Kind(
     code="advantages",
@@ -707,21 +708,29 @@ def _line_residuals(x: Floats, y: Floats, group: Integers) -> tuple[float, float
     return residual, means
 
 
-def check_advantages(comparison: Comparison) -> Finding:
-    """Check that advantages are those of a known estimator, or at least follow the reward.
+def compare_advantages(case: RecordCase) -> Comparison:
+    """Return the recorded advantages, beside those of each estimator."""
+    return Comparison(case.recorded, case.whole_groups)
 
-    Args:
-        comparison: The recorded advantages, beside those of each estimator.
-    """
-    tested = "advantages follow from reward and group"
+
+@CHECKS.check(
+    "formula of the advantages",
+    after="advantages that are 0",
+    tested="advantages follow from reward and group",
+    explained="in a record, they follow from reward and group",
+    reports=(REWARD_SIGN, ADVANTAGES, GROUPING, NO_SIGNAL),
+)
+def check_advantages(case: RecordCase) -> Finding:
+    """Check that advantages are those of a known estimator, or at least follow the reward."""
+    comparison = case.of(compare_advantages)
     if comparison.missing:
-        return Finding("ok", None, tested, advice=comparison.missing)
+        return Finding("ok", None, "", advice=comparison.missing)
     count = int(comparison.has_advantage.sum())
     figure = comparison.correlation if comparison.is_per_token else comparison.best[3]
     measure = "share of advantages that are those of the nearest estimator"
     if comparison.is_per_token:
         measure = "correlation of reward and advantage"
-    passed = Finding("ok", True, tested, figure, None, count, measure=measure)
+    passed = Finding("ok", True, "", figure, None, count, measure=measure)
     departure = comparison.departure
     if departure is None:
         return passed

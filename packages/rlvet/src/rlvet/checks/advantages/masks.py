@@ -7,7 +7,8 @@ import numpy as np
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.advantages.statistics import FEWEST_CORRELATED, MAJORITY, NEARLY_ALL, distinct_index
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.recorded_advantages import NO_TOKEN, RecordedAdvantages
+from rlvet.checks.recorded_advantages import NO_TOKEN, RecordCase, RecordedAdvantages
+from rlvet.checks.registry import ADVANTAGES
 
 NEARLY_EVERY = 0.8
 """Share of batches above which something counts as regular."""
@@ -33,17 +34,19 @@ MICRO_BATCH_LOST = Kind(
 )
 
 
-def check_groups(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> Finding:
-    """Check that no micro-batch is left out of the updates on a batch, such as a last one that is smaller.
-
-    Args:
-        recorded: Rewards, advantages and masks of the sequences.
-        whole_groups: True if `recorded` has all answers to each prompt. If not, the check cannot run.
-    """
-    tested = "every group has all of its answers (share that has)"
+@ADVANTAGES.check(
+    "missing answers of a group",
+    after="",
+    tested="every group has all of its answers (share that has)",
+    explained="in a record, every group has all of its answers",
+    reports=(MICRO_BATCH_LOST,),
+)
+def check_groups(case: RecordCase) -> Finding:
+    """Check that no micro-batch is left out of the updates on a batch, such as a last one that is smaller."""
+    recorded = case.recorded
     has_group = ~np.isnan(recorded.group)
-    if not has_group.any() or not whole_groups:
-        return Finding("ok", None, tested, advice="record group=")
+    if not has_group.any() or not case.whole_groups:
+        return Finding("ok", None, "", advice="record group=")
     data = recorded.select(has_group)
     batch = distinct_index(data.batch, data.process)
     group = distinct_index(batch, data.group)
@@ -55,7 +58,7 @@ def check_groups(recorded: RecordedAdvantages, *, whole_groups: bool = True) -> 
     smaller_sizes = sizes[sizes < group_size]
     complete_share = float((sizes >= group_size).mean())
     measure = "share of groups with all of their answers"
-    passed = Finding("ok", True, tested, complete_share, None, len(sizes), measure=measure)
+    passed = Finding("ok", True, "", complete_share, None, len(sizes), measure=measure)
     incomplete_groups = np.bincount(batch_of_group, weights=sizes < group_size)
     groups_per_batch = float(np.bincount(batch_of_group).mean())
     if len(incomplete_groups) < FEWEST_BATCHES or not len(smaller_sizes) or groups_per_batch < FEWEST_BATCHES:
@@ -93,12 +96,19 @@ MASK = Kind(
 )
 
 
-def check_losses(recorded: RecordedAdvantages) -> Finding:
+@ADVANTAGES.check(
+    "losses without a token",
+    after="missing answers of a group",
+    tested="every loss counts a token (share that does not)",
+    explained="in a record, every loss counts a token",
+    reports=(MASK,),
+)
+def check_losses(case: RecordCase) -> Finding:
     """Check that the mask of every loss counts at least one token."""
-    tested = "every loss counts a token (share that does not)"
+    recorded = case.recorded
     share = recorded.empty_losses / max(1, recorded.losses)
     measure = "share of losses that count no token"
-    passed = Finding("ok", True, tested, share, None, recorded.losses, measure=measure)
+    passed = Finding("ok", True, "", share, None, recorded.losses, measure=measure)
     if not recorded.empty_losses:
         return passed
     cause = (
@@ -108,28 +118,36 @@ def check_losses(recorded: RecordedAdvantages) -> Finding:
     return passed.failed(MASK, cause, severity=severity, onset=recorded.first_empty_step)
 
 
-ENDS = "the end token counts (share of finished answers that end with one)"
-"""The property that `check_ends` checks."""
-
 COMMON_ENDS = 3
 """Number of the most frequent last tokens of answers. If most answers end with these, they are end tokens, or the ends
 of stop strings."""
 
 
-def check_ends(recorded: RecordedAdvantages) -> Finding:
+END_TOKENS = "end tokens in the mask"
+PROMPTS = "prompts in the mask"
+
+
+@ADVANTAGES.check(
+    END_TOKENS,
+    after="losses without a token",
+    tested="the end token counts (share of finished answers that end with one)",
+    explained="in a record, the end token counts",
+    reports=(MASK,),
+)
+def check_ends(case: RecordCase) -> Finding:
     """Check that the mask counts the end token of answers that were not cut off.
 
     An end token occurs almost only at the end of answers. If the mask leaves it out, the last counted token is one that
     also occurs within answers.
     """
-    tested = ENDS
+    recorded = case.recorded
     finished = (recorded.truncated == 0) & (recorded.last_token != NO_TOKEN) & (recorded.length > 1)
     last_ids = recorded.last_token[finished]
     # If no answer at all is marked as cut off, the program that wrote the record may not know which are.
     if not (recorded.truncated == 1).any():
-        return Finding("ok", None, tested, advice="needs truncated=, and an answer that was cut off")
+        return Finding("ok", None, "", advice="needs truncated=, and an answer that was cut off")
     if len(last_ids) < FEWEST_CORRELATED or not len(recorded.token_counts):
-        return Finding("ok", None, tested, advice="record tokens= and truncated=")
+        return Finding("ok", None, "", advice="record tokens= and truncated=")
 
     # An id is an end token if at least half of its other occurrences are at an end. The occurrence in the answer itself
     # is left out.
@@ -138,7 +156,7 @@ def check_ends(recorded: RecordedAdvantages) -> Finding:
     is_end_token = 2 * end_counts >= np.maximum(counts, 1)
     share = float(is_end_token.mean())
     measure = "share of finished answers that end with an end token"
-    passed = Finding("ok", True, tested, share, None, len(last_ids), measure=measure)
+    passed = Finding("ok", True, "", share, None, len(last_ids), measure=measure)
     _, frequencies = np.unique(last_ids, return_counts=True)
     share_of_common = np.sort(frequencies)[::-1][:COMMON_ENDS].sum() / len(last_ids)
     if share > MAJORITY or share_of_common > 0.8:
@@ -171,9 +189,6 @@ def share_of_identical(recorded: RecordedAdvantages) -> tuple[float, int]:
     return (float((distinct[has_several] == 1).mean()) if count else 0.0), count
 
 
-PROMPTS = "the first counted token belongs to the answer"
-"""The property that `check_prompts` checks."""
-
 FORCED_EVIDENCE = 30.0
 """Log-likelihood ratio (nats) above which equal first tokens in groups were not sampled for each answer."""
 
@@ -182,15 +197,22 @@ FORCED_PROBABILITY = 0.5
 policy is sure of their first token."""
 
 
-def check_prompts(recorded: RecordedAdvantages) -> Finding:
+@ADVANTAGES.check(
+    PROMPTS,
+    after=END_TOKENS,
+    tested="the first counted token belongs to the answer",
+    explained="in a record, the first counted token belongs to the answer",
+    reports=(MASK,),
+)
+def check_prompts(case: RecordCase) -> Finding:
     """Check that the mask does not count prompts.
 
     If it does, all answers to a prompt have the same first counted token, although the policy would rarely sample it.
     """
-    tested = PROMPTS
+    recorded = case.recorded
     has_data = ~np.isnan(recorded.group) & (recorded.first_token != NO_TOKEN)
     if not has_data.any():
-        return Finding("ok", None, tested, advice="record tokens= and group=")
+        return Finding("ok", None, "", advice="record tokens= and group=")
     data = recorded.select(has_data)
     index = distinct_index(data.batch, data.process, data.group)
     sizes = np.bincount(index)
@@ -201,17 +223,17 @@ def check_prompts(recorded: RecordedAdvantages) -> Finding:
     has_several = sizes > 1
     equal = has_several & (smallest_id == largest_id)
     if not has_several.any():
-        return Finding("ok", None, tested, advice="record tokens= and group=")
+        return Finding("ok", None, "", advice="record tokens= and group=")
 
     # The evidence that the first token was not sampled is how improbable it is, in nats, that all answers but one of a
     # group would have drawn the token of the remaining one.
     if share_of_identical(recorded)[0] >= NEARLY_ALL:
-        return Finding("ok", None, tested, advice="all answers to a prompt are the same")
+        return Finding("ok", None, "", advice="all answers to a prompt are the same")
     share = float(equal[has_several].mean())
     surprisals = -np.bincount(index, weights=data.first_logp) / sizes
     evidence = float((surprisals * (sizes - 1))[equal].sum())
     measure = "share of prompts whose answers begin with different tokens"
-    passed = Finding("ok", True, tested, 1 - share, None, int(has_several.sum()), measure=measure)
+    passed = Finding("ok", True, "", 1 - share, None, int(has_several.sum()), measure=measure)
     if share < NEARLY_ALL or evidence < FORCED_EVIDENCE:
         return passed
     probability = float(np.exp(-surprisals[equal].mean()))

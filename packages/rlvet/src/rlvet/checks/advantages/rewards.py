@@ -9,7 +9,8 @@ import numpy as np
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.advantages.statistics import MIN_PAIRS, distinct_index, means_by_index
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.recorded_advantages import NO_TOKEN, RecordedAdvantages
+from rlvet.checks.recorded_advantages import NO_TOKEN, RecordCase
+from rlvet.checks.registry import ADVANTAGES
 
 NOISE_SHARE = 0.5
 """Variance of the rewards of equal answers, as a share of that of all answers to a prompt, from which the reward is
@@ -34,9 +35,16 @@ REWARD_NOISE = Kind(
 )
 
 
-def check_rewards(recorded: RecordedAdvantages) -> Finding:
+@ADVANTAGES.check(
+    "noise of the rewards",
+    after="formula of the advantages",
+    tested="rewards depend on the answer (share of their variance that equal answers have)",
+    explained="in a record, equal answers get equal rewards",
+    reports=(REWARD_NOISE,),
+)
+def check_rewards(case: RecordCase) -> Finding:
     """Check that rewards of equal answers to one prompt differ less than those of different answers."""
-    tested = "rewards depend on the answer (share of their variance that equal answers have)"
+    recorded = case.recorded
     has_data = (
         ~np.isnan(recorded.reward + recorded.group) & (recorded.answer != NO_TOKEN) & (recorded.length > 0)
     )
@@ -46,7 +54,7 @@ def check_rewards(recorded: RecordedAdvantages) -> Finding:
     sizes = np.bincount(answer) if len(answer) else np.zeros(0, np.int64)
     pairs = int((sizes * (sizes - 1) // 2).sum())
     if pairs < MIN_PAIRS:
-        return Finding("ok", None, tested, advice="needs reward=, group=, tokens= and answers that are equal")
+        return Finding("ok", None, "", advice="needs reward=, group=, tokens= and answers that are equal")
 
     # Variance of the rewards of equal answers, and of all answers to a prompt.
     is_repeated = sizes[answer] > 1
@@ -59,7 +67,7 @@ def check_rewards(recorded: RecordedAdvantages) -> Finding:
     share = noise / variance if variance > 0 else 0.0
     value_range = float(data.reward.max() - data.reward.min())
     measure = "share of the variance of rewards that answers with the same text have"
-    passed = Finding("ok", True, tested, share, None, pairs, measure=measure)
+    passed = Finding("ok", True, "", share, None, pairs, measure=measure)
     if share < NOISE_SHARE or math.sqrt(noise) < NOISE_OF_RANGE * value_range:
         return passed
     cause = (

@@ -17,7 +17,8 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.length import TRUNCATED
 from rlvet.checks.log.reward import REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
-from rlvet.checks.recorded_advantages import RecordedAdvantages
+from rlvet.checks.recorded_advantages import RecordCase
+from rlvet.checks.registry import ADVANTAGES
 
 NO_SIGNAL_SHARE = 0.98
 """Share of sequences with an advantage of 0 from which a batch has no signal."""
@@ -42,16 +43,23 @@ ADVANTAGE_SCALE = Kind(
 )
 
 
-def check_signal(recorded: RecordedAdvantages) -> Finding:
+@ADVANTAGES.check(
+    "advantages that are 0",
+    after="prompts in the mask",
+    tested="advantages carry signal (share that is 0)",
+    explained="in a record, advantages differ, and are of a usual size",
+    reports=(NO_SIGNAL, REWARD_FLAT, TRUNCATED, ADVANTAGE_SCALE),
+)
+def check_signal(case: RecordCase) -> Finding:
     """Check that advantages differ between sequences, and that they are of a usual size."""
-    tested = "advantages carry signal (share that is 0)"
+    recorded = case.recorded
     has_advantage = ~np.isnan(recorded.advantage)
     if not has_advantage.any():
-        return Finding("ok", None, tested)
+        return Finding("ok", None, "")
 
     data = recorded.select(has_advantage)
     zero_shares = means_by_index(data.advantage == 0, distinct_index(data.batch))
-    passed = Finding.of(tested, zero_shares, int(has_advantage.sum()), "share of advantages that are 0")
+    passed = Finding.of("", zero_shares, int(has_advantage.sum()), "share of advantages that are 0")
 
     identical_share, prompts = share_of_identical(recorded)
     if identical_share >= NEARLY_ALL and prompts >= FEWEST_PROMPTS:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Course, Series, onset
+from rlvet.checks.course import Case, Course, Series, onset
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import FEW_STEPS, MOST, last_tenth, later_half, passed_check, undecided_check
-from rlvet.runs.setup import Setup
+from rlvet.checks.registry import LOGS
 from rlvet.runs.summary import summarize
 
 MUCH_CLIPPED = 0.3
@@ -51,14 +51,21 @@ def _clip_shares(course: Course) -> Series:
     return Series(steps, shares)
 
 
-def check_clip_share(course: Course, setup: Setup) -> Finding:
+@LOGS.check(
+    "share of clipped tokens",
+    after="spikes of the gradient norm",
+    tested="the clip keeps most of the gradient",
+    explained="the clip keeps most of the gradient",
+    reports=(CLIP_HEAVY,),
+)
+def check_clip_share(case: Case) -> Finding:
     """Check that most tokens, or sequences, are not clipped."""
-    tested = "the clip keeps most of the gradient"
+    course, setup = case.course, case.setup
     shares = _clip_shares(course)
     if len(shares.values) < FEW_STEPS:
-        return Finding("ok", None, tested)
+        return undecided_check()
     finding = passed_check(
-        tested, shares, shares.last, "share of tokens clipped in the last tenth", last_tenth(shares)
+        shares, shares.last, "share of tokens clipped in the last tenth", last_tenth(shares)
     )
     look_limit = SOME_CLIPPED
     fix_limit = MUCH_CLIPPED
@@ -67,7 +74,7 @@ def check_clip_share(course: Course, setup: Setup) -> Finding:
         fix_limit = MUCH_CLIPPED_SEQUENCES
     share = max(shares.last, fmean(shares.later_half))
     if share <= look_limit:
-        return finding if share <= MOST else undecided_check(tested)
+        return finding if share <= MOST else undecided_check()
     change = f"{shares.first:.1%} → {shares.last:.1%}"
     cause = (
         f"{format_share(share)} of tokens are clipped ({change}): their gradient is lost, and updates go far from the "
@@ -75,7 +82,7 @@ def check_clip_share(course: Course, setup: Setup) -> Finding:
     )
     if share > shares.last:
         measure = "share of tokens clipped in the later half"
-        finding = passed_check(tested, shares, share, measure, later_half(shares))
+        finding = passed_check(shares, share, measure, later_half(shares))
     severity = "fix" if share > fix_limit else "look"
     start = onset(shares, lambda mean: mean > look_limit)
     quantities = [name for name in ("clip", "clip_high", "clip_low") if name in course.names]
@@ -129,22 +136,25 @@ RARE_TOKENS_BLOCKED = Kind(
 )
 
 
-def check_clip(course: Course, updates: float | None) -> Finding:
-    """Describe the effect of the clip, for a run without a fault.
-
-    Args:
-        course: The metrics of the run.
-        updates: Number of optimizer steps on each batch; None if it is not known.
-    """
+@LOGS.check(
+    "the effect of the clip",
+    after="a plateau of the reward",
+    tested="the clip",
+    explained="what the clip drops; only in a run without a fault",
+    reports=(ON_POLICY, CLIP_IDLE, RARE_TOKENS_BLOCKED),
+)
+def check_clip(case: Case) -> Finding:
+    """Describe the effect of the clip, for a run without a fault."""
+    if any(finding.ok is False for finding in case.findings):
+        return undecided_check("judged only in a run without a fault")
+    course, updates = case.course, case.setup.updates
     summary = summarize(course.rows)
     on_policy = summary.metrics.get("on_policy")
     one_update = on_policy == 1 or (updates is not None and updates <= 1 and not summary.clipped)
     if summary.clipped is None and not one_update:
-        return Finding("ok", None, "the clip")
+        return undecided_check()
     tokens = int(summary.metrics.get("tokens", 0))
-    finding = Finding(
-        "ok", True, "the clip", summary.clipped, None, tokens, measure="share of tokens clipped"
-    )
+    finding = Finding("ok", True, "", summary.clipped, None, tokens, measure="share of tokens clipped")
 
     distances = course.series("kl_old").values
     if one_update and updates is not None and updates > 1:
@@ -153,7 +163,7 @@ def check_clip(course: Course, updates: float | None) -> Finding:
         )
         return finding.failed(ON_POLICY, cause, severity="look")
     if one_update and any(abs(distance) > SAME_POLICY for distance in distances):
-        return undecided_check("the clip")
+        return undecided_check()
     if one_update:
         return finding.failed(ON_POLICY, "each batch gets one update, so every ratio is 1")
     is_same = len(distances) >= FEW_STEPS and not any(distances)

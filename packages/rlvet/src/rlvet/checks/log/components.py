@@ -5,10 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Course, Series, fit_weights, tenths
+from rlvet.checks.course import Case, Course, Series, fit_weights, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import later_half, passed_check, undecided_check
 from rlvet.checks.log.reward import CONSTANT_ROWS
+from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import component_name
 
 ZERO_ROWS = 10
@@ -33,12 +34,12 @@ COMPONENT_CONSTANT = Kind(
 )
 
 
-def _components(course: Course) -> tuple[dict[str, Series], bool]:
+def _components(case: Case) -> tuple[dict[str, Series], bool]:
     """Return the components of the reward by name, over the rows that have a reward, and whether these are all.
 
     A component with fewer than `ZERO_ROWS` rows is left out.
     """
-    rows = [row for row in course.rows if "reward" in row]
+    rows = [row for row in case.course.rows if "reward" in row]
     keys: dict[str, str] = {}
     for row in rows[:100]:
         for key in row:
@@ -59,25 +60,18 @@ def _with_many_rows(components: dict[str, Series]) -> dict[str, Series]:
     return {name: metric for name, metric in components.items() if len(metric.values) >= CONSTANT_ROWS}
 
 
-def check_components(course: Course) -> list[Finding]:
-    """Check that every component of the reward varies, and that no constant one dominates."""
-    components, are_all = _components(course)
-    return [
-        _check_constant_components(components, are_all=are_all),
-        _check_largest_component(course, _with_many_rows(components)),
-    ]
-
-
-def _check_constant_components(components: dict[str, Series], *, are_all: bool) -> Finding:
-    """Check that no component is constant while another varies.
-
-    Args:
-        components: The components of the reward by name.
-        are_all: True if no component was left out because of few rows.
-    """
-    tested = "every component of the reward varies"
+@LOGS.check(
+    "reward components that never change",
+    after="a change of the prompts",
+    tested="every component of the reward varies",
+    explained="every component of the reward varies",
+    reports=(COMPONENT_CONSTANT,),
+)
+def check_constant_components(case: Case) -> Finding:
+    """Check that no component is constant while another varies."""
+    components, are_all = case.of(_components)
     if len(components) < 2:
-        return Finding("ok", None, tested)
+        return undecided_check()
     varying = {name: metric for name, metric in components.items() if len(set(metric.values)) > 1}
     constant = {
         name: metric
@@ -87,13 +81,13 @@ def _check_constant_components(components: dict[str, Series], *, are_all: bool) 
     reported = constant or components
     first_component = next(iter(reported.values()))
     count = min(len(metric.values) for metric in reported.values())
-    finding = passed_check(tested, first_component, count, "log steps with this value")
+    finding = passed_check(first_component, count, "log steps with this value")
     if not constant:
         if not are_all or len(varying) < len(components):
-            return undecided_check(tested, f"needs at least {CONSTANT_ROWS} log steps of each")
+            return undecided_check(f"needs at least {CONSTANT_ROWS} log steps of each")
         return finding._replace(figure=None, measure="")
     if not varying:
-        return undecided_check(tested, "no component varies")
+        return undecided_check("no component varies")
     constants = ", ".join(f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items())
     means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
     cause = f"{constants} in every one of {count} log steps; means of the other components: {means}"
@@ -129,25 +123,32 @@ COMPONENT_DOMINATES = Kind(
 )
 
 
-def _check_largest_component(course: Course, components: dict[str, Series]) -> Finding:
+@LOGS.check(
+    "reward components that outweigh the others",
+    after="reward components that never change",
+    tested="most of the reward comes from components that still change",
+    explained="no component that stays at its maximum is most of the reward",
+    reports=(COMPONENT_DOMINATES,),
+)
+def check_largest_component(case: Case) -> Finding:
     """Check that no component that has stopped changing makes up most of the reward."""
-    tested = "most of the reward comes from components that still change"
-    reward = course.series("reward")
+    components, _ = case.of(_components)
+    reward = case.course.series("reward")
     varying = {}
-    for name, metric in components.items():
+    for name, metric in _with_many_rows(components).items():
         if len(metric.values) == len(reward.values) and len(set(metric.values)) > 1:
             varying[name] = metric
     if not 2 <= len(varying) <= MOST_COMPONENTS:
-        return Finding("ok", None, tested)
-    finding = passed_check(tested, reward)
+        return undecided_check()
+    finding = passed_check(reward)
 
     # A log does not contain the weights of the components, so they are fitted.
     fit = fit_weights(reward.values, [metric.values for metric in varying.values()])
     if fit is None:
-        return undecided_check(tested)
+        return undecided_check()
     weights, explained = fit
     if explained < EXPLAINED:
-        return undecided_check(tested, "the weights of the components are not known")
+        return undecided_check("the weights of the components are not known")
     contributions = {}
     for weight, (name, metric) in zip(weights, varying.items(), strict=True):
         contributions[name] = weight * fmean(metric.later_half)
@@ -171,7 +172,7 @@ def _check_largest_component(course: Course, components: dict[str, Series]) -> F
         f"the later half, so that the reward hardly shows the other components ({other_shares})"
     )
     measure = f"share of the reward that is {largest}, later half"
-    finding = passed_check(tested, reward, shares[largest], measure, later_half(reward))
+    finding = passed_check(reward, shares[largest], measure, later_half(reward))
     start = reward.steps[later_half(reward)][0]
     return finding.failed(
         COMPONENT_DOMINATES, cause, onset=start, quantities=[f"rewards/{largest}", "reward"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlvet.checks.course import Course, find_jump
+from rlvet.checks.course import Case, find_jump
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import change_text
+from rlvet.checks.log.results import change_text, undecided_check
+from rlvet.checks.registry import LOGS
 
 JUMP_ERRORS = 6.0
 """Standard errors above which a change of level is significant."""
@@ -27,20 +28,25 @@ DATA_CHANGE = Kind(
 )
 
 
-def check_data(course: Course) -> Finding:
+@LOGS.check(
+    "a change of the prompts",
+    after="groups with equal rewards",
+    tested="reward and length do not jump together",
+    explained="reward and length do not jump at one step",
+    reports=(DATA_CHANGE,),
+)
+def check_data(case: Case) -> Finding:
     """Check that reward and length do not jump at the same step, as they do when the prompts change."""
-    tested = "reward and length do not jump together"
+    course = case.course
     jumps = {}
     if min(len(course.series(name).values) for name in ("reward", "length")) < 40:
-        return Finding("ok", None, tested)
+        return undecided_check()
     for name in ("reward", "length", "reward_std"):
         metric = course.series(name)
         jump = find_jump(metric.values) if len(metric.values) >= 40 else None
         if jump is not None and jump.errors > JUMP_ERRORS:
             jumps[name] = jump
-    finding = Finding(
-        "ok", True, tested, len(jumps), None, len(course.rows), measure="quantities with a jump"
-    )
+    finding = Finding("ok", True, "", len(jumps), None, len(course.rows), measure="quantities with a jump")
     if "reward" not in jumps or "length" not in jumps:
         return finding
     row = jumps["length"].row

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Course, Series, onset
+from rlvet.checks.course import Case, Course, Series, onset
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
@@ -21,6 +21,7 @@ from rlvet.checks.log.results import (
     passed_check,
     undecided_check,
 )
+from rlvet.checks.registry import LOGS
 from rlvet.runs.setup import Setup
 
 REFERENCE_KL = 0.1
@@ -56,14 +57,21 @@ OTHER_REFERENCE = Kind(
 )
 
 
-def check_reference(course: Course, setup: Setup) -> Finding:
+@LOGS.check(
+    "the reference of the KL term",
+    after="whether weights move",
+    tested="the reference is the model that training began with",
+    explained="the KL to the reference begins near 0",
+    reports=(OTHER_REFERENCE,),
+)
+def check_reference(case: Case) -> Finding:
     """Check that the KL to the reference begins near 0."""
-    tested = "the reference is the model that training began with"
+    course, setup = case.course, case.setup
     kl = course.series("kl")
     if not kl.values:
-        return undecided_check(tested)
+        return undecided_check()
     first = kl.values[0]
-    finding = passed_check(tested, kl, first, "KL to the reference in the first log step", slice(1))
+    finding = passed_check(kl, first, "KL to the reference in the first log step", slice(1))
     if first <= REFERENCE_KL:
         return finding
 
@@ -77,7 +85,7 @@ def check_reference(course: Course, setup: Setup) -> Finding:
     # If the KL grows from step to step, the reference may be right, and the policy moves away from it fast.
     grows = median(early[1:] or early) > GROWTH * first
     if grows or not (is_as_large_as_later or begins_before_updates):
-        return undecided_check(tested, "needs the KL of the first step, before any update")
+        return undecided_check("needs the KL of the first step, before any update")
 
     step = format_step(kl.steps[0])
     cause = f"KL to the reference is {format_number(first)} at step {step}, before any update could move the policy"
@@ -134,15 +142,22 @@ STEP_TOO_LARGE = Kind(
 )
 
 
-def check_step_size(course: Course) -> Finding:
+@LOGS.check(
+    "size of the first updates",
+    after="importance weights of sequences",
+    tested="updates stay near the sampling policy",
+    explained="the policy stays near the one that sampled",
+    reports=(STEP_TOO_LARGE,),
+)
+def check_step_size(case: Case) -> Finding:
     """Check that one batch does not move the policy too far, nor the first steps of the run."""
-    tested = "updates stay near the sampling policy"
+    course = case.course
     movement = course.series("moved")
     kl = course.series("kl")
     if movement.values:
         largest = max(movement.values)
         measure = "largest mean movement of log-probabilities by the last update on a batch (nats)"
-        finding = passed_check(tested, movement, largest, measure)
+        finding = passed_check(movement, largest, measure)
         if largest > TOO_FAR:
             cause = (
                 "by the last update on a batch, log-probabilities of its tokens had moved by "
@@ -152,24 +167,24 @@ def check_step_size(course: Course) -> Finding:
             return finding.failed(STEP_TOO_LARGE, cause, onset=step, quantities=["moved"])
         return finding
     if not kl.values:
-        return undecided_check(tested, "record the tokens")
+        return undecided_check("record the tokens")
 
     early = kl.values[:EARLY_ROWS]
     measure = f"largest KL to the reference in the first {len(early)} log steps"
-    finding = passed_check(tested, kl, max(early), measure, slice(len(early)))
+    finding = passed_check(kl, max(early), measure, slice(len(early)))
     if max(early) < EARLY_KL:
         return finding
     # In a log of few rows, the first ten may be most of the run. A KL that is large at the first row shows no growth.
     is_short = len(kl.values) < 3 * EARLY_ROWS
     row = next((row for row, value in enumerate(early) if value >= max(EARLY_KL, GROWTH * early[0])), None)
     if is_short or row is None or early[0] >= EARLY_KL:
-        return undecided_check(tested, "record the tokens")
+        return undecided_check("record the tokens")
     rate = max(course.series("learning_rate").values, default=0.0)
     at_rate = f", at a learning rate of {format_number(rate)}" if rate >= LARGE_RATE else ""
     change = change_text(early[0], early[row])
     cause = f"KL to the reference went {change} in the first {row + 1} log steps{at_rate}"
     measure = f"KL to the reference in log step {row + 1}"
-    finding = passed_check(tested, kl, early[row], measure, slice(row, row + 1))
+    finding = passed_check(kl, early[row], measure, slice(row, row + 1))
     return finding.failed(STEP_TOO_LARGE, cause, onset=kl.steps[row], quantities=["kl"])
 
 
@@ -204,18 +219,19 @@ KL_DRIFT = Kind(
 )
 
 
-def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
-    """Check that the KL to the reference is not large in the later half of the run, nor at its end.
-
-    Args:
-        course: The metrics of the run.
-        reference_is_wrong: True if `check_reference` has reported the large KL already.
-    """
-    tested = "the policy stays near the reference"
-    kl = course.series("kl")
+@LOGS.check(
+    "KL to the reference",
+    after="share of clipped tokens",
+    tested="the policy stays near the reference",
+    explained="the policy stays near the reference",
+    reports=(KL_DRIFT,),
+)
+def check_divergence(case: Case) -> Finding:
+    """Check that the KL to the reference is not large in the later half of the run, nor at its end."""
+    kl = case.course.series("kl")
     if len(kl.values) < FEW_STEPS:
-        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps" if kl.values else "")
-    finding = passed_check(tested, kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
+        return undecided_check(f"needs at least {FEW_STEPS} log steps" if kl.values else "")
+    finding = passed_check(kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
     if not _is_large(kl.values):
         lengths = range(len(kl.values) - 1, max(FEW_STEPS, len(kl.values) - RECENT_ROWS) - 1, -1)
         recent = next((length for length in lengths if _is_large(kl.values[:length])), None)
@@ -228,23 +244,21 @@ def check_divergence(course: Course, *, reference_is_wrong: bool) -> Finding:
                 f"and is {format_number(kl.last)} at the end"
             )
             measure = "KL to the reference in this log step"
-            finding = passed_check(tested, kl, kl.values[row], measure, slice(row, row + 1))
+            finding = passed_check(kl, kl.values[row], measure, slice(row, row + 1))
             return finding.failed(KL_DRIFT, cause, severity="look", onset=step, quantities=["kl"])
-        return finding if kl.last <= LARGE_KL else undecided_check(tested, "single log steps are above 1")
+        return finding if kl.last <= LARGE_KL else undecided_check("single log steps are above 1")
 
     grew = kl.last > 3 * abs(kl.values[0]) + 0.1 and kl.last > LARGE_KL
-    if not grew and reference_is_wrong:
+    if not grew and case.of(check_reference).ok is False:
         # The KL is large from the first row on, which is reported already.
-        return undecided_check(tested)
+        return undecided_check()
     if kl.last <= LARGE_KL:
         late = median(kl.later_half)
-        finding = passed_check(
-            tested, kl, late, "median KL to the reference in the later half", later_half(kl)
-        )
+        finding = passed_check(kl, late, "median KL to the reference in the later half", later_half(kl))
         if late <= LARGE_KL:
             rows = _end_rows(kl.values)
             measure = "median KL to the reference in the last log steps"
-            finding = passed_check(tested, kl, median(kl.values[rows]), measure, rows)
+            finding = passed_check(kl, median(kl.values[rows]), measure, rows)
     start = onset(kl, lambda mean: mean > LARGE_KL)
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
     if grew:

@@ -15,13 +15,11 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from rlvet._numbers import format_number
-from rlvet.checks.course import Course, Series, onset
+from rlvet.checks.course import Case, Course, Series, onset
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.checks.registry import LOGS
 from rlvet.runs.setup import Setup
-
-AGREEMENT = "engine and trainer agree, as logged"
-"""The property that `engine_findings` checks first."""
 
 
 class Distance(NamedTuple):
@@ -90,69 +88,6 @@ STALE_WEIGHTS = Kind(
 )
 
 
-def engine_findings(course: Course, setup: Setup) -> list[Finding]:
-    """Check that engine and trainer have the same weights and about the same probabilities.
-
-    Args:
-        course: The metrics of the run.
-        setup: The settings of the run, as far as they are known.
-    """
-    return [check_agreement(course, setup), check_weights(course, setup)]
-
-
-def check_agreement(course: Course, setup: Setup) -> Finding:
-    """Check that the logged distances are small, do not grow with training, and that data is not too old."""
-    synchronisation = _check_synchronisation(course, setup)
-    if synchronisation is not None:
-        return synchronisation
-
-    finding = undecided_check(AGREEMENT)
-    is_unclear = False
-    ages = course.series("staleness").values
-    mean_age = fmean(ages) if ages else 0.0
-    age_text = ""
-    age_quantities = []
-    if mean_age >= 1:
-        age_text = f"; data is {format_number(mean_age, 2)} updates old on average"
-        age_quantities = ["staleness"]
-
-    for name, distance in DISTANCES.items():
-        metric = course.series(name)
-        if not metric.values:
-            continue
-        finding = passed_check(
-            AGREEMENT, metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric)
-        )
-        late = fmean(metric.later_half)
-        if metric.last > distance.limit and late > distance.limit / 2:
-            cause = f"{distance.description}: {change_text(metric.first, metric.last)}{age_text}"
-            start = onset(metric, lambda mean, limit=distance.limit: mean > limit)
-            quantities = [name, *age_quantities]
-            return finding.failed(ENGINE_MISMATCH, cause, STALE_WEIGHTS, onset=start, quantities=quantities)
-        is_unclear = is_unclear or max(metric.last, late) > distance.limit or _grew(metric, distance)
-
-    weight = course.series("importance_weight")
-    if weight.values and _weight_level(course, setup) == "token":
-        if finding.ok is None:
-            measure = "mean importance weight, last tenth"
-            finding = passed_check(AGREEMENT, weight, weight.last, measure, last_tenth(weight))
-        if not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
-            is_unclear = True
-            if len(weight.values) >= FEW_STEPS:
-                return _far_weight(weight, age_text, age_quantities)
-
-    if mean_age > STALE:
-        cause = f"data is {format_number(mean_age, 2)} updates old on average"
-        finding = passed_check(
-            AGREEMENT, course.series("staleness"), mean_age, "mean age of the data in updates"
-        )
-        start = onset(course.series("staleness"), lambda mean: mean > STALE)
-        return finding.failed(STALE_WEIGHTS, cause, severity="look", onset=start, quantities=["staleness"])
-    if is_unclear:
-        return undecided_check(AGREEMENT, "their distance is large, or has grown, in a part of the run")
-    return finding
-
-
 FEWEST_ROWS = 8
 """Smallest number of rows in which the growth of a distance is judged. huggingface/trl issue 5312 has ten."""
 
@@ -204,6 +139,63 @@ WEIGHT_SYNC = Kind(
 )
 
 
+@LOGS.check(
+    "agreement of the engine with the trainer",
+    after="the reference of the KL term",
+    tested="engine and trainer agree, as logged",
+    explained="their probabilities are close, and data is not old",
+    reports=(WEIGHT_SYNC, ENGINE_MISMATCH, STALE_WEIGHTS),
+)
+def check_agreement(case: Case) -> Finding:
+    """Check that the logged distances are small, do not grow with training, and that data is not too old."""
+    course, setup = case.course, case.setup
+    synchronisation = _check_synchronisation(course, setup)
+    if synchronisation is not None:
+        return synchronisation
+
+    finding = undecided_check()
+    is_unclear = False
+    ages = course.series("staleness").values
+    mean_age = fmean(ages) if ages else 0.0
+    age_text = ""
+    age_quantities = []
+    if mean_age >= 1:
+        age_text = f"; data is {format_number(mean_age, 2)} updates old on average"
+        age_quantities = ["staleness"]
+
+    for name, distance in DISTANCES.items():
+        metric = course.series(name)
+        if not metric.values:
+            continue
+        finding = passed_check(metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric))
+        late = fmean(metric.later_half)
+        if metric.last > distance.limit and late > distance.limit / 2:
+            cause = f"{distance.description}: {change_text(metric.first, metric.last)}{age_text}"
+            start = onset(metric, lambda mean, limit=distance.limit: mean > limit)
+            quantities = [name, *age_quantities]
+            return finding.failed(ENGINE_MISMATCH, cause, STALE_WEIGHTS, onset=start, quantities=quantities)
+        is_unclear = is_unclear or max(metric.last, late) > distance.limit or _grew(metric, distance)
+
+    weight = course.series("importance_weight")
+    if weight.values and _weight_level(course, setup) == "token":
+        if finding.ok is None:
+            measure = "mean importance weight, last tenth"
+            finding = passed_check(weight, weight.last, measure, last_tenth(weight))
+        if not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
+            is_unclear = True
+            if len(weight.values) >= FEW_STEPS:
+                return _far_weight(weight, age_text, age_quantities)
+
+    if mean_age > STALE:
+        cause = f"data is {format_number(mean_age, 2)} updates old on average"
+        finding = passed_check(course.series("staleness"), mean_age, "mean age of the data in updates")
+        start = onset(course.series("staleness"), lambda mean: mean > STALE)
+        return finding.failed(STALE_WEIGHTS, cause, severity="look", onset=start, quantities=["staleness"])
+    if is_unclear:
+        return undecided_check("their distance is large, or has grown, in a part of the run")
+    return finding
+
+
 def _check_synchronisation(course: Course, setup: Setup) -> Finding | None:
     """Return a finding if a distance grows with training and never falls back; None if none does."""
     for name, distance in DISTANCES.items():
@@ -228,9 +220,7 @@ def _check_synchronisation(course: Course, setup: Setup) -> Finding | None:
         if samples.values and samples.last < FEW_SAMPLES and samples.last < samples.first:
             cause = f"{cause}; the effective sample size fell {change_text(samples.first, samples.last)}"
             quantities.append("effective_samples")
-        finding = passed_check(
-            AGREEMENT, metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric)
-        )
+        finding = passed_check(metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric))
         # The first part of the run from which on all are above twice the start.
         part = next(row for row in range(len(means)) if min(means[row:]) > 2 * first)
         start = metric.steps[part * len(metric.values) // len(means)]
@@ -330,9 +320,7 @@ def _far_weight(weight: Series, age_text: str, age_quantities: Sequence[str]) ->
     """Return the finding on a mean importance weight of tokens that is far from 1."""
     cause = f"the mean importance weight between engine and trainer is {format_number(weight.last)}{age_text}"
     start = onset(weight, lambda mean: not 1 / FAR_WEIGHT <= mean <= FAR_WEIGHT)
-    finding = passed_check(
-        AGREEMENT, weight, weight.last, "mean importance weight, last tenth", last_tenth(weight)
-    )
+    finding = passed_check(weight, weight.last, "mean importance weight, last tenth", last_tenth(weight))
     quantities = ["importance_weight", *age_quantities]
     return finding.failed(ENGINE_MISMATCH, cause, STALE_WEIGHTS, onset=start, quantities=quantities)
 
@@ -359,18 +347,25 @@ SEQUENCE_WEIGHTS = Kind(
 )
 
 
-def check_weights(course: Course, setup: Setup) -> Finding:
+@LOGS.check(
+    "importance weights of sequences",
+    after="agreement of the engine with the trainer",
+    tested="importance weights of sequences keep the gradient",
+    explained="the weights of whole sequences are near 1; only for a method that has them",
+    reports=(SEQUENCE_WEIGHTS,),
+)
+def check_weights(case: Case) -> Finding:
     """Check that the importance weights of sequences keep the size of the gradient."""
-    tested = "importance weights of sequences keep the gradient"
+    course, setup = case.course, case.setup
     weight = course.series("importance_weight")
     if not weight.values or _weight_level(course, setup) != "sequence":
-        return undecided_check(tested)
+        return undecided_check()
     measure = "mean importance weight of a sequence, last tenth"
-    finding = passed_check(tested, weight, weight.last, measure, last_tenth(weight))
+    finding = passed_check(weight, weight.last, measure, last_tenth(weight))
     if 1 / FAR_SEQUENCE_WEIGHT <= weight.last <= FAR_SEQUENCE_WEIGHT:
         return finding
     if len(weight.values) < FEW_STEPS:
-        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps")
+        return undecided_check(f"needs at least {FEW_STEPS} log steps")
     cause = f"the mean importance weight of a sequence is {format_number(weight.last)}"
     distance = course.series("mismatch")
     if distance.values:

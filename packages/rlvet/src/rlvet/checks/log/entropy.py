@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
 from rlvet._numbers import format_number
-from rlvet.checks.course import Course, Series, clearly_rises, end_means, ends_higher, onset, rise_in_errors
+from rlvet.checks.course import (
+    Case,
+    Course,
+    Series,
+    clearly_rises,
+    end_means,
+    ends_higher,
+    onset,
+    rise_in_errors,
+)
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.data import check_data
 from rlvet.checks.log.results import (
     FEW_STEPS,
     change_text,
@@ -16,9 +27,8 @@ from rlvet.checks.log.results import (
     passed_check,
     undecided_check,
 )
-
-ENTROPY_KEPT = "entropy is kept, or falls as the reward rises"
-"""The property that `check_entropy` checks."""
+from rlvet.checks.log.reward import find_flat_part, is_solved
+from rlvet.checks.registry import LOGS
 
 ENTROPY_LEFT = 0.25
 """Share of the entropy at the start below which it has collapsed, unless the reward rose."""
@@ -93,22 +103,53 @@ LOW_ENTROPY_AT_START = Kind(
 )
 
 
-def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding:
+def _before_change_of_data(case: Case) -> Case:
+    """Return the run up to a change of the prompts in its later half; all of it if there is none.
+
+    Rewards before and after such a change are of different tasks. Whether the reward rose while the entropy fell is
+    only known before it.
+    """
+    change = case.of(check_data).onset
+    if change is None:
+        return case
+    before = [row for row in case.course.rows if row["step"] < change]
+    if len(before) < len(case.course.rows) / 2:
+        return case
+    return Case(Course(before), case.setup)
+
+
+def _flat_since(case: Case) -> float:
+    """Return the step from which the reward is flat; minus infinity if it is not."""
+    flat = case.of(find_flat_part)
+    if flat is None:
+        return -math.inf
+    reward, turn = flat
+    return reward.steps[turn]
+
+
+@LOGS.check(
+    "entropy of the policy",
+    after="shorter answers",
+    tested="entropy is kept, or falls as the reward rises",
+    explained="entropy does not fall to near 0 without a higher reward, and does not grow far above its start",
+    reports=(ENTROPY_COLLAPSE, ENTROPY_RISES, LOW_ENTROPY_AT_START),
+)
+def check_entropy(case: Case) -> Finding:
     """Check that entropy does not collapse, or rise without bound.
 
     A policy rightly loses entropy as it learns which answers are rewarded. A collapse is therefore a fault only if the
-    reward does not rise. If the reward becomes flat, only the steps after that count.
-
-    Args:
-        course: The metrics of the run.
-        flat_since: The step from which the reward is flat; minus infinity if it is not.
-        solved: True if the prompts are solved, so that a policy of low entropy is right.
+    reward does not rise. If the reward becomes flat, only the steps after that count. If the prompts are solved, a
+    policy of low entropy is right.
     """
+    solved = case.of(is_solved)
+    part = _before_change_of_data(case)
+    flat_since = _flat_since(part)
+    course = part.course
     entropy = course.series("entropy")
     if len(entropy.values) < 2:
-        return Finding("ok", None, ENTROPY_KEPT, advice="log the entropy")
+        return undecided_check("log the entropy")
     if min(entropy.values) < 0:
-        return undecided_check(ENTROPY_KEPT, "the logged values are below 0, so they are no entropies")
+        return undecided_check("the logged values are below 0, so they are no entropies")
     first = entropy.first
     last = entropy.last
     change = f"entropy {change_text(first, last)} nats per token"
@@ -125,7 +166,7 @@ def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding
 
     measure = "entropy of the last tenth, divided by that of the first"
     ends = (first_tenth(entropy), last_tenth(entropy))
-    finding = passed_check(ENTROPY_KEPT, entropy, last / first if first else 1.0, measure, *ends)
+    finding = passed_check(entropy, last / first if first else 1.0, measure, *ends)
     if last > max(ENTROPY_RISE * first, first + 1):
         start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
         cause = f"{change}: the policy becomes random"
@@ -160,11 +201,11 @@ def check_entropy(course: Course, flat_since: float, *, solved: bool) -> Finding
             "nearly alike"
         )
         measure = "entropy of the first tenth (nats per token)"
-        finding = passed_check(ENTROPY_KEPT, entropy, first, measure, first_tenth(entropy))
+        finding = passed_check(entropy, first, measure, first_tenth(entropy))
         start = next(step for step, value in entropy.points if value < LOW_ENTROPY)
         return finding.failed(LOW_ENTROPY_AT_START, cause, onset=start, quantities=["entropy"])
     if last < ENTROPY_LEFT * first and not rose and not ends_higher(reward):
-        return undecided_check(ENTROPY_KEPT, "it has fallen, but is not low")
+        return undecided_check("it has fallen, but is not low")
     return finding
 
 

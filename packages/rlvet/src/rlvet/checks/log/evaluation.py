@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 
-from rlvet.checks.course import Course, Series, end_means, noise_of_differences, onset, rise_in_errors
+from rlvet.checks.course import Case, Series, end_means, noise_of_differences, onset, rise_in_errors
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import FEW_STEPS, change_text, passed_check
+from rlvet.checks.log.results import FEW_STEPS, change_text, passed_check, undecided_check
+from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import EVALUATION
 
 REWARD_HACKED = Kind(
@@ -29,13 +30,20 @@ REWARD_HACKED = Kind(
 )
 
 
-def check_evaluation(course: Course) -> Finding:
+@LOGS.check(
+    "a score on other prompts",
+    after="entropy of the policy",
+    tested="the score on other prompts does not fall while the reward rises",
+    explained="while the reward rises, the score on prompts outside the training set does not fall",
+    reports=(REWARD_HACKED,),
+)
+def check_evaluation(case: Case) -> Finding:
     """Check that the score on other prompts does not fall while the reward rises."""
-    tested = "the score on other prompts does not fall while the reward rises"
+    course = case.course
     score = course.series(EVALUATION)
     reward = course.series("reward")
     if len(score.values) < 5 or len(reward.values) < 5:
-        return Finding("ok", None, tested)
+        return undecided_check()
     # Running means of the score: the best, and the last.
     window = max(2, len(score.values) // 6)
     sums = [0.0, *accumulate(score.values)]
@@ -44,7 +52,7 @@ def check_evaluation(course: Course) -> Finding:
     last = means[-1]
     noise = _noise_without_single_rows(score.values) / math.sqrt(window)
     loss = means[best] - last
-    finding = passed_check(tested, score, loss, "fall of the score on other prompts from its best mean")
+    finding = passed_check(score, loss, "fall of the score on other prompts from its best mean")
     largest_loss = max(3 * noise, 0.1 * abs(means[best]))
     fell = loss > largest_loss
 

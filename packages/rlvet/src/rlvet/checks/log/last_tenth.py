@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from rlvet.checks.course import Course, noise_of_differences, tenth_blocks, tenths
+from rlvet.checks.course import Case, noise_of_differences, tenth_blocks, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.data import DATA_CHANGE
 from rlvet.checks.log.distance import KL_DRIFT, OTHER_REFERENCE, STEP_TOO_LARGE
@@ -16,6 +16,7 @@ from rlvet.checks.log.entropy import ENTROPY_COLLAPSE, ENTROPY_RISES, LOW_ENTROP
 from rlvet.checks.log.gradient import GRADIENT_SPIKES
 from rlvet.checks.log.length import LENGTH_GROWTH, TRUNCATED
 from rlvet.checks.log.results import change_text, passed_check, undecided_check
+from rlvet.checks.registry import LOGS
 
 LATE_QUANTITIES = {
     "entropy": (STEP_TOO_LARGE, ENTROPY_RISES, ENTROPY_COLLAPSE, LOW_ENTROPY_AT_START),
@@ -56,25 +57,28 @@ LATE_CHANGE = Kind(
 )
 
 
-def check_last_tenth(course: Course, kinds: set[Kind]) -> Finding:
-    """Check that the last tenth of a run is like the nine before it.
-
-    Args:
-        course: The metrics of the run.
-        kinds: The kinds of the findings so far.
-    """
-    tested = "the last tenth of the run is like the rest"
+@LOGS.check(
+    "the last tenth of the run",
+    after="a fall of the reward",
+    tested="the last tenth of the run is like the rest",
+    explained="no quantity is suddenly different there",
+    reports=(LATE_CHANGE,),
+)
+def check_last_tenth(case: Case) -> Finding:
+    """Check that the last tenth of a run is like the nine before it, but for changes that are reported already."""
+    course = case.course
+    kinds = {finding.kind for finding in case.findings if finding.kind}
     changes = {}
     starts: list[float] = []
     # True if a quantity differs there, but by a change that is reported by another finding, or that is not sudden.
     is_unlike = False
-    finding = Finding("ok", None, tested)
+    finding = undecided_check()
     for name, explained_by in LATE_QUANTITIES.items():
         metric = course.series(name)
         if len(metric.values) < 40:
             continue
         if finding.ok is None:
-            finding = passed_check(tested, metric)
+            finding = passed_check(metric)
         *earlier, last = tenths(metric.values)
         low = min(earlier)
         high = max(earlier)
@@ -98,7 +102,7 @@ def check_last_tenth(course: Course, kinds: set[Kind]) -> Finding:
             steps = zip(last_steps, last_values, strict=True)
             starts.append(next(step for step, value in steps if _is_outside(value, low, high)))
     if not changes:
-        return undecided_check(tested) if is_unlike else finding
+        return undecided_check() if is_unlike else finding
     step = tenth_blocks([row["step"] for row in course.rows])[-1][0]
     cause = (
         f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}"

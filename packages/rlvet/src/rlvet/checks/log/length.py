@@ -6,6 +6,7 @@ from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import (
+    Case,
     Course,
     Series,
     clearly_rises,
@@ -29,8 +30,8 @@ from rlvet.checks.log.results import (
     passed_check,
     undecided_check,
 )
+from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import EVALUATION
-from rlvet.runs.setup import Setup
 
 MANY_CUT = 0.3
 """Share of answers cut off in the last tenth above which this is a fault, if it has tripled since the first half."""
@@ -69,21 +70,28 @@ TRUNCATED = Kind(
 )
 
 
-def check_truncation(course: Course, setup: Setup) -> Finding:
+@LOGS.check(
+    "answers cut off",
+    after="baseline of the advantages",
+    tested="most answers are finished",
+    explained="most answers end before the cap on their length",
+    reports=(TRUNCATED,),
+)
+def check_truncation(case: Case) -> Finding:
     """Check that few answers are cut off at the cap on length."""
-    tested = "most answers are finished"
+    course, setup = case.course, case.setup
     cap = setup.number("length cap")
     at_cap = f" at the cap of {format_number(cap, 6)} tokens" if cap else ""
     quantities = ["cut", "length"]
     shares = course.series("cut")
     if not shares.values:
-        return _check_length_at_cap(course, tested, cap)
+        return _check_length_at_cap(course, cap)
 
     # Most answers are cut off in the later half.
     late = shares.later_half
     mean = fmean(late)
     measure = "share of answers cut off in the later half"
-    finding = passed_check(tested, shares, mean, measure, later_half(shares))
+    finding = passed_check(shares, mean, measure, later_half(shares))
     if len(late) > 1:
         finding = finding._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
@@ -92,7 +100,7 @@ def check_truncation(course: Course, setup: Setup) -> Finding:
         return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
         if mean <= SOME_CUT:
-            return finding if max(shares.values) <= MOST else undecided_check(tested)
+            return finding if max(shares.values) <= MOST else undecided_check()
         part = " in the later half" if len(late) > 1 else ""
         cause = f"{format_share(mean)} of answers are cut off{at_cap}{part}"
         start = _first_step_above(shares, SOME_CUT, len(shares.values) // 2)
@@ -109,7 +117,7 @@ def check_truncation(course: Course, setup: Setup) -> Finding:
         )
         start = onset(shares, lambda share: share > MANY_CUT / 2, lambda share: share > MANY_CUT)
         finding = passed_check(
-            tested, shares, last, "share of answers cut off in the last tenth", slice(-len(end), None)
+            shares, last, "share of answers cut off in the last tenth", slice(-len(end), None)
         )
         finding = finding._replace(error=standard_error(end))
         return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
@@ -124,16 +132,14 @@ def check_truncation(course: Course, setup: Setup) -> Finding:
     # Most answers were cut off in some tenth of the run.
     blocks = tenths(shares.values)
     if max(blocks) <= MOST < largest_mean(shares.values, max(1, len(shares.values) // 10)):
-        return undecided_check(tested, "most are cut off in some log steps")
+        return undecided_check("most are cut off in some log steps")
     if max(blocks) > MOST:
         worst = blocks.index(max(blocks))
         steps = tenth_blocks(shares.steps)[worst]
         first_row = sum(len(block) for block in tenth_blocks(shares.steps)[:worst])
         start = _first_step_above(shares, MOST, first_row)
         rows = slice(first_row, first_row + len(steps))
-        finding = passed_check(
-            tested, shares, max(blocks), "share of answers cut off in these log steps", rows
-        )
+        finding = passed_check(shares, max(blocks), "share of answers cut off in these log steps", rows)
         share = format_share(max(blocks))
         cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
@@ -148,19 +154,18 @@ def _first_step_above(metric: Series, limit: float, first_row: int) -> float | N
     return None
 
 
-def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -> Finding:
+def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
     """Check that answers are not cut off, by their mean length, if the log has no share of truncated answers.
 
     Args:
         course: The metrics of the run.
-        tested: The property of a correct run that is checked.
         known_cap: The cap in the run's configuration; None if it is not known.
     """
     length = course.series("length")
     if len(length.values) < 2 * FEW_STEPS:
-        return undecided_check(tested, "log the share of answers cut off")
+        return undecided_check("log the share of answers cut off")
     if known_cap:
-        return _compare_length_with_cap(course, tested, known_cap)
+        return _compare_length_with_cap(course, known_cap)
 
     # The cap is not known. If the largest mean length is a whole number and occurs in several steps, it is the length
     # of every answer in these steps: the cap.
@@ -168,14 +173,14 @@ def _check_length_at_cap(course: Course, tested: str, known_cap: float | None) -
     rows_at_cap = sum(value == cap for value in length.values)
     mean = fmean(length.values)
     measure = "share of the largest length that is the mean length"
-    finding = passed_check(tested, length, mean / cap if cap else 0.0, measure)
+    finding = passed_check(length, mean / cap if cap else 0.0, measure)
     if rows_at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
         share = rows_at_cap / len(length.values)
         if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
             # Mean lengths below a cap that is not known show nothing.
-            return undecided_check(tested, "log the share of answers cut off")
+            return undecided_check("log the share of answers cut off")
     if _earns_the_most(course.series("reward"), length, cap):
-        return undecided_check(tested, "log the share of answers cut off")
+        return undecided_check("log the share of answers cut off")
     cause = (
         f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {rows_at_cap} of {len(length.values)} log "
         "steps: that is the cap, and every answer of these steps was cut off"
@@ -201,12 +206,12 @@ def _earns_the_most(reward: Series, length: Series, cap: float) -> bool:
     return mean > fmean(others) and mean > MOST_OF_THE_REWARD * max(reward.values) > 0
 
 
-def _compare_length_with_cap(course: Course, tested: str, cap: float) -> Finding:
+def _compare_length_with_cap(course: Course, cap: float) -> Finding:
     """Check that answers are not cut off, by their length and the cap in the run's configuration."""
     length = course.series("length")
     late = fmean(length.later_half)
     measure = "share of the cap that is the mean length in the later half"
-    finding = passed_check(tested, length, late / cap, measure, later_half(length))
+    finding = passed_check(length, late / cap, measure, later_half(length))
     if late >= AT_THE_CAP * cap:
         cause = (
             f"the mean length is {late:.0f} tokens in the later half, {format_share(late / cap)} of the cap of "
@@ -220,7 +225,7 @@ def _compare_length_with_cap(course: Course, tested: str, cap: float) -> Finding
     # An answer has at most as many tokens as the cap, so that the share that is cut off is at most mean / cap.
     if max(length.values) <= MOST * cap:
         return finding
-    return undecided_check(tested, "log the share of answers cut off")
+    return undecided_check("log the share of answers cut off")
 
 
 LONGER = 1.8
@@ -249,15 +254,22 @@ LENGTH_GROWTH = Kind(
 )
 
 
-def check_length(course: Course) -> Finding:
+@LOGS.check(
+    "longer answers",
+    after="reward components that outweigh the others",
+    tested="answers do not grow longer without growing better",
+    explained="answers grow longer only as they grow better",
+    reports=(LENGTH_GROWTH,),
+)
+def check_length(case: Case) -> Finding:
     """Check that answers become much longer only if the score on other prompts, or else the reward, rises."""
-    tested = "answers do not grow longer without growing better"
+    course = case.course
     length = course.series("length")
     if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
-        return Finding("ok", None, tested)
+        return undecided_check()
     growth = length.last / length.first
     measure = "mean length of the last tenth, divided by that of the first"
-    finding = passed_check(tested, length, growth, measure, first_tenth(length), last_tenth(length))
+    finding = passed_check(length, growth, measure, first_tenth(length), last_tenth(length))
     reward = course.series("reward")
     score = course.series(EVALUATION)
     change = f"mean length {change_text(length.first, length.last)} tokens"
@@ -267,7 +279,7 @@ def check_length(course: Course) -> Finding:
         if growth < LONGER or _score_follows_reward(reward, score):
             return finding
         if rise_in_errors(reward) < 3:
-            return finding if ends_higher(reward) else undecided_check(tested)
+            return finding if ends_higher(reward) else undecided_check()
         before, after = end_means(score.values, 3)
         cause = f"{change}, while the score on other prompts went {change_text(before, after)}"
         # The relative rise of a reward that may be negative is not comparable.
@@ -276,7 +288,7 @@ def check_length(course: Course) -> Finding:
         return finding.failed(LENGTH_GROWTH, cause, severity=severity, onset=start, quantities=quantities)
 
     if growth < MUCH_LONGER or len(reward.values) < 30 or rise_in_errors(reward) > 2:
-        return finding if growth < LONGER or ends_higher(reward) else undecided_check(tested)
+        return finding if growth < LONGER or ends_higher(reward) else undecided_check()
     cause = f"{change}, and the reward does not rise"
     start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
     return finding.failed(LENGTH_GROWTH, cause, severity="look", onset=start, quantities=["length", "reward"])
@@ -310,22 +322,29 @@ LENGTH_COLLAPSE = Kind(
 )
 
 
-def check_short_answers(course: Course) -> Finding:
+@LOGS.check(
+    "shorter answers",
+    after="longer answers",
+    tested="answers keep their length, or shorten as the reward rises",
+    explained="answers shrink to a few tokens only as they grow better",
+    reports=(LENGTH_COLLAPSE,),
+)
+def check_short_answers(case: Case) -> Finding:
     """Check that answers do not shrink to a few tokens without a higher reward."""
-    tested = "answers keep their length, or shorten as the reward rises"
+    course = case.course
     length = course.series("length")
     reward = course.series("reward")
     if len(length.values) < 2 * FEW_STEPS or length.first <= 0 or len(reward.values) < 2 * FEW_STEPS:
-        return undecided_check(tested)
+        return undecided_check()
     left = length.last / length.first
     measure = "mean length of the last tenth, divided by that of the first"
-    finding = passed_check(tested, length, left, measure, first_tenth(length), last_tenth(length))
+    finding = passed_check(length, left, measure, first_tenth(length), last_tenth(length))
     end = median(length.values[-max(3, len(length.values) // 10) :])
     if left >= LENGTH_LEFT and end >= LENGTH_LEFT * length.first:
         return finding
     rose = rise_in_errors(reward) > 3 and clearly_rises(reward.values)
     if left >= LENGTH_LEFT or end >= LENGTH_LEFT * length.first or rose:
-        return finding if ends_higher(reward) else undecided_check(tested)
+        return finding if ends_higher(reward) else undecided_check()
     before, after = end_means(reward.values, 3)
     cause = (
         f"mean length {change_text(length.first, length.last)} tokens, while the reward went "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rlvet._numbers import format_number
-from rlvet.checks.course import Course, end_means, ends_higher, rise_in_errors, rises, tenths
+from rlvet.checks.course import Case, Course, end_means, ends_higher, rise_in_errors, rises, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.checks.registry import LOGS
 
 NO_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
 """For each quantity, the value up to which weights do not change. Adam changes them by about the learning rate, and in
@@ -51,10 +52,17 @@ def _has_signal_without_gradient(course: Course) -> bool:
     return has_signal and bool(norms) and not any(norms)
 
 
-def check_movement(course: Course) -> Finding:
+@LOGS.check(
+    "whether weights move",
+    after="values that are no numbers",
+    tested="weights move",
+    explained="learning rate and gradient norm are above 0",
+    reports=(NO_STEP,),
+)
+def check_movement(case: Case) -> Finding:
     """Check that the learning rate is above 0, and the gradient too if rewards differ."""
-    tested = "weights move"
-    finding = Finding("ok", None, tested)
+    course = case.course
+    finding = undecided_check()
     for name, limit in NO_MOVEMENT.items():
         metric = course.series(name)
         # A few steps are no evidence, since a warm-up begins at 0.
@@ -63,14 +71,14 @@ def check_movement(course: Course) -> Finding:
                 cause = (
                     f"grad_norm is 0 in all {len(metric.values)} log steps, though rewards of a group differ"
                 )
-                finding = passed_check(tested, metric, 0.0, f"largest {name}")
+                finding = passed_check(metric, 0.0, f"largest {name}")
                 return finding.failed(NO_STEP, cause, onset=metric.steps[0], quantities=[name])
             continue
         largest = max(metric.values)
         if largest > limit:
             # If the gradient is 0, a learning rate above 0 shows no movement.
             if finding.ok is None or name == "grad_norm":
-                finding = passed_check(tested, metric, largest, f"largest {name}")
+                finding = passed_check(metric, largest, f"largest {name}")
             continue
         if name == "learning_rate":
             is_warm_up = metric.values[-1] == largest and largest > metric.values[0]
@@ -79,10 +87,10 @@ def check_movement(course: Course) -> Finding:
             is_fault = _rewards_differ(course)
         if is_fault:
             cause = f"{name} never exceeds {format_number(largest, 6)}"
-            finding = passed_check(tested, metric, largest, f"largest {name}")
+            finding = passed_check(metric, largest, f"largest {name}")
             return finding.failed(NO_STEP, cause, onset=metric.steps[0], quantities=[name])
         # The weights rest, as in a warm-up, or if all rewards are equal.
-        return undecided_check(tested, f"{name} is {format_number(largest, 6)} so far")
+        return undecided_check(f"{name} is {format_number(largest, 6)} so far")
     return finding
 
 
@@ -111,17 +119,24 @@ HARDLY_MOVES = Kind(
 )
 
 
-def check_small_steps(course: Course) -> Finding:
+@LOGS.check(
+    "whether the policy moves",
+    after="a score on other prompts",
+    tested="the policy moves",
+    explained="after many steps, the KL or the reward shows a change",
+    reports=(HARDLY_MOVES,),
+)
+def check_small_steps(case: Case) -> Finding:
     """Check that after many steps the policy has moved, unless the reward has risen."""
-    tested = "the policy moves"
+    course = case.course
     kl = course.series("kl")
     reward = course.series("reward")
     rates = course.series("learning_rate").values
     steps = course.rows[-1]["step"] - course.rows[0]["step"] + 1
     if len(reward.values) < 30 or steps < MANY_STEPS:
-        return Finding("ok", None, tested)
+        return undecided_check()
     if kl.values and max(kl.values) > 0:
-        finding = passed_check(tested, kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
+        finding = passed_check(kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
         quantity = "kl"
         is_small = False
         if len(kl.values) >= 30:
@@ -130,23 +145,23 @@ def check_small_steps(course: Course) -> Finding:
             is_small = max(abs(mean) for mean in means) < LITTLE_KL
         evidence = f"KL to the reference is {format_number(kl.last, 2)} after {steps:.0f} steps"
     elif rates:
-        finding = passed_check(tested, course.series("learning_rate"), max(rates), "largest learning rate")
+        finding = passed_check(course.series("learning_rate"), max(rates), "largest learning rate")
         quantity = "learning_rate"
         is_small = 0 < max(rates) <= LITTLE_RATE
         if not is_small:
             # A learning rate alone shows no movement.
-            return undecided_check(tested, "log the KL to the reference")
+            return undecided_check("log the KL to the reference")
         evidence = f"the learning rate is at most {format_number(max(rates), 2)}, over {steps:.0f} steps"
     else:
-        return Finding("ok", None, tested)
+        return undecided_check()
 
     entropy = course.series("entropy")
     same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
     if not is_small or rises(reward.values) or rise_in_errors(reward) > 3 or not same_entropy:
-        return finding if not is_small or ends_higher(reward) else undecided_check(tested)
+        return finding if not is_small or ends_higher(reward) else undecided_check()
     if quantity == "learning_rate" and rise_in_errors(reward) < -3:
         # A small learning rate is no evidence against a change that the reward shows.
-        return undecided_check(tested, "the reward fell, so that something has changed")
+        return undecided_check("the reward fell, so that something has changed")
     before, after = end_means(reward.values, 3)
     course_of_reward = f"went {change_text(before, after)}" if after > before else "did not rise"
     # A small learning rate makes small updates likely. A small KL shows them.

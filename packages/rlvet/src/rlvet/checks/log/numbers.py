@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rlvet.checks.course import Course
+from rlvet.checks.course import Case
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import QUANTITIES
 
 NOT_A_NUMBER = Kind(
@@ -24,12 +25,20 @@ NOT_A_NUMBER = Kind(
 )
 
 
-def check_numbers(course: Course) -> Finding:
+@LOGS.check(
+    "values that are no numbers",
+    after="",
+    tested="the log holds numbers",
+    explained="the log has no NaN and no infinite value",
+    reports=(NOT_A_NUMBER,),
+)
+def check_numbers(case: Case) -> Finding:
     """Check that the log has no NaN and no infinite values."""
+    course = case.course
     bad_rows = [row for row in course.rows if row.get("not_finite")]
     share = len(bad_rows) / len(course.rows)
     measure = "share of log steps with NaN or infinite values"
-    finding = Finding("ok", True, "the log holds numbers", share, None, len(course.rows), measure=measure)
+    finding = Finding("ok", True, "", share, None, len(course.rows), measure=measure)
     if not bad_rows:
         return finding
     first_step = min(row["step"] for row in bad_rows)

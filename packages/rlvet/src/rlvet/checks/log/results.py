@@ -25,32 +25,28 @@ def change_text(before: float, after: float) -> str:
     return f"{format_number(before)} → {format_number(after)}"
 
 
-def passed_check(
-    tested: str, metric: Series, figure: float | None = None, measure: str = "", *parts: slice
-) -> Finding:
+def passed_check(metric: Series, figure: float | None = None, measure: str = "", *parts: slice) -> Finding:
     """Return a check of a metric that passed, with the number of log steps and their range.
 
     Args:
-        tested: The property of a correct run that is checked.
         metric: The metric.
         figure: The measured quantity.
         measure: Its name.
         *parts: The rows that the figure was computed from, in parts; by default all rows.
     """
     steps = [step for part in parts or (ALL_ROWS,) for step in metric.steps[part]]
-    return Finding("ok", True, tested, figure, None, len(steps), steps=(steps[0], steps[-1]), measure=measure)
+    return Finding("ok", True, "", figure, None, len(steps), steps=(steps[0], steps[-1]), measure=measure)
 
 
-def undecided_check(tested: str, advice: str = "") -> Finding:
+def undecided_check(advice: str = "") -> Finding:
     """Return a check that neither passed nor failed: the rows do not show that the property holds.
 
     A check that finds no fault passes only if its property is true of the rows. Between the two, nothing is claimed.
 
     Args:
-        tested: The property of a correct run that is checked.
         advice: The data to log for it, or the reason in a few words.
     """
-    return Finding("ok", None, tested, advice=advice)
+    return Finding("ok", None, "", advice=advice)
 
 
 def first_tenth(metric: Series) -> slice:

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import (
-    Course,
+    Case,
     Series,
     deviation,
     end_means,
@@ -33,14 +33,16 @@ from rlvet.checks.log.results import (
     passed_check,
     undecided_check,
 )
+from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import EVALUATION, QUANTITIES
 
 SOLVED = 0.95
 """Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
 
 
-def is_solved(course: Course) -> bool:
+def is_solved(case: Case) -> bool:
     """Check whether nearly every answer has the best reward, so that groups have no spread."""
+    course = case.course
     reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
         return False
@@ -96,22 +98,29 @@ REWARD_FLAT = Kind(
 )
 
 
-def check_constant_reward(course: Course) -> Finding:
+@LOGS.check(
+    "a reward that never changes",
+    after="answers cut off",
+    tested="rewards differ",
+    explained="the mean reward differs between log steps",
+    reports=(REWARD_FLAT,),
+)
+def check_constant_reward(case: Case) -> Finding:
     """Check that the mean reward is not the same in many log steps up to the end."""
-    tested = "rewards differ"
+    course = case.course
     reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
-        return Finding("ok", None, tested)
+        return undecided_check()
     equal_rows, others = _equal_rows_at_the_end(reward.values)
     last = reward.values[-equal_rows]
-    finding = passed_check(tested, reward, equal_rows, "log steps at the end with equal rewards")
+    finding = passed_check(reward, equal_rows, "log steps at the end with equal rewards")
     spreads = course.series("reward_std").values[-equal_rows:]
     is_best = last >= SOLVED and max(reward.values) <= 1
     is_short = equal_rows < CONSTANT_ROWS or equal_rows < CONSTANT_SHARE * len(reward.values)
     if is_short or is_best or any(spreads):
         # The mean reward has not changed for some log steps, but that is no fault yet.
         if equal_rows >= min(FEW_STEPS, len(reward.values)):
-            return undecided_check(tested, f"needs at least {CONSTANT_ROWS} log steps" if is_short else "")
+            return undecided_check(f"needs at least {CONSTANT_ROWS} log steps" if is_short else "")
         return finding
     start = reward.steps[-equal_rows]
     value = format_number(last)
@@ -174,23 +183,26 @@ COLLAPSE = Kind(
 )
 
 
-def check_fall(course: Course, floor: Finding) -> Finding:
+@LOGS.check(
+    "a fall of the reward",
+    after="whether the policy moves",
+    tested="the reward does not collapse",
+    explained="the end of the run keeps half of its best reward",
+    reports=(COLLAPSE,),
+)
+def check_fall(case: Case) -> Finding:
     """Check that the last tenth of a run keeps at least half of the reward of the best tenth.
 
     The finding names the metrics that have doubled or halved by then. A log does not show whether they are the cause.
-
-    Args:
-        course: The metrics of the run.
-        floor: The result of `check_constant_reward`. A fall to a constant reward begins with it at the latest.
     """
-    tested = "the reward does not collapse"
+    course = case.course
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
-        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
+        return undecided_check(f"needs at least {PLATEAU_STEPS} log steps")
     means = tenths(reward.values)
     best = max(range(10), key=lambda tenth: means[tenth])
     noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
-    finding = passed_check(tested, reward, means[-1], "mean reward of the last tenth", last_tenth(reward))
+    finding = passed_check(reward, means[-1], "mean reward of the last tenth", last_tenth(reward))
     # The height of the best tenth is measured from 0, or from the lowest tenth if rewards are negative.
     lowest = min(0.0, *means)
     height = means[best] - lowest
@@ -202,7 +214,7 @@ def check_fall(course: Course, floor: Finding) -> Finding:
         size = len(reward.values) // 10
         last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
         is_lost = largest_mean(reward.values, size) - last_mean > 0.4 * height
-        return undecided_check(tested, "its noise is too large") if is_lost else finding
+        return undecided_check("its noise is too large") if is_lost else finding
 
     # Values in the best and in the last tenth of the metrics that may explain the fall.
     ends = {}
@@ -230,6 +242,8 @@ def check_fall(course: Course, floor: Finding) -> Finding:
     first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
     after_best = Series(reward.steps[first_row:], reward.values[first_row:])
     start = _first_row_of_fall(after_best, lambda value: means[best] - value > largest_loss)
+    # A fall to a constant reward begins with it at the latest.
+    floor = case.of(check_constant_reward)
     if start is not None and floor.onset is not None and floor.onset > after_best.steps[0]:
         start = min(start, floor.onset)
     quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
@@ -285,9 +299,9 @@ PLATEAU = Kind(
 )
 
 
-def find_flat_part(course: Course) -> tuple[Series, int] | None:
+def find_flat_part(case: Case) -> tuple[Series, int] | None:
     """Return the reward, and the row from which it is flat; None if it is not flat, or if there are few log steps."""
-    reward = course.series("reward")
+    reward = case.course.series("reward")
     n = len(reward.values)
     if n < PLATEAU_STEPS:
         return None
@@ -300,28 +314,30 @@ def find_flat_part(course: Course) -> tuple[Series, int] | None:
     return reward, turn
 
 
-def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fall: Finding, solved: bool) -> Finding:
-    """Report the steps in which the reward is flat. This is no fault by itself.
-
-    Args:
-        course: The metrics of the run.
-        flat: The reward, and the row from which it is flat, see `find_flat_part`.
-        fall: The result of `check_fall`.
-        solved: True if the prompts are solved.
-    """
-    tested = "the reward is not flat for half of the run"
+@LOGS.check(
+    "a plateau of the reward",
+    after="the last tenth of the run",
+    tested="the reward is not flat for half of the run",
+    explained="the reward is not flat for half of the run",
+    reports=(PLATEAU,),
+)
+def check_plateau(case: Case) -> Finding:
+    """Report the steps in which the reward is flat. This is no fault by itself."""
+    course = case.course
+    fall = case.of(check_fall)
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
-        return Finding("ok", None, tested, advice=f"needs at least {PLATEAU_STEPS} log steps")
+        return undecided_check(f"needs at least {PLATEAU_STEPS} log steps")
     if fall.ok is False:
         # `check_fall` has reported it.
-        return Finding("ok", None, tested)
+        return undecided_check()
     finding = passed_check(
-        tested, reward, fmean(reward.later_half), "mean reward of the later half", later_half(reward)
+        reward, fmean(reward.later_half), "mean reward of the later half", later_half(reward)
     )
+    flat = case.of(find_flat_part)
     if flat is None:
         is_constant = len(set(reward.later_half)) == 1
-        return undecided_check(tested) if is_constant else finding
+        return undecided_check() if is_constant else finding
 
     _, turn = flat
     late_rewards = reward.values[turn:]
@@ -344,7 +360,7 @@ def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fall: Find
     # If it may have fallen, that is worth a look at any noise.
     if is_coarse and fall.ok and not falls:
         reason = f"a rise by {unseen_rise}, from a mean of {format_number(mean)}, would not show"
-        return undecided_check(tested, f"too short or too noisy to tell: {reason}")
+        return undecided_check(f"too short or too noisy to tell: {reason}")
     part_of_run = "the whole run" if not turn else f"{format_share(share)} of the run"
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
     if falls:
@@ -353,7 +369,7 @@ def check_plateau(course: Course, flat: tuple[Series, int] | None, *, fall: Find
         cause = f"{cause}; too short or too noisy to tell whether it rises: a rise by {unseen_rise} would not show"
     elif not is_constant:
         cause = f"{cause}; a rise by {unseen_rise} or less would not show in its noise"
-    if solved:
+    if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
     else:
         unlogged = [description for name, description in UNLOGGED.items() if name not in course.names]

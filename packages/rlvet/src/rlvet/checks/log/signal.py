@@ -6,7 +6,7 @@ import math
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Course, Series, end_means, onset, rise_in_errors, rises, standard_error
+from rlvet.checks.course import Case, Series, end_means, onset, rise_in_errors, rises, standard_error
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
@@ -17,7 +17,8 @@ from rlvet.checks.log.results import (
     passed_check,
     undecided_check,
 )
-from rlvet.checks.log.reward import describe_solved
+from rlvet.checks.log.reward import describe_solved, is_solved
+from rlvet.checks.registry import LOGS
 from rlvet.runs.setup import Setup
 
 SPREAD_LEFT = 0.1
@@ -57,20 +58,28 @@ FEWEST_REWARDS = 20
 """Number of rewards below which it is not said whether they rise."""
 
 
-def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
+@LOGS.check(
+    "groups with equal rewards",
+    after="a reward that never changes",
+    tested="most groups carry signal",
+    explained="in most groups, the answers to one prompt get different rewards",
+    reports=(NO_SIGNAL,),
+)
+def check_signal(case: Case) -> Finding:
     """Check that the rewards of most groups differ, so that their advantages are not all 0."""
-    tested = "most groups carry signal"
+    course, setup = case.course, case.setup
+    solved = case.of(is_solved)
     shares = course.series("dead")
     if not shares.values:
-        return _check_spread(course, setup, tested, solved=solved)
+        return _check_spread(case)
     if len(shares.values) < FEW_STEPS:
-        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps")
+        return undecided_check(f"needs at least {FEW_STEPS} log steps")
     late = shares.later_half
     mean = fmean(late)
     error = standard_error(late)
     measure = "share of groups with equal rewards in the later half"
     part = "in the later half of the run"
-    finding = passed_check(tested, shares, mean, measure, later_half(shares))._replace(error=error)
+    finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
     # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
     # chance.
     window = max(1, len(shares.values) // 20)
@@ -80,13 +89,13 @@ def check_signal(course: Course, setup: Setup, *, solved: bool) -> Finding:
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         if max(mean, end, shares.last) > MOST:
-            return undecided_check(tested, "about half of the groups have equal rewards")
+            return undecided_check("about half of the groups have equal rewards")
         return finding
     if end > mean:
         rows = slice(-len(last_rows), None)
         part = f"in the last {len(last_rows)} log steps"
         measure = "share of groups with equal rewards in the last log steps"
-        finding = passed_check(tested, shares, end, measure, rows)._replace(error=standard_error(last_rows))
+        finding = passed_check(shares, end, measure, rows)._replace(error=standard_error(last_rows))
     groups = "groups"
     group_size = setup.number("group size")
     if group_size:
@@ -128,18 +137,19 @@ def _why_equal(reward: Series) -> str:
     return ""
 
 
-def _check_spread(course: Course, setup: Setup, tested: str, *, solved: bool) -> Finding:
+def _check_spread(case: Case) -> Finding:
     """Check that the spread of rewards is not lost, if the log has no share of groups with equal rewards."""
+    course, setup = case.course, case.setup
     spread = course.series("reward_std")
     if len(spread.values) < FEW_STEPS:
-        return undecided_check(tested, f"needs at least {FEW_STEPS} log steps" if spread.values else "")
+        return undecided_check(f"needs at least {FEW_STEPS} log steps" if spread.values else "")
     limit = SPREAD_LEFT * spread.first
     quarter = spread.values[-max(3, len(spread.values) // 4) :]
     zeros = sum(value == 0 for value in spread.later_half)
     if zeros > MOST * len(spread.later_half):
         measure = "share of log steps in which the standard deviation of rewards is 0"
         share = zeros / len(spread.later_half)
-        finding = passed_check(tested, spread, share, measure, later_half(spread))
+        finding = passed_check(spread, share, measure, later_half(spread))
         cause = (
             f"the standard deviation of rewards is 0 in {zeros} of {len(spread.later_half)} log steps of the later "
             f"half: all answers to a prompt get the same reward there{_why_alike(setup)}"
@@ -147,14 +157,14 @@ def _check_spread(course: Course, setup: Setup, tested: str, *, solved: bool) ->
         start = next(step for step, value in spread.points if value == 0)
     elif spread.last < limit and median(quarter) < limit:
         measure = "standard deviation of rewards, last tenth"
-        finding = passed_check(tested, spread, spread.last, measure, last_tenth(spread))
+        finding = passed_check(spread, spread.last, measure, last_tenth(spread))
         cause = (
             f"the standard deviation of rewards went {change_text(spread.first, spread.last)}: nearly all answers get "
             f"the same reward{_why_alike(setup)}"
         )
         start = onset(spread, lambda mean: mean < limit)
     else:
-        return undecided_check(tested, "log the share of groups whose rewards are all equal")
+        return undecided_check("log the share of groups whose rewards are all equal")
     reward = course.series("reward")
     rose = False
     if len(reward.values) >= FEW_STEPS:
@@ -163,7 +173,7 @@ def _check_spread(course: Course, setup: Setup, tested: str, *, solved: bool) ->
         rise = f"rose ({change_text(before, after)})" if rose else "did not clearly rise"
         cause = f"{cause}; the reward {rise}"
     cause = f"{cause}{_why_equal(reward)}"
-    severity = "look" if solved or rose else "fix"
+    severity = "look" if case.of(is_solved) or rose else "fix"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["reward_std"])
 
 
@@ -207,9 +217,16 @@ NO_BASELINE = Kind(
 )
 
 
-def check_baseline(course: Course, setup: Setup) -> Finding:
+@LOGS.check(
+    "baseline of the advantages",
+    after="KL to the reference",
+    tested="a baseline is subtracted from rewards",
+    explained="advantages are not the rewards themselves",
+    reports=(NO_BASELINE,),
+)
+def check_baseline(case: Case) -> Finding:
     """Check that the largest and smallest advantages are not those of the rewards, as without a baseline."""
-    tested = "a baseline is subtracted from rewards"
+    course, setup = case.course, case.setup
     steps = []
     equal_steps = []
     for row in course.rows:
@@ -224,12 +241,12 @@ def check_baseline(course: Course, setup: Setup) -> Finding:
         if largest_is_equal and smallest_is_equal:
             equal_steps.append(row["step"])
     if len(steps) < BASELINE_ROWS:
-        return undecided_check(tested)
+        return undecided_check()
     share = len(equal_steps) / len(steps)
     finding = Finding(
         "ok",
         True,
-        tested,
+        "",
         share,
         None,
         len(steps),
@@ -237,7 +254,7 @@ def check_baseline(course: Course, setup: Setup) -> Finding:
         measure="share of log steps in which the largest and the smallest advantage equal those of the rewards",
     )
     if share < NEARLY_ALL:
-        return undecided_check(tested) if equal_steps else finding
+        return undecided_check() if equal_steps else finding
     cause = (
         f"the largest and the smallest advantage equal the largest and the smallest reward in {len(equal_steps)} of "
         f"{len(steps)} log steps: no baseline is subtracted"

@@ -15,6 +15,7 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.log.engine import ENGINE_MISMATCH, STALE_WEIGHTS, WEIGHT_SYNC
 from rlvet.checks.recorded_advantages import Flags, Floats
+from rlvet.checks.registry import TOKENS
 from rlvet.checks.tokens.ratio import SHIFT
 from rlvet.checks.tokens.sampling import (
     EDGE_TOKENS,
@@ -91,12 +92,30 @@ KL_LIMIT = 2e-3
 """Largest KL divergence (nats per token) between engine and trainer. Rounding to bfloat16 gives at most a tenth."""
 
 
+@TOKENS.check(
+    "probabilities of the engine",
+    after="the ratio before the first update",
+    tested="engine and trainer agree",
+    explained="in a record, they are those of the trainer",
+    reports=(
+        ENGINE_MISMATCH,
+        SHIFT,
+        MASK,
+        TEMPERATURE,
+        TOP_P,
+        EDITED_LOGITS,
+        RETOKENISED,
+        ROUTING,
+        PROMPT,
+        STALE_WEIGHTS,
+        WEIGHT_SYNC,
+    ),
+)
 def check_engine(first_pass: FirstPass) -> Finding:
     """Check that the engine's log-probabilities equal the trainer's, except for rounding."""
-    tested = "engine and trainer agree"
     tokens = ~np.isnan(first_pass.logp_rollout)
     if first_pass.logp_old_is_rollout or not tokens.any():
-        return Finding("ok", None, tested, advice="record logp_rollout=, and a logp_old of the trainer's own")
+        return Finding("ok", None, "", advice="record logp_rollout=, and a logp_old of the trainer's own")
 
     # With w = π_old/π_rollout, the mean of w − 1 − log w over tokens from the engine estimates the KL divergence.
     log_weight = np.where(tokens, first_pass.logp_old - first_pass.logp_rollout, 0.0)
@@ -105,7 +124,7 @@ def check_engine(first_pass: FirstPass) -> Finding:
     divergence = surplus - clamped
     trend = find_trend(first_pass, divergence, tokens, KL_LIMIT)
     measure = "KL between engine and trainer (nats per token)"
-    passed = Finding.of(f"{tested} (KL, nats per token)", trend.values, int(tokens.sum()), measure)
+    passed = Finding.of(" (KL, nats per token)", trend.values, int(tokens.sum()), measure)
 
     # A temperature is always tested: if the policy is nearly sure of its tokens, the divergence hardly shows it.
     temperature_ratio, _ = fit_temperature_ratio(

@@ -8,6 +8,7 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.log.engine import ENGINE_MISMATCH, STALE_WEIGHTS, WEIGHT_SYNC
 from rlvet.checks.recorded_advantages import Flags, Floats, Integers
+from rlvet.checks.registry import TOKENS
 from rlvet.checks.tokens.sampling import (
     TEMPERATURE,
     TOP_P,
@@ -111,9 +112,25 @@ EXACT_DISTANCE = 1e-3
 limit for different kernels."""
 
 
+@TOKENS.check(
+    "the ratio before the first update",
+    after="impossible values of tokens",
+    tested="the ratio is 1 before the first update",
+    explained="in a record, it is 1",
+    reports=(
+        SHIFT,
+        PERMUTED,
+        REFERENCE_AS_OLD,
+        PRECISION,
+        DROPOUT,
+        TEMPERATURE,
+        TOP_P,
+        ENGINE_MISMATCH,
+        STALE_WEIGHTS,
+    ),
+)
 def check_ratio(first_pass: FirstPass) -> Finding:
     """Check that the policy in training equals the old policy before any update."""
-    tested = "the ratio is 1 before the first update"
     tokens = first_pass.tokens_before_updates
     # Stale data may have another ratio, although the log-probabilities are right. The engine's are always those of the
     # weights that sampled, so only tokens that are known to be fresh show a fault of these.
@@ -121,13 +138,13 @@ def check_ratio(first_pass: FirstPass) -> Finding:
     tokens = fresh if fresh.any() else tokens
     tokens = tokens & ~np.isnan(first_pass.logp)
     if not tokens.any():
-        return Finding("ok", None, tested, advice="record update= with each loss")
+        return Finding("ok", None, "", advice="record update= with each loss")
 
     limit = ROUNDING_DISTANCE if first_pass.anchored_at_rollout else EXACT_DISTANCE
     distance = np.abs(first_pass.logp - first_pass.logp_old)
     trend = find_trend(first_pass, distance, tokens, limit)
     measure = "mean abs(log π − log π_old) before the first update (nats)"
-    passed = Finding.of(tested, trend.values, int(tokens.sum()), measure)
+    passed = Finding.of("", trend.values, int(tokens.sum()), measure)
     if trend.figure <= limit or float(trend.values.max()) <= limit:
         return passed
     # A few wrong batches among correct ones are no fault of the passes.

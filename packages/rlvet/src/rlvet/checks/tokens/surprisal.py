@@ -12,22 +12,29 @@ from rlvet.checks.findings import Finding
 from rlvet.checks.first_pass import ROUNDING_DISTANCE, FirstPass
 from rlvet.checks.log.engine import STALE_WEIGHTS, WEIGHT_SYNC
 from rlvet.checks.recorded_advantages import Flags
+from rlvet.checks.registry import TOKENS
 from rlvet.checks.tokens.engine import RETOKENISED
 from rlvet.checks.tokens.ratio import SHIFT
 from rlvet.checks.tokens.sampling import EDITED_LOGITS, TEMPERATURE, TOP_P, describe_unsampled_edge
 from rlvet.checks.tokens.trend import FEWEST_FAR_TOKENS, LATE_Z_LIMIT, REMAINDER, Z_LIMIT, Trend
 
 
+@TOKENS.check(
+    "the distribution of the sampler",
+    after="probabilities of the engine",
+    tested="surprisal equals entropy",
+    explained="in a record, tokens are as probable as the policy predicts",
+    reports=(TEMPERATURE, TOP_P, EDITED_LOGITS, MASK, STALE_WEIGHTS),
+)
 def check_surprisal(first_pass: FirstPass) -> Finding:
     """Check that tokens were sampled from the policy: the mean of −log π is then its entropy."""
-    tested = "surprisal equals entropy"
     tokens = first_pass.tokens_before_updates & ~np.isnan(first_pass.entropy)
     if not tokens.any():
-        return Finding("ok", None, tested, advice="record entropy= and update=")
+        return Finding("ok", None, "", advice="record entropy= and update=")
 
     excesses = first_pass.batch_means(first_pass.excess_surprisal, tokens)
     measure = "mean of surprisal minus entropy (nats per token)"
-    passed = Finding.of(tested, excesses, int(tokens.sum()), measure)
+    passed = Finding.of("", excesses, int(tokens.sum()), measure)
     trend, z = _find_surprising_batches(first_pass, tokens)
     mean, _ = first_pass.mean_and_z(first_pass.excess_surprisal, trend.tokens)
     z_limit = Z_LIMIT if trend.step is None else LATE_Z_LIMIT

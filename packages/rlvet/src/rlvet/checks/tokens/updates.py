@@ -11,6 +11,7 @@ from rlvet.checks.advantages.masks import MICRO_BATCH_LOST
 from rlvet.checks.findings import Finding
 from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.log.movement import HARDLY_MOVES, NO_STEP
+from rlvet.checks.registry import TOKENS
 from rlvet.checks.tokens.trend import FEWEST_BATCHES, REMAINDER
 
 UNMOVED = 2e-6
@@ -23,9 +24,15 @@ NEAR_LIMIT = 10.0
 """Factor by which the largest batch may exceed `HARDLY_MOVED`."""
 
 
+@TOKENS.check(
+    "movement by updates",
+    after="the distribution of the sampler",
+    tested="updates move the policy",
+    explained="in a record, updates move the policy, and no part of a batch is lost",
+    reports=(NO_STEP, HARDLY_MOVES, MICRO_BATCH_LOST),
+)
 def check_updates(first_pass: FirstPass) -> Finding:
     """Check that updates move the policy, and that the gradient of each loss has an effect."""
-    tested = "updates move the policy"
     before = []
     after = []
     for movement in first_pass.movement.values():
@@ -33,9 +40,9 @@ def check_updates(first_pass: FirstPass) -> Finding:
             after.append(movement[max(movement)])
             before.append(movement.get(0, math.nan))
     if not after:
-        return Finding("ok", None, tested, advice="record update= with each of several updates")
+        return Finding("ok", None, "", advice="record update= with each of several updates")
     measure = "mean abs log-ratio after the last update on a batch (nats)"
-    passed = Finding.of(f"{tested} (mean abs log-ratio)", after, len(after), measure)
+    passed = Finding.of(" (mean abs log-ratio)", after, len(after), measure)
 
     advantages = first_pass.advantage[~np.isnan(first_pass.advantage)]
     has_signal = not len(advantages) or bool((advantages != 0).any())
