@@ -231,7 +231,8 @@ def test_trls_metrics_are_those_of_the_stock_trainer(folder):
             assert row[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
     assert stock.state.log_history[2]["clip_ratio/region_mean"] > 0
     for weight, expected in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
-        torch.testing.assert_close(weight, expected, rtol=1e-4, atol=1e-5)
+        # Adam moves a weight by up to 1e-3 in each update, whatever the size of its gradient.
+        torch.testing.assert_close(weight, expected, rtol=0, atol=1e-4)
 
 
 def test_the_loss_is_announced_as_certified(folder, capsys):

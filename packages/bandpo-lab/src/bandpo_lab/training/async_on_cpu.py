@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -105,6 +105,17 @@ class DenseAttention:
         )
         output = output.transpose(1, 2)
         return torch.cat([row[:length] for row, length in zip(output, queries, strict=True)])
+
+
+class _Completions(NamedTuple):
+    """The completions of a prompt."""
+
+    prompt: list[int]
+    """The ids of the prompt."""
+    ids: list[list[int]]
+    """The ids of each completion, with the token that ends it."""
+    logps: list[list[float]]
+    """Their log-probabilities (nats) at the temperature of sampling."""
 
 
 class OldSampler:
@@ -212,28 +223,30 @@ class OldSampler:
         if result.unexpected_keys:
             raise RunProblem(f"the sampler's model has no weights {', '.join(result.unexpected_keys)}")
         start = self._groups
-        rows = [self._rows[number % len(self._rows)] for number in range(start, start + self._prompts)]
         self._groups += self._prompts
+        rows = [self._rows[number % len(self._rows)] for number in range(start, self._groups)]
         samples: list[RolloutSample] = []
         rewards: list[float] = []
-        for group, row in enumerate(rows, start):
-            prompt, completions, logps = self._generate(row["prompt"])
-            texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in completions]
+        for group, (row, completions) in enumerate(zip(rows, self._generate(rows), strict=True), start):
+            texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in completions.ids]
             columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
             scores = np.array(
                 self._reward(prompts=[row["prompt"]] * len(texts), completions=texts, **columns),
                 dtype=np.float64,
             )
-            advantages = (scores - scores.mean()) / (scores.std(ddof=1) + STD_EPSILON)
             rewards += scores.tolist()
-            for ids, logp, score, advantage in zip(completions, logps, scores, advantages, strict=True):
+            advantages = (scores - scores.mean()) / (scores.std(ddof=1) + STD_EPSILON)
+            prompt = completions.prompt
+            for ids, logps, score, advantage in zip(
+                completions.ids, completions.logps, scores, advantages, strict=True
+            ):
                 samples.append(
                     RolloutSample(
                         prompt=[],
                         completion=[],
                         input_ids=np.array([*prompt, *ids]),
                         completion_mask=np.array([0] * len(prompt) + [1] * len(ids)),
-                        old_log_probs=np.array([0.0] * len(prompt) + logp, dtype=np.float32),
+                        old_log_probs=np.array([0.0] * len(prompt) + logps, dtype=np.float32),
                         advantage=float(advantage),
                         model_version=version,
                         group_id=group,
@@ -245,18 +258,25 @@ class OldSampler:
         return samples
 
     @torch.no_grad()
-    def _generate(self, text: str) -> tuple[list[int], list[list[int]], list[list[float]]]:
-        """Return the ids of a prompt, and the ids and log-probabilities of its completions."""
-        prompt: list[int] = self._tokenizer(text)["input_ids"]
-        count = self._num_generations
+    def _generate(self, rows: Sequence[Mapping[str, Any]]) -> list[_Completions]:
+        """Sample the completions of the prompts of rows, all in one batch with padding on the left."""
+        prompts: list[list[int]] = [self._tokenizer(row["prompt"])["input_ids"] for row in rows]
+        longest = max(map(len, prompts))
         end = self._tokenizer.eos_token_id
-        ids = torch.tensor([prompt]).expand(count, -1)
+        padded = [[end] * (longest - len(prompt)) + prompt for prompt in prompts]
+        is_prompt = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        ids = torch.tensor(padded).repeat_interleave(self._num_generations, 0)
+        mask = torch.tensor(is_prompt).repeat_interleave(self._num_generations, 0)
+        position = (mask.cumsum(1) - 1).clamp(min=0)
+
         cache: Any = None
         tokens: list[Tensor] = []
         logps: list[Tensor] = []
-        is_done = torch.zeros(count, dtype=torch.bool)
+        is_done = torch.zeros(len(ids), dtype=torch.bool)
         for _ in range(self._max_new_tokens):
-            output = self._model(ids, past_key_values=cache, use_cache=True)
+            output = self._model(
+                ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True
+            )
             cache = output.past_key_values
             logp = (output.logits[:, -1].float() / self._temperature).log_softmax(-1)
             ids = logp.exp().multinomial(1, generator=self._random)
@@ -265,12 +285,15 @@ class OldSampler:
             is_done |= ids[:, 0] == end
             if is_done.all():
                 break
-        table = torch.cat(tokens, 1)
-        logp_table = torch.cat(logps, 1)
-        completions: list[list[int]] = []
-        logps_of_tokens: list[list[float]] = []
-        for row, row_logps in zip(table.tolist(), logp_table.tolist(), strict=True):
+            mask = torch.cat([mask, torch.ones_like(ids)], 1)
+            position = position[:, -1:] + 1
+
+        results = [_Completions(prompt, [], []) for prompt in prompts]
+        table = torch.cat(tokens, 1).tolist()
+        logps_of_rows = torch.cat(logps, 1).tolist()
+        for number, (row, row_logps) in enumerate(zip(table, logps_of_rows, strict=True)):
             length = row.index(end) + 1 if end in row else len(row)
-            completions.append(row[:length])
-            logps_of_tokens.append(row_logps[:length])
-        return prompt, completions, logps_of_tokens
+            result = results[number // self._num_generations]
+            result.ids.append(row[:length])
+            result.logps.append(row_logps[:length])
+        return results
