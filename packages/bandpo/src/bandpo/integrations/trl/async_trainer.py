@@ -33,6 +33,7 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidType
 from bandpo.core.layout import Packed
+from bandpo.integrations._adapt import describe_anchor
 from bandpo.integrations.trl.announcements import sampling_settings
 from bandpo.integrations.trl.async_config import BandAsyncGRPOConfig
 from bandpo.integrations.trl.async_probe import AsyncProbe
@@ -111,7 +112,8 @@ class BandAsyncGRPOTrainer(MethodTrainer, AsyncGRPOTrainer):
         ASYNC_GRPO.check_trainer(self)
         self._start_audit("rollout", sampling_settings(args), version_at="group")
         self._settings_at_start = self._clip_settings()
-        self._announce("ratios and bounds refer to the sampler's log-probabilities")
+        anchor = describe_anchor(True, "this trainer has no others")
+        self._announce(f"ratios and bounds refer to {anchor}")
         self._announce(
             "the age of a token is counted from the weights at the start of its group, so it is an upper bound; TRL "
             f"drops samples that are more than max_staleness={args.max_staleness} versions old"
