@@ -39,6 +39,8 @@ SMALL = ["--per_device_train_batch_size=8", "--num_generations=4", "--steps_per_
 SMALL += ["--num_iterations=1", "--max_steps=6", "--save_steps=2", "--logging_steps=1"]
 SMALL += ["--max_completion_length=8", "--train_prompts=32", "--eval_prompts=2", "--eval_samples=4"]
 CPU = ["--use_cpu", "--bf16=False"]
+SEVERAL_UPDATES = "--num_iterations=2"
+"""What lets a clip act: TRL's default is one update for each batch."""
 
 
 def small(folder, *more):
@@ -401,7 +403,7 @@ def test_yaml_and_flags(tmp_path):
     (tmp_path / "run.yaml").write_text(
         "dataset_name: multiplication\nmodel_name_or_path: multiplication\n"
         "reward_funcs: [accuracy_reward, bandpo_lab.tasks.multiplication.reward]\n"
-        "method: FixedClip(0.2, 0.28)\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
+        "method: FixedClip(0.2, 0.28)\nnum_iterations: 2\nlearning_rate: 3.0e-5\nuse_cpu: true\nbf16: false\n"
     )
     arguments = parse_arguments(["--config", str(tmp_path / "run.yaml"), "--learning_rate", "2e-5"])
     assert arguments.training.method == "FixedClip(low=0.2, high=0.28)"
@@ -424,7 +426,7 @@ def test_a_file_that_names_neither_model_nor_data_stands_on_the_embedded_task(tm
 
 def test_flags_may_be_written_with_hyphens():
     with pytest.raises(ValueError, match="no data: give --dataset_name"):  # not trained on the embedded task
-        parse_arguments(["--model-name-or-path=x", *CPU])
+        parse_arguments(["--model-name-or-path=x", SEVERAL_UPDATES, *CPU])
     one = parse_arguments(["--num-iterations", "3", "--learning-rate=2e-5", "--method=Band(KL(), 0.04)"])
     other = parse_arguments(["--num_iterations", "3", "--learning_rate=2e-5", "--method=Band(KL(), 0.04)"])
     assert settings(one) == settings(other)
@@ -462,9 +464,13 @@ def test_the_config_of_a_run_makes_the_run_again(earlier, tmp_path):
         (None, ["--config", "missing.yaml"], "there is no such file"),
         (None, ["--config"], "needs the path"),
         (None, ["--eval_samples=0"], "eval_samples must be at least 1, got 0"),
-        (None, ["--model_name_or_path=x", *CPU], "no data: give --dataset_name"),
-        (None, ["--dataset_name=x", *CPU], "no model: give --model_name_or_path"),
-        (None, ["--dataset_name=x", "--model_name_or_path=y", *CPU], "no reward: give --reward_funcs"),
+        (None, ["--model_name_or_path=x", SEVERAL_UPDATES, *CPU], "no data: give --dataset_name"),
+        (None, ["--dataset_name=x", SEVERAL_UPDATES, *CPU], "no model: give --model_name_or_path"),
+        (
+            None,
+            ["--dataset_name=x", "--model_name_or_path=y", SEVERAL_UPDATES, *CPU],
+            "no reward: give --reward_funcs",
+        ),
         ("method: [", [], "is no valid YAML"),
         ("- clip", [], "must hold `key: value` lines"),
         ("env: x", [], "env must hold `NAME: value` lines, got 'x'"),
