@@ -332,6 +332,26 @@ def test_the_gradient_is_scaled_by_that_of_the_loss():
     torch.testing.assert_close(tripled, 3 * once)
 
 
+def test_a_second_derivative_is_refused():
+    logp, *rest = batch()
+    leaf = logp.clone().requires_grad_()
+    loss = loss_with_kernels("BandPO()")(leaf, *rest).loss
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(loss + leaf.square().sum(), leaf, create_graph=True)
+
+
+@pytest.mark.parametrize("method", ["FixedClip(0.2)", "Band(KL(), 0.05)"])
+@pytest.mark.parametrize("size", [69.0, 80.0, 100.0, 1e3])
+def test_large_ratios_are_limited_as_without_kernels(method, size):
+    new = torch.full((2, 6), -0.01)
+    tensors = (new, new - size, torch.tensor([1.0, -1.0]))
+    expected = gradient(policy_loss, tensors, method=method)
+    found = gradient(loss_with_kernels(method), tensors)
+    assert expected[0].isfinite().all()
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=0.0)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=0.0)
+
+
 def test_without_metrics_the_loss_is_nan_with_the_same_gradient():
     tensors = batch()
     found, loss, metrics = gradient(loss_with_kernels("BandPO()"), tensors, metrics=False)
