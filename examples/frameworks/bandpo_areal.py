@@ -7,11 +7,14 @@ the subclass from `PPOTrainer._create_train_engine`. Environment variables of th
 - ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the
   version of the weights that sampled each token, the prompts and the rewards. AReaL's batch has no flag for truncated
   completions.
+- ``BANDPO_ACCEPT_IDLE_CLIP``: 1 to accept a run in which every ratio is 1, as the baseline of a sweep.
 
 AReaL's rejection sampling, M2PO mask, distillation, loss aggregation and metrics are unchanged. Settings under which it
 would compute another loss raise an error.
 
-The old log-probabilities are ``prox_logp``, the trainer's own, or the sampler's if AReaL computes none.
+The old log-probabilities are the sampler's. With ``use_decoupled_loss`` or ``recompute_logprob`` they are
+``prox_logp``, the trainer's own before the first update on a batch. With these and ``ppo_n_minibatches: 1`` every ratio
+is 1, and no clip acts: this raises an error.
 
 Written for AReaL 1.0.4.
 """
@@ -26,8 +29,10 @@ from areal.trainer.ppo.actor import PPOActor
 
 from bandpo import Method, Packed
 from bandpo.core.objectives import DualClip
-from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bounds, record
+from bandpo.integrations import check_anchor, check_settings, dual_clip_of, epsilons, read_bounds, record
 
+TO_SAMPLER = "set actor.use_decoupled_loss=false and actor.recompute_logprob=false"
+"""The settings that make the ratio refer to the sampler's log-probabilities."""
 REWARD = "bandpo_reward"
 """The key, in a batch, of the reward of each token's sequence."""
 
@@ -42,8 +47,29 @@ class BandPPOActor(PPOActor):
 
     def __init__(self, config: Any, engine: Any):
         text = os.environ.get("BANDPO_METHOD")
-        method = read_bounds("BANDPO_", text, aggregation="token-mean", dual_clip=True)
+        refers_to_trainer = config.use_decoupled_loss or config.recompute_logprob
+        method = read_bounds(
+            "BANDPO_",
+            text,
+            aggregation="token-mean",
+            dual_clip=True,
+            to_sampler=TO_SAMPLER if refers_to_trainer else "",
+        )
         check_settings("AReaL", config, method)
+        lines = check_anchor(
+            method,
+            config.ppo_n_minibatches,
+            sampler=not refers_to_trainer,
+            setting=f"actor.use_decoupled_loss={config.use_decoupled_loss}, "
+            f"actor.recompute_logprob={config.recompute_logprob}",
+            # AReaL's rollout.max_head_offpolicyness is not among these settings.
+            asynchronous=None,
+            to_sampler=TO_SAMPLER,
+            more_updates="set actor.ppo_n_minibatches above 1",
+            accepted=os.environ.get("BANDPO_ACCEPT_IDLE_CLIP") == "1",
+            accept="BANDPO_ACCEPT_IDLE_CLIP=1",
+        )
+        print(*[f"bandpo: {line}" for line in lines], sep="\n", flush=True)
         if method.only_rule and config.c_clip is not None:
             method = Method(method.clip, DualClip(config.c_clip))
         super().__init__(config, BoundedEngine(engine, method, config))

@@ -15,8 +15,10 @@ for these settings, so they are environment variables:
 ms-swift's KL term, rollout correction, masks and metrics are unchanged. Settings under which it would compute another
 loss raise an error.
 
-The old log-probabilities are the trainer's own before the first update on a batch. With one update for each batch every
-ratio is 1, and no clip acts: this raises an error when the trainer is built.
+The old log-probabilities are the trainer's own before the first update on a batch, or with
+``Method(…, old_policy='rollout')`` the sampler's, as asynchronous generation (``--async_generate``) needs. With the
+trainer's own and one update for each batch every ratio is 1, and no clip acts: this raises an error when the trainer is
+built.
 
 Overrides private methods of ms-swift; written for 4.6.0.
 """
@@ -33,8 +35,9 @@ from swift.trainers.trainer_factory import TrainerFactory
 
 from bandpo import Method
 from bandpo.core.aggregation import TRL_LOSS_TYPES
+from bandpo.core.errors import InvalidValue
 from bandpo.core.objectives import RatioCap
-from bandpo.integrations import check_ratio_moves, check_settings, epsilons, read_bounds, record
+from bandpo.integrations import check_anchor, check_settings, epsilons, read_bounds, record
 
 
 class BandGRPOTrainer(GRPOTrainer):
@@ -54,21 +57,25 @@ class BandGRPOTrainer(GRPOTrainer):
         method = read_bounds("BANDPO_", os.environ.get("BANDPO_METHOD"), aggregation=aggregation)
         check_settings("ms-swift", self.args, method)
         if self.args.delta is not None:
-            method = Method(method.clip, RatioCap(self.args.delta))
+            method = Method(method.clip, RatioCap(self.args.delta), old_policy=method.old_policy)
         self._method = method
         losses = self.args.steps_per_generation * self.args.num_iterations
-        check_ratio_moves(
+        lines = check_anchor(
             method,
             math.inf if self.args.gradient_accumulation_steps % losses else 1,
-            "--num_iterations",
-            "use --num_iterations 2, or --steps_per_generation above --gradient_accumulation_steps",
+            sampler=method.old_policy == "rollout",
+            setting=f"BANDPO_METHOD={method!r}",
+            asynchronous=self.args.async_generate,
+            to_sampler="write the method as Method(..., old_policy='rollout')",
+            more_updates="use --num_iterations 2, or --steps_per_generation above --gradient_accumulation_steps",
             accepted=os.environ.get("BANDPO_ACCEPT_IDLE_CLIP") == "1",
             accept="BANDPO_ACCEPT_IDLE_CLIP=1",
         )
+        print(*[f"bandpo: {line}" for line in lines], sep="\n", flush=True)
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: dict[str, Any], grpo_batch: Any) -> Any:
         self._batch_to_record = grpo_batch if self.model.training else None
-        logp_old = grpo_batch.old_per_token_logps
+        logp_old = self._logp_old(grpo_batch)
         if logp_old is None:
             return super()._compute_loss_and_metrics(model, model_inputs, grpo_batch)
 
@@ -82,6 +89,17 @@ class BandGRPOTrainer(GRPOTrainer):
         finally:
             self.epsilon_low, self.epsilon_high = configured
 
+    def _logp_old(self, batch: Any) -> Any:
+        """Return the log-probabilities that the ratio refers to; None if ms-swift has not computed them."""
+        if self._method.old_policy != "rollout":
+            return batch.old_per_token_logps
+        if batch.rollout_per_token_logps is None:
+            raise InvalidValue(
+                f"BANDPO_METHOD={self._method!r} refers to the sampler's log-probabilities, and the batch has none: "
+                "use --use_vllm true"
+            )
+        return batch.rollout_per_token_logps
+
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         logp, entropy = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         batch = self._batch_to_record
@@ -93,10 +111,11 @@ class BandGRPOTrainer(GRPOTrainer):
                 "ms-swift",
                 self._method,
                 logp,
-                logp if batch.old_per_token_logps is None else batch.old_per_token_logps,
+                logp if self._logp_old(batch) is None else self._logp_old(batch),
                 batch.advantages,
                 batch.completion_mask,
                 logp_rollout=batch.rollout_per_token_logps,
+                old_is_rollout=self._method.old_policy == "rollout",
                 entropy=entropy,
                 step=self.state.global_step,
                 sampling={name: getattr(self.args, name, None) for name in ("temperature", "top_p", "top_k")},

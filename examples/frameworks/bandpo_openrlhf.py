@@ -9,11 +9,15 @@ OpenRLHF has no option for a loss, so a hook replaces the loss class that its wo
 - ``BANDPO_METHOD``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a dual clip.
 - ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the
   rewards, prompts and truncation flags of OpenRLHF's ``Experience``, which has no version of the weights.
+- ``BANDPO_ACCEPT_IDLE_CLIP``: 1 to accept a run in which every ratio is 1, as the baseline of a sweep.
 
 OpenRLHF's correction for the rollout engine, KL term, entropy bonus, loss aggregation and metrics are unchanged.
 Settings under which it would compute another loss raise an error when a worker starts.
 
-The old log-probabilities are the trainer's own.
+The old log-probabilities are the trainer's own before the first update on a batch, or with
+``Method(…, old_policy='rollout')`` the sampler's, as ``--train.async_enable`` needs. OpenRLHF only passes the latter
+with ``--algo.advantage.is_correction_level token``, whose weights are then 1. With the trainer's own and one update for
+each batch every ratio is 1, and no clip acts: this raises an error when a worker builds its trainer.
 
 Written for OpenRLHF 0.11.2.
 """
@@ -27,7 +31,9 @@ from typing import Any
 
 from openrlhf.models import PolicyLoss
 
-from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bounds, record
+from bandpo import Method
+from bandpo.core.errors import InvalidValue
+from bandpo.integrations import check_anchor, check_settings, dual_clip_of, epsilons, read_bounds, record
 
 
 @dataclass
@@ -70,14 +76,21 @@ class BandPolicyLoss(PolicyLoss):
             "dual_clip": self.dual_clip,
         }
         check_settings("OpenRLHF", loss_settings, method)
-        self._method = method
+        if method.old_policy == "rollout" and self.is_correction_level == "off":
+            raise InvalidValue(
+                f"BANDPO_METHOD={method!r} refers to the sampler's log-probabilities, and OpenRLHF asks for none: use "
+                "--algo.advantage.is_correction_level token, whose weights are then 1"
+            )
+        self.method = method
         if not method.only_rule:
             self.dual_clip = dual_clip_of(method)
 
     def forward(
         self, log_probs: Any, old_log_probs: Any, advantages: Any, action_mask: Any = None, **kwargs: Any
     ) -> Any:
-        bounds = epsilons(self._method.clip, old_log_probs, action_mask)
+        if self.method.old_policy == "rollout":
+            old_log_probs = kwargs["rollout_log_probs"]
+        bounds = epsilons(self.method.clip, old_log_probs, action_mask)
         self.clip_eps_low = bounds.low
         self.clip_eps_high = bounds.high
         self._record(log_probs, old_log_probs, advantages, action_mask, kwargs.get("rollout_log_probs"))
@@ -105,12 +118,13 @@ class BandPolicyLoss(PolicyLoss):
         record(
             folder,
             "openrlhf",
-            self._method,
+            self.method,
             logp,
             logp_old,
             advantages,
             mask,
             logp_rollout=logp_rollout,
+            old_is_rollout=self.method.old_policy == "rollout",
             sampling=PROGRESS.sampling,
             **columns,
         )
@@ -132,14 +146,37 @@ def _prompts(experience: Any) -> list[Any]:
     return prompts
 
 
+def _check_anchor(method: Method, args: Any) -> None:
+    """Check that ratios can differ from 1, and print the log-probabilities that they refer to."""
+    responses = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    lines = check_anchor(
+        method,
+        responses // args.train.batch_size * args.train.max_epochs,
+        sampler=method.old_policy == "rollout",
+        setting=f"BANDPO_METHOD={method!r}",
+        asynchronous=args.train.async_enable,
+        to_sampler="write the method as Method(..., old_policy='rollout')",
+        more_updates="use --train.max_epochs 2, or a smaller --train.batch_size",
+        accepted=os.environ.get("BANDPO_ACCEPT_IDLE_CLIP") == "1",
+        accept="BANDPO_ACCEPT_IDLE_CLIP=1",
+    )
+    print(*[f"bandpo: {line}" for line in lines], sep="\n", flush=True)
+
+
 def patch() -> None:
     """Make the workers of this process construct `BandPolicyLoss`, and update `PROGRESS` during training."""
     import openrlhf.trainer.ray.ppo_actor as ppo_actor
 
     ppo_actor.PolicyLoss = BandPolicyLoss
     trainer = ppo_actor.ActorPPOTrainer
+    original_init = trainer.__init__
     original_ppo_train = trainer.ppo_train
     original_training_step = trainer.training_step
+
+    @functools.wraps(original_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        _check_anchor(self.actor_loss_fn.method, self.args)
 
     @functools.wraps(original_ppo_train)
     def ppo_train(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -160,5 +197,6 @@ def patch() -> None:
             PROGRESS.experience = None
             PROGRESS.losses += 1
 
+    trainer.__init__ = init
     trainer.ppo_train = ppo_train
     trainer.training_step = training_step

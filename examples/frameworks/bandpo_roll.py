@@ -10,11 +10,15 @@ Environment variables in ``system_envs``:
 - ``BANDPO_METHOD``: a clip rule, or a method that is PPO's surrogate with other bounds, with or without a dual clip.
 - ``BANDPO_RECORD``: a folder to which the tokens of every loss are written, see `bandpo.audit.Recorder`, with the
   prompts and the scores. ROLL's batch has no truncation flags, and no number of the update.
+- ``BANDPO_ACCEPT_IDLE_CLIP``: 1 to accept a run in which every ratio is 1, as the baseline of a sweep.
 
 ROLL's KL term, importance weights, sample weights, loss aggregation and metrics are unchanged. Settings under which it
 would compute another loss raise an error at the first loss.
 
-The old log-probabilities are those of ``get_old_log_probs_with_cache``, the trainer's own.
+The old log-probabilities are those of ``get_old_log_probs_with_cache``, the trainer's own before the first update on a
+batch, or with ``Method(…, old_policy='rollout')`` the sampler's, ``infer_logprobs``, as an ``async_generation_ratio``
+above 0 needs. With the trainer's own and one update for each batch every ratio is 1, and no clip acts: this raises an
+error at the first loss.
 
 Written for ROLL 0.3.0 (commit 8eb27cc).
 """
@@ -27,7 +31,8 @@ from typing import Any
 from roll.pipeline.rlvr.actor_worker import ActorWorker
 
 from bandpo import Method
-from bandpo.integrations import check_settings, dual_clip_of, epsilons, read_bounds, record
+from bandpo.core.errors import InvalidValue
+from bandpo.integrations import check_anchor, check_settings, dual_clip_of, epsilons, read_bounds, record
 
 
 class BandActorWorker(ActorWorker):
@@ -47,6 +52,7 @@ class BandActorWorker(ActorWorker):
             text = os.environ.get("BANDPO_METHOD")
             self._method = read_bounds("BANDPO_", text, aggregation=config.loss_agg_mode, dual_clip=True)
             check_settings("ROLL", config, self._method)
+            self._check_anchor()
             dual_clip = dual_clip_of(self._method)
             if dual_clip is not None:
                 # The bound of ROLL's dual clip is 1 + 2·pg_clip.
@@ -54,10 +60,38 @@ class BandActorWorker(ActorWorker):
                 config.pg_clip = (dual_clip - 1) / 2
         return super().loss_func(data, output_tensor)
 
+    def _check_anchor(self) -> None:
+        """Check that ratios can differ from 1, and print the log-probabilities that they refer to."""
+        assert self._method is not None
+        config = self.pipeline_config
+        training = self.worker_config.training_args
+        responses = config.rollout_batch_size * config.actor_infer.generating_args.num_return_sequences
+        mini_batch = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        lines = check_anchor(
+            self._method,
+            responses // self.rank_info.dp_size // mini_batch * config.ppo_epochs,
+            sampler=self._method.old_policy == "rollout",
+            setting=f"BANDPO_METHOD={self._method!r}",
+            asynchronous=config.async_generation_ratio > 0,
+            to_sampler="write the method as Method(..., old_policy='rollout')",
+            more_updates="set ppo_epochs: 2, or fewer gradient_accumulation_steps of actor_train",
+            accepted=os.environ.get("BANDPO_ACCEPT_IDLE_CLIP") == "1",
+            accept="BANDPO_ACCEPT_IDLE_CLIP=1",
+        )
+        print(*[f"bandpo: {line}" for line in lines], sep="\n", flush=True)
+
     def get_old_log_probs_with_cache(self, data: Any, log_probs: Any) -> Any:
         assert self._method is not None
         config = self.pipeline_config
-        logp_old = super().get_old_log_probs_with_cache(data, log_probs)
+        if self._method.old_policy == "rollout":
+            logp_old = data.batch.get("infer_logprobs")
+            if logp_old is None or not len(logp_old):
+                raise InvalidValue(
+                    f"BANDPO_METHOD={self._method!r} refers to the sampler's log-probabilities, and the batch has "
+                    "none: set actor_infer.generating_args.logprobs: 1"
+                )
+        else:
+            logp_old = super().get_old_log_probs_with_cache(data, log_probs)
         mask = data.batch["response_mask"][:, 1:].long()
         bounds = epsilons(self._method.clip, logp_old, mask)
         # The loss reads these from the config after this call, and accepts tensors.
@@ -90,6 +124,7 @@ class BandActorWorker(ActorWorker):
             batch["advantages"],
             batch.get("final_response_mask", batch["response_mask"][:, 1:]),
             logp_rollout=logp_rollout,
+            old_is_rollout=self._method.old_policy == "rollout",
             sampling=self._sampling(),
             **columns,
         )

@@ -29,7 +29,6 @@ Written for slime 0.3.1 (commit 624b824) and miles of 2026-08-21 (commit 31f1ca9
 from __future__ import annotations
 
 import copy
-import math
 from argparse import Namespace
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -40,12 +39,14 @@ from torch.nn.utils.rnn import pad_sequence
 from bandpo import Method
 from bandpo.core.errors import InvalidValue
 from bandpo.core.objectives import DualClip
-from bandpo.integrations import check_ratio_moves, check_settings, dual_clip_of, epsilons, read_bounds, record
+from bandpo.integrations import check_anchor, check_settings, dual_clip_of, epsilons, read_bounds, record
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+TO_SAMPLER = "use --use-rollout-logprobs"
+"""The argument that makes the ratio refer to the sampler's log-probabilities."""
 Reduction = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -56,28 +57,35 @@ def start(args: Namespace) -> None:
         ValueError: ``method`` cannot be read, it is not PPO's surrogate, every ratio would be 1, or an argument of
             slime would change the loss.
     """
-    _check_ratio_moves(read_settings("slime", args), args)
+    _check_anchor(read_settings("slime", args), args)
 
 
 def miles_start(args: Namespace) -> None:
     """Check miles' arguments at the start of training; see `start`."""
-    _check_ratio_moves(read_settings("miles", args), args)
+    _check_anchor(read_settings("miles", args), args)
 
 
-def _check_ratio_moves(method: Method, args: Namespace) -> None:
-    """Check that ratios can differ from 1."""
-    refers_to_sampling = args.use_rollout_logprobs or getattr(args, "keep_old_actor", False)
+def _check_anchor(method: Method, args: Namespace) -> None:
+    """Check that ratios can differ from 1, and print the log-probabilities that they refer to."""
+    keeps_old_actor = getattr(args, "keep_old_actor", False)
+    if args.use_rollout_logprobs:
+        setting = "--use-rollout-logprobs"
+    else:
+        setting = "--keep-old-actor, as the trainer computes them" if keeps_old_actor else "the default"
     samples = args.rollout_batch_size * args.n_samples_per_prompt
-    line = check_ratio_moves(
+    lines = check_anchor(
         method,
-        math.inf if refers_to_sampling else samples // (args.global_batch_size or samples),
-        "--num-steps-per-rollout",
-        "use --num-steps-per-rollout 2; or, if training is asynchronous, --use-rollout-logprobs",
+        samples // (args.global_batch_size or samples),
+        sampler=args.use_rollout_logprobs or keeps_old_actor,
+        setting=setting,
+        # Which of slime's two programs runs is not among its arguments.
+        asynchronous=None,
+        to_sampler=TO_SAMPLER,
+        more_updates="use --num-steps-per-rollout 2",
         accepted=getattr(args, "accept_idle_clip", False),
         accept="accept_idle_clip: true",
     )
-    if line:
-        print(f"bandpo: {line}", flush=True)
+    print(*[f"bandpo: {line}" for line in lines], sep="\n", flush=True)
 
 
 PROGRESS: dict[str, Any] = {}
@@ -164,7 +172,10 @@ def read_settings(framework: str, args: Namespace) -> Method:
     """
     per_token = getattr(args, "calculate_per_token_loss", False)
     aggregation = "token-mean" if per_token else "seq-mean-token-mean"
-    method = read_bounds("", getattr(args, "method", None), aggregation=aggregation, dual_clip=True)
+    to_sampler = "" if args.use_rollout_logprobs else TO_SAMPLER
+    method = read_bounds(
+        "", getattr(args, "method", None), aggregation=aggregation, dual_clip=True, to_sampler=to_sampler
+    )
     check_settings(framework, args, method)
     dual_clip = getattr(args, "eps_clip_c", None)
     if method.only_rule and dual_clip is not None:

@@ -46,6 +46,12 @@ def config_of(**settings):
     )
 
 
+@pytest.fixture(autouse=True)
+def _one_minibatch(monkeypatch):
+    """Accept one update for each batch, which most tests make of their batch."""
+    monkeypatch.setenv("BANDPO_ACCEPT_IDLE_CLIP", "1")
+
+
 class Engine:
     """What a training engine does with a batch: it calls the loss with the log-probabilities of its model."""
 
@@ -197,3 +203,34 @@ def test_settings_that_make_its_loss_another_one_are_refused(settings, message, 
     monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
     with pytest.raises(ValueError, match=message):
         BandPPOActor(config_of(**settings), Engine(None))
+
+
+def test_a_run_in_which_every_ratio_is_one_is_refused(monkeypatch, capsys):
+    monkeypatch.delenv("BANDPO_ACCEPT_IDLE_CLIP")
+    with pytest.raises(
+        ValueError, match=r"every ratio is 1 .*: set actor.ppo_n_minibatches above 1; or, if training is"
+    ):
+        BandPPOActor(config_of(), Engine(None))
+    with pytest.raises(ValueError, match=r"every ratio is 1"):
+        BandPPOActor(config_of(use_decoupled_loss=False, recompute_logprob=True), Engine(None))
+    BandPPOActor(config_of(ppo_n_minibatches=4), Engine(None))
+    assert "If training is asynchronous, older weights sampled" in capsys.readouterr().out
+    # AReaL's defaults.
+    BandPPOActor(config_of(use_decoupled_loss=False), Engine(None))
+    assert "anchor      the sampler's log-probabilities" in capsys.readouterr().out
+    monkeypatch.setenv("BANDPO_METHOD", "Method(FixedClip(0.2), old_policy='rollout')")
+    BandPPOActor(config_of(use_decoupled_loss=False), Engine(None))
+    with pytest.raises(
+        ValueError, match=r"a setting of this framework determines: set actor.use_decoupled_loss=false"
+    ):
+        BandPPOActor(config_of(), Engine(None))
+
+
+def test_the_ratio_refers_to_the_sampler_by_default():
+    """By AReaL's own code, in which its settings choose the old log-probabilities."""
+    batch = make_batch(24, spread=1.0)
+    assert not config_of(use_decoupled_loss=False).should_compute_prox_logp()
+    assert config_of(use_decoupled_loss=False, recompute_logprob=True).should_compute_prox_logp()
+    assert config_of().should_compute_prox_logp()
+    actor = BandPPOActor(config_of(use_decoupled_loss=False), Engine(batch.logp))
+    assert actor.engine.old_is_rollout

@@ -24,11 +24,13 @@ def config_of(**settings):
     return ClippedPGLossConfig(**{"reference_policy_kl_penalty": 0.0} | settings)
 
 
-def call(loss_fn, batch, prompts=None):
+def call(loss_fn, batch, prompts=None, rollout=None):
     """Return the loss of tokens, after the first column that NeMo-RL removes: the last token of the prompt."""
     data = {
         "prev_logprobs": batch.logp_old,
-        "generation_logprobs": batch.logp_old.masked_fill(batch.mask == 0, 0.0),
+        "generation_logprobs": (batch.logp_old if rollout is None else rollout).masked_fill(
+            batch.mask == 0, 0.0
+        ),
         "token_mask": batch.mask,
         "advantages": batch.advantages[:, None].expand_as(batch.mask),
     }
@@ -92,8 +94,43 @@ def test_settings_that_make_its_loss_another_one_are_refused(settings, message):
         BandPGLossFn(config_of(**settings), "DAPO()")
 
 
+SAMPLERS = "Method(FixedClip(0.2), old_policy='rollout')"
+
+
+def test_the_ratio_refers_to_the_sampler_where_the_method_says_so():
+    batch = make_batch(22, spread=1.0)
+    rollout = batch.logp_old - 0.3
+    ours = call(BandPGLossFn(config_of(), SAMPLERS), batch, rollout=rollout)
+    batch.logp_old = rollout
+    TestNeMoRL().compare(batch, ours, call(BandPGLossFn(config_of(), "FixedClip(0.2)"), batch))
+
+
+def run_of(size=256, asynchronous=False):
+    grpo = SimpleNamespace(
+        num_prompts_per_step=32,
+        num_generations_per_prompt=8,
+        async_grpo=SimpleNamespace(enabled=asynchronous),
+    )
+    policy = SimpleNamespace(train_global_batch_size=size)
+    return SimpleNamespace(loss_fn=config_of(), grpo=grpo, policy=policy)
+
+
+def test_a_run_in_which_every_ratio_is_one_is_refused(capsys):
+    with pytest.raises(ValueError, match=r"every ratio is 1 .*: set policy.train_global_batch_size below"):
+        BandPGLossFn(config_of(), "DAPO()", config=run_of())
+    with pytest.raises(
+        ValueError, match=r"every ratio is 1 .*: training is asynchronous, so write the method"
+    ):
+        BandPGLossFn(config_of(), "DAPO()", config=run_of(asynchronous=True))
+    BandPGLossFn(config_of(), SAMPLERS, config=run_of(asynchronous=True))
+    assert "anchor      the sampler's log-probabilities" in capsys.readouterr().out
+    BandPGLossFn(config_of(), "DAPO()", config=run_of(64, asynchronous=True))
+    assert "Training is asynchronous, and older weights sampled" in capsys.readouterr().out
+    BandPGLossFn(config_of(), "DAPO()", config=run_of(), accept_idle_clip=True)
+
+
 def test_the_documented_lines():
-    names = {"config": SimpleNamespace(loss_fn=config_of())}
+    names = {"config": run_of(64)}
     exec(framework_blocks("NeMo-RL")[0], names)
     batch = make_batch(29)
     assert call(names["loss_fn"], batch) == TestNeMoRL().ours(batch, "Band(KL(), 0.05)")

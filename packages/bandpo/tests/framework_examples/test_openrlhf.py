@@ -56,9 +56,9 @@ def built(cls, **settings):
     return cls(**BUILT_WITH | settings)
 
 
-def call(loss_fn, batch):
+def call(loss_fn, batch, rollout=None):
     advantages = batch.advantages[:, None].expand_as(batch.mask)
-    return loss_fn(batch.logp, batch.logp_old, advantages, action_mask=batch.mask, rollout_log_probs=None)
+    return loss_fn(batch.logp, batch.logp_old, advantages, action_mask=batch.mask, rollout_log_probs=rollout)
 
 
 class TestOpenRLHF(Contract):
@@ -87,7 +87,8 @@ class Trainer:
     """OpenRLHF's trainer of the policy, with log-probabilities in place of a model: two updates of two losses."""
 
     args = SimpleNamespace(
-        train=SimpleNamespace(dynamic_batch_enable=False), rollout=SimpleNamespace(temperature=0.7, top_p=0.9)
+        train=SimpleNamespace(dynamic_batch_enable=False, batch_size=128, max_epochs=1, async_enable=False),
+        rollout=SimpleNamespace(temperature=0.7, top_p=0.9, batch_size=32, n_samples_per_prompt=8),
     )
     strategy = SimpleNamespace(accumulated_gradient=2)
 
@@ -123,7 +124,7 @@ def test_a_record_has_what_its_experience_says(monkeypatch, tmp_path):
     assert {"ppo_train", "training_step"} <= vars(ppo_actor.ActorPPOTrainer).keys()
     monkeypatch.setattr(ppo_actor, "PolicyLoss", PolicyLoss)
     monkeypatch.setattr(ppo_actor, "ActorPPOTrainer", Trainer)
-    for name in ("ppo_train", "training_step"):
+    for name in ("__init__", "ppo_train", "training_step"):
         monkeypatch.setattr(Trainer, name, vars(Trainer)[name])
     monkeypatch.setattr(bandpo_openrlhf, "PROGRESS", bandpo_openrlhf.Progress())
     monkeypatch.setenv("BANDPO_RECORD", str(tmp_path))
@@ -152,13 +153,54 @@ def test_a_record_has_what_its_experience_says(monkeypatch, tmp_path):
 
 def test_the_documented_hook_replaces_the_name_that_workers_build_it_by(monkeypatch):
     monkeypatch.setattr(ppo_actor, "PolicyLoss", PolicyLoss)
-    for name in ("ppo_train", "training_step"):
+    for name in ("__init__", "ppo_train", "training_step"):
         monkeypatch.setattr(ppo_actor.ActorPPOTrainer, name, vars(ppo_actor.ActorPPOTrainer)[name])
     hook = re.search(
         r'"worker_process_setup_hook": "bandpo_openrlhf\.(\w+)"', framework_blocks("OpenRLHF")[0]
     )
     getattr(bandpo_openrlhf, hook[1])()
     assert ppo_actor.PolicyLoss is BandPolicyLoss
+
+
+SAMPLERS = "Method(FixedClip(0.2), old_policy='rollout')"
+
+
+def test_the_ratio_refers_to_the_sampler_where_the_method_says_so(monkeypatch):
+    batch = make_batch(22, spread=1.0)
+    rollout = (batch.logp_old - 0.3).where(batch.mask > 0, 0.0)
+    monkeypatch.setenv("BANDPO_METHOD", SAMPLERS)
+    with pytest.raises(ValueError, match=r"asks for none: use --algo.advantage.is_correction_level token"):
+        built(BandPolicyLoss)
+    correction = {"is_correction_level": "token", "is_correction_mode": "clip"}
+    ours = call(built(BandPolicyLoss, **correction), batch, rollout)[0]
+    # With the sampler's as the old ones, all of OpenRLHF's weights are 1.
+    stock = built(PolicyLoss)
+    advantages = batch.advantages[:, None].expand_as(batch.mask)
+    expected = stock(batch.logp, rollout, advantages, action_mask=batch.mask, rollout_log_probs=rollout)[0]
+    TestOpenRLHF().compare(batch, ours, expected)
+
+
+def test_a_run_in_which_every_ratio_is_one_is_refused_when_a_worker_builds_its_trainer(monkeypatch, capsys):
+    monkeypatch.setattr(ppo_actor, "PolicyLoss", PolicyLoss)
+    monkeypatch.setattr(ppo_actor, "ActorPPOTrainer", Trainer)
+    for name in ("__init__", "ppo_train", "training_step"):
+        monkeypatch.setattr(Trainer, name, vars(Trainer)[name])
+    monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
+    bandpo_openrlhf.patch()
+    Trainer(make_batch(23))
+    assert "anchor      the trainer's log-probabilities before" in capsys.readouterr().out
+    monkeypatch.setattr(Trainer.args.train, "async_enable", True)
+    Trainer(make_batch(23))
+    said = capsys.readouterr().out
+    assert "Training is asynchronous, and older weights sampled" in said
+    assert "write the method as Method(..., old_policy='rollout')" in said
+    monkeypatch.setattr(Trainer.args.train, "batch_size", 256)
+    with pytest.raises(
+        ValueError, match=r"every ratio is 1 .* training is asynchronous, so write the method"
+    ):
+        Trainer(make_batch(23))
+    monkeypatch.setenv("BANDPO_ACCEPT_IDLE_CLIP", "1")
+    Trainer(make_batch(23))
 
 
 def test_its_own_dual_clip_stands_beside_a_rule_alone(monkeypatch):

@@ -42,6 +42,10 @@ DEFAULTS = {
     "rl_loss_coef": 1.0,
     "difficulty_loss_weight": False,
     "length_loss_weight": False,
+    "rollout_batch_size": 64,
+    "ppo_epochs": 1,
+    "async_generation_ratio": 0,
+    "actor_infer": SimpleNamespace(generating_args=SimpleNamespace(num_return_sequences=8)),
 }
 """Of ROLL's settings, what the loss reads."""
 
@@ -57,6 +61,10 @@ def call(cls, batch, more=None, **settings):
     worker.pipeline_config = SimpleNamespace(
         **DEFAULTS | settings, enable_old_logprobs_recompute=True, train_infer_correction=correction
     )
+    worker.worker_config = SimpleNamespace(
+        training_args=SimpleNamespace(per_device_train_batch_size=2, gradient_accumulation_steps=32)
+    )
+    worker.rank_info = SimpleNamespace(dp_size=4)
     worker.strategy = SimpleNamespace(op_compute_log_probs=lambda **_: batch.logp)
     tokens, samples = {"response_mask": batch.mask.sum()}, {"response_mask": len(batch.mask)}
     tensors = {
@@ -111,7 +119,7 @@ def test_a_record_has_scores_and_prompts(monkeypatch, tmp_path):
         "infer_logprobs": batch.logp_old - 0.01,
         "scores": batch.advantages + 1,
     }
-    generating_args = SimpleNamespace(temperature=0.9, top_p=0.99, top_k=100)
+    generating_args = SimpleNamespace(temperature=0.9, top_p=0.99, top_k=100, num_return_sequences=8)
     settings = {"use_pg_clip_range": True, "actor_infer": SimpleNamespace(generating_args=generating_args)}
     call(BandActorWorker, batch, more, **settings)
     loss = written(
@@ -124,6 +132,42 @@ def test_a_record_has_scores_and_prompts(monkeypatch, tmp_path):
         generation=7,
     )
     check_record(tmp_path, [loss], sampling={"temperature": 0.9, "top_p": 0.99, "top_k": 100})
+
+
+SAMPLERS = "Method(FixedClip(0.2), old_policy='rollout')"
+
+
+def test_the_ratio_refers_to_the_sampler_where_the_method_says_so(monkeypatch):
+    batch = make_batch(22, spread=1.0)
+    rollout = batch.logp_old - 0.3
+    settings = {"use_pg_clip_range": True}
+    monkeypatch.setenv("BANDPO_METHOD", SAMPLERS)
+    with pytest.raises(
+        ValueError, match=r"the batch has none: set actor_infer\.generating_args\.logprobs: 1"
+    ):
+        call(BandActorWorker, batch, **settings)
+    ours = call(BandActorWorker, batch, {"infer_logprobs": rollout}, **settings)
+    monkeypatch.setenv("BANDPO_METHOD", "FixedClip(0.2)")
+    batch.logp_old = rollout
+    TestROLL().compare(batch, ours, call(BandActorWorker, batch, **settings))
+
+
+def test_a_run_in_which_every_ratio_is_one_is_refused(monkeypatch, capsys):
+    batch = make_batch(23)
+    settings = {"use_pg_clip_range": True, "rollout_batch_size": 32}
+    monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
+    with pytest.raises(ValueError, match=r"every ratio is 1 .*: set ppo_epochs: 2"):
+        call(BandActorWorker, batch, **settings)
+    call(BandActorWorker, batch, **settings, ppo_epochs=2)
+    with pytest.raises(
+        ValueError, match=r"every ratio is 1 .*: training is asynchronous, so write the method"
+    ):
+        call(BandActorWorker, batch, **settings, async_generation_ratio=1)
+    capsys.readouterr()
+    call(BandActorWorker, batch, use_pg_clip_range=True, async_generation_ratio=1)
+    assert "Training is asynchronous, and older weights sampled" in capsys.readouterr().out
+    monkeypatch.setenv("BANDPO_ACCEPT_IDLE_CLIP", "1")
+    call(BandActorWorker, batch, **settings)
 
 
 def test_its_own_dual_clip_stands_beside_a_rule_alone(monkeypatch):

@@ -240,9 +240,15 @@ def test_a_run_in_which_every_ratio_is_one_is_refused_at_start(check, capsys):
         ValueError, match=r"every ratio is 1 .*: use --num-steps-per-rollout 2.*--use-rollout-logprobs"
     ):
         check(Namespace(**settings))
-    for remedy in ({"global_batch_size": 128}, {"use_rollout_logprobs": True}, {"keep_old_actor": True}):
+    check(Namespace(**settings | {"global_batch_size": 128}))
+    said = capsys.readouterr().out
+    assert (
+        "anchor      the trainer's log-probabilities before the first update on a batch (the default)" in said
+    )
+    assert "If training is asynchronous, older weights sampled" in said
+    for remedy in ({"use_rollout_logprobs": True}, {"keep_old_actor": True}):
         check(Namespace(**settings | remedy))
-    assert capsys.readouterr().out == ""
+        assert "anchor      the sampler's log-probabilities" in capsys.readouterr().out
     check(Namespace(**settings, accept_idle_clip=True))
     assert "never acts, as every ratio is 1 (accept_idle_clip: true)" in capsys.readouterr().out
 

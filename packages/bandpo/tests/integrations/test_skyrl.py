@@ -307,6 +307,11 @@ def test_a_clip_that_cannot_act_is_refused():
         settings(words)
     settings([*words, "trainer.update_epochs_per_batch=2"])
     accepted = settings([*words, "trainer.algorithm.accept_idle_clip=true"])
-    assert "never acts, as every ratio is 1" in skyrl.check_run(accepted)[0]
+    assert "never acts, as every ratio is 1" in skyrl.check_run(accepted)[1]
+    assert (
+        "the trainer's log-probabilities before the first update on a batch" in skyrl.check_run(accepted)[0]
+    )
+    asynchronous = skyrl.check_run(settings(["trainer.fully_async.enabled=true"]))
+    assert asynchronous == ["anchor      the sampler's log-probabilities (trainer.fully_async.enabled=true)"]
     settings([*words, "trainer.algorithm.method=Unclipped()"])
     settings([*words, "trainer.algorithm.method=DPPO()"])

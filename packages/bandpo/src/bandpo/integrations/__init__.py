@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from bandpo.integrations._adapt import (
     Epsilons,
-    check_ratio_moves,
+    check_anchor,
     describe_anchor,
     dual_clip_of,
     epsilons,
@@ -23,7 +23,7 @@ __all__ = [
     "ADAPTERS",
     "Adapter",
     "Epsilons",
-    "check_ratio_moves",
+    "check_anchor",
     "check_settings",
     "describe_anchor",
     "dual_clip_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -75,7 +76,12 @@ def read_method(
 
 
 def read_bounds(
-    prefix: str = "", method: Any = None, *, aggregation: str | None = None, dual_clip: bool = False
+    prefix: str = "",
+    method: Any = None,
+    *,
+    aggregation: str | None = None,
+    dual_clip: bool = False,
+    to_sampler: str = "",
 ) -> Method:
     """Return the method of a framework whose loss accepts bounds for the ratio and fixes everything else.
 
@@ -84,9 +90,12 @@ def read_bounds(
         method: As for `read_method`.
         aggregation: As for `read_method`.
         dual_clip: True if the framework's loss also accepts the bound of a dual clip, see `dual_clip_of`.
+        to_sampler: The setting of the framework that makes the ratio refer to the sampler's log-probabilities, as an
+            imperative, if the method cannot do so. A method with ``old_policy='rollout'`` is then refused.
 
     Raises:
-        ValueError: see `read_method`; or the method is not PPO's surrogate with one ratio per token.
+        ValueError: see `read_method`; the method is not PPO's surrogate with one ratio per token; or its ratio refers
+            to the sampler, and a setting of the framework determines this.
 
     >>> read_bounds(method="DAPO()").clip, read_bounds().clip
     (FixedClip(low=0.2, high=0.28), Band(divergence=KL(), radius=0.05, max_ratio=10.0))
@@ -108,6 +117,11 @@ def read_bounds(
         raise InvalidValue(
             f"{prefix}method: {result.clip!r} computes its bounds from the tokens of a batch, but this framework's loss"
             f" can only be given bounds of the old log-probability; {ANY_METHOD}"
+        )
+    if to_sampler and result.old_policy == "rollout":
+        raise InvalidValue(
+            f"{prefix}method: {method!r} refers to the sampler's log-probabilities, which a setting of this framework "
+            f"determines: {to_sampler}, and leave out old_policy='rollout'"
         )
     return result
 
@@ -283,6 +297,55 @@ that sampled, set bypass_mode=true
         cause = "Training is asynchronous, and older weights sampled"
     consequence = "what changed since is in no ratio, and no clip bounds it"
     return f"{line}. {cause}: {consequence}. For ratios that refer to the policy that sampled, {fix}"
+
+
+def check_anchor(
+    method: Method,
+    updates: float,
+    *,
+    sampler: bool,
+    setting: str,
+    asynchronous: bool | None,
+    to_sampler: str,
+    more_updates: str,
+    accepted: bool,
+    accept: str,
+) -> list[str]:
+    """Check that a ratio can differ from 1, and return the lines of a run's description about its ratio.
+
+    Args:
+        method: The method of the run.
+        updates: The number of optimiser steps with the same old policy.
+        sampler: As for `describe_anchor`.
+        setting: As for `describe_anchor`.
+        asynchronous: As for `describe_anchor`.
+        to_sampler: The setting that makes the ratio refer to the sampler's log-probabilities, as an imperative.
+        more_updates: The setting that makes more updates on each batch, as an imperative.
+        accepted: As for `check_ratio_moves`.
+        accept: As for `check_ratio_moves`.
+
+    Raises:
+        ValueError: every ratio would be 1, see `check_ratio_moves`.
+
+    >>> arguments = {"setting": "the default", "to_sampler": "set rollout=true", "more_updates": "set epochs=2"}
+    >>> arguments |= {"accepted": False, "accept": "accept_idle_clip=true"}
+    >>> check_anchor(as_method("DAPO()"), 1, sampler=True, asynchronous=True, **arguments)
+    ["anchor      the sampler's log-probabilities (the default)"]
+    >>> check_anchor(as_method("DAPO()"), 1, sampler=False, asynchronous=True, **arguments)
+    Traceback (most recent call last):
+    bandpo.core.errors.InvalidValue: anchor: there is one update for each batch, so every ratio is 1 and \
+DAPO(low=0.2, high=0.28) never acts: training is asynchronous, so set rollout=true. For a baseline in which it never \
+acts, set accept_idle_clip=true
+    """
+    if asynchronous is None:
+        fix = f"{more_updates}; or, if training is asynchronous, {to_sampler}"
+    else:
+        fix = f"training is asynchronous, so {to_sampler}" if asynchronous else more_updates
+    idle = check_ratio_moves(
+        method, math.inf if sampler else updates, "anchor", fix, accepted=accepted, accept=accept
+    )
+    lines = [f"anchor      {describe_anchor(sampler, setting, asynchronous=asynchronous, fix=to_sampler)}"]
+    return [*lines, f"clip        {idle}"] if idle else lines
 
 
 def is_idle_at_ratio_one(method: Method) -> bool:

@@ -44,7 +44,14 @@ from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.text import as_text
-from bandpo.integrations._adapt import as_floats, check_ratio_moves, has_bias, read_method, record
+from bandpo.integrations._adapt import (
+    as_floats,
+    check_ratio_moves,
+    describe_anchor,
+    has_bias,
+    read_method,
+    record,
+)
 from bandpo.integrations._probe import Gradients, SyntheticTokens, describe_comparison
 from bandpo.integrations._settings import check_settings
 
@@ -260,7 +267,7 @@ def _refer_to_sampler(config: Any) -> None:
 
 
 def check_run(config: Any) -> list[str]:
-    """Check the settings of a run beside its method, and return lines about what differs from the default.
+    """Check the settings of a run beside its method, and return lines about its ratio.
 
     Args:
         config: SkyRL's settings.
@@ -282,7 +289,13 @@ def check_run(config: Any) -> list[str]:
         accepted=algorithm.accept_idle_clip,
         accept="trainer.algorithm.accept_idle_clip=true",
     )
-    return [line] if line else []
+    is_asynchronous = trainer.fully_async.enabled
+    anchor = describe_anchor(
+        method.old_policy == "rollout",
+        "trainer.fully_async.enabled=true" if is_asynchronous else f"trainer.algorithm.method={method!r}",
+        asynchronous=is_asynchronous,
+    )
+    return [f"anchor      {anchor}", *([f"clip        {line}"] if line else [])]
 
 
 def probe_loss(algorithm: BandAlgorithmConfig) -> str:
