@@ -221,8 +221,8 @@ GSPO_RANGE = (
     "At 0.05 or more, hardly any answer is clipped."
 )
 ASYNCHRONOUS = (
-    "The trainer computes the old probabilities from newer weights than those that sampled the answers. The ratio does "
-    "not measure the distance from the sampling policy, so the clip does not bound it."
+    "The old probabilities are the trainer's. Training is asynchronous, and older weights sampled: what changed since "
+    "is in no ratio, and no clip bounds it."
 )
 GSPO_PAPER = (
     "Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, section 5.1; "
