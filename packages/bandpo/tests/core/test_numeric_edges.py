@@ -87,7 +87,7 @@ def test_each_accepted_radius_has_bounds(divergence, dtype):
 
 
 @pytest.mark.parametrize("divergence", ALL, ids=ids)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     points=st.lists(
         st.tuples(
@@ -127,9 +127,8 @@ SMALL = [10.0**k for k in range(-12, -6)]
 @pytest.mark.parametrize("divergence", EXACT, ids=ids)
 @pytest.mark.parametrize(("dtype", "bar"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 def test_margins_of_small_radii_against_the_oracle(divergence, dtype, bar):
-    points = [
-        (logp, radius) for radius in SMALL for logp in (-69.0, -30.0, -9.0, -2.5, -0.7, -0.5, -0.01, -1e-5)
-    ]
+    logps = (-69.0, -30.0, -9.0, -2.5, -0.7, -0.5, -0.01, -1e-5)
+    points = [(logp, radius) for k, radius in enumerate(SMALL) for logp in logps[k % 4 :: 4]]
     logp, radius = (torch.tensor(x, dtype=dtype) for x in zip(*points, strict=True))
     bounds = ratio_bounds(logp, divergence, radius)
     for at in range(len(points)):
@@ -171,7 +170,7 @@ def test_decisions_on_ratios_that_overflow(divergence, dtype):
             assert bool(high[at] | low[at]) == (exact > radius), (p, q)
 
 
-SIZES = [20.0, 44.0, 69.0, 80.0, 88.0, 89.0, 100.0, 1e3, 6e4, 1e10, 1e30]
+SIZES = [20.0, 44.0, 69.0, 88.0, 89.0, 1e3, 6e4, 1e30]
 ADVANTAGES = (1.0, -1.0, 0.0, 1e-3, 100.0)
 
 
@@ -210,13 +209,13 @@ def test_each_method_is_finite_at_each_ratio(name, dtype):
         new, old, advantages = moved(size, dtype)
         check_loss(method, new, old, advantages)
         # The rows alone too, as one row's tokens and means could hide what another one's do.
-        if size in (69.0, 1e3):
+        if size == 69.0:
             for row in range(len(new)):
                 check_loss(method, new[[row]], old[[row]], advantages[[row]])
 
 
 @pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     rows=st.lists(
         st.lists(
@@ -288,7 +287,7 @@ def test_advantages_in_float32_leave_a_float64_gradient_exact():
     assert new.grad[0].tolist() == pytest.approx([exact, exact], rel=1e-14)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     start=st.floats(-37.9, 6).map(lambda x: 10**x),
     end=st.floats(-37.9, 6).map(lambda x: 10**x),
@@ -368,7 +367,9 @@ def test_the_remedy_of_the_refusal_gives_the_second_derivative_of_the_other_loss
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["eager", *(pytest.param(name, marks=pytest.mark.slow) for name in ("aot_eager", "inductor"))]
+)
 def test_a_second_derivative_of_the_compiled_loss_is_refused(backend):
     loss_of = compile_loss(backend=backend)
     logp = torch.tensor([[-1.05, -1.95]], requires_grad=True)
