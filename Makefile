@@ -60,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
   figures node-rehearsal coverage mutation lint docs release-check audit-deps gpu-check first-hour lock clean
 
 demo: $(DEMO)
-	@echo "Training a small network with four clip rules, about a minute on two cores. After Ctrl-C, make demo goes on."
+	@echo "Training a small network with five clip rules, about a minute on two cores. After Ctrl-C, make demo goes on."
 	@$(BIN)/bandpo-lab compare --output_dir runs/demo
 	@echo "next: . $(BIN)/activate, then rlvet diagnose runs/demo/FixedClip-0.2-seed-0, bandpo audit with the same folder, README.md"
 

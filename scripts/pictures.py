@@ -48,6 +48,7 @@ RULES = {
 NAMES = {
     "FixedClip(0.2)": "GRPO's clip, FixedClip(0.2)",
     "FixedClip(0.2, 0.28)": "Clip-Higher, FixedClip(0.2, 0.28)",
+    "BandAbove()": "BandAbove()",
     "BandPO()": "BandPO()",
     "FixedClip(0.2, 1.0)": "a constant clip of [0.8, 2], FixedClip(0.2, 1.0)",
 }

@@ -11,7 +11,7 @@ from pages import ROOT
 from studies.demo_seeds import demo_file, read_rows
 
 ROWS = read_rows()
-CLIP, HIGHER, HIGH = demo.OTHERS
+CLIP, HIGHER, BAND, HIGH = demo.OTHERS
 
 
 def mean_rewards(lag):
@@ -20,8 +20,8 @@ def mean_rewards(lag):
 
 
 def interval(gaps):
-    """Student's interval of 95 % for three comparisons, by scipy alone."""
-    half = stats.t.ppf(1 - 0.05 / 3 / 2, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
+    """Student's interval of 95 % for four comparisons, by scipy alone."""
+    half = stats.t.ppf(1 - 0.05 / 4 / 2, len(gaps) - 1) * np.std(gaps, ddof=1) / len(gaps) ** 0.5
     return np.mean(gaps), np.mean(gaps) - half, np.mean(gaps) + half
 
 
@@ -40,14 +40,17 @@ def test_the_demos_file_is_that_of_the_rows():
 def test_the_differences_of_the_demo_are_those_of_the_rows(lag):
     means = mean_rewards(lag)
     for row in demo.differences(demo.eight_seeds()[lag]):
-        gaps = [means[demo.BAND, seed] - means[row[0].other, seed] for seed in range(8)]
+        gaps = [means[demo.RECOMMENDED, seed] - means[row[0].other, seed] for seed in range(8)]
         assert row[0].interval == pytest.approx(interval(gaps), abs=2e-4)
         assert row[0].higher == sum(gap > 0 for gap in gaps)
 
 
-def difference(lag, other):
-    means = mean_rewards(lag)
-    return interval([means[demo.BAND, seed] - means[other, seed] for seed in range(8)])
+def difference(lag, other, method=demo.RECOMMENDED):
+    return demo.eight_seeds()[lag].difference(method, "reward", other)
+
+
+def signed(value):
+    return f"{value:+.3f}".replace("-", "−")
 
 
 def in_one_line(name):
@@ -59,22 +62,33 @@ def test_the_difference_that_the_changelog_names():
     assert f"+{value:.3f} [{low:.3f}, {high:.3f}]" in in_one_line("CHANGELOG.md")
 
 
-def test_what_readme_says_of_the_demo():
-    readme = in_one_line("README.md")
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_what_the_first_page_says_of_the_demo(page):
+    text = in_one_line(page)
     for other in (CLIP, HIGHER):
         value, low, high = difference(4, other)
         assert low > 0
-        assert f"{value:.3f} [{low:.3f}, {high:.3f}]" in readme
-    value, low, high = difference(4, HIGH)
-    assert low < 0 < high
-    assert f"its gain of {value:.3f} [−{-low:.3f}, {high:.3f}] is not sure" in readme
-    value, low, high = difference(0, CLIP)
+        assert f"{value:.3f} [{low:.3f}, {high:.3f}]" in text
+    shown = []
+    for other in (HIGH, BAND):
+        value, low, high = difference(4, other)
+        assert low < 0 < high
+        shown.append(f"{signed(value)} [{signed(low)}, {signed(high)}]")
+    assert (
+        f"not distinguished from a constant clip of [0.8, 2] and from BandPO, {' and '.join(shown)}" in text
+    )
+    for other in demo.OTHERS:
+        _, low, high = difference(0, other)
+        assert low < 0 < high
+    assert "`BandAbove()` is distinguished from no other rule" in text
+    value, low, high = difference(0, CLIP, BAND)
     assert high < 0
-    lost = f"BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}] against GRPO's clip"
-    assert f"On fresh data, used once in four updates as in the paper, {lost}" in readme
-    assert f"BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}] of mean reward" in in_one_line("docs/when.md")
-    entropies = [row[2] for row in demo.differences(demo.eight_seeds()[4])]
-    assert {difference.conclusion for difference in entropies} == {"lower"}
-    values = [-difference.interval.value for difference in entropies]
-    amount = f"by {min(values):.3f} to {max(values):.3f} nats"
-    assert f"is lower under BandPO than under all three, {amount}" in readme
+    lost = f"BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}]"
+    assert f"{lost} against GRPO's clip" in text
+    assert f"{lost} of mean reward" in in_one_line("docs/when.md")
+    entropies = {row[2].other: row[2] for row in demo.differences(demo.eight_seeds()[4])}
+    conclusions = {other: entropy.conclusion for other, entropy in entropies.items()}
+    assert conclusions == {**dict.fromkeys(demo.OTHERS, "not distinguished"), BAND: "higher"}
+    value, low, high = entropies[BAND].interval
+    assert f"is higher than under BandPO by {value:.3f} [{low:.3f}, {high:.3f}]" in text
+    assert "and not distinguished from that under the others" in text

@@ -1,4 +1,4 @@
-"""The four methods that `make demo` compares, and what eight seeds of the same comparison say.
+"""The five methods that `make demo` compares, and what eight seeds of the same comparison say.
 
 The demo itself trains one seed, which decides nothing. The metrics of eight seeds, on old and on fresh data, are a file
 of the package, which ``research/studies/demo_seeds.py`` makes. Each sentence of `conclusions` is computed from it.
@@ -17,10 +17,11 @@ from bandpo_lab.comparison import Outcomes, aligned, verdict
 from bandpo_lab.fast_loop import Settings
 from bandpo_lab.interval import Interval, signed
 
-METHODS = ("FixedClip(0.2)", "FixedClip(0.2, 0.28)", "BandPO()", "FixedClip(0.2, 1.0)")
-"""GRPO's clip, DAPO's Clip-Higher, Band, and a constant clip of [0.8, 2], which comes close to Band."""
-BAND = "BandPO()"
-OTHERS = ("FixedClip(0.2)", "FixedClip(0.2, 0.28)", "FixedClip(0.2, 1.0)")
+METHODS = ("FixedClip(0.2)", "BandAbove()", "FixedClip(0.2, 0.28)", "BandPO()", "FixedClip(0.2, 1.0)")
+"""GRPO's clip, Band's upper bound with the clip's lower one, DAPO's Clip-Higher, Band, and a constant clip of [0.8, 2]."""
+RECOMMENDED = "BandAbove()"
+"""The rule that README recommends on old data, which is compared with each of the others."""
+OTHERS = tuple(method for method in METHODS if method != RECOMMENDED)
 LAGS = (4, 0)
 """The ages of the data, in batches, of which there are eight seeds."""
 SEEDS = 8
@@ -48,13 +49,13 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of BandPO minus that of another method, over the seeds.
+    """A metric of `RECOMMENDED` minus that of another method, over the seeds.
 
     Attributes:
         metric: The metric.
         other: The other method.
         interval: The difference with its interval; None if a seed has no value, such as a level never reached.
-        higher: The number of seeds in which BandPO's value is the higher one.
+        higher: The number of seeds in which the value of `RECOMMENDED` is the higher one.
     """
 
     metric: Metric
@@ -98,7 +99,7 @@ def eight_seeds() -> dict[int, Outcomes]:
 
 
 def differences(outcomes: Outcomes) -> list[list[Difference]]:
-    """Return BandPO minus each other method: a row for each method, with one entry for each metric of `COMPARED`.
+    """Return `RECOMMENDED` minus each other method: a row for each method, with one entry for each metric of `COMPARED`.
 
     The intervals of one metric contain all true differences with a probability of 95 %, as in `Comparison`.
     """
@@ -106,9 +107,11 @@ def differences(outcomes: Outcomes) -> list[list[Difference]]:
     for other in OTHERS:
         row: list[Difference] = []
         for metric in COMPARED:
-            pairs = zip(outcomes.values(BAND, metric.name), outcomes.values(other, metric.name), strict=True)
-            higher = sum(ours > theirs for ours, theirs in pairs)
-            row.append(Difference(metric, other, outcomes.difference(BAND, metric.name, other), higher))
+            ours, theirs = outcomes.values(RECOMMENDED, metric.name), outcomes.values(other, metric.name)
+            higher = sum(one > another for one, another in zip(ours, theirs, strict=True))
+            row.append(
+                Difference(metric, other, outcomes.difference(RECOMMENDED, metric.name, other), higher)
+            )
         rows.append(row)
     return rows
 
@@ -128,8 +131,8 @@ def conclusions(outcomes: Outcomes) -> list[str]:
     for column in zip(*differences(outcomes), strict=True):
         clauses: list[str] = []
         for conclusion, words in {
-            "higher": "higher under BandPO() than under",
-            "lower": "lower under BandPO() than under",
+            "higher": f"higher under {RECOMMENDED} than under",
+            "lower": f"lower under {RECOMMENDED} than under",
             "equal": "within 0.02 of that under",
             "not distinguished": "not distinguished from that under",
         }.items():
@@ -151,7 +154,8 @@ def report() -> str:
     parts: list[str] = []
     for lag, outcomes in eight_seeds().items():
         rows = [
-            [f"BandPO() minus {row[0].other}", *(cell.text for cell in row)] for row in differences(outcomes)
+            [f"{RECOMMENDED} minus {row[0].other}", *(cell.text for cell in row)]
+            for row in differences(outcomes)
         ]
         table = aligned([f"{SEEDS} seeds, {data_age(lag)}", *(metric.column for metric in COMPARED)], rows)
         sentences = "\n".join(f"- {sentence}" for sentence in conclusions(outcomes))

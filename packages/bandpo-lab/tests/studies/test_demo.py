@@ -9,7 +9,7 @@ from bandpo_lab import demo
 from bandpo_lab.cli.app import app
 from bandpo_lab.comparison import Outcomes
 
-CLIP, HIGHER, HIGH = demo.OTHERS
+CLIP, HIGHER, BAND, HIGH = demo.OTHERS
 NOISE = (0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.0, 0.0)
 
 
@@ -25,35 +25,32 @@ def outcomes(**levels):
     return Outcomes(CLIP, metrics)
 
 
-def level(band, clip, higher, high):
-    return {demo.BAND: band, CLIP: clip, HIGHER: higher, HIGH: high}
+def level(above, clip, higher, high, band):
+    return {demo.RECOMMENDED: above, CLIP: clip, HIGHER: higher, HIGH: high, BAND: band}
 
 
 def test_a_sentence_names_a_method_only_on_the_side_that_its_interval_supports():
     reward, batches, entropy, end = demo.conclusions(
         outcomes(
-            reward=level(0.5, 0.4, 0.45, 0.505),
-            batches=level(30.0, 40.0, 35.0, 30.0),
-            entropy=level(0.1, 0.2, 0.15, 0.1),
-            end=level(0.8, 0.8, 0.9, 0.8),
+            reward=level(0.5, 0.4, 0.45, 0.505, 0.51),
+            batches=level(30.0, 40.0, 35.0, 30.0, 30.0),
+            entropy=level(0.1, 0.2, 0.15, 0.1, 0.05),
+            end=level(0.8, 0.8, 0.9, 0.8, 0.8),
         )
     )
     assert reward == (
-        f"The mean reward over the run is higher under BandPO() than under {CLIP} and {HIGHER}; "
-        f"it is lower under BandPO() than under {HIGH}."
+        f"The mean reward over the run is higher under BandAbove() than under {CLIP} and {HIGHER}; "
+        f"it is lower under BandAbove() than under {BAND} and {HIGH}."
     )
-    lower = (
-        f"lower under BandPO() than under {CLIP} and {HIGHER}; it is not distinguished from that under {HIGH}"
-    )
-    assert lower in batches
-    assert lower in entropy
-    assert (
-        f"lower under BandPO() than under {HIGHER}; it is within 0.02 of that under {CLIP} and {HIGH}" in end
-    )
+    lower = f"lower under BandAbove() than under {CLIP} and {HIGHER}; it is not distinguished from that under"
+    assert f"{lower} {BAND} and {HIGH}." in batches
+    assert f"higher under BandAbove() than under {BAND}; it is {lower} {HIGH}." in entropy
+    near = f"it is within 0.02 of that under {CLIP}, {BAND} and {HIGH}."
+    assert f"lower under BandAbove() than under {HIGHER}; {near}" in end
 
 
 def test_a_level_that_a_seed_never_reached_leaves_no_difference():
-    same = level(0.5, 0.5, 0.5, 0.5)
+    same = level(0.5, 0.5, 0.5, 0.5, 0.5)
     never = outcomes(reward=same, batches=same, entropy=same, end=same)
     never.metrics[CLIP][3]["batches"] = math.nan
     row = demo.differences(never)[0]
@@ -62,13 +59,13 @@ def test_a_level_that_a_seed_never_reached_leaves_no_difference():
 
 
 def test_wide_intervals_are_called_neither_equal_nor_different():
-    same = level(0.5, 0.5, 0.5, 0.5)
+    same = level(0.5, 0.5, 0.5, 0.5, 0.5)
     values = outcomes(reward=same, batches=same, entropy=same, end=same)
-    for seed, run in enumerate(values.metrics[demo.BAND]):
+    for seed, run in enumerate(values.metrics[demo.RECOMMENDED]):
         run["reward"] += 0.1 * (-1) ** seed
     (reward, *_) = demo.conclusions(values)
     assert reward == (
-        f"The mean reward over the run is not distinguished from that under {CLIP}, {HIGHER} and {HIGH}."
+        f"The mean reward over the run is not distinguished from that under {CLIP}, {HIGHER}, {BAND} and {HIGH}."
     )
 
 

@@ -22,7 +22,7 @@ def compare_command(
         list[str] | None,
         typer.Argument(
             help="Two or more methods or rules: 'DAPO()', 'FixedClip(0.2)', 'my_module.Rule()', ...; none for the "
-            "demo: clip 0.2, Clip-Higher, BandPO and a constant clip of [0.8, 2].",
+            "demo: clip 0.2, BandAbove, Clip-Higher, BandPO and a constant clip of [0.8, 2].",
             metavar="[METHOD METHOD...]",
             show_default=False,
         ),
