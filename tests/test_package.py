@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import bandpo
 import rlvet
-from pages import ROOT
+from pages import ROOT, blocks
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECTS = {
@@ -332,12 +332,17 @@ def printed(code):
     return run.stdout.splitlines()
 
 
+def printed_by_make(*arguments):
+    """Return the lines that make prints."""
+    run = subprocess.run(
+        ["make", "--silent", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return run.stdout.splitlines()
+
+
 def paths_of_jobs():
     """Return the paths of each job that runs tests, as the Makefile has them."""
-    listed = subprocess.run(
-        ["make", "--silent", "list-paths"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    lines = [line.split() for line in listed.stdout.splitlines()]
+    lines = [line.split() for line in printed_by_make("list-paths")]
     return {job: paths for job, *paths in lines}
 
 
@@ -352,10 +357,29 @@ def test_every_test_is_in_one_job_of_continuous_integration():
         )
 
 
+def paths_of_make_test():
+    """Return the paths of `make test`, as the Makefile has them."""
+    [command] = [line for line in printed_by_make("--dry-run", "test") if " -m pytest " in line]
+    return re.findall(r"(?<= )(?:packages|tests)/\S+", command)
+
+
+def test_readme_has_the_two_commands_that_continuous_integration_runs():
+    """All of `make test` is in jobs of `.ci/run`, which also runs `make demo`."""
+    shell = "".join(block.text for block in blocks(ROOT / "README.md", "sh"))
+    assert {"demo", "test"} <= {*re.findall(r"^make (\w+)", shell, re.M)}
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    listed = script.partition('export WORKERS=0 MARKED="not exhaustive"\n{\n')[2].partition("\n} |")[0]
+    assert listed.split("\n") == ["  echo demo", "  make --silent list-jobs"]
+    jobs = {name.removeprefix("job-") for name in printed_by_make("list-jobs")}
+    in_jobs = {path for job, paths in paths_of_jobs().items() if job in jobs for path in paths}
+    paths = paths_of_make_test()
+    assert len(paths) > 10
+    assert [path for path in paths if path not in in_jobs] == []
+
+
 @pytest.mark.slow
 def test_make_test_collects_its_tests_without_a_framework():
-    jobs = paths_of_jobs()
-    paths = [path for job in ("core", "audit", "rlvet", "commands") for path in jobs[job]]
+    paths = paths_of_make_test()
     status, modules = printed(f"""
 import sys, pytest
 status = pytest.main(["--collect-only", "-qq", "-n", "0", *{paths}])
