@@ -18,7 +18,7 @@ from bandpo_lab.fast_loop import Settings
 from bandpo_lab.interval import Interval, signed
 
 METHODS = ("FixedClip(0.2)", "BandAbove()", "FixedClip(0.2, 0.28)", "BandPO()", "FixedClip(0.2, 1.0)")
-"""GRPO's clip, Band's upper bound with the clip's lower one, DAPO's Clip-Higher, Band, and a constant clip of [0.8, 2]."""
+"""GRPO's clip, Band's upper bound with the clip's lower one, Clip-Higher, Band, and a constant clip of [0.8, 2]."""
 RECOMMENDED = "BandAbove()"
 """The rule that README recommends on old data, which is compared with each of the others."""
 OTHERS = tuple(method for method in METHODS if method != RECOMMENDED)
@@ -99,7 +99,7 @@ def eight_seeds() -> dict[int, Outcomes]:
 
 
 def differences(outcomes: Outcomes) -> list[list[Difference]]:
-    """Return `RECOMMENDED` minus each other method: a row for each method, with one entry for each metric of `COMPARED`.
+    """Return `RECOMMENDED` minus each other method: a row for each, with one entry for each metric of `COMPARED`.
 
     The intervals of one metric contain all true differences with a probability of 95 %, as in `Comparison`.
     """

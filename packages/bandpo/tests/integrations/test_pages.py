@@ -11,7 +11,6 @@ from helpers.frameworks import needs
 from pages import ROOT, blocks, check_python, python_blocks
 from rlvet.checks.diagnosis import diagnose
 
-
 [FIRST_PROGRAM] = [
     block.text for block in blocks(ROOT / "README.md", "python") if "BandGRPOConfig" in block.text
 ]
@@ -36,7 +35,7 @@ def test_the_first_program_shows_what_a_clip_does(tmp_path, monkeypatch, capsys)
     pytest.importorskip("trl")
     began = time.process_time()
     executed = check_python(ROOT / "README.md", FIRST_PROGRAM, tmp_path, monkeypatch, capsys)
-    # Under a minute of one quiet core: other processes on a core make the same work take up to twice its processor time.
+    # Under a minute of one quiet core. Beside other processes the same work takes more processor time, too.
     assert time.process_time() - began < 120
     updates = [row for row in executed.names["trainer"].state.log_history if "grad_norm" in row]
     assert len(updates) == executed.names["config"].max_steps

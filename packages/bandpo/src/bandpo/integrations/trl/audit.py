@@ -347,6 +347,11 @@ class AuditMixin(RunAudit, GRPOTrainer):
         """The number of losses that each process computes on one generated batch."""
         return (cast("Any", self.args).steps_per_generation or 1) * self.num_iterations
 
+    @property
+    def _data_age(self) -> str:
+        updates = self.losses_per_batch // cast("Any", self.args).gradient_accumulation_steps
+        return "each batch served one update" if updates == 1 else f"each batch served {updates} updates"
+
     def _logp_old(self, inputs: dict[str, Any], logp: Tensor) -> Tensor:
         """Return the log-probabilities in the denominator of the ratio.
 

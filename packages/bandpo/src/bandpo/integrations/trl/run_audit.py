@@ -6,25 +6,33 @@ AsyncGRPOTrainer.
 
 from __future__ import annotations
 
+import logging
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import trl
 from transformers import Trainer, TrainerCallback
 
 from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
+from bandpo.audit.closing_lines import closing_lines
 from bandpo.audit.metric_names import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
 from bandpo.core.errors import BandWarning, InvalidValue, RunProblem
 from bandpo.core.methods import Method
+from bandpo.core.text import as_text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from bandpo.watch import RunWatch, Watch
+
+
+_logger = logging.getLogger("bandpo")
 
 
 class _LogDetail(TrainerCallback):
@@ -78,6 +86,8 @@ class RunAudit(Trainer):
     _probing: bool = False
     """True while the loss of a synthetic batch is computed, which is neither audited nor recorded."""
     _audit_since_log: Audit | None = None
+    _audit_of_run: Audit | None = None
+    """The audit of all steps that were logged since training began, over all processes."""
     _watch: Watch | None = None
     _recorder: Recorder | None = None
 
@@ -124,6 +134,42 @@ class RunAudit(Trainer):
     def _end_training(self) -> None:
         if self._recorder is not None:
             self._recorder.flush()
+        if self._audit_of_run is not None:
+            self._announce_effect(self._audit_of_run)
+            self._audit_of_run = None
+
+    def _announce_effect(self, audit: Audit) -> None:
+        """Print what the run's rule did to rare winners, what others would have, and the command that shows more.
+
+        Nothing is printed if the level of the logger ``bandpo`` is above that of warnings.
+        """
+        if not _logger.isEnabledFor(logging.WARNING):
+            return
+        for line in closing_lines(audit, self.loss_method(), self._method_name, self._data_age):
+            self._announce(line)
+        self._announce(f"more: {self._command_for_more}")
+
+    @property
+    def _method_name(self) -> str:
+        """What the last lines of a run call its method."""
+        text = str(getattr(self.args, "method", None) or as_text(self.loss_method().clip))
+        name = text.partition("(")[0]
+        return "your method" if name == "Method" else name
+
+    @property
+    def _data_age(self) -> str:
+        """How old the data of an update are, in words; empty if the trainer does not know it."""
+        return ""
+
+    @property
+    def _command_for_more(self) -> str:
+        """The command that shows more of the run: of its record, or of its log."""
+        if self.record is not None:
+            return f"bandpo audit {shlex.quote(str(self.record))}"
+        folder = Path(str(self.args.output_dir))
+        if any(any(folder.glob(f"{place}trainer_state.json")) for place in ("", "checkpoint-*/")):
+            return f"bandpo audit {shlex.quote(str(folder))}"
+        return "bandpo audit FOLDER, of a run with record='FOLDER'"
 
     def _save_checkpoint(self, *arguments: Any, **kwargs: Any) -> None:
         # A run that is resumed from this checkpoint does not record the losses before it again.
@@ -229,7 +275,9 @@ class RunAudit(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics: dict[str, float] = {}
         if self.training and self._audit_since_log is not None:
-            metrics = self._reduce_metrics(self._audit_since_log)
+            audit = self._reduced(self._audit_since_log)
+            self._audit_of_run = audit if self._audit_of_run is None else self._audit_of_run + audit
+            metrics = audit.metrics()
             all_metrics = logged(metrics, detail=True)
             shown = logged(metrics, detail=self.audit_detail)
             logs |= shown
@@ -240,10 +288,14 @@ class RunAudit(Trainer):
         if metrics:
             self._audit_since_log = None
 
-    def _reduce_metrics(self, audit: Audit) -> dict[str, float]:
-        """Return the metrics of an audit over the tokens of all processes."""
+    def _reduced(self, audit: Audit) -> Audit:
+        """Return an audit over the tokens of all processes, on the CPU."""
 
         def all_reduce(sums: Tensor) -> Tensor:
             return cast("Tensor", self.accelerator.reduce(sums, reduction="sum"))
 
-        return audit.reduced(all_reduce).metrics()
+        return audit.reduced(all_reduce)
+
+    def _reduce_metrics(self, audit: Audit) -> dict[str, float]:
+        """Return the metrics of an audit over the tokens of all processes."""
+        return self._reduced(audit).metrics()
