@@ -44,15 +44,21 @@ def line_to_add(name: str) -> str:
 def divergence_of_ratio(name: str, logp: float, ratio: mp.mpf) -> mp.mpf:
     """``g(p, r) = p·f(r) + (1 − p)·f((1 − p·r)/(1 − p))``."""
     f = formula(name)
-    p, rest = mp.exp(mp.mpf(logp)), -mp.expm1(mp.mpf(logp))
+    p, rest = event(logp)
     others = max(mp.mpf(0), (1 - p * ratio) / rest)
     return p * f(ratio) + rest * f(others)
 
 
 @cache
+def event(logp: float) -> tuple[mp.mpf, mp.mpf]:
+    """``p`` and ``1 − p``."""
+    return mp.exp(mp.mpf(logp)), -mp.expm1(mp.mpf(logp))
+
+
+@cache
 def margins(name: str, logp: float, radius: float) -> tuple[mp.mpf, mp.mpf]:
     """``(1 − lower, upper − 1)``: how far the ratio may move down and up, each to 20 digits."""
-    p, rest = mp.exp(mp.mpf(logp)), -mp.expm1(mp.mpf(logp))
+    p, rest = event(logp)
 
     def margin(side: int, edge: mp.mpf) -> mp.mpf:
         # f at the simplex edge itself decides saturation; KL is infinite there.

@@ -123,7 +123,11 @@ FRAMEWORKS = "trl|transformers|datasets|accelerate|verl|ray|hydra"
 @pytest.mark.parametrize(
     ("module", "others"),
     [
-        ("bandpo.cli.app", f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|rlvet"),
+        pytest.param(
+            "bandpo.cli.app",
+            f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|rlvet",
+            marks=pytest.mark.slow,  # a process imports torch
+        ),
         ("rlvet.cli.app", f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|bandpo|torch|numpy"),
     ],
 )

@@ -135,7 +135,9 @@ def test_a_class_that_is_loaded_is_not_reached_by_a_stranger_s_text(tmp_path, mo
             parse(text, ClipRule, imports=False)
 
 
-@pytest.mark.parametrize(("program", "command"), [("rlvet", "diagnose"), ("bandpo", "audit")])
+@pytest.mark.parametrize(
+    ("program", "command"), [("rlvet", "diagnose"), pytest.param("bandpo", "audit", marks=pytest.mark.slow)]
+)
 def test_python_m_has_no_current_folder_on_its_path(program, command, tmp_path):
     folder = planted(tmp_path)
     with_log(folder, TEXTS[0])

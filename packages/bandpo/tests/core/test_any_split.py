@@ -153,7 +153,8 @@ def test_micro_batches_have_the_gradient_of_the_update(text):
                 assert difference(text, seed, found) < 1e-12, (split.name, seed, packed)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow  # processes import torch
+@pytest.mark.parametrize("count", [2, 3])
 def test_processes_have_the_gradient_of_the_update(count, tmp_path):
     run_on_processes(SCRIPT, tmp_path, count=count, preload=("torch.distributed", "bandpo"))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(count)]

@@ -90,6 +90,7 @@ print(json.dumps({{package: results(package) for package in {PACKAGES}}}))
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow  # a process imports torch
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_folder_alone_has_the_same_numbers(package, in_their_process):
     expected = results("bandpo.core")

@@ -1,6 +1,7 @@
 """Log-probabilities from hidden states, against those of full logits in float64."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -104,14 +105,23 @@ def test_tokens_without_a_gradient_cost_nothing(monkeypatch):
     assert (found != 0).any(-1).equal(weights != 0)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.compile's own
-def test_where_else_it_works():
+def check_gradient(compute):
+    """Compare the gradient of log-probabilities, computed from hidden states and head, with that of full logits."""
     hidden, head, _, ids = batch(torch.float32)
     right = torch.autograd.grad(full(hidden, head, ids)[0].sum(), (hidden, head))
-    compiled = torch.compile(lambda *x: linear_logp(*x, ids).logp * 1.0, backend="aot_eager")
-    again = checkpoint(lambda *x: linear_logp(*x, ids).logp, hidden, head, use_reentrant=False)
-    for logp in (compiled(hidden, head), again):
-        torch.testing.assert_close(torch.autograd.grad(logp.sum(), (hidden, head)), right)
+    logp = compute(lambda *x: linear_logp(*x, ids).logp * 1.0)(hidden, head)
+    torch.testing.assert_close(torch.autograd.grad(logp.sum(), (hidden, head)), right)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
+def test_it_is_compiled():
+    check_gradient(lambda function: torch.compile(function, backend="aot_eager"))
+
+
+def test_where_else_it_works():
+    check_gradient(lambda function: partial(checkpoint, function, use_reentrant=False))
+    hidden, head, _, ids = batch(torch.float32)
     with torch.autocast("cpu"):
         logp = linear_logp(hidden, head, ids).logp
     assert 0 < (logp - linear_logp(hidden, head, ids).logp).abs().max() < 0.1

@@ -150,6 +150,7 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = bandpo.Bnad
 
 
+@pytest.mark.slow  # a process imports torch
 def test_the_import_loads_torch_and_the_core_alone():
     """Torch loads numpy, if it is installed."""
     code = "import sys, torch; before = {*sys.modules}; import bandpo; print(*sys.modules.keys() - before)"

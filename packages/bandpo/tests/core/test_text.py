@@ -94,7 +94,13 @@ def test_a_class_of_ones_own_by_its_import_path(tmp_path, monkeypatch):
     assert parse("mine_for_notation.Wider", Divergence) == rule.divergence
     assert parse(repr(rule), ClipRule) == rule  # once imported, the bare name will do
     assert as_text(rule) == "Band(divergence=mine_for_notation.Wider(), radius=0.1, max_ratio=10.0)"
-    read = f"from bandpo import ClipRule, parse; print(parse({as_text(rule)!r}, ClipRule))"
+
+
+@pytest.mark.slow  # a process imports torch
+def test_the_text_of_a_class_of_ones_own_is_read_by_another_process(tmp_path):
+    (tmp_path / "mine_for_notation.py").write_text("from bandpo import KL\n\n\nclass Wider(KL):\n    pass\n")
+    text = "Band(divergence=mine_for_notation.Wider(), radius=0.1, max_ratio=10.0)"
+    read = f"from bandpo import ClipRule, parse; print(parse({text!r}, ClipRule))"
     fresh = subprocess.run([sys.executable, "-c", read], cwd=tmp_path, capture_output=True, text=True)
     assert fresh.stdout.strip() == "Band(divergence=Wider(), radius=0.1, max_ratio=10.0)"
 

@@ -6,6 +6,8 @@ import pytest
 
 from helpers.without_rlvet import INSTALL, run_without_rlvet
 
+pytestmark = pytest.mark.slow  # each test has a process that imports torch
+
 USERS = {
     "from bandpo.watch import Watch": "bandpo.watch",
     "import bandpo.watch.run_watch": "bandpo.watch",

@@ -54,6 +54,7 @@ def test_a_repository_of_the_hub_is_diagnosed(monkeypatch):
     assert asked == {"repo_id": "owner/name", "repo_type": "dataset", "revision": "v2"}
 
 
+@pytest.mark.slow  # imports wandb and the client of the hub
 def test_the_real_clients_take_what_is_given():
     hub = pytest.importorskip("huggingface_hub")
     taken = inspect.signature(hub.snapshot_download).parameters
