@@ -236,7 +236,7 @@ def test_wrong_and_malformed_answers_score_zero(grader, gold, completion, reason
 def test_huge_answers_are_wrong_at_once(grader, completion):
     started = time.monotonic()
     assert grader.grade(completion, "27").score == 0.0
-    assert time.monotonic() - started < 15  # of the clock, on a busy machine; quadratic searches take minutes
+    assert time.monotonic() - started < 60  # of the clock, on a busy machine; quadratic searches take minutes
 
 
 SLOW = [pytest.param(x, marks=pytest.mark.slow) for x in ("10^{10^{10}}", "(" * 400 + "1" + ")" * 400)]

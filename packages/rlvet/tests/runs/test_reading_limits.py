@@ -89,10 +89,10 @@ FILES = (
 def test_what_is_too_much_is_refused_in_one_line_at_once(write, tmp_path):
     message = write(tmp_path)
     (file,) = tmp_path.iterdir()
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(InvalidValue, match=message) as raised:
         read_log(file)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 5
     assert "\n" not in str(raised.value)
 
 
@@ -134,9 +134,9 @@ def test_integers_beyond_all_floats_are_no_metrics(tmp_path):
 
 def test_a_pickle_with_a_forged_index_takes_no_memory():
     long_binput = b"r" + (2**31 - 1).to_bytes(4, "little")
-    start = time.perf_counter()
+    start = time.process_time()
     assert read_pickle(b"\x80\x02}" + long_binput + b".") == {}
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 5
 
 
 def test_an_archive_with_a_forged_size_is_not_decompressed_as_a_whole(tmp_path):
@@ -211,7 +211,7 @@ def test_a_batch_that_takes_a_machine_s_memory_is_refused(write, tmp_path):
     start = time.process_time()
     with pytest.raises(InvalidValue, match=message):
         diagnose(tmp_path)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6
 
 
 WITHOUT_TORCH = """
