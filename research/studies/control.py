@@ -2,6 +2,8 @@
 
     PYTHONPATH=research python -m studies.control rows.jsonl             # goes on with what is missing
     PYTHONPATH=research python -m studies.control rows.jsonl --count     # what is done, and what is left
+    PYTHONPATH=research python -m studies.control rows.jsonl --rate 0.0125   # the common rate alone
+    PYTHONPATH=research python -m studies.control rows.jsonl --report report.md
     PYTHONPATH=research python -m studies.control pilot.jsonl --cell pilot
 
 A policy is one linear layer over the features of a prompt, so that prompts share what they learn, as in a network. A
@@ -17,22 +19,30 @@ import argparse
 import json
 import math
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from scipy import stats
 
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.text import as_method
 from bandpo_lab.fast_loop import group_advantages
-from bandpo_lab.files import drop_unfinished_line
+from bandpo_lab.files import drop_unfinished_line, replacing
+from bandpo_lab.interval import Interval, signed, student
+from bandpo_lab.tables import Table
 from rlvet.runs.files import read_jsonl
+from studies.equal_reward import entropy_at_equal_step
+from studies.learning_rates import Curve, ResampledScores, difference, remembering
 from studies.optimizers import Moments
+from studies.predictions import Prediction, read_predictions, verdict
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -248,7 +258,7 @@ class Trainer:
         self._rates = torch.tensor(cell.rates).repeat_interleave(len(self.seeds))[:, None, None]
         # Random numbers of a seed are the same for all rules and rates.
         self._generators = [torch.Generator().manual_seed(10**6 + seed) for seed in self.seeds]
-        self.curves: dict[str, list[Tensor]] = {name: [] for name in CURVES}
+        self.curves: dict[str, list[Tensor]] = {name: [] for name in (*MEANS, *CURVES)}
         # Sums over rare winners and over rare losers of the gradient, and of its part that the rule dropped.
         self._gradient = torch.zeros(2, 2, *shape)
 
@@ -280,7 +290,7 @@ class Trainer:
         is_right = (
             self.task.right[seeds, prompts].expand(*tokens.shape[:2], -1, -1, -1).gather(-1, tokens).all(-2)
         )
-        self.curves["reward"].append(is_right.float().mean((-1, -2)))
+        self.curves["AUC"].append(is_right.float().mean((-1, -2)))
         rewards = torch.where(is_noise, chance < 0.5, is_right).float().flatten(2)
         advantages = group_advantages(rewards.flatten(), world.group).view_as(rewards)
 
@@ -363,31 +373,38 @@ class Trainer:
         self.curves["pass@32"].append((1 - (1 - right) ** SAMPLES).mean(-1))
 
     def rows(self, arm: str) -> Iterator[dict[str, Any]]:
-        """Yield the row of each rate and seed: the curves, and the blocked shares above and below."""
+        """Yield the row of each rate and seed: the means of `MEANS`, the blocked shares, and the curves of `CURVES`."""
         curves = {name: torch.stack(values, -1) for name, values in self.curves.items()}
         blocked = self._gradient[:, 1] / self._gradient[:, 0]
         for (index, rate), (place, seed) in product(enumerate(self.cell.rates), enumerate(self.seeds)):
             yield {
                 **Key(self.cell.name, arm, rate, seed)._asdict(),
+                **{name: round(curves[name][index, place].mean().item(), 5) for name in MEANS},
                 "blocked above": round(blocked[0, index, place].nan_to_num(0.0).item(), 4),
                 "blocked below": round(blocked[1, index, place].nan_to_num(0.0).item(), 4),
                 "curves": {
                     name: [round(value, 4) for value in values[index, place].tolist()]
                     for name, values in curves.items()
+                    if name in CURVES
                 },
             }
 
 
-CURVES = ("reward", "spread", "entropy", "held out", "pass@32")
-"""The curves of a row.
+MEANS = ("AUC", "spread")
+"""The means over all batches in a row.
 
-- ``reward``: the share of right answers by batch, without noise.
+- ``AUC``: the share of right answers, without noise.
 - ``spread``: the standard deviation of the log-ratios in the last update on a batch.
-- ``entropy``, ``held out``, ``pass@32``: on held-out prompts every `EVAL_EVERY` batches: the entropy in nats a token,
-  the probability of a right answer, and that of one among 32.
 """
-SEEDS_TOGETHER = 16
-"""The seeds that are trained in one program."""
+CURVES = ("entropy", "held out", "pass@32")
+"""The curves of a row, on held-out prompts every `EVAL_EVERY` batches.
+
+- ``entropy``: in nats a token.
+- ``held out``: the probability of a right answer.
+- ``pass@32``: the probability of a right answer among 32.
+"""
+SEEDS_TOGETHER = 64
+"""The seeds that are trained in one program. With 64 a run takes a quarter to two fifths less time than with 16."""
 
 
 def parts_of(cell: Cell) -> Iterator[tuple[str, list[int]]]:
@@ -403,9 +420,564 @@ def keys_of(cell: Cell, arm: str, seeds: Sequence[int]) -> list[Key]:
     return [Key(cell.name, arm, rate, seed) for rate, seed in product(cell.rates, seeds)]
 
 
+def _missing(cell: Cell, arm: str, seeds: Sequence[int], done: Collection[Key]) -> Cell | None:
+    """Return the cell with the rates and seeds of which a rule lacks a row; None if it has all."""
+    missing = [key for key in keys_of(cell, arm, seeds) if key not in done]
+    rates = [rate for rate in cell.rates if any(key.rate == rate for key in missing)]
+    open_seeds = [seed for seed in seeds if any(key.seed == seed for key in missing)]
+    return replace(cell, rates=rates, seeds=open_seeds) if missing else None
+
+
 def read_rows(file: Path) -> dict[Key, Mapping[str, Any]]:
     """Return the rows of a file by key."""
-    return {Key(*(row[name] for name in Key._fields)): row for _, row in read_jsonl(file)}
+    return {_key_of(row): row for _, row in read_jsonl(file)}
+
+
+def _key_of(row: Mapping[str, Any]) -> Key:
+    return Key(*(row[name] for name in Key._fields))
+
+
+# The report -----------------------------------------------------------------------------------------------------------
+
+SMALLEST = {"entropy": 0.03, "entropy at reward": 0.03, "pass@32": 0.01, "end": 0.01, "AUC": 0.01}
+"""The smallest effect of interest of each metric."""
+NAMES = {
+    "entropy": "entropy at equal step",
+    "entropy at reward": "entropy at equal reward",
+    "pass@32": "pass@32",
+    "end": "final reward",
+    "AUC": "mean reward",
+}
+"""The names of the metrics in tables."""
+COMMON_RATE = 0.0125
+BEST = "best"
+"""In place of a learning rate: each rule's best one by AUC."""
+FEWEST_SEEDS = 4
+"""The seeds from which an interval is computed."""
+ADDITIVE = 0.05
+"""The interaction of the two sides, in nats at equal step, within which they are called additive."""
+
+Contrast = Mapping[str, float]
+"""The weights of rules in a difference."""
+Rate = float | str
+"""A learning rate, or `BEST`."""
+
+
+def minus(arm: str, other: str) -> Contrast:
+    """Return the difference of two rules."""
+    return {arm: 1.0, other: -1.0}
+
+
+PRIMARY = minus("Band over .8", "3 over .8")
+CONTROL = minus("2 over .8", CLIP)
+PRIMARY_METRICS = ("pass@32", "end")
+PRIMARY_CELLS = ("one token, 64", "eight tokens, 64")
+INTERACTION: Contrast = {"Band over .8": 1.0, "1.2 over Band": 1.0, "Band over Band": -1.0, CLIP: -1.0}
+PAIRS = {
+    "Band over .8 minus 3 over .8": PRIMARY,
+    "Band over .8 minus 2 over .8": minus("Band over .8", "2 over .8"),
+    "Band over .8 minus Band over Band": minus("Band over .8", "Band over Band"),
+    "1.2 over Band minus 1.2 over .3": minus("1.2 over Band", "1.2 over .3"),
+    "interaction of the two sides of Band": INTERACTION,
+}
+"""The differences that are not from clip 0.2."""
+
+
+def side_effects() -> dict[str, Contrast]:
+    """Return the effect of each side: of an upper one averaged over the lower sides, and of a lower one over the upper.
+
+    >>> sorted(side_effects()["lower .3"].items())[:2]
+    [('1.2 over .3', 0.2), ('1.2 over .8', -0.2)]
+    """
+    uppers, lowers = [*UPPER, "Band"], [*LOWER, "Band"]
+    effects: dict[str, Contrast] = {}
+    for up in uppers[1:]:
+        effect = {f"{up} over {low}": 1 / len(lowers) for low in lowers}
+        effects[f"upper {up}"] = effect | {f"1.2 over {low}": -1 / len(lowers) for low in lowers}
+    for low in lowers[1:]:
+        effect = {f"{up} over {low}": 1 / len(uppers) for up in uppers}
+        effects[f"lower {low}"] = effect | {f"{up} over .8": -1 / len(uppers) for up in uppers}
+    return effects
+
+
+def contrasts_of(kind: str) -> dict[str, Contrast]:
+    """Return the contrasts of a table by name."""
+    if kind == "pairs":
+        return PAIRS
+    if kind == "sides":
+        return side_effects()
+    return {arm: minus(arm, CLIP) for arm in rules() if arm != CLIP}
+
+
+KINDS = {
+    "clip": f"minus {CLIP}",
+    "sides": "a side, over all others; minus 1.2 or .8",
+    "pairs": "other differences",
+}
+"""The tables of a setting, with the headers of their first columns."""
+
+
+def metric_of(row: Mapping[str, Any], metric: str, level: float) -> float:
+    """Return a metric of a run; NaN for the entropy at a reward that the run never reaches.
+
+    Args:
+        row: A row of `Trainer.rows`.
+        metric: A key of `SMALLEST`.
+        level: The reward on held-out prompts at which entropies are compared at equal reward.
+    """
+    curves = row["curves"]
+    match metric:
+        case "AUC":
+            return row["AUC"]
+        case "end":
+            return curves["held out"][-1]
+        case "pass@32":
+            return curves["pass@32"][-1]
+        case "entropy":
+            return entropy_at_equal_step(curves["entropy"], "second half")
+        case _:
+            return _entropy_at_reward(curves["held out"], curves["entropy"], level)
+
+
+def _entropy_at_reward(rewards: Sequence[float], entropies: Sequence[float], level: float) -> float:
+    """Return the entropy when the reward first is at a level, interpolated between two evaluations."""
+    first = next((index for index, reward in enumerate(rewards) if reward >= level), None)
+    if first is None:
+        return math.nan
+    around = slice(max(0, first - 1), first + 1)
+    return float(np.interp(level, rewards[around], entropies[around]))
+
+
+class Measured(NamedTuple):
+    """A difference with its interval at 95 %, and the number of seeds it is of."""
+
+    interval: Interval
+    seeds: int
+
+    def adjusted(self, comparisons: int) -> Interval:
+        """Return the interval adjusted for the number of comparisons after Bonferroni."""
+        value, low, high = self.interval
+        freedom = self.seeds - 1
+        factor = stats.t.ppf(1 - 0.025 / comparisons, freedom) / stats.t.ppf(0.975, freedom)
+        return Interval(value, value - (value - low) * factor, value + (high - value) * factor)
+
+
+class CellScores:
+    """The metrics of a cell by rule, rate and seed.
+
+    Args:
+        cell: The cell.
+        rows: The rows of all cells.
+    """
+
+    def __init__(self, cell: Cell, rows: Mapping[Key, Mapping[str, Any]]):
+        self.cell = cell
+        self.rows = {key: row for key, row in rows.items() if key.cell == cell.name}
+        shape = (len(cell.arms), len(cell.rates), len(cell.seeds))
+        self._arms = {arm: index for index, arm in enumerate(cell.arms)}
+        self._scores = {metric: np.full(shape, np.nan) for metric in SMALLEST}
+        places = {
+            Key(cell.name, arm, rate, seed): (self._arms[arm], index, place)
+            for arm in cell.arms
+            for index, rate in enumerate(cell.rates)
+            for place, seed in enumerate(cell.seeds)
+        }
+        for key, row in self.rows.items():
+            for metric, scores in self._scores.items():
+                scores[places[key]] = metric_of(row, metric, cell.level)
+        self._remembered: dict[tuple[str, str, bytes], ResampledScores] = {}
+
+    def scores(self, arm: str, metric: str) -> np.ndarray:
+        """Return a metric of a rule, of shape (rates, seeds); NaN where there is none."""
+        return self._scores[metric][self._arms[arm]]
+
+    def settings(self, predictions: Sequence[Prediction]) -> list[Rate]:
+        """Return the rates of the tables that have rows: the common one, those of predictions, and the best ones."""
+        worlds = {prediction.world for prediction in predictions}
+        rates: list[Rate] = [
+            rate
+            for rate in self.cell.rates
+            if rate == COMMON_RATE or f"{self.cell.name} at {rate:g}" in worlds
+        ]
+        return [rate for rate in [*rates, BEST] if self.measure(PRIMARY, "AUC", rate)]
+
+    def has_all_rates(self, arm: str) -> np.ndarray:
+        """Return for each seed whether a rule has a run at every rate."""
+        return np.isfinite(self.scores(arm, "AUC")).all(0)
+
+    def best_rate(self, arm: str) -> tuple[float, bool] | None:
+        """Return a rule's best rate by AUC, and whether it is at an edge; None without runs at every rate."""
+        seeds = self.has_all_rates(arm)
+        if seeds.sum() < FEWEST_SEEDS:
+            return None
+        curve = Curve(self.cell.rates, self.scores(arm, "AUC")[:, seeds])
+        return self.cell.rates[curve.best], curve.at_edge
+
+    def measure(self, contrast: Contrast, metric: str, rate: Rate) -> Measured | None:
+        """Return a difference of rules, paired by seed; None if fewer than `FEWEST_SEEDS` seeds have all their runs."""
+        if rate == BEST and metric != "entropy at reward":
+            return self._measure_at_best(contrast, metric)
+        values = self.differences(contrast, metric, rate)
+        return Measured(student(values), len(values)) if len(values) >= FEWEST_SEEDS else None
+
+    def differences(self, contrast: Contrast, metric: str, rate: Rate) -> np.ndarray:
+        """Return a difference of rules for each seed that has all their runs.
+
+        At `BEST` each rule is at the rate that is best over all seeds.
+        """
+        total = np.zeros(len(self.cell.seeds))
+        for arm, weight in contrast.items():
+            best = self.best_rate(arm) if rate == BEST else (rate,)
+            if best is None:
+                return np.array([])
+            total += weight * self.scores(arm, metric)[[*self.cell.rates].index(best[0])]
+        return total[np.isfinite(total)]
+
+    def _measure_at_best(self, contrast: Contrast, metric: str) -> Measured | None:
+        """Return a difference of rules, each at the rate that is best by AUC on other seeds than it is scored on."""
+        seeds = np.all([self.has_all_rates(arm) for arm in contrast], axis=0)
+        if seeds.sum() < FEWEST_SEEDS:
+            return None
+
+        def total(sign: int) -> ResampledScores:
+            terms = [
+                (abs(weight), self._resampled(arm, metric, seeds))
+                for arm, weight in contrast.items()
+                if weight * sign > 0
+            ]
+            return lambda counts: np.sum([weight * scores(counts) for weight, scores in terms], axis=0)
+
+        return Measured(difference(total(1), total(-1), [0] * int(seeds.sum())), int(seeds.sum()))
+
+    def _resampled(self, arm: str, metric: str, seeds: np.ndarray) -> ResampledScores:
+        """Return the scores of a rule at its best rate as a function of resampled seeds, which remembers them."""
+        key = (arm, metric, seeds.tobytes())
+        if key not in self._remembered:
+            curve, chosen_by = (
+                Curve(self.cell.rates, self.scores(arm, name)[:, seeds]) for name in (metric, "AUC")
+            )
+            self._remembered[key] = remembering(partial(curve.resampled_scores, chosen_by=chosen_by))
+        return self._remembered[key]
+
+
+class Setting(NamedTuple):
+    """A cell at one rate, or at the best ones, with all differences of its tables."""
+
+    scores: CellScores
+    rate: Rate
+    measured: Mapping[tuple[str, str, str], Measured]
+    """The differences by kind of table, name and metric."""
+
+    @property
+    def name(self) -> str:
+        """The name, as in the predictions."""
+        return f"{self.scores.cell.name} at {_text(self.rate)}"
+
+
+def _text(rate: Rate) -> str:
+    return rate if isinstance(rate, str) else f"{rate:g}"
+
+
+def settings_of_rows(rows: Mapping[Key, Mapping[str, Any]]) -> list[Setting]:
+    """Return the settings of the report that have rows."""
+    predictions = read_predictions(PREDICTIONS)
+    settings: list[Setting] = []
+    for cell in STUDY:
+        scores = CellScores(cell, rows)
+        for rate in scores.settings(predictions):
+            measured: dict[tuple[str, str, str], Measured] = {}
+            for kind in KINDS:
+                for (name, contrast), metric in product(contrasts_of(kind).items(), SMALLEST):
+                    if found := scores.measure(contrast, metric, rate):
+                        measured[kind, name, metric] = found
+            settings.append(Setting(scores, rate, measured))
+    return settings
+
+
+def differences_table(setting: Setting, kind: str, comparisons: int) -> Table:
+    """Return the differences of one kind in a setting; bold if they exclude 0 adjusted for the comparisons."""
+    cells: list[list[str]] = []
+    for name in contrasts_of(kind):
+        texts: list[str] = []
+        for metric in SMALLEST:
+            found = setting.measured.get((kind, name, metric))
+            if found is None:
+                texts.append("–")
+                continue
+            low, high = found.adjusted(comparisons)[1:]
+            text = signed(found.interval)
+            if low > 0 or high < 0:
+                text = f"**{text}**"
+            texts.append(f"{text} ({found.seeds})" if metric == "entropy at reward" else text)
+        cells.append([name, *texts])
+    return Table([f"{setting.name}: {KINDS[kind]}", *NAMES.values()], cells)
+
+
+def means_table(scores: CellScores) -> Table:
+    """Return the means of each rule at the common rate, the blocked shares, and its best rate."""
+    cells: list[list[str]] = []
+    for arm in scores.cell.arms:
+        keys = [Key(scores.cell.name, arm, COMMON_RATE, seed) for seed in scores.cell.seeds]
+        runs = [scores.rows[key] for key in keys if key in scores.rows]
+        texts = [arm, f"{len(runs)} of {len(keys)}"]
+        at_common = {
+            metric: scores.scores(arm, metric)[[*scores.cell.rates].index(COMMON_RATE)] for metric in SMALLEST
+        }
+        for metric, values in at_common.items():
+            known = values[np.isfinite(values)]
+            text = f"{known.mean():.3f}" if len(known) else "–"
+            texts.append(f"{text} ({len(known)})" if metric == "entropy at reward" else text)
+        for name in ("blocked above", "blocked below", "spread"):
+            texts.append(f"{np.mean([row[name] for row in runs]):.3f}" if runs else "–")
+        best = scores.best_rate(arm)
+        texts.append("not run" if best is None else f"{best[0]:g}, {'edge' if best[1] else 'interior'}")
+        cells.append(texts)
+    header = ["rule", "runs", *NAMES.values(), "blocked above", "blocked below", "spread", "best rate"]
+    return Table(header, cells)
+
+
+def runs_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:
+    """Return how many of the planned runs of each cell there are."""
+    cells: list[list[str]] = []
+    for cell in STUDY:
+        keys = [key for arm, seeds in parts_of(cell) for key in keys_of(cell, arm, seeds)]
+        common = [key for key in keys if key.rate == COMMON_RATE]
+        counted = [f"{sum(key in rows for key in some)} of {len(some)}" for some in (common, keys)]
+        cells.append([cell.name, *counted])
+    return Table(["cell", f"runs at {COMMON_RATE:g}", "runs at all rates"], cells)
+
+
+def primary_measures(settings: Sequence[Setting]) -> dict[tuple[str, str], Measured]:
+    """Return the primary differences at the common rate by cell and metric."""
+    return {
+        (setting.scores.cell.name, metric): setting.measured["pairs", "Band over .8 minus 3 over .8", metric]
+        for setting in settings
+        if setting.rate == COMMON_RATE and setting.scores.cell.name in PRIMARY_CELLS
+        for metric in PRIMARY_METRICS
+    }
+
+
+PRIMARY_COMPARISONS = len(PRIMARY_CELLS) * len(PRIMARY_METRICS)
+
+
+def primary_table(settings: Sequence[Setting]) -> Table:
+    """Return the primary differences, adjusted for their number and not."""
+    cells: list[list[str]] = []
+    for (cell, metric), found in primary_measures(settings).items():
+        adjusted = found.adjusted(PRIMARY_COMPARISONS)
+        cells.append([cell, NAMES[metric], signed(found.interval, 4), signed(adjusted, 4), str(found.seeds)])
+    return Table(["cell", "Band over .8 minus 3 over .8", "95 %", "adjusted for four", "seeds"], cells)
+
+
+def shows(control: Measured) -> bool:
+    """Return True if the control keeps entropy at equal step, so that something may be said of Band."""
+    return control.interval.low > 0 and control.interval.value >= SMALLEST["entropy"]
+
+
+def control_of(setting: Setting) -> Measured | None:
+    """Return the difference in entropy at equal step of the control from clip 0.2."""
+    return setting.measured.get(("clip", "2 over .8", "entropy"))
+
+
+def control_table(settings: Sequence[Setting]) -> Table:
+    """Return where the control shows."""
+    cells: list[list[str]] = []
+    for setting in settings:
+        if control := control_of(setting):
+            verdict_of_control = "shows" if shows(control) else "does not show"
+            cells.append([setting.name, signed(control.interval), str(control.seeds), verdict_of_control])
+    header = ["setting", f"2 over .8 minus {CLIP}, {NAMES['entropy']}", "seeds", "the control"]
+    return Table(header, cells)
+
+
+def looked_at_table(settings: Sequence[Setting], comparisons: int) -> Table:
+    """Return how many intervals exclude 0, adjusted for those of the setting, for all of the report, and not."""
+    cells: list[list[str]] = []
+    for setting in settings:
+        found = [*setting.measured.values()]
+        texts = [setting.name, str(len(found))]
+        for number in (1, len(found), comparisons):
+            intervals = [each.adjusted(number) for each in found]
+            above = sum(interval.low > 0 for interval in intervals)
+            below = sum(interval.high < 0 for interval in intervals)
+            texts.append(f"{above} above, {below} below")
+        cells.append(texts)
+    header = ["setting", "intervals", "exclude 0", "adjusted for these", f"for all {comparisons}"]
+    return Table(header, cells)
+
+
+def power_of(deviation: float, seeds: int, effect: float) -> float:
+    """Return how often a paired interval at 95 % is above 0, if the differences are normal with a mean of the effect.
+
+    >>> round(power_of(0.1, 64, 0.05), 2), round(power_of(0.1, 64, 0.0), 3)
+    (0.98, 0.025)
+    """
+    limit = stats.t.ppf(0.975, seeds - 1)
+    return float(stats.nct.sf(limit, seeds - 1, effect * seeds**0.5 / deviation))
+
+
+def power_table(settings: Sequence[Setting]) -> Table:
+    """Return the power of the primary comparison and of the control, for the smallest effect and for twice that."""
+    cells: list[list[str]] = []
+    named = {"Band over .8 minus 3 over .8": PRIMARY, f"2 over .8 minus {CLIP}": CONTROL}
+    for setting, (name, contrast) in product(settings, named.items()):
+        if setting.rate == BEST:
+            continue
+        texts = [f"{setting.name}: {name}"]
+        for metric, smallest in SMALLEST.items():
+            values = setting.scores.differences(contrast, metric, setting.rate)
+            deviation = float(np.std(values, ddof=1)) if len(values) >= FEWEST_SEEDS else 0.0
+            if not deviation:
+                texts.append("–")
+                continue
+            once, twice = (power_of(deviation, len(values), effect) for effect in (smallest, 2 * smallest))
+            texts.append(f"{once:.0%}, {twice:.0%}")
+        cells.append(texts)
+    header = ["setting", *(f"{NAMES[metric]}, {smallest:g}" for metric, smallest in SMALLEST.items())]
+    return Table(header, cells)
+
+
+def verdicts_table(settings: Sequence[Setting]) -> Table:
+    """Return the verdict on each prediction; the primary ones on intervals that are adjusted for their number."""
+    by_name = {setting.name: setting for setting in settings}
+    cells: list[list[str]] = []
+    for world, arm, other, metric, expects in read_predictions(PREDICTIONS):
+        setting = by_name.get(world)
+        found = setting and setting.scores.measure(minus(arm, other), metric, setting.rate)
+        terms = [world, f"{arm} minus {other}, {NAMES[metric]}", expects]
+        if setting is None or found is None:
+            cells.append([*terms, "not run", "–", "open"])
+            continue
+        interval = found.interval
+        is_primary = (
+            minus(arm, other) == PRIMARY
+            and (setting.scores.cell.name, metric) in primary_measures(settings)
+            and setting.rate == COMMON_RATE
+        )
+        if is_primary:
+            interval = found.adjusted(PRIMARY_COMPARISONS)
+        conclusion = verdict(interval, expects, SMALLEST[metric])
+        measured = signed(interval) + (", adjusted for four" if is_primary else "")
+        cells.append([*terms, measured, str(found.seeds), conclusion])
+    return Table(["setting", "difference", "predicted", "measured", "seeds", "verdict"], cells)
+
+
+STUDY = [cell for cell in CELLS if not cell.name.startswith("pilot")]
+"""The cells of the study, without pilots."""
+TERMS = """\
+Rules are named by their upper and their lower side. "Band over .8" is `BandAbove()`, "Band over Band" has the bounds of
+`BandPO()`, "1.2 over .8" is clip 0.2, "1.28 over .8" is Clip-Higher; "3 over .8" and "1.2 over .3" are the constants of
+the dose of Band's two sides. The number of a cell is that of its updates on a batch; each answer is used once.
+
+- **Entropy at equal step:** in nats a token on held-out prompts, the mean over the second half of the batches.
+- **Entropy at equal reward:** in nats a token on held-out prompts, interpolated to when the held-out reward first is
+  {levels}. It is over the seeds of which all compared runs reach it; their number is in parentheses.
+- **pass@32** and **final reward:** exact, on held-out prompts at the end. **Mean reward:** over all batches of the
+  training.
+- **Blocked above, below:** the share of the gradient of rare winners and rare losers (p < 0.1) that a rule dropped.
+  **Spread:** the standard deviation of the log-ratios in the last update on a batch, the mean over the batches.
+- **Best rate:** by mean reward, chosen on other seeds than those that are scored, and chosen anew in each bootstrap
+  sample; at equal reward, and in the tables of means, the best one over all seeds. At an *edge* of the grid a rate
+  beyond may be better.
+
+Intervals are of 95 %, paired by seed. **Bold** ones exclude 0 also if they are adjusted after Bonferroni for the number
+of all intervals of the tables of differences, {comparisons}."""
+PRIMARY_TEXT = """\
+Does a bound by probability matter beyond a constant of the same dose? Of {number} intervals, adjusted for the number of
+four, {above} are above 0, {below} below 0, and {equal} within ± 0.01, the smallest effect of interest."""
+
+
+def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
+    """Return the report as Markdown."""
+    settings = settings_of_rows(rows)
+    comparisons = max(1, sum(len(setting.measured) for setting in settings))
+    levels = ", ".join(dict.fromkeys(f"{cell.level:g} with {cell.world}" for cell in STUDY))
+    primary = [found.adjusted(PRIMARY_COMPARISONS) for found in primary_measures(settings).values()]
+    counts = {
+        "number": len(primary),
+        "above": sum(interval.low > 0 for interval in primary),
+        "below": sum(interval.high < 0 for interval in primary),
+        "equal": sum(interval.low > -0.01 and interval.high < 0.01 for interval in primary),
+    }
+    verdicts = verdicts_table(settings)
+    counted = Counter(cells[-1] for cells in verdicts.rows)
+    lines = [
+        "# A control that shows: many updates a batch, in two testbeds",
+        "",
+        "Written by `python -m studies.control research/results/control/rows.jsonl.gz --report`. The terms, the rules "
+        "and the predictions are those of `research/studies/control-predictions.md`, committed before the runs.",
+        "",
+        TERMS.format(levels=levels, comparisons=comparisons),
+        "",
+        "## The primary comparison",
+        "",
+        PRIMARY_TEXT.format(**counts),
+        "",
+        primary_table(settings).markdown(),
+        "",
+        "## The control",
+        "",
+        "Nothing is said of Band in a testbed, unless the control shows there at the common rate with 64 updates: "
+        "entropy at equal step above clip 0.2, surely and by at least 0.03 nats.",
+        "",
+        control_table(settings).markdown(),
+        "",
+        "## Predictions",
+        "",
+        f"Of {len(verdicts.rows)} predictions {counted['held']} held, {counted['failed']} failed, "
+        f"{counted['undecided']} are undecided and {counted['open']} are open.",
+        "",
+        verdicts.markdown(),
+        "",
+        "## Runs",
+        "",
+        "How many of the planned runs there are. A rule without all its rates has no best one yet.",
+        "",
+        runs_table(rows).markdown(),
+        "",
+    ]
+    for cell in STUDY:
+        of_cell = [setting for setting in settings if setting.scores.cell is cell]
+        if not of_cell:
+            continue
+        lines += [f"## {cell.name}", "", f"Means at {COMMON_RATE:g}:", ""]
+        lines += [means_table(of_cell[0].scores).markdown(), ""]
+        for setting in of_cell:
+            for kind in KINDS:
+                lines += [differences_table(setting, kind, comparisons).markdown(), ""]
+    lines += [
+        "## Are the two sides additive?",
+        "",
+        f"They are called so if their interaction in entropy at equal step is within ± {ADDITIVE:g} nats.",
+        "",
+        additive_table(settings).markdown(),
+        "",
+        "## Intervals looked at",
+        "",
+        "They share runs and seeds, so they are not independent.",
+        "",
+        looked_at_table(settings, comparisons).markdown(),
+        "",
+        "## Power",
+        "",
+        "How often such a study finds a difference of the smallest effect of interest, and of twice that, from the "
+        "paired standard deviations and the seeds of the rows.",
+        "",
+        power_table(settings).markdown(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def additive_table(settings: Sequence[Setting]) -> Table:
+    """Return the interaction of Band's two sides in entropy at equal step."""
+    cells: list[list[str]] = []
+    for setting in settings:
+        found = setting.measured.get(("pairs", "interaction of the two sides of Band", "entropy"))
+        if found:
+            within = verdict(found.interval, "equal", ADDITIVE)
+            word = {"held": "additive", "failed": "not additive"}.get(within, within)
+            cells.append([setting.name, signed(found.interval), word])
+    return Table(["setting", f"interaction, {NAMES['entropy']}", "the sides are"], cells)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -413,8 +985,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.control")
     parser.add_argument("rows", type=Path, help="one line for each run; made if it is not there")
     parser.add_argument("--cell", choices=[cell.name for cell in CELLS], help="run one cell only")
+    parser.add_argument("--rate", type=float, action="append", help="run this learning rate, and no other")
+    parser.add_argument("--arm", choices=rules(), action="append", help="run this rule, and no other")
+    parser.add_argument("--report", type=Path, help="only write the report to this file")
     parser.add_argument("--count", action="store_true", help="only print what is done and what is left")
     options = parser.parse_args(arguments)
+    if options.report:
+        with replacing(options.report) as unfinished:
+            unfinished.write_text(page(read_rows(options.rows)), encoding="utf-8")
+        return
     options.rows.touch()
     drop_unfinished_line(options.rows)
     done = read_rows(options.rows).keys()
@@ -428,15 +1007,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     with options.rows.open("a", encoding="utf-8") as lines:
         for cell in cells:
+            chosen = [rate for rate in cell.rates if options.rate is None or rate in options.rate]
             for arm, seeds in parts_of(cell):
-                if all(key in done for key in keys_of(cell, arm, seeds)):
+                part = _missing(replace(cell, rates=chosen), arm, seeds, done)
+                if part is None or arm not in (options.arm or cell.arms):
                     continue
                 begin = time.process_time()
-                trainer = Trainer(cell, rules()[arm], seeds)
+                trainer = Trainer(part, rules()[arm])
                 trainer.train()
-                seconds = (time.process_time() - begin) / len(keys_of(cell, arm, seeds))
+                seconds = (time.process_time() - begin) / len(keys_of(part, arm, part.seeds))
                 for row in trainer.rows(arm):
-                    lines.write(json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
+                    if _key_of(row) not in done:
+                        lines.write(json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
                 lines.flush()
 
 

@@ -1,26 +1,42 @@
 """The testbed of the control: its rules, its tasks, its updates against torch's own, and its predictions."""
 
 import json
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from bandpo.core.loss import policy_loss
 from bandpo.core.text import as_method
+from bandpo_lab.interval import student
 from studies import control
 from studies.control import (
+    BEST,
     CELLS,
     CLIP,
     HELD_OUT,
+    INTERACTION,
+    PRIMARY,
+    STUDY,
     WORLDS,
     Cell,
+    CellScores,
     Key,
+    Measured,
     Trainer,
     World,
+    control_table,
     keys_of,
+    metric_of,
+    page,
     parts_of,
+    power_of,
+    read_rows,
     rules,
+    settings_of_rows,
+    side_effects,
     task_of,
 )
 from studies.predictions import read_predictions
@@ -93,19 +109,20 @@ def test_an_update_is_that_of_torchs_adam_on_one_policy(cell):
 
 
 def test_a_run_does_not_depend_on_the_runs_beside_it(cell):
-    def curves(seeds, rates):
+    def rows(seeds, rates):
         trainer = Trainer(replace(cell, rates=rates, lag=1, epochs=2, noise=0.3), rules()[CLIP], seeds)
         trainer.train()
-        return {Key(*(row[name] for name in Key._fields)): row["curves"] for row in trainer.rows(CLIP)}
+        return {Key(*(row[name] for name in Key._fields)): row for row in trainer.rows(CLIP)}
 
-    together, alone = curves([0, 1, 2], (0.01, 0.03)), curves([1], (0.03,))
+    together, alone = rows([0, 1, 2], (0.01, 0.03)), rows([1], (0.03,))
     assert len(together) == 6
     key = Key("x", CLIP, 0.03, 1)
-    for name, values in alone[key].items():
-        assert together[key][name] == pytest.approx(values, abs=2e-4), name
-    assert together[key]["reward"] != together[Key("x", CLIP, 0.03, 2)]["reward"]
-    assert len(together[key]["entropy"]) == 1
-    assert len(together[key]["spread"]) == 3
+    for name, values in alone[key]["curves"].items():
+        assert together[key]["curves"][name] == pytest.approx(values, abs=2e-4), name
+    assert together[key]["AUC"] == pytest.approx(alone[key]["AUC"], abs=2e-4)
+    assert together[key]["AUC"] != together[Key("x", CLIP, 0.03, 2)]["AUC"]
+    assert len(together[key]["curves"]["entropy"]) == 1
+    assert together[key]["spread"] == pytest.approx(alone[key]["spread"], abs=2e-4) != 0
 
 
 def test_rewards_at_random_teach_nothing(cell):
@@ -162,3 +179,138 @@ def test_each_prediction_has_its_cell_and_the_seeds_are_no_pilots():
     runs = sum(len(keys_of(cell, arm, seeds)) for cell in others for arm, seeds in parts_of(cell))
     assert f"All {runs:,} runs" in PREDICTIONS.read_text()
     assert all(0.0125 in cell.rates for cell in CELLS)
+
+
+# The report -----------------------------------------------------------------------------------------------------------
+
+
+def made_row(entropy, end, reward=0.2, pass_at_32=0.5):
+    """Return what the report reads of a row: an entropy that falls to a value, and a held-out reward that rises."""
+    steps = [0.25, 0.5, 0.75, 1.0]
+    curves = {
+        "entropy": [4 * entropy, 2 * entropy, entropy, entropy],
+        "held out": [end * step for step in steps],
+        "pass@32": [0.0, 0.0, 0.0, pass_at_32],
+    }
+    return {"AUC": reward, "spread": 0.1, "blocked above": 0.0, "blocked below": 0.0, "curves": curves}
+
+
+def made_rows(value_of, cell=STUDY[0], rates=None):
+    """Return rows of a cell, with the keywords of `made_row` by rule, rate and seed."""
+    return {
+        Key(cell.name, arm, rate, seed): made_row(**value_of(arm, rate, seed))
+        for arm in cell.arms
+        for rate in rates or cell.rates
+        for seed in cell.seeds
+    }
+
+
+def additive(arm, rate, seed):
+    """Return an entropy to which each side adds its own, and which the seed moves more than any side."""
+    upper, _, lower = arm.partition(" over ")
+    gain = {"Band": 0.3, "3": 0.2, "2": 0.1}.get(upper, 0.0) - {"Band": 0.15}.get(lower, 0.0)
+    return {"entropy": 1 + gain + seed % 7 + 0.01 * ((seed * len(arm)) % 5), "end": 0.5}
+
+
+def test_metrics_by_hand():
+    row = made_row(1.0, end=0.8, reward=0.3, pass_at_32=0.9)
+    found = [metric_of(row, metric, 0.3) for metric in ("AUC", "end", "pass@32", "entropy")]
+    assert found == [0.3, 0.8, 0.9, 1.0]
+    # Between 0.2, where the entropy is 4, and 0.4, where it is 2.
+    assert metric_of(row, "entropy at reward", 0.3) == pytest.approx(3.0)
+    assert metric_of(row, "entropy at reward", 0.1) == 4.0
+    assert math.isnan(metric_of(row, "entropy at reward", 0.9))
+
+
+def test_adjusted_intervals_are_students():
+    values = [0.1, 0.3, -0.1, 0.2, 0.25]
+    found = Measured(student(values), len(values))
+    assert found.adjusted(1) == pytest.approx(found.interval)
+    assert found.adjusted(20) == pytest.approx(student(values, 1 - 0.05 / 20))
+
+
+def test_the_effect_of_a_side_is_read_off_over_all_others():
+    rows = made_rows(additive, rates=(0.0125,))
+    scores = CellScores(STUDY[0], rows)
+    effects = {name: scores.measure(side, "entropy", 0.0125) for name, side in side_effects().items()}
+    values = {name: effect.interval.value for name, effect in effects.items()}
+    expected = {
+        "upper 1.28": 0,
+        "upper 2": 0.1,
+        "upper 3": 0.2,
+        "upper Band": 0.3,
+        "lower .3": 0,
+        "lower Band": -0.15,
+    }
+    assert values == pytest.approx(expected, abs=0.02)
+    assert effects["upper Band"].seeds == 64
+    # The seeds, which differ most, drop out of a paired difference.
+    assert effects["upper Band"].interval.half < 0.01
+    assert scores.measure(INTERACTION, "entropy", 0.0125).interval.value == pytest.approx(0, abs=0.04)
+    for contrast in (INTERACTION, *side_effects().values()):
+        assert sum(contrast.values()) == pytest.approx(0)
+
+
+def test_each_rule_is_at_its_best_rate_by_mean_reward():
+    best = {"Band over .8": 0.0125, "3 over .8": 0.025}
+
+    def rate_matters(arm, rate, seed):
+        reward = 0.3 if rate == best.get(arm, 0.00625) else 0.2
+        return {"entropy": rate, "end": 10 * rate, "reward": reward + 0.001 * (seed % 5)}
+
+    scores = CellScores(STUDY[0], made_rows(rate_matters))
+    assert scores.best_rate("Band over .8") == (0.0125, False)
+    assert scores.best_rate("3 over .8") == (0.025, True)
+    for metric, value in (("end", -0.125), ("entropy", -0.0125), ("AUC", 0)):
+        assert scores.measure(PRIMARY, metric, BEST).interval.value == pytest.approx(value)
+    # 0.4 is not reached by ends of 0.125 and 0.25.
+    assert scores.measure(PRIMARY, "entropy at reward", BEST) is None
+    few = CellScores(STUDY[0], made_rows(rate_matters, rates=(0.0125,)))
+    assert few.best_rate("3 over .8") is None
+    assert few.measure(PRIMARY, "end", BEST) is None
+
+
+def test_seeds_without_both_runs_are_left_out_and_counted():
+    rows = made_rows(additive, rates=(0.0125,))
+    for seed in range(2000, 2010):
+        del rows[Key("one token, 64", "Band over .8", 0.0125, seed)]
+    never = Key("one token, 64", "3 over .8", 0.0125, 2020)
+    rows[never] = made_row(1.0, end=0.1)
+    scores = CellScores(STUDY[0], rows)
+    assert scores.measure(PRIMARY, "entropy", 0.0125).seeds == 54
+    assert scores.measure(PRIMARY, "entropy at reward", 0.0125).seeds == 53
+    text = page(rows)
+    assert "| Band over .8 | 54 of 64 |" in text
+    assert "| one token, 64 | 1014 of 1024 | 1014 of 5120 |" in text
+    assert "| 3 over .8 | 64 of 64 |" in text
+    verdicts = [
+        line for line in text.splitlines() if line.endswith(("held |", "failed |", "undecided |", "open |"))
+    ]
+    assert len(verdicts) == len(read_predictions(PREDICTIONS))
+    assert sum(line.endswith("| not run | – | open |") for line in verdicts) > 0
+
+
+@pytest.mark.parametrize(("gain", "says"), [(0.1, "shows"), (0.02, "does not show"), (-0.1, "does not show")])
+def test_the_control_shows_if_it_is_above_0_and_large_enough(gain, says):
+    def value_of(arm, rate, seed):
+        return {"entropy": 1 + gain * (arm == "2 over .8") + 0.001 * (seed % 3 + len(arm) % 2), "end": 0.5}
+
+    settings = settings_of_rows(made_rows(value_of, rates=(0.0125,)))
+    [row] = control_table(settings).rows
+    assert row[-1] == says
+
+
+def test_power_is_the_share_of_simulated_studies():
+    noise = np.random.default_rng(0).normal(0.02, 0.1, (2000, 32))
+    found = np.mean([student(values).low > 0 for values in noise])
+    assert power_of(0.1, 32, 0.02) == pytest.approx(found, abs=0.03)
+
+
+def test_rates_and_rules_are_chosen_by_options(cell, monkeypatch, tmp_path):
+    monkeypatch.setattr(control, "CELLS", [replace(cell, arms=(CLIP, "no bound"), seeds=range(2))])
+    file = tmp_path / "rows.jsonl"
+    control.main([str(file), "--rate", "0.03", "--arm", CLIP])
+    assert read_rows(file).keys() == {Key("x", CLIP, 0.03, seed) for seed in range(2)}
+    # What is missing comes after, and no row twice.
+    control.main([str(file)])
+    assert len(file.read_text().splitlines()) == len(read_rows(file)) == 2 * 2 * 2
