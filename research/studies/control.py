@@ -558,7 +558,7 @@ class Measured(NamedTuple):
         """Return the interval adjusted for the number of comparisons after Bonferroni."""
         value, low, high = self.interval
         freedom = self.seeds - 1
-        factor = stats.t.ppf(1 - 0.025 / comparisons, freedom) / stats.t.ppf(0.975, freedom)
+        factor = float(stats.t.ppf(1 - 0.025 / comparisons, freedom) / stats.t.ppf(0.975, freedom))
         return Interval(value, value - (value - low) * factor, value + (high - value) * factor)
 
 
@@ -599,11 +599,16 @@ class CellScores:
             for rate in self.cell.rates
             if rate == COMMON_RATE or f"{self.cell.name} at {rate:g}" in worlds
         ]
-        return [rate for rate in [*rates, BEST] if self.measure(PRIMARY, "AUC", rate)]
+        from_clip = contrasts_of("clip").values()
+        return [
+            rate
+            for rate in [*rates, BEST]
+            if any(self.measure(contrast, "AUC", rate) for contrast in from_clip)
+        ]
 
     def has_all_rates(self, arm: str) -> np.ndarray:
         """Return for each seed whether a rule has a run at every rate."""
-        return np.isfinite(self.scores(arm, "AUC")).all(0)
+        return np.isfinite(self.scores(arm, "AUC").sum(0))
 
     def best_rate(self, arm: str) -> tuple[float, bool] | None:
         """Return a rule's best rate by AUC, and whether it is at an edge; None without runs at every rate."""
@@ -627,7 +632,7 @@ class CellScores:
         """
         total = np.zeros(len(self.cell.seeds))
         for arm, weight in contrast.items():
-            best = self.best_rate(arm) if rate == BEST else (rate,)
+            best = (rate, False) if isinstance(rate, float) else self.best_rate(arm)
             if best is None:
                 return np.array([])
             total += weight * self.scores(arm, metric)[[*self.cell.rates].index(best[0])]
@@ -695,9 +700,14 @@ def settings_of_rows(rows: Mapping[Key, Mapping[str, Any]]) -> list[Setting]:
 
 
 def differences_table(setting: Setting, kind: str, comparisons: int) -> Table:
-    """Return the differences of one kind in a setting; bold if they exclude 0 adjusted for the comparisons."""
+    """Return the differences of one kind in a setting; bold if they exclude 0 adjusted for the comparisons.
+
+    A difference of rules that have no runs together is left out.
+    """
     cells: list[list[str]] = []
     for name in contrasts_of(kind):
+        if (kind, name, "AUC") not in setting.measured:
+            continue
         texts: list[str] = []
         for metric in SMALLEST:
             found = setting.measured.get((kind, name, metric))
@@ -708,32 +718,44 @@ def differences_table(setting: Setting, kind: str, comparisons: int) -> Table:
             text = signed(found.interval)
             if low > 0 or high < 0:
                 text = f"**{text}**"
-            texts.append(f"{text} ({found.seeds})" if metric == "entropy at reward" else text)
+            is_part = found.seeds < len(setting.scores.cell.seeds)
+            texts.append(f"{text} ({found.seeds})" if metric == "entropy at reward" or is_part else text)
         cells.append([name, *texts])
     return Table([f"{setting.name}: {KINDS[kind]}", *NAMES.values()], cells)
 
 
-def means_table(scores: CellScores) -> Table:
-    """Return the means of each rule at the common rate, the blocked shares, and its best rate."""
+def means_table(scores: CellScores, rate: Rate) -> Table:
+    """Return the means of each rule at a rate or at its best one, the blocked shares, and the rule's best rate.
+
+    A rule without runs at the rate is left out.
+    """
     cells: list[list[str]] = []
+    seeds = len(scores.cell.seeds)
     for arm in scores.cell.arms:
-        keys = [Key(scores.cell.name, arm, COMMON_RATE, seed) for seed in scores.cell.seeds]
+        best = scores.best_rate(arm)
+        at = rate if isinstance(rate, float) else best and best[0]
+        if at is None:
+            continue
+        keys = [Key(scores.cell.name, arm, at, seed) for seed in scores.cell.seeds]
         runs = [scores.rows[key] for key in keys if key in scores.rows]
-        texts = [arm, f"{len(runs)} of {len(keys)}"]
-        at_common = {
-            metric: scores.scores(arm, metric)[[*scores.cell.rates].index(COMMON_RATE)] for metric in SMALLEST
-        }
-        for metric, values in at_common.items():
+        if not runs:
+            continue
+        texts = [arm, f"{len(runs)} of {seeds}"]
+        for metric in SMALLEST:
+            values = scores.scores(arm, metric)[[*scores.cell.rates].index(at)]
             known = values[np.isfinite(values)]
             text = f"{known.mean():.3f}" if len(known) else "–"
             texts.append(f"{text} ({len(known)})" if metric == "entropy at reward" else text)
-        for name in ("blocked above", "blocked below", "spread"):
-            texts.append(f"{np.mean([row[name] for row in runs]):.3f}" if runs else "–")
-        best = scores.best_rate(arm)
-        texts.append("not run" if best is None else f"{best[0]:g}, {'edge' if best[1] else 'interior'}")
+        texts += [f"{np.mean([row[name] for row in runs]):.3f}" for name in MEANS_OF_RUNS]
+        place = "not run" if best is None else f"{best[0]:g}, {'edge' if best[1] else 'interior'}"
+        complete = int(scores.has_all_rates(arm).sum())
+        texts.append(f"{place} ({complete})" if 0 < complete < seeds else place)
         cells.append(texts)
-    header = ["rule", "runs", *NAMES.values(), "blocked above", "blocked below", "spread", "best rate"]
-    return Table(header, cells)
+    return Table([f"means at {_text(rate)}", "runs", *NAMES.values(), *MEANS_OF_RUNS, "best rate"], cells)
+
+
+MEANS_OF_RUNS = ("blocked above", "blocked below", "spread")
+"""What a table of means has besides the metrics."""
 
 
 def runs_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:
@@ -871,7 +893,7 @@ the dose of Band's two sides. The number of a cell is that of its updates on a b
 
 - **Entropy at equal step:** in nats a token on held-out prompts, the mean over the second half of the batches.
 - **Entropy at equal reward:** in nats a token on held-out prompts, interpolated to when the held-out reward first is
-  {levels}. It is over the seeds of which all compared runs reach it; their number is in parentheses.
+  {levels}. It is over the seeds of which all compared runs reach it.
 - **pass@32** and **final reward:** exact, on held-out prompts at the end. **Mean reward:** over all batches of the
   training.
 - **Blocked above, below:** the share of the gradient of rare winners and rare losers (p < 0.1) that a rule dropped.
@@ -880,11 +902,12 @@ the dose of Band's two sides. The number of a cell is that of its updates on a b
   sample; at equal reward, and in the tables of means, the best one over all seeds. At an *edge* of the grid a rate
   beyond may be better.
 
-Intervals are of 95 %, paired by seed. **Bold** ones exclude 0 also if they are adjusted after Bonferroni for the number
-of all intervals of the tables of differences, {comparisons}."""
+A number in parentheses is that of the seeds, where there may be fewer than planned. Intervals are of 95 %, paired by
+seed. **Bold** ones exclude 0 also if they are adjusted after Bonferroni for the number of all intervals in the tables
+of differences, {comparisons}."""
 PRIMARY_TEXT = """\
-Does a bound by probability matter beyond a constant of the same dose? Of {number} intervals, adjusted for the number of
-four, {above} are above 0, {below} below 0, and {equal} within ± 0.01, the smallest effect of interest."""
+Does a bound by probability matter beyond a constant of the same dose? Of {number} intervals, each adjusted for the
+number of four: above 0 {above}, below 0 {below}, within ± 0.01, the smallest effect of interest, {equal}."""
 
 
 def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
@@ -931,7 +954,8 @@ def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
         "",
         "## Runs",
         "",
-        "How many of the planned runs there are. A rule without all its rates has no best one yet.",
+        "How many of the planned runs there are. Rules without runs are left out of the tables, and a rule without all "
+        "its rates has no best one.",
         "",
         runs_table(rows).markdown(),
         "",
@@ -940,11 +964,12 @@ def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
         of_cell = [setting for setting in settings if setting.scores.cell is cell]
         if not of_cell:
             continue
-        lines += [f"## {cell.name}", "", f"Means at {COMMON_RATE:g}:", ""]
-        lines += [means_table(of_cell[0].scores).markdown(), ""]
+        lines += [f"## {cell.name}", ""]
         for setting in of_cell:
-            for kind in KINDS:
-                lines += [differences_table(setting, kind, comparisons).markdown(), ""]
+            lines += [means_table(setting.scores, setting.rate).markdown(), ""]
+            tables = [differences_table(setting, kind, comparisons) for kind in KINDS]
+            for table in tables:
+                lines += [table.markdown(), ""] if table.rows else []
     lines += [
         "## Are the two sides additive?",
         "",

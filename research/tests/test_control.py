@@ -1,16 +1,20 @@
 """The testbed of the control: its rules, its tasks, its updates against torch's own, and its predictions."""
 
+import hashlib
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from bandpo.core.loss import policy_loss
 from bandpo.core.text import as_method
-from bandpo_lab.interval import student
+from bandpo_lab.interval import signed, student
+from pages import ROOT
 from studies import control
 from studies.control import (
     BEST,
@@ -19,6 +23,7 @@ from studies.control import (
     HELD_OUT,
     INTERACTION,
     PRIMARY,
+    SMALLEST,
     STUDY,
     WORLDS,
     Cell,
@@ -27,6 +32,7 @@ from studies.control import (
     Measured,
     Trainer,
     World,
+    control_of,
     control_table,
     keys_of,
     metric_of,
@@ -36,8 +42,10 @@ from studies.control import (
     read_rows,
     rules,
     settings_of_rows,
+    shows,
     side_effects,
     task_of,
+    verdicts_table,
 )
 from studies.predictions import read_predictions
 
@@ -314,3 +322,161 @@ def test_rates_and_rules_are_chosen_by_options(cell, monkeypatch, tmp_path):
     # What is missing comes after, and no row twice.
     control.main([str(file)])
     assert len(file.read_text().splitlines()) == len(read_rows(file)) == 2 * 2 * 2
+
+
+# The committed rows ---------------------------------------------------------------------------------------------------
+
+ROWS = ROOT / "research/results/control/rows.jsonl.gz"
+REPORT = ROOT / "research/reports/control/report.md"
+AS_COMMITTED_BEFORE_THE_RUNS = "f07ef291d16d33eebaaa0184cfe1770c97b372006c170ea72b004d73a64fe18e"
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read_rows(ROWS)
+
+
+@pytest.fixture(scope="module")
+def settings(committed):
+    return {setting.name: setting for setting in settings_of_rows(committed)}
+
+
+def test_the_predictions_are_those_that_were_committed_before_the_runs():
+    text = PREDICTIONS.read_bytes().replace(b"\r\n", b"\n")
+    assert hashlib.sha256(text).hexdigest() == AS_COMMITTED_BEFORE_THE_RUNS
+
+
+def test_the_committed_report_is_that_of_the_rows(committed):
+    assert REPORT.read_text(encoding="utf-8") == page(committed)
+
+
+def test_the_rows_are_planned_and_their_seeds_whole(committed):
+    planned = {key for cell in STUDY for arm, seeds in parts_of(cell) for key in keys_of(cell, arm, seeds)}
+    assert committed.keys() <= planned
+    for row in committed.values():
+        assert [len(curve) for curve in row["curves"].values()] == [20, 20, 20]
+
+
+def test_the_primary_differences_by_plain_arithmetic(committed, settings):
+    """From the rows alone, by scipy's paired test, which shares nothing with the report."""
+    for world in ("one token, 64", "eight tokens, 64"):
+        for metric, curve in (("pass@32", "pass@32"), ("end", "held out")):
+            values = []
+            for arm in ("Band over .8", "3 over .8"):
+                rows = [committed[world, arm, 0.0125, seed] for seed in range(2000, 2064)]
+                values.append([row["curves"][curve][-1] for row in rows])
+            expected = stats.ttest_rel(*values).confidence_interval(1 - 0.05 / 4)
+            found = settings[f"{world} at 0.0125"].scores.measure(PRIMARY, metric, 0.0125).adjusted(4)
+            if np.ptp(np.subtract(*values)):
+                assert found[1:] == pytest.approx([*expected], abs=1e-9)
+            else:
+                assert found == (0, 0, 0)
+
+
+def test_entropy_at_equal_step_by_plain_arithmetic(committed, settings):
+    gaps = []
+    for seed in range(2000, 2064):
+        ours, theirs = (
+            committed["one token, 64", arm, 0.0125, seed]["curves"]["entropy"] for arm in ("2 over .8", CLIP)
+        )
+        gaps.append(np.mean(ours[10:]) - np.mean(theirs[10:]))
+    found = settings["one token, 64 at 0.0125"].measured["clip", "2 over .8", "entropy"].interval
+    assert found.value == pytest.approx(np.mean(gaps))
+    assert found[1:] == pytest.approx([*stats.ttest_1samp(gaps, 0).confidence_interval()])
+
+
+def test_the_report_counts_all_runs_and_the_page_names_their_number(committed):
+    readme = " ".join((ROOT / "research/reports/README.md").read_text(encoding="utf-8").split())
+    planned = sum(len(keys_of(cell, arm, seeds)) for cell in STUDY for arm, seeds in parts_of(cell))
+    assert f"{len(committed):,} of {planned:,} runs" in readme
+
+
+def test_every_prediction_is_judged_on_all_seeds(settings):
+    rows = verdicts_table([*settings.values()]).rows
+    assert [cells[-2] for cells in rows] == ["64"] * 23
+    verdicts = Counter(cells[-1] for cells in rows)
+    assert verdicts == {"held": 18, "undecided": 5}
+    readme = " ".join((ROOT / "research/reports/README.md").read_text(encoding="utf-8").split())
+    assert "Of 23 predictions 18 held and 5 are undecided." in readme
+
+
+def section():
+    """Return the section of the page on the control, in one line."""
+    page_text = (
+        (ROOT / "docs/when.md").read_text(encoding="utf-8").partition("## Many updates a batch, in tables")[2]
+    )
+    return " ".join(page_text.partition("\n## ")[0].split())
+
+
+def test_what_the_page_says_of_the_control_and_of_the_lower_bound(settings):
+    said = section()
+    pair = [settings[f"{cell} at 0.0125"] for cell in ("one token, 64", "eight tokens, 64")]
+    controls = [control_of(setting) for setting in pair]
+    assert all(shows(control) for control in controls)
+    first, second = (control.interval.value for control in controls)
+    assert f"a clip of [0.8, 2] surely kept {first:.3f} and {second:.3f} nats" in said
+    lower = [setting.measured["clip", "1.2 over Band", "entropy"].interval for setting in pair]
+    assert all(interval.high < 0 for interval in lower)
+    assert f"surely cost {-lower[0].value:.3f} and {-lower[1].value:.3f} nats" in said
+    assert len(said.split()) <= 120
+
+
+def test_what_the_page_says_of_a_constant_of_the_same_dose(settings):
+    said = section()
+    pair = [settings[f"{cell} at 0.0125"] for cell in ("one token, 64", "eight tokens, 64")]
+    for metric, name in (("pass@32", "pass@32"), ("end", "final reward")):
+        found = [setting.scores.measure(PRIMARY, metric, 0.0125).adjusted(4) for setting in pair]
+        assert f"{signed(found[0])} and {signed(found[1])} of {name}" in said
+        against_2 = [
+            setting.measured["pairs", "Band over .8 minus 2 over .8", metric].interval for setting in pair
+        ]
+        assert all(low < 0 < high for _, low, high in against_2)
+    # Of about its dose: what both block of the gradient on rare winners.
+    for setting in pair:
+        keys = [
+            [Key(setting.scores.cell.name, arm, 0.0125, seed) for seed in setting.scores.cell.seeds]
+            for arm in PRIMARY
+        ]
+        ours, theirs = (np.mean([setting.scores.rows[key]["blocked above"] for key in arm]) for arm in keys)
+        assert abs(ours - theirs) < 0.005
+    best = settings["one token, 64 at best"]
+    gains = [best.scores.measure(PRIMARY, metric, BEST).interval for metric in ("pass@32", "end")]
+    assert all(gain.low > 0 for gain in gains)
+    assert f"surely gained {gains[0].value:.3f} and {gains[1].value:.3f} over [0.8, 3]" in said
+    over_2 = [
+        best.measured["pairs", "Band over .8 minus 2 over .8", metric].interval
+        for metric in ("pass@32", "end")
+    ]
+    assert all(gain.low > 0 for gain in over_2)
+    assert f"{over_2[0].value:.3f} and {over_2[1].value:.3f} over [0.8, 2]" in said
+    over_clip = {metric: best.measured["clip", "Band over .8", metric].interval for metric in SMALLEST}
+    assert over_clip["pass@32"].low > 0
+    assert all(over_clip[metric].low < 0 < over_clip[metric].high for metric in ("end", "AUC"))
+    assert f"{over_clip['pass@32'].value:.3f} of pass@32 alone over clip 0.2" in said
+    for arm in ("2 over .8", CLIP, *PRIMARY):
+        assert best.scores.best_rate(arm) == (max(best.scores.cell.rates), True)
+
+
+def test_what_the_table_of_the_page_says_of_many_updates(settings):
+    row = next(
+        line
+        for line in (ROOT / "docs/when.md").read_text().splitlines()
+        if "[Many updates a batch](#" in line
+    )
+    assert (
+        "surely more pass@32 than upper bounds of 2 and of 3 at the highest rates, with no sure gain of reward"
+        in row
+    )
+    highest = [settings["one token, 64 at best"], settings["eight tokens, 64 at 0.05"]]
+    for setting in highest:
+        for name in ("Band over .8 minus 3 over .8", "Band over .8 minus 2 over .8"):
+            assert setting.measured["pairs", name, "pass@32"].interval.low > 0
+        assert setting.scores.cell.rates[-1] in (0.025, 0.05)
+        for metric in ("end", "AUC"):
+            assert setting.measured["clip", "Band over .8", metric].interval.low < 0
+    for setting in settings.values():
+        if setting.scores.cell.name.endswith("64"):
+            for name in ("2 over .8", "3 over .8", "Band over .8"):
+                assert setting.measured["clip", name, "entropy"].interval.low > 0
+            if ("clip", "1.2 over Band", "entropy") in setting.measured:
+                assert setting.measured["clip", "1.2 over Band", "entropy"].interval.high < 0
