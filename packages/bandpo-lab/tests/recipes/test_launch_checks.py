@@ -346,7 +346,7 @@ def test_the_gpus_of_the_sampler_are_counted(mode, here):
     assert launched(*RECIPE, "--mode", "colocate_async").exit_code == 0
 
 
-def test_a_batch_that_separate_async_cannot_split_is_refused(here):
+def test_a_number_of_updates_that_separate_async_cannot_have_is_refused(here):
     words = refusal(
         *RECIPE, "--mode", "separate_async", "data.train_batch_size=128", "trainer.n_gpus_per_node=4"
     )

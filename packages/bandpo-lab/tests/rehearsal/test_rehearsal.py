@@ -24,7 +24,7 @@ from bandpo_lab.errors import InvalidValue
 from bandpo_lab.modes import MODES, ModeName, entry_point, mode_of, mode_overrides
 from bandpo_lab.rehearsal import rehearse
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
-from bandpo_lab.rehearsal.preflight import uneven_batch, validate
+from bandpo_lab.rehearsal.preflight import asynchronous_problem, validate
 from bandpo_lab.rehearsal.shrink import (
     RESPONSE_TOKENS,
     UNTESTED,
@@ -35,6 +35,7 @@ from bandpo_lab.rehearsal.shrink import (
     refuse,
 )
 from bandpo_lab.rehearsal.stages import LONGEST_PATH
+from rlvet.runs.record import read_record
 
 RECIPE = [
     "algorithm.adv_estimator=grpo",
@@ -125,35 +126,50 @@ ASYNCHRONOUS = ["settings", "training", "policy loss", "clip", "loss by hand", "
     ],
 )
 def test_an_asynchronous_trainer_is_rehearsed_on_old_data(mode, folder):
-    found = rehearse(RECIPE, mode=mode, folder=folder, stand_in=True, timeout=600)
+    record = f"+actor_rollout_ref.actor.policy_loss.record={folder}/tokens"
+    batch = ["data.train_batch_size=0"] if mode == "fully_async" else []
+    found = rehearse([*RECIPE, record, *batch], mode=mode, folder=folder, stand_in=True, timeout=600)
     assert found.ok, found.checks
     checks = {check.name: check for check in found.checks}
     assert list(checks) == ASYNCHRONOUS
     assert re.search(r"step \d: [1-9]", checks["age"].detail)
     assert "the sampler's, bit for bit" in checks["anchor"].detail
+    # bandpo's record has the ages that the rehearsal finds by the sampler's log-probabilities.
+    oldest = [int(batch.lag.max()) for batch in read_record(folder / "tokens")]
+    # The one-step-off trainer sends its first weights twice, so that its first batch counts as one version old.
+    assert set(oldest) - {2} == ({1} if mode == "one_step_off" else {0, 1})
 
 
 SHIFTED_ANCHOR = """
-from verl.workers.rollout.replica import TokenOutput
-from bandpo_lab.rehearsal.rollout import TransformersServer as Server
-generate = Server.generate
-async def shifted(self, *arguments, **named):
-    output = await generate(self, *arguments, **named)
-    return output.model_copy(update={"log_probs": [*output.log_probs[1:], output.log_probs[0]]})
-Server.generate = shifted
+from bandpo.integrations.verl.probe import is_probing
+from verl.workers.utils import losses
+get_policy_loss_fn = losses.get_policy_loss_fn
+def with_shift(name):
+    loss = get_policy_loss_fn(name)
+    def shifted(*, old_log_prob, **arguments):
+        old = old_log_prob if is_probing() else old_log_prob.roll(1, dims=-1)
+        return loss(old_log_prob=old, **arguments)
+    return shifted
+losses.get_policy_loss_fn = with_shift
 """
 
 
 @pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:Ray state API:DeprecationWarning")  # verl's, on importing its rollout
-def test_log_probabilities_of_the_next_token_are_named(folder, tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore")  # verl's, on importing its losses
+def test_old_log_probabilities_of_the_next_token_are_named(folder, tmp_path, monkeypatch):
+    from verl.workers.utils import losses
+
+    monkeypatch.setattr(
+        losses, "get_policy_loss_fn", losses.get_policy_loss_fn
+    )  # the check of the settings imports it
     (tmp_path / "shifted_anchor.py").write_text(SHIFTED_ANCHOR)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "shifted_anchor")
-    found = rehearse(RECIPE, mode="colocate_async", folder=folder, stand_in=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    recipe = [*RECIPE, "actor_rollout_ref.model.external_lib=shifted_anchor"]
+    found = rehearse(recipe, mode="colocate_async", folder=folder, stand_in=True)
     failed = {check.name: check.detail for check in found.checks if not check.ok}
-    assert "anchor" in failed, found.checks
-    assert "are not the sampler's" in failed["anchor"]
+    assert "are not the sampler's" in failed["anchor"], found.checks
+    assert "resume" not in [check.name for check in found.checks]
 
 
 @pytest.mark.exhaustive
@@ -403,7 +419,9 @@ def test_changes_keep_what_the_recipe_is_about(composed, folder):
 
 
 def composed_for(mode: ModeName, overrides: Sequence[str] = ()):
-    return compose([*mode_overrides(mode), *RECIPE, *overrides], None, entry_point(mode).config_name)
+    no_batch = ["data.train_batch_size=0"] if mode == "fully_async" else []
+    recipe = [*mode_overrides(mode), *RECIPE, *no_batch, *overrides]
+    return compose(recipe, None, entry_point(mode).config_name)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -451,17 +469,26 @@ def test_a_rehearsal_keeps_the_mode_and_what_the_ratio_refers_to(mode, folder):
     assert shrunk.algorithm == config.algorithm
     assert in_bypass_mode(shrunk) == (mode != "sync")
     assert validate(shrunk).ok
-    if mode == "separate_async":
-        assert uneven_batch(config) is uneven_batch(shrunk) is None
+    assert asynchronous_problem(config) is asynchronous_problem(shrunk) is None
 
 
-def test_a_batch_that_separate_async_cannot_split_is_named_before_ray_starts():
-    key = "trainer.v1.separate_async.parameter_sync_step"
-    check = validate(composed_for("separate_async", [f"{key}=3"]))
+@pytest.mark.parametrize(
+    ("mode", "override", "words"),
+    [
+        ("separate_async", "trainer.v1.separate_async.parameter_sync_step=3", "parameter_sync_step=4"),
+        ("separate_async", "data.train_batch_size=250", "make data.train_batch_size a multiple of"),
+        ("separate_async", "actor_rollout_ref.rollout.nnodes=0", "rollout.nnodes=1"),
+        ("separate_async", "actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "backend=nccl"),
+        ("fully_async", "data.train_batch_size=256", "set data.train_batch_size=0"),
+        ("fully_async", "data.gen_batch_size=2", "set data.gen_batch_size=1"),
+        ("fully_async", "actor_rollout_ref.hybrid_engine=true", "set actor_rollout_ref.hybrid_engine=false"),
+        ("one_step_off", "actor_rollout_ref.hybrid_engine=true", "set actor_rollout_ref.hybrid_engine=false"),
+    ],
+)
+def test_what_an_asynchronous_trainer_cannot_have_is_named_before_ray_starts(mode, override, words):
+    check = validate(composed_for(mode, [override]))
     assert not check.ok
-    assert f"set {key}=4" in check.detail
-    check = validate(composed_for("separate_async", ["data.train_batch_size=250"]))
-    assert "make data.train_batch_size a multiple of" in check.detail
+    assert words in check.detail
 
 
 @pytest.mark.parametrize(

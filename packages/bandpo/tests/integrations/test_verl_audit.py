@@ -284,6 +284,25 @@ def test_the_driver_records_each_batch_with_the_engine_s_log_probabilities(tmp_p
     assert (first.framework[:4], first.has_logp) == ("verl", False)
 
 
+@pytest.mark.parametrize("versions", [[3] * 8 + [4] * 8, [None, *[4] * 15], [4] * 15])
+def test_the_driver_records_the_age_of_each_response_where_verl_knows_it(versions, tmp_path):
+    pytest.importorskip("pyarrow")
+    from rlvet.runs.record import read_record
+
+    data = advantages_known(0.001)
+    driver = driven(data, record=str(tmp_path))
+    with driver.knowing_versions(versions, 5):
+        driver.add_batch(data)
+    driver.add_batch(data)
+    ages = [batch.lag for batch in read_record(tmp_path)]
+    assert [age is None for age in (*ages[:2], ages[3])] == [True] * 3
+    if None in versions or len(versions) < 16:
+        assert ages[2] is None
+    else:
+        mask = data.batch["response_mask"]
+        assert ages[2].tolist() == ((5 - torch.tensor(versions)).view(16, 1) * mask).tolist()
+
+
 def test_the_driver_tests_each_batch():
     with pytest.warns(BandWarning, match="engine-mismatch"):
         driven(advantages_known(0.5))

@@ -32,10 +32,8 @@ LATER = {
 
 def remove(name, monkeypatch):
     path, _, attribute = name.rpartition(".")
-    if path.endswith("Tracking"):
-        from verl.utils.tracking import Tracking as owner
-    else:
-        owner = import_module(path)
+    module, _, last = path.rpartition(".")
+    owner = getattr(import_module(module), last) if last[0].isupper() else import_module(path)
     monkeypatch.delattr(owner, attribute)
 
 

@@ -18,7 +18,7 @@ from bandpo.core.methods import Method
 from bandpo_lab.engines import ENGINES, memory_problem, missing_engine
 from bandpo_lab.errors import InvalidValue, is_reported
 from bandpo_lab.files import is_path
-from bandpo_lab.modes import has_separate_sampler, mode_of
+from bandpo_lab.modes import ModeName, has_separate_sampler, mode_of
 from bandpo_lab.node import unseen_plugin
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import named_unset, unset
@@ -45,7 +45,7 @@ def validate(config: Any, overrides: Sequence[str] = ()) -> Check:
                 or _impossible_setting(config)
                 or _refusal(config, overrides)
                 or uneven_replicas(config)
-                or uneven_batch(config)
+                or asynchronous_problem(config)
             )
         except OmegaConfBaseException as error:
             problem = _unreadable(error, overrides)
@@ -203,26 +203,48 @@ def uneven_replicas(config: Any) -> str | None:
     )
 
 
-def uneven_batch(config: Any) -> str | None:
-    """Return a message if a batch of `separate_async` has not the mini-batches of its weight sync; None if it has.
+def asynchronous_problem(config: Any) -> str | None:
+    """Return a message on a setting that an asynchronous trainer of verl cannot have; None if there is none.
 
     verl finds out when its processes have started.
     """
-    if mode_of(config) != "separate_async":
-        return None
+    from omegaconf import OmegaConf
+
+    mode = mode_of(config)
+    rollout = "actor_rollout_ref.rollout"
     batch = config.data.train_batch_size
     mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    key = "trainer.v1.separate_async.parameter_sync_step"
-    updates = config.trainer.v1.separate_async.parameter_sync_step
-    if batch == updates * mini_batch:
-        return None
-    remedy = f"set {key}={batch // mini_batch}"
-    if batch % mini_batch:
-        remedy = "make data.train_batch_size a multiple of actor_rollout_ref.actor.ppo_mini_batch_size"
-    return (
-        f"{key}={updates}: verl's separate_async sends the weights once for each batch, so it must be "
-        f"data.train_batch_size / ppo_mini_batch_size = {batch} / {mini_batch}: {remedy}"
-    )
+    if mode == "separate_async" and batch % mini_batch:
+        return (
+            f"data.train_batch_size={batch}: verl's {mode} makes mini-batches of {mini_batch} of it: make "
+            "data.train_batch_size a multiple of actor_rollout_ref.actor.ppo_mini_batch_size"
+        )
+    own_gpus = "its sampler has GPUs of its own"
+    needed: dict[ModeName, dict[str, tuple[Any, str]]] = {
+        "separate_async": {
+            "trainer.v1.separate_async.parameter_sync_step": (
+                batch // mini_batch,
+                f"it sends the weights once for each batch, of {batch} / {mini_batch} mini-batches",
+            ),
+        },
+        "fully_async": {
+            "data.train_batch_size": (0, "it has no batch"),
+            "data.gen_batch_size": (1, "it takes one prompt at a time"),
+            "actor_rollout_ref.hybrid_engine": (False, own_gpus),
+        },
+        "one_step_off": {"actor_rollout_ref.hybrid_engine": (False, own_gpus)},
+    }
+    settings = dict(needed.get(mode, {}))
+    if mode == "separate_async" and not config.actor_rollout_ref.rollout.nnodes:
+        settings[f"{rollout}.nnodes"] = (1, own_gpus)
+    if has_separate_sampler(mode) and config.actor_rollout_ref.rollout.checkpoint_engine.backend == "naive":
+        settings[f"{rollout}.checkpoint_engine.backend"] = ("nccl", own_gpus)
+    for key, (value, reason) in settings.items():
+        own = OmegaConf.select(config, key)
+        if own != value:
+            remedy = f"set {key}={str(value).lower()}"
+            return f"{key}={own}: verl's trainer {mode} cannot have this, since {reason}: {remedy}"
+    return None
 
 
 def loggers(config: Any) -> list[str]:
@@ -378,7 +400,7 @@ def launch_problems(config: Any) -> list[str]:
         problem = lacking_gpus(gpus, setting)
         if problem:
             problems.append(f"{problem}; to train on a cluster, set RAY_ADDRESS")
-        problem = uneven_replicas(config) or uneven_batch(config)
+        problem = uneven_replicas(config) or asynchronous_problem(config)
         if problem:
             problems.append(problem)
         problem = engine_problem(config)

@@ -7,10 +7,12 @@ this module too, with no effect.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
 from bandpo.core.errors import InvalidValue, MissingPackage
@@ -33,6 +35,7 @@ class Driver:
         self._batches = 0
         self._watch: RunWatch | None = None
         self._recorder: Recorder | None = None
+        self._versions: dict[str, Any] = {}
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Start to check and record batches by the settings of a run; do nothing if its loss is not audited."""
@@ -64,6 +67,7 @@ class Driver:
                 folder,
                 method=config.get("bandpo", {}).get("method"),
                 framework=f"verl {verl.__version__}",
+                version_at="answer",
                 sampling={
                     name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout
                 },
@@ -80,6 +84,43 @@ class Driver:
             data = verls_function(*arguments, **named)
             self.add_batch(data)
             return data
+
+        # The trainers that know the versions of the weights, each if this process has imported it.
+        if "verl.trainer.ppo.v1.trainer_base" in sys.modules:
+
+            @wrap("verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage")
+            def of_v1(
+                verls_method: Callable[..., Any], trainer: Any, batch: Any, *rest: Any, **named: Any
+            ) -> Any:
+                versions = [tag.get("min_global_steps") for tag in batch.tags]
+                with self.knowing_versions(versions, trainer.global_steps - 1):
+                    return verls_method(trainer, batch, *rest, **named)
+
+        if "verl.experimental.separation.ray_trainer" in sys.modules:
+
+            @wrap("verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer._fit_compute_advantage")
+            def of_separate(verls_method: Callable[..., Any], trainer: Any, batch: Any) -> Any:
+                versions = batch.non_tensor_batch.get("min_global_steps", ())
+                # The fully asynchronous trainer counts weight syncs, and the one-step-off trainer its steps.
+                current = getattr(trainer, "current_param_version", trainer.global_steps)
+                with self.knowing_versions(versions, current):
+                    return verls_method(trainer, batch)
+
+    @contextlib.contextmanager
+    def knowing_versions(self, versions: Sequence[int | None], current_version: int) -> Iterator[None]:
+        """Record the versions of the weights with the batches that are added meanwhile.
+
+        Args:
+            versions: The version of the weights that began each response; None where verl does not know it.
+            current_version: The version of the weights in training, as verl counts it when it sends them.
+        """
+        known = [version for version in versions if version is not None]
+        if len(known) == len(versions):
+            self._versions = {"version": torch.tensor(known), "current_version": current_version}
+        try:
+            yield
+        finally:
+            self._versions = {}
 
     def add_batch(self, data: DataProto) -> None:
         """Record and check a batch with advantages, before any update on it."""
@@ -101,7 +142,13 @@ class Driver:
             columns["group"] = np.unique(prompt_ids.astype(str), return_inverse=True)[1]
 
         if self._recorder is not None:
-            self._recorder.add(**columns, step=data.meta_info.get("global_steps", self._batches + 1))
+            # verl may add rows, or leave some out, where an answer has several parts.
+            is_known = len(self._versions.get("version", ())) == len(mask)
+            self._recorder.add(
+                **columns,
+                **(self._versions if is_known else {}),
+                step=data.meta_info.get("global_steps", self._batches + 1),
+            )
             # verl writes checkpoints in other processes, so every batch is on the disk before its update.
             self._recorder.flush()
         if self._watch is not None:
