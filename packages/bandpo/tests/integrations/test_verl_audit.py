@@ -291,16 +291,18 @@ def test_the_driver_records_the_age_of_each_response_where_verl_knows_it(version
 
     data = advantages_known(0.001)
     driver = driven(data, record=str(tmp_path))
-    with driver.knowing_versions(versions, 5):
+    with driver.knowing(9, versions, current_version=5):
         driver.add_batch(data)
-    driver.add_batch(data)
-    ages = [batch.lag for batch in read_record(tmp_path)]
-    assert [age is None for age in (*ages[:2], ages[3])] == [True] * 3
+    batches = list(read_record(tmp_path))
+    # The step is the trainer's, if it is known, and else the number of the batch.
+    assert [batch.step for batch in batches] == [1, 2, 9]
+    *unknown, ages = [batch.lag for batch in batches]
+    assert unknown == [None, None]
     if None in versions or len(versions) < 16:
-        assert ages[2] is None
+        assert ages is None
     else:
         mask = data.batch["response_mask"]
-        assert ages[2].tolist() == ((5 - torch.tensor(versions)).view(16, 1) * mask).tolist()
+        assert ages.tolist() == ((5 - torch.tensor(versions)).view(16, 1) * mask).tolist()
 
 
 def test_the_driver_tests_each_batch():

@@ -35,7 +35,7 @@ class Driver:
         self._batches = 0
         self._watch: RunWatch | None = None
         self._recorder: Recorder | None = None
-        self._versions: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Start to check and record batches by the settings of a run; do nothing if its loss is not audited."""
@@ -85,7 +85,7 @@ class Driver:
             self.add_batch(data)
             return data
 
-        # The trainers that know the versions of the weights, each if this process has imported it.
+        # The trainers whose step and versions of the weights are known, each if this process has imported it.
         if "verl.trainer.ppo.v1.trainer_base" in sys.modules:
 
             @wrap("verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage")
@@ -93,34 +93,36 @@ class Driver:
                 verls_method: Callable[..., Any], trainer: Any, batch: Any, *rest: Any, **named: Any
             ) -> Any:
                 versions = [tag.get("min_global_steps") for tag in batch.tags]
-                with self.knowing_versions(versions, trainer.global_steps - 1):
+                step = trainer.global_steps
+                with self.knowing(step, versions, current_version=step - 1):
                     return verls_method(trainer, batch, *rest, **named)
 
-        if "verl.experimental.separation.ray_trainer" in sys.modules:
+        if "verl.experimental.one_step_off_policy.ray_trainer" in sys.modules:
 
             @wrap("verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer._fit_compute_advantage")
-            def of_separate(verls_method: Callable[..., Any], trainer: Any, batch: Any) -> Any:
+            def of_one_step_off(verls_method: Callable[..., Any], trainer: Any, batch: Any) -> Any:
                 versions = batch.non_tensor_batch.get("min_global_steps", ())
-                # The fully asynchronous trainer counts weight syncs, and the one-step-off trainer its steps.
-                current = getattr(trainer, "current_param_version", trainer.global_steps)
-                with self.knowing_versions(versions, current):
+                step = trainer.global_steps  # the weights were sent under this number before the step
+                with self.knowing(step, versions, current_version=step):
                     return verls_method(trainer, batch)
 
     @contextlib.contextmanager
-    def knowing_versions(self, versions: Sequence[int | None], current_version: int) -> Iterator[None]:
-        """Record the versions of the weights with the batches that are added meanwhile.
+    def knowing(self, step: int, versions: Sequence[int | None], current_version: int) -> Iterator[None]:
+        """Record the step and the versions of the weights with the batches that are added meanwhile.
 
         Args:
+            step: The trainer's step.
             versions: The version of the weights that began each response; None where verl does not know it.
             current_version: The version of the weights in training, as verl counts it when it sends them.
         """
+        self._known = {"step": step}
         known = [version for version in versions if version is not None]
         if len(known) == len(versions):
-            self._versions = {"version": torch.tensor(known), "current_version": current_version}
+            self._known |= {"version": torch.tensor(known), "current_version": current_version}
         try:
             yield
         finally:
-            self._versions = {}
+            self._known = {}
 
     def add_batch(self, data: DataProto) -> None:
         """Record and check a batch with advantages, before any update on it."""
@@ -142,13 +144,11 @@ class Driver:
             columns["group"] = np.unique(prompt_ids.astype(str), return_inverse=True)[1]
 
         if self._recorder is not None:
-            # verl may add rows, or leave some out, where an answer has several parts.
-            is_known = len(self._versions.get("version", ())) == len(mask)
-            self._recorder.add(
-                **columns,
-                **(self._versions if is_known else {}),
-                step=data.meta_info.get("global_steps", self._batches + 1),
-            )
+            known = {"step": data.meta_info.get("global_steps", self._batches + 1)} | self._known
+            # verl leaves out rows where an answer has several parts.
+            if len(known.get("version", ())) != len(mask):
+                known = {"step": known["step"]}
+            self._recorder.add(**columns, **known)
             # verl writes checkpoints in other processes, so every batch is on the disk before its update.
             self._recorder.flush()
         if self._watch is not None:
