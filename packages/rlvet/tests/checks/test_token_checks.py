@@ -479,6 +479,19 @@ class TestSurprisal:
     def test_old_log_probabilities_stand_in_for_those_in_training(self):
         assert check_surprisal(replace(healthy(), logp=UNKNOWN)).ok
 
+    def test_old_tokens_were_not_sampled_from_the_policy_whose_entropy_it_is(self):
+        run = healthy()
+        lag = 2.0 * (run.sequence % 2)
+        old = replace(run, lag=lag, entropy=np.where(lag > 0, run.entropy - 0.5, run.entropy))
+        finding = check_surprisal(old)
+        assert (finding.ok, finding.n) == (True, (lag == 0).sum())
+        assert check_surprisal(replace(old, lag=UNKNOWN)).code == "edited-logits"
+        undecided = check_surprisal(replace(old, lag=np.full_like(lag, 2.0)))
+        assert (undecided.ok, undecided.advice) == (
+            None,
+            "record fresh data too: older weights sampled all of this",
+        )
+
     @pytest.mark.parametrize(("change", "code"), [(0.5, "top-p"), (-0.5, "edited-logits")])
     def test_a_biased_sample(self, change, code):
         run = healthy()
