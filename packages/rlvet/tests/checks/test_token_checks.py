@@ -151,6 +151,19 @@ class TestRatio:
         assert (finding.ok, finding.code) == (code == "ok", code)
         assert finding.n == (lag == 0).sum()
 
+    @pytest.mark.parametrize("anchored_at_rollout", [True, False])
+    def test_without_a_fresh_token_it_is_undecided(self, anchored_at_rollout):
+        run = healthy()
+        old = replace(run, lag=np.full_like(run.logp, 2.0), logp=run.logp + noise(0.5))
+        if anchored_at_rollout:
+            old = replace(old, logp_rollout=run.logp_old, anchored_at_rollout=True)
+        finding = check_ratio(old)
+        assert (finding.ok, finding.advice) == (
+            None,
+            "record fresh data too: older weights sampled all of this",
+        )
+        assert check_ratio(replace(old, lag=UNKNOWN)).ok is False
+
     def test_one_exact_batch_excuses_the_others(self):
         run = healthy()
         in_first_batch = run.batch[run.sequence] == 0

@@ -135,10 +135,13 @@ def check_ratio(first_pass: FirstPass) -> Finding:
     # Stale data may have another ratio, although the log-probabilities are right. The engine's are always those of the
     # weights that sampled, so only tokens that are known to be fresh show a fault of these.
     fresh = tokens & (first_pass.lag == 0 if first_pass.logp_old_is_rollout else ~(first_pass.lag > 0))
-    tokens = fresh if fresh.any() else tokens
+    # Without such tokens, those of unknown age are tested.
+    tokens = fresh if fresh.any() else tokens & np.isnan(first_pass.lag)
     tokens = tokens & ~np.isnan(first_pass.logp)
     if not tokens.any():
-        return Finding("ok", None, "", advice="record update= with each loss")
+        is_old = bool((first_pass.lag > 0).any())
+        advice = "record fresh data too: older weights sampled all of this"
+        return Finding("ok", None, "", advice=advice if is_old else "record update= with each loss")
 
     limit = ROUNDING_DISTANCE if first_pass.anchored_at_rollout else EXACT_DISTANCE
     distance = np.abs(first_pass.logp - first_pass.logp_old)
