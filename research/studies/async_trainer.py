@@ -96,7 +96,7 @@ def train(key: Key, *, versions: int = VERSIONS, base: Path = BASE) -> dict[str,
     torch.set_num_threads(1)
     steps = versions * UPDATES
     # Each prompt is used once. TRL requests the data of one more update.
-    data = multiplication.dataset("train", (steps + 1) * PROMPTS, seed=key.seed)
+    data: Any = multiplication.dataset("train", (steps + 1) * PROMPTS, seed=key.seed)
     tokenizer = multiplication.tokenizer()
     sampler = OldSampler(
         AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
@@ -145,7 +145,7 @@ def train(key: Key, *, versions: int = VERSIONS, base: Path = BASE) -> dict[str,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    log = [row for row in trainer.state.log_history if "loss" in row]
+    log: list[dict[str, Any]] = [row for row in trainer.state.log_history if "loss" in row]
     return {
         **key._asdict(),
         "seconds": round(time.process_time() - began, 1),
