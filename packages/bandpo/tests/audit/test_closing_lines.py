@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bandpo import Batch, FixedClip
-from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS, closing_lines
+from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS, describe_rare_winners
 from bandpo.audit.metrics import Audit
 from bandpo.core.text import as_method
 
@@ -43,7 +43,7 @@ def test_the_shares_are_those_of_the_metrics(method, name, others):
     metrics = audit.metrics()
     count = int(metrics["tokens_positive_below_0.1"])
     first, second = [percent(metrics, f"if/{other}/") for other in others]
-    line, further = closing_lines(audit, as_method(method), method.partition("(")[0], AGE)
+    line, further = describe_rare_winners(audit, as_method(method), method.partition("(")[0], AGE)
     assert line == (
         f"of the gradient on your {count} rare winners (p < 0.1) {others[0]} would have dropped {first}, "
         f"{others[1]} {second}; {name} dropped {percent(metrics, '')}"
@@ -57,7 +57,7 @@ def test_the_second_line_names_the_bin_in_which_the_strictest_rule_drops_most():
     p = torch.tensor([[0.05, 0.005]]).expand(30, -1)
     ratio = torch.tensor([[2.0, 1.25]])
     audit = Audit.from_batch(Batch.read((p * ratio).log(), p.log(), torch.ones(30)), method="BandAbove()")
-    line, further = closing_lines(audit, as_method("BandAbove()"), "mine")
+    line, further = describe_rare_winners(audit, as_method("BandAbove()"), "mine")
     assert line == (
         "of the gradient on your 60 rare winners (p < 0.1) clip 0.2 would have dropped 100 %, Clip-Higher 62 %; "
         "mine dropped 0 %"
@@ -69,7 +69,7 @@ def test_the_second_line_names_the_bin_in_which_the_strictest_rule_drops_most():
 def test_of_few_tokens_nothing_is_said(count):
     logp_old = torch.full((count, 1), 0.05).log()
     audit = Audit.from_batch(Batch.read(logp_old + 1, logp_old, torch.ones(count)), method=FixedClip(0.2))
-    [line] = closing_lines(audit, as_method("FixedClip(0.2)"), "FixedClip(0.2)", AGE)
+    [line] = describe_rare_winners(audit, as_method("FixedClip(0.2)"), "FixedClip(0.2)", AGE)
     number = "1 rare winner" if count == 1 else f"{count} rare winners"
     assert line == f"{number} (p < 0.1, A > 0): too few to say what the clip does to them"
 
@@ -77,6 +77,6 @@ def test_of_few_tokens_nothing_is_said(count):
 def test_where_every_ratio_is_one_no_rule_drops_anything():
     logp_old = torch.full((40, 1), 0.05).log()
     audit = Audit.from_batch(Batch.read(logp_old, logp_old, torch.ones(40)), method="BandAbove()")
-    line, further = closing_lines(audit, as_method("BandAbove()"), "BandAbove()", AGE)
+    line, further = describe_rare_winners(audit, as_method("BandAbove()"), "BandAbove()", AGE)
     assert line.endswith("clip 0.2 would have dropped 0 %, Clip-Higher 0 %; BandAbove() dropped 0 %")
     assert further == AGE

@@ -11,7 +11,7 @@ needs("trl")
 from test_trl import make
 from trl import GRPOConfig
 
-from bandpo.audit.closing_lines import closing_lines
+from bandpo.audit.closing_lines import describe_rare_winners
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")
@@ -38,7 +38,7 @@ def test_what_the_rule_did_is_said_once_after_training(tmp_path, capsys):
     for audit in audits[1:]:
         whole = whole + audit
     batch = "each batch served 4 updates"
-    lines = closing_lines(whole, trainer.method, "Band", batch)
+    lines = describe_rare_winners(whole, trainer.method, "Band", batch)
     printed = capsys.readouterr().err
     more = "more: bandpo audit FOLDER, of a run with record='FOLDER'"
     assert printed.splitlines()[-3:] == [f"bandpo: {line}" for line in (*lines, more)]

@@ -31,7 +31,7 @@ class _Dropped(NamedTuple):
     """The gradient that it drops, by bin of the old probability."""
 
 
-def closing_lines(audit: Audit, method: Method, name: str, age: str = "") -> list[str]:
+def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = "") -> list[str]:
     r"""Return lines about the gradient of a run's rare winners, the tokens with p < 0.1 and A > 0.
 
     The first has the shares that clip 0.2 and Clip-Higher would have dropped, and that the run's rule dropped. The
@@ -48,7 +48,7 @@ def closing_lines(audit: Audit, method: Method, name: str, age: str = "") -> lis
     >>> logp_old = torch.tensor([[0.05, 0.08, 0.5]]).log().expand(20, -1)
     >>> logp = torch.tensor([[0.055, 0.18, 0.6]]).log().expand(20, -1)
     >>> audit = Audit.from_batch(Batch.read(logp, logp_old, torch.ones(20)), method="BandPO()")
-    >>> lines = closing_lines(audit, as_method("BandPO()"), "BandPO()", "each batch served 4 updates")
+    >>> lines = describe_rare_winners(audit, as_method("BandPO()"), "BandPO()", "each batch served 4 updates")
     >>> print(*lines, sep="\n")  # doctest: +NORMALIZE_WHITESPACE
     of the gradient on your 40 rare winners (p < 0.1) clip 0.2 would have dropped 67 %, Clip-Higher 67 %; BandPO()
     dropped 0 %

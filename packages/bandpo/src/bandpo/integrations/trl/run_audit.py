@@ -18,7 +18,7 @@ import trl
 from transformers import Trainer, TrainerCallback
 
 from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
-from bandpo.audit.closing_lines import closing_lines
+from bandpo.audit.closing_lines import describe_rare_winners
 from bandpo.audit.metric_names import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
@@ -145,7 +145,7 @@ class RunAudit(Trainer):
         """
         if not _logger.isEnabledFor(logging.WARNING):
             return
-        for line in closing_lines(audit, self.loss_method(), self._method_name, self._data_age):
+        for line in describe_rare_winners(audit, self.loss_method(), self._method_name, self._data_age):
             self._announce(line)
         self._announce(f"more: {self._command_for_more}")
 
