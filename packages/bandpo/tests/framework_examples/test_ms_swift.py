@@ -51,14 +51,14 @@ def trainer(cls, **settings):
     return made
 
 
-def call(made, batch, monkeypatch, old=True, inputs=None):
+def call(made, batch, monkeypatch, old=True, inputs=None, rollout=None):
     """Return the loss of a batch with given log-probabilities in place of a model's."""
     given = GRPOBatch(
         completion_mask=batch.mask.bool(),
         truncated_mask=torch.arange(len(batch.mask)) == 2,
         seq_lengths=batch.mask.sum(1),
         old_per_token_logps=batch.logp_old if old else None,
-        rollout_per_token_logps=None,
+        rollout_per_token_logps=rollout,
         advantages=batch.advantages[:, None].expand_as(batch.logp),
         num_items_in_batch=batch.mask.sum(),
     )
@@ -133,15 +133,46 @@ def test_without_old_log_probabilities_it_is_left_alone(monkeypatch):
     assert torch.equal(*losses)
 
 
-def test_a_run_in_which_every_ratio_is_one_is_refused(monkeypatch):
-    once = {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
-    with pytest.raises(ValueError, match=r"^--num_iterations: there is one update for each batch"):
+SAMPLERS = "Method(FixedClip(0.2), old_policy='rollout')"
+
+
+def test_a_run_in_which_every_ratio_is_one_is_refused(monkeypatch, capsys):
+    once = {
+        "num_iterations": 1,
+        "steps_per_generation": 4,
+        "gradient_accumulation_steps": 4,
+        "num_generations": 2,
+    }
+    with pytest.raises(ValueError, match=r"every ratio is 1 .*: use --num_iterations 2"):
         trainer(BandGRPOTrainer, **once)
     for remedy in ({"num_iterations": 2}, {"steps_per_generation": 8}):
         trainer(BandGRPOTrainer, **once | remedy)
     trainer(GRPOTrainer, **once)
+    capsys.readouterr()
+    trainer(BandGRPOTrainer, **once | {"num_iterations": 2, "async_generate": True})
+    assert "Training is asynchronous, and older weights sampled" in capsys.readouterr().out
+    with pytest.raises(
+        ValueError, match=r"every ratio is 1 .*: training is asynchronous, so write the method"
+    ):
+        trainer(BandGRPOTrainer, **once, async_generate=True)
+    monkeypatch.setenv("BANDPO_METHOD", SAMPLERS)
+    trainer(BandGRPOTrainer, **once, async_generate=True)
+    assert "anchor      the sampler's log-probabilities" in capsys.readouterr().out
+    monkeypatch.setenv("BANDPO_METHOD", "DAPO()")
     monkeypatch.setenv("BANDPO_ACCEPT_IDLE_CLIP", "1")
     trainer(BandGRPOTrainer, **once)
+
+
+def test_the_ratio_refers_to_the_sampler_where_the_method_says_so(monkeypatch):
+    batch = make_batch(22, spread=1.0)
+    rollout = batch.logp_old - 0.3
+    monkeypatch.setenv("BANDPO_METHOD", SAMPLERS)
+    with pytest.raises(ValueError, match="the batch has none: use --use_vllm true"):
+        call(trainer(BandGRPOTrainer), batch, monkeypatch)
+    ours = call(trainer(BandGRPOTrainer), batch, monkeypatch, rollout=rollout)[0]
+    monkeypatch.setenv("BANDPO_METHOD", "FixedClip(0.2)")
+    batch.logp_old = rollout
+    TestMsSwift().compare(batch, ours, call(trainer(BandGRPOTrainer), batch, monkeypatch)[0])
 
 
 def test_a_record_has_the_ratio_cap_that_stands_beside_a_rule(monkeypatch, tmp_path):
