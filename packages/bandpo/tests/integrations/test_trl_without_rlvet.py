@@ -4,14 +4,12 @@ from importlib.util import find_spec
 
 import pytest
 
-from helpers.without_rlvet import INSTALL, run_without_rlvet
-
-TRAIN = """
-
 from helpers.frameworks import needs
+from helpers.without_rlvet import INSTALL, run_without_rlvet
 
 needs("trl")
 
+TRAIN = """
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from datasets import load_from_disk
 settings = {"max_steps": 1, "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 4}

@@ -204,7 +204,18 @@ TRL = Framework(
     stable=frozenset(
         {"gradient_accumulation_steps", "learning_rate", "num_generations", "per_device_train_batch_size"}
     ),
-    added=frozenset({"anchor", "audit_detail", "audit_steps", "certify", "method", "record", "watched"}),
+    added=frozenset(
+        {
+            "accept_idle_clip",
+            "anchor",
+            "audit_detail",
+            "audit_steps",
+            "certify",
+            "method",
+            "record",
+            "watched",
+        }
+    ),
 )
 
 VERL = Framework(
@@ -312,7 +323,17 @@ VERL = Framework(
     sections={section: frozenset(names.split()) for section, names in load_table("verl_settings").items()},
     added=frozenset(
         f"actor_rollout_ref.actor.policy_loss.{name}"
-        for name in ("audit", "audit_detail", "audited", "average", "certify", "method", "record", "watched")
+        for name in (
+            "accept_idle_clip",
+            "audit",
+            "audit_detail",
+            "audited",
+            "average",
+            "certify",
+            "method",
+            "record",
+            "watched",
+        )
     ),
 )
 
