@@ -108,6 +108,7 @@ def test_training_of_a_stranger_s_pickled_model(folder, lab):
     result = lab(
         folder, "train", "--model_name_or_path", "./model", "--dataset_name", "multiplication",
         "--reward_funcs", "bandpo_lab.tasks.multiplication.reward", "--output_dir", "out", "--use_cpu",
+        "--num_iterations", "2",
     )  # fmt: skip
     check_nothing_ran(folder, result)
     assert "error: " in result["output"]

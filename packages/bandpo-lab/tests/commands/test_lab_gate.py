@@ -259,6 +259,8 @@ OUTSIDE = {
     "rehearsal/checks.py": "the folder of its own rehearsal",
     "rehearsal/by_hand.py": "the folder of its own rehearsal",
     "rehearsal/rollout.py": "the folder of its own rehearsal",
+    "rehearsal/samples.py": "the folder of its own rehearsal",
+    "rehearsal/transfer.py": "the folder of its own rehearsal",
     "training/stale.py": "tensors of a checkpoint, after its digests, without pickled classes",
 }
 """For each file of the lab that parses bytes the reason why this is no stranger's file, or is limited otherwise."""

@@ -15,7 +15,15 @@ from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments
 from bandpo_lab.training.train import check_prepared_data, run_training
 
-OPTIONS = ("--reward_funcs", "bandpo_lab.evals.grading.reward", "--report_to", "none", "--use_cpu")
+OPTIONS = (
+    "--reward_funcs",
+    "bandpo_lab.evals.grading.reward",
+    "--num_iterations",
+    "2",
+    "--report_to",
+    "none",
+    "--use_cpu",
+)
 
 
 @pytest.fixture(scope="module")
