@@ -129,8 +129,8 @@ def test_only_the_helpers_rename():
     files = sorted(ROOT.glob("packages/*/src/**/*.py"))
     calls = [call for path in files for call in renaming_calls(path)]
     elsewhere = [call for call in calls if not call.startswith(HELPERS)]
-    # A damaged checkpoint, or a damaged file of a record, that is moved aside: nothing is written. And what processes of
-    # a rehearsal pass to each other, which is not read after them.
+    # A damaged checkpoint, or a damaged file of a record, that is moved aside: nothing is written. And files that the
+    # processes of a rehearsal pass to each other, which nobody reads after them.
     assert [call.partition(":")[0] for call in elsewhere] == [
         "packages/bandpo/src/bandpo/audit/recorder.py",
         "packages/bandpo-lab/src/bandpo_lab/rehearsal/rollout.py",
