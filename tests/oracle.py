@@ -73,8 +73,14 @@ def margins(name: str, logp: float, radius: float) -> tuple[mp.mpf, mp.mpf]:
     return margin(-1, mp.mpf(1)), margin(1, rest / p)
 
 
+def reduction(value: mp.mpf, before: mp.mpf) -> mp.mpf:
+    """Return the factor for the value at the stale end, when the other end's fell from ``before`` to ``value``."""
+    factor = 1 - value / before
+    return factor if factor > 0 else mp.mpf(1) / 2
+
+
 def root(excess, low: mp.mpf, high: mp.mpf) -> mp.mpf:
-    """Root of an increasing function to 20 digits: regula falsi, the stale end's value halved (Illinois)."""
+    """Root of an increasing function to 20 digits: regula falsi, the stale end's value reduced (Anderson–Björck)."""
     at_low, at_high, side = excess(low), excess(high), 0
     for _ in range(300):
         if mp.isinf(at_low) or mp.isinf(at_high):
@@ -85,8 +91,10 @@ def root(excess, low: mp.mpf, high: mp.mpf) -> mp.mpf:
         if abs(value) < mp.mpf(10) ** -22 or high - low < mp.mpf(10) ** -20:
             return point
         if value < 0:
-            low, at_low, at_high = point, value, at_high / (2 if side < 0 else 1)
+            at_high *= reduction(value, at_low) if side < 0 else 1
+            low, at_low = point, value
         else:
-            high, at_high, at_low = point, value, at_low / (2 if side > 0 else 1)
+            at_low *= reduction(value, at_high) if side > 0 else 1
+            high, at_high = point, value
         side = -1 if value < 0 else 1
     raise ArithmeticError("no convergence")

@@ -11,6 +11,7 @@ from helpers.simulated_runs import simulate
 from rlvet import plugins
 from rlvet.errors import MissingPackage
 from rlvet.plugins import COLLECTORS
+from selection import mostly_slow
 
 OPTIONAL = {"bandpo", "torch", "numpy", "pyarrow", "scipy", "transformers", "tokenizers"}
 RECORDS = ("torch", "transformers", "tokenizers", "scipy")
@@ -67,7 +68,9 @@ def check_refused(result, *parts):
 # --- What a log and a configuration need ---
 
 
-@pytest.mark.parametrize("options", [(), ("--json",), ("--run-method", "GSPO()"), ("--fail-on", "note")])
+@pytest.mark.parametrize(
+    "options", mostly_slow([(), ("--json",), ("--run-method", "GSPO()"), ("--fail-on", "note")], 4)
+)
 def test_a_log_is_diagnosed(log, options):
     process, packages = run_alone("diagnose", log, *options)
     assert process.returncode == 0, process.stderr
@@ -83,7 +86,7 @@ def test_a_configuration_is_checked(config):
     assert not packages & OPTIONAL
 
 
-@pytest.mark.parametrize("options", [(), ("--run-method", "GSPO()")])
+@pytest.mark.parametrize("options", mostly_slow([(), ("--run-method", "GSPO()")], 2))
 def test_a_report_of_a_log_is_written(log, options):
     process, packages = run_alone("report", log, *options)
     assert process.returncode == 0, process.stderr
@@ -112,7 +115,7 @@ def test_every_command_works_with_what_the_package_requires(log, config):
         assert output
 
 
-@pytest.mark.parametrize("command", ["diagnose", "lint", "report"])
+@pytest.mark.parametrize("command", mostly_slow(["diagnose", "lint", "report"], 3))
 def test_nothing_optional_is_imported_where_it_is_installed(command, log, config):
     process, packages = run_alone(command, config if command == "lint" else log, hidden=())
     assert process.returncode == (1 if command == "lint" else 0), process.stderr
@@ -146,14 +149,14 @@ def test_batches_without_the_policy_in_training_need_no_bandpo(tmp_path):
 # --- What is missing ---
 
 
-@pytest.mark.parametrize("missing", ["numpy", "pyarrow"])
+@pytest.mark.parametrize("missing", mostly_slow(["numpy", "pyarrow"], 2))
 def test_a_record_needs_the_extra(missing, record):
     commands = [("diagnose", record), ("report", record)]
     for result in run_commands_alone(commands, (*RECORDS, missing)):
         check_refused(result, missing, "pip install './packages/rlvet[records]'")
 
 
-@pytest.mark.parametrize("hidden", [RECORDS, tuple(OPTIONAL)])
+@pytest.mark.parametrize("hidden", mostly_slow([RECORDS, tuple(OPTIONAL)], 2))
 def test_what_needs_bandpo_says_so(hidden, record, log, dump):
     needs = {
         ("diagnose", record, "--words"): ("--words needs bandpo",),

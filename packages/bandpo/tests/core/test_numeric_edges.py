@@ -368,7 +368,7 @@ def test_the_remedy_of_the_refusal_gives_the_second_derivative_of_the_other_loss
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 @pytest.mark.parametrize(
-    "backend", ["eager", *(pytest.param(name, marks=pytest.mark.slow) for name in ("aot_eager", "inductor"))]
+    "backend", [pytest.param(name, marks=pytest.mark.slow) for name in ("eager", "aot_eager", "inductor")]
 )
 def test_a_second_derivative_of_the_compiled_loss_is_refused(backend):
     loss_of = compile_loss(backend=backend)

@@ -372,38 +372,40 @@ def test_hostile_bytes_are_read_or_refused_in_a_moment(name, data):
     str(lint_configurations(configurations, name))
 
 
-def repeated(text, name):
+def repeated(text, name, first=b""):
     """Return a file of the largest size that is read, with a line again and again."""
     count = LARGEST_LINTED // (len(text) + 6 * text.count("N"))
-    return "".join(text.replace("N", str(number)) for number in range(count)).encode(), name
+    return first + "".join(text.replace("N", str(number)) for number in range(count)).encode(), name
 
 
 LARGE_FILES = [
-    repeated("aN = GRPOConfig(num_generations=N)\naN.beta = N\n", "a.py"),
-    repeated("[[orchestrator.aN]]\ngroup_size = 1\n", "a.toml"),
-    (b"A=(x)\nrun " + repeated("${A[@]}", "")[0], "a.sh"),
-    repeated("aN: {num_generations: 8}\n", "a.yaml"),
+    ("aN = GRPOConfig(num_generations=N)\naN.beta = N\n", "a.py"),
+    ("[[orchestrator.aN]]\ngroup_size = 1\n", "a.toml"),
+    ("${A[@]}", "a.sh", b"A=(x)\nrun "),
+    ("aN: {num_generations: 8}\n", "a.yaml"),
 ]
 MORE_LARGE_FILES = [
-    repeated("GRPOConfig(**a)\n", "a.py"),
-    repeated("$A", "a.sh"),
-    repeated("A+=(--num_generations 8)\n", "a.sh"),
-    repeated("A=1 ", "a.sh"),
-    repeated("run --num_generations N\n", "a.sh"),
-    (b"A=x\nrun " + repeated("$A", "")[0], "a.sh"),
-    repeated('"', "a.sh"),
-    repeated("$((1+1))", "a.sh"),
+    ("GRPOConfig(**a)\n", "a.py"),
+    ("$A", "a.sh"),
+    ("A+=(--num_generations 8)\n", "a.sh"),
+    ("A=1 ", "a.sh"),
+    ("run --num_generations N\n", "a.sh"),
+    ("$A", "a.sh", b"A=x\nrun "),
+    ('"', "a.sh"),
+    ("$((1+1))", "a.sh"),
 ]
+"""The arguments of `repeated`."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("data", "name"),
-    [*LARGE_FILES, *(pytest.param(*file, marks=pytest.mark.exhaustive) for file in MORE_LARGE_FILES)],
+    "file",
+    [*LARGE_FILES, *(pytest.param(file, marks=pytest.mark.exhaustive) for file in MORE_LARGE_FILES)],
     ids=range(12),
 )
-def test_a_large_file_takes_seconds(data, name):
+def test_a_large_file_takes_seconds(file):
+    data, name = repeated(*file)
     try:
         configurations = parse_configurations(data, name)
     except RlvetError:

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from scipy import stats
 from typer.testing import CliRunner
 
 from bandpo import DCPO, KL, Band, FixedClip, ratio_bounds
@@ -473,6 +472,8 @@ def test_rules_and_intervals_of_the_pages_are_the_library_s_and_scipy_s(tmp_path
             f"{SPREAD}.map(bandpo.{text}).map(({{ lower, upper }}) => [lower, upper])", tmp_path
         )
         close(pairs, rule.bounds(P.log()))
+    from scipy import stats
+
     cases = [[0, 3], [1, 40], [17, 17]]
     wilson = calculated(f"{cases}.map(([k, n]) => bandpo.wilson(k / n, n))", tmp_path)
     for (k, n), found in zip(cases, wilson, strict=True):

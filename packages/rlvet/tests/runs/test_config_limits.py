@@ -12,6 +12,7 @@ from rlvet.lint.readers import read_configurations
 from rlvet.runs.config_limits import check_yaml
 from rlvet.runs.configs import newest_configuration
 from rlvet.runs.limits import DEEPEST_CONFIG, MOST_NODES
+from selection import mostly_slow
 
 yaml = pytest.importorskip("yaml")
 
@@ -44,7 +45,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", [*DEEP, *WIDE])
+@pytest.mark.parametrize("name", mostly_slow([*DEEP, *WIDE], 4))
 def test_a_configuration_beyond_a_limit_is_not_read(name, tmp_path):
     """In a process of its own, which a deep file ended with a segmentation fault."""
     (tmp_path / "config.yaml").write_text((DEEP | WIDE)[name])

@@ -263,12 +263,15 @@ def check_tracker_damages(tracked, folder, count):
     return outcomes
 
 
-@pytest.mark.parametrize("tracked", TRACKERS, indirect=True)
+@pytest.mark.parametrize(
+    "tracked", mostly_slow(TRACKERS, 2), indirect=True
+)  # to import wandb takes two seconds
 def test_damage_of_a_tracker_s_file_makes_no_other_figure_in_silence(tracked, tmp_path):
     outcomes = check_tracker_damages(tracked, tmp_path, 200)
     assert outcomes["left out, and said"] > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracked", ["*.wandb"], indirect=True)
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_records_of_wandb_that_are_there_twice_count_once_and_are_said(tracked, count, tmp_path):

@@ -72,7 +72,7 @@ def test_a_foreign_file_is_named(tmp_path):
         read_pickle(b"no")
 
 
-@pytest.mark.parametrize("write", [tensorboard, wandb, trackio])
+@pytest.mark.parametrize("write", [tensorboard, pytest.param(wandb, marks=pytest.mark.slow), trackio])
 def test_a_tracker_s_file_is_a_log(write, tmp_path):
     write(tmp_path / "run")
     name = None

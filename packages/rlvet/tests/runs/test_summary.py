@@ -5,7 +5,6 @@ import statistics
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from rlvet.runs.quantities import named_rows
 from rlvet.runs.summary import FEW_STEPS, Summary, summarize
@@ -72,6 +71,8 @@ def test_the_interval_covers_the_share_of_simulated_runs(steps, least):
 
 
 def test_of_equal_masses_it_is_that_of_a_mean():
+    from scipy import stats
+
     shares = [0.05 * k / 7 for k in range(3, 18)]
     low, high = summary_of([2 * share for share in shares], [2.0] * len(shares)).blocked_interval()
     half = stats.t.ppf(0.975, len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
@@ -82,6 +83,8 @@ def test_of_equal_masses_it_is_that_of_a_mean():
 @pytest.mark.parametrize(("tokens", "clipped"), [(400, 0), (400, 3), (25, 25), (10_000, 1)])
 def test_what_has_not_happened_yet_is_as_likely_as_by_the_share_of_tokens(tokens, clipped):
     """Every log step lost the same share, so that they do not show how much steps differ."""
+    from scipy import stats
+
     n = 20
     share = clipped / tokens
     low, high = summary_of([share] * n, [1.0] * n, tokens, share).blocked_interval()
