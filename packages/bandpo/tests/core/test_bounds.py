@@ -24,6 +24,7 @@ from bandpo.core.divergences import (
 from helpers.missing import require
 from oracle import divergence_of_ratio, margins
 from pages import ROOT
+from selection import mostly_slow
 
 NAMES = [name for name in divergences.__all__ if name not in ("Divergence", "FDivergence", "AlphaDivergence")]
 # A divergence without a formula fails one test below, not every test against the oracle.
@@ -149,7 +150,7 @@ def test_margins_against_the_oracle_on_the_whole_grid(divergence, dtype, bar):
     check_margins(divergence, logps, radii, dtype, bar)
 
 
-@pytest.mark.parametrize("divergence", CLOSED + SOLVED, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(CLOSED + SOLVED, 2), ids=ids)
 @pytest.mark.parametrize(("dtype", "bar"), BARS, ids=str)
 def test_margins_at_the_ends_of_the_range_of_radii(divergence, dtype, bar):
     points = [(logp, radius) for radius in (1e-6, 1e-5, 12.0, 30.0, 1e3) for logp in LOGPS[::4]]
@@ -162,7 +163,7 @@ tokens = st.one_of(  # log p, down to p = 1e-30 and up to 1 − 1e-7
 ).map(lambda logp: torch.tensor(logp).clamp(max=-1e-7).item())
 
 
-@pytest.mark.parametrize("divergence", ALL, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(ALL, 2), ids=ids)
 # The message names the worst point. A smaller list of points takes the oracle minutes, and says no more.
 @settings(max_examples=2, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(points=st.lists(st.tuples(tokens, st.floats(-4, 0)), min_size=15, max_size=15))
@@ -246,7 +247,7 @@ probabilities = st.one_of(
 )
 
 
-@pytest.mark.parametrize("divergence", ALL, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(ALL, 2), ids=ids)
 @settings(max_examples=4, deadline=None)
 @given(
     points=st.lists(st.tuples(probabilities, st.floats(1e-6, 5)), min_size=60, max_size=60),
@@ -263,7 +264,7 @@ def test_bounds_are_ordered_and_inside_the_simplex(divergence, points, dtype):
     assert bounds.log_lower.dtype == (dtype if dtype == torch.float64 else torch.float32)
 
 
-@pytest.mark.parametrize("divergence", ALL, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(ALL, 2), ids=ids)
 @settings(max_examples=1, deadline=None)
 @given(points=st.lists(st.tuples(st.floats(-60, -0.05), st.floats(1e-4, 2)), min_size=15, max_size=15))
 @example(points=[(-0.05, 2.0)])
@@ -294,7 +295,7 @@ def test_monotone_in_radius_and_probability(divergence, tokens, radii):
     assert (lower[:, 1:] >= lower[:, :-1] - slack).all()
 
 
-@pytest.mark.parametrize("divergence", ALL, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(ALL, 2), ids=ids)
 def test_complement(divergence):
     """The event "another token" sees the mirrored interval: p·lower(p) = 1 − (1−p)·upper(1−p)."""
     p = torch.linspace(0.001, 0.999, 400, dtype=torch.float64)
@@ -330,7 +331,7 @@ def test_small_radius_limit(divergence):
     torch.testing.assert_close(-torch.expm1(bounds.log_lower), margin, rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("divergence", ALL, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(ALL, 2), ids=ids)
 @pytest.mark.parametrize("shape", [(3, 2, 5), pytest.param((3, 5, 7), marks=pytest.mark.exhaustive)], ids=str)
 def test_same_bits_on_repeat_in_any_shape_and_position(divergence, shape):
     """Vectorised and scalar code of the CPU must give the same bits."""

@@ -32,6 +32,7 @@ from bandpo.core.rules import Unclipped
 from bandpo.core.schedules import ClipRateController, Linear, TrainingState
 from bandpo.core.text import parse
 from bandpo.core.token_rules import PrefixBudget
+from selection import mostly_slow
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 NAMES = [name for name in divergences.__all__ if name not in ("Divergence", "FDivergence", "AlphaDivergence")]
@@ -73,7 +74,7 @@ def in_float32(logp):
     return logp.to(torch.promote_types(logp.dtype, torch.float32))
 
 
-@pytest.mark.parametrize("divergence", ALL, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(ALL, 2), ids=ids)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_each_accepted_radius_has_bounds(divergence, dtype):
     logp = torch.tensor(EDGES, dtype=torch.float64).to(dtype).expand(len(RADII), -1)
@@ -86,7 +87,7 @@ def test_each_accepted_radius_has_bounds(divergence, dtype):
         assert torch.equal(alone.log_lower, bounds.log_lower[row])
 
 
-@pytest.mark.parametrize("divergence", ALL, ids=ids)
+@pytest.mark.parametrize("divergence", mostly_slow(ALL, 2), ids=ids)
 @settings(max_examples=5, deadline=None)
 @given(
     points=st.lists(

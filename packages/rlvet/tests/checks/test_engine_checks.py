@@ -10,6 +10,7 @@ from rlvet.checks.diagnosis import Diagnosis, diagnose
 from rlvet.checks.log_checks import log_findings
 from rlvet.runs.logs import Log
 from rlvet.runs.setup import Setup, Value
+from selection import mostly_slow
 
 
 def findings(rows, setup=None):
@@ -148,7 +149,7 @@ LOOPS = {
 """Runs of a real loop, and whether its sync is dropped."""
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", mostly_slow(LOOPS, 2))
 def test_a_dropped_sync_of_a_real_loop(name):
     loop, is_dropped = LOOPS[name]
     said = codes(train(loop))

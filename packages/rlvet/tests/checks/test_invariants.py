@@ -53,7 +53,7 @@ def false_sentences(rows):
 # --- 1. No printed sentence is false of the rows ---
 
 
-@pytest.mark.parametrize("first", range(0, 400, 40))
+@pytest.mark.parametrize("first", mostly_slow(range(0, 400, 40), 2))
 def test_sentences_on_random_logs_are_true(first):
     for seed in range(first, first + 40):
         assert not false_sentences(random_rows(seed)), seed
@@ -212,7 +212,7 @@ def hidden(rows, change):
     return diagnose_rows(change(rows)).headline.startswith("ok")
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", mostly_slow(range(0, 300, 50), 2))
 def test_more_rows_of_the_same_do_not_hide_a_fault(first):
     for seed in range(first, first + 50):
         rows = random_rows(seed, (10, 12, 15, 18, 24, 27, 30, 46, 60, 100))
@@ -220,7 +220,7 @@ def test_more_rows_of_the_same_do_not_hide_a_fault(first):
             assert not hidden(rows, lambda rows, count=count: continued(rows, count)), (seed, count)
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", mostly_slow(range(0, 300, 50), 2))
 def test_one_value_does_not_hide_a_fault(first):
     for seed in range(first, first + 50):
         rows = random_rows(seed, (12, 18, 24, 30, 46, 60, 100))
@@ -275,7 +275,7 @@ def test_a_fault_is_the_same_in_the_names_of_each_framework(name, framework):
     assert said(others) == expected
 
 
-@pytest.mark.parametrize("first", range(0, 120, 40))
+@pytest.mark.parametrize("first", mostly_slow(range(0, 120, 40), 3))
 def test_a_random_log_is_the_same_in_the_names_of_each_framework(first):
     for seed in range(first, first + 40):
         rows = random_rows(seed)

@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
 
 from log_scenarios import SCENARIOS, SHAPES, healthy
 
+from selection import mostly_slow
+
 LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
 LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.name != "README.md")
 NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
@@ -93,7 +95,7 @@ def test_the_counts_on_a_simulated_fault_add_up(name):
     assert check_counts(diagnose_rows(SCENARIOS[name].rows(940))) == CHECKS_OF_A_LOG
 
 
-@pytest.mark.parametrize("name", ["colder engine", "groups", "flat", "padding"])
+@pytest.mark.parametrize("name", mostly_slow(["colder engine", "groups", "flat", "padding"], 2))
 def test_the_counts_on_a_record_add_up(name, tmp_path):
     check_counts(diagnose(simulate(tmp_path / "faulty", **FAULTS[name][1])))
     check_counts(diagnose(simulate(tmp_path / "healthy")))

@@ -17,6 +17,7 @@ from helpers.records import write_digests
 from rlvet.checks.diagnosis import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.runs.record import read_record
+from selection import mostly_slow
 
 pa = pytest.importorskip("pyarrow")
 faulthandler.enable()
@@ -101,7 +102,7 @@ def check_damages(folder, count, suffix):
     return outcomes
 
 
-@pytest.mark.parametrize("suffix", [".arrow", ".sha256"])
+@pytest.mark.parametrize("suffix", mostly_slow([".arrow", ".sha256"], 2))
 def test_damage_of_a_record_makes_no_other_figure_in_silence(suffix, tmp_path):
     outcomes = check_damages(tmp_path, 200, suffix)
     assert outcomes["losses left out, and said"] > 100
@@ -146,7 +147,7 @@ def test_a_column_whose_name_is_no_text_is_refused(tmp_path):
         list(read_record(path))
 
 
-@pytest.mark.parametrize("digests", [True, False])
+@pytest.mark.parametrize("digests", mostly_slow([True, False], 2))
 def test_a_forged_record_ends_no_process_and_gives_no_traceback(digests, tmp_path):
     check_forgeries(tmp_path, 20, digests=digests)
 
