@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS
 from bandpo.core._shown import as_html
 from bandpo.core.methods import Method
 from bandpo.core.objectives import Objective
@@ -422,8 +423,21 @@ class Comparison:
             rows.append(cells)
         return [f"minus {self.baseline}", *columns.values()], rows
 
+    def _blocked_sentence(self) -> str:
+        """Return what each method dropped of the gradient on the rare winners of its own runs, in words."""
+        count = min(sum(map(_rare_winners, runs)) for runs in self.runs.values())
+        if count < FEWEST_RARE_WINNERS:
+            return (
+                f"Rare winners (p < 0.1, A > 0) are too few to say what each clip did to them: {count:.0f}."
+            )
+        first, *others = self.table
+        clauses = [f"{first['method']} dropped {_shown('blocked', first['blocked'])}"]
+        for row in others:
+            clauses.append(f"{row['method']} {_shown('blocked', row['blocked'])}")
+        return f"Of the gradient on rare winners (p < 0.1, A > 0) of its own runs, {', '.join(clauses)}."
+
     def __repr__(self) -> str:
-        parts = [aligned(*self._cells())]
+        parts = [aligned(*self._cells()), self._blocked_sentence()]
         if self.seeds > 1:
             parts.append(aligned(*self._difference_cells()))
         return "\n\n".join([*parts, self.sentence])
@@ -469,6 +483,11 @@ class Comparison:
                 axes.set(title=title, xlabel="batch", ylim=(0, None))
             add_legend(figure, 2)
         return figure
+
+
+def _rare_winners(run: Run) -> float:
+    """Return the number of rare winners of a run, each counted once for each update that uses it."""
+    return sum(line.get("audit/tokens_positive_below_0.1", 0.0) for line in run.log)
 
 
 def _smooth_curve(name: str) -> Callable[[Run], list[float]]:

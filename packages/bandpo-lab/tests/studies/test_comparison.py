@@ -94,6 +94,24 @@ def test_one_seed_has_a_table_and_no_differences():
     assert "<table>" in comparison._repr_html_()
 
 
+def test_what_each_rule_dropped_of_the_gradient_on_rare_winners_is_a_sentence():
+    columns = {"audit/mass_positive_below_0.1": [1.0] * 5, "audit/tokens_positive_below_0.1": [8.0] * 5}
+    blocked = {CLIP: 0.91, BAND: 0.18}
+    runs = {
+        method: [made([0.5] * 5, **columns, **{"audit/blocked_mass_below_0.1": [share] * 5})]
+        for method, share in blocked.items()
+    }
+    begin = "Of the gradient on rare winners (p < 0.1, A > 0) of its own runs"
+    assert f"{begin}, {CLIP} dropped 91%, {BAND} 18%." in str(Comparison(CLIP, runs)).splitlines()
+    few = {
+        method: [made([0.5] * 5, **columns | {"audit/tokens_positive_below_0.1": [1.0] * 5})]
+        for method in runs
+    }
+    assert "Rare winners (p < 0.1, A > 0) are too few to say what each clip did to them: 5." in str(
+        Comparison(CLIP, few)
+    )
+
+
 @pytest.mark.slow
 def test_processes_give_the_bits_of_this_process_and_their_logs_are_gone_on_with(tmp_path):
     here = compare([CLIP, BAND], workers=1, seeds=2, **SMALL)
