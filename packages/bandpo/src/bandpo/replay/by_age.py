@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo.audit.metrics import gradient_size, lost_share
+from bandpo.audit.metric_names import RARE
+from bandpo.audit.metrics import EDGES, gradient_size, lost_share
 from bandpo.core.batch import Batch, Tokens
 from bandpo.core.methods import Method
 from rlvet.runs.ages import CLASSES, age_classes
@@ -16,8 +17,8 @@ from rlvet.runs.record import LossBatch
 if TYPE_CHECKING:
     from torch import Tensor
 
-RARE_PROBABILITY = 0.1
-"""Old probability below which a token is rare."""
+RARE_PROBABILITY = EDGES[RARE["below_0.1"] - 1]
+"""Old probability below which a token is rare, as in the metrics ``…_below_0.1`` of the audit."""
 
 
 class BlockedByAge:
