@@ -25,10 +25,22 @@ class _Dropped(NamedTuple):
 
     rule: str
     """What the rule is called."""
-    share: float
-    """The share that it drops."""
+    size: float
+    """The size of the gradient without a clip."""
     by_bin: list[float]
-    """The gradient that it drops, by bin of the old probability."""
+    """The size of the part that it drops, by bin of the old probability."""
+
+    @property
+    def share(self) -> float:
+        """The share of the gradient that it drops; 0 without a gradient."""
+        return sum(self.by_bin) / self.size if self.size > 0 else 0.0
+
+    @property
+    def largest_bin(self) -> str:
+        """The bin in which it drops most, with the share of what it drops: ``67 % was at p = 0.01 to 0.1``."""
+        largest = max(self.by_bin)
+        probabilities = BINS[self.by_bin.index(largest)].replace("_", " ")
+        return f"{_percent(largest / sum(self.by_bin))} was at p = {probabilities}"
 
 
 def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = "") -> list[str]:
@@ -54,42 +66,50 @@ def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = ""
     dropped 0 %
     of what clip 0.2 would have dropped, 100 % was at p = 0.01 to 0.1 · each batch served 4 updates
     """
-    bins = RARE["below_0.1"]
-    count = int(audit.sums["tokens"][0, POSITIVE, :bins].sum())
+    count = int(audit.sums["tokens"][0, POSITIVE, : RARE["below_0.1"]].sum())
     if count < FEWEST_RARE_WINNERS:
         winners = "rare winner" if count == 1 else "rare winners"
         return [f"{count} {winners} (p < 0.1, A > 0): too few to say what the clip does to them"]
 
-    mass = audit.sums["mass"][:, POSITIVE, :bins].sum(-1)
-    by_bin = audit.sums["blocked_mass"][:, POSITIVE, :bins]
-    same = [rule for rule in audit.counterfactuals if _is_clip_of(method, rule)]
-    dropped: list[_Dropped] = []
-    own_name = same[0] if same else name
-    for index, rule in enumerate((own_name, *audit.counterfactuals)):
-        share = float(by_bin[index].sum() / mass[index]) if mass[index] > 0 else 0.0
-        dropped.append(_Dropped(rule, share, by_bin[index].tolist()))
+    run_drop, *compared = _drops(audit, method, name)
+    would_have = [f"{drop.rule} would have dropped {_percent(drop.share)}" for drop in compared[:1]]
+    would_have += [f"{drop.rule} {_percent(drop.share)}" for drop in compared[1:]]
+    shares = (
+        f"of the gradient on your {count:,} rare winners (p < 0.1) {', '.join(would_have)}; {run_drop.rule} dropped "
+        f"{_percent(run_drop.share)}"
+    )
 
-    own, *others = dropped
-    by_rule = {other.rule: other for other in others}
-    shown = [by_rule[rule] for rule in (*_SHOWN, _IN_PLACE) if rule not in same][: len(_SHOWN)]
-    first, *further = shown
-    would_have = ", ".join(f"{one.rule} {_percent(one.share)}" for one in further)
-    lines = [
-        f"of the gradient on your {count:,} rare winners (p < 0.1) {first.rule} would have dropped "
-        f"{_percent(first.share)}, {would_have}; {own.rule} dropped {_percent(own.share)}"
-    ]
-
-    parts: list[str] = []
-    strictest = max((*shown, own), key=lambda one: one.share)
-    total = sum(strictest.by_bin)
-    if total > 0:
-        largest = max(strictest.by_bin)
-        place = BINS[strictest.by_bin.index(largest)].replace("_", " ")
-        words = "dropped" if strictest is own else "would have dropped"
-        parts.append(f"of what {strictest.rule} {words}, {_percent(largest / total)} was at p = {place}")
+    details: list[str] = []
+    strictest = max((*compared, run_drop), key=lambda drop: drop.share)
+    if strictest.share > 0:
+        verb = "dropped" if strictest is run_drop else "would have dropped"
+        details.append(f"of what {strictest.rule} {verb}, {strictest.largest_bin}")
     if age:
-        parts.append(age)
-    return [*lines, " · ".join(parts)] if parts else lines
+        details.append(age)
+    return [shares, " · ".join(details)] if details else [shares]
+
+
+def _drops(audit: Audit, method: Method, name: str) -> list[_Dropped]:
+    """Return what the run's method drops, and then what the rules drop that it is compared with.
+
+    Args:
+        audit: As for `describe_rare_winners`.
+        method: As for `describe_rare_winners`.
+        name: As for `describe_rare_winners`. A method that is one of the counterfactual rules has the rule's name, and
+            is not compared with itself.
+    """
+    bins = RARE["below_0.1"]
+    sizes = audit.sums["mass"][:, POSITIVE, :bins].sum(-1).tolist()
+    dropped = audit.sums["blocked_mass"][:, POSITIVE, :bins].tolist()
+    equal_rules = [rule for rule in audit.counterfactuals if _is_clip_of(method, rule)]
+    run_name = equal_rules[0] if equal_rules else name
+    run_drop = _Dropped(run_name, sizes[0], dropped[0])
+
+    by_rule: dict[str, _Dropped] = {}
+    for index, rule in enumerate(audit.counterfactuals, 1):
+        by_rule[rule] = _Dropped(rule, sizes[index], dropped[index])
+    compared = [rule for rule in (*_SHOWN, _IN_PLACE) if rule not in equal_rules]
+    return [run_drop, *(by_rule[rule] for rule in compared[: len(_SHOWN)])]
 
 
 def _is_clip_of(method: Method, rule: str) -> bool:
