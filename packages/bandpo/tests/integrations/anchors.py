@@ -145,12 +145,12 @@ ANCHORS = (
 def table() -> list[str]:
     """Return the lines of the table."""
     lines = [
-        "| framework | mode | log-probabilities by default | in its code | for the sampler's |",
+        "| framework | mode | log-probabilities by default | for the sampler's | in its code |",
         "|---|---|---|---|---|",
     ]
     for row in ANCHORS:
         setting = row.setting or "nothing to set"
-        lines.append(f"| {row.framework} | {row.mode} | {row.policy} | `{row.file}:{row.line}` | {setting} |")
+        lines.append(f"| {row.framework} | {row.mode} | {row.policy} | {setting} | `{row.file}:{row.line}` |")
     return lines
 
 
