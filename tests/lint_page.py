@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlvet.lint.checks import RULES
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.framework import Framework
+from rlvet.lint.known import FRAMEWORKS
 
 PAGE = Path(__file__).parents[1] / "docs/rlvet/lint.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
@@ -19,21 +19,21 @@ BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 def table() -> str:
     """Return the rules of each framework, with the settings that they read and their sources."""
     lines: list[str] = []
-    for key, framework in FRAMEWORKS.items():
+    for framework in FRAMEWORKS.values():
         lines += ["", f"### {framework.title}", "", f"Defaults are those of {framework.version}.", ""]
         lines += ["| rule | what is wrong | reads | source |", "|---|---|---|---|"]
-        for rule in RULES:
-            if rule.framework == key:
-                reads = ", ".join(f"`{name}`" for name in rule.reads.values() if name in _settings(key))
-                source = rule.source.replace("_", "\\_")
-                lines.append(f"| `{rule.id}`, {rule.severity} | {rule.title} | {reads} | {source} |")
+        settings = _settings(framework)
+        for rule in framework.rules:
+            reads = ", ".join(f"`{name}`" for name in rule.reads.values() if name in settings)
+            source = rule.source.replace("_", "\\_")
+            lines.append(f"| `{rule.id}`, {rule.severity} | {rule.title} | {reads} | {source} |")
     return "\n".join([*lines[1:], ""])
 
 
-def _settings(framework: str) -> set[str]:
+def _settings(framework: Framework) -> set[str]:
     """Return the names that are settings, and not what the readers find out otherwise."""
     others = {"program", "model.adapter", "orchestrator.train.source.group_size"}
-    return set(FRAMEWORKS[framework].defaults) - others
+    return set(framework.defaults) - others
 
 
 def page_with_table() -> str:

@@ -10,7 +10,7 @@ from bandpo.core.methods import METHODS
 from bandpo.integrations import ADAPTERS
 from helpers.missing import require
 from pages import ROOT
-from rlvet.lint.skyrl_rules import SAMPLER_METHODS
+from rlvet.lint.known.skyrl import SAMPLER_METHODS
 
 SOURCE = ROOT / "packages/bandpo/src/bandpo/integrations"
 BESIDE = {"legs", "stock_methods", "prime_rl"}

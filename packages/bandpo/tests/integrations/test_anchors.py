@@ -52,11 +52,11 @@ def test_the_page_has_the_table():
 
 
 def test_the_lint_of_configurations_says_it_in_the_same_words():
-    from rlvet.lint.rules import ASYNCHRONOUS
+    from rlvet.lint.topics import ASYNCHRONOUS_ANCHOR
 
     line = describe_anchor(False, "the default", asynchronous=True, fix="set it")
     said = line[line.index("Training is asynchronous") : line.index(" For ratios that")]
-    assert said in ASYNCHRONOUS
+    assert said in ASYNCHRONOUS_ANCHOR.keywords["effect"]
 
 
 class Weights:

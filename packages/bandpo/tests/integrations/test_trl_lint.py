@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from bandpo.integrations.trl import BandGRPOConfig
 from rlvet.lint import lint_findings, lint_run
-from rlvet.lint.frameworks import TRL
+from rlvet.lint.known.trl import TRL
 from rlvet.lint.readers import parse_configurations
 
 

@@ -20,7 +20,7 @@ from verl.utils.tensordict_utils import make_iterator
 from verl.workers.config import PolicyLossConfig
 
 from bandpo.integrations.verl import BandPolicyLossConfig
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.known import FRAMEWORKS
 
 
 def test_group_of_one_takes_the_reward_as_the_advantage():

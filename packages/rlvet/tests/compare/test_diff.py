@@ -17,7 +17,7 @@ from rlvet.compare import configurations as comparison
 from rlvet.compare import diff, trl, verl
 from rlvet.compare.vocabulary import EFFECTS, QUANTITIES, UPDATES
 from rlvet.errors import RlvetError
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.known import FRAMEWORKS
 
 VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a.parquet {}\n"
 TRL = "from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig('out', {})\nGRPOTrainer('m', f, args).train()\n"

@@ -200,7 +200,7 @@ def test_nothing_is_found_in_what_the_project_ships(tmp_path):
             # A block of a page may be a fragment.
             assert name.startswith(("docs", "lab", "README"))
             continue
-        frameworks |= {configuration.framework for configuration in report.configurations}
+        frameworks |= {configuration.framework.key for configuration in report.configurations}
         findings += [(name, finding.id) for finding in report.findings if finding.severity != "note"]
     assert findings == []
     assert {"trl", "verl"} <= frameworks

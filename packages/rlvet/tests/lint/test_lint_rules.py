@@ -10,9 +10,9 @@ import pytest
 
 from helpers.missing import require
 from rlvet._severities import SEVERITIES
-from rlvet.lint.checks import RULES, lint_configurations, lint_findings, lint_run
+from rlvet.lint.checks import lint_configurations, lint_findings, lint_run
 from rlvet.lint.configuration import Configuration
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.readers import parse_configurations
 
 TRL = """from trl import GRPOConfig, GRPOTrainer
@@ -71,7 +71,7 @@ def read(framework, settings, *, program="skyrl.train.entrypoints.main_base"):
     else:
         text, name = PRIME_RL.format(settings="\n".join(settings)), "rl.toml"
     configurations = parse_configurations(text.encode(), name)
-    assert [one.framework for one in configurations] == [framework]
+    assert [one.framework.key for one in configurations] == [framework]
     return text, configurations
 
 
@@ -500,7 +500,7 @@ def test_a_fault_is_found_at_its_line_and_not_where_it_is_mended(framework, rule
 def test_a_fault_that_may_be_set_elsewhere_never_passes(framework, rule, faulty):
     """Without one of the settings of a faulty configuration that is not complete, the check is not made."""
     _, (configuration, *_) = read(framework, faulty)
-    (checked,) = [one for one in RULES if (one.framework, one.id) == (framework, rule)]
+    (checked,) = [one for one in FRAMEWORKS[framework].rules if one.id == rule]
     for name in checked.reads.values():
         settings = {key: setting for key, setting in configuration.settings.items() if key != name}
         partial = replace(configuration, settings=settings, incomplete="another file")
@@ -511,7 +511,9 @@ def test_a_fault_that_may_be_set_elsewhere_never_passes(framework, rule, faulty)
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_configuration_of_which_nothing_is_known_passes_no_check(framework):
-    report = lint_configurations([Configuration(framework, "file", {}, incomplete="another file")], "file")
+    report = lint_configurations(
+        [Configuration(FRAMEWORKS[framework], "file", {}, incomplete="another file")], "file"
+    )
     assert report.passed == 0
 
 
@@ -626,46 +628,49 @@ GRPOTrainer(model=model, args=args, reward_funcs=len)
 WITH_CASE = {(framework, rule) for framework, rule, *_ in CASES}
 WITH_CASE |= {("verl", "critic-and-group"), ("openrlhf", "critic-and-group")}
 WITH_CASE |= {("skyrl", "asynchronous-anchor-one-step"), ("trl", "lora-reference")}
-EACH_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.framework}-{rule.id}")
+RULES = [(framework, rule) for framework in FRAMEWORKS.values() for rule in framework.rules]
+EACH_RULE = pytest.mark.parametrize(
+    ("framework", "rule"), RULES, ids=[f"{framework.key}-{rule.id}" for framework, rule in RULES]
+)
 
 
 @EACH_RULE
-def test_every_rule_has_a_case(rule):
+def test_every_rule_has_a_case(framework, rule):
     first, *_ = rule.reads.values()
     require(
-        [rule.id] if (rule.framework, rule.id) not in WITH_CASE else [],
+        [rule.id] if (framework.key, rule.id) not in WITH_CASE else [],
         "packages/rlvet/tests/lint/test_lint_rules.py",
-        lambda name: f'    ("{rule.framework}", "{name}", ["{first}=FAULTY"], ["{first}=MENDED"]),',
+        lambda name: f'    ("{framework.key}", "{name}", ["{first}=FAULTY"], ["{first}=MENDED"]),',
         "CASES",
     )
 
 
 def test_every_case_is_of_a_rule():
-    assert {(rule.framework, rule.id) for rule in RULES} >= WITH_CASE
+    assert {(framework.key, rule.id) for framework, rule in RULES} >= WITH_CASE
 
 
 @EACH_RULE
-def test_a_rule_reads_known_settings(rule):
+def test_a_rule_reads_known_settings(framework, rule):
     assert rule.severity in SEVERITIES
     require(
-        [name for name in rule.reads.values() if name not in FRAMEWORKS[rule.framework].defaults],
-        "packages/rlvet/src/rlvet/lint/frameworks.py",
+        [name for name in rule.reads.values() if name not in framework.defaults],
+        f"packages/rlvet/src/rlvet/lint/known/{framework.key.replace('-', '_')}.py",
         lambda name: f'        "{name}": DEFAULT,',
-        f"the defaults of {FRAMEWORKS[rule.framework].title}",
+        "defaults",
     )
 
 
 def test_rules_are_named_once_and_read_all_settings_with_a_default():
-    names = [(rule.framework, rule.id) for rule in RULES]
+    names = [(framework.key, rule.id) for framework, rule in RULES]
     assert len(set(names)) == len(names)
-    for key, framework in FRAMEWORKS.items():
-        read_settings = {name for rule in RULES if rule.framework == key for name in rule.reads.values()}
+    for framework in FRAMEWORKS.values():
+        read_settings = {name for rule in framework.rules for name in rule.reads.values()}
         assert read_settings == framework.defaults.keys(), "a default that no rule reads"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_defaults_of_a_framework_give_nothing_but_notes(framework):
-    configuration = Configuration(framework, "file", {})
+    configuration = Configuration(FRAMEWORKS[framework], "file", {})
     assert [finding.id for finding in lint_findings(configuration) if finding.severity != "note"] == []
 
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rlvet.cli.app import app
 from rlvet.errors import InvalidValue
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.readers import parse_configurations
 
 ROLL = """
@@ -158,7 +158,7 @@ def test_a_framework_that_is_read_is_not_refused_for_a_word(tmp_path):
 )
 def test_a_mark_of_its_own_names_the_framework(name, text, framework):
     (configuration,) = parse_configurations(text.encode(), name)
-    assert configuration.framework == framework
+    assert configuration.framework.key == framework
 
 
 def test_marks_of_two_frameworks_are_both_named(tmp_path):

@@ -288,7 +288,7 @@ actor_rollout_ref:
     ],
 )
 def test_the_names_in_a_yaml_tell_the_framework(text, framework):
-    assert read_one(text, "config.yml").framework == framework
+    assert read_one(text, "config.yml").framework.key == framework
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ group_size = 1
     older = "[orchestrator]\nrollouts_per_example = 1\n[[orchestrator.env]]\nid = 'x'\n"
     report = lint_configurations([read_one(older, "rl.toml")], "rl.toml")
     assert [(finding.id, finding.line) for finding in report.findings] == [("group-of-one", 2)]
-    assert read_one("group_size = 8\nbatch_size = 20\n", "orch.toml").framework == "prime-rl"
+    assert read_one("group_size = 8\nbatch_size = 20\n", "orch.toml").framework.key == "prime-rl"
     trainer = read_one("[optim]\nlr = 1e-3\n[loss]\ntype = 'default'\n", "train.toml")
     report = lint_configurations([trainer], "train.toml")
     assert [(finding.id, finding.line) for finding in report.findings] == [("learning-rate", 2)]

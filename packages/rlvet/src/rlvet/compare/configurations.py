@@ -20,7 +20,7 @@ from rlvet.compare.vocabulary import (
     Training,
 )
 from rlvet.lint.configuration import Configuration, Unread
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.known import FRAMEWORKS
 
 COMPARED: Mapping[str, Mapping[str, Callable[[Settings], Any]]] = {
     "trl": trl.QUANTITIES,
@@ -185,18 +185,17 @@ def read_training(configuration: Configuration, *, is_saved: bool = False) -> Tr
         configuration: The configuration.
         is_saved: True if a run saved it, so that it has all settings of its version.
 
-    >>> training = read_training(Configuration("verl", "run.sh", {}))
+    >>> training = read_training(Configuration(FRAMEWORKS["verl"], "run.sh", {}))
     >>> training.value("average of the loss"), training.value("updates on a batch")
     ('mean over the tokens of an update', 4.0)
     """
+    framework = configuration.framework.key
     settings = Settings(configuration, is_saved=is_saved)
     readings = {}
-    for name, compute in COMPARED[configuration.framework].items():
+    for name, compute in COMPARED[framework].items():
         readings[name] = settings.reading(compute)
     values = {name: setting.value for name, setting in configuration.settings.items()}
-    return Training(
-        configuration.framework, configuration.path, readings, values, frozenset(settings.names_read)
-    )
+    return Training(framework, configuration.path, readings, values, frozenset(settings.names_read))
 
 
 def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:

@@ -21,10 +21,9 @@ from rlvet.compare.logs import LogComparison, compare_logs
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
 from rlvet.errors import FileProblem, InvalidValue, RlvetError
-from rlvet.lint.checks import CONFIGURATION_TYPES, NO_CONFIGURATION, configuration_of_run
-from rlvet.lint.configuration import Configuration
-from rlvet.lint.frameworks import FRAMEWORKS
-from rlvet.lint.readers import read_configurations
+from rlvet.lint.checks import NO_CONFIGURATION, configuration_of_run
+from rlvet.lint.known import FRAMEWORKS
+from rlvet.lint.readers import read_configurations, read_in_limits
 from rlvet.runs import Run, gate, open_run
 from rlvet.runs.configs import READERS
 from rlvet.runs.files import check_regular
@@ -369,11 +368,9 @@ def _training_of_file(path: Path) -> Training:
     Raises:
         ValueError: if there is none, there are several, or it is of another framework.
     """
-    configurations: Sequence[Configuration] = gate.answer_of(
-        read_configurations, path, types=CONFIGURATION_TYPES
-    )
+    configurations = read_in_limits(read_configurations, path)
     if not configurations:
-        name = gate.answer_of(supervised_trainer, path, types=CONFIGURATION_TYPES)
+        name = gate.answer_of(supervised_trainer, path)
         if name:
             raise InvalidValue(
                 f"{path} configures {name}, which is no RL: `rlvet diff` compares GRPO in TRL and verl"
@@ -386,9 +383,9 @@ def _training_of_file(path: Path) -> Training:
             "file of its own"
         )
     (configuration,) = configurations
-    if configuration.framework not in COMPARED:
-        title = FRAMEWORKS[configuration.framework].title
+    if configuration.framework.key not in COMPARED:
         raise InvalidValue(
-            f"{path} configures {title}: `rlvet diff` compares TRL and verl, and `rlvet lint` checks it"
+            f"{path} configures {configuration.framework.title}: `rlvet diff` compares TRL and verl, and `rlvet lint` "
+            "checks it"
         )
     return read_training(configuration)

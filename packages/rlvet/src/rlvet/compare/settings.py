@@ -9,7 +9,6 @@ from typing import Any
 
 from rlvet.compare.vocabulary import Origin, Reading
 from rlvet.lint.configuration import Configuration, Unread
-from rlvet.lint.frameworks import FRAMEWORKS
 from rlvet.lint.rules import UnknownValue
 from rlvet.runs.files import load_table
 
@@ -57,7 +56,8 @@ class Settings:
         is_saved: True if a run saved it, so that it has all settings of its version.
 
     >>> from rlvet.lint.configuration import Setting
-    >>> file = Configuration("trl", "a.yaml", {"beta": Setting("beta", 0.1, 3)})
+    >>> from rlvet.lint.known import FRAMEWORKS
+    >>> file = Configuration(FRAMEWORKS["trl"], "a.yaml", {"beta": Setting("beta", 0.1, 3)})
     >>> settings = Settings(file)
     >>> settings("beta"), settings("temperature")
     (0.1, 1.0)
@@ -68,8 +68,8 @@ class Settings:
     def __init__(self, configuration: Configuration, *, is_saved: bool = False):
         self._configuration = configuration
         self._is_saved = is_saved
-        framework = FRAMEWORKS[configuration.framework]
-        table = DEFAULTS[configuration.framework]
+        framework = configuration.framework
+        table = DEFAULTS[framework.key]
         self._defaults = {**framework.defaults, **table["defaults"], **configuration.defaults}
         self._version = f"{framework.title} {table['version']}"
         self._current: list[str] = []
@@ -96,7 +96,7 @@ class Settings:
             raise NotSet(f"{name} {elsewhere}", elsewhere)
         if self._is_saved and self._is_absent(name):
             # A version without the setting saved the file.
-            return BEFORE[self._configuration.framework].get(name, self._defaults[name])
+            return BEFORE[self._configuration.framework.key].get(name, self._defaults[name])
         reason = self._configuration.reason_unknown(name)
         if reason:
             raise NotSet(reason, "has the default of another version")
@@ -107,7 +107,7 @@ class Settings:
 
     def _is_absent(self, name: str) -> bool:
         """Return whether a saved file has no such setting. Those with lint's defaults are left out on reading."""
-        in_lint = name in FRAMEWORKS[self._configuration.framework].defaults
+        in_lint = name in self._configuration.framework.defaults
         return name in self._configuration.absent or not in_lint
 
     def number(self, name: str) -> float:

@@ -14,22 +14,16 @@ from rlvet._severities import SEVERITIES, is_at_least
 from rlvet._terminal import printable
 from rlvet.errors import InvalidValue
 from rlvet.lint.configuration import Configuration, Setting, Unread
-from rlvet.lint.frameworks import FRAMEWORKS
-from rlvet.lint.openrlhf_rules import OPENRLHF_RULES
-from rlvet.lint.prime_rl_rules import PRIME_RL_RULES
-from rlvet.lint.readers import THE_COMMAND, parse_configurations, read_configurations
+from rlvet.lint.known import FRAMEWORKS
+from rlvet.lint.readers import (
+    THE_COMMAND,
+    parse_configurations,
+    read_configurations,
+    read_in_limits,
+)
 from rlvet.lint.rules import Rule, UnknownValue, Values
-from rlvet.lint.skyrl_rules import SKYRL_RULES
-from rlvet.lint.trl_rules import TRL_RULES
-from rlvet.lint.verl_rules import VERL_RULES
-from rlvet.runs import gate, open_run
+from rlvet.runs import open_run
 from rlvet.runs.configs import RunConfiguration
-
-RULES: tuple[Rule, ...] = (*TRL_RULES, *VERL_RULES, *SKYRL_RULES, *PRIME_RL_RULES, *OPENRLHF_RULES)
-"""The rules of all frameworks."""
-
-CONFIGURATION_TYPES = (Configuration, Setting, Unread)
-"""The classes of what is read of a configuration."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,7 @@ class LintReport:
     @property
     def summary(self) -> str:
         """The frameworks and the number of findings, in one line."""
-        titles = [FRAMEWORKS[configuration.framework].title for configuration in self.configurations]
+        titles = [configuration.framework.title for configuration in self.configurations]
         frameworks = []
         for title, count in Counter(titles).items():
             frameworks.append(title if count == 1 else f"{title} ({count} runs)")
@@ -140,7 +134,7 @@ class LintReport:
         """Return the report as a dictionary for JSON."""
         return {
             "path": self.path,
-            "frameworks": [configuration.framework for configuration in self.configurations],
+            "frameworks": [configuration.framework.key for configuration in self.configurations],
             "findings": [asdict(finding) for finding in self.findings],
             "unchecked": [asdict(rule) for rule in self.unchecked],
             "passed": self.passed,
@@ -239,7 +233,7 @@ def lint_file(path: str | Path) -> LintReport:
     >>> [(finding.id, finding.line) for finding in lint_file(file).findings]
     [('group-of-one', 2)]
     """
-    configurations = gate.answer_of(read_configurations, Path(path), types=CONFIGURATION_TYPES)
+    configurations = read_in_limits(read_configurations, Path(path))
     return lint_configurations(configurations, str(path))
 
 
@@ -253,7 +247,7 @@ def lint_text(data: bytes, path: str) -> LintReport:
     Raises:
         ValueError: if the bytes cannot be read.
     """
-    configurations = gate.answer_of(parse_configurations, data, path, types=CONFIGURATION_TYPES)
+    configurations = read_in_limits(parse_configurations, data, path)
     return lint_configurations(configurations, path)
 
 
@@ -271,8 +265,8 @@ def lint_configurations(
     unchecked: list[Unchecked] = []
     passed = 0
     for configuration in configurations:
-        for rule in RULES:
-            if rule.framework != configuration.framework or (started and rule.only_before_start):
+        for rule in configuration.framework.rules:
+            if started and rule.only_before_start:
                 continue
             result = _check(rule, configuration)
             if isinstance(result, LintFinding):
@@ -288,7 +282,7 @@ def lint_configurations(
 def lint_findings(configuration: Configuration) -> list[LintFinding]:
     """Check one configuration, and return the findings, the gravest first.
 
-    >>> configuration = Configuration.from_mapping("trl", {"num_generations": 2})
+    >>> configuration = Configuration.from_mapping(FRAMEWORKS["trl"], {"num_generations": 2})
     >>> [finding.id for finding in lint_findings(configuration)]
     ['group-of-two']
     """
@@ -337,7 +331,7 @@ def configuration_of_run(newest: RunConfiguration) -> Configuration | None:
     if newest.framework == "prime-rl":
         # The file has only the settings of the trainer, without a prefix.
         nested = {"trainer": nested}
-    configuration = Configuration.from_mapping(newest.framework, nested, path)
+    configuration = Configuration.from_mapping(FRAMEWORKS[newest.framework], nested, path)
     if newest.framework == "prime-rl":
         configuration = configuration.with_defaults("trainer.")
         configuration = replace(configuration, incomplete="the file of the orchestrator")
@@ -363,7 +357,7 @@ def _with_lines(configuration: Configuration, file: Path) -> Configuration:
         return configuration
     settings_with_lines: dict[str, Setting] = {}
     with suppress(InvalidValue):
-        for file_configuration in gate.answer_of(read_configurations, file, types=CONFIGURATION_TYPES):
+        for file_configuration in read_in_limits(read_configurations, file):
             settings_with_lines.update(file_configuration.settings)
     settings = dict(configuration.settings)
     for name, setting in settings.items():
@@ -374,15 +368,18 @@ def _with_lines(configuration: Configuration, file: Path) -> Configuration:
 
 def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:
     """Apply a rule to a configuration; return None if the configuration does not have the fault."""
+    framework = configuration.framework.key
     values = Values(configuration, rule.reads)
     try:
         if not rule.condition(values):
             return None
     except UnknownValue as error:
-        return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, str(error))
+        return Unchecked(rule.id, framework, configuration.path, configuration.line, str(error))
     except (TypeError, ValueError, AttributeError, ArithmeticError):
-        reason = f"one of {', '.join(rule.reads.values())} has a value of another type than {rule.framework} expects"
-        return Unchecked(rule.id, rule.framework, configuration.path, configuration.line, reason)
+        reason = (
+            f"one of {', '.join(rule.reads.values())} has a value of another type than {framework} expects"
+        )
+        return Unchecked(rule.id, framework, configuration.path, configuration.line, reason)
 
     message_settings = {short_name: values.for_message(short_name) for short_name in rule.reads}
     settings: list[Setting] = []
@@ -400,7 +397,7 @@ def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked 
     return LintFinding(
         id=rule.id,
         severity=rule.severity,
-        framework=rule.framework,
+        framework=framework,
         path=configuration.path,
         line=line,
         settings=setting_values,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.framework import Framework
 from rlvet.lint.scalars import read_scalar
 
 
@@ -36,13 +36,13 @@ class Setting:
 class Configuration:
     """The settings of one training run.
 
-    >>> configuration = Configuration.from_mapping("verl", {"data": {"train_batch_size": 64}})
+    >>> from rlvet.lint.known import FRAMEWORKS
+    >>> configuration = Configuration.from_mapping(FRAMEWORKS["verl"], {"data": {"train_batch_size": 64}})
     >>> configuration.settings["data.train_batch_size"].value
     64
     """
 
-    framework: str
-    """A key of `rlvet.lint.frameworks.FRAMEWORKS`."""
+    framework: Framework
     path: str
     """The path of the file, as it was given."""
     settings: Mapping[str, Setting]
@@ -59,24 +59,24 @@ class Configuration:
     to read it."""
 
     @classmethod
-    def from_mapping(cls, framework: str, nested: Mapping[Any, Any], path: str = "") -> Configuration:
+    def from_mapping(cls, framework: Framework, nested: Mapping[Any, Any], path: str = "") -> Configuration:
         """Return the configuration of a nested mapping without lines, such as that of a finished run.
 
         Such a mapping contains every setting of the version that saved it. Settings with the framework's default count
         as not set. Settings that are missing are `absent`: they are of a later version.
 
         Args:
-            framework: A key of `rlvet.lint.frameworks.FRAMEWORKS`.
+            framework: One of `rlvet.lint.known.FRAMEWORKS`.
             nested: The settings, in nested mappings.
             path: The path of the file.
         """
-        defaults = FRAMEWORKS[framework].defaults
+        defaults = framework.defaults
         # Settings that are taken for their defaults where they are missing.
-        assumed = FRAMEWORKS[framework].optional | FRAMEWORKS[framework].stable
+        assumed = framework.optional | framework.stable
         settings: dict[str, Setting] = {}
         saved_names: set[str] = set()
         for name, value in _flattened(nested):
-            saved_names.add(FRAMEWORKS[framework].older_names.get(name, name))
+            saved_names.add(framework.older_names.get(name, name))
             if isinstance(value, str) and "${" in value:
                 value = Unread(f"the interpolation {value[:60]}")
             elif isinstance(value, str):
@@ -93,7 +93,7 @@ class Configuration:
 
     def default(self, name: str) -> Any:
         """Return the default of a setting: that of the program, or else that of the framework."""
-        return self.defaults[name] if name in self.defaults else FRAMEWORKS[self.framework].defaults[name]
+        return self.defaults[name] if name in self.defaults else self.framework.defaults[name]
 
     def reason_unknown(self, name: str) -> str:
         """Return the reason why the value of a setting that is not set is unknown; empty if it has its default."""
@@ -102,8 +102,7 @@ class Configuration:
         if self.incomplete:
             return f"{name} may come from {self.incomplete}"
         if name in self.absent:
-            title = FRAMEWORKS[self.framework].title
-            return f"{name} is not set, and its default is that of another version of {title}"
+            return f"{name} is not set, and its default is that of another version of {self.framework.title}"
         return ""
 
     def with_defaults(self, prefix: str) -> Configuration:
@@ -112,7 +111,7 @@ class Configuration:
         Args:
             prefix: The beginning of the names of a part of the configuration that is complete.
         """
-        defaults = FRAMEWORKS[self.framework].defaults
+        defaults = self.framework.defaults
         settings = {name: Setting(name, value) for name, value in defaults.items() if name.startswith(prefix)}
         absent = [name for name in self.absent if not name.startswith(prefix)]
         return replace(self, settings={**settings, **self.settings}, absent=absent)

@@ -8,16 +8,6 @@ from typing import Any
 from rlvet.lint.configuration import Setting, Unread
 from rlvet.lint.rules import UnknownValue, Values
 
-RATE_HAPPENS = (
-    "{rate.name} is {rate}. Of 314 examples that verl, SkyRL, prime-rl and OpenRLHF ship for training all weights, 268 "
-    "use 1e-6 and none more than 1e-5; 27 with LoRA use 1e-6 to 1e-4. Far above these rates, a few steps can move the "
-    "policy far from the model that training began with."
-)
-RATE_SOURCE = (
-    "examples of verl, verl-recipe, SkyRL, prime-rl and OpenRLHF, August 2026; DAPO, arXiv 2503.14476 (32B: 1e-6); "
-    "Schulman et al., LoRA Without Regret, 2025 (with LoRA ten times the rate for all weights)"
-)
-
 LARGEST_RATES = ((0.05, 1e-3), (0.2, 1e-4), (2.0, 3e-5), (float("inf"), 1e-5))
 """Largest learning rates of full fine-tuning without a finding, each below a model size (billions of parameters).
 

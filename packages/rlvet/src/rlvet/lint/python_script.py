@@ -11,6 +11,7 @@ from typing import Any
 
 from rlvet.errors import InvalidValue
 from rlvet.lint.configuration import Configuration, Setting, Unread
+from rlvet.lint.known.trl import TRL
 from rlvet.runs.limits import DEEPEST_SCRIPT, MOST_EXPANDED
 
 CONFIGS = ("GRPOConfig", "BandGRPOConfig")
@@ -88,7 +89,7 @@ class _Script:
             if "Parser" in _last_name(call.func) and self._has_config_argument(call):
                 settings = self._read_trainer()
                 source = f"the command line, which {_last_name(call.func)} reads"
-                configurations.append(Configuration("trl", self.path, settings, call.lineno, source))
+                configurations.append(Configuration(TRL, self.path, settings, call.lineno, source))
         # If there are several, the one that the trainer uses is not known.
         if len(configurations) == 1:
             (configuration,) = configurations
@@ -221,7 +222,7 @@ class _Script:
             else:
                 settings |= expanded
         settings |= self._read_attributes(call)
-        return Configuration("trl", self.path, settings, call.lineno, incomplete)
+        return Configuration(TRL, self.path, settings, call.lineno, incomplete)
 
     def _read_dictionary(self, node: ast.expr) -> dict[str, Setting] | None:
         """Read the settings of a dictionary; return None if not all of its items are known, or too many were read."""

@@ -8,19 +8,21 @@ from __future__ import annotations
 import codecs
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from rlvet._numbers import is_number
 from rlvet.errors import FileProblem, InvalidValue, OtherFormat
 from rlvet.lint.configuration import Configuration, Setting, Unread
-from rlvet.lint.frameworks import FRAMEWORKS
+from rlvet.lint.framework import Framework
+from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.other_frameworks import NOTEBOOK, named
 from rlvet.lint.python_script import read_script
 from rlvet.lint.scalars import read_scalar
 from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
+from rlvet.runs import gate
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.files import check_regular, is_leaf
 from rlvet.runs.limits import DEEPEST_CONFIG, LARGEST_LINTED, MOST_SETTINGS
@@ -40,7 +42,7 @@ VERL_DEFAULTS = (
     "one_step_off_ppo_trainer",
     "one_step_off_ppo_megatron_trainer",
 )
-"""Configurations of verl that have the defaults of `rlvet.lint.frameworks.VERL`, and of its programs."""
+"""Configurations of verl that have the defaults of `rlvet.lint.known.verl.VERL`, and of its programs."""
 
 THE_COMMAND = "the command"
 """The name, in messages, of the entry ``program``, which is not a setting."""
@@ -61,7 +63,7 @@ def read_configurations(path: Path) -> list[Configuration]:
     >>> file = Path(tempfile.mkdtemp()) / "run.yaml"
     >>> _ = file.write_text("num_generations: 8\nlearning_rate: 1e-6\nmax_completion_length: 512\n")
     >>> (configuration,) = read_configurations(file)
-    >>> configuration.framework, configuration.settings["learning_rate"].line
+    >>> configuration.framework.key, configuration.settings["learning_rate"].line
     ('trl', 2)
     """
     if not is_leaf(path):
@@ -106,6 +108,35 @@ def parse_configurations(data: bytes, path: str) -> list[Configuration]:
     return [_with_newest_names(configuration) for configuration in configurations]
 
 
+def read_in_limits(reader: Callable[..., list[Configuration]], *arguments: Any) -> list[Configuration]:
+    """Return the configurations that a reader finds, which runs in a process with limits, see `rlvet.runs.gate`.
+
+    Args:
+        reader: `read_configurations` or `parse_configurations`.
+        arguments: Its arguments.
+
+    Raises:
+        ValueError: as the reader, and if a limit is met.
+    """
+    answers = gate.answer_of(_read_with_keys, reader, *arguments, types=(Setting, Unread))
+    return [Configuration(FRAMEWORKS[key], **values) for key, values in answers]
+
+
+def _read_with_keys(
+    reader: Callable[..., list[Configuration]], *arguments: Any
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the key of the framework and all other fields of each configuration.
+
+    A framework has functions, which a process cannot return.
+    """
+    answers: list[tuple[str, dict[str, Any]]] = []
+    for configuration in reader(*arguments):
+        values = {field.name: getattr(configuration, field.name) for field in fields(configuration)}
+        del values["framework"]
+        answers.append((configuration.framework.key, values))
+    return answers
+
+
 def _decode(data: bytes, path: str) -> str:
     """Decode the bytes of a file, with line feeds as the only line ends."""
     encoding = "utf-8-sig"
@@ -120,7 +151,7 @@ def _decode(data: bytes, path: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def framework_of(names: Mapping[str, Any], path: str, program: str = "") -> str | None:
+def framework_of(names: Mapping[str, Any], path: str, program: str = "") -> Framework | None:
     """Identify the framework of setting names; return None if no framework has a mark among them.
 
     Args:
@@ -134,18 +165,15 @@ def framework_of(names: Mapping[str, Any], path: str, program: str = "") -> str 
     # ms-swift has TRL's names with other defaults.
     if "rlhf_type" in names:
         return None
-    marks: dict[str, str] = {}
-    for key, framework in FRAMEWORKS.items():
-        mark = framework.mark_in(names, program)
-        if mark:
-            marks[key] = mark
-    if len(marks) > 1:
-        texts = [f"{FRAMEWORKS[key].title} ({mark})" for key, mark in marks.items()]
+    marks = {key: framework.mark_in(names, program) for key, framework in FRAMEWORKS.items()}
+    found = [key for key, mark in marks.items() if mark]
+    if len(found) > 1:
+        texts = [f"{FRAMEWORKS[key].title} ({marks[key]})" for key in found]
         raise InvalidValue(
             f"{path} has settings of {' and '.join(texts)}, and which of these it configures is not known: "
             "put the settings of each into a file of its own"
         )
-    return next(iter(marks), None)
+    return FRAMEWORKS[found[0]] if found else None
 
 
 def _with_newest_names(configuration: Configuration) -> Configuration:
@@ -154,9 +182,9 @@ def _with_newest_names(configuration: Configuration) -> Configuration:
     return replace(configuration, settings=settings)
 
 
-def _add_newest_names(framework: str, settings: Mapping[str, Setting]) -> Settings:
+def _add_newest_names(framework: Framework, settings: Mapping[str, Setting]) -> Settings:
     """Return the settings, those with older names also under the newest names."""
-    older_names = FRAMEWORKS[framework].older_names
+    older_names = framework.older_names
     renamed = {older_names[name]: setting for name, setting in settings.items() if name in older_names}
     return {**renamed, **settings}
 
@@ -269,12 +297,12 @@ def _read_command(command: Command, path: str) -> Configuration | None:
     script = _script(command)
     if script:
         incomplete = incomplete or f"the script {script.replace(UNKNOWN, '?')}"
-    if framework == "trl" and "config" in settings:
+    if framework.key == "trl" and "config" in settings:
         incomplete = "the file that --config names"
-    elif framework == "verl":
+    elif framework.key == "verl":
         _add_verl_strategy(command, settings)
         incomplete = incomplete or _custom_verl_configuration(command)
-    defaults = FRAMEWORKS[framework].defaults_of(program, settings)
+    defaults = framework.defaults_of(program, settings)
     if defaults is None:
         incomplete = incomplete or f"the defaults of {program.replace(UNKNOWN, '?')}"
     configuration = Configuration(framework, path, settings, line, incomplete, defaults or {})
@@ -283,21 +311,17 @@ def _read_command(command: Command, path: str) -> Configuration | None:
 
 def _with_defaults_of_its_version(configuration: Configuration, command: Command) -> Configuration:
     """Return a configuration that says which defaults are not known, if it sets what the framework does not have."""
-    framework = FRAMEWORKS[configuration.framework]
+    framework = configuration.framework
     overrides = [_OVERRIDE.fullmatch(word.text) for word in command if not word.text.startswith("+")]
     names = [override[1] for override in overrides if override]
     fork_setting = framework.unknown_setting([name for name in names if name not in framework.early_settings])
     if fork_setting and not configuration.incomplete:
-        version = f"the version or fork that has {fork_setting}, which {_title(configuration.framework)} does not have"
+        newest = f"{framework.title} {framework.version}"
+        version = f"the version or fork that has {fork_setting}, which {newest} does not have"
         return replace(configuration, incomplete=f"the defaults of {version}")
     if framework.unknown_setting(names):
         return replace(configuration, absent=framework.defaults.keys() - framework.stable)
     return configuration
-
-
-def _title(framework: str) -> str:
-    """Return the name of a framework with its version."""
-    return f"{FRAMEWORKS[framework].title} {FRAMEWORKS[framework].version}"
 
 
 def _configuration_name(command: Command) -> str | None:
@@ -364,9 +388,9 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
         return _read_commands_in_yaml(root, path)
     _interpolate(settings)
     incomplete = ""
-    if framework == "verl" and "defaults" in settings:
+    if framework.key == "verl" and "defaults" in settings:
         incomplete = "its list of defaults, or the command that names this file"
-    elif framework in ("verl", "skyrl"):
+    elif framework.key in ("verl", "skyrl"):
         incomplete = "the defaults of the program that reads this file"
     return [Configuration(framework, path, settings, 1, incomplete)]
 
@@ -502,13 +526,13 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
     for name, value in _toml_values(content, path):
         settings[name] = Setting(name, value, _toml_line(lines, name))
     # Of the frameworks, only prime-rl has files in this format.
-    framework = "prime-rl"
+    framework = FRAMEWORKS["prime-rl"]
     is_trainer = "optim.lr" in settings and settings.get("loss.type", NO_LOSS).value in PRIME_RL_LOSSES
-    defaults = FRAMEWORKS[framework].defaults
+    defaults = framework.defaults
     is_orchestrator = "group_size" in settings and all(
         f"orchestrator.{name}" in defaults for name in settings
     )
-    if framework_of(settings, path) != framework and not is_trainer and not is_orchestrator:
+    if framework_of(settings, path) is not framework and not is_trainer and not is_orchestrator:
         return []
     # In prime-rl's files for only the orchestrator or the trainer, settings have no prefix.
     if "group_size" in settings or "rollouts_per_example" in settings:

@@ -1,4 +1,4 @@
-"""The class of a rule, with texts and limits that rules of several frameworks share."""
+"""The class of a rule, and the values of the settings that a rule reads."""
 
 from __future__ import annotations
 
@@ -139,14 +139,12 @@ class Values:
         return MessageSetting(setting.name, setting.value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rule:
     """A check of the configurations of one framework for one fault."""
 
     id: str
     """The name of the rule, unique within its framework."""
-    framework: str
-    """A key of `FRAMEWORKS`."""
     severity: str
     """``fix``: the run stops, or does not train as intended; ``look``: a risk; ``note``: worth knowing, or true only
     for earlier versions."""
@@ -157,9 +155,11 @@ class Rule:
     one that the configuration sets."""
     condition: Callable[[Values], bool]
     """A function that returns True if the configuration has the fault."""
-    happens: str
-    """The effect of the fault, with ``{short_name}`` for the value of a setting and ``{short_name.name}`` for its
-    name."""
+    effect: str = ""
+    """The effect of the fault, as far as rules of several frameworks share the text."""
+    details: str = ""
+    """The effect in this framework, after `effect`. In both, ``{short_name}`` is the value of a setting, and
+    ``{short_name.name}`` its name."""
     fix: str
     """The settings to change, under the framework's own names."""
     source: str
@@ -168,94 +168,10 @@ class Rule:
     """True if the rule does not apply to the configuration that a run has saved: a run with the fault stops before its
     first step, or the framework derives one of the settings from the others when the run begins."""
 
-
-# Parts of the texts `happens` and `source` of several rules.
-
-ONE_UPDATE = (
-    "Each batch gets one update. The ratio of new to old probabilities is computed before it, so it is 1 for every "
-    "token, and the clip has no effect."
-)
-TRUNCATED_SAMPLING = (
-    "The engine reports probabilities over the tokens that remain after truncation, the trainer computes them over "
-    "all tokens. Every importance weight is thus multiplied by the total probability of the remaining tokens, although "
-    "the policy has not changed."
-)
-ONE_ANSWER = (
-    "An advantage compares an answer with the other answers to its prompt, and there are no other answers: "
-)
-TWO_ANSWERS = (
-    "With two answers to a prompt, division by their standard deviation gives all advantages the same absolute value, "
-    "however little the rewards differ."
-)
-UNWEIGHTED_TRUNCATION = (
-    "Answers are sampled from a part of the vocabulary, and the trainer computes probabilities over all of it. The "
-    "gradient is not that of the policy that answers."
-)
-SAMPLING_PENALTY = (
-    "The engine changes the probabilities of tokens that are in the answer already. The trainer computes them without "
-    "the penalty, so the gradient is not that of the policy that answers, and an importance weight that compares both "
-    "is far from 1."
-)
-KEEP_SAMPLING_MASK = (
-    "DeepSeek-V3.2, arXiv 2512.02556, section 3.1 (keep sampling mask), on the effect; {} on the trainer's "
-    "probabilities"
-)
-GREEDY = "Sampling is greedy: the answers to a prompt are all the same, so that no advantage compares them. "
-NEARLY_GREEDY = (
-    "At a temperature near 0, the answers to a prompt differ little or not at all. A group of equal rewards has no "
-    "advantage, and no gradient. "
-)
-ENTROPY_BONUS = (
-    "Published runs use 0, or up to 0.01. A larger bonus makes the entropy grow until the answers are noise. "
-)
-ENTROPY_SOURCE = (
-    "verl-project/verl pull requests 781 and 1770; He et al., Skywork Open Reasoner 1, arXiv 2505.22312, section 4; "
-    "{}"
-)
-GROUP_AND_CRITIC = (
-    "{estimator.name} is not set, and its default {estimator} learns a critic. The {group} answers to a prompt are not "
-    "compared with each other, and no setting of a critic is in the configuration."
-)
-GSPO_RANGE = (
-    "GSPO clips the geometric mean of the ratios of an answer, which stays near 1: its paper clips at 3e-4 and 4e-4. "
-    "At 0.05 or more, hardly any answer is clipped."
-)
-ASYNCHRONOUS = (
-    "The old probabilities are the trainer's. Training is asynchronous, and older weights sampled: what changed since "
-    "is in no ratio, and no clip bounds it."
-)
-GSPO_PAPER = (
-    "Zheng et al., Group Sequence Policy Optimization, arXiv 2507.18071, section 5.1; "
-    "huggingface/trl issue 3834"
-)
-
-
-GREEDY_BELOW = 0.01
-"""Temperatures below this are greedy. vLLM does not sample below 1e-5, and raises lower temperatures to 0.01."""
-NEAR_ZERO = 0.2
-"""The largest temperature that is near 0. Published runs use 0.6 to 1.0."""
-LARGEST_ENTROPY_COEFFICIENT = 0.01
-"""The largest coefficient of the entropy without a finding."""
-
-
-def samples_greedily(v: Values) -> bool:
-    """Return whether several answers to a prompt are sampled, and all are the most probable one.
-
-    Args:
-        v: The values of a rule that reads ``temperature`` and ``group``, and ``top_k`` if the framework has it.
-    """
-    if v.temperature >= GREEDY_BELOW and not (v.reads("top_k") and v.top_k == 1):
-        return False
-    return v.group > 1
-
-
-def samples_nearly_greedily(v: Values) -> bool:
-    """Return whether several answers to a prompt are sampled at a temperature near 0, but not greedily.
-
-    Args:
-        v: The values of a rule that reads ``temperature`` and ``group``.
-    """
-    return GREEDY_BELOW <= v.temperature <= NEAR_ZERO and v.group > 1
+    @property
+    def happens(self) -> str:
+        """The whole text about the effect."""
+        return f"{self.effect} {self.details}".strip()
 
 
 def largest(*values: Any) -> float:
