@@ -39,8 +39,6 @@ ADDED = {
         "trainer.algorithm.method='Band(KL(), 0.05)'",
         "trainer.algorithm.record=/data/tokens",
     ],
-    "prime-rl": [],
-    "openrlhf": [],
 }
 """The settings of each adapter, in the form of `test_lint_rules.read`, but for those that replace one of a framework.
 
@@ -54,7 +52,7 @@ def judged(configurations):
     return sorted(one.id for one in report.findings), sorted(one.id for one in report.unchecked)
 
 
-ADAPTED = [case[:3] for case in CASES if ADDED[case[0]]]
+ADAPTED = [case[:3] for case in CASES if case[0] in ADDED]
 
 
 @pytest.mark.parametrize(

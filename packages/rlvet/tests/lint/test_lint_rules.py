@@ -58,18 +58,20 @@ name = "reverse-text"
 """
 
 
+FILES = {
+    "trl": ("train.py", TRL, ",\n    "),
+    "verl": ("run.sh", VERL, " \\\n    "),
+    "skyrl": ("run.sh", SKYRL, " \\\n  "),
+    "prime-rl": ("rl.toml", PRIME_RL, "\n"),
+    "openrlhf": ("run.sh", OPENRLHF, " \\\n   "),
+}
+"""The name and text of a file of each framework with a place for settings, and what separates them."""
+
+
 def read(framework, settings, *, program="skyrl.train.entrypoints.main_base"):
     """Return the configurations of a script or file of the framework with some settings, one in a line each."""
-    if framework == "trl":
-        text, name = TRL.format(settings=",\n    ".join(settings)), "train.py"
-    elif framework == "verl":
-        text, name = VERL.format(settings=" \\\n    ".join(settings)), "run.sh"
-    elif framework == "skyrl":
-        text, name = SKYRL.format(settings=" \\\n  ".join(settings), program=program), "run.sh"
-    elif framework == "openrlhf":
-        text, name = OPENRLHF.format(settings=" \\\n   ".join(settings)), "run.sh"
-    else:
-        text, name = PRIME_RL.format(settings="\n".join(settings)), "rl.toml"
+    name, template, separator = FILES[framework]
+    text = template.format(settings=separator.join(settings), program=program)
     configurations = parse_configurations(text.encode(), name)
     assert [one.framework.key for one in configurations] == [framework]
     return text, configurations

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlvet.compare.vocabulary import Origin, Reading
 from rlvet.lint.configuration import Configuration, Unread
-from rlvet.lint.rules import UnknownValue
+from rlvet.lint.values import UnknownValue
 from rlvet.runs.files import load_table
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = load_table("defaults")

@@ -11,7 +11,7 @@ from typing import Any
 from rlvet._numbers import format_setting
 from rlvet.compare.settings import NotSet, Settings, last_parts
 from rlvet.compare.vocabulary import PerProcess
-from rlvet.lint.rules import UnknownValue
+from rlvet.lint.values import UnknownValue
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """Values of ``loss_type`` that clip the ratio."""

@@ -12,7 +12,7 @@ from typing import Any
 from rlvet._numbers import format_setting
 from rlvet.compare.settings import NotSet, Settings, last_parts
 from rlvet.compare.trl import OF_ANSWERS, OF_THE_UPDATE, optimizer_name, schedule_name, weights_text
-from rlvet.lint.rules import UnknownValue
+from rlvet.lint.values import UnknownValue
 
 ACTOR = "actor_rollout_ref.actor."
 OPTIMIZER = f"{ACTOR}optim."

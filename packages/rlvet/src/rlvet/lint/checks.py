@@ -21,7 +21,8 @@ from rlvet.lint.readers import (
     read_configurations,
     read_in_limits,
 )
-from rlvet.lint.rules import Rule, UnknownValue, Values
+from rlvet.lint.rules import Rule
+from rlvet.lint.values import UnknownValue, Values
 from rlvet.runs import open_run
 from rlvet.runs.configs import RunConfiguration
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from rlvet.lint.configuration import Setting, Unread
-from rlvet.lint.rules import UnknownValue, Values
+from rlvet.lint.values import UnknownValue, Values
 
 LARGEST_RATES = ((0.05, 1e-3), (0.2, 1e-4), (2.0, 3e-5), (float("inf"), 1e-5))
 """Largest learning rates of full fine-tuning without a finding, each below a model size (billions of parameters).

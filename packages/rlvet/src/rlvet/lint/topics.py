@@ -8,7 +8,8 @@ from __future__ import annotations
 from functools import partial
 
 from rlvet.lint.learning_rate import learning_rate_is_high
-from rlvet.lint.rules import Rule, Values
+from rlvet.lint.rules import Rule
+from rlvet.lint.values import Values
 
 # Limits and sources
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvet.lint.framework import Framework, each_with
-from rlvet.lint.rules import Rule, Values, largest
+from rlvet.lint.rules import Rule
 from rlvet.lint.topics import (
     ASYNCHRONOUS_ANCHOR,
     BATCH_DOES_NOT_DIVIDE,
@@ -22,6 +22,7 @@ from rlvet.lint.topics import (
     TRUNCATED_SAMPLING,
     TRUNCATED_WITHOUT_WEIGHT,
 )
+from rlvet.lint.values import Values, largest
 
 GROUPS = ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 CLIP = {"pair": "actor.eps_clip_low_high", "clip": "actor.eps_clip"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvet.lint.framework import Framework
-from rlvet.lint.rules import Rule, Values, largest
+from rlvet.lint.rules import Rule
 from rlvet.lint.topics import (
     ASYNCHRONOUS_ANCHOR,
     BATCH_DOES_NOT_DIVIDE,
@@ -24,6 +24,7 @@ from rlvet.lint.topics import (
     TRUNCATED_SAMPLING,
     TRUNCATED_WITHOUT_WEIGHT,
 )
+from rlvet.lint.values import Values, largest
 
 ALGORITHM = "trainer.algorithm."
 OLD_PROBABILITIES = (

@@ -6,7 +6,7 @@ from math import gcd
 from typing import Any
 
 from rlvet.lint.framework import Framework, each_with
-from rlvet.lint.rules import Rule, UnknownValue, Values, largest
+from rlvet.lint.rules import Rule
 from rlvet.lint.topics import (
     BATCH_DOES_NOT_DIVIDE,
     CLIP_CANNOT_ACT,
@@ -22,6 +22,7 @@ from rlvet.lint.topics import (
     TRUNCATED_SAMPLING,
     TRUNCATED_WITHOUT_WEIGHT,
 )
+from rlvet.lint.values import UnknownValue, Values, largest
 
 CLIPS = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo")
 UPDATES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlvet.lint.framework import Framework
-from rlvet.lint.rules import Rule, UnknownValue, Values, largest
+from rlvet.lint.rules import Rule
 from rlvet.lint.topics import (
     ASYNCHRONOUS_ANCHOR,
     BATCH_DOES_NOT_DIVIDE,
@@ -29,6 +29,7 @@ from rlvet.lint.topics import (
     samples_greedily,
     samples_nearly_greedily,
 )
+from rlvet.lint.values import UnknownValue, Values, largest
 from rlvet.runs.files import load_table
 
 ACTOR = "actor_rollout_ref.actor."
