@@ -14,6 +14,7 @@ from test_trl import LOG, SETTINGS, half, make, varied_reward
 from trl import GRPOConfig, GRPOTrainer
 
 from bandpo.integrations.trl import AuditedGRPOTrainer, BandGRPOConfig, BandGRPOTrainer
+from bandpo.replay.blocked_tokens import decoder
 from bandpo.replay.record import RUN, method_of, replay_record
 from bandpo.testing import check_record
 from processes import run_on_processes
@@ -37,6 +38,9 @@ def test_a_record_changes_nothing_and_replays_to_what_was_logged(method, tmp_pat
         rows.append(next(row for row in trainer.state.log_history if "audit/tokens" in row))
     for ours, stock in zip(*weights, strict=True):
         assert torch.equal(ours, stock)
+    # The record has the run's tokenizer, also where the run saved no checkpoint.
+    ids = next(read_record(tmp_path / "tokens")).token[0].tolist()
+    assert decoder(tmp_path / "tokens")(ids) == trainer.processing_class.decode(ids)
     seen = replay_record(tmp_path / "tokens")
     found = {f"audit/{name}": value for name, value in seen.audits[RUN].metrics().items()}
     logged = {name: rows[1][name] for name in found if name in rows[1]}

@@ -35,6 +35,17 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("bandpo")
 
 
+def _save_tokenizer(processing_class: Any, folder: Path) -> None:
+    """Write the ``tokenizer.json`` of a tokenizer or processor to a record's folder, to decode its ids later.
+
+    A tokenizer without the library tokenizers has no such file.
+    """
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.save(str(folder / "tokenizer.json"))
+
+
 class _LogDetail(TrainerCallback):
     """A callback that adds unlogged metrics to the log history, which `bandpo audit` reads and no tracker does."""
 
@@ -130,6 +141,8 @@ class RunAudit(Trainer):
                 sampling={name: value for name, value in sampling.items() if value is not None},
                 version_at=version_at,
             )
+            if self.accelerator.is_main_process:
+                _save_tokenizer(self.processing_class, Path(self.record))
 
     def _end_training(self) -> None:
         if self._recorder is not None:
