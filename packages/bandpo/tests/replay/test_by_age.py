@@ -117,7 +117,7 @@ def test_later_updates_on_a_fresh_batch_are_no_mismatch(tmp_path):
 def test_the_metrics_of_ages_are_in_the_json(tmp_path):
     write(tmp_path)
     output = CliRunner().invoke(app, ["audit", str(tmp_path), "--json"]).output
-    metrics = json.loads(output)[str(tmp_path)]
+    metrics = json.loads(output)[str(tmp_path)]["methods"]
     assert metrics[RUN]["age/3/tokens"] == 480
     assert (
         0

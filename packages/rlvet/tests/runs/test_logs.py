@@ -120,8 +120,8 @@ def test_the_command_compares_runs(tmp_path, monkeypatch):
     assert "30.00%" in result.output  # of the gradient on rare tokens
     assert "Band would clip high" in result.output
     told = json.loads(CliRunner().invoke(bandpo_app, ["audit", "a", "b", "--json"]).output)
-    assert told["a"]["blocked_mass_below_0.1"] == pytest.approx(0.3)
-    assert told["b"]["clip_high"] == 0.0
+    assert told["a"]["methods"]["the run"]["blocked_mass_below_0.1"] == pytest.approx(0.3)
+    assert told["b"]["methods"]["the run"]["clip_high"] == 0.0
     failed = CliRunner().invoke(bandpo_app, ["audit", "nowhere"])
     assert isinstance(failed.exception, ValueError)
 

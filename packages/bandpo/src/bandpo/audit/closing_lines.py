@@ -40,7 +40,7 @@ class _Dropped(NamedTuple):
         """The bin in which it drops most, with the share of what it drops: ``67 % was at p = 0.01 to 0.1``."""
         largest = max(self.by_bin)
         probabilities = BINS[self.by_bin.index(largest)].replace("_", " ")
-        return f"{_percent(largest / sum(self.by_bin))} was at p = {probabilities}"
+        return f"{percent(largest / sum(self.by_bin))} was at p = {probabilities}"
 
 
 def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = "") -> list[str]:
@@ -72,11 +72,11 @@ def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = ""
         return [f"{count} {winners} (p < 0.1, A > 0): too few to say what the clip does to them"]
 
     run_drop, *compared = _drops(audit, method, name)
-    would_have = [f"{drop.rule} would have dropped {_percent(drop.share)}" for drop in compared[:1]]
-    would_have += [f"{drop.rule} {_percent(drop.share)}" for drop in compared[1:]]
+    would_have = [f"{drop.rule} would have dropped {percent(drop.share)}" for drop in compared[:1]]
+    would_have += [f"{drop.rule} {percent(drop.share)}" for drop in compared[1:]]
     shares = (
         f"of the gradient on your {count:,} rare winners (p < 0.1) {', '.join(would_have)}; {run_drop.rule} dropped "
-        f"{_percent(run_drop.share)}"
+        f"{percent(run_drop.share)}"
     )
 
     details: list[str] = []
@@ -118,10 +118,10 @@ def _is_clip_of(method: Method, rule: str) -> bool:
     return (method.clip, method.objective) == (other.clip, other.objective)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share in percent.
 
-    >>> _percent(0.68), _percent(0.004), _percent(0.0)
+    >>> percent(0.68), percent(0.004), percent(0.0)
     ('68 %', 'less than 1 %', '0 %')
     """
     return "less than 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bandpo._siblings import require_rlvet
+from bandpo._terminal import printable
 from bandpo.cli import read_method
 from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
-    from bandpo.replay.record import Replay
+    from rich.console import Console
+
+    from bandpo.replay.record_audit import RecordAudit
     from rlvet.runs import Run
 
 
@@ -41,73 +44,115 @@ def audit_command(
             "Repeatable."
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="The tokenizer of a record's ids: a folder, or a name on the Hugging Face hub; by default that in the "
+            "run's folder.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show how often the clip of a run acts, which gradient it blocks, and what other rules would block.
+    """Show what the clip of a run drops of the gradient on rare winners, on which tokens, and what others would drop.
 
     It does not judge these figures; `rlvet diagnose` does.
     """
-    from rich.console import Console
-
     require_rlvet("bandpo audit")
-    from bandpo._terminal import printable
-    from bandpo.replay.tables import ages_table, clip_table, methods_table
+    from bandpo.replay.opening import Effect
+    from bandpo.replay.record import RUN
+    from bandpo.replay.tables import clip_table
     from rlvet.runs import open_run
     from rlvet.runs.summary import summarize
 
     runs = [open_run(path, method=run_method) for path in paths]
-    records = [run for run in runs if run.is_record]
-    logs = [run for run in runs if not run.is_record]
+    # A run's folder may contain its record, which tells more than its log.
+    records = {str(run.path): run for run in runs if run.is_record or run.record is not None}
+    logs = [run for run in runs if str(run.path) not in records]
     if logs and method:
         raise InvalidValue(
             f"{logs[0].path} is a log, which has no tokens; --method is for records of bandpo.audit.Recorder"
         )
-    replays = _replays(records, method or (), run_method)
+    audits = _audits(records, method or (), run_method, tokenizer)
     summaries = {str(run.path): summarize(run.rows) for run in logs}
+    effects = {path: Effect.from_log(summary.metrics) for path, summary in summaries.items()}
     if as_json:
-        metrics = {}
-        for path, replay in replays.items():
-            metrics[path] = replay.metrics()
+        results = {path: audit.as_json() for path, audit in audits.items()}
         for path, summary in summaries.items():
-            metrics[path] = summary.metrics
-        print(json.dumps(metrics, indent=1))
+            results[path] = {"lines": effects[path].lines, "methods": {RUN: summary.metrics}}
+        print(json.dumps(results, indent=1))
         return
 
-    console = Console()
-    for path, replay in replays.items():
-        tokens = replay.audits[replay.main_method].metrics()["tokens"]
-        title = f"{path}, {len(replay.rows)} steps, {tokens:,.0f} tokens"
-        console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
-        # Another fault than old data would explain the figures below, so it comes first.
-        for line in (replay.ages.mismatch, replay.ages.unknown_line):
-            if line:
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
-        console.print(methods_table(replay))
-        if replay.ages.rows:
-            console.print(ages_table(replay))
+    for path, audit in audits.items():
+        _print_record(path, audit)
     for run in logs:
         setup = str(run.setup)
         title = f"{run.path}, {summaries[str(run.path)].steps} steps"
-        title = f"{title}, {setup}" if setup else title
-        console.print(printable(title), highlight=False, markup=False, soft_wrap=True)
+        _print_line(f"{title}, {setup}" if setup else title)
+        for line in effects[str(run.path)].lines:
+            _print_line(line)
     if any(summary.metrics for summary in summaries.values()):
-        console.print(clip_table(summaries))
+        _console().print(clip_table(summaries))
     for path, summary in summaries.items():
         if "tokens" not in summary.metrics:
-            hint = (
+            _print_line(
                 f"{path} has no metrics of the audit: log them (docs/trl.md, docs/verl.md) or record the tokens "
                 "(docs/audit.md) to see which tokens the clip blocks, and what other rules would block"
             )
-            console.print(printable(hint), highlight=False, markup=False, soft_wrap=True)
+        else:
+            _print_line(f"{path} is a log: record the tokens (docs/audit.md) to see which ones a rule drops")
 
 
-def _replays(records: Sequence[Run], methods: Sequence[str], run_method: str | None) -> dict[str, Replay]:
+def _console() -> Console:
+    """Return a console on the standard output."""
+    from rich.console import Console
+
+    return Console()
+
+
+def _print_line(line: str) -> None:
+    """Print a line, in which control characters are escaped."""
+    _console().print(printable(line), highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_record(path: str, audit: RecordAudit) -> None:
+    """Print what the audit of a record found: sentences, tokens in context, and tables."""
+    from bandpo.replay.blocked_tokens import format_tokens
+    from bandpo.replay.tables import ages_table, kinds_table, methods_table
+
+    replay = audit.replay
+    tokens = replay.audits[replay.main_method].metrics()["tokens"]
+    setup = str(replay.setup)
+    title = f"{path}, {len(replay.rows)} steps, {tokens:,.0f} tokens"
+    _print_line(f"{title}, {setup}" if setup else title)
+    for line in audit.lines:
+        _print_line(line)
+    if audit.tokens:
+        _print_line(f"the tokens of whose gradient {audit.verb} most:")
+        for line in format_tokens(audit.tokens, audit.decode).splitlines():
+            _print_line(line)
+    if audit.kinds:
+        _console().print(kinds_table(audit.kinds))
+    if replay.ages.rows:
+        _console().print(ages_table(replay))
+    _console().print(methods_table(replay))
+
+
+def _audits(
+    records: Mapping[str, Run], methods: Sequence[str], run_method: str | None, tokenizer: str | None
+) -> dict[str, RecordAudit]:
     """Return the audit of each record's tokens, by its path."""
     if not records:
         return {}
     from bandpo.audit.metrics import COUNTERFACTUALS
-    from bandpo.replay.record import replay_record
+    from bandpo.replay.record_audit import audit_record
+    from rlvet.runs import open_run
 
     counterfactuals = {text: read_method(text) for text in methods} or COUNTERFACTUALS
     method = read_method(run_method) if run_method else None
-    return {str(run.path): replay_record(run, counterfactuals, method=method) for run in records}
+    audits: dict[str, RecordAudit] = {}
+    for path, run in records.items():
+        # The record itself, whose method may differ from that of the configuration in the run's folder.
+        opened = run if run.is_record else open_run(run.record or run.path, method=run_method)
+        audits[path] = audit_record(opened, counterfactuals, method=method, tokenizer=tokenizer)
+    return audits

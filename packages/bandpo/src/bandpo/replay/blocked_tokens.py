@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bandpo._terminal import printable
-from bandpo.audit.metrics import method_at_level
+from bandpo.audit.metrics import gradient_size, method_at_level
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule, FixedClip
@@ -37,6 +37,9 @@ DEFAULT_COUNT = 10
 
 CONTEXT = 8
 """Number of tokens of the answer that are shown on either side of a listed one."""
+
+LONGEST_TEXT = 80
+"""Largest number of characters that are shown of a token, and of its context on either side."""
 
 DISAGREEMENT = 0.1
 """Smallest distance (nats) between engine and trainer at a listed token. Rounding in bfloat16 gives a fifth of it on
@@ -89,12 +92,23 @@ Decode = Callable[[Sequence[int]], str]
 """A function that decodes token ids to text."""
 
 
-def kept_shares(
+class Applied(NamedTuple):
+    """What a method does to the tokens of a loss."""
+
+    tokens: Tokens
+    """The tokens with the method."""
+    kept: Tensor
+    """The share of each token's gradient that the method keeps, (batch, time)."""
+    size: Tensor
+    """The size of each token's gradient without a clip, (batch, time)."""
+
+
+def apply_rules(
     batch: LossBatch,
     method: Method | None,
     rules: Mapping[str, Method | ClipRule | str] = RULES,
-) -> tuple[Tokens, dict[str, Tensor]]:
-    """Compute the share of each token's gradient that the run's method and other rules keep.
+) -> dict[str, Applied]:
+    """Apply the run's method and other rules to the tokens of a loss.
 
     Args:
         batch: A recorded loss.
@@ -102,16 +116,18 @@ def kept_shares(
         rules: The other rules and methods, by name.
 
     Returns:
-        The tokens with the run's method, and the shares by name, each (batch, time).
+        What each does, by name, the run's method first.
     """
     run_method = method or Method(FixedClip())
     tensors = as_batch(batch)
     methods = {RUN: run_method}
     for name, rule in rules.items():
         methods[name] = method_at_level(run_method.level, rule)
-    tokens = {name: tried.tokens(tensors) for name, tried in methods.items()}
-    shares = {name: tried.weight(tokens[name]) / tokens[name].ratio for name, tried in methods.items()}
-    return tokens[RUN], shares
+    applied: dict[str, Applied] = {}
+    for name, tried in methods.items():
+        tokens = tried.tokens(tensors)
+        applied[name] = Applied(tokens, tried.weight(tokens) / tokens.ratio, gradient_size(tokens, tensors))
+    return applied
 
 
 class BlockedTokens:
@@ -123,6 +139,7 @@ class BlockedTokens:
         method: The run's method, if the record does not name it.
         rules: The other rules, by name.
         count: The number of tokens that are collected.
+        by: The name of the rule that drops the gradients.
     """
 
     def __init__(
@@ -130,18 +147,26 @@ class BlockedTokens:
         method: Method | None = None,
         rules: Mapping[str, Method | ClipRule | str] = RULES,
         count: int = DEFAULT_COUNT,
+        by: str = RUN,
     ):
         self._recorded_method = RecordedMethod(method)
         self._rules = rules
         self._count = count
+        self._by = by
         self._tokens: dict[object, BlockedToken] = {}
 
     def add(self, batch: LossBatch) -> None:
         """Add the tokens of one loss."""
         if batch.token is None or not batch.has_logp:
             return
-        tokens, shares = kept_shares(batch, self._recorded_method.of(batch), self._rules)
-        dropped = 1 - shares[RUN].clamp(0, 1)
+        self.add_applied(batch, apply_rules(batch, self._recorded_method.of(batch), self._rules))
+
+    def add_applied(self, batch: LossBatch, applied: Mapping[str, Applied]) -> None:
+        """Add the tokens of one loss, which has ids, with what each rule does to them."""
+        assert batch.token is not None
+        tokens = applied[self._by].tokens
+        shares = {name: rule.kept for name, rule in applied.items()}
+        dropped = 1 - shares[self._by].clamp(0, 1)
         cost = tokens.ratio * tokens.advantages.abs() * dropped * tokens.mask
         p = tokens.logp_old.exp()
 
@@ -153,13 +178,13 @@ class BlockedTokens:
                 cost=float(cost[row, column]),
                 step=batch.step,
                 answer=answer,
-                at=column,
+                at=int(batch.mask[row, :column].sum()),
                 p=float(p[row, column]),
                 ratio=float(tokens.ratio[row, column]),
                 advantage=float(tokens.advantages[row, column]),
                 kept={name: float(share[row, column]) for name, share in shares.items()},
             )
-            key = (*answer, column, token.p)
+            key = (*answer, token.at, token.p)
             highest_cost = self._tokens[key].cost if key in self._tokens else 0.0
             if token.cost > highest_cost:
                 self._tokens[key] = token
@@ -235,7 +260,7 @@ def decoder(run: Path, tokenizer: str | None = None) -> Decode:
         return _of_transformers(tokenizer)
     file = tokenizer_file(run) if tokenizer is None else Path(tokenizer) / "tokenizer.json"
     if file is None:
-        return lambda ids: " ".join(map(str, ids))
+        return decode_to_numbers
     from tokenizers import Tokenizer
 
     # Only tokenizer.json is read. AutoTokenizer would also read the settings next to it, which may name code to run.
@@ -246,6 +271,11 @@ def decoder(run: Path, tokenizer: str | None = None) -> Decode:
             f"{file} cannot be read ({error}); name another tokenizer by --tokenizer"
         ) from error
     return lambda ids: decode(list(ids), skip_special_tokens=False)
+
+
+def decode_to_numbers(ids: Sequence[int]) -> str:
+    """Return token ids as numbers, for records without a tokenizer."""
+    return " ".join(map(str, ids))
 
 
 def _of_transformers(name: str) -> Decode:
@@ -314,10 +344,21 @@ def _checkpoint_step(folder: Path) -> int:
 
 
 def in_context(token: BlockedToken | DisagreeingToken, decode: Decode) -> tuple[str, str, str]:
-    """Return the text before a token in its answer, the token's text, and the text after it."""
-    before = token.answer[max(0, token.at - CONTEXT) : token.at]
-    after = token.answer[token.at + 1 :][:CONTEXT]
-    return decode(before), decode([token.answer[token.at]]), decode(after)
+    """Return the text before a token in its answer, the token's text, and the text after it.
+
+    A text of more than `LONGEST_TEXT` characters is cut off at the end that is farther from the token.
+    """
+    before = decode(token.answer[max(0, token.at - CONTEXT) : token.at])
+    after = decode(token.answer[token.at + 1 :][:CONTEXT])
+    word = decode([token.answer[token.at]])
+    if len(before) > LONGEST_TEXT:
+        before = "…" + before[-LONGEST_TEXT:]
+    return before, _first_characters(word), _first_characters(after)
+
+
+def _first_characters(text: str) -> str:
+    """Return a text, cut off after `LONGEST_TEXT` characters."""
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
 
 
 def format_tokens(tokens: Sequence[BlockedToken], decode: Decode) -> str:

@@ -15,10 +15,17 @@ from rlvet.runs.ages import CLASSES, age_classes
 from rlvet.runs.record import LossBatch
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool
     from torch import Tensor
 
 RARE_PROBABILITY = EDGES[RARE["below_0.1"] - 1]
 """Old probability below which a token is rare, as in the metrics ``…_below_0.1`` of the audit."""
+
+
+def is_rare_winner(tokens: Tokens) -> Bool[Tensor, "batch time"]:
+    """Return True for each counted token with a positive advantage and a probability below `RARE_PROBABILITY`."""
+    is_rare = tokens.logp_anchor < math.log(RARE_PROBABILITY)
+    return is_rare & (tokens.advantages > 0) & (tokens.mask > 0)
 
 
 class BlockedByAge:
@@ -42,8 +49,7 @@ class BlockedByAge:
         """
         if recorded.lag is None:
             return
-        is_rare = (tokens.logp_anchor < math.log(RARE_PROBABILITY)) & (tokens.advantages > 0)
-        size = gradient_size(tokens, batch) * is_rare * batch.mask
+        size = gradient_size(tokens, batch) * is_rare_winner(tokens)
         blocked = size * lost_share(method.weight(tokens) / tokens.ratio)
 
         # One sum for each class of ages, (2, classes).

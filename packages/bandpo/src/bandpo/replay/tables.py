@@ -13,6 +13,7 @@ from rlvet._numbers import format_number
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
+    from bandpo.replay.kinds import KindRow
     from bandpo.replay.record import Replay
     from rlvet.runs.summary import Summary
 
@@ -26,7 +27,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
     def plain(text: str) -> str:
         return escape(printable(text))
 
-    table = Table(*map(plain, header), title=plain(title))
+    table = Table(*map(plain, header), title=plain(title) or None)
     for cells in rows:
         if cells:
             table.add_row(*map(plain, cells))
@@ -110,6 +111,17 @@ def methods_table(replay: Replay) -> Table:
     section["winners' advantages on common tokens, hard prompts"] = _cells(columns, "luck")
     title = f"on the same tokens, bounds around the {replay.anchor}'s policy"
     return _table(["", *replay.by_step], [*rows, [], *_known_rows(section)], title)
+
+
+def kinds_table(rows: Sequence[KindRow]) -> Table:
+    """Build the table of rare winners by kind: number, share of the gradient, and what each rule drops of it."""
+    header = ["rare winners by kind", "tokens", "of the gradient"]
+    header += [f"{name} drops" for name in rows[0].dropped]
+    cells: list[list[str]] = []
+    for row in rows:
+        dropped = [f"{x:.0%}" for x in row.dropped.values()]
+        cells.append([row.kind, f"{row.tokens:,}", f"{row.share:.0%}", *dropped])
+    return _table(header, cells, "")
 
 
 def ages_table(replay: Replay) -> Table:

@@ -13,15 +13,9 @@ from bandpo.core.methods import Method
 from bandpo.core.rule_check import check
 from bandpo.core.rules import ClipRule
 from bandpo.core.text import as_method
-from bandpo.replay.blocked_tokens import (
-    RULES,
-    BlockedTokens,
-    DisagreeingTokens,
-    decoder,
-    in_context,
-    kept_shares,
-)
+from bandpo.replay.blocked_tokens import RULES, DisagreeingTokens, apply_rules
 from bandpo.replay.record import RUN, RecordedMethod, ReplayCollector, method_of, no_losses
+from bandpo.replay.record_audit import RecordAudit, Words, decoder_and_note, shown_tokens
 from rlvet.checks.diagnosis import Diagnosis, diagnose_record
 from rlvet.checks.first_pass import FirstPass
 from rlvet.checks.recorded_advantages import AdvantageCollector
@@ -64,9 +58,10 @@ class MovedTokens:
         step = self._number if batch.step is None else batch.step
         if not batch.has_logp:
             return
-        tokens, shares = kept_shares(batch, self._recorded_method.of(batch), self._rules)
+        applied = apply_rules(batch, self._recorded_method.of(batch), self._rules)
+        tokens = applied[RUN].tokens
         columns = [tokens.logp_anchor.exp(), tokens.log_ratio_anchor.exp(), tokens.advantages]
-        columns += [shares[name] for name in self._names]
+        columns += [applied[name].kept for name in self._names]
 
         # Only tokens with a gradient whose ratio differs from 1.
         moved = (tokens.mask * tokens.advantages * tokens.log_ratio != 0).expand_as(tokens.logp_old)
@@ -145,10 +140,11 @@ class TokenAnalysis:
         advantages = AdvantageCollector()
         replay = ReplayCollector(self._rules, self._method)
         moved = MovedTokens(self._method, self._rules)
-        blocked = BlockedTokens(self._method, self._rules)
+        decode, note = decoder_and_note(run, self._tokenizer)
+        words = Words(self._method, self._rules, decode)
         disagreeing = DisagreeingTokens()
         # Collectors that need the run's method, which may not be known.
-        with_method = TolerantCollector([replay, moved, blocked])
+        with_method = TolerantCollector([replay, moved, words])
         run.scan([first_pass, advantages, disagreeing, with_method])
 
         replay_result = replay.result()
@@ -161,42 +157,38 @@ class TokenAnalysis:
         elif replay_result is None:
             figures.no_tokens = str(no_losses(run.path))
         else:
-            names = list(replay_result.by_step)
-            figures.data = self._data(run, names, method, moved, blocked, disagreeing)
+            audit = RecordAudit.of(replay_result, words, decode, note)
+            figures.data = self._data(audit, method, moved, disagreeing)
         return figures
 
     def _data(
         self,
-        run: Run,
-        names: Sequence[str],
+        audit: RecordAudit,
         method: Method | None,
         moved: MovedTokens,
-        blocked: BlockedTokens,
         disagreeing: DisagreeingTokens,
     ) -> dict[str, Any]:
         """Return the rules and tokens in the form that the page's scripts read.
 
         Args:
-            run: The run.
-            names: The names of the rules; the first is the run's own method.
+            audit: The audit of the run's record.
             method: The run's own method.
             moved: The tokens with the largest ratios.
-            blocked: The blocked tokens.
             disagreeing: The tokens on which engine and trainer disagree.
         """
         rules = {}
-        for name in names:
+        for name in audit.replay.by_step:
             rule = self._rules.get(name, method)
             assert rule is not None
             rules[name] = {"method": str(rule), "limits": _limits(rule)}
-        decode = decoder(run.record or run.path, self._tokenizer)
         return {
             "rules": rules,
             "tokens": moved.result(),
-            "words": [{**token._asdict(), "text": in_context(token, decode)} for token in blocked.result()],
-            "disagreeing": [
-                {**token._asdict(), "text": in_context(token, decode)} for token in disagreeing.result()
-            ],
+            "opening": audit.lines,
+            "kinds": [row._asdict() for row in audit.kinds],
+            "verb": audit.verb,
+            "words": shown_tokens(audit.tokens, audit.decode),
+            "disagreeing": shown_tokens(disagreeing.result(), audit.decode),
         }
 
 

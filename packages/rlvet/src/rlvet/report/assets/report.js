@@ -4,6 +4,7 @@
 main.replaceChildren();
 diagnosis();
 curves();
+opening();
 rules();
 words();
 disagreeingWords();

@@ -215,6 +215,22 @@ function rules() {
   draw();
 }
 
+// ---- The opening, and kinds of tokens
+
+/** What each rule dropped of the gradient on rare winners, in sentences and, by the kind of token, in pictures. */
+function opening() {
+  const runsWithRecords = data.runs.map((run, number) => [run, number]).filter(([run]) => run.opening);
+  if (!runsWithRecords.length) return;
+  const parts = runsWithRecords.flatMap(([run, number]) => [
+    runsWithRecords.length > 1 ? element("h3", {}, labels[number]) : "",
+    ...run.opening.map((line) => element("p", {}, line)),
+    element("div", { class: "panels" }, ...(run.kinds.length ? rulesOf(run).filter((rule) => rule in run.kinds[0].dropped).slice(0, 2) : []).map((rule) =>
+      element("figure", {}, element("h3", {}, `Gradient of rare winners that ${rule} drops, by kind of token`),
+        bars(run.kinds.map(({ kind, tokens, dropped }) => ({ label: kind, n: tokens, estimate: { share: dropped[rule], low: null, high: null } })))))),
+  ]);
+  section("What the clip dropped", ...parts);
+}
+
 // ---- Words
 
 function words() {
@@ -222,6 +238,7 @@ function words() {
   if (!runsWithWords.length) return;
   const lists = runsWithWords.flatMap(([run, number]) => [
     runsWithWords.length > 1 ? element("h3", {}, labels[number]) : "",
+    element("p", {}, `The tokens of whose gradient ${run.verb} most:`),
     element("ol", { class: "words" }, ...run.words.map((word) => element("li", {},
       element("p", { class: "text" }, word.text[0], " ", element("mark", {}, word.text[1]), " ", word.text[2]),
       element("p", { class: "soft" }, `${word.step === null ? "" : `step ${word.step}: `}p ${short(word.p)}, ratio ${short(word.ratio)}, A ${word.advantage > 0 ? "+" : ""}${short(word.advantage)}`),

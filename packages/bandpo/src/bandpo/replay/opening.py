@@ -1,0 +1,147 @@
+"""The first lines of `bandpo audit`: what each rule drops of the gradient on rare winners, and whether that is much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS, percent
+from bandpo.replay.record import RUN
+from rlvet.runs.metric_names import COUNTERFACTUALS
+
+if TYPE_CHECKING:
+    from bandpo.replay.kinds import KindRow
+
+LITTLE = 0.05
+"""Share of the gradient on rare winners below which what a rule drops is little."""
+MUCH = 0.25
+"""Share of the gradient on rare winners from which what a rule drops is much."""
+NAMED_KINDS = 3
+"""Largest number of kinds that a line names."""
+
+
+class Effect(NamedTuple):
+    """What rules drop of the gradient on the rare winners of a run, the counted tokens with p < 0.1 and A > 0."""
+
+    tokens: int
+    """The number of rare winners; a token counts once for each update that uses it."""
+    dropped: Mapping[str, float]
+    """The share of the gradient that each rule drops, the run's own first if it is known."""
+    of_winners: float | None = None
+    """The share of rare winners in the gradient on all tokens with A > 0; None if it is not known."""
+
+    @classmethod
+    def from_replay(cls, metrics: Mapping[str, Mapping[str, float]]) -> Effect:
+        """Return the effect on recorded tokens.
+
+        Args:
+            metrics: The metrics of each method, from `bandpo.replay.record.Replay.metrics`.
+        """
+        dropped: dict[str, float] = {}
+        for name, values in metrics.items():
+            if BLOCKED in values:
+                dropped[name] = values[BLOCKED]
+        return cls._of(next(iter(metrics.values()), {}), dropped)
+
+    @classmethod
+    def from_log(cls, metrics: Mapping[str, float]) -> Effect:
+        """Return the effect on the tokens of a run whose log has metrics of the audit.
+
+        Args:
+            metrics: The metrics over all log steps, without the prefix ``audit/``.
+        """
+        names = {RUN: BLOCKED}
+        names |= {rule: f"if/{rule}/{BLOCKED}" for rule in COUNTERFACTUALS}
+        return cls._of(metrics, {rule: metrics[key] for rule, key in names.items() if key in metrics})
+
+    @classmethod
+    def _of(cls, metrics: Mapping[str, float], dropped: Mapping[str, float]) -> Effect:
+        rare, common = metrics.get("mass_positive_below_0.1"), metrics.get("mass_positive/above_0.1")
+        share = None
+        if rare is not None and common is not None and rare + common > 0:
+            share = rare / (rare + common)
+        count = metrics.get("tokens_positive_below_0.1")
+        return cls(round(count or 0), {} if count is None else dropped, share)
+
+    @property
+    def lines(self) -> list[str]:
+        r"""The effect as sentences; empty if no share is known.
+
+        >>> lines = Effect(132, {"the run": 0.69, "Clip-Higher": 0.12, "Band": 0.04}, 0.16).lines
+        >>> print(*lines, sep="\n")  # doctest: +NORMALIZE_WHITESPACE
+        of the gradient on 132 rare winners (p < 0.1, A > 0) the run dropped 69 % (much), Clip-Higher would have dropped
+        12 % (some), Band 4 % (little)
+        rare winners have 16 % of the gradient on all tokens with A > 0
+        """
+        if not self.dropped:
+            return []
+        if self.tokens < FEWEST_RARE_WINNERS:
+            winners = "rare winner" if self.tokens == 1 else "rare winners"
+            return [
+                f"{self.tokens} {winners} (p < 0.1, A > 0): too few to say what a rule drops of their gradient"
+            ]
+        clauses: list[str] = []
+        verb = "would have dropped "
+        for name, share in self.dropped.items():
+            words = "dropped " if name == RUN else verb
+            verb = "would have dropped " if name == RUN else ""
+            clauses.append(f"{name} {words}{percent(share)} ({amount(share)})")
+        winners = f"{self.tokens:,} rare winners (p < 0.1, A > 0)"
+        lines = [f"of the gradient on {winners} {', '.join(clauses)}"]
+        if self.of_winners is not None:
+            lines.append(
+                f"rare winners have {percent(self.of_winners)} of the gradient on all tokens with A > 0"
+            )
+        return lines
+
+
+BLOCKED = "blocked_mass_below_0.1"
+"""The metric of the audit that is the share of the gradient on rare winners that a rule drops."""
+
+
+def amount(share: float) -> str:
+    """Return in a word whether a share of the gradient on rare winners is much.
+
+    >>> [amount(share) for share in (0.01, 0.1, 0.5)]
+    ['little', 'some', 'much']
+    """
+    if share < LITTLE:
+        return "little"
+    return "some" if share < MUCH else "much"
+
+
+def kind_lines(rows: Sequence[KindRow], effect: Effect) -> list[str]:
+    """Return a sentence on the kinds of rare winners that the run's rule drops most, and that the strictest one does.
+
+    Args:
+        rows: The rare winners by kind.
+        effect: What rules drop of their gradient.
+    """
+    if not rows or effect.tokens < FEWEST_RARE_WINNERS:
+        return []
+    known = [name for name in effect.dropped if effect.dropped[name] > 0]
+    strictest = max(known, key=lambda name: effect.dropped[name], default=RUN)
+    lines: list[str] = []
+    for name in dict.fromkeys((RUN, strictest)):
+        if name not in known:
+            continue
+        shares = {row.kind: row.of_dropped.get(name, 0.0) for row in rows}
+        largest = sorted(shares, key=lambda kind: -shares[kind])[:NAMED_KINDS]
+        parts = [f"{percent(shares[kind])} was on {kind}" for kind in largest if shares[kind] > 0]
+        verb = "dropped" if name == RUN else "would have dropped"
+        lines.append(f"of what {name} {verb}, {', '.join(parts)}")
+    return lines
+
+
+def anchor_line(anchor: str) -> str:
+    """Return a sentence if the bounds surround another policy than the trainer's; empty otherwise.
+
+    Args:
+        anchor: ``trainer`` or ``rollout``.
+    """
+    if anchor == "trainer":
+        return ""
+    return (
+        "the bounds of this run surround the policy that sampled (anchor: rollout), not the trainer's: p is the "
+        "sampler's probability, and what follows holds for this anchor only"
+    )

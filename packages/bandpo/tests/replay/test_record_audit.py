@@ -1,0 +1,185 @@
+"""`bandpo audit` opens with what rules drop of the gradient on rare winners, in sentences and words."""
+
+import json
+import re
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+pytest.importorskip("rlvet")
+
+from bandpo.audit import Recorder
+from bandpo.cli.app import app
+from bandpo.replay.opening import Effect
+from bandpo.replay.record_audit import NO_IDS, NO_TOKENIZER
+
+pytest.importorskip("pyarrow")
+
+ROWS = 40
+
+
+def record(folder, p=0.05, ratio=2.0, ids=True, anchor="trainer", method="FixedClip(0.2)", rows=ROWS):
+    """Write a record of answers of three tokens, whose second has a probability, a ratio and an advantage of 1."""
+    logp_old = torch.tensor([[0.5, p, 0.05]]).log().repeat(rows, 1)
+    logp = logp_old + torch.tensor([[1.0, ratio, 1.0]]).log()
+    with Recorder(folder, method=method, anchor=anchor) as recorder:
+        recorder.add(
+            logp=logp,
+            logp_old=logp_old,
+            logp_rollout=logp_old,
+            advantages=torch.ones(rows),
+            tokens=torch.tensor([[0, 1, 2]]).repeat(rows, 1) if ids else None,
+            step=1,
+        )
+    return folder
+
+
+def tokenizer(folder, words):
+    tokenizers = pytest.importorskip("tokenizers")
+    folder.mkdir(parents=True, exist_ok=True)
+    model = tokenizers.models.WordLevel({word: k for k, word in enumerate(words)}, unk_token=words[0])
+    tokenizers.Tokenizer(model).save(str(folder / "tokenizer.json"))
+
+
+def audit(*arguments, width=200):
+    result = CliRunner().invoke(app, ["audit", *map(str, arguments)], env={"COLUMNS": str(width)})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_audit_opens_with_the_sentence_then_kinds_then_tokens_then_the_table(tmp_path):
+    tokenizer(tmp_path, ["Yes", "12", "."])
+    output = audit(record(tmp_path))
+    lines = [
+        # Each of 40 tokens has 2 of a gradient of 3 on rare winners, and 40 of 120 tokens are common.
+        "of the gradient on 80 rare winners (p < 0.1, A > 0) the run dropped 67 % (much), clip 0.2 would have dropped "
+        "67 % (much), Clip-Higher 67 % (much), DCPO 0 % (little), Band 0 % (little)",
+        "rare winners have 75 % of the gradient on all tokens with A > 0",
+        "of what the run dropped, 100 % was on numbers",
+        "the tokens of whose gradient the run dropped most:",
+        " 1. Yes ⟦12⟧ .",
+        "rare winners by kind",
+        "bounds around the trainer's policy",
+    ]
+    places = [output.index(line) for line in lines]
+    assert places == sorted(places)
+    assert "gradient kept by the run 0%, clip 0.2 0%, Clip-Higher 0%, DCPO 100%, Band 100%" in output
+    assert NO_TOKENIZER not in output
+
+
+def test_without_a_tokenizer_ids_are_shown_and_it_is_said_once(tmp_path):
+    output = audit(record(tmp_path))
+    assert output.count(NO_TOKENIZER) == 1
+    assert output.count("tokenizer") == 3  # in this sentence
+    assert " 1. 0 ⟦1⟧ 2" in output
+    assert "100 % was on other tokens" in output
+
+
+def test_a_tokenizer_of_the_run_that_cannot_be_read_is_no_error(tmp_path):
+    folder = record(tmp_path)
+    (folder / "tokenizer.json").write_text("no tokenizer")
+    pytest.importorskip("tokenizers")
+    output = audit(folder)
+    assert "tokens are shown as ids: " in output
+    assert " 1. 0 ⟦1⟧ 2" in output
+
+
+def test_the_user_names_a_tokenizer(tmp_path):
+    tokenizer(tmp_path / "mine", ["Yes", "12", "."])
+    output = audit(record(tmp_path / "tokens"), "--tokenizer", tmp_path / "mine")
+    assert " 1. Yes ⟦12⟧ ." in output
+
+
+def test_without_ids_no_token_is_shown_and_it_is_said(tmp_path):
+    output = audit(record(tmp_path, ids=False))
+    assert NO_IDS in output
+    assert "⟦" not in output
+    assert "by kind" not in output
+    assert "the run dropped 67 % (much)" in output
+
+
+def test_another_anchor_is_said_before_the_sentence(tmp_path):
+    output = audit(record(tmp_path, anchor="rollout"))
+    assert output.index("(anchor: rollout)") < output.index("of the gradient on 80 rare winners")
+    assert "anchor: rollout" not in audit(record(tmp_path / "trainers"))
+
+
+def test_of_a_rule_that_drops_nothing_the_tokens_of_the_first_other_rule_are_shown(tmp_path):
+    output = audit(record(tmp_path, method="Band()"))
+    assert "the run dropped 0 % (little), clip 0.2 would have dropped 67 % (much)" in output
+    assert "of what the run dropped" not in output
+    assert "of what clip 0.2 would have dropped, 100 % was on other tokens" in output
+    assert "the tokens of whose gradient clip 0.2 would have dropped most:" in output
+
+
+def test_of_few_rare_winners_no_share_is_said(tmp_path):
+    output = audit(record(tmp_path, rows=7))
+    assert "14 rare winners (p < 0.1, A > 0): too few to say" in output
+    assert "of what" not in output
+    assert " 1. 0 ⟦1⟧ 2" in output
+
+
+def test_a_rule_of_an_unknown_run_is_not_said_to_have_dropped_anything(tmp_path):
+    output = audit(record(tmp_path, method=None))
+    assert "(p < 0.1, A > 0) clip 0.2 would have dropped 67 % (much), Clip-Higher 67 % (much)" in output
+    assert "the run dropped" not in output
+
+
+HOSTILE = ["\x1b]0;mine\x07\u202e", "</script><img src=x onerror=alert(1)>", "[bold]\u2066" + "a" * 5000]
+
+
+def test_tokens_are_no_commands_of_the_terminal_or_of_a_page(tmp_path):
+    tokenizer(tmp_path, HOSTILE)
+    output = audit(record(tmp_path), width=400)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", output)
+    assert r"\x1b]0;mine\x07\u202e ⟦</script><img src=x onerror=alert(1)>⟧ [bold]\u2066aaaa" in output
+    assert "a" * 100 not in output
+    text = json.loads(audit(tmp_path, "--json"))[str(tmp_path)]["tokens"][0]["text"]
+    assert text[0] == r"\x1b]0;mine\x07\u202e"
+    assert len(text[2]) < 100
+
+
+def test_the_record_in_the_folder_of_a_run_is_audited(tmp_path):
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": 1, "reward": 0.5}]}))
+    tokenizer(tmp_path, ["Yes", "12", "."])
+    record(tmp_path / "tokens")
+    output = audit(tmp_path)
+    assert output.startswith(f"{tmp_path}, 1 steps, 120 tokens")
+    assert " 1. Yes ⟦12⟧ ." in output
+
+
+def test_the_json_has_the_sentences_the_kinds_and_the_tokens(tmp_path):
+    tokenizer(tmp_path, ["Yes", "12", "."])
+    result = json.loads(audit(record(tmp_path), "--json"))[str(tmp_path)]
+    assert result["lines"][1].startswith("of the gradient on 80 rare winners")
+    assert list(result["methods"]) == ["the run", "clip 0.2", "Clip-Higher", "DCPO", "Band"]
+    [numbers, signs] = result["kinds"]
+    assert (numbers["kind"], numbers["tokens"]) == ("numbers", ROWS)
+    assert numbers["dropped"]["the run"] == pytest.approx(1, abs=1e-6)
+    assert signs["of_dropped"]["the run"] == 0
+    assert result["tokens"][0]["text"] == ["Yes", "12", "."]
+    assert result["tokens"][0]["kept"]["Band"] == 1
+
+
+def test_a_log_opens_with_the_sentence_of_its_metrics(tmp_path):
+    metrics = {
+        "tokens": 900,
+        "tokens_positive_below_0.1": 120,
+        "mass_positive_below_0.1": 100.0,
+        "blocked_mass_below_0.1": 0.3,
+        "if/Band/blocked_mass_below_0.1": 0.02,
+    }
+    row = {"step": 1, "reward": 0.5, **{f"audit/{name}": value for name, value in metrics.items()}}
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [row]}))
+    output = audit(tmp_path)
+    assert (
+        "of the gradient on 120 rare winners (p < 0.1, A > 0) the run dropped 30 % (much), Band would have dropped "
+        "2 % (little)" in output
+    )
+    assert "is a log: record the tokens (docs/audit.md) to see which ones a rule drops" in output
+
+
+def test_a_log_without_the_number_of_rare_winners_has_no_sentence():
+    assert Effect.from_log({"blocked_mass_below_0.1": 0.3}).lines == []
+    assert Effect.from_log({}).lines == []
