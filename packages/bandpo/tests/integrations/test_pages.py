@@ -78,6 +78,25 @@ def test_the_first_program_ends_in_the_lines_that_readme_shows(first_program):
     assert shares == pytest.approx(shares_shown, abs=20)
 
 
+@pytest.mark.slow
+def test_one_more_command_says_which_kinds_of_tokens_the_clip_drops(first_program):
+    """The page on the audit shows how its output begins."""
+    _, folder, errors, _ = first_program
+    program, *arguments = errors.splitlines()[-1].partition("more: ")[2].split()
+    command = [sys.executable, "-m", program, *arguments]
+    output = subprocess.run(command, cwd=folder.parents[1], capture_output=True, text=True, check=True).stdout
+    [shown] = [block.text for block in blocks(ROOT / "docs/audit.md", "text") if "rare winners" in block.text]
+    said = [
+        re.sub(r"\b(some|much|little)\b", "AMOUNT", NUMBER.sub("N", line)) for line in output.splitlines()
+    ]
+    for line in shown.splitlines()[:2]:
+        assert re.sub(r"\b(some|much|little)\b", "AMOUNT", NUMBER.sub("N", line)) in said
+    assert re.search("of what clip 0.2 would have dropped, .* was on first tokens of an answer", output)
+    assert "the tokens of whose gradient" in output
+    assert "first tokens of an answer" in output
+    assert "shown as ids" not in output
+
+
 def test_the_start_page_has_readmes_code_for_trl():
     start = [block.text for block in blocks(ROOT / "docs/index.md", "python")]
     assert FIRST_PROGRAM in start
