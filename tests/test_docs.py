@@ -176,10 +176,11 @@ def test_each_command_for_contributors_is_a_selection():
 
 
 def test_the_files_that_a_contributor_is_sent_to_exist():
-    """`NAME` in a path stands for the new adapter."""
+    """`NAME` in a path stands for the new adapter, and in the tests of logs for a format."""
     page = (ROOT / "CONTRIBUTING.md").read_text()
     folders = "packages|tests|docs|scripts|benchmarks"
     paths = re.findall(rf"(?<![\w/])((?:{folders})/[\w./-]*\w|pyproject\.toml|mkdocs\.yml|README\.md)", page)
-    paths = [path.replace("NAME", "tinker") for path in paths]
+    names = {"packages/rlvet/tests/runs/test_NAME.py": "formats"}
+    paths = [path.replace("NAME", names.get(path, "tinker")) for path in paths]
     assert len(set(paths)) > 20
     assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -124,10 +124,10 @@ def rlvet_archive() -> bytes:
 def readable_patterns() -> list[str]:
     """Return the names of the files that are read in the folder of a run."""
     from rlvet.runs.configs import READERS
-    from rlvet.runs.log_files import KINDS
+    from rlvet.runs.formats import IN_FOLDERS
     from rlvet.runs.logs import NAMES_FILE
 
-    return [*KINDS, *READERS, NAMES_FILE]
+    return [*IN_FOLDERS, *READERS, NAMES_FILE]
 
 
 def example_log() -> str:

@@ -7,12 +7,20 @@ import re
 import pytest
 
 from rlvet.checks.diagnosis import diagnose
-from rlvet.runs.consoles import console_rows, custom_loop_rows
+from rlvet.runs.consoles import printed_trainings
 from rlvet.runs.logs import read_log
 from rlvet.runs.tables import table_rows
 from rlvet.runs.unread import Unread
 
 STEPS = range(1, 13)
+
+
+def printed_rows(text, unread=None):
+    """Return the rows of all trainings in a text, and add what is not read."""
+    trainings, unread_of_text = printed_trainings(text)
+    if unread is not None:
+        unread.add_all(unread_of_text)
+    return [row for rows in trainings for row in rows]
 
 
 def skyrl(step):
@@ -114,7 +122,7 @@ def test_the_console_of_a_framework_is_a_log(printed, tmp_path):
 
 
 def test_quantities_beside_reward_and_entropy(tmp_path):
-    (row,) = console_rows(prime_rl(3))
+    (row,) = printed_rows(prime_rl(3))
     assert row == {
         "step": 3,
         "time/step": 62.0,
@@ -167,7 +175,7 @@ def test_filters_and_evaluations_of_prime_rl_have_the_step_of_the_line_after_the
 
 
 def test_quantities_that_nemo_rl_prints():
-    (row,) = console_rows(nemo_rl(3))
+    (row,) = printed_rows(nemo_rl(3))
     assert row == {
         "step": 3,
         "loss": 0.01,
@@ -186,7 +194,7 @@ def test_results_of_nemo_rl_that_are_no_numbers_are_named(tmp_path):
 def test_a_line_of_a_step_that_cannot_be_parsed_is_counted():
     unread = Unread()
     text = f"{openrlhf(1)}Global step 2: {{'reward': 0.5, 'broken': <object at 0x7f>}}\n{openrlhf(3)}"
-    assert [row["step"] for row in console_rows(text, unread)] == [1, 3]
+    assert [row["step"] for row in printed_rows(text, unread)] == [1, 3]
     assert unread.notes() == ("1 line of a step is not read, as its metrics cannot be parsed: 'step 2'",)
 
 
@@ -194,13 +202,13 @@ def test_several_updates_of_a_rollout_of_slime_are_counted():
     unread = Unread()
     text = "rollout 0: {'rollout/raw_reward': 0.5}\n"
     text += "step 0: {'train/grad_norm': 0.1}\nstep 1: {'train/grad_norm': 0.3}\n"
-    assert console_rows(text, unread) == [{"step": 0, "rollout/raw_reward": 0.5, "train/grad_norm": 0.3}]
+    assert printed_rows(text, unread) == [{"step": 0, "rollout/raw_reward": 0.5, "train/grad_norm": 0.3}]
     assert unread.count == 1
 
 
 def test_colons_that_prime_rl_printed_in_2025():
     """src/prime_rl/trainer/rl/train.py of version 0.3."""
-    (row,) = console_rows(
+    (row,) = printed_rows(
         "[default0]:15:41:30 SUCCESS Step 9 | Time: 4.29s | Loss: 0.0000 | Entropy: 0.3571 | Mismatch KL: 0.0007 | "
         "Grad. Norm: 0.0000 | LR: 3.00e-06 | Throughput: 3964 tokens/s | Peak Mem.: 17.4 GiB"
     )
@@ -263,7 +271,7 @@ def test_a_table_without_steps_is_no_log():
 )
 def test_what_is_no_row_of_metrics_is_none(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert console_rows(text) == []
+    assert printed_rows(text) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -273,17 +281,17 @@ def test_nested_values_are_read_and_lists_are_named(tmp_path):
     log = read_log(tmp_path / "train.log")
     assert log.rows[0]["by source/a/b"] == 0.1
     assert log.unread == ("by source/a/b", "lengths", "none")
-    assert console_rows("Global step 3: {'reward': 0.5, 'deep': " + "{'a': " * 10 + "1" + "}" * 11) == []
+    assert printed_rows("Global step 3: {'reward': 0.5, 'deep': " + "{'a': " * 10 + "1" + "}" * 11) == []
 
 
 def test_a_learning_rate_that_skyrl_rounds_away_is_not_0():
-    (row,) = console_rows(skyrl(3))
+    (row,) = printed_rows(skyrl(3))
     assert row["policy/policy_lr"] == "0.0000 (rounded)"
     assert row["policy/raw_grad_norm"] == 0.25
 
 
 def test_not_a_number_is_kept():
-    (row,) = console_rows("Global step 3: {'reward': nan, 'actor_grad_norm': inf}")
+    (row,) = printed_rows("Global step 3: {'reward': nan, 'actor_grad_norm': inf}")
     assert row == {"step": 3, "reward": "NaN", "actor_grad_norm": "Infinity"}
 
 
@@ -313,7 +321,7 @@ def test_steps_of_a_second_epoch_go_on_after_the_first():
     text = "\n".join(
         f"Epoch:[{epoch}/2]({step}/3), Reward: 0.5, Loss: 0.1" for epoch in (1, 2) for step in (1, 2, 3)
     )
-    assert [row["step"] for row in custom_loop_rows(text)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in printed_rows(text)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
@@ -327,19 +335,19 @@ def test_steps_of_a_second_epoch_go_on_after_the_first():
     ],
 )
 def test_lines_without_a_step_and_a_reward_beside_another_number_are_no_rows(line):
-    assert custom_loop_rows(f"{line}\n" * 12) == []
+    assert printed_rows(f"{line}\n" * 12) == []
 
 
 def test_a_learning_rate_that_a_loop_rounds_away_is_not_0():
-    (row,) = custom_loop_rows("step 1: Reward: 0.5, Loss: 0.0000, Learning Rate: 0.00000000")
+    (row,) = printed_rows("step 1: Reward: 0.5, Loss: 0.0000, Learning Rate: 0.00000000")
     assert row == {"step": 1, "reward": 0.5, "loss": 0.0, "learning_rate": "0.00000000 (rounded)"}
 
 
 def test_a_line_with_a_kl_divergence_and_another_number_is_a_row():
-    assert custom_loop_rows("Step: 2 | Loss: -0.1 | KL: tensor(0.25, device='cuda:0')") == [
+    assert printed_rows("Step: 2 | Loss: -0.1 | KL: tensor(0.25, device='cuda:0')") == [
         {"step": 2, "loss": -0.1, "kl": 0.25}
     ]
-    assert custom_loop_rows("Step: 2 | Loss: -0.1 | kluster: 0.25") == []
+    assert printed_rows("Step: 2 | Loss: -0.1 | kluster: 0.25") == []
 
 
 @pytest.mark.parametrize("is_above", [True, False])
@@ -351,7 +359,7 @@ def test_dictionaries_belong_to_the_rows_beside_them(is_above):
         )
         line = f"Step: {step} | Loss: -0.1 | KL: 0.01"
         text += "\n".join((dictionary, line) if is_above else (line, dictionary)) + "\n"
-    rows = custom_loop_rows(text)
+    rows = printed_rows(text)
     assert [(row["step"], row["reward_mean"], row["ratio"]) for row in rows] == [
         (1, 0.1, 1.5),
         (2, 0.2, 1.5),
@@ -362,7 +370,7 @@ def test_dictionaries_belong_to_the_rows_beside_them(is_above):
 def test_other_lines_of_a_loop_are_rows_of_an_evaluation_or_counted():
     unread = Unread()
     text = "step 1 | Reward: 0.5 | KL: 0.1\nstep 1 | eval accuracy: 0.4\nstep 2 | loss: 0.1 | lr: 0.2\n"
-    assert custom_loop_rows(text, unread) == [
+    assert printed_rows(text, unread) == [
         {"step": 1, "reward": 0.5, "kl": 0.1},
         {"step": 1, "eval_accuracy": 0.4},
     ]

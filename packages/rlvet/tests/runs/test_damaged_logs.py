@@ -21,8 +21,9 @@ from helpers.run_files import batch, nemo_rl, skyrl, slime, tensorboard, wandb
 from rlvet.checks.diagnosis import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.runs.configs import newest_configuration
+from rlvet.runs.formats.tensorboard import read_tensorboard
+from rlvet.runs.formats.wandb import BLOCK_SIZE, HEADER_SIZE, read_wandb
 from rlvet.runs.log_files import read_raw
-from rlvet.runs.trackers import BLOCK_SIZE, HEADER_SIZE, read_tensorboard, read_wandb
 from selection import mostly_slow
 
 faulthandler.enable()

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from rlvet.checks.diagnosis import diagnose
 from rlvet.cli.app import app
-from rlvet.runs.log_files import verl_rows
+from rlvet.runs.consoles.trl import trl_trainings
+from rlvet.runs.consoles.verl import verl_rows
 from rlvet.runs.logs import UnreadableLog, read_log
-from rlvet.runs.trl_console import trl_trainings
 from rlvet.runs.unread import Unread
 
 LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
@@ -281,13 +281,13 @@ def test_a_row_that_names_its_step_has_it():
             "train.sh",
             b"python train.py --lr 1e-6\n",
             None,
-            "or a script is checked by rlvet lint; for a run, give",
+            "or a script is checked by rlvet lint, and is no run; give",
         ),
         (
             "train.yaml",
             b"learning_rate: 1e-6\n",
             None,
-            "or a script is checked by rlvet lint; for a run, give",
+            "or a script is checked by rlvet lint, and is no run; give",
         ),
         ("config.json", b'{"learning_rate": 1e-6}', None, "holds no list of rows either"),
         ("empty.csv", b"step,reward\n", None, "is a table without rows"),

@@ -10,18 +10,10 @@ from typing import Any
 
 from rlvet._terminal import printable
 from rlvet.errors import InvalidValue, MissingPackage, RlvetError
+from rlvet.runs.configs import READERS
+from rlvet.runs.formats import IN_FOLDERS
 
-HUB_FILES = (
-    "*.jsonl",
-    "*.json",
-    "*.csv",
-    "*.log",
-    "*.txt",
-    "*.yaml",
-    "*tfevents*",
-    "training_args.bin",
-    "*.wandb",
-)
+HUB_FILES = tuple(f"*{name.removeprefix('*')}" for name in (*IN_FOLDERS, *READERS))
 """Patterns of the files of a repository that may be a log or the configuration of a run."""
 
 NOT_LOGS = ("*tokenizer*", "vocab*", "*.safetensors*", "*.index.json")

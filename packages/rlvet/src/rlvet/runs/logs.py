@@ -12,9 +12,10 @@ from typing import Any
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
+from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from rlvet.runs.limits import LARGEST_NAMES, MOST_FILES
-from rlvet.runs.log_files import ACCEPTED_FILES, KINDS, NOT_IN_FOLDERS, RawRows, kind_of, read_raw
+from rlvet.runs.log_files import format_of, kind_of, read_raw
 from rlvet.runs.quantities import (
     BOOKKEEPING,
     DETAIL,
@@ -312,8 +313,7 @@ def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name:
     An incomplete last line, from a run that was killed or is still writing, is left out with a warning.
 
     Args:
-        path: A run folder or a log: TRL's ``trainer_state.json``, JSON lines, a CSV, a table in Markdown or HTML, a
-            notebook, console output, wandb's ``run-….wandb``, trackio's ``PROJECT.db``, TensorBoard's events.
+        path: A run folder, or a log of one of `rlvet.runs.formats.FORMATS`.
         names: The user's own keys for quantities, such as ``{"reward": "iteration_reward"}``. If not given, they are
             read from a file `NAMES_FILE` beside the log or in the current folder.
         run_name: The name of the run, if there are several. The error without it lists the names.
@@ -663,15 +663,14 @@ def _runs_of_folder(folder: Path, names: Mapping[str, str]) -> Runs:
             "not-rl" if other_training else "no-log",
             f"{folder} is no log of a run: {reason}; {ACCEPTED_FILES}",
         )
-    joined = {kind: _join_files(runs, kind) for kind, runs in by_kind.items()}
-    runs = max(joined.values(), key=_count_values)
+    runs = max(map(_join_files, by_kind.values()), key=_count_values)
     return {name: replace(run, left_out=(*run.left_out, *links)) for name, run in runs.items()}
 
 
 def _log_files(folder: Path) -> list[Path]:
     """Return the files in a folder whose names may be those of logs, up to `MOST_FILES`."""
     files: dict[Path, None] = {}
-    for pattern in (pattern for pattern in KINDS if pattern not in NOT_IN_FOLDERS):
+    for pattern in IN_FOLDERS:
         files.update(dict.fromkeys(sorted(folder.rglob(pattern))))
     return [file for file in files if is_leaf(file) and file.name != NAMES_FILE][:MOST_FILES]
 
@@ -696,14 +695,13 @@ def _count_values(runs: Runs) -> int:
     return sum(map(len, rows))
 
 
-def _join_files(runs: Runs, kind: str) -> Runs:
-    """Join the files of wandb or TensorBoard that belong to one run; each continues the steps of the one before."""
-    if kind not in ("TensorBoard's events", "wandb's history"):
-        return runs
-    groups: dict[str, Runs] = {}
+def _join_files(runs: Runs) -> Runs:
+    """Join the files of a tracker that belong to one run; each continues the steps of the one before."""
+    groups: dict[object, Runs] = {}
     for name, run in runs.items():
-        # wandb writes a file of the same name at each start of a run, TensorBoard several in the same folder.
-        group = groups.setdefault(run.file.name if kind == "wandb's history" else str(run.file.parent), {})
+        known = format_of(run.file)
+        share = None if known is None else known.parts_share
+        group = groups.setdefault(name if share is None else share(run.file), {})
         last_name = next(reversed(group), None)
         if last_name is not None and _continues(run, group[last_name]):
             last = group[last_name]

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvet.runs.consoles import literal_dictionary
+from rlvet.runs.consoles._console import Console
+from rlvet.runs.consoles._printed import literal_dictionary
 from rlvet.runs.limits import LONGEST_ROW
 from rlvet.runs.quantities import EVALUATION, STEP_KEYS, component_name, is_of_evaluation, sources
 from rlvet.runs.unread import Unread
@@ -326,3 +327,12 @@ def parse_number(text: str) -> float | str:
         return float(progress[1] if progress else text)
     except ValueError:
         return text
+
+
+CONSOLE = Console(
+    "TRL, ms-swift",
+    "{'loss': 0.01, 'reward': 0.25, 'kl': 0.01, 'step': 3}\n",
+    trl_trainings,
+    before=("custom",),
+    may_be_settings=True,
+)

@@ -1,0 +1,93 @@
+"""Read console output, and the tables in a text."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+from rlvet.runs.consoles import CONSOLES, printed_trainings
+from rlvet.runs.formats._content import decode
+from rlvet.runs.formats._format import Format, NoLog, RawLog, RawRows
+from rlvet.runs.formats.csv_table import read_table
+from rlvet.runs.formats.json_lines import read_json_lines
+from rlvet.runs.formats.json_object import read_json
+from rlvet.runs.tables import table_rows
+from rlvet.runs.unread import Unread
+
+CONFIGURATIONS = (".py", ".sh", ".toml", ".yaml", ".yml")
+"""The suffixes of scripts and configurations, which start a run."""
+
+HEADER_OF_TABLE = re.compile(
+    r"<table\b|(?:^|[|│┃\t])[ *`]*(?:global[ _])?(?:step|iteration)[ *`]*(?:[|│┃\t]|  |$)", re.I | re.M
+)
+"""A part of a table with a column of steps, in HTML or in a text."""
+
+
+def runs_of_text(text: str) -> tuple[dict[str, RawRows], Unread]:
+    """Return the runs in console output or in a text with tables, and the rows that are not read.
+
+    Trainings that follow each other have numbers as names. If a text has printed rows and tables, those with more
+    values are read. The others, of the same training or of another one, are counted.
+    """
+    trainings, unread = printed_trainings(text)
+    runs: dict[str, RawRows] = {str(number): rows for number, rows in enumerate(trainings, 1)}
+    if len(trainings) == 1:
+        runs = {"": trainings[0]}
+    if runs and not HEADER_OF_TABLE.search(text):
+        return runs, unread
+    unread_of_tables = Unread()
+    tables = table_rows(text, unread_of_tables)
+    if not tables:
+        return runs, unread
+    printed = list(itertools.chain.from_iterable(trainings))
+    if sum(map(len, tables)) > sum(map(len, printed)):
+        if printed:
+            unread_of_tables.add("printed row", "the tables of the file have more values", "", len(printed))
+        return {"": tables}, unread_of_tables
+    unread.add("row of a table", "the printed rows have more values", "", len(tables))
+    unread.add_all(unread_of_tables)
+    return runs, unread
+
+
+def read_text(file: Path) -> RawLog:
+    """Read console output, or a table or JSON lines with another suffix."""
+    text = decode(file)
+    runs, unread = runs_of_text(text)
+    if runs:
+        return RawLog(runs, unread=unread)
+
+    start = text.lstrip()[:1]
+    if start == "{":
+        return read_json_lines(file)
+    if start == "[":
+        return read_json(file)
+    header = text.partition("\n")[0]
+    if re.fullmatch(r"[\w./@ -]++([,;\t][\w./@ -]++)++\s*+", header):
+        return read_table(file)
+    message = f"{file} is thought to be {_guess_kind(file, text)}: no row of metrics is in it, as a trainer prints them"
+    if file.suffix in CONFIGURATIONS:
+        message += "; a configuration or a script is checked by rlvet lint, and is no run"
+    raise NoLog(message)
+
+
+def _guess_kind(file: Path, text: str) -> str:
+    """Return a description of the likely kind of a text."""
+    start = text.lstrip()[:200].lower()
+    if start.startswith(("<!doctype html", "<html")):
+        return "a page of HTML"
+    if file.suffix in (".py", ".sh", ".yaml", ".yml", ".toml", ".md", ".ipynb"):
+        return f"a file {file.suffix}"
+    if re.match(r"(import|from|def|class) ", start):
+        return "source code"
+    return "a text"
+
+
+FORMAT = Format(
+    kind="console output",
+    patterns=("*.log", "*.out", "*.txt"),
+    read=read_text,
+    example="the console output of a trainer",
+    described="console output that was saved or copied",
+    written_by=", ".join(console.written_by for console in CONSOLES.values()),
+)
