@@ -2,6 +2,9 @@
 
 Every reader of a run is called through `answers_of` or `answer_of`. The process that calls gets plain values, see
 `rlvet.runs.plain`, or an error of one sentence: no fault of a library, and no file that takes for ever, ends it.
+
+The process that reads holds its limits itself, also if the process that calls is stopped or gone: it has its own clock,
+inherits no open file, and ends at once when the process that called ends, by whatever signal.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import builtins
 import errno
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -47,8 +51,14 @@ LONGEST_WAIT = 20.0
 """The largest number of seconds without an answer, as a multiple of the limit on processor time. It ends a reader that
 waits for something."""
 
-KEPT_FILES = 16
-"""The number of open files that Python and its libraries need beside those of the reader."""
+KEPT_FILES = 20
+"""The number of open files that Python and its libraries need beside those of the reader, with the standard streams."""
+
+FIRST_FILE = 3
+"""The number of the first open file after the standard streams."""
+
+SIGNAL_AT_END_OF_PARENT = 1
+"""The option of Linux's prctl by which a process gets a signal when the process that started it ends."""
 
 PACKAGES = ("rlvet", "bandpo", "bandpo_lab")
 """The packages whose lines a warning about a file does not name, as its reason is the file."""
@@ -116,7 +126,13 @@ def answers_of(
         return
     types = (*types, *KNOWN_ERRORS)
     job = _Job(reader, arguments, tuple(types), limits)
-    child = _forked(job) if _can_fork() else _spawned(job)
+    try:
+        child = _forked(job) if _can_fork() else _spawned(job)
+    except OSError as error:
+        raise RunProblem(
+            f"files are read in a process of their own, which cannot be started: {error.strerror}; free what is "
+            f"missing, or, if you trust the files, read them in this process by {VARIABLE}=off"
+        ) from error
     try:
         yield from _answers(child, job)
     finally:
@@ -162,18 +178,27 @@ class _Child:
         self._status: int | None = None
 
     def wait(self) -> int:
-        """Wait for its end, and return its exit status; the negative number of a signal."""
+        """Wait for its end, and return its exit status; the negative number of a signal.
+
+        The status is 0 if this process ignores the signal SIGCHLD, as the system then keeps none.
+        """
         if self._status is None:
             if self._process is not None:
                 self._status = self._process.wait()
             else:
-                self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+                try:
+                    self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+                except ChildProcessError:
+                    self._status = 0
         return self._status
 
     def end(self) -> None:
-        """End it, if it still runs, and close the pipe."""
+        """End it, if it still runs, and close the pipes."""
         with suppress(OSError):
             os.close(self.pipe)
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
         if self._status is None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -191,11 +216,7 @@ def _answers(child: _Child, job: _Job) -> Iterator[Any]:
         try:
             kind, content = _receive(child.pipe, job.limits)
         except TimeoutError:
-            waited = LONGEST_WAIT * job.limits.seconds
-            raise InvalidValue(
-                f"{last_file} was given up after {waited:g} seconds without an answer of its reader; "
-                f"{_remedy('time', f'{4 * job.limits.seconds}')}"
-            ) from None
+            raise InvalidValue(_reason_of_end(last_file, -signal.SIGALRM, job.limits)) from None
         except _Closed:
             raise InvalidValue(_reason_of_end(last_file, child.wait(), job.limits)) from None
         if kind == END:
@@ -253,8 +274,10 @@ def _receive_bytes(pipe: int, size: int, limits: Limits) -> bytearray:
     data = bytearray(size)
     view = memoryview(data)
     position = 0
+    arrival = select.poll()
+    arrival.register(pipe, select.POLLIN)
     while position < size:
-        if not select.select([pipe], [], [], LONGEST_WAIT * limits.seconds)[0]:
+        if not arrival.poll(1000 * LONGEST_WAIT * limits.seconds):
             raise TimeoutError
         received = os.readv(pipe, [view[position:]])
         if not received:
@@ -265,6 +288,11 @@ def _receive_bytes(pipe: int, size: int, limits: Limits) -> bytearray:
 
 def _reason_of_end(file: str, status: int, limits: Limits) -> str:
     """Return a sentence about a process that ended before its last answer."""
+    if status == -signal.SIGALRM:
+        return (
+            f"{file} was given up after {LONGEST_WAIT * limits.seconds:g} seconds without an answer of its reader; "
+            f"{_remedy('time', f'{4 * limits.seconds}')}"
+        )
     if status == -signal.SIGXCPU:
         return (
             f"{file} takes more than {limits.seconds} seconds of processor time to read, the limit; "
@@ -280,6 +308,11 @@ def _reason_of_end(file: str, status: int, limits: Limits) -> str:
         return (
             f"{file} cannot be read: its reader was ended by the signal {name}, as by a damaged file, or for lack of "
             "memory"
+        )
+    if status == 0:
+        return (
+            f"{file} cannot be read: its reader ended before its answer, and this process ignores the signal SIGCHLD, "
+            "by which it would learn why; read it in a process that does not, as the command rlvet"
         )
     return f"{file} cannot be read: its reader ended with status {status}"
 
@@ -332,11 +365,19 @@ def _can_fork() -> bool:
 
 def _forked(job: _Job) -> _Child:
     """Start a reader in a copy of this process, which takes milliseconds."""
+    caller = os.getpid()
     pipe, answers = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(pipe)
+        os.close(answers)
+        raise
     if not pid:
         # This is the new process. It must not return, and never flush what the first has not printed yet.
         try:
+            _end_with(caller)
+            _close_inherited_files(answers)
             os.environ.update(dict.fromkeys(SINGLE_THREAD, "1"))
             _serve(answers, job)
         finally:
@@ -345,23 +386,53 @@ def _forked(job: _Job) -> _Child:
     return _Child(pipe, pid)
 
 
+def _end_with(parent: int) -> None:
+    """Let Linux end this process when the process that started it ends."""
+    # The module takes milliseconds to load, and a process that only calls has loaded it with the first copy.
+    import ctypes
+
+    ctypes.CDLL(None).prctl(SIGNAL_AT_END_OF_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _close_inherited_files(kept: int) -> None:
+    """Close all files of the process that was copied but one, and the standard streams, which are silenced later."""
+    # An object of a closed file must not be collected, since its number may be that of another file then.
+    gc.freeze()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number >= FIRST_FILE and number != kept:
+            with suppress(OSError):
+                os.close(number)
+
+
 def _spawned(job: _Job) -> _Child:
-    """Start a reader in a new process, which takes some tenths of a second."""
+    """Start a reader in a new process, which takes some tenths of a second.
+
+    Its standard input stays open after the call was written to it, and is closed by the system when this process ends.
+    """
+    if not sys.executable:
+        raise FileNotFoundError(errno.ENOENT, "sys.executable names no Python")
     pipe, answers = os.pipe()
     path = [folder for folder in sys.path if folder]
     program = (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
         "from rlvet.runs.gate import serve_standard_input; serve_standard_input(int(sys.argv[2]))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", program, json.dumps(path), str(answers)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[answers],
-        env={**os.environ, **dict.fromkeys(SINGLE_THREAD, "1")},
-    )
-    os.close(answers)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program, json.dumps(path), str(answers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[answers],
+            env={**os.environ, **dict.fromkeys(SINGLE_THREAD, "1")},
+        )
+    except OSError:
+        os.close(pipe)
+        raise
+    finally:
+        os.close(answers)
     arguments = [{"function": _name(one)} if callable(one) else {"value": one} for one in job.arguments]
     text = to_plain(
         {
@@ -372,8 +443,9 @@ def _spawned(job: _Job) -> _Child:
         }
     ).text
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin:
-        process.stdin.write(text.encode())
+    with suppress(BrokenPipeError):
+        process.stdin.write(text.encode() + b"\n")
+        process.stdin.flush()
     return _Child(pipe, process.pid, process)
 
 
@@ -394,16 +466,41 @@ def serve_standard_input(answers: int) -> NoReturn:
     Args:
         answers: The number of the pipe for the answers.
     """
-    call = from_plain(Plain(sys.stdin.buffer.read().decode(), ()))
+    call = from_plain(Plain(sys.stdin.buffer.readline().decode(), ()))
+    _end_with_standard_input()
     arguments = [_named(one["function"]) if "function" in one else one["value"] for one in call["arguments"]]
     types = [_named(name) for name in call["types"]]
     _serve(answers, _Job(_named(call["reader"]), arguments, types, Limits(**call["limits"])))
 
 
+def _end_with_standard_input() -> None:
+    """Let the system end this process when the other end of its standard input is closed.
+
+    The option of `_end_with` would end it with the thread that started it. Nothing is written to the input any more.
+    """
+    import fcntl
+
+    # This file outlives the standard stream, which is silenced. The signal SIGIO ends a process that does not handle it.
+    kept = os.dup(0)
+    fcntl.fcntl(kept, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(kept, fcntl.F_SETFL, fcntl.fcntl(kept, fcntl.F_GETFL) | os.O_ASYNC)
+    closed = select.poll()
+    closed.register(kept, 0)
+    if closed.poll(0):
+        os._exit(0)
+
+
 def _serve(answers: int, job: _Job) -> NoReturn:
     """Run a reader with limits, write what it yields to a pipe, and end this process."""
+    import fcntl
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     faulthandler.disable()
+    # The pipe has a low number, whatever the other process has open, and not that of a standard stream that was closed.
+    first = answers
+    answers = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, FIRST_FILE)
+    os.close(first)
     # What libraries print, such as the reason of an abort, is not for the terminal.
     silence = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -412,12 +509,18 @@ def _serve(answers: int, job: _Job) -> NoReturn:
     try:
         _limit_resources(job.limits)
 
+        def send(kind: bytes, value: Any) -> None:
+            # The other process may take its answers late. That is no fault of the reader.
+            clock.pause()
+            _send(answers, kind, value)
+            clock.resume()
+
         def send_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-            _send(answers, WARNING, [category.__name__, str(message)])
+            send(WARNING, [category.__name__, str(message)])
 
         def report_file(path: Path, size: int) -> None:
             clock.add(size / BYTES_PER_SECOND)
-            _send(answers, FILE, str(path))
+            send(FILE, str(path))
 
         clock.restart()
         files.on_reading = report_file
@@ -427,9 +530,9 @@ def _serve(answers: int, job: _Job) -> NoReturn:
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = send_warning
             for answer in job.reader(*job.arguments):
-                _send(answers, ANSWER, answer)
+                send(ANSWER, answer)
                 clock.restart()
-        _send(answers, END, None)
+        send(END, None)
     except BrokenPipeError:
         os._exit(0)
     except MemoryError:
@@ -478,7 +581,9 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 class _Clock:
-    """The limit on the processor time of this process, from one answer to the next.
+    """The limits on the processor time of this process from one answer to the next, and on its time without a message.
+
+    The system ends the process when one is met, also within a call of a library.
 
     Args:
         limits: The limits.
@@ -489,14 +594,23 @@ class _Clock:
         self._end = 0.0
 
     def restart(self) -> None:
-        """Begin the time to the next answer."""
+        """Begin the times to the next answer."""
         self._end = time.process_time() + self._seconds
         self._set()
+        self.resume()
 
     def add(self, seconds: float) -> None:
-        """Add time to that to the next answer."""
+        """Add processor time to that to the next answer."""
         self._end += seconds
         self._set()
+
+    def pause(self) -> None:
+        """Let time pass without a message."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def resume(self) -> None:
+        """Begin the time to the next message."""
+        signal.setitimer(signal.ITIMER_REAL, LONGEST_WAIT * self._seconds)
 
     def _set(self) -> None:
         import resource
@@ -518,8 +632,7 @@ def _limit_resources(limits: Limits) -> None:
 
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     _lower(resource.RLIMIT_CORE, 0)
-    used_files = max(map(int, os.listdir("/dev/fd")), default=0)
-    _lower(resource.RLIMIT_NOFILE, used_files + KEPT_FILES + limits.open_files)
+    _lower(resource.RLIMIT_NOFILE, KEPT_FILES + limits.open_files)
     _lower(resource.RLIMIT_DATA, _memory_now() + limits.memory)
 
 
