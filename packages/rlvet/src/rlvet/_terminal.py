@@ -1,7 +1,9 @@
-"""Safe output of untrusted text on a terminal: control characters are escaped."""
+"""Safe output of a command: untrusted text is escaped, and output that cannot be written changes nothing else."""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import unicodedata
 import warnings
@@ -61,3 +63,48 @@ def escape_warnings() -> None:
         return printable_lines(original(message, category, filename, lineno, line))
 
     warnings.formatwarning = format_warning
+
+
+class Output(io.FileIO):
+    """A file that keeps the error when it cannot be written, and loses what follows."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int | None:
+        if self.error is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+
+def open_outputs() -> Output:
+    """Replace the standard output and the standard error of this process by an `Output` each, and return the first.
+
+    The command goes on if its reader has gone, so that its result is that of the whole run. A stream that the caller
+    closed is open afterwards, as its number would else be that of the next file, and cannot be written. A character
+    that the stream's encoding does not have is a question mark.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The system takes the lowest free number.
+            os.open(os.devnull, os.O_RDONLY)
+    outputs = []
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        closed = os.open(os.devnull, os.O_RDONLY) if before is None else None
+        output = Output(number if closed is None else closed, "w", closefd=False)
+        outputs.append(output)
+        # A program that calls a command may have replaced a stream already.
+        if before is getattr(sys, f"__{name}__"):
+            text = io.TextIOWrapper(
+                io.BufferedWriter(output),
+                encoding=getattr(before, "encoding", "utf-8"),
+                errors="replace",
+                line_buffering=number == 2 or output.isatty(),
+            )
+            setattr(sys, name, text)
+    return outputs[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from bandpo_lab.cli.recipes import DefaultCommandGroup
 from bandpo_lab.console import echo
-from rlvet.cli import INTERRUPTED, stop
+from rlvet.cli import BAD_INPUT, INTERRUPTED, stop
 from rlvet.cli.command_line import App
 
 CORES = os.cpu_count() or 1
@@ -54,7 +53,7 @@ def run_command(
         echo(f"failed {failure}")
     echo(f"results  {folder / 'results.json'}")
     if results["failed"]:
-        sys.exit(f"error: {len(results['failed'])} runs failed; the same command tries them again")
+        stop(f"error: {len(results['failed'])} runs failed; the same command tries them again", BAD_INPUT)
 
 
 @app.command("page")

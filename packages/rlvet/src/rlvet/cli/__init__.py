@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from rlvet._terminal import escape_warnings, printable, printable_lines
+from rlvet._terminal import escape_warnings, open_outputs, printable, printable_lines
 from rlvet.errors import RlvetError
 
 BAD_INPUT = 2
-"""The exit status for input that cannot be used. Other errors have status 1."""
+"""The exit status for input that cannot be used, and for all other errors, as 1 is that of a finding."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 
@@ -39,17 +38,28 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
     """Run a command line app, and print errors about its input in one line.
 
     Errors of rlvet and of the operating system end the process with one line and exit status 2, and so does a missing
-    optional package. All other errors are printed with their traceback.
+    optional package, and output that cannot be written. All other errors are printed with their traceback, and have
+    the same status.
 
     Args:
         load_app: A function that imports and returns the app. It is called within the error handling, as the import
             fails if typer is not installed.
         optional_packages: The optional packages, each with the argument of pip that installs it in a clone.
     """
-    # Print a question mark for characters that the terminal's encoding does not have, such as π.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    output = open_outputs()
+    try:
+        _run_app(load_app, optional_packages)
+    finally:
+        sys.stdout.flush()
+        # A reader that has gone needs no message, such as that of `| head`.
+        if isinstance(output.error, BrokenPipeError):
+            sys.exit(BAD_INPUT)
+        if output.error is not None:
+            stop(f"error: the output cannot be written: {output.error.strerror}", BAD_INPUT)
+
+
+def _run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Mapping[str, str]) -> None:
+    """Run a command line app, see `run_app`."""
     # If the output goes to a file, let progress bars write a line only every ten seconds.
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_MININTERVAL", "10")
@@ -67,12 +77,16 @@ def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Map
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in optional_packages:
-            raise
+            sys.excepthook(*sys.exc_info())
+            sys.exit(BAD_INPUT)
         stop(
             f"error: this command needs the package {package}; in a clone of the repository, "
             f"pip install {optional_packages[package]}",
             BAD_INPUT,
         )
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(BAD_INPUT)
 
 
 def stop(line: str, status: int) -> NoReturn:

@@ -5,6 +5,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+EXIT_STATUSES = (
+    "Exit status: 0 if all is well; 1 if there is a finding, a difference or a failed check; 2 after an error, also if "
+    "the output cannot be written; 130 after Ctrl-C."
+)
+"""The last paragraph of each help."""
+
 
 def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
     """Return parameters of which flags, such as ``--help``, have no type in the help, since they take no value."""
@@ -29,11 +35,14 @@ class Group(TyperGroup):
 
 
 class App(typer.Typer):
-    """A typer app whose help has no types of flags."""
+    """A typer app whose help ends with the exit statuses, and has no types of flags."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{"epilog": EXIT_STATUSES, **settings})
 
     def command(self, name: str | None = None, **settings: Any) -> Any:
         """Register a subcommand: see `typer.Typer.command`."""
-        return super().command(name, cls=Command, **settings)
+        return super().command(name, cls=Command, **{"epilog": EXIT_STATUSES, **settings})
 
 
 def new_app(description: str, installed_version: str) -> App:

@@ -480,7 +480,7 @@ def _end_with_standard_input() -> None:
     """
     import fcntl
 
-    # This file outlives the standard stream, which is silenced. The signal SIGIO ends a process that does not handle it.
+    # This file outlives the standard stream, which is silenced. The signal SIGIO ends this process.
     kept = os.dup(0)
     fcntl.fcntl(kept, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(kept, fcntl.F_SETFL, fcntl.fcntl(kept, fcntl.F_GETFL) | os.O_ASYNC)
