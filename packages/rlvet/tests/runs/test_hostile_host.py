@@ -1,0 +1,265 @@
+"""A reader on a hostile host: the right answer or one sentence with the remedy, and nothing left.
+
+Each condition is lines of Python that a program runs before it reads a file. It reads by a copy of its process and by
+a new one, a log and a record, and prints a result of one line.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the conditions are those of Linux"
+)
+
+PROGRAM = """
+import os, sys, threading, signal, resource
+from pathlib import Path
+from rlvet.runs import gate, open_run
+from rlvet.errors import RlvetError
+{by}
+{condition}
+
+def read():
+    run = open_run({path!r})
+    return sum(1 for _ in run.scan()) if {kind!r} == "record" else len(run.rows)
+
+{call}
+"""
+
+ONCE = """
+try:
+    print("answer", read())
+except (RlvetError, OSError) as error:
+    print("error", " ".join(str(error).split()))
+"""
+
+IN_FIFTY_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(50) as pool:
+    print("answer", *set(pool.map(lambda _: read(), range(50))))
+"""
+
+WAYS = {"copied": "", "new": "gate._can_fork = lambda: False"}
+"""How the process that reads is started."""
+
+ROWS = {"log": 40, "record": 3}
+"""The right answers."""
+
+CONDITIONS = {
+    "1,100 open files": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\nkept = [open(os.devnull) for _ in range(1100)]"
+    ),
+    "a limit of 24 open files": "resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))",
+    "SIGCHLD ignored": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+    "SIGPIPE ends a process": "signal.signal(signal.SIGPIPE, signal.SIG_DFL)",
+    "SIGPIPE ignored": "signal.signal(signal.SIGPIPE, signal.SIG_IGN)",
+    "a handler of alarms": "signal.signal(signal.SIGALRM, lambda *_: sys.exit('alarm'))",
+    "a running thread": "threading.Thread(target=threading.Event().wait, daemon=True).start()",
+    "a lock that is held": "import logging\nlogging._lock.acquire()",
+    "closed standard streams": "os.close(0); os.close(2)",
+    "600 MB of address space": "resource.setrlimit(resource.RLIMIT_AS, (6 * 10**8, 6 * 10**8))",
+    "no home and no temporary folder": "os.environ.pop('HOME', None)\nos.environ['TMPDIR'] = '/no/such/folder'",
+}
+"""Conditions under which the answer is the right one."""
+
+REFUSALS = {
+    "no processes are left": (
+        "import errno\n"
+        "def refuse(*_, **__): raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
+        "os.fork = refuse\n"
+        "import subprocess\n"
+        "subprocess.Popen = refuse",
+        r"cannot be started: Resource temporarily unavailable; .* RLVET_LIMITS=off$",
+    ),
+    "no interpreter is known": (
+        "gate._can_fork = lambda: False\nsys.executable = None",
+        r"cannot be started: sys\.executable names no Python; .* RLVET_LIMITS=off$",
+    ),
+    "the interpreter was removed": (
+        "gate._can_fork = lambda: False\nsys.executable = '/no/such/python'",
+        r"cannot be started: No such file or directory; .* RLVET_LIMITS=off$",
+    ),
+}
+"""Conditions under which nothing can be read, with the end of the sentence that says so."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return the paths of a log and of a record."""
+    folder = tmp_path_factory.mktemp("runs")
+    log = folder / "log" / "metrics.jsonl"
+    log.parent.mkdir()
+    log.write_text("".join(f'{{"step": {step}, "reward": 0.5}}\n' for step in range(ROWS["log"])))
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("pyarrow")
+    from bandpo.audit import Recorder
+
+    with Recorder(folder / "record", method="FixedClip(0.2)") as recorder:
+        for step in range(ROWS["record"]):
+            logp = -torch.rand(4, 8) - 0.01
+            recorder.add(logp=logp, logp_old=logp, advantages=torch.ones(4), step=step)
+    return {"log": str(log.parent), "record": str(recorder.path)}
+
+
+def started(path: str, kind: str, way: str, condition: str, call: str = ONCE) -> subprocess.Popen[str]:
+    """Start a program that reads a run under a condition."""
+    program = PROGRAM.format(by=WAYS[way], condition=condition, path=path, kind=kind, call=call)
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RLVET_LIMITS": "", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def result(program: subprocess.Popen[str]) -> str:
+    """Return what a program printed, if it said nothing on standard error."""
+    output, errors = program.communicate(timeout=120)
+    assert errors == ""
+    assert program.returncode == 0
+    return output.strip()
+
+
+COMBINATIONS = [
+    pytest.param(kind, way, marks=() if (kind, way) == ("log", "copied") else pytest.mark.slow)
+    for kind in ROWS
+    for way in WAYS
+]
+
+
+@pytest.mark.parametrize(("kind", "way"), COMBINATIONS)
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_the_answer_is_right(name, kind, way, runs):
+    assert result(started(runs[kind], kind, way, CONDITIONS[name])) == f"answer {ROWS[kind]}"
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_read_is_one_sentence(name, runs):
+    condition, message = REFUSALS[name]
+    program = started(runs["log"], "log", "copied", condition)
+    printed = result(program)
+    assert printed.startswith("error "), printed
+    assert re.search(message, printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ROWS)
+def test_fifty_calls_at_once(kind, runs):
+    assert result(started(runs[kind], kind, "new", "", IN_FIFTY_THREADS)) == f"answer {ROWS[kind]}"
+
+
+# --- The end of the process that calls ---
+
+READERS = {
+    "that waits": "gate.answer_of(time.sleep, 1000)",
+    "that computes": "gate.answer_of(sum, itertools.repeat(1))",
+    "whose answers nobody takes": "next(gate.answers_of(itertools.count)); time.sleep(1000)",
+}
+"""Calls of readers that do not end."""
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the numbers of the running processes that a process started."""
+    children = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, number_of_parent = file.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # it has ended
+        if int(number_of_parent) == parent and state != "Z":
+            children.append(int(file.parent.name))
+    return children
+
+
+def is_running(number: int) -> bool:
+    """Return True if a process runs; one that has ended may still wait for its status to be asked for."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds: float):
+    """Return the first true value of a condition, or its value after a number of seconds."""
+    end = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return value
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Start a program that calls a reader, and return it with the number of the reader's process."""
+    programs = []
+
+    def start(reader: str, way: str) -> tuple[subprocess.Popen[str], int]:
+        # Both ways name a reader by its module.
+        program = (
+            f"import itertools, os, sys, time\nfrom rlvet.runs import gate\n{WAYS[way]}\n{READERS[reader]}\n"
+        )
+        programs.append(subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=dict(os.environ)))
+        children = wait_until(lambda: children_of(programs[-1].pid), 60)
+        (child,) = children
+        assert wait_until(lambda: is_silenced(child), 60)
+        return programs[-1], child
+
+    yield start
+    for program in programs:
+        program.kill()
+        program.wait()
+
+
+def is_silenced(number: int) -> bool:
+    """Return True if a reader has begun: its standard streams are nowhere."""
+    try:
+        return os.readlink(f"/proc/{number}/fd/2") == os.devnull == os.readlink(f"/proc/{number}/fd/0")
+    except OSError:
+        return False
+
+
+ENDS = [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGINT]
+
+
+@pytest.mark.parametrize("way", [pytest.param("new", marks=pytest.mark.slow), "copied"])
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "end", [pytest.param(end, marks=() if end is signal.SIGKILL else pytest.mark.slow) for end in ENDS]
+)
+def test_a_reader_ends_with_its_caller(end, reader, way, call):
+    program, child = call(reader, way)
+    program.send_signal(end)
+    program.wait()
+    assert wait_until(lambda: not is_running(child), 1) is not False
+    assert not is_running(child)
+
+
+@pytest.mark.parametrize("way", [pytest.param("new", marks=pytest.mark.slow), "copied"])
+def test_a_reader_inherits_no_file(way, call):
+    _, child = call("that waits", way)
+    files = {number: os.readlink(f"/proc/{child}/fd/{number}") for number in os.listdir(f"/proc/{child}/fd")}
+    streams = [files.pop(number) for number in ("0", "1", "2")]
+    assert streams == [os.devnull] * 3
+    pipes = [file for file in files.values() if file.startswith("pipe:")]
+    # A new process also keeps the pipe whose end tells it that its caller is gone.
+    assert len(pipes) == {"copied": 1, "new": 2}[way]
+    assert set(files.values()) - set(pipes) <= {os.devnull}
+
+
+def test_a_caller_that_was_stopped_goes_on(call, runs):
+    program = started(
+        runs["log"], "log", "copied", "", "print('begun', flush=True)\nfor _ in range(200): read()\n" + ONCE
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "begun\n"
+    program.send_signal(signal.SIGSTOP)
+    time.sleep(0.5)
+    program.send_signal(signal.SIGCONT)
+    assert result(program) == f"answer {ROWS['log']}"
