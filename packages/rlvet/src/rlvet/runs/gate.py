@@ -309,7 +309,7 @@ def _reason_of_end(file: str, status: int, limits: Limits) -> str:
             f"{file} cannot be read: its reader was ended by the signal {name}, as by a damaged file, or for lack of "
             "memory"
         )
-    if status == 0:
+    if status == 0 and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         return (
             f"{file} cannot be read: its reader ended before its answer, and this process ignores the signal SIGCHLD, "
             "by which it would learn why; read it in a process that does not, as the command rlvet"
@@ -363,10 +363,21 @@ def _can_fork() -> bool:
         return False
 
 
+def _pipe() -> tuple[int, int]:
+    """Return the two ends of a pipe, of which none has the number of a standard stream that was closed."""
+    import fcntl
+
+    ends = os.pipe()
+    numbers = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, FIRST_FILE) for end in ends]
+    for end in ends:
+        os.close(end)
+    return numbers[0], numbers[1]
+
+
 def _forked(job: _Job) -> _Child:
     """Start a reader in a copy of this process, which takes milliseconds."""
     caller = os.getpid()
-    pipe, answers = os.pipe()
+    pipe, answers = _pipe()
     try:
         pid = os.fork()
     except OSError:
@@ -413,7 +424,7 @@ def _spawned(job: _Job) -> _Child:
     """
     if not sys.executable:
         raise FileNotFoundError(errno.ENOENT, "sys.executable names no Python")
-    pipe, answers = os.pipe()
+    pipe, answers = _pipe()
     path = [folder for folder in sys.path if folder]
     program = (
         "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -492,15 +503,9 @@ def _end_with_standard_input() -> None:
 
 def _serve(answers: int, job: _Job) -> NoReturn:
     """Run a reader with limits, write what it yields to a pipe, and end this process."""
-    import fcntl
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     faulthandler.disable()
-    # The pipe has a low number, whatever the other process has open, and not that of a standard stream that was closed.
-    first = answers
-    answers = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, FIRST_FILE)
-    os.close(first)
     # What libraries print, such as the reason of an abort, is not for the terminal.
     silence = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
