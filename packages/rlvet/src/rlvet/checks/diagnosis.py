@@ -98,8 +98,11 @@ class Diagnosis:
     def no_verdict(self) -> str:
         """The reason why a log without findings gets no verdict; empty if it gets one, or if there are findings.
 
-        A verdict needs a reward, and enough log steps to show a trend.
+        A verdict needs a reward, and enough log steps to show a trend. There are no findings either if too many rows
+        were not read.
         """
+        if self.log is not None and self.log.unjudged:
+            return self.log.unjudged
         if self.log is None or any(finding.severity != "note" for finding in self.findings):
             return ""
         rewards = sum("reward" in row for row in self.rows)
@@ -296,7 +299,8 @@ class Diagnosis:
         if self.legend:
             lines += ["", self.legend]
 
-        lines += [f"\n{_as_code(note)}" for note in self.notes]
+        notes_of_log = () if self.log is None else self.log.notes
+        lines += [f"\n{_as_code(note)}" for note in (*notes_of_log, *self.notes)]
 
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", "<details>", f"<summary>{self.counts}</summary>", "", f"Passed: {passed}."]
@@ -372,7 +376,8 @@ def diagnose(
     run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
     replay = _replay_collector(run.is_record, method)
     if not run.is_record:
-        findings = with_settings(log_findings(run.rows, run.setup), run.setup)
+        is_judged = run.log is None or not run.log.unjudged
+        findings = with_settings(log_findings(run.rows, run.setup), run.setup) if is_judged else []
         # A configuration of a framework that did not write the log belongs to another run.
         same_run = run.setup.framework == run.configuration.framework
         return Diagnosis(

@@ -26,6 +26,7 @@ from rlvet.runs.quantities import (
     STEP_KEYS,
     Row,
     component_name,
+    is_of_evaluation,
     named_rows,
     sources,
     step_rank,
@@ -41,6 +42,10 @@ left out."""
 
 MOST_STEPS = 1e15
 """A larger number under a name of steps is no step."""
+
+MOST_LOST = 0.1
+"""The share of rows of metrics that were not read from which nothing is judged. Checks compare tenths of a run, so that
+a whole one of them may be missing."""
 
 FEWEST_QUANTITIES = 3
 """The smallest number of quantities in a log of RL, if it has none that only RL logs."""
@@ -89,6 +94,8 @@ class Log:
     """The number of values that are no numbers, for each key that also has numbers or is read."""
     notes: tuple[str, ...] = ()
     """Sentences about the rows, such as those that were not read, and steps that were logged twice."""
+    unjudged: str = ""
+    """The reason why nothing is judged: more rows than `MOST_LOST` were not read. Empty for other logs."""
 
     @classmethod
     def of(
@@ -353,10 +360,12 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
     file = run.file
     raw = run.rows
     log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
+    unknown = _unknown_rows(log, raw)
     log = replace(
         log,
         notes=(*run.replaced, *run.unread.notes(), *log.notes, *run.left_out),
         unread_rows=log.unread_rows + run.unread.count,
+        unjudged=_reason_not_to_judge(run.unread.lost + unknown, len(raw) - unknown),
     )
     kind = kind_of_training(log, raw)
     if kind is not None:
@@ -376,6 +385,26 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
             keys,
         )
     return log
+
+
+def _unknown_rows(log: Log, raw: RawRows) -> int:
+    """Return the number of rows with a key like one of a reward, and without one that is known."""
+    if not log.unread_rows or not log.read:
+        return 0
+    known: set[str] = set().union(*log.read.values(), log.replaced)
+    others = [row for row in raw if known.isdisjoint(row) and DETAIL not in row]
+    return sum(any(REWARD_KEY.search(key) and not is_of_evaluation(key) for key in row) for row in others)
+
+
+def _reason_not_to_judge(lost: int, read: int) -> str:
+    """Return a sentence if too many rows of metrics were not read; else an empty text.
+
+    >>> _reason_not_to_judge(99, 201), _reason_not_to_judge(1, 200)
+    ('99 of 300 rows of metrics were not read, and from 10% on nothing is judged', '')
+    """
+    if lost < MOST_LOST * (lost + read):
+        return ""
+    return f"{lost} of {lost + read} rows of metrics were not read, and from {MOST_LOST:.0%} on nothing is judged"
 
 
 def _numeric_keys(raw: RawRows) -> list[str]:

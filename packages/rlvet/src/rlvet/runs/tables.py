@@ -575,7 +575,7 @@ class TableReader:
         rows: Rows = []
         for line, row_cells in zip(body, cells, strict=True):
             if row_cells is None:
-                self.unread.add(ROW, "it has more cells than the header", line.example)
+                self.unread.add(ROW, "it has more cells than the header", line.example, is_lost=True)
                 continue
             row: dict[str, Any] = {}
             # The last cell of a truncated row may be an incomplete number.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlvet.runs.limits import LONGEST_ROW
+
 LONGEST_EXAMPLE = 80
 """The largest number of characters of a row that is shown as an example."""
 
@@ -22,8 +24,12 @@ class Unread:
     """The number of rows, by their name in the singular and the reason."""
     examples: dict[tuple[str, str], str] = field(default_factory=dict)
     """The first row of each."""
+    texts: list[str] = field(default_factory=list)
+    """The texts of all rows, without those that were added without a text of their own."""
+    lost: int = 0
+    """The number of rows with metrics that no other row has."""
 
-    def add(self, name: str, reason: str, example: str, count: int = 1) -> None:
+    def add(self, name: str, reason: str, example: str, count: int = 1, *, is_lost: bool = False) -> None:
         """Count rows.
 
         Args:
@@ -31,15 +37,23 @@ class Unread:
             reason: Why it is not read, as a clause about one row.
             example: The text of the first one.
             count: The number of rows.
+            is_lost: True if the rows have metrics that are in no row which is read.
         """
         key = (name, reason)
         self.counts[key] = self.counts.get(key, 0) + count
         self.examples.setdefault(key, example.strip()[:LONGEST_EXAMPLE])
+        if count == 1 and any(character.isdigit() for character in example):
+            self.texts.append(example[:LONGEST_ROW])
+        self.lost += count if is_lost else 0
 
     def add_all(self, other: Unread) -> None:
         """Count the rows of another reader."""
         for (name, reason), count in other.counts.items():
-            self.add(name, reason, other.examples[name, reason], count)
+            key = (name, reason)
+            self.counts[key] = self.counts.get(key, 0) + count
+            self.examples.setdefault(key, other.examples[key])
+        self.texts += other.texts
+        self.lost += other.lost
 
     @property
     def count(self) -> int:

@@ -45,7 +45,7 @@ def by_step(reader: Callable[[str, Unread], StepMetrics]) -> Callable[[str, Unre
         for step, metrics in reader(text, unread):
             row = rows.setdefault(step, {"step": step})
             if not metrics:
-                unread.add("line of a step", "its metrics cannot be parsed", f"step {step}")
+                unread.add("line of a step", "its metrics cannot be parsed", f"step {step}", is_lost=True)
             elif metrics.keys() <= row.keys() and any(row[key] != value for key, value in metrics.items()):
                 unread.add("line of a step", "a later line has the same metrics", f"step {step}")
             row.update(metrics)

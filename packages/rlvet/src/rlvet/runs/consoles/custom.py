@@ -20,7 +20,9 @@ from rlvet.runs.unread import Unread
 STEP_IN_EPOCH = re.compile(r"\bepoch\W*(\d+)(?:/\d+)?\W+(?:step\W*)?(\d+)/(\d+)", re.I)
 """An epoch, the step in it, and the steps of an epoch: ``Epoch:[1/2](20/500)``."""
 
-STEP_OF_LINE = re.compile(r"\b(?:global[_ ])?(?:step|iter|iteration|update)\W{0,3}(\d+)(?:/\d+)?", re.I)
+STEP_OF_LINE = re.compile(
+    r"\b(?:global[_ ])?(?:step|iter|iteration|update)\W{0,3}\s{0,12}(\d++)(?!\.\d)(?:/\d+)?", re.I
+)
 """A step: ``global_step=3``, ``iter 3/100``."""
 
 NUMBER_OF_NAME = re.compile(

@@ -16,7 +16,7 @@ def _roll_rows(text: str, unread: Unread) -> StepMetrics:
         try:
             content = json.loads(match[1][: end + 1])
         except (ValueError, RecursionError):
-            unread.add("line of a step", "it is no JSON", match[0])
+            unread.add("line of a step", "it is no JSON", match[0], is_lost=True)
             continue
         step = content.get("step")
         metrics = content.get("metrics")

@@ -142,11 +142,11 @@ def _printed_rows(text: str, unread: Unread) -> list[_Printed]:
             if row:
                 printed.append(_Printed(row, bar_step))
             elif METRIC_OF_ROW.search(match[0], 0, LONGEST_ROW):
-                unread.add("dictionary", "it cannot be parsed", match[0])
+                unread.add("dictionary", "it cannot be parsed", match[0], is_lost=True)
         row = {} if has_row else _parse_truncated_row(line)
         open_row = OPEN_ROW.search(line)
         if not row and open_row is not None and NUMBER_OF_ROW.search(line, open_row.start()):
-            unread.add("dictionary", "it is cut off", open_row[0])
+            unread.add("dictionary", "it is cut off", open_row[0], is_lost=True)
             row = CUT_OFF
         if row:
             printed.append(_Printed(row, bar_step))

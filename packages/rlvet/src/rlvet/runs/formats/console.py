@@ -12,7 +12,8 @@ from rlvet.runs.formats._format import Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.csv_table import read_table
 from rlvet.runs.formats.json_lines import read_json_lines
 from rlvet.runs.formats.json_object import read_json
-from rlvet.runs.tables import table_rows
+from rlvet.runs.lookalikes import count_lookalikes
+from rlvet.runs.tables import Rows, table_rows
 from rlvet.runs.unread import Unread
 
 CONFIGURATIONS = (".py", ".sh", ".toml", ".yaml", ".yml")
@@ -28,25 +29,27 @@ def runs_of_text(text: str) -> tuple[dict[str, RawRows], Unread]:
     """Return the runs in console output or in a text with tables, and the rows that are not read.
 
     Trainings that follow each other have numbers as names. If a text has printed rows and tables, those with more
-    values are read. The others, of the same training or of another one, are counted.
+    values are read. The others, of the same training or of another one, are counted, and so are the lines that look
+    like rows and that no reader knows.
     """
     trainings, unread = printed_trainings(text)
+    printed = list(itertools.chain.from_iterable(trainings))
     runs: dict[str, RawRows] = {str(number): rows for number, rows in enumerate(trainings, 1)}
     if len(trainings) == 1:
         runs = {"": trainings[0]}
-    if runs and not HEADER_OF_TABLE.search(text):
-        return runs, unread
-    unread_of_tables = Unread()
-    tables = table_rows(text, unread_of_tables)
-    if not tables:
-        return runs, unread
-    printed = list(itertools.chain.from_iterable(trainings))
-    if sum(map(len, tables)) > sum(map(len, printed)):
-        if printed:
-            unread_of_tables.add("printed row", "the tables of the file have more values", "", len(printed))
-        return {"": tables}, unread_of_tables
-    unread.add("row of a table", "the printed rows have more values", "", len(tables))
-    unread.add_all(unread_of_tables)
+    tables: Rows = []
+    if not runs or HEADER_OF_TABLE.search(text):
+        unread_of_tables = Unread()
+        tables = table_rows(text, unread_of_tables)
+        if sum(map(len, tables)) > sum(map(len, printed)):
+            runs = {"": tables}
+            if printed:
+                unread.add("printed row", "the tables of the file have more values", "", len(printed))
+            unread.add_all(unread_of_tables)
+        elif tables:
+            unread.add("row of a table", "the printed rows have more values", "", len(tables))
+            unread.add_all(unread_of_tables)
+    count_lookalikes(text, [*printed, *tables], unread)
     return runs, unread
 
 
