@@ -12,6 +12,7 @@ whatever their method.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,12 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from bandpo.audit.metrics import Audit, logged
+from bandpo.audit.closing_lines import COMPARED, describe_rare_winners, short_name
+from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
 from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.batch import Batch as TokenBatch
 from bandpo.core.methods import Method
 from bandpo.core.rule_check import check
-from bandpo.core.rules import Band
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method, importable_current_folder
 from bandpo_lab.errors import InvalidValue, RunProblem
@@ -436,7 +437,8 @@ def update(
     grad_norm = torch.nn.utils.clip_grad_norm_(network.weights.values(), MAX_GRAD_NORM)
     if grad_norm.isfinite():
         optimizer.step()
-    audit = Audit.from_batch(tokens, method=method, counterfactuals={"Band": Band()})
+    compared = {rule: COUNTERFACTUALS[rule] for rule in COMPARED}
+    audit = Audit.from_batch(tokens, method=method, counterfactuals=compared)
     return UpdateResult(audit, float(grad_norm))
 
 
@@ -556,11 +558,14 @@ class _Training:
         self.controller_state: dict[str, float] = {}
         self.updates = 0
         self.seconds = 0.0
+        # Only of the batches since the process began, if a run is resumed.
+        self.audit: Audit | None = None
         self.log: list[dict[str, float]] = []
 
     def run(self, say: Callable[[str], None] | None) -> Run:
         """Train the batches that are left, and compute the scores."""
         self._load()
+        settings = self.settings
         tenth = max(1, self.settings.batches // 10)
         while len(self.log) < self.settings.batches:
             began = time.process_time()
@@ -583,7 +588,23 @@ class _Training:
             with replacing(self.folder / SCORES) as unfinished:
                 unfinished.write_text(json.dumps(run.scores) + "\n", encoding="utf-8")
             (self.folder / CHECKPOINT).unlink()
+        if say and self.audit is not None:
+            for line in describe_rare_winners(
+                self.audit, self.method, short_name(settings.method), self._data_age
+            ):
+                say(line)
+            if self.folder:
+                say(f"more: bandpo audit {shlex.quote(str(self.folder))}")
         return run
+
+    @property
+    def _data_age(self) -> str:
+        """How old the data of an update are, in words."""
+        settings = self.settings
+        updates = settings.epochs * settings.minibatches
+        served = "one update" if updates == 1 else f"{updates} updates"
+        batches = "1 batch" if settings.lag == 1 else f"{settings.lag} batches"
+        return f"each batch served {served}" + (f", {batches} after it was sampled" if settings.lag else "")
 
     def train_batch(self) -> dict[str, float]:
         """Sample a batch, make the updates with the one whose turn it is, and return the metrics."""
@@ -615,6 +636,7 @@ class _Training:
         audit = results[0].audit
         for result in results[1:]:
             audit = audit + result.audit
+        self.audit = audit if self.audit is None else self.audit + audit
         audit_metrics = audit.metrics()
         self.controller_state = self.method.update_controllers(self.controller_state, audit_metrics)
         norms = [result.grad_norm for result in results]

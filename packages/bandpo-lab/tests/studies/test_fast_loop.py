@@ -209,3 +209,23 @@ def test_rlvet_reads_the_log(tmp_path):
 def test_settings_out_of_range_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Settings(METHOD, **SMALL | changes)
+
+
+@pytest.mark.slow
+def test_the_last_lines_say_what_the_rule_did_over_all_batches(tmp_path):
+    """The share that the run's rule dropped is that of the log."""
+    said = []
+    settings = Settings(METHOD, **SMALL | {"lag": 2, "batches": 10, "samples": 16, "prompts": 24})
+    run = train(settings, tmp_path / "one", said.append)
+    audited = [line for line in run.log if line.get("audit/mass_positive_below_0.1")]
+    count = sum(line["audit/tokens_positive_below_0.1"] for line in audited)
+    mass = sum(line["audit/mass_positive_below_0.1"] for line in audited)
+    dropped = sum(
+        line["audit/blocked_mass_below_0.1"] * line["audit/mass_positive_below_0.1"] for line in audited
+    )
+    *progress, shares, details, more = said
+    assert all(line.startswith("batch ") for line in progress)
+    assert shares.startswith(f"of the gradient on your {count:.0f} rare winners (p < 0.1) Clip-Higher would")
+    assert shares.endswith(f"clip 0.2 dropped {100 * dropped / mass:.0f} %")
+    assert details.endswith("each batch served 2 updates, 2 batches after it was sampled")
+    assert more == f"more: bandpo audit {tmp_path / 'one'}"

@@ -24,13 +24,14 @@ from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.utils.tracking import Tracking
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.audit.closing_lines import describe_rare_winners
 from bandpo.audit.metrics import LOGGED, Audit, logged
 from bandpo.cli.app import app
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandWarning
 from bandpo.core.text import as_method
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
-from bandpo.integrations.verl.audit import SUMS, pop_metrics
+from bandpo.integrations.verl.audit import SUMS, pop_audit
 from bandpo.integrations.verl.driver import Driver
 from bandpo.testing import check_record
 from rlvet.runs.configs import verl_method
@@ -49,7 +50,7 @@ def own_sums(metrics):
 
 def read(metrics):
     """Return the audit of one loss, as the driver computes it."""
-    return pop_metrics({name: [value] for name, value in own_sums(metrics).items()})
+    return pop_audit({name: [value] for name, value in own_sums(metrics).items()})[0]
 
 
 NAMES = ("log_prob", "old_log_prob", "advantages", "response_mask")
@@ -192,7 +193,7 @@ def test_a_micro_batch_without_tokens_adds_nothing():
     assert none.keys() == full.keys()
     assert {name for name, value in none.items() if value} <= {f"{SUMS}clips", f"{SUMS}detail"}
     both = {name: [full[name], none[name]] for name in full}
-    assert pop_metrics(both) == pytest.approx(read(full))
+    assert pop_audit(both)[0] == pytest.approx(read(full))
     assert read(none) == {}
 
 
@@ -303,6 +304,68 @@ def test_the_driver_records_the_age_of_each_response_where_verl_knows_it(version
     else:
         mask = data.batch["response_mask"]
         assert ages.tolist() == ((5 - torch.tensor(versions)).view(16, 1) * mask).tolist()
+
+
+def settled(config, **trainer):
+    """A driver of a run with these settings of the trainer."""
+    driver = Driver()
+    driver._wrap_advantages = lambda: None  # which would outlast the test
+    actor = {"policy_loss": {"_target_": "bandpo.X", "watched": "off"}, "optim": config.pop("optim", {})}
+    driver.prepare({"actor_rollout_ref": {"actor": actor, "rollout": {}}, "trainer": trainer, **config})
+    return driver
+
+
+def test_the_last_lines_of_a_run_say_what_the_rule_did_over_all_steps(capsys, caplog):
+    """They are those of TRL, from the sums that verl averaged."""
+    tensors = [batch(seed, spread=1.2) for seed in range(6)]
+    method = as_method("BandAbove()")
+    driver = settled({"bandpo": {"method": "BandAbove()"}}, default_local_dir="runs/mine one")
+    for one in tensors:
+        _, _, metrics = evaluate(actor_config(BandPolicyLossConfig(method="BandAbove()")), one)
+        _, audit = pop_audit({name: [value] for name, value in own_sums(metrics).items()})
+        driver.add_audit(audit)
+    driver.add_audit(None)
+    first, *rest = [the_audit(one, method) for one in tensors]
+    whole = sum(rest, first)
+    expected = [*describe_rare_winners(whole, method, "BandAbove"), "more: bandpo audit 'runs/mine one'"]
+    assert "clip 0.2 would have dropped" in expected[0]
+    capsys.readouterr()
+    driver.announce_effect(has_log=True)
+    driver.announce_effect(has_log=True)  # once a run
+    assert capsys.readouterr().out.splitlines() == [f"bandpo: {line}" for line in expected]
+
+
+def test_the_last_lines_obey_the_level_of_the_logger_and_need_an_audit(capsys, caplog):
+    driver = settled({})
+    driver.announce_effect(has_log=True)
+    driver.add_audit(the_audit(batch(5), as_method("BandAbove()")))
+    with caplog.at_level("ERROR", "bandpo"):
+        driver.announce_effect(has_log=True)
+    assert not capsys.readouterr().out
+    driver.add_audit(the_audit(batch(5), as_method("BandAbove()")))
+    driver.announce_effect(has_log=False)
+    out = capsys.readouterr().out
+    assert "your loss" in out or "too few" in out
+    assert out.endswith("more: bandpo audit FOLDER, of a run with trainer.logger=[console,file]\n")
+
+
+@pytest.mark.parametrize(
+    ("config", "trainer", "last"),
+    [
+        ({}, {"total_training_steps": 7}, 7),
+        ({"optim": {"total_training_steps": 12}}, {}, 12),
+        (
+            {"optim": {"total_training_steps": 12}},
+            {"v1": {"trainer_mode": "separate_async", "separate_async": {"parameter_sync_step": 4}}},
+            3,
+        ),
+        ({"optim": {"total_training_steps": 12}}, {"v1": {"trainer_mode": "sync"}}, 12),
+        ({"optim": {"total_training_steps": -1}}, {"total_training_steps": None}, None),
+        ({}, {}, None),
+    ],
+)
+def test_the_last_step_of_a_run(config, trainer, last):
+    assert settled(config, **trainer)._last_step == last
 
 
 def test_the_driver_tests_each_batch():

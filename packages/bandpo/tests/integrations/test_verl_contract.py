@@ -17,7 +17,7 @@ from bandpo.core.layout import Rows
 from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
 from bandpo.integrations.verl import loss as verl
-from bandpo.integrations.verl.audit import SUMS, pop_metrics
+from bandpo.integrations.verl.audit import SUMS, pop_audit
 from bandpo.integrations.verl.average import token_shares
 from processes import run_on_processes
 
@@ -171,7 +171,7 @@ def test_an_audited_run_of_verls_own_loss_goes_on_with_a_wrong_token(name, value
         found = evaluate(actor_config(AuditedPolicyLossConfig()), tensors)
     assert torch.equal(found[0].nan_to_num(7.0), stock[0].nan_to_num(7.0))
     assert torch.equal(found[1].nan_to_num(7.0), stock[1].nan_to_num(7.0))
-    metrics = pop_metrics({key: [x] for key, x in found[2].items() if key.startswith(SUMS)})
+    metrics, _ = pop_audit({key: [x] for key, x in found[2].items() if key.startswith(SUMS)})
     assert metrics["audit/poisoned_tokens"] == 1
     assert metrics["audit/tokens"] == tensors["response_mask"].sum() - 1
 
@@ -179,7 +179,7 @@ def test_an_audited_run_of_verls_own_loss_goes_on_with_a_wrong_token(name, value
 def test_one_metric_of_tokens_blocked_below_has_one_meaning():
     for method in ("Method(FixedClip(0.2), DualClip(1.5))", "BandPO(dual_clip=1.5)"):
         metrics = evaluate(actor_config(BandPolicyLossConfig(method=method)), batch(4, (16, 9), 1.2))[2]
-        audit = pop_metrics({key: [x] for key, x in metrics.items() if key.startswith(SUMS)})
+        audit, _ = pop_audit({key: [x] for key, x in metrics.items() if key.startswith(SUMS)})
         assert metrics["actor/dual_clip"] > 0.01
         assert metrics["actor/clip_low"] == pytest.approx(audit["audit/clip_low"])
         assert metrics["actor/clip_high"] == pytest.approx(audit["audit/clip_high"])

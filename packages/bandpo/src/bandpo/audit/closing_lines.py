@@ -18,6 +18,8 @@ _SHOWN = ("clip 0.2", "Clip-Higher")
 """The rules with which a run's rule is compared."""
 _IN_PLACE = "Band"
 """The rule that takes the place of one of `_SHOWN` that the run has itself."""
+COMPARED = (*_SHOWN, _IN_PLACE)
+"""The rules of `COUNTERFACTUALS` that the lines need."""
 
 
 class _Dropped(NamedTuple):
@@ -43,7 +45,17 @@ class _Dropped(NamedTuple):
         return f"{percent(largest / sum(self.by_bin))} was at p = {probabilities}"
 
 
-def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = "") -> list[str]:
+def short_name(text: str) -> str:
+    """Return what the lines call a method, from its text.
+
+    >>> short_name("BandPO(radius=0.1)"), short_name("Method(FixedClip(0.2))")
+    ('BandPO', 'your method')
+    """
+    name = text.partition("(")[0]
+    return "your method" if name == "Method" else name
+
+
+def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: str = "") -> list[str]:
     r"""Return lines about the gradient of a run's rare winners, the tokens with p < 0.1 and A > 0.
 
     The first has the shares that clip 0.2 and Clip-Higher would have dropped, and that the run's rule dropped. The
@@ -51,8 +63,8 @@ def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = ""
     counts once for each update that uses it.
 
     Args:
-        audit: The sum of a run's audits, on the CPU.
-        method: The run's method.
+        audit: The sum of a run's audits, on the CPU, with the rules `COMPARED` among its counterfactuals.
+        method: The run's method; None if it is not known.
         name: What the run's method is called.
         age: How old the data were, in words; empty if that is not known.
 
@@ -89,7 +101,7 @@ def describe_rare_winners(audit: Audit, method: Method, name: str, age: str = ""
     return [shares, " · ".join(details)] if details else [shares]
 
 
-def _drops(audit: Audit, method: Method, name: str) -> list[_Dropped]:
+def _drops(audit: Audit, method: Method | None, name: str) -> list[_Dropped]:
     """Return what the run's method drops, and then what the rules drop that it is compared with.
 
     Args:
@@ -108,12 +120,14 @@ def _drops(audit: Audit, method: Method, name: str) -> list[_Dropped]:
     by_rule: dict[str, _Dropped] = {}
     for index, rule in enumerate(audit.counterfactuals, 1):
         by_rule[rule] = _Dropped(rule, sizes[index], dropped[index])
-    compared = [rule for rule in (*_SHOWN, _IN_PLACE) if rule not in equal_rules]
+    compared = [rule for rule in COMPARED if rule not in equal_rules]
     return [run_drop, *(by_rule[rule] for rule in compared[: len(_SHOWN)])]
 
 
-def _is_clip_of(method: Method, rule: str) -> bool:
+def _is_clip_of(method: Method | None, rule: str) -> bool:
     """Return True if a method is a rule of `COUNTERFACTUALS` with PPO's surrogate."""
+    if method is None:
+        return False
     other = as_method(COUNTERFACTUALS[rule])
     return (method.clip, method.objective) == (other.clip, other.objective)
 

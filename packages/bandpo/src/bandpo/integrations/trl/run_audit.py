@@ -18,7 +18,7 @@ import trl
 from transformers import Trainer, TrainerCallback
 
 from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
-from bandpo.audit.closing_lines import describe_rare_winners
+from bandpo.audit.closing_lines import describe_rare_winners, short_name
 from bandpo.audit.metric_names import DETAIL
 from bandpo.audit.metrics import Audit, logged
 from bandpo.audit.recorder import Recorder
@@ -166,8 +166,7 @@ class RunAudit(Trainer):
     def _method_name(self) -> str:
         """What the last lines of a run call its method."""
         text = str(getattr(self.args, "method", None) or as_text(self.loss_method().clip))
-        name = text.partition("(")[0]
-        return "your method" if name == "Method" else name
+        return short_name(text)
 
     @property
     def _data_age(self) -> str:

@@ -62,21 +62,29 @@ def _names_of_sums(audit: Audit) -> list[str]:
     return names
 
 
-def pop_metrics(metrics: dict[str, Any]) -> dict[str, float]:
-    """Remove the sums from the metrics of an actor update, before verl reduces them; return the audit's metrics."""
+def pop_audit(metrics: dict[str, Any]) -> tuple[dict[str, float], Audit | None]:
+    """Remove the sums from the metrics of an actor update, before verl reduces them.
+
+    Args:
+        metrics: The metrics, from which the sums are removed.
+
+    Returns:
+        The audit's metrics, as they are logged, and the audit; none and None if the losses were not audited.
+    """
     names = [name for name in metrics if name.startswith(SUMS)]
     if not names:
-        return {}
+        return {}, None
     totals = _total_sums({name.removeprefix(SUMS): metrics.pop(name) for name in names})
 
-    audit: dict[str, float] = {}
+    logged_metrics: dict[str, float] = {}
+    audit: Audit | None = None
     if totals["counted/0"]:
         template = _template()
-        sums = torch.tensor([totals[name] for name in _names_of_sums(template)])
-        audit = logged(template.with_sums(sums).metrics(), detail=bool(totals["detail"]))
-    if audit or totals["poisoned_tokens"]:
-        audit["audit/poisoned_tokens"] = totals["poisoned_tokens"]
-    return audit
+        audit = template.with_sums(torch.tensor([totals[name] for name in _names_of_sums(template)]))
+        logged_metrics = logged(audit.metrics(), detail=bool(totals["detail"]))
+    if logged_metrics or totals["poisoned_tokens"]:
+        logged_metrics["audit/poisoned_tokens"] = totals["poisoned_tokens"]
+    return logged_metrics, audit
 
 
 @functools.cache

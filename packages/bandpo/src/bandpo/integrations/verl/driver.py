@@ -7,6 +7,8 @@ this module too, with no effect.
 from __future__ import annotations
 
 import contextlib
+import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,17 +17,35 @@ import numpy as np
 import torch
 
 from bandpo._siblings import NOT_CHECKED, has_rlvet, require_rlvet
+from bandpo.audit.closing_lines import describe_rare_winners, short_name
 from bandpo.core.errors import InvalidValue, MissingPackage
+from bandpo.core.text import as_method, as_text
 from bandpo.integrations.verl.announcement import begin_leg, logging_into
-from bandpo.integrations.verl.audit import pop_metrics
+from bandpo.integrations.verl.audit import pop_audit
 from bandpo.integrations.verl.verl_names import wrap
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from verl import DataProto
 
+    from bandpo.audit.metrics import Audit
     from bandpo.audit.recorder import Recorder
+    from bandpo.core.methods import Method
     from bandpo.watch import RunWatch
+
+
+def _last_step(config: Mapping[str, Any]) -> int | None:
+    """Return the last step of a run, under which verl logs its metrics; None if the config does not have it.
+
+    verl writes the number of updates of the optimizer to the config before it opens the logs.
+    """
+    trainer = config.get("trainer", {})
+    if trainer.get("total_training_steps"):
+        return int(trainer["total_training_steps"])
+    updates = config["actor_rollout_ref"]["actor"].get("optim", {}).get("total_training_steps") or -1
+    v1 = trainer.get("v1") or {}
+    updates_per_step = (v1.get(v1.get("trainer_mode")) or {}).get("parameter_sync_step", 1)
+    return updates // updates_per_step if updates > 0 else None
 
 
 class Driver:
@@ -36,6 +56,10 @@ class Driver:
         self._watch: RunWatch | None = None
         self._recorder: Recorder | None = None
         self._known: dict[str, Any] = {}
+        self._audit: Audit | None = None
+        self._method: Method | None = None
+        self._folder = ""
+        self._last_step: int | None = None
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Start to check and record batches by the settings of a run; do nothing if its loss is not audited."""
@@ -43,6 +67,10 @@ class Driver:
         if not str(settings.get("_target_")).startswith("bandpo."):
             return
 
+        text = config.get("bandpo", {}).get("method")
+        self._method = None if text is None else as_method(text)
+        self._folder = str(config.get("trainer", {}).get("default_local_dir", ""))
+        self._last_step = _last_step(config)
         reaction = settings.get("watched", "warn")
         if reaction not in ("warn", "stop", "off"):
             raise InvalidValue(f"watched must be 'warn', 'stop' or 'off', got {reaction!r}")
@@ -73,6 +101,31 @@ class Driver:
                 },
             )
         self._wrap_advantages()
+
+    def add_audit(self, audit: Audit | None) -> None:
+        """Add the audit of a step to that of the run; None if the losses of the step were not audited."""
+        if audit is not None:
+            self._audit = audit if self._audit is None else self._audit + audit
+
+    def announce_effect(self, *, has_log: bool) -> None:
+        """Print once what the run's rule did to rare winners, what others would have, and the command for more.
+
+        Nothing is printed if no loss was audited, or the level of the logger ``bandpo`` is above that of warnings.
+
+        Args:
+            has_log: True if the run writes verl's log to a file.
+        """
+        audit, self._audit = self._audit, None
+        if audit is None or not logging.getLogger("bandpo").isEnabledFor(logging.WARNING):
+            return
+        name = "your loss" if self._method is None else short_name(as_text(self._method))
+        lines = describe_rare_winners(audit, self._method, name)
+        if has_log and self._folder:
+            lines.append(f"more: bandpo audit {shlex.quote(self._folder)}")
+        else:
+            lines.append("more: bandpo audit FOLDER, of a run with trainer.logger=[console,file]")
+        for line in lines:
+            print(f"bandpo: {line}", flush=True)
 
     def _wrap_advantages(self) -> None:
         """Call `add_batch` after verl's computation of advantages, which all of its trainers use."""
@@ -181,8 +234,9 @@ class Driver:
             *arguments: Any,
             **named: Any,
         ) -> dict[str, Any]:
-            audit = pop_metrics(metrics)
-            return verls_function(metrics, *arguments, **named) | audit
+            audit_metrics, audit = pop_audit(metrics)
+            self.add_audit(audit)
+            return verls_function(metrics, *arguments, **named) | audit_metrics
 
         try:
             wrap_init = wrap("verl.utils.tracking.Tracking.__init__")
@@ -211,9 +265,12 @@ class Driver:
             verls_log: Callable[..., None],
             tracking: Any,
             data: Mapping[str, Any],
+            step: int,
             *arguments: Any,
             **named: Any,
         ) -> None:
-            verls_log(tracking, data, *arguments, **named)
+            verls_log(tracking, data, step, *arguments, **named)
             if self._watch is not None:
                 self._watch(data)
+            if self._last_step is not None and step >= self._last_step:
+                self.announce_effect(has_log="file" in tracking.logger)
