@@ -149,6 +149,19 @@ def test_the_record_in_the_folder_of_a_run_is_audited(tmp_path):
     assert " 1. Yes ⟦12⟧ ." in output
 
 
+def test_of_a_run_whose_record_has_no_policy_in_training_the_log_is_audited(tmp_path):
+    """As of verl, which records batches before their first loss."""
+    metrics = {"tokens": 900, "tokens_positive_below_0.1": 120, "blocked_mass_below_0.1": 0.3}
+    metrics["mass_positive_below_0.1"] = 9.0
+    row = {"step": 1, "reward": 0.5, **{f"audit/{name}": value for name, value in metrics.items()}}
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [row]}))
+    with Recorder(tmp_path / "tokens", method="FixedClip(0.2)") as recorder:
+        recorder.add(logp_old=torch.full((1, 2), -1.0), advantages=torch.ones(1), step=1)
+    assert "the run dropped 30 % (much)" in audit(tmp_path)
+    result = CliRunner().invoke(app, ["audit", str(tmp_path / "tokens")])
+    assert "give the log" in str(result.exception)
+
+
 def test_the_json_has_the_sentences_the_kinds_and_the_tokens(tmp_path):
     tokenizer(tmp_path, ["Yes", "12", "."])
     result = json.loads(audit(record(tmp_path), "--json"))[str(tmp_path)]

@@ -66,8 +66,7 @@ def audit_command(
     from rlvet.runs.summary import summarize
 
     runs = [open_run(path, method=run_method) for path in paths]
-    # A run's folder may contain its record, which tells more than its log.
-    records = {str(run.path): run for run in runs if run.is_record or run.record is not None}
+    records = {str(run.path): opened for run in runs if (opened := _record_of(run, run_method)) is not None}
     logs = [run for run in runs if str(run.path) not in records]
     if logs and method:
         raise InvalidValue(
@@ -101,6 +100,22 @@ def audit_command(
             )
         else:
             _print_line(f"{path} is a log: record the tokens (docs/audit.md) to see which ones a rule drops")
+
+
+def _record_of(run: Run, run_method: str | None) -> Run | None:
+    """Return the record of a run, or the one in its folder, which tells more than its log; None if there is none.
+
+    A record in a folder that lacks the policy in training, as verl's does, cannot be replayed, and the log is used.
+    """
+    from rlvet.runs import open_run
+
+    if run.is_record:
+        return run
+    if run.record is None:
+        return None
+    # The record itself, whose method may differ from that of the configuration in the run's folder.
+    record = open_run(run.record, method=run_method)
+    return record if record.has_losses else None
 
 
 def _console() -> Console:
@@ -146,13 +161,10 @@ def _audits(
         return {}
     from bandpo.audit.metrics import COUNTERFACTUALS
     from bandpo.replay.record_audit import audit_record
-    from rlvet.runs import open_run
 
     counterfactuals = {text: read_method(text) for text in methods} or COUNTERFACTUALS
     method = read_method(run_method) if run_method else None
     audits: dict[str, RecordAudit] = {}
     for path, run in records.items():
-        # The record itself, whose method may differ from that of the configuration in the run's folder.
-        opened = run if run.is_record else open_run(run.record or run.path, method=run_method)
-        audits[path] = audit_record(opened, counterfactuals, method=method, tokenizer=tokenizer)
+        audits[path] = audit_record(run, counterfactuals, method=method, tokenizer=tokenizer)
     return audits
