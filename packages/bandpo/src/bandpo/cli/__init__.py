@@ -81,16 +81,14 @@ def _run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Ma
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in optional_packages:
-            sys.excepthook(*sys.exc_info())
-            sys.exit(BAD_INPUT)
+            _fail(error)
         stop(
             f"error: this command needs the package {package}; in a clone of bandpo, "
             f"pip install {optional_packages[package]}",
             BAD_INPUT,
         )
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        sys.exit(BAD_INPUT)
+    except Exception as error:
+        _fail(error)
 
 
 def _errors_of_rlvet() -> tuple[type[Exception], ...]:
@@ -105,6 +103,12 @@ def read_method(text: str) -> Method:
 
     with importable_current_folder():
         return as_method(text)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Print the traceback of a fault of the program, and exit."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(BAD_INPUT)
 
 
 def stop(line: str, status: int) -> NoReturn:

@@ -77,16 +77,20 @@ def _run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Ma
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in optional_packages:
-            sys.excepthook(*sys.exc_info())
-            sys.exit(BAD_INPUT)
+            _fail(error)
         stop(
             f"error: this command needs the package {package}; in a clone of the repository, "
             f"pip install {optional_packages[package]}",
             BAD_INPUT,
         )
-    except Exception:
-        sys.excepthook(*sys.exc_info())
-        sys.exit(BAD_INPUT)
+    except Exception as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Print the traceback of a fault of the program, and exit."""
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(BAD_INPUT)
 
 
 def stop(line: str, status: int) -> NoReturn:
