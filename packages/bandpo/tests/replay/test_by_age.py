@@ -12,6 +12,8 @@ pytest.importorskip("rlvet")
 
 from bandpo import DAPO, Batch, FixedClip
 from bandpo.audit import Audit, Recorder
+from bandpo.audit.metric_names import BINS
+from bandpo.audit.metrics import EDGES
 from bandpo.cli.app import app
 from bandpo.replay.record import RUN, replay_record
 from rlvet.checks.diagnosis import diagnose
@@ -54,7 +56,22 @@ def test_each_age_has_its_tokens_and_what_each_method_blocks_of_them(tmp_path):
             audit = Audit.from_batch(batch, method=clip).metrics()
             share = replay.blocked_by_age[name][row.name]
             assert share == pytest.approx(audit["blocked_mass_below_0.1"], rel=1e-5)
+            check_bins(replay, name, row.name, loss, clip)
     assert (replay.ages.mismatch, replay.ages.unknown) == ("", 0)
+
+
+def check_bins(replay, name, age, loss, clip):
+    """Compare the shares by probability with sums over the tokens of each bin."""
+    p = loss["logp_old"].exp()
+    ratio = (loss["logp"] - loss["logp_old"]).exp()
+    winner = (loss["advantages"] > 0).unsqueeze(1).expand_as(p)
+    edges = [0.0, *EDGES, 1.0]
+    for label, low, high in zip(BINS, edges, edges[1:], strict=False):
+        chosen = winner & (p >= low) & (p < high)
+        size = (ratio * loss["advantages"].unsqueeze(1))[chosen]
+        expected = size[ratio[chosen] > 1 + clip.high].sum() / size.sum()
+        found = replay.blocked_by_age_and_bin[name].get(label, {}).get(age)
+        assert found == (pytest.approx(float(expected), abs=1e-5) if len(size) else None)
 
 
 def test_the_share_of_a_class_is_that_of_all_its_tokens(tmp_path):

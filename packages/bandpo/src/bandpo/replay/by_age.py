@@ -1,4 +1,4 @@
-"""The gradient that methods block on the rare tokens of winning answers, by the age of the tokens."""
+"""The gradient that methods block on the tokens of winning answers, by the age and the probability of the tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bandpo.audit.metric_names import RARE
+from bandpo.audit.metric_names import BINS, RARE
 from bandpo.audit.metrics import EDGES, gradient_size, lost_share
 from bandpo.core.batch import Batch, Tokens
 from bandpo.core.methods import Method
@@ -29,13 +29,14 @@ def is_rare_winner(tokens: Tokens) -> Bool[Tensor, "batch time"]:
 
 
 class BlockedByAge:
-    """The gradient of rare winners, and the part of it that each method takes away, by the age of the tokens.
+    """The gradient of winners, and the part of it that each method takes away, by age and probability of the tokens.
 
-    A rare winner is a token with a positive advantage and an old probability below `RARE_PROBABILITY`.
+    A winner is a token with a positive advantage. It is rare if its old probability is below `RARE_PROBABILITY`.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        """By method the sizes of the gradient and of the blocked part, (2, bins, classes)."""
 
     def add(self, name: str, method: Method, tokens: Tokens, batch: Batch, recorded: LossBatch) -> None:
         """Add one loss under one method. A loss whose record has no versions is left out.
@@ -49,25 +50,47 @@ class BlockedByAge:
         """
         if recorded.lag is None:
             return
-        size = gradient_size(tokens, batch) * is_rare_winner(tokens)
+        size = gradient_size(tokens, batch) * (tokens.advantages > 0) * batch.mask
         blocked = size * lost_share(method.weight(tokens) / tokens.ratio)
 
-        # One sum for each class of ages, (2, classes).
-        classes = torch.from_numpy(age_classes(recorded.lag)).flatten()
-        sums = torch.zeros(2, len(CLASSES), dtype=torch.float64)
-        for row, values in zip(sums, (size, blocked), strict=True):
-            row.index_add_(0, classes, values.flatten().double())
+        bins = torch.stack([tokens.logp_anchor >= math.log(edge) for edge in EDGES]).sum(0)
+        cells = (bins * len(CLASSES) + torch.from_numpy(age_classes(recorded.lag))).flatten()
+        count = len(BINS) * len(CLASSES)
+        sums = torch.stack(
+            [
+                torch.bincount(cells, values.flatten().double(), minlength=count).view(
+                    len(BINS), len(CLASSES)
+                )
+                for values in (size, blocked)
+            ]
+        )
         self._sums[name] = self._sums[name] + sums if name in self._sums else sums
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """Return the share that each method blocks, by the name of the method and then by the class of ages.
+        """Return the share that each method blocks on rare winners, by the name of the method and the class of ages.
 
         Classes in which no rare winner has a gradient are left out.
         """
-        result: dict[str, dict[str, float]] = {}
-        for name, (sizes, blocked) in self._sums.items():
-            shares = (blocked / sizes).tolist()
-            result[name] = {
-                label: share for label, share in zip(CLASSES, shares, strict=True) if math.isfinite(share)
-            }
+        rare = slice(RARE["below_0.1"])
+        return {name: _shares(sums[:, rare].sum(1)) for name, sums in self._sums.items()}
+
+    def shares_by_bin(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Return the share that each method blocks on winners, by its name, the bin and the class of ages.
+
+        Bins and classes in which no winner has a gradient are left out.
+        """
+        result: dict[str, dict[str, dict[str, float]]] = {}
+        for name, sums in self._sums.items():
+            by_bin = {label: _shares(sums[:, index]) for index, label in enumerate(BINS)}
+            result[name] = {label: shares for label, shares in by_bin.items() if shares}
         return result
+
+
+def _shares(sums: Tensor) -> dict[str, float]:
+    """Return the blocked share of each class of ages that has a gradient, from sums of shape (2, classes)."""
+    sizes, blocked = sums.tolist()
+    shares: dict[str, float] = {}
+    for label, size, part in zip(CLASSES, sizes, blocked, strict=True):
+        if size > 0:
+            shares[label] = part / size
+    return shares

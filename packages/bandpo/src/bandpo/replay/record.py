@@ -21,6 +21,7 @@ from bandpo.core.schedules import TrainingState
 from bandpo.core.sequences import Sequences
 from bandpo.core.text import as_method, as_text, parse
 from bandpo.replay.by_age import BlockedByAge
+from bandpo.replay.directions import Directions
 from rlvet.runs import LossBatch, Run, Setup, open_run
 from rlvet.runs.ages import AgeCollector, Ages
 from rlvet.runs.quantities import Row, named_rows
@@ -123,6 +124,11 @@ class Replay:
     blocked_by_age: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The share of the gradient on rare winners that each method blocks, by the name of the method and the class of
     ages, see `bandpo.replay.by_age`."""
+    blocked_by_age_and_bin: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """The share of the gradient on winners that each method blocks, by the name of the method, the bin of the old
+    probability and the class of ages."""
+    directions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By the name of the method, `bandpo.replay.directions.COSINE` and `bandpo.replay.directions.EFFECTIVE`."""
 
     @property
     def main_method(self) -> str:
@@ -148,6 +154,11 @@ class Replay:
             blocked = self.blocked_by_age.get(name, {})
             metrics[name] = audit.metrics() | of_ages
             metrics[name] |= {f"age/{age}/blocked_mass_below_0.1": share for age, share in blocked.items()}
+            for probabilities, shares in self.blocked_by_age_and_bin.get(name, {}).items():
+                metrics[name] |= {
+                    f"age/{age}/blocked_mass/{probabilities}": share for age, share in shares.items()
+                }
+            metrics[name] |= self.directions.get(name, {})
         return metrics
 
     @property
@@ -208,6 +219,7 @@ class ReplayCollector:
         self._audits: dict[str, _AuditsByStep] = {}
         self._ages = AgeCollector()
         self._blocked_by_age = BlockedByAge()
+        self._directions = Directions()
         self._losses = 0
         self._anchor = "trainer"
         self._setup: Setup | None = None
@@ -233,6 +245,7 @@ class ReplayCollector:
         self._ages.add(batch)
         for name, audited_method in methods.items():
             tokens = audited_method.tokens(tensors)
+            self._directions.add(name, audited_method, tokens)
             self._blocked_by_age.add(name, audited_method, tokens, tensors, batch)
             audit = Audit.of(tensors, audited_method, tokens, {})
             if name not in self._audits:
@@ -245,7 +258,15 @@ class ReplayCollector:
             return None
         by_step = {name: audits.by_step() for name, audits in self._audits.items()}
         ages = self._ages.result()
-        return Replay(by_step, self._anchor, self._setup, ages, self._blocked_by_age.shares())
+        return Replay(
+            by_step,
+            self._anchor,
+            self._setup,
+            ages,
+            self._blocked_by_age.shares(),
+            self._blocked_by_age.shares_by_bin(),
+            self._directions.result(),
+        )
 
 
 def replay_record(

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bandpo._terminal import printable
+from bandpo.replay.directions import COSINE, EFFECTIVE
 from rlvet._numbers import format_number
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
 
@@ -91,6 +92,7 @@ def clip_table(runs: Mapping[str, Summary]) -> Table:
 def methods_table(replay: Replay) -> Table:
     """Build the table of a replay: each method is a column, on the same tokens."""
     columns = [audit.metrics() for audit in replay.audits.values()]
+    directions = [replay.directions.get(name, {}) for name in replay.by_step]
     rows: list[list[str]] = []
     for side, sign in (("high", "positive"), ("low", "negative")):
         section = {f"clip-{side} rate": _cells(columns, f"clip_{side}")}
@@ -107,6 +109,10 @@ def methods_table(replay: Replay) -> Table:
     }
     for name in RARE:
         section[f"  {bin_label(name)}"] = _cells(columns, f"blocked_mass_{name}")
+    section["gradient's cosine with the run's"] = [
+        format_number(metrics[COSINE], 3) if COSINE in metrics else UNKNOWN for metrics in directions
+    ]
+    section["effective sample size"] = _cells(directions, EFFECTIVE)
     # This depends on the batch only, so all columns are equal.
     section["winners' advantages on common tokens, hard prompts"] = _cells(columns, "luck")
     title = f"on the same tokens, bounds around the {replay.anchor}'s policy"
@@ -128,7 +134,7 @@ def ages_table(replay: Replay) -> Table:
     """Build the table of a replay by the age of the tokens: each class of ages is a column.
 
     Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size as a share of the
-    tokens, and the share of the gradient on rare winners that each method blocks.
+    tokens, and the share of the gradient on winners that each method blocks: on rare ones, and by the old probability.
     """
     columns = replay.ages.rows
     rows = [
@@ -139,5 +145,8 @@ def ages_table(replay: Replay) -> Table:
     ]
     for name, shares in replay.blocked_by_age.items():
         rows.append([f"{name} blocks, p < 0.1", *(share(shares.get(column.name)) for column in columns)])
+        for probabilities, shares_of_bin in replay.blocked_by_age_and_bin[name].items():
+            cells = [share(shares_of_bin.get(column.name)) for column in columns]
+            rows.append([f"  {bin_label(probabilities)}", *cells])
     header = ["age", *(column.name for column in columns)]
     return _table(header, rows, f"by age: {replay.ages.meaning}")
