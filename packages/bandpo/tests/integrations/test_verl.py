@@ -99,6 +99,22 @@ SAME = {
 }
 
 
+@pytest.mark.parametrize("dual_clip", [3.0, 10.0])
+def test_dppo_kl_has_bandpos_gradient_up_to_its_largest_weight(dual_clip):
+    """The trust regions are the same: docs/paper.md says where the gradients differ."""
+    settings = ranges(0.05, 0.05, dual_clip)
+    tensors = {**batch(5, (40, 60), spread=1.5), "rollout_is_weights": None}
+    theirs = evaluate(actor_config(PolicyLossConfig(loss_mode="dppo_kl"), **settings), tensors)[1]
+    band = BandPolicyLossConfig(method="BandPO()", average="framework")
+    ours = evaluate(actor_config(band, **settings), tensors)[1]
+    ratio = (tensors["log_prob"] - tensors["old_log_prob"]).exp()
+    same = (ours - theirs).abs() < 1e-9
+    assert same[ratio <= dual_clip].all()
+    far = tensors["response_mask"] & (ratio > dual_clip)
+    assert far.any()
+    assert not same[far].all()
+
+
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("name", SAME)
 def test_the_gradient_is_that_of_verls_own_loss(name, mode):
