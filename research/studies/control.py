@@ -10,7 +10,7 @@ A policy is one linear layer over the features of a prompt, so that prompts shar
 batch has groups of answers to fresh prompts, each answer is used once or more often in many updates, and advantages are
 those of GRPO. The rules are all pairs of an upper and a lower side, so the effect of each side is read off, with
 constants of the same dose as Band's sides. All seeds and learning rates are rows of one tensor. The terms and the
-predictions are in `control-predictions.md`.
+predictions are in `control-predictions.md`, and those of the rates above in `control-more-rates-predictions.md`.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ LOWER = {".8": "FixedClip(0.2)", ".3": "FixedClip(0.7)"}
 BAND = "Band(KL(), 0.05)"
 CLIP = "1.2 over .8"
 PREDICTIONS = Path(__file__).parent / "control-predictions.md"
+MORE_RATES = Path(__file__).parent / "control-more-rates-predictions.md"
+"""The predictions of rates above those of the first plan."""
 HELD_OUT = 128
 """The held-out prompts, which are never trained on."""
 SAMPLES = 32
@@ -203,6 +205,7 @@ class Cell:
         noise: The share of rewards that are drawn at random.
         batches: The number of batches.
         arms: The rules.
+        higher_rates: Learning rates above the others, for the rules of `AT_HIGHER_RATES` alone.
     """
 
     name: str
@@ -216,16 +219,65 @@ class Cell:
     noise: float = 0.0
     batches: int = 80
     arms: Sequence[str] = tuple(rules())
+    higher_rates: Sequence[float] = ()
+
+    def with_higher_rates(self) -> Cell:
+        """Return the cell with all its rates and the rules that are run at all of them."""
+        arms = [arm for arm in self.arms if arm in AT_HIGHER_RATES]
+        return replace(self, rates=(*self.rates, *self.higher_rates), arms=arms, higher_rates=())
 
 
+AT_HIGHER_RATES = (
+    CLIP,
+    "1.2 over .3",
+    "1.2 over Band",
+    "1.28 over .8",
+    "2 over .8",
+    "3 over .8",
+    "Band over .8",
+    "Band over Band",
+)
+"""The rules at rates above those of the first plan."""
 PRIMARY_RATES = (0.00625, 0.0125, 0.025)
 CELLS = [
     Cell("pilot", "one token", 64, (0.0125,), range(900, 916), 0.4),
     Cell("pilot, eight tokens", "eight tokens", 64, (0.0125,), range(900, 916), 0.11),
-    Cell("one token, 64", "one token", 64, (0.0015625, 0.003125, *PRIMARY_RATES), range(2000, 2064), 0.4),
-    Cell("eight tokens, 64", "eight tokens", 64, (0.003125, *PRIMARY_RATES, 0.05), range(2000, 2064), 0.11),
-    Cell("one token, 16", "one token", 16, (*PRIMARY_RATES, 0.05), range(2000, 2064), 0.4),
-    Cell("eight tokens, 16", "eight tokens", 16, (*PRIMARY_RATES, 0.05, 0.1), range(2000, 2064), 0.11),
+    Cell(
+        "one token, 64",
+        "one token",
+        64,
+        (0.0015625, 0.003125, *PRIMARY_RATES),
+        range(2000, 2064),
+        0.4,
+        higher_rates=(0.05, 0.1),
+    ),
+    Cell(
+        "eight tokens, 64",
+        "eight tokens",
+        64,
+        (0.003125, *PRIMARY_RATES, 0.05),
+        range(2000, 2064),
+        0.11,
+        higher_rates=(0.1, 0.2),
+    ),
+    Cell(
+        "one token, 16",
+        "one token",
+        16,
+        (*PRIMARY_RATES, 0.05),
+        range(2000, 2064),
+        0.4,
+        higher_rates=(0.1, 0.2),
+    ),
+    Cell(
+        "eight tokens, 16",
+        "eight tokens",
+        16,
+        (*PRIMARY_RATES, 0.05, 0.1),
+        range(2000, 2064),
+        0.11,
+        higher_rates=(0.2,),
+    ),
 ]
 """The cells in the order in which they run; the seeds of the pilots are no others'."""
 
@@ -420,6 +472,11 @@ def keys_of(cell: Cell, arm: str, seeds: Sequence[int]) -> list[Key]:
     return [Key(cell.name, arm, rate, seed) for rate, seed in product(cell.rates, seeds)]
 
 
+def all_keys(cell: Cell) -> list[Key]:
+    """Return all rows of a cell."""
+    return [key for arm, seeds in parts_of(cell) for key in keys_of(cell, arm, seeds)]
+
+
 def _missing(cell: Cell, arm: str, seeds: Sequence[int], done: Collection[Key]) -> Cell | None:
     """Return the cell with the rates and seeds of which a rule lacks a row; None if it has all."""
     missing = [key for key in keys_of(cell, arm, seeds) if key not in done]
@@ -451,7 +508,9 @@ NAMES = {
 """The names of the metrics in tables."""
 COMMON_RATE = 0.0125
 BEST = "best"
-"""In place of a learning rate: each rule's best one by AUC."""
+"""In place of a learning rate: each rule's best one by AUC, of the first plan."""
+BEST_OF_MORE = "best of more rates"
+"""The same with the rates of an amendment, which are above."""
 FEWEST_SEEDS = 4
 """The seeds from which an interval is computed."""
 ADDITIVE = 0.05
@@ -460,7 +519,7 @@ ADDITIVE = 0.05
 Contrast = Mapping[str, float]
 """The weights of rules in a difference."""
 Rate = float | str
-"""A learning rate, or `BEST`."""
+"""A learning rate, `BEST` or `BEST_OF_MORE`."""
 
 
 def minus(arm: str, other: str) -> Contrast:
@@ -582,9 +641,9 @@ class CellScores:
             for index, rate in enumerate(cell.rates)
             for place, seed in enumerate(cell.seeds)
         }
-        for key, row in self.rows.items():
+        for key in self.rows.keys() & places.keys():
             for metric, scores in self._scores.items():
-                scores[places[key]] = metric_of(row, metric, cell.level)
+                scores[places[key]] = metric_of(self.rows[key], metric, cell.level)
         self._remembered: dict[tuple[str, str, bytes], ResampledScores] = {}
 
     def scores(self, arm: str, metric: str) -> np.ndarray:
@@ -620,7 +679,7 @@ class CellScores:
 
     def measure(self, contrast: Contrast, metric: str, rate: Rate) -> Measured | None:
         """Return a difference of rules, paired by seed; None if fewer than `FEWEST_SEEDS` seeds have all their runs."""
-        if rate == BEST and metric != "entropy at reward":
+        if isinstance(rate, str) and metric != "entropy at reward":
             return self._measure_at_best(contrast, metric)
         values = self.differences(contrast, metric, rate)
         return Measured(student(values), len(values)) if len(values) >= FEWEST_SEEDS else None
@@ -628,9 +687,11 @@ class CellScores:
     def differences(self, contrast: Contrast, metric: str, rate: Rate) -> np.ndarray:
         """Return a difference of rules for each seed that has all their runs.
 
-        At `BEST` each rule is at the rate that is best over all seeds.
+        At best rates each rule is at the one that is best over all seeds.
         """
         total = np.zeros(len(self.cell.seeds))
+        if not contrast.keys() <= self._arms.keys():
+            return np.array([])
         for arm, weight in contrast.items():
             best = (rate, False) if isinstance(rate, float) else self.best_rate(arm)
             if best is None:
@@ -640,6 +701,8 @@ class CellScores:
 
     def _measure_at_best(self, contrast: Contrast, metric: str) -> Measured | None:
         """Return a difference of rules, each at the rate that is best by AUC on other seeds than it is scored on."""
+        if not contrast.keys() <= self._arms.keys():
+            return None
         seeds = np.all([self.has_all_rates(arm) for arm in contrast], axis=0)
         if seeds.sum() < FEWEST_SEEDS:
             return None
@@ -685,18 +748,29 @@ def _text(rate: Rate) -> str:
 
 def settings_of_rows(rows: Mapping[Key, Mapping[str, Any]]) -> list[Setting]:
     """Return the settings of the report that have rows."""
-    predictions = read_predictions(PREDICTIONS)
+    predictions = all_predictions()
     settings: list[Setting] = []
     for cell in STUDY:
         scores = CellScores(cell, rows)
-        for rate in scores.settings(predictions):
-            measured: dict[tuple[str, str, str], Measured] = {}
-            for kind in KINDS:
-                for (name, contrast), metric in product(contrasts_of(kind).items(), SMALLEST):
-                    if found := scores.measure(contrast, metric, rate):
-                        measured[kind, name, metric] = found
-            settings.append(Setting(scores, rate, measured))
+        settings += [setting_of(scores, rate) for rate in scores.settings(predictions)]
+        more = setting_of(CellScores(cell.with_higher_rates(), rows), BEST_OF_MORE)
+        settings += [more] if more.measured else []
     return settings
+
+
+def setting_of(scores: CellScores, rate: Rate) -> Setting:
+    """Return a setting with the differences that have runs."""
+    measured: dict[tuple[str, str, str], Measured] = {}
+    for kind in KINDS:
+        for (name, contrast), metric in product(contrasts_of(kind).items(), SMALLEST):
+            if found := scores.measure(contrast, metric, rate):
+                measured[kind, name, metric] = found
+    return Setting(scores, rate, measured)
+
+
+def all_predictions() -> list[Prediction]:
+    """Return the predictions of both pages."""
+    return [*read_predictions(PREDICTIONS), *read_predictions(MORE_RATES)]
 
 
 def differences_table(setting: Setting, kind: str, comparisons: int) -> Table:
@@ -762,11 +836,12 @@ def runs_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:
     """Return how many of the planned runs of each cell there are."""
     cells: list[list[str]] = []
     for cell in STUDY:
-        keys = [key for arm, seeds in parts_of(cell) for key in keys_of(cell, arm, seeds)]
+        keys = all_keys(cell)
+        higher = [key for key in all_keys(cell.with_higher_rates()) if key.rate in cell.higher_rates]
         common = [key for key in keys if key.rate == COMMON_RATE]
-        counted = [f"{sum(key in rows for key in some)} of {len(some)}" for some in (common, keys)]
+        counted = [f"{sum(key in rows for key in some)} of {len(some)}" for some in (common, keys, higher)]
         cells.append([cell.name, *counted])
-    return Table(["cell", f"runs at {COMMON_RATE:g}", "runs at all rates"], cells)
+    return Table(["cell", f"runs at {COMMON_RATE:g}", "runs at all rates", "runs at higher rates"], cells)
 
 
 def primary_measures(settings: Sequence[Setting]) -> dict[tuple[str, str], Measured]:
@@ -843,7 +918,7 @@ def power_table(settings: Sequence[Setting]) -> Table:
     cells: list[list[str]] = []
     named = {"Band over .8 minus 3 over .8": PRIMARY, f"2 over .8 minus {CLIP}": CONTROL}
     for setting, (name, contrast) in product(settings, named.items()):
-        if setting.rate == BEST:
+        if isinstance(setting.rate, str):
             continue
         texts = [f"{setting.name}: {name}"]
         for metric, smallest in SMALLEST.items():
@@ -863,7 +938,7 @@ def verdicts_table(settings: Sequence[Setting]) -> Table:
     """Return the verdict on each prediction; the primary ones on intervals that are adjusted for their number."""
     by_name = {setting.name: setting for setting in settings}
     cells: list[list[str]] = []
-    for world, arm, other, metric, expects in read_predictions(PREDICTIONS):
+    for world, arm, other, metric, expects in all_predictions():
         setting = by_name.get(world)
         found = setting and setting.scores.measure(minus(arm, other), metric, setting.rate)
         terms = [world, f"{arm} minus {other}, {NAMES[metric]}", expects]
@@ -900,7 +975,9 @@ the dose of Band's two sides. The number of a cell is that of its updates on a b
   **Spread:** the standard deviation of the log-ratios in the last update on a batch, the mean over the batches.
 - **Best rate:** by mean reward, chosen on other seeds than those that are scored, and chosen anew in each bootstrap
   sample; at equal reward, and in the tables of means, the best one over all seeds. At an *edge* of the grid a rate
-  beyond may be better.
+  beyond may be better. *Best* is of the rates of the first plan. *Best of more rates* is of those and of higher ones,
+  which were added, with the predictions of `control-more-rates-predictions.md`, because best rates were at the edge;
+  eight rules have runs there.
 
 A number in parentheses is that of the seeds, where there may be fewer than planned. Intervals are of 95 %, paired by
 seed. **Bold** ones exclude 0 also if they are adjusted after Bonferroni for the number of all intervals in the tables
@@ -961,7 +1038,7 @@ def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
         "",
     ]
     for cell in STUDY:
-        of_cell = [setting for setting in settings if setting.scores.cell is cell]
+        of_cell = [setting for setting in settings if setting.scores.cell.name == cell.name]
         if not of_cell:
             continue
         lines += [f"## {cell.name}", ""]
@@ -1022,19 +1099,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.rows.touch()
     drop_unfinished_line(options.rows)
     done = read_rows(options.rows).keys()
-    cells = [cell for cell in CELLS if options.cell in (None, cell.name)]
+    chosen = [cell for cell in CELLS if cell.name == options.cell] or STUDY
+    cells = [*chosen, *(cell.with_higher_rates() for cell in chosen if cell.higher_rates)]
     if options.count:
         for cell in cells:
-            every = [key for arm, seeds in parts_of(cell) for key in keys_of(cell, arm, seeds)]
+            every = all_keys(cell)
             print(f"{cell.name}: {sum(key in done for key in every)} of {len(every)} runs")
         return
     # The order of sums, and so the bits, would depend on the number of threads.
     torch.set_num_threads(1)
     with options.rows.open("a", encoding="utf-8") as lines:
         for cell in cells:
-            chosen = [rate for rate in cell.rates if options.rate is None or rate in options.rate]
+            rates = [rate for rate in cell.rates if options.rate is None or rate in options.rate]
             for arm, seeds in parts_of(cell):
-                part = _missing(replace(cell, rates=chosen), arm, seeds, done)
+                part = _missing(replace(cell, rates=rates), arm, seeds, done)
                 if part is None or arm not in (options.arm or cell.arms):
                     continue
                 begin = time.process_time()
