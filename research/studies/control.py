@@ -20,7 +20,7 @@ import json
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -382,11 +382,7 @@ class Trainer:
     def _update(self, batch: Batch, part: Int[Tensor, "seeds answers"]) -> Tensor:
         """Make one update, and return the log-ratios before it."""
 
-        def of_part(values: Tensor) -> Tensor:
-            index = part.view(1, *part.shape, *[1] * (values.dim() - 3))
-            return values.gather(2, index.expand(len(values), -1, -1, *values.shape[3:]))
-
-        features, tokens, logp_old, advantages = map(of_part, batch[:4])
+        features, tokens, logp_old, advantages = self.part_of(batch, part)
         logp = self._logp_all(features).gather(-1, tokens[..., None])[..., 0]
         loss = policy_loss(
             logp.flatten(0, 2),
@@ -403,6 +399,16 @@ class Trainer:
             step = self._rates * self._moments.direction(mean.flatten(0, 1))
             self.weights -= step.view_as(self.weights)
             return logp.detach() - logp_old
+
+    @staticmethod
+    def part_of(batch: Batch, part: Int[Tensor, "seeds answers"]) -> list[Tensor]:
+        """Return the features, tokens, old log-probabilities and advantages of a part of each seed's answers."""
+
+        def of_part(values: Tensor) -> Tensor:
+            index = part.view(1, *part.shape, *[1] * (values.dim() - 3))
+            return values.gather(2, index.expand(len(values), -1, -1, *values.shape[3:]))
+
+        return [of_part(values) for values in batch[:4]]
 
     def _add_blocked(
         self, log_ratio: Tensor, logp_old: Tensor, advantages: Tensor, logp_gradient: Tensor
@@ -483,6 +489,52 @@ def _missing(cell: Cell, arm: str, seeds: Sequence[int], done: Collection[Key]) 
     rates = [rate for rate in cell.rates if any(key.rate == rate for key in missing)]
     open_seeds = [seed for seed in seeds if any(key.seed == seed for key in missing)]
     return replace(cell, rates=rates, seeds=open_seeds) if missing else None
+
+
+def run_missing(
+    file: Path,
+    cells: Sequence[Cell],
+    trainer: Callable[[Cell, str], Trainer] | None = None,
+    rates: Collection[float] | None = None,
+    arms: Collection[str] | None = None,
+) -> None:
+    """Run what a file of rows does not have, and add it.
+
+    Args:
+        file: The file, made if it is not there.
+        cells: The cells in the order in which they run.
+        trainer: From a cell and the name of a rule, what trains it; by default a `Trainer`.
+        rates: The learning rates, by default all.
+        arms: The rules, by default all.
+    """
+    # The order of sums, and so the bits, would depend on the number of threads.
+    torch.set_num_threads(1)
+    file.touch()
+    drop_unfinished_line(file)
+    done = read_rows(file).keys()
+    with file.open("a", encoding="utf-8") as lines:
+        for cell in cells:
+            chosen = [rate for rate in cell.rates if rates is None or rate in rates]
+            for arm, seeds in parts_of(cell):
+                part = _missing(replace(cell, rates=chosen), arm, seeds, done)
+                if part is None or arm not in (arms or cell.arms):
+                    continue
+                begin = time.process_time()
+                trained = trainer(part, arm) if trainer else Trainer(part, rules()[arm])
+                trained.train()
+                seconds = (time.process_time() - begin) / len(keys_of(part, arm, part.seeds))
+                for row in trained.rows(arm):
+                    if _key_of(row) not in done:
+                        lines.write(json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
+                lines.flush()
+
+
+def print_count(file: Path, cells: Sequence[Cell]) -> None:
+    """Print how many of the runs of each cell a file has."""
+    done = read_rows(file).keys()
+    for cell in cells:
+        every = all_keys(cell)
+        print(f"{cell.name}: {sum(key in done for key in every)} of {len(every)} runs")
 
 
 def read_rows(file: Path) -> dict[Key, Mapping[str, Any]]:
@@ -1096,33 +1148,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with replacing(options.report) as unfinished:
             unfinished.write_text(page(read_rows(options.rows)), encoding="utf-8")
         return
-    options.rows.touch()
-    drop_unfinished_line(options.rows)
-    done = read_rows(options.rows).keys()
     chosen = [cell for cell in CELLS if cell.name == options.cell] or STUDY
     cells = [*chosen, *(cell.with_higher_rates() for cell in chosen if cell.higher_rates)]
     if options.count:
-        for cell in cells:
-            every = all_keys(cell)
-            print(f"{cell.name}: {sum(key in done for key in every)} of {len(every)} runs")
+        print_count(options.rows, cells)
         return
-    # The order of sums, and so the bits, would depend on the number of threads.
-    torch.set_num_threads(1)
-    with options.rows.open("a", encoding="utf-8") as lines:
-        for cell in cells:
-            rates = [rate for rate in cell.rates if options.rate is None or rate in options.rate]
-            for arm, seeds in parts_of(cell):
-                part = _missing(replace(cell, rates=rates), arm, seeds, done)
-                if part is None or arm not in (options.arm or cell.arms):
-                    continue
-                begin = time.process_time()
-                trainer = Trainer(part, rules()[arm])
-                trainer.train()
-                seconds = (time.process_time() - begin) / len(keys_of(part, arm, part.seeds))
-                for row in trainer.rows(arm):
-                    if _key_of(row) not in done:
-                        lines.write(json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
-                lines.flush()
+    run_missing(options.rows, cells, rates=options.rate, arms=options.arm)
 
 
 if __name__ == "__main__":
