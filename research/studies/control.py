@@ -381,7 +381,6 @@ class Trainer:
 
     def _update(self, batch: Batch, part: Int[Tensor, "seeds answers"]) -> Tensor:
         """Make one update, and return the log-ratios before it."""
-
         features, tokens, logp_old, advantages = self.part_of(batch, part)
         logp = self._logp_all(features).gather(-1, tokens[..., None])[..., 0]
         loss = policy_loss(

@@ -15,7 +15,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -427,7 +427,7 @@ class Axis:
     def ranges_table(self) -> Table:
         """Return the effects by the spread of log-ratios: how many settings have a sure one, and their mean."""
         cells: list[list[str]] = []
-        for low, high in zip(SPREADS[:-1], SPREADS[1:], strict=True):
+        for low, high in pairwise(SPREADS):
             inside = [each for each in self.settings if low <= each.number("spread").mean() < high]
             if not inside:
                 continue
@@ -499,8 +499,8 @@ def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
         "## Does one number order the effects?",
         "",
         f"Said to order the effect of its side in entropy at equal step: {', '.join(named) or 'none'}. That is a rank "
-        f"correlation of at least {ENOUGH:g}, with an interval from at least {SURE_ENOUGH:g} on, in each testbed and in "
-        "both together.",
+        f"correlation of at least {ENOUGH:g}, with an interval from at least {SURE_ENOUGH:g} on, in each testbed and "
+        "in both together.",
         "",
         "The numbers are means over the runs under clip 0.2. The interval is over seeds, and says nothing of other "
         "settings. Signs are turned so that a number that orders an effect has a correlation of +1.",
