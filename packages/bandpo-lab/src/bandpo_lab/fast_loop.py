@@ -480,12 +480,12 @@ def train(settings: Settings, folder: Path | None, say: Callable[[str], None] | 
     torch.set_num_threads(1)
     try:
         if folder is None:
-            return _Training(settings, None).run(say)
+            return Training(settings, None).run(say)
         folder.mkdir(parents=True, exist_ok=True)
         _check_settings(settings, folder)
         if (folder / SCORES).exists():
             return read_run(folder)
-        return _Training(settings, folder).run(say)
+        return Training(settings, folder).run(say)
     finally:
         torch.set_num_threads(threads)
 
@@ -497,7 +497,7 @@ def check_method(settings: Settings) -> None:
         ValueError: The method does not pass `bandpo.check`, or depends on a quantity that the loop does not have.
     """
     sizes = {"lag": 0, "epochs": 1, "minibatches": 1, "batches": 1, "prompts": 1, "samples": 2}
-    training = _Training(replace(settings, **sizes), None)
+    training = Training(replace(settings, **sizes), None)
     check(training.method)
     training.train_batch()
 
@@ -532,7 +532,7 @@ def _check_settings(settings: Settings, folder: Path) -> None:
         unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-class _Training:
+class Training:
     """The state of a run in training.
 
     Args:
@@ -631,7 +631,7 @@ class _Training:
                 part = old_batch.select(rows)
                 age = (self.updates - part.version).float()
                 state = TrainingState(progress, group=part.group, age=age)
-                results.append(update(self.network, self.optimizer, part, method, state))
+                results.append(self.update(part, method, state))
                 self.updates += 1
         audit = results[0].audit
         for result in results[1:]:
@@ -641,6 +641,10 @@ class _Training:
         self.controller_state = self.method.update_controllers(self.controller_state, audit_metrics)
         norms = [result.grad_norm for result in results]
         return metrics | {"grad_norm": sum(norms) / len(norms)} | logged(audit_metrics)
+
+    def update(self, batch: Batch, method: Method, state: TrainingState) -> UpdateResult:
+        """Make one update on a minibatch; a study overrides it to look at each."""
+        return update(self.network, self.optimizer, batch, method, state)
 
     def _scores(self) -> dict[str, float]:
         """Compute pass@k on held-out problems, with the same random numbers each time."""

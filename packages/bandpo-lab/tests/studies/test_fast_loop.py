@@ -17,7 +17,7 @@ from bandpo_lab.fast_loop import (
     TASKS,
     Network,
     Settings,
-    _Training,
+    Training,
     log_probabilities,
     read_run,
     sample,
@@ -109,7 +109,7 @@ def test_rewards_and_advantages_by_hand(network, batch):
 
 @pytest.mark.parametrize("method", ["FixedClip(0.2)", "Unclipped()", "GSPO()", "M2PO()"])
 def test_methods_have_the_same_problems_random_numbers_and_first_samples(method):
-    trainings = [_Training(Settings(text, **SMALL | {"epochs": 2}), None) for text in (METHOD, method)]
+    trainings = [Training(Settings(text, **SMALL | {"epochs": 2}), None) for text in (METHOD, method)]
     logs = [training.run(None).log for training in trainings]
     assert logs[0][0] == logs[1][0]
     assert torch.equal(trainings[0].numbers.get_state(), trainings[1].numbers.get_state())
@@ -118,7 +118,7 @@ def test_methods_have_the_same_problems_random_numbers_and_first_samples(method)
 
 
 def test_a_batch_is_trained_on_after_its_lag_in_every_epoch_and_minibatch():
-    training = _Training(Settings(METHOD, **SMALL | {"lag": 2, "epochs": 3}), None)
+    training = Training(Settings(METHOD, **SMALL | {"lag": 2, "epochs": 3}), None)
     before = {name: weight.detach().clone() for name, weight in training.network.weights.items()}
     lines = [training.train_batch(), training.train_batch()]
     assert training.updates == 0
@@ -154,7 +154,7 @@ RESUMED = [
 @pytest.mark.parametrize("changes", RESUMED)
 def test_an_interrupted_run_goes_on_bit_for_bit_and_an_ended_one_is_read(tmp_path, changes):
     settings = Settings(**{"method": METHOD, **SMALL, "batches": 5, **changes})
-    whole = _Training(settings, None)
+    whole = Training(settings, None)
     expected = whole.run(None)
 
     class Interrupted(Exception):
@@ -170,7 +170,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit_and_an_ended_one_is_read(tmp_pat
     with pytest.raises(Interrupted):
         train(settings, tmp_path, interrupt)
     assert not (tmp_path / "scores.json").exists()
-    resumed = _Training(settings, tmp_path)
+    resumed = Training(settings, tmp_path)
     run = resumed.run(said.append)
     assert len(said) == 5
     assert run.log == expected.log
