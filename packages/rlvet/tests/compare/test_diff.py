@@ -137,6 +137,17 @@ def test_a_setting_of_unknown_effect_is_said_and_counts(write):
     )
 
 
+def test_a_clip_of_half_a_configuration_is_a_setting_of_unknown_effect(write):
+    """The loss that it belongs to may come from a file that this one overrides."""
+    half = "actor_rollout_ref:\n  actor:\n    clip_ratio_high: {}\n"
+    a, b = write(half.format(0.2), half.format(0.3), (".yaml", ".yaml"))
+    difference = diff(a, b)
+    assert difference.differs
+    assert difference.headline.startswith("1 setting of unknown effect, no difference in effect in ")
+    assert "effect not known: actor_rollout_ref.actor.clip_ratio_high 0.2 | 0.3" in str(difference)
+    assert not diff(a, a).differs
+
+
 def test_settings_of_a_critic_count_where_there_is_one(write):
     a, b = VERL.format("critic.optim.lr=1e-5"), VERL.format("critic.optim.lr=2e-5")
     assert not diff(*write(a, b)).differs

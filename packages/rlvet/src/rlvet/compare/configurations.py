@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -239,7 +239,7 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
             speed.append(f"{quantity.name} {texts[0]} | {texts[1]}")
         else:
             differences.append(QuantityDifference(quantity, *readings))
-    without_quantity = _other_settings(a, b)
+    without_quantity = _other_settings(a, b, _settings_of_unknown(a, b, in_neither))
     is_one_framework = a.framework == b.framework
     return ConfigurationComparison(
         a=a,
@@ -307,14 +307,31 @@ LONGEST_OTHER = 40
 """The most characters of the value of a setting without a quantity."""
 
 
-def _other_settings(a: Training, b: Training) -> dict[str, list[SettingDifference]]:
-    """Return the settings without a quantity that differ, by kind: ``speed``, ``names`` and ``unjudged``."""
+def _settings_of_unknown(a: Training, b: Training, in_neither: Sequence[str]) -> set[str]:
+    """Return the settings that belong to quantities known of neither side, and to no quantity that is known."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for training in (a, b):
+        for name, reading in training.readings.items():
+            names[name in in_neither].update(origin.name for origin in reading.origins)
+    return names[True] - names[False]
+
+
+def _other_settings(
+    a: Training, b: Training, of_unknown: Collection[str]
+) -> dict[str, list[SettingDifference]]:
+    """Return the settings without a known quantity that differ, by kind: ``speed``, ``names`` and ``unjudged``.
+
+    Args:
+        a: The first configuration.
+        b: The second configuration.
+        of_unknown: The settings of quantities that are known of neither.
+    """
     kinds: dict[str, list[SettingDifference]] = {"speed": [], "names": [], "unjudged": []}
     read = a.read | b.read
     has_critic = "a critic" in (a.value("baseline"), b.value("baseline"))
     for name in dict.fromkeys((*a.settings, *b.settings)):
         # The split into micro-batches is part of quantities, and otherwise a matter of memory.
-        is_compared = name in read or bool(WITHOUT_CONDITION.search(name))
+        is_compared = name not in of_unknown and (name in read or bool(WITHOUT_CONDITION.search(name)))
         if name == "program" or (is_compared and not SPEED.search(name)):
             continue
         if name.startswith("critic.") and not has_critic:

@@ -130,13 +130,14 @@ def _count(number: int, noun: str) -> str:
 def _headline_of_configurations(comparison: ConfigurationComparison) -> str:
     """Return the result of comparing two configurations in a phrase."""
     parts = []
-    if comparison.differences:
-        names = ", ".join(difference.quantity.name for difference in comparison.differences)
-        parts.append(f"{_count(len(comparison.differences), 'difference')} in effect: {names}")
-    else:
-        parts.append(f"no difference in effect in {comparison.compared} quantities")
     if comparison.unjudged:
         parts.append(f"{_count(len(comparison.unjudged), 'setting')} of unknown effect")
+    if comparison.differences:
+        names = ", ".join(difference.quantity.name for difference in comparison.differences)
+        parts.insert(0, f"{_count(len(comparison.differences), 'difference')} in effect: {names}")
+    else:
+        # What may differ comes first.
+        parts.append(f"no difference in effect in {comparison.compared} quantities")
     if comparison.undecided:
         parts.append(f"{len(comparison.undecided)} not known")
     return ", ".join(parts)
