@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlvet.lint.framework import Framework
 from rlvet.lint.known import FRAMEWORKS
+from rlvet.lint.names import Names, names_of
 
 PAGE = Path(__file__).parents[1] / "docs/rlvet/lint.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
@@ -20,7 +21,14 @@ def table() -> str:
     """Return the rules of each framework, with the settings that they read and their sources."""
     lines: list[str] = []
     for framework in FRAMEWORKS.values():
-        lines += ["", f"### {framework.title}", "", f"Defaults are those of {framework.version}.", ""]
+        names = names_of(framework)
+        lines += [
+            "",
+            f"### {framework.title}",
+            "",
+            f"Defaults are those of {framework.version}. {_counts(names)}",
+            "",
+        ]
         lines += ["| rule | what is wrong | reads | source |", "|---|---|---|---|"]
         settings = _settings(framework)
         for rule in framework.rules:
@@ -28,6 +36,14 @@ def table() -> str:
             source = rule.source.replace("_", "\\_")
             lines.append(f"| `{rule.id}`, {rule.severity} | {rule.title} | {reads} | {source} |")
     return "\n".join([*lines[1:], ""])
+
+
+def _counts(names: Names) -> str:
+    """Return the sentence on the known names of settings; empty if there is no list."""
+    if not names.version:
+        return ""
+    version = names.version.removeprefix("of ")
+    return f"The known names are those of {version}, and {len(names.earlier)} of earlier versions."
 
 
 def _settings(framework: Framework) -> set[str]:

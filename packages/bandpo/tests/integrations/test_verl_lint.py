@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from helpers.frameworks import needs
 
@@ -73,21 +72,6 @@ def test_the_default_trainer_neither_chooses_the_loss_of_bypass_nor_corrects_in_
     # The adapter is turned off for the reference, and without rollout_log_probs nothing is corrected.
     assert '"no_lora_adapter"] = True' in source
     assert '"rollout_log_probs" in data.batch' in source
-
-
-def test_the_settings_of_each_section_are_those_of_verl():
-    if metadata.version("verl") != FRAMEWORKS["verl"].version:
-        pytest.skip("another version of verl is installed")
-    folder = Path(verl.__file__).parent / "trainer/config"
-    names = {section: set() for section in FRAMEWORKS["verl"].sections}
-    for file in folder.glob("_generated_ppo_*trainer.yaml"):
-        content = yaml.safe_load(file.read_text())
-        for section in names:
-            settings = content
-            for part in section.split("."):
-                settings = settings.get(part) or {}
-            names[section] |= settings.keys() - {"_target_"}
-    assert names == FRAMEWORKS["verl"].sections
 
 
 def test_lint_knows_the_settings_that_the_adapter_adds():

@@ -44,7 +44,7 @@ def lint_command(
         bool,
         typer.Option(
             "--ignore-other-files",
-            help="Ignore files without a configuration, as a pre-commit hook needs.",
+            help="Ignore files without a configuration, and unjudged ones, as a pre-commit hook needs.",
         ),
     ] = False,
 ) -> None:
@@ -52,8 +52,8 @@ def lint_command(
 
     It reads configurations of TRL, verl, SkyRL, prime-rl and OpenRLHF. Nothing in them is executed.
 
-    Exits with 1 if there is a finding of the severity --fail-on or a higher one, with 2 if a file cannot be read or
-    has no configuration, and else with 0.
+    Exits with 1 if there is a finding of the severity --fail-on or a higher one, with 2 if a file cannot be read, has
+    no configuration, or has one of which nothing could be checked, and else with 0.
     """
     from rlvet._terminal import printable
     from rlvet.cli import BAD_INPUT, stop
@@ -85,6 +85,8 @@ def lint_command(
         stop("\n".join(f"error: {printable(error)}" for error in errors), BAD_INPUT)
     if any(report.fails(fail_on.value) for report in reports):
         sys.exit(1)
+    if any(report.is_unjudged for report in reports) and not ignore_other_files:
+        sys.exit(BAD_INPUT)
 
 
 def _read_and_check(path: str) -> LintReport:

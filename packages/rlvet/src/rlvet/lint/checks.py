@@ -15,6 +15,7 @@ from rlvet._terminal import printable
 from rlvet.errors import InvalidValue
 from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.known import FRAMEWORKS
+from rlvet.lint.names import Names, names_of
 from rlvet.lint.readers import (
     THE_COMMAND,
     parse_configurations,
@@ -79,6 +80,11 @@ class LintReport:
     passed: int = 0
     """Number of checks without a finding."""
 
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether there is a configuration of which nothing could be checked."""
+        return bool(self.configurations) and not self.findings and not self.passed
+
     def fails(self, severity: str) -> bool:
         """Return whether there is a finding of this severity or a graver one."""
         return any(is_at_least(finding.severity, severity) for finding in self.findings)
@@ -120,6 +126,8 @@ class LintReport:
         counts = Counter(finding.severity for finding in self.findings)
         findings = [f"{counts[severity]} {severity}" for severity in SEVERITIES if counts[severity]]
         checks = f"{self.passed} checks passed, {len(self.unchecked)} not made"
+        if self.is_unjudged:
+            return f"{', '.join(frameworks)}: unjudged, since nothing could be checked; {len(self.unchecked)} not made"
         return f"{', '.join(frameworks)}: {', '.join(findings) or 'nothing found'}; {checks}"
 
     def _unchecked_by_reason(self) -> list[tuple[str, list[str]]]:
@@ -276,6 +284,8 @@ def lint_configurations(
                 unchecked.append(result)
             else:
                 passed += 1
+        if not started:
+            findings += check_names(configuration)
     findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.line or 0))
     return LintReport(path, configurations, findings, unchecked, passed)
 
@@ -365,6 +375,77 @@ def _with_lines(configuration: Configuration, file: Path) -> Configuration:
         if name in settings_with_lines:
             settings[name] = replace(setting, line=settings_with_lines[name].line)
     return replace(configuration, settings=settings)
+
+
+def check_names(configuration: Configuration) -> list[LintFinding]:
+    """Check the names of the settings, and return a finding for each that is probably misspelt."""
+    framework = configuration.framework
+    names = names_of(framework)
+    findings: list[LintFinding] = []
+    earlier: list[Setting] = []
+    # A setting may stand under several names, such as its newest one, of which one is that of the file.
+    paths: dict[int, list[str]] = {}
+    settings = {id(setting): setting for setting in configuration.settings.values()}
+    for path, setting in configuration.settings.items():
+        paths.setdefault(id(setting), []).append(path)
+    for key, setting in settings.items():
+        if any(names.is_known(path) for path in paths[key]):
+            if all(names.last_version(path) for path in paths[key]):
+                earlier.append(setting)
+            continue
+        meant = next(filter(None, map(names.meant, paths[key])), [])
+        if meant:
+            findings.append(_misspelt(configuration, setting, meant, names))
+    is_of_earlier = any(name in framework.older_names for name in configuration.settings)
+    if earlier and not is_of_earlier:
+        findings.append(_of_earlier(configuration, earlier, names))
+    return findings
+
+
+def _misspelt(
+    configuration: Configuration, setting: Setting, meant: Sequence[str], names: Names
+) -> LintFinding:
+    """Return the finding about a name that is near that of a setting."""
+    framework = configuration.framework
+    return _finding_on_names(
+        configuration,
+        [setting],
+        id="misspelt-setting",
+        severity="fix",
+        title=f"{setting.name}: did you mean {' or '.join(meant)}?",
+        happens=f"{framework.title} {names.version} has no setting {setting.name}: the run does not start, or the "
+        "value has no effect.",
+        fix=" or ".join(meant),
+    )
+
+
+def _of_earlier(configuration: Configuration, settings: Sequence[Setting], names: Names) -> LintFinding:
+    """Return the finding about settings that only earlier versions have."""
+    title = configuration.framework.title
+    versions = {setting.name: names.last_version(setting.name) for setting in settings}
+    texts = [f"{name} (last in {version})" for name, version in versions.items()]
+    return _finding_on_names(
+        configuration,
+        settings,
+        id="setting-of-earlier-versions",
+        severity="note",
+        title=f"{title} {names.version} does not have all of the settings",
+        happens=f"Only earlier versions have {', '.join(texts)}.",
+        fix=f"remove them, or run the version of {title} that the file is for",
+    )
+
+
+def _finding_on_names(configuration: Configuration, settings: Sequence[Setting], **texts: str) -> LintFinding:
+    """Return a finding about the names of some settings."""
+    values = {setting.name: setting.value for setting in settings}
+    return LintFinding(
+        **texts,
+        framework=configuration.framework.key,
+        path=configuration.path,
+        line=next((setting.line for setting in settings if setting.line is not None), configuration.line),
+        settings={name: None if isinstance(value, Unread) else value for name, value in values.items()},
+        source=f"the settings in the code of {configuration.framework.title}, see docs/rlvet/lint.md",
+    )
 
 
 def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:

@@ -18,6 +18,7 @@ from rlvet.errors import FileProblem, InvalidValue, OtherFormat
 from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.framework import Framework
 from rlvet.lint.known import FRAMEWORKS
+from rlvet.lint.names import names_of
 from rlvet.lint.other_frameworks import NOTEBOOK, named
 from rlvet.lint.python_script import read_script
 from rlvet.lint.scalars import read_scalar
@@ -313,7 +314,8 @@ def _with_defaults_of_its_version(configuration: Configuration, command: Command
     """Return a configuration that says which defaults are not known, if it sets what the framework does not have."""
     framework = configuration.framework
     overrides = [_OVERRIDE.fullmatch(word.text) for word in command if not word.text.startswith("+")]
-    names = [override[1] for override in overrides if override]
+    known = names_of(framework)
+    names = [override[1] for override in overrides if override and not known.meant(override[1])]
     fork_setting = framework.unknown_setting([name for name in names if name not in framework.early_settings])
     if fork_setting and not configuration.incomplete:
         newest = f"{framework.title} {framework.version}"

@@ -407,3 +407,8 @@ def read_pickle(data: bytes, name: object = "it") -> Any:
 def load_table(name: str) -> Any:
     """Return the content of a JSON file in ``rlvet/data``, such as each framework's names of settings."""
     return json.loads((resources.files("rlvet") / "data" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def has_table(name: str) -> bool:
+    """Return whether ``rlvet/data`` has a JSON file of this name."""
+    return (resources.files("rlvet") / "data" / f"{name}.json").is_file()

@@ -1,21 +1,22 @@
 """The names of a run's settings: those that verl has, those of the user, and misspelt ones.
 
 verl ignores a setting of an unknown name in many of its groups. In the others it ends with an error that does not name
-the nearest setting.
+the nearest setting. The names are those of the installed verl. What a misspelt one was meant to be is decided by rlvet;
+without it, an unknown setting is printed and not refused.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from bandpo._siblings import has_rlvet
 from bandpo.integrations.verl.settings import ACTOR, POLICY_LOSS, refuse_if, uses_bandpo
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 FREE = re.compile(r"^(recipe|rllm)\b|^model_engine$|kwargs")
 """A pattern of settings that verl's config need not contain."""
-MISSPELT = 0.84
-"""The similarity of two names, by difflib, from which on one is taken for the other, misspelt."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class UnknownSetting:
             return f"{self.key}: verl does not look there; write {self.meant}"
         if self.fault == "misspelt":
             return f"{self.key}: verl has no such setting; did you mean {self.meant}?"
-        return f"{self.key} (did you mean {self.meant}?)" if self.meant else self.key
+        return self.key
 
 
 def check_names(config: DictConfig) -> list[UnknownSetting]:
@@ -98,21 +97,21 @@ def _examine(key: str, config: Any) -> UnknownSetting | None:
         parent = f"{parent}.{names[0]}".lstrip(".")
         names = names[1:]
         config = config[parent.rpartition(".")[2]]
-    name, children = names[0], names[1:]
+    name = names[0]
     of_class = _names_of_class(config)
     if name in of_class:
         return None
-    names_of_group = _groups().get(parent, set()) | of_class
+    meant = _meant(key, {**_groups(), parent: _groups().get(parent, set()) | of_class})
+    return UnknownSetting(key, meant, "misspelt" if meant else "")
 
-    for similarity in (MISSPELT, 0.6):
-        for candidate in difflib.get_close_matches(name.lower(), names_of_group, n=3, cutoff=similarity):
-            path = f"{parent}.{candidate}".lstrip(".")
-            if children and not _has_child(path, children[0], config.get(candidate)):
-                continue
-            # A group of a class of verl's refuses the setting anyway.
-            is_misspelt = bool(of_class) or (similarity == MISSPELT and not _adds_words(name, candidate))
-            return UnknownSetting(key, ".".join([path, *children]), "misspelt" if is_misspelt else "")
-    return UnknownSetting(key)
+
+def _meant(key: str, groups: Mapping[str, set[str]]) -> str:
+    """Return the path that an unknown one is a misspelling of; empty if there is none, or rlvet is missing."""
+    if not has_rlvet():
+        return ""
+    from rlvet.lint.names import Names
+
+    return " or ".join(Names(groups).meant(key))
 
 
 def _path_in_actor(key: str, config: Any) -> str:
@@ -132,18 +131,6 @@ def _path_in_actor(key: str, config: Any) -> str:
         if name in names and key != f"{prefix}{name}" and not name.startswith("_"):
             return f"{prefix}{name}"
     return ""
-
-
-def _has_child(path: str, name: str, group: Any) -> bool:
-    """Return True if a group of settings has a setting of this name, or a similar one."""
-    known = _groups().get(path, set()) | _names_of_class(group)
-    return bool(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)) or path in verl_settings()
-
-
-def _adds_words(name: str, candidate: str) -> bool:
-    """Return True if a name has all words of another one and more, as one of the user's own may."""
-    words, others = name.split("_"), candidate.split("_")
-    return len(words) > len(others) and set(others) <= set(words)
 
 
 def _names_of_class(group: Any) -> set[str]:

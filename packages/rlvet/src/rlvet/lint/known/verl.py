@@ -184,6 +184,23 @@ def _group_has_a_critic(v: Values) -> bool:
     return v.estimator == "gae" and v.group > 1 and not v.distillation
 
 
+SECTIONS = (
+    "data",
+    "algorithm",
+    "algorithm.rollout_correction",
+    "trainer",
+    "actor_rollout_ref.actor",
+    "actor_rollout_ref.actor.fsdp_config",
+    "actor_rollout_ref.actor.optim",
+    "actor_rollout_ref.actor.policy_loss",
+    "actor_rollout_ref.ref",
+    "actor_rollout_ref.rollout",
+    "actor_rollout_ref.model",
+    "critic",
+)
+"""Groups of which hydra refuses settings that are not verl's. They are those with the settings that rules read."""
+
+
 VERL = Framework(
     key="verl",
     title="verl",
@@ -287,7 +304,9 @@ VERL = Framework(
             "trainer.nnodes",
         }
     ),
-    sections={section: frozenset(names.split()) for section, names in load_table("verl_settings").items()},
+    sections={
+        section: frozenset(load_table("known/verl")["settings"][section].split()) for section in SECTIONS
+    },
     added=frozenset(
         f"actor_rollout_ref.actor.policy_loss.{name}"
         for name in (
