@@ -13,7 +13,7 @@ from pages import ROOT, blocks
 
 PAGE = ROOT / "CONTRIBUTING.md"
 HEADING = "A framework for `rlvet lint`"
-COPIED = ("packages/rlvet/src", "packages/rlvet/tests/lint", "tests", "docs")
+COPIED = ("packages/rlvet/src", "packages/rlvet/tests/lint", "tests", "docs", "scripts")
 KNOWN = "packages/rlvet/src/rlvet/lint/known"
 
 
@@ -42,7 +42,7 @@ def test_a_framework_is_added_by_the_recipe(tmp_path):
     insert(tests, "\nFILES = {\n", f"    {values['FILES']},\n")
     insert(tests, "\nCASES = [\n", f"    {values['CASES']},\n")
 
-    places = [tmp_path / folder for folder in ("packages/rlvet/src", "tests")]
+    places = [tmp_path / folder for folder in ("packages/rlvet/src", "tests", "scripts")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
     for command in texts[""].replace("prime-rl", "toyrl").splitlines():
         words = [sys.executable, *shlex.split(command, comments=True)[1:]]
