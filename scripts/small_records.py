@@ -5,8 +5,8 @@
 
 The first trains with TRL's `GRPOTrainer` and with its asynchronous trainer, keeps the tensors of each loss as the
 trainer got them, and writes ``FOLDER/readings.json``: the number of rare winners, and the share of their gradient that
-each rule drops. These are computed with numpy alone, from the bounds as in the papers, and without a record. With ``--rehearsal``
-both read verl's losses from a folder that `bandpo-lab rehearse --output-dir` wrote.
+each rule drops. These are computed with numpy alone, from the bounds as in the papers, and without a record. With
+``--rehearsal`` both read verl's losses from a folder that `bandpo-lab rehearse --output-dir` wrote.
 
 The second trains the same again with ``record=``, and writes the records.
 """
