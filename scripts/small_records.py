@@ -30,6 +30,7 @@ LARGEST_RATIO = 10.0
 """The largest upper bound of both."""
 RARE = 0.1
 METHOD = "BandAbove()"
+"""The method of the runs of TRL. That of the rehearsal has the same upper bound."""
 STEPS = {"trl": 16, "async": 16}
 Losses = Sequence[Mapping[str, Any]]
 
@@ -219,6 +220,11 @@ def verl_losses(rehearsal: Path) -> Losses:
     return losses
 
 
+def _beginning(log_probs: Sequence[float]) -> tuple[float, ...]:
+    """Return the first log-probabilities of an answer, rounded, by which it is found again."""
+    return tuple(round(x, 4) for x in log_probs[:4])
+
+
 def record_verl(rehearsal: Path, record: Path) -> None:
     """Write a record of the losses of a rehearsal of verl, with the ids of the answers that its sampler wrote."""
     import torch
@@ -226,13 +232,15 @@ def record_verl(rehearsal: Path, record: Path) -> None:
     from bandpo.audit import Recorder
 
     samples = [json.loads(line) for line in (rehearsal / "samples-first.jsonl").read_text().splitlines()]
-    by_logp = {round(sample["log_probs"][0], 4): sample["response"] for sample in samples}
-    with Recorder(record, method=METHOD, anchor="rollout", framework="verl, rehearsed") as recorder:
+    by_logp = {_beginning(sample["log_probs"]): sample["response"] for sample in samples}
+    log = (rehearsal / "metrics-first.jsonl").read_text().splitlines()
+    method = json.loads(log[0])["data"]["bandpo"]["method"]
+    with Recorder(record, method=method, anchor="rollout", framework="verl, rehearsed") as recorder:
         for number, call in enumerate(verl_calls(rehearsal)):
             old = call["old_log_prob"]
             ids = torch.zeros_like(old, dtype=torch.int64)
-            for row, first in enumerate(old[:, 0].tolist()):
-                answer = by_logp[round(first, 4)]
+            for row, log_probs in enumerate(old.tolist()):
+                answer = by_logp[_beginning(log_probs)]
                 ids[row, : len(answer)] = torch.tensor(answer)[: ids.shape[1]]
             recorder.add(
                 logp=call["log_prob"],
@@ -261,7 +269,8 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     with_records = options.what == "records"
-    readings: dict[str, Any] = {}
+    file = options.folder / "readings.json"
+    readings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     for name, train in {"trl": trl_losses, "async": async_losses}.items():
         record = options.folder / name if with_records else None
         with tempfile.TemporaryDirectory() as run:
@@ -274,7 +283,7 @@ def main() -> None:
     if not with_records:
         options.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(readings, indent=1) + "\n"
-        (options.folder / "readings.json").write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     print(json.dumps(readings, indent=1))
 
 
