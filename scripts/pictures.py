@@ -9,8 +9,9 @@ The dark figure `…-dark.png` is the light one with inverted lightness. On the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from matplotlib.image import imread, imsave
 from bandpo import KL, Band, FixedClip
 from bandpo_lab import demo
 from bandpo_lab.comparison import smooth
+from bandpo_lab.interval import Interval
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from map_page import read_parts
-from studies import paper_setting
+from studies import control, paper_setting
 from studies.demo_seeds import read_rows
 from studies.grid import Grid, Key
 from studies.grid_report import DATA
@@ -35,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
 MAP = ROOT / "research/results/optimizers"
 PAPER_SETTING = ROOT / "research/results/paper-setting/rows.jsonl.gz"
+CONTROL = ROOT / "research/results/control/rows.jsonl.gz"
 ARMS = (CLIP, "Clip-Higher", "clip [.8, 2]", "BandAbove", "no upper bound")
 BY_AGE = ("lag 0", "lag 2", "lag 4", "lag 8")
 """The cells that differ only in the age of the data."""
@@ -100,6 +103,107 @@ def stale_data() -> Figure:
     right.set(xlabel="age of the data in batches", ylabel="mean reward minus that of clip 0.2")
     add_legend(figure)
     return figure
+
+
+class Panel(NamedTuple):
+    """A panel of a forest plot: a metric of each rule minus that of clip 0.2."""
+
+    title: str
+    smallest: float
+    """The smallest effect of interest."""
+    gaps: Mapping[str, Mapping[str, Interval | None]]
+    """The interval of each rule in each series; None where there is none."""
+
+
+@plot_style()
+def forest(panels: Sequence[Panel]) -> Figure:
+    """Plot what each rule adds to clip 0.2, a row a rule and a panel a metric; grey is below the effect of interest."""
+    rules = [*panels[0].gaps]
+    series = [*panels[0].gaps[rules[0]]]
+    figure = Figure(figsize=(8, 0.7 + 0.27 * len(rules) * max(1, len(series)) ** 0.5))
+    for panel, axes in zip(panels, figure.subplots(1, len(panels), sharey=True), strict=True):
+        axes.axvspan(-panel.smallest, panel.smallest, color="0.93", linewidth=0)
+        axes.axvline(0, color="black", linewidth=0.8)
+        for index, (name, style) in enumerate(line_styles(series).items()):
+            known = {
+                place + 0.25 * (index - (len(series) - 1) / 2): gaps[name]
+                for place, gaps in enumerate(panel.gaps.values())
+                if gaps[name] is not None
+            }
+            values, low, high = np.array([*known.values()]).reshape(-1, 3).T
+            axes.errorbar(
+                values,
+                [*known],
+                xerr=(values - low, high - values),
+                color=style.colour,
+                marker=style.marker,
+                linestyle="",
+                capsize=2,
+                label=name,
+            )
+        axes.set(title=panel.title, xlabel="minus clip 0.2")
+        axes.set_yticks(range(len(rules)), rules)
+    figure.axes[0].invert_yaxis()
+    if len(series) > 1:
+        add_legend(figure, len(series))
+    else:
+        figure.axes[0].set_xlabel(f"minus clip 0.2 ({series[0]})")
+    return figure
+
+
+def network_panels(rows: paper_setting.Rows) -> list[Panel]:
+    """Return the panels of a cell of the paper's setting: rewards at best rates, the others at the cell's one rate."""
+    titles = {
+        paper_setting.SECOND_HALF: "entropy,\nequal step",
+        "entropy": "entropy,\nequal reward",
+        "pass@32": "pass@32,\nequal reward",
+    }
+    rules = [arm for arm in rows.cell.arms if arm != CLIP]
+    name = f"n = {len(rows.finished_seeds())} seeds"
+    gains = {
+        arm: {name: paper_setting.difference_at_best_rates(rows.curve([arm]), rows.curve([CLIP]))}
+        for arm in rules
+    }
+    panels = [Panel("mean reward,\nbest rates", paper_setting.SMALLEST["AUC"], gains)]
+    for metric, title in titles.items():
+        smallest = paper_setting.SMALLEST["entropy" if metric == paper_setting.SECOND_HALF else metric]
+        gaps = {arm: {name: rows.difference(arm, CLIP, metric, rows.cell.compared_at)} for arm in rules}
+        panels.append(Panel(title, smallest, gaps))
+    return panels
+
+
+RULES_OF_CONTROL = {
+    "Clip-Higher": "1.28 over .8",
+    "clip [.8, 2]": "2 over .8",
+    "clip [.8, 3]": "3 over .8",
+    "BandPO": "Band over Band",
+    "BandAbove": "Band over .8",
+    "Band below alone": "1.2 over Band",
+}
+"""The rules of the forest plot of many updates, with their names in the study."""
+
+
+def control_panels(rows: Mapping[control.Key, Mapping[str, object]]) -> list[Panel]:
+    """Return the panels of both testbeds with 64 updates: rewards at best rates, the others at the common rate."""
+    titles = {
+        "AUC": "mean reward,\nbest rates",
+        "entropy": "entropy,\nequal step",
+        "entropy at reward": "entropy,\nequal reward",
+        "pass@32": "pass@32,\nend",
+    }
+    cells = [cell for cell in control.STUDY if cell.name in control.PRIMARY_CELLS]
+    panels: list[Panel] = []
+    for metric, title in titles.items():
+        gaps: dict[str, dict[str, Interval | None]] = {rule: {} for rule in RULES_OF_CONTROL}
+        for cell in cells:
+            at_best = metric == "AUC"
+            scores = control.CellScores(cell.with_higher_rates() if at_best else cell, rows)
+            rate = control.BEST_OF_MORE if at_best else control.COMMON_RATE
+            for rule, arm in RULES_OF_CONTROL.items():
+                found = scores.measure(control.minus(arm, control.CLIP), metric, rate)
+                gaps[rule][f"{cell.world} (n = {len(cell.seeds)} seeds)"] = found and found.interval
+        panels.append(Panel(title, control.SMALLEST[metric], gaps))
+    return panels
 
 
 @plot_style()
@@ -255,7 +359,9 @@ if __name__ == "__main__":
     cells = paper_setting.rows_by_cell(paper_setting.read_rows(PAPER_SETTING))
     for name, picture in {"fresh": "paper_setting", "lag 4": "old_data", "4 x 4": "reused_data"}.items():
         if len(cells[name].finished_seeds()) >= paper_setting.FEWEST_SEEDS:
-            save_figure(regime_gains(cells[name]), folder / f"{picture}.png")
+            save_figure(regime_gains(cells[name]), folder_of_reports / f"{picture}.png")
+            save_figure(forest(network_panels(cells[name])), folder / f"{picture}.png")
+    save_figure(forest(control_panels(control.read_rows(CONTROL))), folder / "many_updates.png")
     for name, figure in {"allowed_change": allowed_change(), "demo": demo_curves()}.items():
         light = folder / f"{name}.png"
         save_figure(figure, light)

@@ -1,4 +1,4 @@
-"""Write the tables of docs/when.md and research/reports/rules-compared.md from the committed rows of the studies.
+"""Write the tables of two reports, rules-compared.md and by-kind-of-data.md, from the committed rows of the studies.
 
     PYTHONPATH=. python scripts/when_tables.py
 
@@ -16,7 +16,7 @@
 - ``fresh``: the older study of fresh data: means, and intervals by a bootstrap that selects the rates anew.
 - ``fresh entropy``: the entropy at equal step and at equal reward in that study.
 - ``matched``: pass@32 and entropy at matched reward, for all runs of the study of stale data.
-- ``regimes``, in docs/when.md: each rule on fresh, old and reused data, in the study of the paper's setting.
+- ``regimes``, in by-kind-of-data.md: each rule on fresh, old and reused data, in the study of the paper's setting.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ def regimes_table() -> Iterator[str]:
 
 
 COMPARED = ROOT / "research/reports/rules-compared.md"
-PAGES = {"regimes": ROOT / "docs/when.md"}
+PAGES = {"regimes": ROOT / "research/reports/by-kind-of-data.md"}
 """The page of each table that is not in `COMPARED`."""
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "map": map_table,

@@ -85,7 +85,7 @@ def test_what_the_first_page_says_of_the_demo(page):
     assert high < 0
     lost = f"BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}]"
     assert f"{lost} against GRPO's clip" in text
-    assert f"{lost} of mean reward" in in_one_line("docs/when.md")
+    assert f"{lost} of mean reward" in in_one_line("research/reports/by-kind-of-data.md")
     entropies = {row[2].other: row[2] for row in demo.differences(demo.eight_seeds()[4])}
     conclusions = {other: entropy.conclusion for other, entropy in entropies.items()}
     assert conclusions == {**dict.fromkeys(demo.OTHERS, "not distinguished"), BAND: "higher"}

@@ -13,7 +13,7 @@ from scipy import stats
 
 from bandpo.core.loss import policy_loss
 from bandpo.core.text import as_method
-from bandpo_lab.interval import signed, student
+from bandpo_lab.interval import student
 from pages import ROOT
 from studies import control
 from studies.control import (
@@ -24,7 +24,6 @@ from studies.control import (
     HELD_OUT,
     INTERACTION,
     PRIMARY,
-    SMALLEST,
     STUDY,
     WORLDS,
     Cell,
@@ -454,96 +453,78 @@ def test_each_prediction_with_runs_is_judged_on_all_seeds(settings):
         assert f"Of {len(some)} {name} {said} and {counted['open']} are open." in readme
 
 
-def section():
-    """Return the section of the page on the control, in one line."""
-    page_text = (
-        (ROOT / "docs/when.md").read_text(encoding="utf-8").partition("## Many updates a batch, in tables")[2]
-    )
-    return " ".join(page_text.partition("\n## ")[0].split())
+@pytest.fixture(scope="module")
+def said():
+    """The page of conclusions, in one line."""
+    return " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
 
 
-def test_what_the_page_says_of_the_control_and_of_the_lower_bound(settings):
-    said = section()
-    pair = [settings[f"{cell} at 0.0125"] for cell in ("one token, 64", "eight tokens, 64")]
-    controls = [control_of(setting) for setting in pair]
-    assert all(shows(control) for control in controls)
-    first, second = (control.interval.value for control in controls)
-    assert f"a clip of [0.8, 2] surely kept {first:.3f} and {second:.3f} nats" in said
-    lower = [setting.measured["clip", "1.2 over Band", "entropy"].interval for setting in pair]
-    assert all(interval.high < 0 for interval in lower)
-    assert f"surely cost {-lower[0].value:.3f} and {-lower[1].value:.3f} nats" in said
+PAIR = ("one token, 64 at 0.0125", "eight tokens, 64 at 0.0125")
 
 
-def test_what_the_page_says_of_a_constant_of_the_same_dose(settings):
-    said = section()
-    pair = [settings[f"{cell} at 0.0125"] for cell in ("one token, 64", "eight tokens, 64")]
-    for metric, name in (("pass@32", "pass@32"), ("end", "final reward")):
-        found = [setting.scores.measure(PRIMARY, metric, 0.0125).adjusted(4) for setting in pair]
-        assert f"{signed(found[0])} and {signed(found[1])} of {name}" in said
-        against_2 = [
-            setting.measured["pairs", "Band over .8 minus 2 over .8", metric].interval for setting in pair
-        ]
-        assert all(low < 0 < high for _, low, high in against_2)
+def test_what_the_page_says_of_both_sides(settings, said):
+    pair = [settings[name] for name in PAIR]
+    assert all(shows(control_of(setting)) for setting in pair)
+    assert "[0.8, 2] surely keeps entropy at equal step in both policies" in said
+    for setting in pair:
+        above, below, both = (
+            setting.measured["clip", arm, "entropy"].interval
+            for arm in ("Band over .8", "1.2 over Band", "Band over Band")
+        )
+        assert above.low > 0 > below.high
+        assert both.low < 0
+    assert "the upper one kept entropy against clip 0.2, the lower one cost it" in said
+    assert "`BandPO()`, which has both, kept none" in said
+
+
+def test_what_the_page_says_of_a_constant_of_the_same_dose(settings, said):
+    pair = [settings[name] for name in PAIR]
+    adjusted = [setting.scores.measure(PRIMARY, "pass@32", 0.0125).adjusted(4) for setting in pair]
+    assert [interval.low > 0 for interval in adjusted] == [True, False]
+    assert "had surely more pass@32 than a constant that blocks as much in one of the two" in said
     # Of about its dose: what both block of the gradient on rare winners.
     for setting in pair:
-        keys = [
-            [Key(setting.scores.cell.name, arm, 0.0125, seed) for seed in setting.scores.cell.seeds]
+        ours, theirs = (
+            np.mean(
+                [
+                    setting.scores.rows[Key(setting.scores.cell.name, arm, 0.0125, seed)]["blocked above"]
+                    for seed in setting.scores.cell.seeds
+                ]
+            )
             for arm in PRIMARY
-        ]
-        ours, theirs = (np.mean([setting.scores.rows[key]["blocked above"] for key in arm]) for arm in keys)
+        )
         assert abs(ours - theirs) < 0.005
-    best = settings["one token, 64 at best"]
-    gains = [best.scores.measure(PRIMARY, metric, BEST).interval for metric in ("pass@32", "end")]
-    assert all(gain.low > 0 for gain in gains)
-    assert f"surely gained {gains[0].value:.3f} and {gains[1].value:.3f} over [0.8, 3]" in said
-    over_2 = [
-        best.measured["pairs", "Band over .8 minus 2 over .8", metric].interval
-        for metric in ("pass@32", "end")
-    ]
-    assert all(gain.low > 0 for gain in over_2)
-    assert f"{over_2[0].value:.3f} and {over_2[1].value:.3f} over [0.8, 2]" in said
-    over_clip = {metric: best.measured["clip", "Band over .8", metric].interval for metric in SMALLEST}
-    assert over_clip["pass@32"].low > 0
-    assert all(over_clip[metric].low < 0 < over_clip[metric].high for metric in ("end", "AUC"))
-    assert f"{over_clip['pass@32'].value:.3f} of pass@32 alone over clip 0.2" in said
-    for arm in ("2 over .8", CLIP, *PRIMARY):
-        assert best.scores.best_rate(arm) == (max(best.scores.cell.rates), True)
 
 
-def test_what_the_page_says_of_higher_rates(settings):
+def test_what_the_page_says_of_best_rates(settings, said):
     more = settings["one token, 64 at best of more rates"]
     assert not any(more.scores.best_rate(arm)[1] for arm in more.scores.cell.arms)
-    over_3, over_clip = (
-        more.scores.measure(minus("Band over .8", arm), "AUC", BEST_OF_MORE) for arm in ("3 over .8", CLIP)
-    )
-    assert over_3.interval.low > 0
-    assert over_clip.interval.high < 0
-    gain, loss = over_3.interval.value, -over_clip.interval.value
-    assert f"{gain:.3f} more mean reward than [0.8, 3], {loss:.3f} less than clip 0.2" in section()
-    pass_at_32 = more.scores.measure(PRIMARY, "pass@32", BEST_OF_MORE).interval
-    assert pass_at_32.low < 0 < pass_at_32.high
+
+    def gap(arm, other, metric):
+        return more.scores.measure(minus(arm, other), metric, BEST_OF_MORE).interval
+
+    over_3, loss = gap("Band over .8", "3 over .8", "AUC"), gap("Band over .8", CLIP, "AUC")
+    kept = gap("Band over .8", CLIP, "pass@32")
+    assert over_3.low > 0
+    assert loss.high < 0 < kept.low
+    assert f"`BandAbove()` had {over_3.value:.3f} more mean reward than a constant of its dose" in said
+    assert f"and against clip 0.2 {-loss.value:.3f} less with {kept.value:.3f} more pass@32" in said
+    assert gap("Band over .8", CLIP, "entropy").low > 0
+    # Clip 0.2 has the highest mean reward of all rules.
+    rewards = {arm: more.scores.scores(arm, "AUC").mean(1).max() for arm in more.scores.cell.arms}
+    assert max(rewards, key=rewards.__getitem__) == CLIP
 
 
-def test_what_the_table_of_the_page_says_of_many_updates(settings):
-    row = next(
-        line
-        for line in (ROOT / "docs/when.md").read_text().splitlines()
-        if "[Many updates a batch](#" in line
+def test_what_the_page_says_beside_the_numbers_of_the_paper(settings, said):
+    at_one_rate, more = settings[PAIR[0]], settings["one token, 64 at best of more rates"]
+    entropy, solved = (
+        at_one_rate.measured["clip", "Band over Band", metric].interval for metric in ("entropy", "pass@32")
     )
-    assert (
-        "surely more pass@32 than upper bounds of 2 and of 3 at the highest rates, with no sure gain of reward"
-        in row
-    )
-    highest = [settings["one token, 64 at best"], settings["eight tokens, 64 at 0.05"]]
-    for setting in highest:
-        for name in ("Band over .8 minus 3 over .8", "Band over .8 minus 2 over .8"):
-            assert setting.measured["pairs", name, "pass@32"].interval.low > 0
-        assert setting.scores.cell.rates[-1] in (0.025, 0.05)
-        for metric in ("end", "AUC"):
-            assert setting.measured["clip", "Band over .8", metric].interval.low < 0
-    for setting in settings.values():
-        if setting.scores.cell.name.endswith("64"):
-            for name in ("2 over .8", "3 over .8", "Band over .8"):
-                assert setting.measured["clip", name, "entropy"].interval.low > 0
-            if ("clip", "1.2 over Band", "entropy") in setting.measured:
-                assert setting.measured["clip", "1.2 over Band", "entropy"].interval.high < 0
+    place = [*at_one_rate.scores.cell.rates].index(0.0125)
+    means = [at_one_rate.scores.scores(CLIP, metric)[place].mean() for metric in ("entropy", "pass@32")]
+    assert max(entropy.high, solved.high) < 0
+    assert f"| {entropy.value:.3f} nats of {means[0]:.2f} |" in said
+    assert f"| at the end {solved.value:.3f} of {means[1]:.2f} |" in said
+    reward = more.scores.measure(minus("Band over Band", CLIP), "AUC", BEST_OF_MORE).interval
+    assert reward.high < 0
+    assert f"| {reward.value:.3f} of {more.scores.scores(CLIP, 'AUC').mean(1).max():.2f} |" in said

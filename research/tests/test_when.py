@@ -1,4 +1,4 @@
-"""What docs/when.md and README say about speed, ends, entropy and equality follows from the tables of the report.
+"""What docs/when.md, README and two reports say about speed, ends, entropy and equality follows from their tables.
 
 That each table is of the committed rows is tested in test_map.py.
 """
@@ -17,7 +17,7 @@ from studies.equal_reward import equal_step_name
 from studies.learning_rates import Curve, simulated_power
 from studies.smollm2_report import World, worlds_of
 
-PAGES = ("docs/when.md", "research/reports/rules-compared.md")
+PAGES = ("research/reports/by-kind-of-data.md", "research/reports/rules-compared.md")
 WHEN = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 NUMBER = r"([-+]\d+\.\d+)"
@@ -88,9 +88,8 @@ def test_a_high_bound_on_reused_data_of_the_easier_task():
     (gain,) = (cells[4] for cells in table("ends") if cells[0] == "lag 0, 4 x 4")
     _, low, _ = intervals([gain])[0]
     assert low == 0, "an interval that begins just above 0"
-    prose, readme = (in_one_line(text).replace("−", "-") for text in (WHEN, README))
+    prose = in_one_line(WHEN)
     assert f"On the easier task of this network** `BandAbove` gained {gain} of a mean reward" in prose
-    assert f"On an easier task it gained {gain} of 0.60." in readme
     lag_0 = staleness_report.worlds_of(when_tables.stale_rows())["lag 0, 4 x 4"]
     assert lag_0.at_best("clip 0.2", "AUC") == pytest.approx(0.60, abs=0.005)
     assert lag_0.difference("BandAbove", "clip 0.2").low > 0
@@ -118,7 +117,7 @@ def spread(means):
 
 
 def test_means_in_tables_of_logits():
-    prose, readme = (in_one_line(text).replace("−", "-") for text in (WHEN, README))
+    prose = in_one_line(WHEN)
     old, reused = (means_in_tables(data, "Band").values() for data in ("stale", "fresh, used more often"))
     band = f"Band minus clip 0.2 is {spread(old)} on old data, and {spread(reused)} on reused data"
     assert band in prose
@@ -140,7 +139,6 @@ def test_means_in_tables_of_logits():
     all_high = means_in_tables("stale", *high)
     said = spread(all_high[name] for name in STANDARD_ADAM)
     assert f"bounds with a higher upper side, Band's among them, changed the mean by {said}" in prose
-    assert f"under the standard Adam, high bounds changed the mean reward by {said}" in readme
 
 
 def test_entropy_at_equal_reward():
@@ -156,10 +154,6 @@ def test_entropy_at_equal_reward():
     prose = in_one_line(WHEN)
     assert f"`BandAbove` kept {min(above):.1f} to {max(above):.1f} nats more than each constant" in prose
     assert f"and room by mass {min(mass):.1f} to {max(mass):.1f}" in prose
-    assert (
-        f"kept {min(above):.1f} to {max(above):.1f} nats more entropy at equal reward than each of six"
-        in in_one_line(README)
-    )
     which = in_one_line((ROOT / "docs/which-method.md").read_text())
     assert f"{min(above):.1f} to {max(above):.1f} nats more entropy at equal reward" in which
     for rule, constant, *cells in rows:
@@ -203,7 +197,6 @@ def test_entropy_on_new_seeds():
     world = World(part, part.rates, smollm2.read_runs(when_tables.NEW_SEEDS))
     for minus in ("clip 0.2", "clip [.8, 2]"):
         assert signed(world.difference_at_rate("BandAbove", minus, 6e-4)) in prose
-    assert "held on eight new seeds against clip 0.2 and [0.8, 2]" in in_one_line(README)
 
 
 def at_equal_step(world, part):
@@ -214,12 +207,10 @@ def at_equal_step(world, part):
 
 def test_entropy_at_equal_step():
     stale = when_tables.vocabulary()["stale"]
-    prose, readme = (in_one_line(text).replace("−", "-") for text in (WHEN, README))
+    prose = in_one_line(WHEN)
     every, tenth = (at_equal_step(stale, part) for part in ("all batches", "last tenth"))
     part = smollm2.NEW_SEEDS
     new = at_equal_step(World(part, part.rates, smollm2.read_runs(when_tables.NEW_SEEDS)), "all batches")
-    assert f"kept no more than clip 0.2 in SmolLM2: {every} nats over all batches" in readme
-    assert f"less over the last tenth of them, {tenth}." in readme
     assert f"{every} nats over all batches of the main part and {tenth} over the last tenth of them" in prose
     assert f"and {new} over all batches on the new seeds" in prose
     [(_, _, high)] = intervals([tenth])
@@ -238,7 +229,7 @@ def test_band_above_beside_a_high_constant():
         "network, lag 4, 4 x 4",
     ]
     assert rows["network, lag 0, 4 x 4"][0][2] < 0
-    assert "never surely slower than a clip of [0.8, 2]" in in_one_line(README)
+    assert "never surely slower than a clip of [0.8, 2]" in in_one_line(WHEN)
 
 
 def test_the_power_is_said():
@@ -258,6 +249,28 @@ def test_power_grows_with_the_gain_and_with_the_seeds():
     assert much == (1, 0)
     # An interval of forty seeds is narrow enough to declare equality, one of eight is not.
     assert simulated_power(ours, theirs, 0.0, 40, 0.05, repeats=60).equal > none.equal
+
+
+def answer(text):
+    """Return the table of what to use, without the folder of its links."""
+    begin = text.index("| your data | what was measured | what to use |")
+    return re.sub(r"\]\((\.\./|docs/)?", "](", text[begin:].split("\n\n")[0].split("\n<!--")[0])
+
+
+def test_the_answer_of_readme_is_the_table_of_the_page():
+    page = (ROOT / "docs/when.md").read_text(encoding="utf-8")
+    assert answer(README) == answer(page)
+    assert len(answer(page).splitlines()) == 2 + 5
+
+
+def test_the_page_is_two_screens():
+    """Words and numbers, without pictures, targets of links, code and the names of rules and metrics."""
+    page = (ROOT / "docs/when.md").read_text(encoding="utf-8")
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)|<!--.*?-->", "", page)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    assert len(text.split()) <= 900
+    plain = re.sub(r"`[^`]*`|clip 0\.2|\[0\.8, \d\]|@32|\[\d{4}\.\d{5}\]", "", text)
+    assert len(re.findall(r"\d+(?:\.\d+)?", plain)) <= 40
 
 
 def table_rows(text, heading):
