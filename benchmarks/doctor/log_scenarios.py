@@ -101,13 +101,17 @@ class Course:
         return rows
 
 
-def healthy(seed: int, shape: str) -> Rows:
-    return Course(seed, shape).rows()
+def healthy(seed: int, shape: str, steps: int | None = None) -> Rows:
+    """Draw the log of a healthy run, of a random length unless one is given."""
+    course = Course(seed, shape)
+    course.steps = steps or course.steps
+    return course.rows()
 
 
-def rough(seed: int, shape: str) -> Rows:
+def rough(seed: int, shape: str, steps: int | None = None) -> Rows:
     """Draw the log of a healthy run with strong noise, long answers, low final entropy and additional metrics."""
     course = Course(seed, shape)
+    course.steps = steps or course.steps
     draw = random.Random(f"rough {seed} {shape}")
     course.noise = draw.uniform(0.03, 0.3)
     course.memory = draw.uniform(0.0, 0.8)
@@ -469,6 +473,27 @@ def answers_collapse(seed: int) -> Rows:
     ).rows()
 
 
+def dies_late(seed: int) -> Rows:
+    """Simulate a run that dies in one step after 300 or more good ones: no answer is right, and all are cut off."""
+    draw = random.Random(f"{seed} dies late")
+    course = _course(seed)
+    course.steps = draw.choice((300, 500, 800))
+    rows = course.rows()
+    for row in rows[-draw.randint(6, 14) :]:
+        row |= {"reward": course.offset, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+        row |= {"completions/clipped_ratio": 1.0, "kl": 6 + draw.random()}
+    return rows
+
+
+def grader_fails(seed: int) -> Rows:
+    """Simulate a run whose reward is no longer logged, since its grader fails."""
+    rows = _course(seed).rows()
+    first = int(_number(seed, "first", 0.3, 0.8) * len(rows))
+    for row in rows[first:]:
+        del row["reward"]
+    return rows
+
+
 SCENARIOS: Mapping[str, Scenario] = {
     "reference is not the start": Scenario(("reference-kl",), reference, ("kl-drift",)),
     "policy hardly moves": Scenario(("hardly-moves",), hardly_moves, ("plateau",)),
@@ -499,6 +524,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "entropy collapses": Scenario(("entropy-collapse",), entropy_collapses, ("plateau",)),
     "every reward is the same": Scenario(("reward-flat", "no-signal"), constant_reward, ("plateau",)),
     "reward falls": Scenario(("collapse",), falls, ("data-change",)),
+    "dies late": Scenario(("run-died",), dies_late, ("late-change", "truncated")),
+    "grader fails": Scenario(("run-died", "metric-lost"), grader_fails),
     "levels off": Scenario(("plateau",), levels_off),
     "weights never synced": Scenario(("weight-sync",), never_synced, ("engine-mismatch",)),
     "adapters never synced": Scenario(("weight-sync",), never_synced_adapter, ("engine-mismatch",)),

@@ -263,7 +263,33 @@ def score_is_lost(c: Columns) -> bool:
     return rises and max(score[-third:]) < level / 2
 
 
+def run_is_dead(c: Columns) -> bool:
+    """The reward is gone in the last rows, or 0 in all of them and never small before."""
+    rewards = [row.get("reward") for row in c.rows]
+    if len(rewards) < 40:
+        return False
+    before, after = rewards[:-12], rewards[-12:]
+    if None in before:
+        return False
+    if after.count(None) == 12:
+        return True
+    is_zero = after.count(0.0) == 12 and c["reward_std"][-12:] in ([], [0.0] * 12)
+    return is_zero and min(before) > 0.2 * fmean(before) > 0
+
+
+def a_metric_is_lost(c: Columns) -> bool:
+    """A quantity was in every row of the first half, and is in none of the last four."""
+    names = ("reward", "reward_std", "dead", "cut", "entropy", "kl", "grad_norm", "learning_rate", "length")
+    for name in names:
+        has_it = [name in row for row in c.rows]
+        if len(has_it) >= 20 and all(second_half(has_it[::-1])) and not any(has_it[-4:]):
+            return True
+    return False
+
+
 CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
+    "the run lives to its end": run_is_dead,
+    "metrics are logged to the end, and change": a_metric_is_lost,
     "the log holds numbers": has_bad_numbers,
     "weights move": weights_rest,
     "a baseline is subtracted from rewards": no_baseline,

@@ -37,10 +37,6 @@ from log_scenarios import SCENARIOS, SHAPES, healthy, rough
 LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
 LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.name != "README.md")
 NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
-ENDED_FAULTS = {
-    "03_slime_two_rewards.log": "the engine is far from the trainer for four steps, and near again after them"
-}
-"""Logs with a fault that ended, which a log of some more rows does not tell yet, and what the fault is."""
 
 
 def diagnose_rows(rows):
@@ -131,21 +127,15 @@ def lengths_at_which_a_fault_turns_to_ok(rows):
     return lengths
 
 
-def log_with_mark(path):
-    """Return a log as a parameter of the tests below, which are expected to fail with one of `ENDED_FAULTS`."""
-    marks = [pytest.mark.xfail(reason=ENDED_FAULTS[path.name])] if path.name in ENDED_FAULTS else []
-    return pytest.param(path, marks=marks, id=f"{path.parent.name}/{path.name}"[:40])
-
-
 @NEEDS_LOGS
-@pytest.mark.parametrize("path", [log_with_mark(path) for path in LOG_FILES])
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
 def test_one_more_row_of_a_stored_log_turns_no_fault_into_ok(path):
     assert lengths_at_which_a_fault_turns_to_ok(rows_of(path)[:60]) == []
 
 
 @NEEDS_LOGS
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("path", [log_with_mark(path) for path in LOG_FILES])
+@pytest.mark.parametrize("path", LOG_FILES, ids=lambda path: f"{path.parent.name}/{path.name}"[:40])
 def test_one_more_row_of_any_part_of_a_stored_log_turns_no_fault_into_ok(path):
     assert lengths_at_which_a_fault_turns_to_ok(rows_of(path)) == []
 

@@ -322,7 +322,13 @@ def test_a_collapse_comes_before_the_lost_signal_that_it_causes():
         "entropy": lambda t: 0.53 if t < 0.3 else 0.01,
         "dead": lambda t: 0.2 if t < 0.35 else 0.9,
     }
-    assert codes(course(60, **metrics)) == ["length-collapse", "entropy-collapse", "no-signal", "plateau"]
+    assert codes(course(60, **metrics)) == [
+        "length-collapse",
+        "entropy-collapse",
+        "no-signal",
+        "run-died",
+        "plateau",
+    ]
     later = metrics | {"length": lambda t: 53.4 if t < 0.8 else 2.6, "entropy": lambda t: 1.0}
     assert codes(course(60, **later))[:2] == ["no-signal", "length-collapse"]
 

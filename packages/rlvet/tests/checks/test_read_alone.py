@@ -53,7 +53,7 @@ def found(rows, code):
 
 # --- Counts and names ---
 
-CHECKS_OF_A_LOG = 25
+CHECKS_OF_A_LOG = 27
 
 COUNTS = re.compile(
     r"^(\d+) of (\d+) checks passed(?: in [\d.]+% of the tokens)?"
@@ -81,6 +81,8 @@ def test_the_counts_on_a_stored_log_add_up(path):
         diagnosis = diagnose(path)
     except (InvalidValue, OSError):
         pytest.skip("no log that can be read")
+    if diagnosis.log.unjudged:
+        pytest.skip("nothing is judged, as many rows were not read")
     assert check_counts(diagnosis) == CHECKS_OF_A_LOG
 
 

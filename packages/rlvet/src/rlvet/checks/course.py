@@ -80,6 +80,11 @@ class Course:
         """The names of all metrics, in the order in which they were first logged."""
         return list(dict.fromkeys(chain.from_iterable(rows_of_each_layout(self.rows))))
 
+    @cached_property
+    def has_a_row_for_each_step(self) -> bool:
+        """True if steps rise from row to row. A record has several rows of one step, each with some of the metrics."""
+        return all(before["step"] < after["step"] for before, after in pairwise(self.rows))
+
     def series(self, name: str) -> Series:
         """Return the steps and values of a metric in the rows that have it."""
         if name not in self._series:

@@ -13,6 +13,7 @@ from rlvet._severities import MEANINGS, SEVERITIES, is_at_least
 from rlvet._shown import as_html
 from rlvet._terminal import printable
 from rlvet.checks.findings import Coverage, Finding
+from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.settings import with_settings
 from rlvet.lint.checks import LintReport, lint_run_configuration
@@ -98,8 +99,8 @@ class Diagnosis:
     def no_verdict(self) -> str:
         """The reason why a log without findings gets no verdict; empty if it gets one, or if there are findings.
 
-        A verdict needs a reward, and enough log steps to show a trend. There are no findings either if too many rows
-        were not read.
+        A verdict needs a reward, and enough log steps to show a trend, unless most checks were decided. There are no
+        findings either if too many rows were not read.
         """
         if self.log is not None and self.log.unjudged:
             return self.log.unjudged
@@ -110,6 +111,12 @@ class Diagnosis:
             return "no key of the log is known to be the reward; name it by --map reward=KEY"
         if rewards < FEWEST_REWARDS:
             return f"{rewards} log steps with a reward are too few, {FEWEST_REWARDS} are needed"
+        undecided = sum(finding.ok is None for finding in self.tested)
+        if rewards < PLATEAU_STEPS and undecided > len(self.tested) / 2:
+            return (
+                f"{undecided} of {len(self.tested)} checks are undecided, and {rewards} log steps with a reward do not "
+                f"show whether it falls: {PLATEAU_STEPS} are needed"
+            )
         return ""
 
     @property

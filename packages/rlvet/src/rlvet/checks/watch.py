@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlvet.checks.course import Course
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.findings import Finding
+from rlvet.checks.liveness import (
+    ALONE,
+    FAMILIES,
+    FEWEST_LIVE,
+    FINE_AT_ZERO,
+    HISTORY,
+    REGIONS,
+    TOGETHER,
+    deaths_of,
+)
 from rlvet.checks.log_checks import log_findings
 from rlvet.runs.logs import Log
 from rlvet.runs.quantities import named_rows
@@ -30,6 +42,88 @@ differ at first. For each code, the factor by which the log must have grown whil
 then its severity is ``look``."""
 
 
+class LifeWatch:
+    """A look at each new row of a log, by which a death is noticed within a few rows, at a cost that does not grow.
+
+    The rows in which a metric is missing, repeats its value or is far from its earlier ones are counted. Only if there
+    are as many as a death has, the newest rows are judged by `rlvet.checks.liveness.deaths_of`.
+    """
+
+    ROWS = HISTORY + 200
+    """Number of the newest rows that are judged."""
+
+    REFRESH = 50
+    """Number of rows after which the region of dead values is computed anew."""
+
+    def __init__(self) -> None:
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=self.ROWS)
+        self._seen = 0
+        self._live: dict[str, deque[float]] = {}
+        self._regions: dict[str, tuple[float, float]] = {}
+        self._last: Mapping[str, float] = {}
+        self._dead_rows: dict[str, int] = {}
+        # The number of times that a death was told, by whether it is sure. Both are 0 while the run lives.
+        self._told = {False: 0, True: 0}
+
+    @property
+    def is_dead(self) -> bool:
+        """True if the newest rows are surely those of a dead run."""
+        return self._told[True] > 0
+
+    def start_after(self, rows: int) -> None:
+        """Treat the first rows as seen. The newest of them are read with the next row."""
+        self._seen = max(0, rows - self.ROWS)
+
+    def shows_death(self, raw: Sequence[Mapping[str, Any]]) -> bool:
+        """Read the new rows, and return True if the run is dead and this was returned less than twice.
+
+        Args:
+            raw: The rows so far, under the names of the framework.
+        """
+        new = min(len(raw) - self._seen, self.ROWS)
+        self._seen = len(raw)
+        if new <= 0:
+            return False
+        for row in raw[-new:]:
+            self._rows.append(row)
+            self._count(row)
+        counts = [count for count in self._dead_rows.values() if count >= TOGETHER]
+        if not counts:
+            self._told = {False: 0, True: 0}
+            return False
+        # A metric may be dead for long, so that its rows are not judged at each step.
+        if all(count > ALONE + TOGETHER and count % ALONE for count in counts):
+            return False
+        deaths = deaths_of(Course(Log.of(self._rows).rows))
+        if not deaths or not deaths[-1].lasts:
+            self._told = {False: 0, True: 0}
+            return False
+        is_sure = deaths[-1].is_sure
+        self._told[is_sure] += 1
+        return self._told[is_sure] <= 2
+
+    def _count(self, raw: Mapping[str, Any]) -> None:
+        """Count the rows up to this one in which each metric is dead."""
+        row = next(iter(named_rows([{"step": 0.0, **raw}])), {})
+        is_refreshed = self._seen % self.REFRESH == 0
+        for name in FAMILIES:
+            live = self._live.get(name)
+            value = row.get(name)
+            if live is None:
+                if value is not None:
+                    self._live[name] = deque([value], maxlen=HISTORY)
+                continue
+            if name in REGIONS and len(live) >= FEWEST_LIVE and (is_refreshed or name not in self._regions):
+                self._regions[name] = REGIONS[name](sorted(live))
+            low, high = self._regions.get(name, (-math.inf, math.inf))
+            repeats = value == self._last.get(name) and (value != 0 or name not in FINE_AT_ZERO)
+            is_dead = value is None or repeats or not low < value < high
+            self._dead_rows[name] = self._dead_rows.get(name, 0) + 1 if is_dead else 0
+            if value is not None and not is_dead:
+                live.append(value)
+        self._last = row
+
+
 class LogWatch:
     """Checks of a log while it grows, with the findings that `rlvet.checks.diagnose` returns for a finished run.
 
@@ -49,6 +143,7 @@ class LogWatch:
         self._flat_steps = flat_steps
         self._checked_rows = 0
         self._has_bad_number = False
+        self._life = LifeWatch()
         # For each code of the last check, the number of rows at the first check that found it.
         self._rows_at_first_finding: dict[str, int] = {}
 
@@ -59,18 +154,21 @@ class LogWatch:
             rows: Number of log steps so far.
         """
         self._checked_rows = rows
+        self._life.start_after(rows)
 
     def is_due(self, raw: Sequence[Mapping[str, Any]]) -> bool:
         """Return True if a check is due.
 
-        A check is due after a number of new rows, or as soon as the newest row is the first with a value that is not
-        finite.
+        A check is due after a number of new rows, as soon as the newest row is the first with a value that is not
+        finite, and twice when the newest rows show that the run is dead.
 
         Args:
             raw: The rows so far, under the names of the framework.
         """
         if not self._has_bad_number and any("not_finite" in row for row in named_rows(raw[-1:])):
             self._has_bad_number = True
+            return True
+        if self._life.shows_death(raw):
             return True
         new_rows = len(raw) - self._checked_rows
         return new_rows >= max(self._every, GROWTH_BETWEEN_CHECKS * len(raw))
@@ -104,6 +202,8 @@ class LogWatch:
         lowered: list[Finding] = []
         for finding in findings:
             growth = rows / self._rows_at_first_finding[finding.code]
+            if finding.code == "collapse" and self._life.is_dead:
+                growth = math.inf
             if finding.ok is False and growth < TEMPORARY_FAULTS.get(finding.code, 1.0):
                 finding = finding._replace(severity="look", ok=None)
             lowered.append(finding)

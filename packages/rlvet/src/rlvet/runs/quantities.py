@@ -335,7 +335,8 @@ def named_rows(
 ) -> list[dict[str, float]]:
     """Return copies of logged rows with the names of `QUANTITIES` added.
 
-    Values that are no finite numbers are left out, and so are rows without any of the quantities. The metrics under
+    Values that are no finite numbers are left out, and so are rows without any of the quantities, unless one is null: a
+    run whose reward and gradient are null goes on. The metrics under
     `DETAIL` are added to their row. A row gets ``not_finite`` = 1 if a metric of `MUST_BE_FINITE`, such as a loss or a
     reward, is not finite.
 
@@ -353,7 +354,8 @@ def named_rows(
 
         row_sources = sources(tuple(row), user_names)
         # Keys with an "@" are metrics of an evaluation, such as mean@8.
-        if not row_sources and not is_not_finite and not any("@" in key for key in row):
+        is_of_run = row_sources or is_not_finite or any("@" in key for key in row)
+        if not is_of_run and not (rows and _has_null(metrics)):
             continue
         if "step" not in row:
             step_key = next((key for key in STEP_KEYS if key in row), None)
@@ -386,6 +388,12 @@ def _replace_constant_step(rows: Sequence[dict[str, float]]) -> None:
             for row, value in zip(rows, values, strict=True):
                 row["step"] = value
             return
+
+
+def _has_null(metrics: Mapping[str, Any]) -> bool:
+    """Return True if a quantity of a row is null."""
+    nulls = tuple(key for key, value in metrics.items() if value is None)
+    return bool(nulls) and bool(sources(nulls))
 
 
 def _has_not_finite(metrics: Mapping[str, Any], row: Mapping[str, float]) -> bool:

@@ -14,9 +14,10 @@ from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from rlvet._numbers import format_number
+from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Case, Course, Series, onset
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.liveness import Streak, streaks_of
 from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
 from rlvet.checks.registry import LOGS
 from rlvet.runs.setup import Setup
@@ -59,7 +60,8 @@ ENGINE_MISMATCH = Kind(
         "at the end of the run, the KL divergence between engine and trainer is above "
         f"{DISTANCES['mismatch_kl'].limit:g}, the mean distance of log-probabilities above "
         f"{DISTANCES['mismatch'].limit:g} or of probabilities above {DISTANCES['mismatch_probs'].limit:g}, "
-        f"or the mean importance weight of a token is beyond a factor of {FAR_WEIGHT:g}"
+        f"or the mean importance weight of a token is beyond a factor of {FAR_WEIGHT:g}; as `look` if a distance is "
+        "ten times its usual value, and above its limit, in three or more log steps in a row"
     ),
     remedy="compute logp_old with the trainer, or run the engine in the trainer's precision",
     evidence=("mismatch_kl", "mismatch", "mismatch_probs", "importance_weight", "staleness"),
@@ -191,9 +193,27 @@ def check_agreement(case: Case) -> Finding:
         finding = passed_check(course.series("staleness"), mean_age, "mean age of the data in updates")
         start = onset(course.series("staleness"), lambda mean: mean > STALE)
         return finding.failed(STALE_WEIGHTS, cause, severity="look", onset=start, quantities=["staleness"])
+    for name, distance in DISTANCES.items():
+        for streak in streaks_of(course, name):
+            if streak.state == "high" and streak.evidence >= CLEAR_PART:
+                return _far_part(course, name, distance, streak)
     if is_unclear:
         return undecided_check("their distance is large, or has grown, in a part of the run")
     return finding
+
+
+CLEAR_PART = math.log(50)
+"""Logarithm of the number of courses, of which one has as many far rows by chance, from which they are told."""
+
+
+def _far_part(course: Course, name: str, distance: Distance, streak: Streak) -> Finding:
+    """Return the finding on some rows in which engine and trainer were far apart, though they are near in others."""
+    first, last = (course.rows[row]["step"] for row in (streak.first, streak.last))
+    change = change_text(streak.before, streak.value)
+    cause = f"{distance.description}: {change}, from step {format_step(first)} to {format_step(last)}"
+    measure = f"{distance.description}, in these log steps"
+    finding = Finding("ok", True, "", streak.value, None, streak.rows, steps=(first, last), measure=measure)
+    return finding.failed(ENGINE_MISMATCH, cause, severity="look", onset=first, quantities=[name])
 
 
 def _check_synchronisation(course: Course, setup: Setup) -> Finding | None:

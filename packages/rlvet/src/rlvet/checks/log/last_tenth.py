@@ -59,7 +59,7 @@ LATE_CHANGE = Kind(
 
 @LOGS.check(
     "the last tenth of the run",
-    after="a fall of the reward",
+    after="metrics up to the end",
     tested="the last tenth of the run is like the rest",
     explained="no quantity is suddenly different there",
     reports=(LATE_CHANGE,),

@@ -1,0 +1,217 @@
+"""Check that a run lives to its end: its metrics are logged, and its reward and its gradient are not those of death."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.course import Case
+from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.liveness import (
+    ALONE,
+    LOSS,
+    SHORTEST,
+    SHORTEST_FROZEN,
+    TOGETHER,
+    Death,
+    Streak,
+    deaths_of,
+    is_solved,
+    streaks_by_name,
+)
+from rlvet.checks.log.length import TRUNCATED
+from rlvet.checks.log.numbers import NOT_A_NUMBER
+from rlvet.checks.log.results import undecided_check
+from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
+from rlvet.checks.log.signal import NO_SIGNAL
+from rlvet.checks.registry import LOGS
+from rlvet.runs.quantities import QUANTITIES
+
+FEWEST_ROWS = 20
+"""Number of log steps below which it is not said that a run lives."""
+
+WORDS = {
+    "reward": "the reward",
+    "dead": "the share of groups with equal rewards",
+    "reward_std": "the standard deviation of rewards",
+    "cut": "the share of answers cut off",
+    "length": "the mean length",
+    "kl": "KL to the reference",
+    "grad_norm": "the gradient norm",
+    LOSS: "the loss",
+    "mismatch_kl": "KL between engine and trainer",
+    "mismatch": "the distance of engine and trainer",
+    "mismatch_probs": "the distance of engine and trainer",
+}
+"""The names of metrics in a sentence; others have their own."""
+
+RUN_DIED = Kind(
+    code="run-died",
+    severity="stop",
+    meaning="the run died: from a step on, its metrics are those of a run that learns nothing",
+    condition=(
+        f"for {TOGETHER} log steps in a row two of reward, groups, answers, entropy, KL, gradient and engine are "
+        f"missing, repeat one value, or are far from all values before; or the reward alone for {ALONE}, from "
+        f"{TOGETHER} on as `fix`. If the run lives again, `look`"
+    ),
+    remedy="look at the log and the answers of the step before, and resume from a checkpoint before it",
+    is_effect_of_large_steps=True,
+    evidence=(
+        "reward",
+        "dead",
+        "reward_std",
+        "cut",
+        "length",
+        "kl",
+        "entropy",
+        "grad_norm",
+        "mismatch_kl",
+        "mismatch",
+        "mismatch_probs",
+    ),
+    source="simulated deaths of `benchmarks/doctor/deaths.py`",
+    scenarios=("dies late",),
+)
+
+
+def _describe(streak: Streak) -> str:
+    """Return what a metric does in a streak, in a clause."""
+    name = WORDS.get(streak.name, streak.name)
+    if streak.state == "missing":
+        return f"{name} is not logged"
+    value = format_number(streak.value)
+    if streak.state == "frozen":
+        return f"{name} is {value} in each row"
+    return f"{name} {format_number(streak.before)} → {value}"
+
+
+def _streaks(case: Case) -> dict[str, list[Streak]]:
+    """Return the streaks in which each metric is dead."""
+    return streaks_by_name(case.course)
+
+
+def _deaths(case: Case) -> list[Death]:
+    """Return the parts of a run in which it is dead."""
+    return deaths_of(case.course, case.of(_streaks))
+
+
+@LOGS.check(
+    "the life of the run",
+    after="a fall of the reward",
+    tested="the run lives to its end",
+    explained="no two metrics are dead at once, and the reward is not for long",
+    reports=(RUN_DIED,),
+)
+def check_life(case: Case) -> Finding:
+    """Check that no two metrics are dead for some rows, and that the reward is not for more."""
+    course = case.course
+    deaths = case.of(_deaths)
+    rewards = course.series("reward")
+    if not deaths:
+        if len(rewards.values) < FEWEST_ROWS:
+            return undecided_check(f"needs at least {FEWEST_ROWS} log steps with a reward")
+        return Finding("ok", True, "")
+    # The death at the end, or the longest one.
+    death = deaths[-1] if deaths[-1].lasts else max(deaths, key=lambda one: one.rows)
+    start = course.rows[death.first]["step"]
+    end = course.rows[death.last]["step"]
+    clauses = "; ".join(_describe(streak) for streak in death.streaks[:2])
+    steps = (
+        f"from step {format_step(start)} on"
+        if death.lasts
+        else f"from step {format_step(start)} to {format_step(end)}"
+    )
+    cause = f"{clauses}, {steps}"
+    finding = Finding(
+        "ok", True, "", death.rows, None, death.rows, steps=(start, end), measure="dead log steps"
+    )
+    if _is_told(case, death, start):
+        return undecided_check("reported by another finding")
+    quantities = [streak.name for streak in death.streaks if streak.name in QUANTITIES]
+    severity = "look"
+    if death.lasts:
+        severity = "stop" if death.is_sure else "fix"
+    return finding.failed(RUN_DIED, cause, severity=severity, onset=start, quantities=quantities)
+
+
+def _is_told(case: Case, death: Death, start: float) -> bool:
+    """Return whether a finding before has told the loss of the reward."""
+    for finding in case.findings:
+        if finding.kind in (COLLAPSE, REWARD_FLAT) and finding.onset is not None and finding.onset <= start:
+            return death.streaks[0].name == "reward"
+    return False
+
+
+TOLD_BY = {
+    REWARD_FLAT: {"reward"},
+    # Answers that are all cut off have the cap as their length.
+    TRUNCATED: {"cut", "length"},
+    NO_SIGNAL: {"dead", "reward_std"},
+}
+"""The kinds of findings that tell of metrics with one value, each with these metrics."""
+
+CLEAR_FOR_ONE = math.log(50)
+"""Logarithm of the number of courses, of which one has as many equal rows by chance, from which a metric is lost."""
+
+METRIC_LOST = Kind(
+    code="metric-lost",
+    severity="look",
+    meaning="a metric is no longer logged, or repeats one value",
+    condition=(
+        f"a quantity or the loss is null, absent or NaN in the last {SHORTEST} or more log steps, more than twice as "
+        f"long as ever before; or it repeats one value in the last {SHORTEST_FROZEN} or more, as it never did"
+    ),
+    remedy="check what writes it: a reward function or a loss that fails leaves no other trace in a log",
+    evidence=("all quantities",),
+    source="runs whose grader failed for every answer, with a reward of null",
+    scenarios=("grader fails",),
+)
+
+
+@LOGS.check(
+    "metrics up to the end",
+    after="the life of the run",
+    tested="metrics are logged to the end, and change",
+    explained="no quantity is missing or repeats one value from a step on",
+    reports=(METRIC_LOST,),
+)
+def check_metrics(case: Case) -> Finding:
+    """Check that each metric that was ever logged is logged to the end, and does not repeat one value there."""
+    course = case.course
+    streaks = itertools.chain.from_iterable(case.of(_streaks).values())
+    lost = [streak for streak in streaks if _is_lost(streak, case)]
+    if not lost:
+        if len(course.rows) < FEWEST_ROWS:
+            return undecided_check(f"needs at least {FEWEST_ROWS} log steps")
+        return Finding("ok", True, "")
+    deaths = case.of(_deaths)
+    told = {streak.name for death in deaths if death.lasts for streak in death.streaks}
+    for finding in case.findings:
+        if finding.kind is NOT_A_NUMBER:
+            told |= {*finding.quantities, LOSS}
+        elif finding.kind is not None:
+            told |= TOLD_BY.get(finding.kind, set())
+    lost = [streak for streak in lost if streak.name not in told]
+    if not lost:
+        return undecided_check("reported by another finding")
+    clauses = []
+    for streak in lost[:3]:
+        step = format_step(course.rows[streak.first]["step"])
+        clauses.append(f"{_describe(streak)} from step {step} on")
+    more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
+    first = min(lost, key=lambda streak: streak.first)
+    steps = (course.rows[first.first]["step"], course.rows[-1]["step"])
+    rows = len(course.rows) - first.first
+    finding = Finding("ok", True, "", rows, None, rows, steps=steps, measure="log steps since then")
+    quantities = [streak.name for streak in lost if streak.name in QUANTITIES]
+    return finding.failed(METRIC_LOST, f"{'; '.join(clauses)}{more}", onset=steps[0], quantities=quantities)
+
+
+def _is_lost(streak: Streak, case: Case) -> bool:
+    """Return whether a metric is lost to the end. A reward at its best, and what follows from it, is not."""
+    if not streak.lasts or streak.state not in ("missing", "frozen") or streak.evidence < CLEAR_FOR_ONE:
+        return False
+    if streak.state == "missing":
+        return streak.name != "length_finished"
+    return not is_solved(streak, case.course)

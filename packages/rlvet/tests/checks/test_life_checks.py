@@ -1,0 +1,172 @@
+"""A metric that stops, and a run that dies, are told with their step; healthy courses raise no alarm."""
+
+import random
+import sys
+import time
+
+import pytest
+
+from pages import ROOT
+from rlvet.checks.course import Case, Course
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log.life import check_life, check_metrics
+from rlvet.checks.log_checks import log_findings
+from rlvet.runs.logs import Log
+from rlvet.runs.setup import Setup
+
+sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
+
+from deaths import (
+    CODES,
+    GOOD_STEPS,
+    NO_DEATH,
+    OF_THE_REWARD,
+    OF_TWO,
+    ONSETS,
+    STOPS,
+    VITAL,
+    course,
+    died,
+    healthy_alarms,
+    is_called_ok,
+    late_deaths,
+    live_alarms,
+    stopped,
+)
+
+CLEAR = {name: death for name, death in OF_TWO.items() if name != "reward and groups, with noise"}
+
+
+def found(rows, code):
+    """Return the findings of a log with a code."""
+    return [finding for finding in log_findings(Log.of(rows).rows) if finding.code == code]
+
+
+def many(steps):
+    return pytest.param(steps, marks=[pytest.mark.slow] if steps > 300 else [])
+
+
+@pytest.mark.parametrize("good", [many(steps) for steps in GOOD_STEPS])
+@pytest.mark.parametrize("name", CLEAR)
+def test_five_dead_rows_of_two_quantities_say_stop_with_their_step(name, good):
+    seeds = range(5000, 5004 if good <= 2000 else 5002)
+    told = late_deaths(OF_TWO[name], good, 5, seeds)
+    assert told == (len(seeds),) * 4
+
+
+@pytest.mark.parametrize("good", [many(steps) for steps in GOOD_STEPS])
+@pytest.mark.parametrize("name", OF_THE_REWARD)
+def test_ten_dead_rows_of_the_reward_say_stop_with_their_step(name, good):
+    seeds = range(5000, 5004 if good <= 2000 else 5002)
+    told = late_deaths(OF_THE_REWARD[name], good, 10, seeds)
+    assert told == (len(seeds),) * 4
+
+
+def test_few_dead_rows_of_the_reward_alone_are_no_reason_to_stop():
+    rows, floor = course(5000, 300)
+    (finding,) = found(died(rows, floor, OF_THE_REWARD["reward null"], 6), "run-died")
+    assert (finding.severity, finding.onset) == ("fix", 301)
+    assert found(died(rows, floor, OF_THE_REWARD["reward null"], 3), "run-died") == []
+    (finding,) = found(died(rows, floor, OF_THE_REWARD["reward null"], 3), "metric-lost")
+    assert finding.cause == "the reward is not logged from step 301 on"
+
+
+def test_a_death_that_ended_is_told():
+    rows, floor = course(5002, 300)
+    rows = died(rows, floor, OF_TWO["everything"], 8)
+    after = [row | {"step": 308 + number} for number, row in enumerate(course(5002, 300)[0][-60:], 1)]
+    (finding,) = found([*rows, *after], "run-died")
+    assert (finding.severity, finding.onset, finding.n) == ("look", 301, 8)
+    assert "from step 301 to 308" in finding.cause
+
+
+def test_a_run_whose_prompts_are_solved_is_not_dead():
+    draw = random.Random(1)
+    rows = []
+    for step in range(1, 120):
+        share = min(1.0, 0.2 + 0.016 * step)
+        row = {
+            "step": step,
+            "reward": share,
+            "frac_reward_zero_std": share**8,
+            "entropy": 0.4 + 0.1 * draw.random(),
+        }
+        row["grad_norm"] = 0.0 if share == 1 else 0.3 + 0.1 * draw.random()
+        rows.append(row)
+    assert found(rows, "run-died") == []
+    assert found(rows, "metric-lost") == []
+
+
+CASES = [(key, way) for key in VITAL for way in STOPS if (key, way) not in NO_DEATH]
+
+
+@pytest.mark.parametrize(("key", "way"), CASES)
+def test_a_log_whose_reward_groups_loss_or_gradient_stop_is_not_called_ok(key, way):
+    rows, _ = course(5004, 200)
+    assert [onset for onset in ONSETS if is_called_ok(stopped(rows, key, way, onset))] == []
+
+
+@pytest.mark.parametrize(("key", "way"), NO_DEATH)
+def test_what_is_no_death_is_none(key, way):
+    rows, _ = course(5004, 200)
+    codes = [
+        one.code for onset in ONSETS for one in log_findings(Log.of(stopped(rows, key, way, onset)).rows)
+    ]
+    assert not {*codes} & {*CODES}
+
+
+@pytest.mark.parametrize("seed", range(5000, 5008))
+def test_prefixes_of_a_healthy_course_are_alive(seed):
+    assert healthy_alarms([seed], steps=200, every=17) == []
+
+
+@pytest.mark.parametrize("seed", [5000, 5001])
+def test_a_healthy_course_is_not_stopped_while_it_trains(seed):
+    assert live_alarms(course(seed, 200)[0]) == []
+
+
+def test_a_schedule_that_ends_in_0_is_no_death():
+    rows, _ = course(5006, 200)
+    for row in rows:
+        row["learning_rate"] = round(1e-6 * (1 - row["step"] / 200), 7)
+    assert rows[-1]["learning_rate"] == rows[-5]["learning_rate"] == 0
+    assert not found(rows, "metric-lost")
+
+
+def test_a_metric_that_is_logged_now_and_then_is_not_lost():
+    rows, _ = course(5006, 200)
+    for row in rows:
+        if row["step"] % 20:
+            del row["entropy"]
+    assert not found(rows[:199], "metric-lost")
+    (finding,) = found([*rows, *course(5006, 250)[0][200:]][:245], "nothing") or [None]
+    assert finding is None
+
+
+def test_rows_without_any_metric_are_rows_of_the_run():
+    """A row of which every quantity is null is not left out, so that the end of the run is its last row."""
+    rows, _ = course(5000, 100)
+    rows += [{"step": step, **dict.fromkeys(("reward", "grad_norm", "loss"))} for step in range(101, 113)]
+    (finding,) = found(rows, "run-died")
+    assert (finding.severity, finding.onset) == ("stop", 101)
+
+
+def test_too_few_rows_have_no_verdict():
+    rows = [
+        {"step": step, "reward": 0.3 + 0.01 * (step % 5), "loss": 0.01 * (step % 7)} for step in range(24)
+    ]
+    log = Log.of(rows)
+    headline = Diagnosis(log_findings(log.rows), rows=log.rows, log=log).headline
+    assert headline.startswith("no verdict: ")
+    assert "24 log steps with a reward do not show whether it falls" in headline
+
+
+def test_the_checks_of_a_long_log_are_fast():
+    rows = Log.of(course(5001, 10_000)[0]).rows
+    case = Case(Course(rows), Setup())
+    for name in case.course.names:
+        case.course.series(name)
+    start = time.process_time()
+    case.of(check_life)
+    case.of(check_metrics)
+    assert time.process_time() - start < 1.0
