@@ -115,16 +115,6 @@ def test_a_framework_that_is_not_read_is_named_with_what_to_run_instead(name, te
     assert CliRunner().invoke(app, ["lint", "--ignore-other-files", str(file)]).exit_code == 0
 
 
-def test_a_notebook_is_refused_with_the_command_that_makes_a_script_of_it(tmp_path):
-    file = tmp_path / "train.ipynb"
-    file.write_text('{"cells": [{"source": ["from trl import GRPOConfig\\n"]}], "nbformat": 4}')
-    result = CliRunner().invoke(app, ["lint", str(file)])
-    assert result.exit_code == 2
-    assert (
-        "is a notebook, which `rlvet lint` does not read: run `jupyter nbconvert --to script" in result.stderr
-    )
-
-
 def test_a_framework_that_is_read_is_not_refused_for_a_word(tmp_path):
     """Names of other frameworks in a comment or a path are no mark."""
     file = tmp_path / "run.sh"

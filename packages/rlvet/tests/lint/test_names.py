@@ -240,7 +240,9 @@ def test_a_file_of_which_nothing_can_be_checked_is_unjudged(options, status, tmp
     file.write_text("from trl import GRPOConfig\nargs = GRPOConfig(**load('settings.json'))\n")
     result = CliRunner().invoke(app, ["lint", str(file), *options])
     assert result.exit_code == status
-    assert result.stdout.splitlines()[-1].startswith(f"{file}: TRL: unjudged, since nothing could be checked; ")
+    assert result.stdout.splitlines()[-1].startswith(
+        f"{file}: TRL: unjudged, since nothing could be checked; "
+    )
     file.write_text("from trl import GRPOConfig\nargs = GRPOConfig(beta=0.0)\n")
     assert CliRunner().invoke(app, ["lint", str(file)]).exit_code == 0
 

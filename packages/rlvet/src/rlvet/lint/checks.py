@@ -15,7 +15,7 @@ from rlvet._terminal import printable
 from rlvet.errors import InvalidValue
 from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.known import FRAMEWORKS
-from rlvet.lint.names import Names, names_of
+from rlvet.lint.names import MOST_UNKNOWN, Names, names_of
 from rlvet.lint.readers import (
     THE_COMMAND,
     parse_configurations,
@@ -388,11 +388,15 @@ def check_names(configuration: Configuration) -> list[LintFinding]:
     settings = {id(setting): setting for setting in configuration.settings.values()}
     for path, setting in configuration.settings.items():
         paths.setdefault(id(setting), []).append(path)
+    unknown = 0
     for key, setting in settings.items():
+        if setting.name == THE_COMMAND or unknown > MOST_UNKNOWN:
+            continue
         if any(names.is_known(path) for path in paths[key]):
             if all(names.last_version(path) for path in paths[key]):
                 earlier.append(setting)
             continue
+        unknown += 1
         meant = next(filter(None, map(names.meant, paths[key])), [])
         if meant:
             findings.append(_misspelt(configuration, setting, meant, names))

@@ -9,7 +9,7 @@ from typing import Any
 from rlvet.lint.rules import Rule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Framework:
     """A framework: the names and defaults of its settings, as far as rules depend on them, and the rules."""
 

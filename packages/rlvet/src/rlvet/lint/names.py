@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 
 from rlvet.lint.framework import HYDRA_NAMES, Framework
 from rlvet.runs.files import has_table, load_table
@@ -19,6 +19,8 @@ OPEN_GROUPS = re.compile(r"kwargs|^override_|^extra_|^env_vars$|^ray_init$")
 """A pattern of the last names of groups whose settings are passed on, and so may be any."""
 SHORTEST_OF_OPEN = 10
 """Shorter names in such groups may be settings of their own, such as ``num_gpus`` beside ``num_cpus``."""
+MOST_UNKNOWN = 200
+"""The largest number of unknown names in a configuration that are compared with the known ones."""
 LONGEST_NAME = 80
 """Longer names are no misspelt settings."""
 
@@ -43,7 +45,8 @@ def nearest(name: str, known: Collection[str], most: int = 2) -> list[str]:
     written = name.lower().replace("-", "_")
     if len(written) > LONGEST_NAME:
         return []
-    same_words = [one for one in known if _words(one) == _words(written)]
+    words = sorted(word.rstrip("s") for word in written.split("_"))
+    same_words = [one for one in known if _words(one) == words]
     if same_words:
         return same_words
     edits = min(most, 1 if len(written) < 12 else 2)
@@ -56,8 +59,9 @@ def nearest(name: str, known: Collection[str], most: int = 2) -> list[str]:
     return distances[min(distances)] if distances else []
 
 
+@cache
 def _words(name: str) -> list[str]:
-    """Return the words of a name in the singular, sorted."""
+    """Return the words of a known name in the singular, sorted."""
     return sorted(word.rstrip("s") for word in name.lower().split("_"))
 
 
@@ -80,7 +84,7 @@ def _distance(a: str, b: str, limit: int) -> int:
     return row[-1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Names:
     """The names of a framework's settings.
 
@@ -110,10 +114,10 @@ class Names:
         Args:
             path: The dotted name. Numbers among its parts are indices of lists.
         """
-        return self._meant("", _parts(path))
+        return _meant_of(self, path)
 
-    def _meant(self, group: str, parts: list[str]) -> list[str]:
-        """Return the settings below a group that some parts of a name are near to, or are."""
+    def below(self, group: str, parts: list[str]) -> list[str]:
+        """Return the settings below a group that the parts of a name are near to, or are."""
         if not parts:
             return [group]
         if group not in self.groups:
@@ -134,7 +138,7 @@ class Names:
                 found.append(path)
             elif rest and path in self.groups:
                 known = self._first_unknown(rest, path) is None
-                found += [".".join([path, *rest])] if known else self._meant(path, rest)
+                found += [".".join([path, *rest])] if known else self.below(path, rest)
         return found
 
     def _first_unknown(self, parts: list[str], group: str = "") -> int | None:
@@ -148,27 +152,28 @@ class Names:
         return None
 
 
+@lru_cache(maxsize=4096)
+def _meant_of(names: Names, path: str) -> list[str]:
+    """Return `Names.meant`. A file may have a name many times."""
+    return names.below("", _parts(path))
+
+
 def _parts(path: str) -> list[str]:
     """Return the parts of a dotted name without the indices of lists."""
     return [part for part in path.split(".") if not part.isdigit()]
 
 
+@cache
 def names_of(framework: Framework) -> Names:
     """Return the names of a framework's settings, with those of the adapter and of earlier versions.
 
     They have no groups if there is no list of them.
     """
-    others = {*framework.added, *framework.defaults, *framework.older_names}
-    return _read_names(framework.key, frozenset(others))
-
-
-@cache
-def _read_names(key: str, others: frozenset[str]) -> Names:
-    """Return the names in the file of a framework, and other dotted names."""
-    name = f"known/{key.replace('-', '_')}"
+    name = f"known/{framework.key.replace('-', '_')}"
     if not has_table(name):
         return Names({})
     table = load_table(name)
+    others = {*framework.added, *framework.defaults, *framework.older_names}
     paths = {f"{group}.{one}" for group, members in table["settings"].items() for one in members.split()}
     earlier = {path: version for version, members in table["earlier"].items() for path in members.split()}
     groups: dict[str, set[str]] = {}

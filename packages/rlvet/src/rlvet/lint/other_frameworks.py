@@ -51,9 +51,6 @@ _SLIME_FLAGS = (
     ("n-samples-per-prompt", "rollout-batch-size"),
     ("advantage-estimator", "rollout-batch-size"),
 )
-NOTEBOOK = OtherFramework(
-    "a notebook", instead="run `jupyter nbconvert --to script FILE`, and check the script"
-)
 OTHER_FRAMEWORKS = (
     OtherFramework("ms-swift", (("rlhf_type",),), ("swift",), (r"\bswift\s+rlhf\b",)),
     # miles is a fork of slime, with its flags.
@@ -115,8 +112,6 @@ def named(text: str, path: str) -> OtherFramework | None:
     >>> named("swift rlhf --rlhf_type grpo --num_generations 8", "run.sh").title
     'ms-swift'
     """
-    if path.lower().endswith(".ipynb"):
-        return NOTEBOOK
     if not any(word in text for word in _GROUP_WORDS):
         return None
     if path.lower().endswith(".py"):

@@ -1,4 +1,4 @@
-"""Read the configurations in a file: a Python script, YAML, TOML, or a shell script with commands.
+"""Read the configurations in a file: a Python script, a notebook, YAML, TOML, or a shell script with commands.
 
 Nothing in a file is imported or executed.
 """
@@ -18,15 +18,16 @@ from rlvet.errors import FileProblem, InvalidValue, OtherFormat
 from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.framework import Framework
 from rlvet.lint.known import FRAMEWORKS
-from rlvet.lint.names import names_of
-from rlvet.lint.other_frameworks import NOTEBOOK, named
+from rlvet.lint.names import MOST_UNKNOWN, names_of
+from rlvet.lint.notebook import read_notebook
+from rlvet.lint.other_frameworks import named
 from rlvet.lint.python_script import read_script
 from rlvet.lint.scalars import read_scalar
 from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
 from rlvet.runs import gate
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.files import check_regular, is_leaf
-from rlvet.runs.limits import DEEPEST_CONFIG, LARGEST_LINTED, MOST_SETTINGS
+from rlvet.runs.limits import DEEPEST_CONFIG, LARGEST_LINTED, LARGEST_NOTEBOOK, MOST_SETTINGS
 
 PYTHON = (".py",)
 YAML = (".yaml", ".yml")
@@ -71,7 +72,7 @@ def read_configurations(path: Path) -> list[Configuration]:
         raise FileProblem(f"{path} is no file")
     check_regular(path)
     with path.open("rb") as file:
-        data = file.read(LARGEST_LINTED + 1)
+        data = file.read(_largest(str(path)) + 1)
     return parse_configurations(data, str(path))
 
 
@@ -85,28 +86,77 @@ def parse_configurations(data: bytes, path: str) -> list[Configuration]:
     Raises:
         ValueError: if the bytes cannot be read, or are a configuration of a framework that is not read.
     """
-    if len(data) > LARGEST_LINTED:
-        raise InvalidValue(f"{path} has more than {LARGEST_LINTED:,} bytes, and is no configuration")
+    if len(data) > _largest(path):
+        raise InvalidValue(f"{path} has more than {_largest(path):,} bytes, and is no configuration")
     text = _decode(data, path)
-    suffix = Path(path).suffix.lower()
     try:
-        if suffix in NOTEBOOKS:
-            configurations = []
-        elif suffix in PYTHON:
-            configurations = read_script(text, path)
-        elif suffix in YAML:
-            configurations = _read_yaml(text, path)
-        elif suffix in TOML:
-            configurations = _read_toml(text, path)
+        if Path(path).suffix.lower() in NOTEBOOKS:
+            configurations = _read_notebook(text, path)
         else:
-            configurations = _read_shell(text, path)
+            configurations = _read_text(text, path, path)
     except (RecursionError, MemoryError) as error:
         raise InvalidValue(f"{path} is nested too deeply to be read") from error
-    other = None if configurations else named(text, path)
-    if other is not None:
-        title = other.title if other is NOTEBOOK else f"for {other.title}"
-        raise OtherFormat(f"{path} is {title}, which `rlvet lint` does not read: {other.instead}")
     return [_with_newest_names(configuration) for configuration in configurations]
+
+
+def _largest(path: str) -> int:
+    """Return the largest size of a file. A notebook contains the output of its cells too."""
+    return LARGEST_NOTEBOOK if Path(path).suffix.lower() in NOTEBOOKS else LARGEST_LINTED
+
+
+def _read_text(text: str, name: str, path: str) -> list[Configuration]:
+    """Read the configurations in a text.
+
+    Args:
+        text: The text.
+        name: A name of which the suffix determines the format.
+        path: The path of the file that contains the text, for messages.
+    """
+    suffix = Path(name).suffix.lower()
+    if suffix in PYTHON:
+        configurations = read_script(text, path)
+    elif suffix in YAML:
+        configurations = _read_yaml(text, path)
+    elif suffix in TOML:
+        configurations = _read_toml(text, path)
+    else:
+        configurations = _read_shell(text, path)
+    other = None if configurations else named(text, name)
+    if other is not None:
+        raise OtherFormat(f"{path} is for {other.title}, which `rlvet lint` does not read: {other.instead}")
+    return configurations
+
+
+def _read_notebook(text: str, path: str) -> list[Configuration]:
+    """Read the configurations in the cells of a notebook, with the lines of its file."""
+    configurations: list[Configuration] = []
+    errors: list[InvalidValue] = []
+    for part in read_notebook(text, path):
+        if len(part.text) > LARGEST_LINTED:
+            raise InvalidValue(
+                f"{path} has more than {LARGEST_LINTED:,} bytes of code, and is no configuration"
+            )
+        try:
+            found = _read_text(part.text, part.name, path)
+        except InvalidValue as error:
+            errors.append(error)
+        else:
+            configurations += [_with_lines_of(configuration, part.lines) for configuration in found]
+    if errors and not configurations:
+        raise errors[0]
+    return configurations
+
+
+def _with_lines_of(configuration: Configuration, lines: Sequence[int | None]) -> Configuration:
+    """Return a configuration of a part of a file, with the line of the file for each line of the part."""
+
+    def line_of(line: int | None) -> int | None:
+        return None if line is None else lines[min(line, len(lines)) - 1]
+
+    # A setting with several names stays one.
+    moved = {id(one): replace(one, line=line_of(one.line)) for one in configuration.settings.values()}
+    settings = {name: moved[id(one)] for name, one in configuration.settings.items()}
+    return replace(configuration, settings=settings, line=line_of(configuration.line))
 
 
 def read_in_limits(reader: Callable[..., list[Configuration]], *arguments: Any) -> list[Configuration]:
@@ -314,8 +364,11 @@ def _with_defaults_of_its_version(configuration: Configuration, command: Command
     """Return a configuration that says which defaults are not known, if it sets what the framework does not have."""
     framework = configuration.framework
     overrides = [_OVERRIDE.fullmatch(word.text) for word in command if not word.text.startswith("+")]
+    names = [override[1] for override in overrides if override]
     known = names_of(framework)
-    names = [override[1] for override in overrides if override and not known.meant(override[1])]
+    unknown = [name for name in names if framework.unknown_setting([name])][:MOST_UNKNOWN]
+    misspelt = {name for name in unknown if known.meant(name)}
+    names = [name for name in names if name not in misspelt]
     fork_setting = framework.unknown_setting([name for name in names if name not in framework.early_settings])
     if fork_setting and not configuration.incomplete:
         newest = f"{framework.title} {framework.version}"
@@ -404,23 +457,10 @@ def _read_commands_in_yaml(root: Any, path: str) -> list[Configuration]:
     configurations: list[Configuration] = []
     for _, node in _yaml_scalars(root, path):
         if isinstance(node, yaml.ScalarNode) and node.style == "|":
-            first_line = node.start_mark.line + 1
-            configurations += [_shifted(one, first_line) for one in _read_shell(node.value, path)]
+            first_line = node.start_mark.line + 2
+            lines = range(first_line, first_line + node.value.count("\n") + 1)
+            configurations += [_with_lines_of(one, lines) for one in _read_shell(node.value, path)]
     return configurations
-
-
-def _shifted(configuration: Configuration, lines: int) -> Configuration:
-    """Return a configuration of a part of a file, with the lines of the file.
-
-    Args:
-        configuration: The configuration, with the lines of the part.
-        lines: Number of lines before the part.
-    """
-    settings: Settings = {}
-    for name, setting in configuration.settings.items():
-        settings[name] = replace(setting, line=None if setting.line is None else setting.line + lines)
-    line = None if configuration.line is None else configuration.line + lines
-    return replace(configuration, settings=settings, line=line)
 
 
 def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -148,6 +148,9 @@ LARGEST_BATCH = 2**31
 LARGEST_LINTED = 2**19
 """The largest size of a linted file, in bytes."""
 
+LARGEST_NOTEBOOK = 2**23
+"""The largest size of a linted notebook, in bytes. It contains the output of its cells, such as images."""
+
 MOST_SETTINGS = 20_000
 """The largest number of settings in a file, with YAML aliases expanded."""
 
