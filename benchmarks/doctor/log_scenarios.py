@@ -494,6 +494,47 @@ def grader_fails(seed: int) -> Rows:
     return rows
 
 
+def _with_critic(
+    rows: Rows, seed: int, explained: Callable[[float], float], growth: Callable[[float], float]
+) -> Rows:
+    """Add the metrics of a critic in verl's names: its explained variance, its loss and its gradient norm."""
+    draw = random.Random(f"{seed} critic")
+    rows = named_as_verl(rows)
+    loss, gradient = draw.uniform(0.02, 0.5), draw.uniform(0.5, 8.0)
+    for row in rows:
+        t = row["step"] / len(rows)
+        start = 1 + 6 * math.exp(-30 * t)
+        row["critic/vf_explained_var"] = explained(t) + 0.08 * draw.gauss(0, 1)
+        row["critic/vf_loss"] = loss * start * growth(t) * math.exp(0.3 * draw.gauss(0, 1))
+        row["critic/grad_norm"] = gradient * start * growth(t) * math.exp(0.4 * draw.gauss(0, 1))
+    return rows
+
+
+def critic_learns(seed: int) -> Rows:
+    """Simulate PPO with a critic that begins with nothing, and explains the returns better and better."""
+    top = _number(seed, "top", 0.3, 0.9)
+    return _with_critic(
+        _course(seed, "slow").rows(), seed, lambda t: top - (top + 1) * math.exp(-20 * t), lambda t: 1
+    )
+
+
+def critic_explains_nothing(seed: int) -> Rows:
+    level = _number(seed, "level", -0.4, -0.05)
+    return _with_critic(_course(seed, "slow").rows(), seed, lambda t: level, lambda t: 1)
+
+
+def critic_diverges(seed: int) -> Rows:
+    """Simulate a critic whose loss and gradient grow a hundredfold from a step on."""
+    at = _number(seed, "at", 0.4, 0.7)
+    factor = _number(seed, "factor", 60, 400)
+    return _with_critic(
+        _course(seed, "slow").rows(),
+        seed,
+        lambda t: 0.6 if t < at else 0.6 - 6 * (t - at) / (1 - at),
+        lambda t: 1 if t < at else factor ** min(1, 2 * (t - at) / (1 - at)),
+    )
+
+
 SCENARIOS: Mapping[str, Scenario] = {
     "reference is not the start": Scenario(("reference-kl",), reference, ("kl-drift",)),
     "policy hardly moves": Scenario(("hardly-moves",), hardly_moves, ("plateau",)),
@@ -524,6 +565,8 @@ SCENARIOS: Mapping[str, Scenario] = {
     "entropy collapses": Scenario(("entropy-collapse",), entropy_collapses, ("plateau",)),
     "every reward is the same": Scenario(("reward-flat", "no-signal"), constant_reward, ("plateau",)),
     "reward falls": Scenario(("collapse",), falls, ("data-change",)),
+    "critic explains nothing": Scenario(("critic-no-fit",), critic_explains_nothing, ("plateau",)),
+    "critic diverges": Scenario(("critic-diverges",), critic_diverges, ("plateau",)),
     "dies late": Scenario(("run-died",), dies_late, ("late-change", "truncated")),
     "grader fails": Scenario(("run-died", "metric-lost"), grader_fails),
     "levels off": Scenario(("plateau",), levels_off),

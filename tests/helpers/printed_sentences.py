@@ -287,7 +287,20 @@ def a_metric_is_lost(c: Columns) -> bool:
     return False
 
 
+def critic_is_bad(c: Columns) -> bool:
+    """The critic explains nothing in each row of the later half, or its loss is twenty times larger at the end."""
+    explained = second_half(c["explained_variance"])
+    if len(explained) >= 10 and max(explained) < 0.04:
+        return True
+    for name in ("value_loss", "critic_grad_norm"):
+        values = c[name]
+        if len(values) >= 40 and min(values[-4:]) > 20 * max(second_half(values)[: len(values) // 4]) > 0:
+            return values[-1] > 10 * max(values[:4])
+    return False
+
+
 CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
+    "the critic explains returns, and its loss and gradient stay bounded": critic_is_bad,
     "the run lives to its end": run_is_dead,
     "metrics are logged to the end, and change": a_metric_is_lost,
     "the log holds numbers": has_bad_numbers,

@@ -11,7 +11,7 @@ from pages import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
 
 from log_bench import HERE, RLDOCTOR, codes_of_rows, score_others, verdict, write_entries
-from log_scenarios import SCENARIOS, SHAPES, healthy, named_as_verl
+from log_scenarios import SCENARIOS, SHAPES, critic_learns, healthy, named_as_verl
 
 from rlvet.checks.log_checks import log_findings
 from rlvet.runs.logs import Log
@@ -36,6 +36,13 @@ def test_a_healthy_course_is_no_fault(shape):
             codes, fault, headline = codes_of_rows(rows)
             assert not fault, headline
             assert codes[0] in ("ok", "plateau"), headline
+
+
+def test_a_critic_that_learns_is_no_fault():
+    for seed in SEEDS:
+        codes, fault, headline = codes_of_rows(critic_learns(seed))
+        assert not fault, headline
+        assert not {"critic-no-fit", "critic-diverges"} & {*codes}
 
 
 @pytest.mark.parametrize("name", [*RLDOCTOR, "healthy"])

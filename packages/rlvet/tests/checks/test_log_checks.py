@@ -483,3 +483,42 @@ def test_a_log_on_which_an_earlier_version_was_wrong(name):
     assert "stops with an assertion" not in diagnosis.as_text(verbose=True)
     for line in str(diagnosis).splitlines():
         assert not line.startswith(("passed", "cannot be tested"))
+
+
+def critic(**metrics):
+    """Return a log of PPO whose critic learns, with some metrics replaced."""
+    learning = {
+        "explained_variance": lambda t: 0.6 - math.exp(-20 * t),
+        "value_loss": lambda t: 0.1 + math.exp(-30 * t),
+        "critic_grad_norm": lambda t: 4.0 + 20 * math.exp(-30 * t),
+    }
+    return course(60, **learning | metrics)
+
+
+def test_a_critic_that_explains_nothing():
+    (finding,) = findings(critic(explained_variance=lambda t: -0.2 + 0.1 * math.sin(90 * t)))
+    assert (finding.code, finding.severity, finding.onset) == ("critic-no-fit", "look", 1)
+    assert codes(critic()) == []
+    assert codes(critic(explained_variance=lambda t: 0.2)) == []
+    # Rewards that are all equal have no variance to explain.
+    assert "critic-no-fit" not in codes(critic(explained_variance=lambda t: -9.0, reward=lambda t: 0.5))
+
+
+@pytest.mark.parametrize("name", ["value_loss", "critic_grad_norm"])
+def test_a_critic_that_diverges(name):
+    (finding,) = findings(critic(**{name: lambda t: 5.0 * (1 + 140 * max(0.0, t - 0.5)) + math.sin(80 * t)}))
+    assert (finding.code, finding.severity) == ("critic-diverges", "fix")
+    assert 34 <= finding.onset <= 40
+    assert finding.quantities == (name,)
+
+
+def test_a_critic_that_is_worse_than_the_mean_diverges():
+    (finding,) = findings(critic(explained_variance=lambda t: 0.4 if t < 0.4 else -5.0 + math.sin(80 * t)))
+    assert (finding.code, finding.quantities) == ("critic-diverges", ("explained_variance",))
+    assert "explained variance -5" in finding.cause
+
+
+def test_one_large_loss_of_a_critic_is_none_that_diverges():
+    rows = critic(value_loss=lambda t: 0.1 + 0.01 * math.sin(80 * t))
+    rows[-2]["value_loss"] = 40.0
+    assert codes(rows) == []

@@ -53,7 +53,7 @@ def found(rows, code):
 
 # --- Counts and names ---
 
-CHECKS_OF_A_LOG = 27
+CHECKS_OF_A_LOG = 28
 
 COUNTS = re.compile(
     r"^(\d+) of (\d+) checks passed(?: in [\d.]+% of the tokens)?"

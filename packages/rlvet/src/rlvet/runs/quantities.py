@@ -28,6 +28,7 @@ QUANTITIES: Mapping[str, Mapping[str, Sequence[str]]] = load_table("names")
 - ``mismatch``: the mean distance of their log-probabilities
 - ``mismatch_probs``: the mean distance of their probabilities
 - ``effective_samples``: the effective sample size of importance weights between them, as a share of the batch
+- ``explained_variance``, ``value_loss`` and ``critic_grad_norm``: of the critic of PPO
 - ``staleness``: the mean age of the data, in updates; ``staleness_max``: the largest
 """
 

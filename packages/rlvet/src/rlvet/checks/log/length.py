@@ -72,7 +72,7 @@ TRUNCATED = Kind(
 
 @LOGS.check(
     "answers cut off",
-    after="baseline of the advantages",
+    after="fit of the critic",
     tested="most answers are finished",
     explained="most answers end before the cap on their length",
     reports=(TRUNCATED,),
