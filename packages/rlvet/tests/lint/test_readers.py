@@ -202,13 +202,28 @@ if os.environ:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["**make()", "**settings", "**{**settings}", "**{name: 1}", "**dict(settings)", "**changed"]
+    "arguments",
+    [
+        "**make()",
+        "**settings",
+        "**{**settings}",
+        "**{name: 1}",
+        "**dict(settings)",
+        "**changed",
+        "**{k: v for k, v in known.items() if v > 0}",
+        "**given",
+        "**itself",
+    ],
 )
 def test_unknown_arguments_leave_the_other_settings_open(arguments):
     script = f"""
 from trl import GRPOConfig
+known = dict(beta=1)
 changed = dict(beta=1)
-changed["beta"] = 2
+changed.clear()
+given = dict(beta=1)
+given.update(load())
+itself = {{**itself}}
 def train(settings, name):
     return GRPOConfig(num_generations=2, {arguments})
 """
@@ -217,6 +232,57 @@ def train(settings, name):
     report = lint_configurations([configuration], "train.py")
     assert [finding.id for finding in report.findings] == ["group-of-two"]
     assert "learning-rate" in [one.id for one in report.unchecked]
+
+
+def test_dictionaries_of_literals_are_read_behind_two_stars():
+    script = """
+from copy import deepcopy
+from trl import GRPOConfig
+import os
+
+base = dict(beta=0.04, epsilon=0.2, top_p=0.9)
+more = {**base, "num_generations": 8, "epsilon": 0.3}
+more["temperature"] = 0.7
+more.update({"min_p": 0.1}, loss_type="grpo")
+if os.environ:
+    more["delta"] = 0.5
+allowed = {k: v for k, v in more.items() if k in GRPOConfig.__dataclass_fields__ and v is not None}
+base["beta"] = 0.9
+args = GRPOConfig("out", learning_rate=1e-6, **(deepcopy(allowed) | {"top_k": 5}))
+more["beta"] = 3
+"""
+    configuration = read_one(script, "train.py")
+    assert configuration.incomplete == ""
+    read = values(configuration)
+    assert isinstance(read.pop("delta"), Unread)
+    assert read == {
+        "learning_rate": 1e-6,
+        "beta": 0.04,
+        "epsilon": 0.3,
+        "top_p": 0.9,
+        "num_generations": 8,
+        "temperature": 0.7,
+        "min_p": 0.1,
+        "loss_type": "grpo",
+        "top_k": 5,
+    }
+    assert configuration.settings["temperature"].line == 8
+
+
+def test_an_item_that_a_branch_sets_is_unread():
+    script = (
+        "from trl import GRPOConfig\na = {'beta': 0.1}\nif b:\n    a['beta'] = 0.2\nGRPOConfig('o', **a)\n"
+    )
+    configuration = read_one(script, "train.py")
+    assert isinstance(configuration.settings["beta"].value, Unread)
+    assert configuration.incomplete == ""
+
+
+def test_what_is_known_of_a_dictionary_is_checked_where_the_rest_is_not():
+    script = "from trl import GRPOConfig\nGRPOConfig('o', **{**load(), 'num_generation': 1, 'num_generations': 1})\n"
+    report = lint_configurations([read_one(script, "train.py")], "train.py")
+    assert {finding.id for finding in report.findings} == {"group-of-one", "misspelt-setting"}
+    assert report.unchecked
 
 
 def test_a_parser_of_the_command_line_leaves_every_setting_open():

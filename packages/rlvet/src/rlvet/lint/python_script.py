@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
 from rlvet.lint.configuration import Configuration, Setting, Unread
@@ -53,6 +53,22 @@ def read_script(text: str, path: str) -> list[Configuration]:
     return _Script(tree, path).configurations()
 
 
+READING_METHODS = ("copy", "get", "items", "keys", "values")
+"""Methods of a dictionary that do not change it."""
+
+
+class _Change(NamedTuple):
+    """A statement that may change a dictionary."""
+
+    line: int
+    items: Sequence[tuple[str | None, ast.expr]]
+    """The items that it sets; a dictionary, if there is no name."""
+    block: int | None
+    """The identity of the list of statements that contains it."""
+    is_known: bool
+    """Whether it does nothing else."""
+
+
 class _Script:
     """The syntax tree of a script, from which configurations are read.
 
@@ -70,7 +86,7 @@ class _Script:
         # The values of the names that were evaluated so far.
         self.values: dict[str, Any] = {}
         self.blocks = self._block_of_statements()
-        self.mutable_names = self._names_with_access()
+        self.changes = self._changes_of_dictionaries()
         self.assignments = self._assignments_by_value()
         self.attributes = self._assigned_attributes()
         self.config_names = {*CONFIGS}
@@ -207,8 +223,8 @@ class _Script:
         incomplete = ""
         for keyword in call.keywords:
             if keyword.arg == "generation_kwargs":
-                arguments = self._read_dictionary(keyword.value)
-                if arguments is not None:
+                arguments, is_complete = self._read_dictionary(keyword.value, keyword.lineno)
+                if is_complete:
                     for name, setting in arguments.items():
                         name = f"generation_kwargs.{name}"
                         settings[name] = Setting(name, setting.value, setting.line)
@@ -216,46 +232,121 @@ class _Script:
             if keyword.arg is not None:
                 settings[keyword.arg] = Setting(keyword.arg, self._value(keyword.value), keyword.lineno)
                 continue
-            expanded = self._read_dictionary(keyword.value)
-            if expanded is None:
+            expanded, is_complete = self._read_dictionary(keyword.value, call.lineno)
+            settings |= expanded
+            if not is_complete:
                 incomplete = f"the arguments **{_source(keyword.value)}"
-            else:
-                settings |= expanded
         settings |= self._read_attributes(call)
         return Configuration(TRL, self.path, settings, call.lineno, incomplete)
 
-    def _read_dictionary(self, node: ast.expr) -> dict[str, Setting] | None:
-        """Read the settings of a dictionary; return None if not all of its items are known, or too many were read."""
-        if self.expanded > MOST_EXPANDED:
-            return None
-        if isinstance(node, ast.Name):
-            name = node.id
-            if name not in self.constants or name in self.mutable_names:
-                return None
-            node = self.constants[name]
-        settings: dict[str, Setting] = {}
-        if isinstance(node, ast.Call) and _last_name(node.func) == "dict" and not node.args:
-            self.expanded += len(node.keywords)
-            for keyword in node.keywords:
-                if keyword.arg is None:
-                    return None
-                settings[keyword.arg] = Setting(keyword.arg, self._value(keyword.value), keyword.lineno)
-            return settings
-        if not isinstance(node, ast.Dict):
-            return None
-        self.expanded += len(node.keys)
-        for key, value in zip(node.keys, node.values, strict=True):
-            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
-                return None
-            settings[key.value] = Setting(key.value, self._value(value), value.lineno)
-        return settings
+    def _read_dictionary(
+        self, node: ast.expr, before: int, depth: int = 0
+    ) -> tuple[dict[str, Setting], bool]:
+        """Read the settings of a dictionary, and return whether it may have no others.
 
-    def _names_with_access(self) -> set[str]:
-        """Return the names of which an item is assigned or an attribute is used. A dictionary may change by either."""
-        attributes = [node for node in self.nodes if isinstance(node, ast.Attribute)]
-        subscripts = [node for node in self.nodes if isinstance(node, ast.Subscript)]
-        items = [node for node in subscripts if isinstance(node.ctx, ast.Store | ast.Del)]
-        return {node.value.id for node in (*attributes, *items) if isinstance(node.value, ast.Name)}
+        Args:
+            node: A dictionary, a name of one, or an expression that copies, merges or filters some.
+            before: The line at which it is read. Statements below it, in the block of an assignment, change it later.
+            depth: The number of expressions that contain it.
+        """
+        if self.expanded > MOST_EXPANDED or depth > DEEPEST_SCRIPT:
+            return {}, False
+        if isinstance(node, ast.Name):
+            return self._read_named_dictionary(node.id, before, depth)
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            return self._read_items([(_text_of(key), value) for key, value in pairs], before, depth)
+        if isinstance(node, ast.Call):
+            return self._read_dictionary_of_call(node, before, depth)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return self._read_items([(None, node.left), (None, node.right)], before, depth)
+        filtered = _filtered(node)
+        return ({}, False) if filtered is None else self._read_dictionary(filtered, before, depth + 1)
+
+    def _read_dictionary_of_call(
+        self, call: ast.Call, before: int, depth: int
+    ) -> tuple[dict[str, Setting], bool]:
+        """Read a call of ``dict``, or one that copies a dictionary."""
+        name = _last_name(call.func)
+        if name == "dict":
+            items = [(None, argument) for argument in call.args]
+            keywords = [(keyword.arg, keyword.value) for keyword in call.keywords]
+            return self._read_items([*items, *keywords], before, depth)
+        if name == "copy" and isinstance(call.func, ast.Attribute) and not call.args:
+            return self._read_dictionary(call.func.value, before, depth + 1)
+        if name in ("copy", "deepcopy") and len(call.args) == 1:
+            return self._read_dictionary(call.args[0], before, depth + 1)
+        return {}, False
+
+    def _read_items(
+        self, items: Sequence[tuple[str | None, ast.expr]], before: int, depth: int
+    ) -> tuple[dict[str, Setting], bool]:
+        """Read the items of a dictionary. An item without a name is another dictionary, as in ``{**defaults}``."""
+        settings: dict[str, Setting] = {}
+        is_complete = True
+        self.expanded += len(items)
+        for name, value in items:
+            if name is not None:
+                settings[name] = Setting(name, self._value(value), value.lineno)
+                continue
+            merged, is_whole = self._read_dictionary(value, before, depth + 1)
+            settings |= merged
+            is_complete &= is_whole
+        return settings, is_complete
+
+    def _read_named_dictionary(self, name: str, before: int, depth: int) -> tuple[dict[str, Setting], bool]:
+        """Read a dictionary that is assigned to a name, with the items that are set afterwards."""
+        if name not in self.constants:
+            return {}, False
+        value = self.constants[name]
+        settings, is_complete = self._read_dictionary(value, value.lineno, depth + 1)
+        settings = dict(settings)
+        block = self.blocks.get(id(self.assignments.get(id(value))))
+        for change in self.changes.get(name, ()):
+            if change.block == block is not None and change.line > before:
+                continue
+            changed, is_whole = self._read_items(change.items, change.line, depth + 1)
+            is_complete &= is_whole and change.is_known
+            for key, setting in changed.items():
+                if change.block != block or block is None:
+                    # A statement in another block, such as a branch, may not run.
+                    reason = f"set in line {setting.line} to a value that is not known"
+                    setting = Setting(key, Unread(reason), setting.line)
+                settings[key] = setting
+        return settings, is_complete
+
+    def _changes_of_dictionaries(self) -> Mapping[str, list[_Change]]:
+        """Return the statements that may change the dictionary of each name, in their order."""
+        changes: dict[str, list[_Change]] = {}
+        known_calls: set[int] = set()
+        for node in self.nodes:
+            block = self.blocks.get(id(node))
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                        key = _text_of(target.slice)
+                        items = [] if key is None else [(key, node.value)]
+                        change = _Change(node.lineno, items, block, key is not None)
+                        changes.setdefault(target.value.id, []).append(change)
+                        known_calls.add(id(target))
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                function = node.value.func
+                if not isinstance(function, ast.Attribute) or function.attr != "update":
+                    continue
+                if isinstance(function.value, ast.Name):
+                    arguments = [(None, argument) for argument in node.value.args]
+                    keywords = [(keyword.arg, keyword.value) for keyword in node.value.keywords]
+                    change = _Change(node.lineno, [*arguments, *keywords], block, True)
+                    changes.setdefault(function.value.id, []).append(change)
+                    known_calls.add(id(function))
+        for node in self.nodes:
+            if not isinstance(node, ast.Attribute | ast.Subscript) or id(node) in known_calls:
+                continue
+            is_read = isinstance(node.ctx, ast.Load)
+            is_harmless = is_read and (isinstance(node, ast.Subscript) or node.attr in READING_METHODS)
+            if isinstance(node.value, ast.Name) and not is_harmless:
+                changes.setdefault(node.value.id, []).append(_Change(node.lineno, [], None, False))
+        return {name: sorted(found, key=lambda change: change.line) for name, found in changes.items()}
 
     def _assignments_by_value(self) -> Mapping[int, ast.Assign]:
         """Return the assignments to names that are assigned once, by the identity of the value."""
@@ -364,6 +455,40 @@ def _last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Name):
         return node.id
     return ""
+
+
+def _text_of(node: ast.expr | None) -> str | None:
+    """Return the text that an expression is; None for any other."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _filtered(node: ast.expr) -> ast.expr | None:
+    """Return the dictionary that ``{k: v for k, v in dictionary.items() if k in names}`` filters; None for others.
+
+    What a filter by names or by None leaves out is no setting of the configuration, or has its default.
+    """
+    if not isinstance(node, ast.DictComp) or len(node.generators) != 1:
+        return None
+    (generator,) = node.generators
+    call = generator.iter
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Attribute)
+        or call.func.attr != "items"
+    ):
+        return None
+    names = [ast.unparse(part) for part in (node.key, node.value)]
+    if ast.unparse(generator.target).strip("()") != ", ".join(names):
+        return None
+    tests: list[ast.expr] = []
+    for test in generator.ifs:
+        tests += test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    for test in tests:
+        if not isinstance(test, ast.Compare):
+            return None
+        if not all(isinstance(operator, ast.In | ast.NotIn | ast.IsNot) for operator in test.ops):
+            return None
+    return call.func.value
 
 
 def _source(node: ast.AST) -> str:
