@@ -110,7 +110,7 @@ def trl_losses(folder: Path, record: Path | None) -> Losses:
                 losses.append({"old": old[mask], "new": new[mask], "advantages": advantages[mask]})
             return outputs
 
-    settings = {} if record is None else {"record": str(record)}
+    settings: dict[str, Any] = {} if record is None else {"record": str(record)}
     config = BandGRPOConfig(
         str(folder),
         method=METHOD,
@@ -166,14 +166,14 @@ def async_losses(folder: Path, record: Path | None) -> Losses:
     worker = OldSampler(
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
         AutoTokenizer.from_pretrained(path),
-        multiplication.dataset("train", 64),
+        [dict(row) for row in multiplication.dataset("train", 64)],  # pyright: ignore[reportArgumentType, reportCallIssue]
         variety,
         lag=3,
         num_generations=8,
         prompts=4,
         max_new_tokens=24,
     )
-    settings = {} if record is None else {"record": str(record)}
+    settings: dict[str, Any] = {} if record is None else {"record": str(record)}
     config = BandAsyncGRPOConfig(
         str(folder),
         method=METHOD,

@@ -2,8 +2,8 @@
 
     PYTHONPATH=research python -m studies.clip_matters
 
-It reads the rows of three studies (`gate`, `staleness` and `control`) and trains nothing. A setting is a cell of a study
-at one learning rate. These rules were fixed before any figure was computed:
+It reads the rows of two studies (`gate` and `staleness`) and trains nothing. A setting is a cell of a
+study at one learning rate. These rules were fixed before any figure was computed:
 
 - The number of a setting is the share of the gradient on rare winners (p < 0.1, A > 0) that clip 0.2 dropped in its own
   runs, the mean over seeds.
@@ -14,6 +14,14 @@ at one learning rate. These rules were fixed before any figure was computed:
   the one with most right verdicts on all other cells, the smallest one if several have, so that no setting of a cell
   judges itself.
 - The verdict is compared with a vote: what most settings of the other cells are.
+
+By these rules the number is right in 89 of 114 settings, and a vote in 71. Half of the settings have random
+rewards, whose mean no rule can change, and which a threshold tells apart by their rates. This was seen after the
+figures. Without them the number is right in 44 of 49 and a vote in 43, so `bandpo audit` gives no verdict by its
+size. It only says that no clip can matter if no rule drops a hundredth (`NOTHING`), and that one can otherwise;
+`count_weak` counts how often that is so. The rules named a third study, `control`, to which runs were still being
+added. With the runs that it had then, the number was right in 52 of 60 settings with true rewards, and a vote in
+53.
 """
 
 from __future__ import annotations
@@ -24,13 +32,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from bandpo.replay.opening import NOTHING
 from bandpo_lab.interval import student
 from rlvet.runs.files import read_jsonl
-from studies.control import CLIP as CLIP_OF_CONTROL
 from studies.gate import CLIP
 
 RESULTS = Path(__file__).parents[1] / "results"
 FEWEST_SEEDS = 4
+RANDOM = "random"
+"""The word in the names of cells with random rewards."""
 Arms = dict[str, dict[int, tuple[float, float]]]
 """By arm and seed, the mean reward and the blocked share of a run."""
 
@@ -68,7 +78,7 @@ class Verdicts(NamedTuple):
 
 
 def read_settings(results: Path = RESULTS) -> list[Setting]:
-    """Return the settings of the three studies that have runs of clip 0.2 and of another rule."""
+    """Return the settings of the studies that have runs of clip 0.2 and of another rule."""
     runs: dict[tuple[str, float], Arms] = {}
     for cell, rate, arm, seed, reward, blocked in _runs(results):
         runs.setdefault((cell, rate), {}).setdefault(arm, {})[seed] = (reward, blocked)
@@ -91,7 +101,7 @@ def read_settings(results: Path = RESULTS) -> list[Setting]:
 
 
 def _runs(results: Path) -> Iterator[tuple[str, float, str, int, float, float]]:
-    """Yield the cell, rate, arm, seed, mean reward and blocked share of each run of the three studies."""
+    """Yield the cell, rate, arm, seed, mean reward and blocked share of each run of the studies."""
     for _, row in read_jsonl(results / "gate/rows.jsonl"):
         pairs = zip(row["reward"], row["blocked"], strict=True)
         for seed, (reward, blocked) in enumerate(pairs, row["first_seed"]):
@@ -101,9 +111,6 @@ def _runs(results: Path) -> Iterator[tuple[str, float, str, int, float, float]]:
         reward = fmean(row["reward"])
         share = fmean(known) if known else 0.0
         yield f"staleness, {row['cell']}", row["rate"], row["arm"], row["seed"], reward, share
-    for _, row in read_jsonl(results / "control/rows.jsonl.gz"):
-        arm = CLIP if row["arm"] == CLIP_OF_CONTROL else row["arm"]
-        yield f"control, {row['cell']}", row["rate"], arm, row["seed"], row["AUC"], row["blocked above"]
 
 
 def best_threshold(settings: Sequence[Setting]) -> float:
@@ -138,13 +145,41 @@ def judge(settings: Sequence[Setting]) -> Verdicts:
     return Verdicts(len(settings), right, right_votes, none, right_none, wrong, best_threshold(settings))
 
 
+class Weak(NamedTuple):
+    """What happened in settings in which clip 0.2 dropped nothing, and in the others."""
+
+    nothing: int
+    """Settings in which it dropped less than `NOTHING`."""
+    largest: float
+    """The largest difference of a rule's mean reward from that of clip 0.2 in these."""
+    others: int
+    """The other settings."""
+    mattered: int
+    """Those of them in which a clip mattered."""
+
+
+def count_weak(settings: Sequence[Setting]) -> Weak:
+    """Count the settings by the weak verdict, which has no threshold that a setting could fix."""
+    nothing = [setting for setting in settings if setting.blocked < NOTHING]
+    others = [setting for setting in settings if setting.blocked >= NOTHING]
+    largest = max(abs(setting.largest) for setting in nothing)
+    return Weak(len(nothing), largest, len(others), sum(setting.matters for setting in others))
+
+
+def with_true_rewards(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings whose rewards depend on the answers."""
+    return [setting for setting in settings if RANDOM not in setting.cell]
+
+
 def main() -> None:
     """Print the verdicts."""
-    verdicts = judge(read_settings())
-    for name, value in verdicts._asdict().items():
-        if name != "wrong":
-            print(f"{name:12} {value:.3g}" if isinstance(value, float) else f"{name:12} {value}")
-    for setting in verdicts.wrong:
+    settings = read_settings()
+    true = with_true_rewards(settings)
+    for title, chosen in {"all": settings, "true rewards": true}.items():
+        verdicts = judge(chosen)
+        print(title, {name: value for name, value in verdicts._asdict().items() if name != "wrong"})
+    print(count_weak(true))
+    for setting in judge(true).wrong:
         print(
             f"wrong: {setting.cell}, rate {setting.rate:g}: dropped {setting.blocked:.1%}, "
             f"{'matters' if setting.matters else 'none matters'} ({setting.largest:+.3f})"

@@ -11,7 +11,7 @@ pytest.importorskip("rlvet")
 
 from bandpo.audit import Recorder
 from bandpo.cli.app import app
-from bandpo.replay.opening import Effect
+from bandpo.replay.opening import Effect, matter_line
 from bandpo.replay.record_audit import NO_IDS, NO_TOKENIZER
 
 pytest.importorskip("pyarrow")
@@ -56,6 +56,7 @@ def test_the_audit_opens_with_the_sentence_then_kinds_then_tokens_then_the_table
         "of the gradient on 80 rare winners (p < 0.1, A > 0) the run dropped 67 % (much), clip 0.2 would have dropped "
         "67 % (much), Clip-Higher 67 % (much), DCPO 0 % (little), Band 0 % (little)",
         "rare winners have 75 % of the gradient on all tokens with A > 0",
+        "a clip can matter here",
         "of what the run dropped, 100 % was on numbers",
         "the tokens of whose gradient the run dropped most:",
         " 1. Yes ⟦12⟧ .",
@@ -111,6 +112,22 @@ def test_of_a_rule_that_drops_nothing_the_tokens_of_the_first_other_rule_are_sho
     assert "of what the run dropped" not in output
     assert "of what clip 0.2 would have dropped, 100 % was on other tokens" in output
     assert "the tokens of whose gradient clip 0.2 would have dropped most:" in output
+
+
+def test_no_clip_can_matter_where_no_rule_drops_a_hundredth(tmp_path):
+    output = audit(record(tmp_path, ratio=1.1))
+    assert "no clip can matter here: each rule drops less than 1 % (mean abs(log r) 0.032)" in output
+    assert "a clip can matter" not in output
+
+
+def test_one_can_if_only_losers_are_blocked():
+    rates = {"clip_high": 0.0, "clip_low": 0.02, "blocked_mass_below_0.1": 0.0}
+    assert matter_line({"the run": {**rates, "clip_low": 0.0}, "clip 0.2": rates}).startswith(
+        "a clip can matter"
+    )
+    assert matter_line({"the run": {"tokens": 3.0}}) == matter_line({}) == ""
+    # A wide rule that drops nothing says nothing of a strict one.
+    assert matter_line({"the run": {"clip_high": 0.0, "clip_low": 0.0}}) == ""
 
 
 def test_of_few_rare_winners_no_share_is_said(tmp_path):

@@ -59,7 +59,7 @@ def audit_command(
     It does not judge these figures; `rlvet diagnose` does.
     """
     require_rlvet("bandpo audit")
-    from bandpo.replay.opening import Effect
+    from bandpo.replay.opening import Effect, matter_line, rules_of_log
     from bandpo.replay.record import RUN
     from bandpo.replay.tables import clip_table
     from rlvet.runs import open_run
@@ -74,11 +74,14 @@ def audit_command(
         )
     audits = _audits(records, method or (), run_method, tokenizer)
     summaries = {str(run.path): summarize(run.rows) for run in logs}
-    effects = {path: Effect.from_log(summary.metrics) for path, summary in summaries.items()}
+    lines: dict[str, list[str]] = {}
+    for path, summary in summaries.items():
+        matter = matter_line(rules_of_log(summary.metrics))
+        lines[path] = [*Effect.from_log(summary.metrics).lines, *filter(None, [matter])]
     if as_json:
         results = {path: audit.as_json() for path, audit in audits.items()}
         for path, summary in summaries.items():
-            results[path] = {"lines": effects[path].lines, "methods": {RUN: summary.metrics}}
+            results[path] = {"lines": lines[path], "methods": {RUN: summary.metrics}}
         print(json.dumps(results, indent=1))
         return
 
@@ -88,7 +91,7 @@ def audit_command(
         setup = str(run.setup)
         title = f"{run.path}, {summaries[str(run.path)].steps} steps"
         _print_line(f"{title}, {setup}" if setup else title)
-        for line in effects[str(run.path)].lines:
+        for line in lines[str(run.path)]:
             _print_line(line)
     if any(summary.metrics for summary in summaries.values()):
         _console().print(clip_table(summaries))

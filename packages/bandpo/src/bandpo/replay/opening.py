@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS, percent
 from bandpo.replay.record import RUN
+from rlvet._numbers import format_number
 from rlvet.runs.metric_names import COUNTERFACTUALS
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ LITTLE = 0.05
 """Share of the gradient on rare winners below which what a rule drops is little."""
 MUCH = 0.25
 """Share of the gradient on rare winners from which what a rule drops is much."""
+STRICT = "clip 0.2"
+"""The strictest of the rules that are compared by default."""
+NOTHING = 0.01
+"""Share of the gradient on rare winners, and of tokens, below which a rule drops nothing that could matter."""
 NAMED_KINDS = 3
 """Largest number of kinds that a line names."""
 
@@ -50,9 +55,10 @@ class Effect(NamedTuple):
         Args:
             metrics: The metrics over all log steps, without the prefix ``audit/``.
         """
-        names = {RUN: BLOCKED}
-        names |= {rule: f"if/{rule}/{BLOCKED}" for rule in COUNTERFACTUALS}
-        return cls._of(metrics, {rule: metrics[key] for rule, key in names.items() if key in metrics})
+        by_rule = rules_of_log(metrics)
+        return cls._of(
+            metrics, {rule: values[BLOCKED] for rule, values in by_rule.items() if BLOCKED in values}
+        )
 
     @classmethod
     def _of(cls, metrics: Mapping[str, float], dropped: Mapping[str, float]) -> Effect:
@@ -99,6 +105,26 @@ BLOCKED = "blocked_mass_below_0.1"
 """The metric of the audit that is the share of the gradient on rare winners that a rule drops."""
 
 
+def rules_of_log(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the metrics of each rule in a log, the run's own first.
+
+    Args:
+        metrics: The metrics over all log steps, without the prefix ``audit/``.
+
+    >>> rules_of_log({"clip_high": 0.1, "if/Band/clip_high": 0.0})
+    {'the run': {'clip_high': 0.1}, 'Band': {'clip_high': 0.0}}
+    """
+    by_rule = {RUN: {name: value for name, value in metrics.items() if not name.startswith("if/")}}
+    for rule in COUNTERFACTUALS:
+        prefix = f"if/{rule}/"
+        values = {
+            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
+        }
+        if values:
+            by_rule[rule] = values
+    return by_rule
+
+
 def amount(share: float) -> str:
     """Return in a word whether a share of the gradient on rare winners is much.
 
@@ -108,6 +134,37 @@ def amount(share: float) -> str:
     if share < LITTLE:
         return "little"
     return "some" if share < MUCH else "much"
+
+
+def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Return a sentence on whether a clip can matter on these tokens; empty if that is not known.
+
+    No clip can if no rule, clip 0.2 among them, drops a share of `NOTHING` of the gradient on rare winners, or blocks
+    that share of all tokens. How much they drop does not tell what a change of the rule would bring: in our studies a
+    verdict by it was hardly better than a vote, see docs/audit.md.
+
+    Args:
+        metrics: The metrics of each rule.
+
+    >>> rates = {BLOCKED: 0.002, "clip_high": 0.0001, "clip_low": 0.0, "log_ratio_abs": 0.01}
+    >>> matter_line({"the run": rates, "clip 0.2": rates})
+    'no clip can matter here: each rule drops less than 1 % (mean abs(log r) 0.01)'
+    """
+    dropped: dict[str, float] = {}
+    for name, values in metrics.items():
+        if "clip_high" in values and "clip_low" in values:
+            dropped[name] = max(values.get(BLOCKED, 0.0), values["clip_high"] + values["clip_low"])
+    if max(dropped.values(), default=0.0) >= NOTHING:
+        return (
+            "a clip can matter here; the size of these shares does not tell which, or by how much (docs/audit.md): "
+            "train with two rules to see"
+        )
+    # A wide rule that drops nothing says nothing of a strict one.
+    if STRICT not in dropped:
+        return ""
+    spread = next(iter(metrics.values())).get("log_ratio_abs")
+    ratios = "" if spread is None else f" (mean abs(log r) {format_number(spread, 2)})"
+    return f"no clip can matter here: each rule drops less than {percent(NOTHING)}{ratios}"
 
 
 def kind_lines(rows: Sequence[KindRow], effect: Effect) -> list[str]:

@@ -24,7 +24,7 @@ from bandpo.replay.blocked_tokens import (
     tokenizer_file,
 )
 from bandpo.replay.kinds import KindRow, KindSums
-from bandpo.replay.opening import Effect, anchor_line, kind_lines
+from bandpo.replay.opening import Effect, anchor_line, kind_lines, matter_line
 from bandpo.replay.record import RUN, RecordedMethod, Replay, ReplayCollector, no_losses
 from rlvet.runs import LossBatch, Run
 
@@ -139,7 +139,8 @@ class RecordAudit:
         ages = self.replay.ages
         # Another anchor, or another fault than old data, would explain the figures.
         lines = [anchor_line(self.replay.anchor), ages.mismatch, ages.unknown_line]
-        lines += [*self.effect.lines, *kind_lines(self.kinds, self.effect), self.note]
+        lines += [*self.effect.lines, matter_line(self.replay.metrics())]
+        lines += [*kind_lines(self.kinds, self.effect), self.note]
         return [line for line in lines if line]
 
     def as_json(self) -> dict[str, Any]:
