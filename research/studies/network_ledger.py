@@ -265,8 +265,8 @@ def page(study: Study) -> str:
         "## Signs and order",
         "",
         "*Sure* differences are those whose interval excludes 0. They share seeds and the runs of clip 0.2, so their "
-        "number is no sample size. The vote by rule says that higher upper bounds keep entropy, and that BandPO and no "
-        "bound cost it.",
+        "number is no sample size. The vote by rule says that at equal step higher upper bounds keep entropy, and that "
+        "BandPO and no bound cost it.",
         "",
         study.signs_table().markdown(),
         "",

@@ -2,8 +2,11 @@
 
 It needs no training: the log-probabilities, entropies and advantages of recorded tokens are enough. The difference of
 two methods on the same tokens is an account of what one of them blocks. It is of first order and of each token's own
-logits. What a step does through shared weights, momentum and Adam's scale is left out, so its sign and its order say
-something of a run, and its size does not.
+logits. What a step does through shared weights, momentum and Adam's scale is left out.
+
+It is exact for one small step on logits, and no forecast of a run: in a small network the ledger of the first batches
+had the sign of 8 of 21 sure differences of entropy at equal step, and a guess by rule that of 15
+(research/reports/network-ledger.md).
 """
 
 from __future__ import annotations
