@@ -487,7 +487,12 @@ def violations(text: str, rows: Rows) -> list[tuple[str, str]]:
     for name in passed[1].split("; ") if passed else []:
         if name in CLAIMS and CLAIMS[name](c):
             found.append(("passed against the rows", name))
-    for match in re.finditer(r"^\d+\. [a-z-]+ \((?:stop|fix|look|note)\): (.*)$", own_text, re.M):
-        for part in false_parts_of(match[1], c):
+    causes = re.findall(r"^\d+\. [a-z-]+ \((?:stop|fix|look|note)\): (.*)$", own_text, re.M)
+    # The first finding has no cause of its own if the headline is it.
+    told = re.match(r"(?:[a-z-]+ or )*[a-z-]+: (.*)", headline)
+    if told and re.search(r"^1\. [a-z-]+ \([a-z]+\)$", own_text, re.M):
+        causes.append(told[1])
+    for cause in causes:
+        for part in false_parts_of(cause, c):
             found.append(("a finding against the rows", part))
     return found

@@ -57,18 +57,14 @@ CHECKS_OF_A_LOG = 28
 
 COUNTS = re.compile(
     r"^(\d+) of (\d+) checks passed(?: in [\d.]+% of the tokens)?"
-    r"(?:, (\d+) undecided \(([^()]+)\))?(?:, \d+ of \d+ keys not read)?; -v lists them$",
+    r"(?:, (\d+) undecided)?(?:, \d+ of \d+ keys not read)?; -v lists them$",
     re.M,
 )
 
 
 def check_counts(diagnosis):
-    """Assert that the printed numbers are those of the printed names, and that all checks are accounted for."""
-    passed, total, undecided, names = COUNTS.search(str(diagnosis)).groups()
-    if undecided:
-        listed, _, more = names.partition(" and ")
-        more = re.fullmatch(r"(\d+) more", more)
-        assert len(listed.split(", ")) + int(more[1] if more else 0) == int(undecided)
+    """Assert that all checks are accounted for in the printed numbers."""
+    passed, total, undecided = COUNTS.search(str(diagnosis)).groups()
     assert int(passed) + int(undecided or 0) + len(diagnosis.findings) == int(total)
     return int(total)
 
@@ -256,13 +252,13 @@ def test_a_plateau_is_undecided_if_the_reward_may_have_doubled_unseen():
     assert found(rows, "plateau").onset > 6
     # If the reward may have fallen, the noise is said, but the run is not called ok.
     cause = found(noisy(50, 0.1, 1.0), "plateau").cause
-    assert "too short or too noisy to tell whether it rises: a rise by 0.36 would not show;" in cause
+    assert "too short or too noisy to tell whether it rises: a rise by 0.36 would not show" in cause
     cause = found(noisy(400, 2.0, 0.1), "plateau").cause
     assert cause.startswith("mean reward 2")
     assert re.search(
         r" from step 1 to 400, the whole run; a rise by [\d.]+ or less would not show in its noise", cause
     )
-    assert "not read from this log, though it could show why: a score on other prompts" in cause
+    assert cause.endswith(" or less would not show in its noise")
 
 
 def test_the_number_of_values_behind_a_figure_is_the_number_that_it_uses():

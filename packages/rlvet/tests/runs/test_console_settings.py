@@ -62,7 +62,7 @@ def test_a_missing_baseline_is_explained_by_the_settings_of_the_console(tmp_path
     for path in (tmp_path, tmp_path / "run.log"):
         diagnosis = diagnose(path)
         assert diagnosis.headline.startswith("no-baseline: ")
-        assert "as each prompt has one answer" in diagnosis.headline
+        assert "as each prompt has one answer" in diagnosis.findings[0].cause
         truncated = next(finding for finding in diagnosis.findings if finding.code == "truncated")
         assert "96% of the cap of 1024 tokens" in truncated.cause
 
@@ -146,7 +146,7 @@ def test_arguments_of_older_versions_of_trl_are_read(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
     diagnosis = diagnose(tmp_path)
     assert diagnosis.headline.startswith("truncated: the mean length is 33")
-    assert "of the cap of 3584 tokens" in diagnosis.headline
+    assert "of the cap of 3584 tokens" in diagnosis.findings[0].cause
     assert read_configuration(tmp_path).framework == "trl"
 
 

@@ -418,13 +418,13 @@ def test_a_stray_file_does_not_hide_a_log(tmp_path):
 
 def test_names_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [{"step": step, "iteration_reward": 0.1 * step, "H": 1.0} for step in range(1, 13)]
+    rows = [{"step": step, "iteration_reward": 0.1 * step, "H": 1.0} for step in range(1, 41)]
     Path("log.jsonl").write_text(lines(rows), encoding="utf-8")
     result = CliRunner().invoke(
         app, ["diagnose", "log.jsonl", "--map", "reward=iteration_reward", "--map", "entropy=H"]
     )
     assert result.exit_code == 0, result.output
-    assert "read 2 of 2 logged keys in 12 log steps, from step 1 to 12" in result.output
+    assert "read 2 of 2 logged keys in 40 log steps, from step 1 to 40" in result.output
     Path("bandpo-names.json").write_text('{"reward": "iteration_reward"}', encoding="utf-8")
     log = read_log("log.jsonl")
     assert (log.read["reward"], log.unread) == (("iteration_reward",), ("H",))

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 FEW_TOKENS = 1000
 """Number of tokens of a record below which a note says that they are few."""
 
+LONGEST_HEADLINE = 120
+"""Largest number of characters of the first line."""
+
 FEWEST_REWARDS = 10
 """Number of log steps with a reward below which a log without findings gets no verdict."""
 
@@ -148,14 +151,16 @@ class Diagnosis:
 
     @property
     def headline(self) -> str:
-        """The diagnosis in one line: the gravest finding, or ``ok`` if there are only notes."""
+        """The diagnosis in one line: the gravest finding, or ``ok`` if there are only notes.
+
+        A cause that is longer than the line is cut after a clause, and is complete in `findings`.
+        """
         if self.no_verdict:
-            return f"no verdict: {self.no_verdict}"
+            return shorten_sentence(f"no verdict: {self.no_verdict}", LONGEST_HEADLINE)
         if all(finding.severity == "note" for finding in self.findings):
             part = f" of {self._part}" if self._part else ""
             return f"ok: nothing is wrong in what could be tested{part} ({len(self.passed)} tests)"
-        first = self.findings[0]
-        return f"{' or '.join((first.code, *first.or_else))}: {first.cause}"
+        return shorten_sentence(_first_line(self.findings[0]), LONGEST_HEADLINE)
 
     @property
     def _part(self) -> str:
@@ -166,19 +171,18 @@ class Diagnosis:
     def counts(self) -> str:
         """The number of checks that passed and that decided nothing, and of keys that were not read, in a phrase.
 
-        The undecided checks are named. The other checks have a finding each.
+        The other checks have a finding each.
 
         >>> Diagnosis([Finding("ok", True, "a", subject="KL"), Finding("ok", None, "b", subject="the clip")]).counts
-        '1 of 2 checks passed, 1 undecided (the clip)'
+        '1 of 2 checks passed, 1 undecided'
         """
         passed = len(dict.fromkeys(self.passed))
         total = len({finding.tested for finding in self.tested})
         part = f" in {self._part}" if self._part else ""
         texts = [f"{passed} of {total} {'check' if total == 1 else 'checks'} passed{part}"]
         undecided = [name for name in self.untested if name not in self.passed]
-        subjects = [finding.subject for finding in self.tested if finding.tested in undecided]
         if undecided:
-            texts.append(f"{len(undecided)} undecided ({shorten([*dict.fromkeys(subjects)])})")
+            texts.append(f"{len(undecided)} undecided")
         if self.log is not None and self.log.unread:
             texts.append(f"{len(self.log.unread)} of {self.log.keys_of_learning} keys not read")
         return ", ".join(texts)
@@ -214,7 +218,8 @@ class Diagnosis:
         lines += self.notes
 
         for number, finding in enumerate(self.findings, 1):
-            lines += ["", *_finding_lines(number, finding)]
+            is_told = self.headline == _first_line(finding)
+            lines += ["", *_finding_lines(number, finding, is_told=is_told)]
 
         lines += ["", *(self._list_lines() if verbose else self._count_lines())]
         if self.legend:
@@ -336,9 +341,38 @@ class Diagnosis:
         }
 
 
-def _finding_lines(number: int, finding: Finding) -> list[str]:
-    """Return the lines of a numbered finding: its cause, its onset, the figure, related settings and the remedy."""
-    lines = [f"{number}. {finding.code} ({finding.severity}): {finding.cause}"]
+def _first_line(finding: Finding) -> str:
+    """Return the codes of a finding and its cause."""
+    return f"{' or '.join((finding.code, *finding.or_else))}: {finding.cause}"
+
+
+def shorten_sentence(text: str, longest: int) -> str:
+    """Return a sentence that is not longer than a number of characters, cut after a clause or a word.
+
+    >>> shorten_sentence("the reward fell, from step 20 on; the entropy did too", 40)
+    'the reward fell, from step 20 on'
+    >>> shorten_sentence("the reward fell to the smallest of all", 24)
+    'the reward fell to the …'
+    """
+    if len(text) <= longest:
+        return text
+    start = text[: longest + 1]
+    # A clause that is too short says too little.
+    end = max(start.rfind(mark) for mark in ("; ", ": ", ". ", ", "))
+    if end >= longest // 2:
+        return start[:end]
+    return f"{start[: longest - 1].rpartition(' ')[0] or start[: longest - 2]} …"
+
+
+def _finding_lines(number: int, finding: Finding, *, is_told: bool = False) -> list[str]:
+    """Return the lines of a numbered finding: its cause, its onset, the figure, related settings and the remedy.
+
+    Args:
+        number: Its number in the output.
+        finding: The finding.
+        is_told: True if the headline has the cause already.
+    """
+    lines = [f"{number}. {finding.code} ({finding.severity}){'' if is_told else f': {finding.cause}'}"]
     if finding.onset is not None:
         cost = f", for {finding.cost}" if finding.cost else ""
         lines.append(f"   since step {format_step(finding.onset)}{cost}")

@@ -83,6 +83,8 @@ def check_clip_share(case: Case) -> Finding:
     if share > shares.last:
         measure = "share of tokens clipped in the later half"
         finding = passed_check(shares, share, measure, later_half(shares))
+    if setup.level is None and setup.method is None and share <= MUCH_CLIPPED_SEQUENCES:
+        cause = f"{cause}; unless ratios are per sequence, where this is usual"
     severity = "fix" if share > fix_limit else "look"
     start = onset(shares, lambda mean: mean > look_limit)
     quantities = [name for name in ("clip", "clip_high", "clip_low") if name in course.names]

@@ -10,6 +10,7 @@ from rlvet.checks.course import Case
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.liveness import (
     ALONE,
+    FAMILIES,
     LOSS,
     SHORTEST,
     SHORTEST_FROZEN,
@@ -186,7 +187,8 @@ def check_metrics(case: Case) -> Finding:
             return undecided_check(f"needs at least {FEWEST_ROWS} log steps")
         return Finding("ok", True, "")
     deaths = case.of(_deaths)
-    told = {streak.name for death in deaths if death.lasts for streak in death.streaks}
+    dead = {FAMILIES[streak.name] for death in deaths if death.lasts for streak in death.streaks}
+    told = {name for name, family in FAMILIES.items() if family in dead}
     for finding in case.findings:
         if finding.kind is NOT_A_NUMBER:
             told |= {*finding.quantities, LOSS}

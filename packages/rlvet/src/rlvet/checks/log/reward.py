@@ -34,7 +34,7 @@ from rlvet.checks.log.results import (
     undecided_check,
 )
 from rlvet.checks.registry import LOGS
-from rlvet.runs.quantities import EVALUATION, QUANTITIES
+from rlvet.runs.quantities import QUANTITIES
 
 SOLVED = 0.95
 """Mean of rewards between 0 and 1 from which their prompts are as good as solved."""
@@ -271,15 +271,6 @@ def _first_row_of_fall(metric: Series, is_low: Callable[[float], bool]) -> float
 FLAT_SHARE = 0.5
 """Share of a run that must be flat to be a plateau."""
 
-UNLOGGED = {
-    EVALUATION: "a score on other prompts",
-    "dead": "the share of groups with equal rewards",
-    "cut": "the share of answers cut off",
-    "entropy": "entropy",
-    "kl": "KL to the reference",
-}
-"""Quantities that are needed to exclude causes of a plateau, with a description of each."""
-
 PLATEAU = Kind(
     code="plateau",
     severity="look",
@@ -371,8 +362,4 @@ def check_plateau(case: Case) -> Finding:
         cause = f"{cause}; a rise by {unseen_rise} or less would not show in its noise"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
-    else:
-        unlogged = [description for name, description in UNLOGGED.items() if name not in course.names]
-        if unlogged:
-            cause = f"{cause}; not read from this log, though it could show why: {', '.join(unlogged)}"
     return finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])

@@ -101,14 +101,12 @@ def check_signal(case: Case) -> Finding:
     if group_size:
         unit = "answers" if group_size > 1 else "answer"
         groups = f"groups of {format_number(group_size, 6)} {unit}"
-    cause = (
-        f"{format_share(max(mean, end))} of {groups} teach nothing {part}: all answers of such a group get the same "
-        f"reward{_why_alike(setup)}"
-    )
+    cause = f"{format_share(max(mean, end))} of {groups} teach nothing {part}"
     reward = course.series("reward")
     if solved:
         cause = f"{cause}; {describe_solved(reward)}"
         return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
+    cause = f"{cause}: all answers of such a group get the same reward{_why_alike(setup)}"
     later_rewards = reward.values[len(reward.values) // 3 :]
     severity = "fix"
     if len(later_rewards) >= FEWEST_REWARDS:
