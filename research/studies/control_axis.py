@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
 
 from bandpo.audit.entropy_ledger import collision_of, entropy_changes
 from bandpo.core.batch import Batch as TokenBatch
@@ -43,6 +42,7 @@ from studies.control import (
     rules,
     run_missing,
 )
+from studies.learning_rates import rank_correlation
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -301,19 +301,14 @@ class Group(NamedTuple):
         # A lower bound costs entropy where it acts: a share or a spread that is large goes with a low effect.
         sign = -1 if side == "below" and number in ("spread", "beyond below") else 1
         draws = np.random.default_rng(0).integers(numbers.shape[1], size=(RESAMPLES, numbers.shape[1]))
-        value = sign * rank_correlation(numbers.mean(1), effects.mean(1))
-        resampled = [
-            sign * rank_correlation(numbers[:, draw].mean(1), effects[:, draw].mean(1)) for draw in draws
-        ]
-        low, high = np.percentile(resampled, [2.5, 97.5])
-        return Interval(value, float(low), float(high))
 
+        def over_settings(seeds: np.ndarray) -> float:
+            return sign * rank_correlation(
+                [*zip(numbers[:, seeds].mean(1), effects[:, seeds].mean(1), strict=True)]
+            )
 
-def rank_correlation(numbers: np.ndarray, effects: np.ndarray) -> float:
-    """Return Spearman's rank correlation, 0 if one of them is constant."""
-    if np.ptp(numbers) == 0 or np.ptp(effects) == 0:
-        return 0.0
-    return float(stats.spearmanr(numbers, effects).statistic)
+        low, high = np.percentile([over_settings(draw) for draw in draws], [2.5, 97.5])
+        return Interval(over_settings(np.arange(numbers.shape[1])), float(low), float(high))
 
 
 def groups_of(settings: Sequence[AxisSetting]) -> list[Group]:
