@@ -388,6 +388,31 @@ def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
     assert run(tmp_path / "a", tmp_path / "a").exit_code == 0
 
 
+def test_two_runs_with_an_audit_are_named_by_method_and_blocked_share_first(tmp_path):
+    """The share is that of all steps, Σ blocked / Σ gradient, and a log without the audit has none."""
+    logs = {"a": ("Band(KL(), 0.05)", [0.0, 0.1]), "b": ("GRPO()", [0.5, 0.25]), "c": ("GRPO()", None)}
+    for name, (method, shares) in logs.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = []
+        for step in range(20):
+            row = {"step": step, "reward": 0.1 * (step * 7 % 5), "audit/tokens": 10.0}
+            if shares is not None:
+                row["audit/mass_positive_below_0.1"] = 1.0 if step < 10 else 3.0
+                row["audit/blocked_mass_below_0.1"] = shares[step >= 10]
+            rows.append(row)
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (folder / "config.yaml").write_text(
+            json.dumps({"importance_sampling_level": "token", "num_generations": 8, "method": method})
+        )
+    begin = "blocked of the gradient on tokens of A > 0 and p < 0.1: A Band(KL(), 0.05), 7.5%; B GRPO(), "
+    assert run(tmp_path / "a", tmp_path / "b").stdout.startswith(f"{begin}31.2%\n")
+    assert run(tmp_path / "a", tmp_path / "c").stdout.startswith(f"{begin}not measured\n")
+    assert run(tmp_path / "c", tmp_path / "c").stdout.startswith("none of ")
+    output = json.loads(run(tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert output["notes"][0] == f"{begin}31.2%"
+
+
 def test_a_run_of_a_file_of_several_is_named_and_so_is_the_reward(tmp_path):
     several, one = tmp_path / "several.csv", tmp_path / "one.csv"
     lines = [f"{step},{name},{0.1 + 0.001 * (step % 5)}" for name in ("x", "y") for step in range(40)]

@@ -29,6 +29,7 @@ from rlvet.runs.configs import READERS
 from rlvet.runs.files import check_regular
 from rlvet.runs.limits import LARGEST_LINTED
 from rlvet.runs.quantities import Row
+from rlvet.runs.summary import summarize
 
 CONFIGURATIONS = (".py", ".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
 """Suffixes of files that are read as configurations; those of other files are logs."""
@@ -51,6 +52,8 @@ class Side:
     """Its log; empty for a configuration."""
     note: str = ""
     """The reason why its configuration is not compared; empty if it is, or if there is none."""
+    method: str = ""
+    """The method of the run; empty if it is not known."""
 
     @property
     def kind(self) -> str:
@@ -70,6 +73,8 @@ class Difference:
     logs: LogComparison | None = None
     notes: Sequence[str] = ()
     """Sentences about what was not compared."""
+    methods: str = ""
+    """The method of each run, and the share of the gradient that it blocked; empty if neither run measured it."""
 
     @property
     def differs(self) -> bool:
@@ -91,7 +96,7 @@ class Difference:
 
     def __str__(self) -> str:
         """Return what differs as text that is safe to print."""
-        lines = [self.headline]
+        lines = [self.methods, self.headline] if self.methods else [self.headline]
         lines += [f"{name}: {text}" for name, text in zip("AB", self._titles(), strict=True)]
         if self.logs is not None:
             lines += _lines_of_logs(self.logs)
@@ -119,7 +124,7 @@ class Difference:
             "b": self.b,
             "configurations": None if self.configurations is None else self.configurations.as_json(),
             "logs": None if self.logs is None else self.logs.as_json(),
-            "notes": list(self.notes),
+            "notes": [*filter(None, [self.methods]), *self.notes],
         }
 
 
@@ -288,7 +293,20 @@ def diff(
             notes.append("a step of TRL is one of the optimizer, and a step of verl one batch")
     if logs is None and any(side.rows for side in sides):
         notes.append("only the configurations were compared, as only one of the two has a log")
-    return Difference(first.path, second.path, configurations, logs, notes)
+    methods = _methods_of(first, second)
+    return Difference(first.path, second.path, configurations, logs, notes, methods)
+
+
+def _methods_of(first: Side, second: Side) -> str:
+    """Return the methods of two runs, with the share of the gradient on rare winners that each blocked."""
+    shares = [summarize(side.rows).blocked_share if side.rows else None for side in (first, second)]
+    if all(share is None for share in shares) or not (first.rows and second.rows):
+        return ""
+    texts = []
+    for name, side, share in zip("AB", (first, second), shares, strict=True):
+        measured = "not measured" if share is None else f"{share:.1%}"
+        texts.append(f"{name} {side.method or 'an unknown method'}, {measured}")
+    return f"blocked of the gradient on tokens of A > 0 and p < 0.1: {'; '.join(texts)}"
 
 
 def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None) -> Side:
@@ -326,9 +344,9 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
         )
     if run.setup.framework != run.configuration.framework:
         # A configuration of a framework that did not write the log belongs to another run.
-        return Side(run.title, rows=rows)
+        return Side(run.title, rows=rows, method=run.setup.method or "")
     training, note = _training_of_run(run)
-    return Side(run.title, training, rows, note)
+    return Side(run.title, training, rows, note, run.setup.method or "")
 
 
 def _saved_configuration(path: Path, run: Run) -> Side:

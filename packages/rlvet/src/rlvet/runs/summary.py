@@ -42,6 +42,12 @@ class Summary:
         tokens = self.metrics.get("tokens_positive_below_0.1", 0.0)
         return tokens, tokens * self.metrics.get("clip_high_below_0.1", 0.0)
 
+    @property
+    def blocked_share(self) -> float | None:
+        """The share of the gradient on tokens of A > 0 and p < 0.1 that was blocked, Σ blocked / Σ gradient."""
+        total = sum(mass for _, mass in self.blocked)
+        return sum(blocked for blocked, _ in self.blocked) / total if total else None
+
     def blocked_interval(self) -> tuple[float, float] | None:
         """Compute a 95 % interval of the blocked share of the gradient on rare tokens.
 
@@ -57,7 +63,7 @@ class Summary:
         if n < FEW_STEPS:
             return None
         total = sum(mass for _, mass in self.blocked)
-        share = sum(blocked for blocked, _ in self.blocked) / total
+        share = self.blocked_share or 0.0
         squares = sum((blocked - share * mass) ** 2 for blocked, mass in self.blocked)
         error = math.sqrt(n / (n - 1) * squares) / total
         half_width = _student_quantile(n - 1) * error
