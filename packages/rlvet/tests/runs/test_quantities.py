@@ -340,7 +340,7 @@ def test_the_keys_are_in_the_installed_framework(package, files, not_in_it):
 def test_keys_of_other_models_and_of_evaluations_are_not_the_policy_s():
     row = {
         "step": 1,
-        "critic/grad_norm": 9.0,
+        "critic/entropy": 9.0,
         "ref/entropy": 3.0,
         "eval/entropy": 2.0,
         "prompt_length/clip_ratio": 0.0,
@@ -348,6 +348,7 @@ def test_keys_of_other_models_and_of_evaluations_are_not_the_policy_s():
     assert named_rows([row]) == []
     read = sources(("critic/grad_norm", "actor/grad_norm", "response_length/clip_ratio", "eval_reward"))
     assert {source.quantity: source.key for source in read} == {
+        "critic_grad_norm": "critic/grad_norm",
         "grad_norm": "actor/grad_norm",
         "cut": "response_length/clip_ratio",
         "evaluation": "eval_reward",
