@@ -1,5 +1,8 @@
 """The stand-ins with which TRL's asynchronous trainer trains on a CPU."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ from helpers.frameworks import needs
 needs("trl", oldest="1.16.0")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_rollout_worker
 
 from bandpo_lab.errors import RunProblem
 from bandpo_lab.tasks import multiplication
@@ -55,13 +58,14 @@ def load():
 
 def make_sampler(rows=ROWS, **settings):
     settings = {
+        "reward_funcs": multiplication.reward,
         "lag": 1,
         "num_generations": 4,
         "prompts": 2,
         "max_new_tokens": 8,
         "temperature": 0.8,
     } | settings
-    return OldSampler(load(), AutoTokenizer.from_pretrained(PATH), rows, multiplication.reward, **settings)
+    return OldSampler(load(), AutoTokenizer.from_pretrained(PATH), rows, **settings)
 
 
 def publish(sampler, versions):
@@ -96,15 +100,107 @@ def test_samples_are_of_the_weights_of_some_versions_ago(lag, expected):
     assert sampler.qsize() == 0
 
 
-def test_rewards_and_advantages_are_of_groups():
-    sampler = make_sampler(num_generations=8, max_new_tokens=40)
+def scores_of_trl(reward_funcs, rows, completions):
+    """Return the advantages and rewards that TRL's own worker computes for the completions of prompts."""
+    names = [function.__name__ for function in reward_funcs]
+    loop = SimpleNamespace(
+        reward_funcs=reward_funcs,
+        reward_func_names=names,
+        _env_reward_types=[],
+        _provides_rollout_reward=False,
+    )
+    sequence = SimpleNamespace(input_ids=[0], completion_mask=[1], old_log_probs=[0.0])
+    scores = []
+    for row, texts in zip(rows, completions, strict=True):
+        group = SimpleNamespace(
+            prompts=[row["prompt"]] * len(texts),
+            completions=texts,
+            completions_ids=[[0]] * len(texts),
+            completions_sequences=[[sequence]] * len(texts),
+            reward_kwargs={"answer": [row["answer"]] * len(texts)},
+            tool_call_counts=[0],
+            tool_failure_counts=[0],
+            model_version=1,
+            group_id=0,
+        )
+        samples = asyncio.run(async_rollout_worker._AsyncRolloutLoop._score_group(loop, group))
+        scores += [(sample.advantage, sample.metrics["reward"]) for sample in samples]
+    return scores
+
+
+def length_or_none(completions, **_):
+    """Score each other completion by its length."""
+    return [len(text) / 40 if number % 2 else None for number, text in enumerate(completions)]
+
+
+def right_or_none(completions, answer, **_):
+    """Score three of four completions."""
+    scores = multiplication.reward(completions, answer)
+    return [score if number % 4 else None for number, score in enumerate(scores)]
+
+
+@pytest.mark.parametrize("reward_funcs", [[multiplication.reward], [length_or_none, right_or_none]])
+def test_rewards_and_advantages_are_those_of_trls_worker(reward_funcs):
+    """Rewards are added; a completion that no function scores has no reward, and an advantage of 0."""
+    sampler = make_sampler(num_generations=8, max_new_tokens=40, reward_funcs=reward_funcs)
     publish(sampler, (1,))
     samples = [sampler.get() for _ in range(16)]
-    for group in (samples[:8], samples[8:]):
-        rewards = torch.tensor([sample.metrics["reward"] for sample in group])
-        expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
-        torch.testing.assert_close(torch.tensor([sample.advantage for sample in group]), expected)
-    assert sampler.rewards == [pytest.approx(sum(sample.metrics["reward"] for sample in samples) / 16)]
+    tokenizer = AutoTokenizer.from_pretrained(PATH)
+    texts = [
+        tokenizer.decode(sample.input_ids[sample.completion_mask == 1], skip_special_tokens=True)
+        for sample in samples
+    ]
+    expected = scores_of_trl(reward_funcs, ROWS, (texts[:8], texts[8:]))
+    actual = [(sample.advantage, sample.metrics["reward"]) for sample in samples]
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=0, atol=0, equal_nan=True)
+    rewards = torch.tensor(expected)[:, 1]
+    assert sampler.rewards == [pytest.approx(rewards.nanmean().item())]
+    if len(reward_funcs) == 2:
+        assert rewards.isnan().sum() == 4
+
+
+def test_rewards_without_a_number_are_refused():
+    sampler = make_sampler(reward_funcs=lambda completions, **_: [None] * len(completions))
+    publish(sampler, (1,))
+    with pytest.raises(RunProblem, match="every reward of the weights of version 1 is NaN or None"):
+        sampler.get()
+
+
+def test_a_conversation_is_sampled_as_its_chat_template_writes_it():
+    """Each id that the model declares as an end ends a completion."""
+    given = []
+
+    def reward(prompts, completions, **_):
+        given.append((prompts[0], completions[0][0]["role"]))
+        return [len(completion[0]["content"]) for completion in completions]
+
+    prompt = [{"role": "user", "content": "12*4="}]
+    samplers = [
+        make_sampler([row], reward_funcs=of_row, prompts=1)
+        for row, of_row in (
+            ({"prompt": prompt}, reward),
+            ({"prompt": "12*4="}, lambda completions, **_: [*map(len, completions)]),
+        )
+    ]
+    for sampler in samplers:
+        publish(sampler, (1,))
+    pairs = zip(*[[sampler.get() for _ in range(4)] for sampler in samplers], strict=True)
+    for sample, other in pairs:
+        # The template of this task joins the contents.
+        assert sample.input_ids.tolist() == other.input_ids.tolist()
+    assert given == [(prompt, "assistant")]
+
+    model = load()
+    comma = AutoTokenizer.from_pretrained(PATH).convert_tokens_to_ids(";")
+    model.generation_config.eos_token_id = [1, comma]
+    sampler = OldSampler(
+        model, AutoTokenizer.from_pretrained(PATH), ROWS, multiplication.reward, lag=0, num_generations=64
+    )
+    sampler.send_weights(iter(model.named_parameters()))
+    sampler.update_model_version(1)
+    ids = [sampler.get().input_ids.tolist() for _ in range(64)]
+    assert any(of_one[-1] == comma for of_one in ids)
+    assert not any(comma in of_one[:-1] for of_one in ids)
 
 
 def test_weights_of_another_model_are_refused():

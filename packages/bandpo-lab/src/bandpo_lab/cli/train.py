@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -16,6 +16,7 @@ from rlvet.cli import INTERRUPTED, stop
 
 if TYPE_CHECKING:
     from bandpo_lab.training.arguments import TrainingConfig
+    from bandpo_lab.training.async_config import AsyncTrainingConfig
 
 
 def train_command(context: typer.Context) -> None:
@@ -42,7 +43,12 @@ def train_command(context: typer.Context) -> None:
     from bandpo_lab.training.train import run_training
 
     arguments = parse_arguments(context.args)
-    _check_engine(arguments.training)
+    if arguments.is_async:
+        from bandpo_lab.training.async_run import check_gpu
+
+        check_gpu(cast("AsyncTrainingConfig", arguments.training))
+    else:
+        _check_engine(cast("TrainingConfig", arguments.training))
     if not sys.stderr.isatty():
         disable_progress_bar()  # of loading and saving; `ProgressBar` prints lines instead
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ from bandpo_lab.errors import InvalidValue, did_you_mean
 from bandpo_lab.file_models import read_yaml
 from bandpo_lab.files import PATHS, check_path
 from bandpo_lab.training.failures import guarded
+
+if TYPE_CHECKING:
+    from bandpo_lab.training.async_config import AsyncTrainingConfig
 
 
 @dataclass
@@ -65,20 +68,20 @@ class RunArguments(GRPOScriptArguments):
     )
 
     def __post_init__(self) -> None:
-        _check_range(
+        check_range(
             self, ("train_prompts", "eval_samples", "threads"), lambda value: value >= 1, "at least 1"
         )
-        _check_range(self, ("eval_prompts", "eval_every"), lambda value: value >= 0, "at least 0")
+        check_range(self, ("eval_prompts", "eval_every"), lambda value: value >= 0, "at least 0")
 
 
-def _check_range(
+def check_range(
     settings: Any, names: Sequence[str], is_valid: Callable[[float], bool], requirement: str
 ) -> None:
     """Check numbers among settings.
 
     Args:
         settings: The settings.
-        names: The names of the settings to check; those that are not numbers pass.
+        names: The names of the settings to check; those that are not numbers, or that there are not, pass.
         is_valid: The condition on a value.
         requirement: The condition in words.
 
@@ -86,7 +89,7 @@ def _check_range(
         ValueError: A value is not valid; the message names it.
     """
     for name in names:
-        value = getattr(settings, name)
+        value = getattr(settings, name, None)
         if isinstance(value, int | float) and not is_valid(value):
             raise InvalidValue(f"{name} must be {requirement}, got {value}")
 
@@ -99,8 +102,43 @@ ABOVE_0 = (
 AT_LEAST_0 = ("lag", "learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
 
 
+def check_numbers(settings: Any) -> None:
+    """Check the range of the numbers of a training that a config has.
+
+    Args:
+        settings: The config.
+
+    Raises:
+        ValueError: A number is out of its range; the message names it.
+    """
+    check_range(settings, ABOVE_0, lambda value: value > 0, "above 0")
+    check_range(settings, AT_LEAST_0, lambda value: value >= 0, "at least 0")
+    if settings.max_steps == 0 or settings.max_steps < -1:
+        raise InvalidValue(
+            f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {settings.max_steps}"
+        )
+
+
+class CpuDevice:
+    """A mixin for configs of transformers that sets up the processes of a training on a CPU."""
+
+    use_cpu: bool
+    ddp_backend: str | None
+    ddp_timeout_delta: Any
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        # transformers applies ddp_timeout to devices other than the CPU only.
+        has_launcher = dist.is_torchelastic_launched() or "LOCAL_RANK" in os.environ
+        if self.use_cpu and has_launcher and not dist.is_initialized():
+            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
+        device = super()._setup_devices  # pyright: ignore[reportAttributeAccessIssue]
+        # With several processes, transformers names the CPU "cpu:0", with which torch.load cannot load an optimizer.
+        return torch.device("cpu") if device.type == "cpu" else device
+
+
 @dataclass
-class TrainingConfig(BandGRPOConfig):
+class TrainingConfig(CpuDevice, BandGRPOConfig):
     """`BandGRPOConfig` with a lag, which checks the range of numbers before the training begins.
 
     Raises:
@@ -116,12 +154,7 @@ class TrainingConfig(BandGRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        _check_range(self, ABOVE_0, lambda value: value > 0, "above 0")
-        _check_range(self, AT_LEAST_0, lambda value: value >= 0, "at least 0")
-        if self.max_steps == 0 or self.max_steps < -1:
-            raise InvalidValue(
-                f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}"
-            )
+        check_numbers(self)
         super().__post_init__()
 
     @property
@@ -129,49 +162,64 @@ class TrainingConfig(BandGRPOConfig):
         """True if a loss may have ratios other than 1. With a lag the first one on a batch has."""
         return self.lag > 0 or super().ratio_moves
 
-    @cached_property
-    def _setup_devices(self) -> torch.device:
-        # transformers applies ddp_timeout to devices other than the CPU only.
-        has_launcher = dist.is_torchelastic_launched() or "LOCAL_RANK" in os.environ
-        if self.use_cpu and has_launcher and not dist.is_initialized():
-            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
-        device = super()._setup_devices
-        # With several processes, transformers names the CPU "cpu:0", with which torch.load cannot load an optimizer.
-        return torch.device("cpu") if device.type == "cpu" else device
-
 
 class Arguments(NamedTuple):
     """All settings of one run."""
 
     run: RunArguments
-    training: TrainingConfig
+    training: TrainingConfig | AsyncTrainingConfig
     model: ModelConfig
     mixture: DatasetMixtureConfig
+
+    @property
+    def is_async(self) -> bool:
+        """True if TRL's asynchronous trainer trains."""
+        return not isinstance(self.training, TrainingConfig)
 
 
 OUTPUT_DIR = "{output_dir}"
 """The placeholder for the run folder in a run's config.yaml, so that the folder can be moved."""
-CONFIG_CLASSES: Any = (RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig)
-"""The data classes of the options, in the order of `Arguments`."""
+ASYNC = "async"
+"""The option, and the entry of a YAML file, that selects TRL's asynchronous trainer."""
+ONLY_ASYNC = (
+    "fork_threshold_tokens", "heartbeat_stale_after_s", "max_inflight_tasks", "max_staleness", "queue_maxsize",
+    "rehearse", "request_timeout", "token_budget", "weight_sync_steps", "weight_sync_timeout",
+)  # fmt: skip
+"""The settings that only TRL's asynchronous trainer has. Older versions of TRL do not have it."""
 
 
-def _help_texts() -> dict[str, str]:
+def config_classes(is_async: bool) -> tuple[Any, ...]:
+    """Return the data classes of the options, in the order of `Arguments`.
+
+    Args:
+        is_async: True for TRL's asynchronous trainer.
+    """
+    if not is_async:
+        return RunArguments, TrainingConfig, ModelConfig, DatasetMixtureConfig
+    # TRL warns when its experimental part is imported, and older versions do not have it.
+    from bandpo_lab.training.async_config import AsyncTrainingConfig
+
+    return RunArguments, AsyncTrainingConfig, ModelConfig, DatasetMixtureConfig
+
+
+def help_texts(is_async: bool) -> dict[str, str]:
+    """Return the help text of each option by its name."""
     texts: dict[str, str] = {}
-    for config_class in CONFIG_CLASSES:
-        texts |= {option.name: option.metadata.get("help", "") for option in fields(config_class)}
+    for config_class in config_classes(is_async):
+        texts |= {
+            option.name: option.metadata.get("help", "") for option in fields(config_class) if option.init
+        }
     return texts
 
-
-OPTION_HELP = _help_texts()
-"""The help text of each option by its name."""
-OPTIONS = OPTION_HELP.keys() | {"help", "help_all"}
-"""The names of all options."""
 
 HELP = {
     "model, data and rewards": (
         "config", "model_name_or_path", "dataset_name", "reward_funcs", "train_prompts", "data_dir",
     ),
     "the method": ("method", "anchor", "lag", "certify", "accept_idle_clip"),
+    "TRL's asynchronous trainer": (
+        "async", "rehearse", "max_staleness", "weight_sync_steps", "vllm_server_base_url",
+    ),
     "batches": (
         "max_steps", "learning_rate", "num_iterations", "steps_per_generation", "num_generations",
         "per_device_train_batch_size", "gradient_accumulation_steps", "max_completion_length", "temperature", "beta",
@@ -185,43 +233,54 @@ HELP = {
         "output_dir", "resume", "save_steps", "use_cpu", "bf16", "threads", "use_vllm", "use_peft",
     ),
 }  # fmt: skip
-"""The options that --help shows, by group: all of bandpo-lab's, and those of TRL that most runs set."""
+"""The options that --help shows if the trainer has them, by group: all of bandpo-lab's, and those of TRL that most runs
+set."""
 
 
 class Parser(TrlParser):
-    """TRL's parser for all options, with a short help and one-line errors."""
+    """TRL's parser for all options, with a short help and one-line errors.
 
-    def __init__(self) -> None:
-        super().__init__(CONFIG_CLASSES, prog="bandpo-lab train")
+    Args:
+        is_async: True for TRL's asynchronous trainer.
+    """
+
+    def __init__(self, is_async: bool) -> None:
+        self._is_async = is_async
+        program = f"bandpo-lab train --{ASYNC}" if is_async else "bandpo-lab train"
+        super().__init__(config_classes(is_async), prog=program)
 
     def format_help(self) -> str:
         """Return the options of `HELP`, each with the first sentence of its help text."""
-        help_texts = OPTION_HELP | {"config": "YAML file of options; flags override it."}
+        texts = help_texts(self._is_async) | {
+            "config": "YAML file of options; flags override it.",
+            ASYNC: "Train with TRL's AsyncGRPOTrainer; --async --help shows its options.",
+        }
         short_parser = argparse.ArgumentParser(
             prog=self.prog,
-            usage="bandpo-lab train [--config FILE] [--OPTION VALUE ...]",
+            usage=f"{self.prog} [--config FILE] [--OPTION VALUE ...]",
             formatter_class=lambda prog: argparse.ArgumentDefaultsHelpFormatter(prog, max_help_position=33),
-            epilog="bandpo-lab train --help-all lists the other options of TRL and transformers.",
+            epilog=f"{self.prog} --help-all lists the other options of TRL and transformers.",
             add_help=False,
         )
         for title, names in HELP.items():
             group = short_parser.add_argument_group(title)
-            for name in names:
-                first_sentence = re.split(r"(?<=\.)\s", help_texts[name])[0]
+            for name in (name for name in names if name in texts):
+                first_sentence = re.split(r"(?<=\.)\s", texts[name])[0]
                 default = self.get_default(name)
                 default = argparse.SUPPRESS if default is None else default
                 group.add_argument(f"--{name}", metavar="", default=default, help=first_sentence)
         return short_parser.format_help()
 
     def error(self, message: str) -> NoReturn:
-        raise InvalidValue(f"{message}; bandpo-lab train --help-all lists all options")
+        raise InvalidValue(f"{message}; {self.prog} --help-all lists all options")
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
     """Return the settings given by flags and, with ``--config FILE``, by a YAML file that the flags override.
 
     Flags may be written with hyphens. The file may be the ``config.yaml`` of a run, which repeats that run. If neither
-    a model nor data is named, the defaults are the settings of the embedded task.
+    a model nor data is named, the defaults are the settings of the embedded task. With ``--async``, or ``async: true``
+    in the file, the settings are those of TRL's asynchronous trainer.
 
     Raises:
         ValueError: A key or flag is unknown, the file is malformed, or a value is not valid; the message names it.
@@ -229,17 +288,28 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     """
     config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     config_parser.add_argument("--config", nargs="?", const="")
+    config_parser.add_argument(f"--{ASYNC}", action="store_true")
     namespace, flags = config_parser.parse_known_args(argv)
     flags = [re.sub("^--[^=]+", lambda m: "--" + m[0][2:].replace("-", "_"), flag) for flag in flags]
     flag_names = [flag.split("=")[0].removeprefix("--") for flag in flags if flag.startswith("--")]
-    for name in flag_names:
-        if name not in OPTIONS and name.removeprefix("no_") not in OPTIONS:
-            raise InvalidValue(REMOVED.get(name) or f"unknown option --{name}{did_you_mean(name, OPTIONS)}")
-
     config = {} if namespace.config is None else _read_config(namespace.config)
+    is_async = config.pop(ASYNC, False) or getattr(namespace, ASYNC)
+    if not isinstance(is_async, bool):
+        raise InvalidValue(f"--config {namespace.config}: {ASYNC} must be true or false, got {is_async!r}")
+    for name in flag_names:
+        reason = _reason_against(name.removeprefix("no_"), is_async, "--")
+        # `no_` may be a part of the name.
+        if reason and _reason_against(name, is_async):
+            raise InvalidValue(reason)
+    for name in config.keys() - {"env"}:
+        reason = _reason_against(name, is_async)
+        if reason:
+            raise InvalidValue(f"--config {namespace.config}: {reason}")
+
     if not {"dataset_name", "datasets", "model_name_or_path"} & {*flag_names, *config}:
         task = _read_config(str(resources.files("bandpo_lab.tasks") / "multiplication.yaml"))
-        config = task | config
+        names = help_texts(is_async)
+        config = {name: value for name, value in task.items() if name in names} | config
     # Check the paths in the YAML file. The command has checked those of its flags before it imported TRL.
     for option, kind in PATHS.items():
         path = config.get(option)
@@ -252,7 +322,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         )
     os.environ.update({str(name): str(value) for name, value in environment.items()})
 
-    parser = Parser()
+    parser = Parser(is_async)
     try:
         parser.set_defaults_with_config(**config)
         if "help_all" in flag_names:
@@ -306,12 +376,29 @@ def _read_config(path: str) -> dict[str, Any]:
     if options.keys() == {"versions", "processes", "arguments"}:
         options = options["arguments"]
         # TRL computes it from other options, and refuses it together with them.
-        del options["generation_batch_size"]
+        options.pop("generation_batch_size", None)
         options = without_removed(options)
-    for name in options.keys() - OPTIONS - {"env"}:
-        reason = REMOVED.get(name) or f"unknown option {name}{did_you_mean(name, OPTIONS)}"
-        raise InvalidValue(f"--config {file}: {reason}")
     return options
+
+
+def _reason_against(name: str, is_async: bool, dashes: str = "") -> str | None:
+    """Return the reason why there is no option of a name; None if there is one.
+
+    Args:
+        name: The name.
+        is_async: True for TRL's asynchronous trainer.
+        dashes: What stands before the name of an unknown option.
+    """
+    known = help_texts(is_async).keys() | {"help", "help_all"}
+    if name in known:
+        return None
+    if name in REMOVED:
+        return REMOVED[name]
+    if is_async and name in help_texts(False):
+        return f"{name}: TRL's asynchronous trainer has no such setting; leave it out"
+    if not is_async and name in ONLY_ASYNC:
+        return f"{name} is a setting of TRL's asynchronous trainer: add --{ASYNC}, or leave it out"
+    return f"unknown option {dashes}{name}{did_you_mean(name, known)}"
 
 
 def without_removed(options: dict[str, Any]) -> dict[str, Any]:

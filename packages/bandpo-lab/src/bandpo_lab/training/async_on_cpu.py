@@ -11,6 +11,7 @@ accumulation, the versions.
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections import deque
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from torch import Tensor
 
-STD_EPSILON = 1e-4
-"""The constant that TRL adds to the standard deviation of a group's rewards."""
+STD_EPSILON = 1e-8
+"""The constant that `AsyncRolloutWorker` adds to the standard deviation of a group's rewards."""
+RewardFunction = Callable[..., Sequence[float | None]]
+"""A reward function as for TRL."""
 
 
 @contextmanager
@@ -128,13 +131,15 @@ class OldSampler:
     Args:
         model: A model of the trainer's architecture, whose weights are overwritten.
         tokenizer: The tokenizer.
-        rows: The rows of the data set, with a column ``prompt``. They are used one after the other, again and again.
-        reward: The reward function, as for TRL.
+        rows: The rows of the data set, with a column ``prompt``, texts or conversations. They are used one after the
+            other, again and again.
+        reward_funcs: The reward function, or several whose rewards are added, as for TRL.
         lag: The number of versions between the newest weights and those that sample.
         num_generations: The number of completions of each prompt.
         prompts: The number of prompts that are sampled together.
         max_new_tokens: The length limit of a completion.
         temperature: The temperature of sampling.
+        chat_template_kwargs: Arguments of the chat template, for conversations.
         seed: The seed of sampling.
     """
 
@@ -143,24 +148,30 @@ class OldSampler:
         model: Any,
         tokenizer: Any,
         rows: Sequence[Mapping[str, Any]],
-        reward: Callable[..., Sequence[float]],
+        reward_funcs: RewardFunction | Sequence[RewardFunction],
         *,
         lag: int,
         num_generations: int,
         prompts: int = 1,
         max_new_tokens: int = 40,
         temperature: float = 1.0,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._rows = rows
-        self._reward = reward
+        self._reward_funcs = [reward_funcs] if callable(reward_funcs) else [*reward_funcs]
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
         self._lag = lag
         self._num_generations = num_generations
         self._prompts = prompts
         self._max_new_tokens = max_new_tokens
         self._temperature = temperature
+        # Each id that the model declares as an end ends a completion, as in TRL.
+        declared = model.generation_config.eos_token_id
+        ends = declared if isinstance(declared, list) else [declared]
+        self._ends: set[int] = {tokenizer.eos_token_id, *ends} - {None}
         self._random = torch.Generator().manual_seed(seed)
         self._sent: dict[str, Tensor] = {}
         self._versions: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 1)
@@ -228,17 +239,11 @@ class OldSampler:
         samples: list[RolloutSample] = []
         rewards: list[float] = []
         for group, (row, completions) in enumerate(zip(rows, self._generate(rows), strict=True), start):
-            texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in completions.ids]
-            columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
-            scores = np.array(
-                self._reward(prompts=[row["prompt"]] * len(texts), completions=texts, **columns),
-                dtype=np.float64,
-            )
+            scores = self._score(row, completions.ids)
             rewards += scores.tolist()
-            advantages = (scores - scores.mean()) / (scores.std(ddof=1) + STD_EPSILON)
             prompt = completions.prompt
             for ids, logps, score, advantage in zip(
-                completions.ids, completions.logps, scores, advantages, strict=True
+                completions.ids, completions.logps, scores, _advantages(scores), strict=True
             ):
                 samples.append(
                     RolloutSample(
@@ -254,16 +259,39 @@ class OldSampler:
                         enqueued_at=time.time(),
                     )
                 )
-        self.rewards.append(float(np.mean(rewards)))
+        if np.isnan(rewards).all():
+            raise RunProblem(
+                f"every reward of the weights of version {version} is NaN or None, so there is nothing to learn from: "
+                "see the reward functions, and whether their columns are in the data"
+            )
+        self.rewards.append(float(np.nanmean(rewards)))
         return samples
+
+    def _score(
+        self, row: Mapping[str, Any], ids: Sequence[Sequence[int]]
+    ) -> Float[np.ndarray, " completions"]:
+        """Return the sum of the rewards of each completion of a prompt; NaN for one that no function scores."""
+        texts = [self._tokenizer.decode(of_one, skip_special_tokens=True) for of_one in ids]
+        is_text = isinstance(row["prompt"], str)
+        columns = {name: [value] * len(texts) for name, value in row.items() if name != "prompt"}
+        columns["prompts"] = [row["prompt"]] * len(texts)
+        columns["completions"] = [
+            text if is_text else [{"role": "assistant", "content": text}] for text in texts
+        ]
+        scores: list[list[float]] = []
+        for function in self._reward_funcs:
+            of_function = function(**columns, completion_ids=ids)
+            scores.append([math.nan if score is None else float(score) for score in of_function])
+        table = np.array(scores, dtype=np.float64)
+        return np.where(np.isnan(table).all(0), np.nan, np.nansum(table, 0))
 
     @torch.no_grad()
     def _generate(self, rows: Sequence[Mapping[str, Any]]) -> list[_Completions]:
         """Sample the completions of the prompts of rows, all in one batch with padding on the left."""
-        prompts: list[list[int]] = [self._tokenizer(row["prompt"])["input_ids"] for row in rows]
+        prompts = [self._prompt_ids(row["prompt"]) for row in rows]
         longest = max(map(len, prompts))
-        end = self._tokenizer.eos_token_id
-        padded = [[end] * (longest - len(prompt)) + prompt for prompt in prompts]
+        ends = torch.tensor(sorted(self._ends))
+        padded = [[self._tokenizer.eos_token_id] * (longest - len(prompt)) + prompt for prompt in prompts]
         is_prompt = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         ids = torch.tensor(padded).repeat_interleave(self._num_generations, 0)
         mask = torch.tensor(is_prompt).repeat_interleave(self._num_generations, 0)
@@ -282,7 +310,7 @@ class OldSampler:
             ids = logp.exp().multinomial(1, generator=self._random)
             tokens.append(ids)
             logps.append(logp.gather(1, ids))
-            is_done |= ids[:, 0] == end
+            is_done |= torch.isin(ids[:, 0], ends)
             if is_done.all():
                 break
             mask = torch.cat([mask, torch.ones_like(ids)], 1)
@@ -292,8 +320,24 @@ class OldSampler:
         table = torch.cat(tokens, 1).tolist()
         logps_of_rows = torch.cat(logps, 1).tolist()
         for number, (row, row_logps) in enumerate(zip(table, logps_of_rows, strict=True)):
-            length = row.index(end) + 1 if end in row else len(row)
+            length = next((place for place, token in enumerate(row, 1) if token in self._ends), len(row))
             result = results[number // self._num_generations]
             result.ids.append(row[:length])
             result.logps.append(row_logps[:length])
         return results
+
+    def _prompt_ids(self, prompt: Any) -> list[int]:
+        """Return the ids of a prompt, a text or a conversation."""
+        if isinstance(prompt, str):
+            return self._tokenizer(prompt)["input_ids"]
+        return self._tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, return_dict=False, **self._chat_template_kwargs
+        )
+
+
+def _advantages(scores: Float[np.ndarray, " completions"]) -> Float[np.ndarray, " completions"]:
+    """Return the advantages of a group as `AsyncRolloutWorker` computes them; 0 for a completion without a score."""
+    if np.isnan(scores).all():
+        return np.zeros_like(scores)
+    advantages = (scores - np.nanmean(scores)) / (np.nanstd(scores) + STD_EPSILON)
+    return np.nan_to_num(advantages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -106,47 +105,60 @@ def check_weights(trainer: Any, file: str) -> None:
         )
 
 
-def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a reward function whose errors and results without meaning raise one sentence with its name.
+class GuardedReward:
+    """A reward function whose errors and results without meaning raise one sentence with its name.
+
+    It can be pickled if the function can, as TRL's asynchronous trainer calls it in another process.
 
     Args:
         name: The name, as the user wrote it.
-        function: The reward function. One that is asynchronous is returned as it is, since TRL awaits it.
+        function: The reward function.
 
-    >>> guarded("mine", lambda completions, **_: None)(completions=["a"])
+    >>> GuardedReward("mine", lambda completions, **_: None)(completions=["a"])
     Traceback (most recent call last):
         ...
     rlvet.errors.RunProblem: the reward function mine returned None, and not one number for each of the 1 completions
     """
-    if inspect.iscoroutinefunction(function):
-        return function
 
-    @functools.wraps(function)
-    def guarded_function(*arguments: Any, **columns: Any) -> Any:
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        self._function = function
+        # TRL logs it.
+        self.__name__: str = getattr(function, "__name__", name.rpartition(".")[2])
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *arguments: Any, **columns: Any) -> Any:
         try:
-            rewards = function(*arguments, **columns)
+            rewards = self._function(*arguments, **columns)
         except SystemExit as error:
             raise RunProblem(
-                f"the reward function {name} ended the process (SystemExit {error.code!r}); it must return rewards"
+                f"the reward function {self._name} ended the process (SystemExit {error.code!r}); it must return "
+                "rewards"
             ) from error
         except Exception as error:
             if is_reported(error):
                 raise
             message = " ".join(str(error).split())
             raise RunProblem(
-                f"the reward function {name} raised {type(error).__name__}: {message[:300]}"
+                f"the reward function {self._name} raised {type(error).__name__}: {message[:300]}"
             ) from error
         number = len(columns.get("completions", arguments[1] if len(arguments) > 1 else ()))
         if not _are_rewards(rewards, number):
             raise RunProblem(
-                f"the reward function {name} returned {rewards!r:.80}, and not one number for each of the {number} "
-                "completions"
+                f"the reward function {self._name} returned {rewards!r:.80}, and not one number for each of the "
+                f"{number} completions"
             )
         return rewards
 
-    if not hasattr(function, "__name__"):
-        guarded_function.__name__ = name.rpartition(".")[2]  # TRL logs it
-    return guarded_function
+
+def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reward function as a `GuardedReward`; one that is asynchronous as it is, since TRL awaits it.
+
+    Args:
+        name: The name, as the user wrote it.
+        function: The reward function.
+    """
+    return function if inspect.iscoroutinefunction(function) else GuardedReward(name, function)
 
 
 def _are_rewards(rewards: Any, number: int) -> bool:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from bandpo_lab.errors import RunProblem, is_reported
 
 if TYPE_CHECKING:
-    from bandpo_lab.training.arguments import TrainingConfig
+    from transformers import TrainingArguments
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Processes:
         self.timeout = timeout
 
     @classmethod
-    def of(cls, training: TrainingConfig) -> Processes:
+    def of(cls, training: TrainingArguments) -> Processes:
         """Return the processes that transformers has set up for a training configuration."""
         return cls(
             training.process_index,

@@ -34,7 +34,7 @@ from bandpo_lab.files import (
     sealed,
     sync,
 )
-from bandpo_lab.training.arguments import OUTPUT_DIR, without_removed
+from bandpo_lab.training.arguments import ASYNC, OUTPUT_DIR, without_removed
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, saving, step_of
 from bandpo_lab.training.processes import Processes
 from rlvet._terminal import printable
@@ -403,4 +403,6 @@ def _settings(arguments: Arguments) -> dict[str, Any]:
     run = asdict(arguments.run)
     del run["resume"]
     settings = run | training | asdict(arguments.model) | asdict(arguments.mixture)
+    if arguments.is_async:
+        settings[ASYNC] = True
     return json.loads(json.dumps(settings, default=str))

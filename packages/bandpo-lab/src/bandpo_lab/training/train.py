@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,15 +35,26 @@ from bandpo_lab.training.stale import StaleBatches
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from bandpo_lab.training.arguments import TrainingConfig
+    from bandpo_lab.training.async_config import AsyncTrainingConfig
+    from bandpo_lab.training.async_run import AsyncRunTrainer
+
 EVALUATION_SEED = 1234
 
 
-class RunTrainer(AtomicCheckpoints, StaleBatches, BandGRPOTrainer):
-    """`BandGRPOTrainer` with a lag, whose checkpoints are written atomically."""
+class RunCheckpoints(AtomicCheckpoints):
+    """A mixin for the trainers of a run folder: a checkpoint is written atomically, and only with finite weights."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         check_weights(self, f"checkpoint-{self.state.global_step}")
         super()._save_checkpoint(model, trial)
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Write no model card, since TRL's would name neither a local base model, the clip rule nor the scores."""
+
+
+class RunTrainer(RunCheckpoints, StaleBatches, BandGRPOTrainer):
+    """`BandGRPOTrainer` with a lag, whose checkpoints are written atomically."""
 
     def _calculate_rewards(self, *arguments: Any, **kwargs: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(*arguments, **kwargs)
@@ -52,9 +64,6 @@ class RunTrainer(AtomicCheckpoints, StaleBatches, BandGRPOTrainer):
                 "see the reward functions, and whether their columns are in the data"
             )
         return rewards
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write no model card, since TRL's would name neither a local base model, the clip rule nor the scores."""
 
 
 def run_training(arguments: Arguments) -> RunFolder:
@@ -84,11 +93,20 @@ def run_training(arguments: Arguments) -> RunFolder:
         check_writable(Path(training.record))
     processes = Processes.of(training)
     folder = RunFolder(training.output_dir or "", processes)
-    with folder.lock(), processes.naming_lost_processes():
+    with folder.lock(), processes.naming_lost_processes(), _prepared(arguments):
         folder.check(arguments)
         if not processes.from_main(lambda: folder.finished):
             _run(arguments, folder, rewards)
     return folder
+
+
+def _prepared(arguments: Arguments) -> AbstractContextManager[None]:
+    """Return a context in which this process is prepared for the trainer."""
+    if not arguments.is_async:
+        return nullcontext()
+    from bandpo_lab.training.async_run import async_training
+
+    return async_training(cast("AsyncTrainingConfig", arguments.training))
 
 
 def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., list[float]]]) -> None:
@@ -103,7 +121,8 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
     trainer, tokenizer = _trainer(arguments, train_set, test_set, rewards)
 
     def scores() -> dict[str, float]:
-        return evaluation(trainer.model, tokenizer, test_set, rewards, arguments)
+        with _generating(trainer.model, arguments):
+            return evaluation(trainer.model, tokenizer, test_set, rewards, arguments)
 
     def evaluate(when: str) -> None:
         if when not in folder.evaluations and can_evaluate:
@@ -132,9 +151,18 @@ def _run(arguments: Arguments, folder: RunFolder, rewards: list[Callable[..., li
         raise
 
 
+def _generating(model: Any, arguments: Arguments) -> AbstractContextManager[None]:
+    """Return a context in which the model of the trainer can generate."""
+    if not arguments.is_async:
+        return nullcontext()
+    from bandpo_lab.training.async_run import dense_attention
+
+    return dense_attention(model)
+
+
 def _trainer(
     arguments: Arguments, train_set: Any, test_set: Any, rewards: list[Callable[..., list[float]]]
-) -> tuple[RunTrainer, PreTrainedTokenizerBase]:
+) -> tuple[RunTrainer | AsyncRunTrainer, PreTrainedTokenizerBase]:
     """Create the trainer and the tokenizer.
 
     The optimizer and the trackers are created as well, so that errors in their settings are raised before the first
@@ -169,17 +197,22 @@ def _trainer(
         **cast("dict[str, Any]", training.model_init_kwargs or {}),
     }
     training.disable_tqdm = True  # the callback ProgressBar replaces it
-    trainer = RunTrainer(
-        model=path,
-        reward_funcs=[*rewards, *filter(None, [run.reward_model_name_or_path])],
-        args=training,
-        train_dataset=train_set,
-        eval_dataset=test_set if training.eval_strategy != "no" else None,
-        processing_class=tokenizer,
-        callbacks=[ProgressBar()],
-        quantization_config=get_quantization_config(model),
-        peft_config=get_peft_config(model),
-    )
+    if arguments.is_async:
+        from bandpo_lab.training.async_run import async_trainer
+
+        trainer = async_trainer(arguments, path, tokenizer, train_set, rewards, callbacks=[ProgressBar()])
+    else:
+        trainer = RunTrainer(
+            model=path,
+            reward_funcs=[*rewards, *filter(None, [run.reward_model_name_or_path])],
+            args=cast("TrainingConfig", training),
+            train_dataset=train_set,
+            eval_dataset=test_set if training.eval_strategy != "no" else None,
+            processing_class=tokenizer,
+            callbacks=[ProgressBar()],
+            quantization_config=get_quantization_config(model),
+            peft_config=get_peft_config(model),
+        )
     trainer.remove_callback(PrinterCallback)
     if not trainer.is_fsdp_enabled:  # with FSDP, it is created later from sharded parameters
         try:
