@@ -150,13 +150,17 @@ class Driver:
                 with self.knowing(step, versions, current_version=step - 1):
                     return verls_method(trainer, batch, *rest, **named)
 
-        if "verl.experimental.one_step_off_policy.ray_trainer" in sys.modules:
+        # The base of the one-step-off trainer and of the fully asynchronous one.
+        if "verl.experimental.separation.ray_trainer" in sys.modules:
 
             @wrap("verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer._fit_compute_advantage")
-            def of_one_step_off(verls_method: Callable[..., Any], trainer: Any, batch: Any) -> Any:
+            def of_separate(verls_method: Callable[..., Any], trainer: Any, batch: Any) -> Any:
                 versions = batch.non_tensor_batch.get("min_global_steps", ())
-                step = trainer.global_steps  # the weights were sent under this number before the step
-                with self.knowing(step, versions, current_version=step):
+                step = trainer.global_steps
+                # The number under which the weights were sent last: the fully asynchronous trainer counts versions, and
+                # sends them after some steps.
+                current_version = getattr(trainer, "current_param_version", step)
+                with self.knowing(step, versions, current_version=current_version):
                     return verls_method(trainer, batch)
 
     @contextlib.contextmanager
