@@ -149,7 +149,9 @@ def options_of_train():
     needs("trl")
     from bandpo_lab.training.arguments import Parser
 
-    return {option for action in Parser()._actions for option in action.option_strings} | {
+    actions = [*Parser()._actions, *Parser(is_async=True)._actions]
+    return {option for action in actions for option in action.option_strings} | {
+        "--async",
         "--config",
         "--help-all",
     }

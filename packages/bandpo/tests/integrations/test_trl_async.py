@@ -452,9 +452,24 @@ def test_without_versions_the_age_is_unknown_and_nothing_else_changes(trained, m
         assert torch.equal(gradient, expected)
 
 
+def train_with(worker, folder, **settings):
+    """Train on the samples of a worker, and return the trainer."""
+    with trl_on_a_cpu():
+        trainer = BandAsyncGRPOTrainer(
+            str(multiplication.base_model_path()),
+            args=BandAsyncGRPOConfig(str(folder), **SETTINGS | {"num_generations": 32} | settings),
+            train_dataset=multiplication.dataset("train", 64),
+            rollout_worker=worker,
+            weight_transfer=worker,
+        )
+        trainer.train()
+    return trainer
+
+
 def test_a_worker_with_versions_of_its_own_gives_no_age(tmp_path):
+    """Old data is then not taken for data of another policy."""
     pytest.importorskip("pyarrow")
-    worker = sampler()
+    worker = sampler(num_generations=32)
     get = worker.get
 
     def unnumbered(*arguments, **named):
@@ -463,19 +478,27 @@ def test_a_worker_with_versions_of_its_own_gives_no_age(tmp_path):
         return sample
 
     worker.get = unnumbered
-    with trl_on_a_cpu():
-        BandAsyncGRPOTrainer(
-            str(multiplication.base_model_path()),
-            args=BandAsyncGRPOConfig(
-                str(tmp_path), **SETTINGS | {"max_steps": 2}, record=str(tmp_path / "tokens")
-            ),
-            train_dataset=multiplication.dataset("train", 64),
-            rollout_worker=worker,
-            weight_transfer=worker,
-        ).train()
+    settings = {"per_device_train_batch_size": 64, "max_steps": 4, "learning_rate": 3e-3, "watched": "stop"}
+    train_with(worker, tmp_path, record=str(tmp_path / "tokens"), **settings)
     losses = list(read_record(tmp_path / "tokens"))
-    assert len(losses) == 2
     assert all(loss.lag is None for loss in losses)
+    distances = [abs(loss.log_ratio[loss.mask]).mean() for loss in losses]
+    assert distances[0] < 1e-4
+    assert min(distances[1:]) > 0.1
+
+
+@pytest.mark.parametrize(("temperature", "is_told"), [(1.0, False), (0.7, True)])
+def test_log_probabilities_at_another_temperature_are_told_at_the_first_batch(temperature, is_told, tmp_path):
+    """The tokens of the first batch are fresh, so their ratios should be 1."""
+    pytest.importorskip("rlvet")
+    worker = sampler(num_generations=32, temperature=temperature)
+    settings = {"per_device_train_batch_size": 64, "max_steps": 2, "watched": "stop"}
+    record = tmp_path / "tokens"
+    if not is_told:
+        assert train_with(worker, tmp_path, record=str(record), **settings).state.global_step == 2
+        return
+    with pytest.raises(RunProblem, match="temperature"):
+        train_with(worker, tmp_path, record=str(record), **settings)
 
 
 # The loss alone, against the contract of all adapters.

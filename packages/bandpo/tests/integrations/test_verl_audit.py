@@ -376,6 +376,7 @@ def keep_wrapped(monkeypatch, owner, name):
             monkeypatch.setattr(module, name, original)
 
 
+@pytest.mark.filterwarnings("ignore")  # verl's, on importing its trainer
 def test_a_record_of_the_fully_asynchronous_trainer_has_the_age_of_each_response(tmp_path, monkeypatch):
     """verl's own trainer assembles a batch from its queue, and computes the advantages of version 5."""
     pytest.importorskip("pyarrow")

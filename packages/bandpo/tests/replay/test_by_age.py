@@ -17,7 +17,8 @@ from bandpo.audit.metrics import EDGES
 from bandpo.cli.app import app
 from bandpo.replay.record import RUN, replay_record
 from rlvet.checks.diagnosis import diagnose
-from rlvet.runs.ages import CLASSES, age_classes
+from rlvet.runs import open_run
+from rlvet.runs.ages import CLASSES, AgeCollector, age_classes
 
 AGES = (0, 1, 3, 7)
 
@@ -98,6 +99,42 @@ def test_without_versions_the_age_is_unknown_and_nothing_else_changes(tmp_path):
     output = CliRunner().invoke(app, ["audit", str(tmp_path / "unknown")]).output
     assert "the age is unknown: the record has no version of the weights that sampled" in output
     assert "by age" not in output
+
+
+@pytest.mark.parametrize("anchor", ["trainer", "rollout"])
+def test_a_record_from_before_the_update_has_its_tokens_by_age(anchor, tmp_path):
+    """As verl's. Its old log-probabilities are the trainer's, or the sampler's: then nothing tells the ratio."""
+    with Recorder(tmp_path, anchor=anchor, version_at="answer") as recorder:
+        for step, age in enumerate(AGES):
+            loss = loss_of_age(age)
+            sampled = loss["logp_old"]
+            old = loss["logp"] if anchor == "trainer" else sampled
+            recorder.add(
+                logp_old=old,
+                logp_rollout=sampled,
+                advantages=loss["advantages"],
+                step=step,
+                version=50 - age,
+                current_version=50,
+            )
+    collector = AgeCollector()
+    open_run(tmp_path).scan([collector])
+    rows = collector.result().rows
+    assert [(row.name, row.tokens) for row in rows] == [("0", 480), ("1", 480), ("3", 480), ("5 to 8", 480)]
+    (line, *more) = [note for note in diagnose(tmp_path).notes if "by age" in note]
+    assert line.startswith("by age (versions between sampling and update, an upper bound): 0: 480 tokens")
+    if anchor == "rollout":
+        assert all(math.isnan(row.spread) and math.isnan(row.effective) for row in rows)
+        assert line.endswith("1: 480 tokens; 3: 480 tokens; 5 to 8: 480 tokens")
+        assert "so the spread of the ratios by age is unknown" in more[0]
+        return
+    for age, row in zip(AGES, rows, strict=True):
+        loss = loss_of_age(age)
+        log_ratio = (loss["logp"] - loss["logp_old"]).double()
+        assert row.spread == pytest.approx(float(log_ratio.square().mean().sqrt()), abs=1e-6)
+    assert not more
+    with pytest.raises(ValueError, match="`rlvet diagnose` has the record's tokens by age"):
+        replay_record(tmp_path)
 
 
 def test_a_bound_is_named_so(tmp_path):

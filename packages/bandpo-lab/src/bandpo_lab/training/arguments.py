@@ -122,16 +122,13 @@ def check_numbers(settings: Any) -> None:
 class CpuDevice:
     """A mixin for configs of transformers that sets up the processes of a training on a CPU."""
 
-    use_cpu: bool
-    ddp_backend: str | None
-    ddp_timeout_delta: Any
-
     @cached_property
     def _setup_devices(self) -> torch.device:
+        config: Any = self
         # transformers applies ddp_timeout to devices other than the CPU only.
         has_launcher = dist.is_torchelastic_launched() or "LOCAL_RANK" in os.environ
-        if self.use_cpu and has_launcher and not dist.is_initialized():
-            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
+        if config.use_cpu and has_launcher and not dist.is_initialized():
+            dist.init_process_group(config.ddp_backend or "gloo", timeout=config.ddp_timeout_delta)
         device = super()._setup_devices  # pyright: ignore[reportAttributeAccessIssue]
         # With several processes, transformers names the CPU "cpu:0", with which torch.load cannot load an optimizer.
         return torch.device("cpu") if device.type == "cpu" else device
@@ -244,7 +241,7 @@ class Parser(TrlParser):
         is_async: True for TRL's asynchronous trainer.
     """
 
-    def __init__(self, is_async: bool) -> None:
+    def __init__(self, is_async: bool = False) -> None:
         self._is_async = is_async
         program = f"bandpo-lab train --{ASYNC}" if is_async else "bandpo-lab train"
         super().__init__(config_classes(is_async), prog=program)

@@ -5,6 +5,7 @@ The age of a token is the number of versions of the policy between its sampling 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -53,9 +54,9 @@ class AgeRow:
     tokens: int
     """Number of counted tokens."""
     spread: float
-    """Standard deviation (nats) of the log-ratio around 0."""
+    """Standard deviation (nats) of the log-ratio around 0; NaN if the record has no log-ratio."""
     effective: float
-    """Effective sample size as a share of the tokens, (Σr)²/(n·Σr²)."""
+    """Effective sample size as a share of the tokens, (Σr)²/(n·Σr²); NaN if the record has no log-ratio."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,12 @@ class Ages:
         if not self.rows:
             return []
         lines = [self.mismatch] if self.mismatch else []
-        rows = [
-            f"{row.name}: {row.tokens:,} tokens, spread {format_number(row.spread, 2)} nats, effective sample size "
-            f"{row.effective:.0%}"
-            for row in self.rows
-        ]
-        lines.append(f"by age ({self.meaning}): {'; '.join(rows)}")
+        lines.append(f"by age ({self.meaning}): {'; '.join(map(_text, self.rows))}")
+        if any(math.isnan(row.spread) for row in self.rows):
+            lines.append(
+                "the record is from before the update and has no log-probabilities of the policy in training, so the "
+                "spread of the ratios by age is unknown"
+            )
         for method, shares in (blocked or {}).items():
             texts = [f"{name}: {share:.1%}" for name, share in shares.items()]
             lines.append(
@@ -120,47 +121,70 @@ class Ages:
         return [*lines, self.unknown_line] if self.unknown else lines
 
 
+def _text(row: AgeRow) -> str:
+    """Return a class of ages in a phrase."""
+    text = f"{row.name}: {row.tokens:,} tokens"
+    if math.isnan(row.spread):
+        return text
+    return f"{text}, spread {format_number(row.spread, 2)} nats, effective sample size {row.effective:.0%}"
+
+
+def _log_ratio(batch: LossBatch) -> Array | None:
+    """Return the log-ratio (nats) of the policy in training to the one that sampled; None if it is not recorded."""
+    if batch.has_logp:
+        return batch.log_ratio
+    # Before the update, the trainer's own log-probabilities are the old ones, unless these are the sampler's.
+    if batch.anchor == "trainer" and batch.logp_rollout is not None:
+        return batch.logp_old - batch.logp_rollout
+    return None
+
+
 @dataclass
 class AgeCollector:
     """A collector that sums the tokens of a record by their age."""
 
     _sums: Any = None
-    """Number of tokens, Σ(log r)², Σr and Σr², each by class, (4, classes)."""
+    """Number of tokens, number with a log-ratio, Σ(log r)², Σr and Σr², each by class, (5, classes)."""
     _unknown: int = 0
     _is_upper_bound: bool = False
     _fresh: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """Σabs(log r) of the tokens of age 0 before an update on their batch, and their number."""
 
     def add(self, batch: LossBatch) -> None:
-        """Add the tokens of one loss. A batch without the log-probabilities of the policy in training is left out."""
+        """Add the tokens of one loss, or of a batch that was recorded before it."""
         import numpy as np
 
-        if not batch.has_logp:
-            return
         mask = batch.mask
         if batch.lag is None:
             self._unknown += int(mask.sum())
             return
         self._is_upper_bound |= batch.version_at != "token"
-        log_ratio = batch.log_ratio[mask].astype(np.float64)
         ages = batch.lag[mask]
-        ratio = np.exp(np.clip(log_ratio, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
+        recorded = _log_ratio(batch)
+        log_ratio = np.full(len(ages), np.nan) if recorded is None else recorded[mask].astype(np.float64)
+        # The sampler may have no log-probability of a token.
+        is_known = np.isfinite(log_ratio)
+        log_ratio = np.where(is_known, log_ratio, 0.0)
+        ratio = np.exp(np.clip(log_ratio, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)) * is_known
         classes = age_classes(ages)
-        values = (np.ones_like(ratio), log_ratio**2, ratio, ratio**2)
+        values = (np.ones_like(ratio), is_known, log_ratio**2, ratio, ratio**2)
         sums = np.stack([np.bincount(classes, x, minlength=len(CLASSES)) for x in values])
         self._sums = sums if self._sums is None else self._sums + sums
         if not batch.update:
-            fresh = np.abs(log_ratio[ages == 0])
+            fresh = np.abs(log_ratio[is_known & (ages == 0)])
             self._fresh = [self._fresh[0] + float(fresh.sum()), self._fresh[1] + len(fresh)]
 
     def result(self) -> Ages:
         """Return the ages of all tokens that were added."""
         rows: list[AgeRow] = []
         if self._sums is not None:
-            for name, (tokens, squares, ratios, squared_ratios) in zip(CLASSES, self._sums.T, strict=True):
+            for name, (tokens, known, squares, ratios, squared_ratios) in zip(
+                CLASSES, self._sums.T, strict=True
+            ):
+                spread = float((squares / known) ** 0.5) if known else math.nan
+                effective = float(ratios**2 / (known * squared_ratios)) if known else math.nan
                 if tokens:
-                    effective = ratios**2 / (tokens * squared_ratios)
-                    rows.append(AgeRow(name, int(tokens), float((squares / tokens) ** 0.5), float(effective)))
+                    rows.append(AgeRow(name, int(tokens), spread, effective))
         total, count = self._fresh
         distance = total / count if count >= FEWEST_TOKENS else 0.0
         return Ages(rows, self._unknown, self._is_upper_bound, distance)

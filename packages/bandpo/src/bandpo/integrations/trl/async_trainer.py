@@ -232,8 +232,10 @@ class BandAsyncGRPOTrainer(MethodTrainer, AsyncGRPOTrainer):
             labels: The ids of the tokens, (1, tokens).
         """
         step = self.state.global_step
-        # Each update has a batch of its own, so the number of the batch is that of the update.
-        run_watch = self._due_watch(step, 0, samples.version)
+        run_watch = None
+        if samples.version is not None:  # else nothing says that the data is fresh
+            # Each update has a batch of its own, so the number of the batch is that of the update.
+            run_watch = self._due_watch(step, 0, samples.version)
         if run_watch is None and self._recorder is None:
             return
         tokens: dict[str, Any] = {

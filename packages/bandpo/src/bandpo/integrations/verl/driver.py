@@ -91,9 +91,12 @@ class Driver:
             from bandpo.audit.recorder import Recorder
 
             rollout = config["actor_rollout_ref"]["rollout"]
+            correction = config.get("algorithm", {}).get("rollout_correction") or {}
             self._recorder = Recorder(
                 folder,
                 method=config.get("bandpo", {}).get("method"),
+                # In this mode verl's old log-probabilities are the sampler's.
+                anchor="rollout" if correction.get("bypass_mode") else "trainer",
                 framework=f"verl {verl.__version__}",
                 version_at="answer",
                 sampling={
