@@ -133,7 +133,7 @@ def test_a_record_from_before_the_update_has_its_tokens_by_age(anchor, tmp_path)
         log_ratio = (loss["logp"] - loss["logp_old"]).double()
         assert row.spread == pytest.approx(float(log_ratio.square().mean().sqrt()), abs=1e-6)
     assert not more
-    with pytest.raises(ValueError, match="`rlvet diagnose` has the record's tokens by age"):
+    with pytest.raises(ValueError, match="`rlvet diagnose` has the tokens by age"):
         replay_record(tmp_path)
 
 

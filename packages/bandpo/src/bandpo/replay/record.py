@@ -312,6 +312,6 @@ def no_losses(path: Path) -> InvalidValue:
     """Return the error for a record without a loss."""
     return InvalidValue(
         f"{path} holds no tokens of a loss: either nothing was recorded before the run ended, or only batches before "
-        "their first loss, as by verl; there, give the log, which has the audit of the losses; `rlvet diagnose` has the "
-        "record's tokens by age"
+        "their first loss, as by verl; there, give the log, which has the audit of the losses; `rlvet diagnose` has "
+        "the tokens by age"
     )
