@@ -368,59 +368,62 @@ def test_the_last_step_of_a_run(config, trainer, last):
     assert settled(config, **trainer)._last_step == last
 
 
-def keep_wrapped(monkeypatch, owner, name):
-    """Have a function of verl's, and each module that imported it, restored after the test."""
-    original = getattr(owner, name)
-    for module in [owner, *sys.modules.values()]:
-        if getattr(module, "__dict__", {}).get(name) is original:
-            monkeypatch.setattr(module, name, original)
-
-
 @pytest.mark.filterwarnings("ignore")  # verl's, on importing its trainer
 def test_a_record_of_the_fully_asynchronous_trainer_has_the_age_of_each_response(tmp_path, monkeypatch):
-    """verl's own trainer assembles a batch from its queue, and computes the advantages of version 5."""
+    """verl's own trainer assembles batches from its queue, logs the version that it sends, and computes advantages."""
     pytest.importorskip("pyarrow")
     from omegaconf import OmegaConf
     from verl.experimental.fully_async_policy import detach_utils
     from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
-    from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
     from verl.trainer.ppo import ray_trainer
 
     from rlvet.runs.record import read_record
 
-    keep_wrapped(monkeypatch, ray_trainer, "compute_advantage")
-    keep_wrapped(monkeypatch, SeparateRayPPOTrainer, "_fit_compute_advantage")
+    # Each module that has imported the function gets verl's own back after the test.
+    compute_advantage = ray_trainer.compute_advantage
+    for module in [*sys.modules.values()]:
+        if getattr(module, "__dict__", {}).get("compute_advantage") is compute_advantage:
+            monkeypatch.setattr(module, "compute_advantage", compute_advantage)
     policy_loss = {"_target_": "bandpo.integrations.verl.AuditedPolicyLossConfig", "record": str(tmp_path)}
     rollout = {"n": 4, "temperature": 1.0}
     config = {
         "actor_rollout_ref": {"actor": {"policy_loss": policy_loss | {"watched": "off"}}, "rollout": rollout},
         "algorithm": {"use_kl_in_reward": False, "adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0},
     }
-    Driver().prepare(config)
-
-    # Four prompts, the last of which was interrupted: its answers began with version 4 and ended with version 5.
-    versions = [(2, 2), (3, 3), (5, 5), (4, 5)]
-    samples = []
-    for number, (data, (first, last)) in enumerate(zip(advantages_known().chunk(4), versions, strict=True)):
-        data.batch["attention_mask"] = data.batch["response_mask"]
-        data.non_tensor_batch["uid"] = np.array([str(number)] * 4, object)
-        data.non_tensor_batch["min_global_steps"] = np.array([first] * 4, object)
-        data.non_tensor_batch["max_global_steps"] = np.array([last] * 4, object)
-        data.meta_info["metrics"] = [{"generate_sequences": 1.0, "tool_calls": 0.0}] * 4
-        samples.append(detach_utils.RolloutSample(data, str(number), 0, {}))
-    batch = detach_utils.assemble_batch_from_rollout_samples(samples, None, None)
-
+    driver = Driver()
+    driver.prepare(config)
+    # The class in Ray's process, which has copies of the methods of its bases.
     trainer = object.__new__(FullyAsyncTrainer.__ray_metadata__.modified_class)
     trainer.config = OmegaConf.create(config)
     trainer.metrics, trainer.timing_raw, trainer.reward_extra_infos_dict = {}, {}, {}
-    trainer.reward_tensor = batch.batch["token_level_scores"]
-    trainer.global_steps, trainer.current_param_version = 21, 5
-    trainer._fit_compute_advantage(batch)
 
-    (loss,) = read_record(tmp_path)
-    assert (loss.step, loss.current_version, loss.version_at) == (21, 5, "answer")
-    ages = torch.tensor([3, 2, 0, 1]).repeat_interleave(4)
-    assert loss.lag.tolist() == (ages.view(16, 1) * batch.batch["response_mask"]).tolist()
+    def train(versions):
+        """Have the trainer compute the advantages of four prompts, with the first and last version of each."""
+        samples = []
+        for number, (data, (first, last)) in enumerate(
+            zip(advantages_known().chunk(4), versions, strict=True)
+        ):
+            data.batch["attention_mask"] = data.batch["response_mask"]
+            data.non_tensor_batch["uid"] = np.array([str(number)] * 4, object)
+            data.non_tensor_batch["min_global_steps"] = np.array([first] * 4, object)
+            data.non_tensor_batch["max_global_steps"] = np.array([last] * 4, object)
+            data.meta_info = {"metrics": [{"generate_sequences": 1.0, "tool_calls": 0.0}] * 4}
+            samples.append(detach_utils.RolloutSample(data, str(number), 0, {}))
+        batch = detach_utils.assemble_batch_from_rollout_samples(samples, None, None)
+        trainer.reward_tensor = batch.batch["token_level_scores"]
+        trainer._fit_compute_advantage(batch)
+        return batch
+
+    # After a resume, before the first log: all samples are of the version that was loaded.
+    train([(3, 3)] * 4)
+    driver.logged_step = 6
+    # Generation of the last prompt was interrupted by new weights.
+    batch = train([(2, 2), (3, 3), (5, 5), (4, 5)])
+    first, second = read_record(tmp_path)
+    assert (first.current_version, second.current_version, second.version_at) == (3, 6, "answer")
+    assert not first.lag.any()
+    ages = torch.tensor([4, 3, 1, 2]).repeat_interleave(4)
+    assert second.lag.tolist() == (ages.view(16, 1) * batch.batch["response_mask"]).tolist()
 
 
 def test_the_driver_tests_each_batch():

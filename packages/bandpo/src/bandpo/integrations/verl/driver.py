@@ -56,6 +56,8 @@ class Driver:
         self._watch: RunWatch | None = None
         self._recorder: Recorder | None = None
         self._known: dict[str, Any] = {}
+        self.logged_step = 0
+        """The step of the last log."""
         self._audit: Audit | None = None
         self._method: Method | None = None
         self._folder = ""
@@ -153,17 +155,13 @@ class Driver:
                 with self.knowing(step, versions, current_version=step - 1):
                     return verls_method(trainer, batch, *rest, **named)
 
-        # The base of the one-step-off trainer and of the fully asynchronous one.
-        if "verl.experimental.separation.ray_trainer" in sys.modules:
+        if "verl.experimental.one_step_off_policy.ray_trainer" in sys.modules:
 
             @wrap("verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer._fit_compute_advantage")
-            def of_separate(verls_method: Callable[..., Any], trainer: Any, batch: Any) -> Any:
+            def of_one_step_off(verls_method: Callable[..., Any], trainer: Any, batch: Any) -> Any:
                 versions = batch.non_tensor_batch.get("min_global_steps", ())
-                step = trainer.global_steps
-                # The number under which the weights were sent last: the fully asynchronous trainer counts versions, and
-                # sends them after some steps.
-                current_version = getattr(trainer, "current_param_version", step)
-                with self.knowing(step, versions, current_version=current_version):
+                step = trainer.global_steps  # the weights were sent under this number before the step
+                with self.knowing(step, versions, current_version=step):
                     return verls_method(trainer, batch)
 
     @contextlib.contextmanager
@@ -183,6 +181,18 @@ class Driver:
             yield
         finally:
             self._known = {}
+
+    def _versions_of_queue(self, data: DataProto) -> dict[str, Any]:
+        """Return the versions of a batch of verl's fully asynchronous trainer; nothing for one of another trainer.
+
+        Ray copies the methods of its trainer, so none can be wrapped. But the trainer logs under the version that it
+        has sent last. Before its first log, all samples are of the version in training.
+        """
+        if "trajectory_param_versions" not in data.meta_info:
+            return {}
+        latest = max(map(int, data.meta_info["trajectory_param_versions"]))
+        versions = [int(version) for version in data.non_tensor_batch["min_global_steps"]]
+        return {"version": torch.tensor(versions), "current_version": max(self.logged_step, latest)}
 
     def add_batch(self, data: DataProto) -> None:
         """Record and check a batch with advantages, before any update on it."""
@@ -204,7 +214,8 @@ class Driver:
             columns["group"] = np.unique(prompt_ids.astype(str), return_inverse=True)[1]
 
         if self._recorder is not None:
-            known = {"step": data.meta_info.get("global_steps", self._batches + 1)} | self._known
+            known = {"step": data.meta_info.get("global_steps", self._batches + 1)}
+            known |= self._known or self._versions_of_queue(data)
             # verl leaves out rows where an answer has several parts.
             if len(known.get("version", ())) != len(mask):
                 known = {"step": known["step"]}
@@ -277,6 +288,7 @@ class Driver:
             **named: Any,
         ) -> None:
             verls_log(tracking, data, step, *arguments, **named)
+            self.logged_step = step
             if self._watch is not None:
                 self._watch(data)
             if self._last_step is not None and step >= self._last_step:

@@ -48,7 +48,7 @@ WRAPPED = {
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage": "has the versions of the weights that sampled a "
     "batch; they are recorded with it, in the same runs",
     "verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer._fit_compute_advantage": "has them in the "
-    "one-step-off trainer and in the fully asynchronous one",
+    "one-step-off trainer",
 }
 """The names that the integration wraps, each with verl's purpose and bandpo's addition.
 
