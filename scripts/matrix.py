@@ -151,7 +151,7 @@ ENVIRONMENTS = {
     "trl, oldest": Environment((*map(oldest, TRL), SHELLCHECK), TRL_TESTS, extras="trl", about="trl"),
     **{
         f"trl, {version}": Environment(
-            # TRL before 1.16 imports requests, and does not name it among its requirements.
+            # TRL imports requests, and does not name it among its requirements.
             (f"trl=={version}", *map(admitted, TRL[1:]), "requests", SHELLCHECK),
             ADAPTER_TESTS, extras="trl", about="trl",
         )
