@@ -421,6 +421,7 @@ def test_a_record_of_the_fully_asynchronous_trainer_has_the_age_of_each_response
     batch = train([(2, 2), (3, 3), (5, 5), (4, 5)])
     first, second = read_record(tmp_path)
     assert (first.current_version, second.current_version, second.version_at) == (3, 6, "answer")
+    assert (first.step, second.step) == (4, 7)
     assert not first.lag.any()
     ages = torch.tensor([4, 3, 1, 2]).repeat_interleave(4)
     assert second.lag.tolist() == (ages.view(16, 1) * batch.batch["response_mask"]).tolist()

@@ -183,7 +183,7 @@ class Driver:
             self._known = {}
 
     def _versions_of_queue(self, data: DataProto) -> dict[str, Any]:
-        """Return the versions of a batch of verl's fully asynchronous trainer; nothing for one of another trainer.
+        """Return step and versions of a batch of verl's fully asynchronous trainer; nothing for one of another trainer.
 
         Ray copies the methods of its trainer, so none can be wrapped. But the trainer logs under the version that it
         has sent last. Before its first log, all samples are of the version in training.
@@ -192,7 +192,9 @@ class Driver:
             return {}
         latest = max(map(int, data.meta_info["trajectory_param_versions"]))
         versions = [int(version) for version in data.non_tensor_batch["min_global_steps"]]
-        return {"version": torch.tensor(versions), "current_version": max(self.logged_step, latest)}
+        current = max(self.logged_step, latest)
+        # verl logs the updates of a version under the next one.
+        return {"step": current + 1, "version": torch.tensor(versions), "current_version": current}
 
     def add_batch(self, data: DataProto) -> None:
         """Record and check a batch with advantages, before any update on it."""
