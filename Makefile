@@ -122,6 +122,7 @@ figures: $(DEV)
 	PYTHONPATH=research $(BIN)/python scripts/map_page.py research/results/optimizers research/reports/optimizers/map.md
 	PYTHONPATH=research $(BIN)/python -m studies.smollm2_report research/results/smollm2/runs.jsonl.gz research/reports/smollm2/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.staleness_report research/results/staleness/runs.jsonl.gz research/reports/staleness/report.md
+	PYTHONPATH=research $(BIN)/python -m studies.async_trainer research/results/async-trainer --report research/reports/async-trainer/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.gate research/results/gate/rows.jsonl --report research/reports/gate/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.paper_setting research/results/paper-setting/rows.jsonl.gz --report research/reports/paper-setting/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.control research/results/control/rows.jsonl.gz --report research/reports/control/report.md

@@ -21,10 +21,10 @@ from matplotlib.image import imread, imsave
 from bandpo import KL, Band, FixedClip
 from bandpo_lab import demo
 from bandpo_lab.comparison import smooth
-from bandpo_lab.interval import Interval
+from bandpo_lab.interval import Interval, student
 from bandpo_lab.style import add_legend, line_styles, plot_style, save_figure
 from map_page import read_parts
-from studies import control, paper_setting
+from studies import async_trainer, control, paper_setting
 from studies.demo_seeds import read_rows
 from studies.grid import Grid, Key
 from studies.grid_report import DATA
@@ -38,6 +38,7 @@ RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
 MAP = ROOT / "research/results/optimizers"
 PAPER_SETTING = ROOT / "research/results/paper-setting/rows.jsonl.gz"
 CONTROL = ROOT / "research/results/control/rows.jsonl.gz"
+ASYNC_TRAINER = ROOT / "research/results/async-trainer"
 ARMS = (CLIP, "Clip-Higher", "clip [.8, 2]", "BandAbove", "no upper bound")
 BY_AGE = ("lag 0", "lag 2", "lag 4", "lag 8")
 """The cells that differ only in the age of the data."""
@@ -207,6 +208,65 @@ def control_panels(rows: Mapping[control.Key, Mapping[str, object]]) -> list[Pan
 
 
 @plot_style()
+def gains_by_age() -> Figure:
+    """Plot the differences of rules by the age of the data, in TRL's asynchronous trainer and in a loop of our own.
+
+    The grey band is the smallest effect of interest of the first study.
+    """
+    figure = Figure(figsize=(8, 4.2))
+    left, right = figure.subplots(1, 2, sharey=True)
+    rows = async_trainer.read_rows(ASYNC_TRAINER)
+    seeds = async_trainer.whole_seeds(rows)
+    rows = {key: row for key, row in rows.items() if key.seed in seeds}
+    worlds = [world for name, world in worlds_of(read_runs(RUNS)).items() if name in BY_AGE]
+    worlds.sort(key=lambda world: world.cell.lag)
+    gains = {
+        left: {
+            pair: [student(async_trainer.differences(rows, lag, *pair)) for lag in async_trainer.LAGS]
+            for pair in async_trainer.GAINS
+        },
+        right: {
+            pair: [world.difference(*pair) for world in worlds]
+            for pair in async_trainer.GAINS
+            if all({*pair} <= {*world.cell.arms} for world in worlds)
+        },
+    }
+    styles = line_styles(f"{arm} minus {minus}" for arm, minus in async_trainer.GAINS)
+    for axes, lags in ((left, async_trainer.LAGS), (right, [world.cell.lag for world in worlds])):
+        smallest = async_trainer.SMALLEST
+        axes.axhspan(-smallest, smallest, color="0.93", linewidth=0)
+        axes.axhline(0, color="black", linewidth=0.8)
+        for index, (pair, style) in enumerate(zip(async_trainer.GAINS, styles.values(), strict=True)):
+            intervals = gains[axes].get(pair)
+            if intervals is None:
+                continue
+            axes.errorbar(
+                # The differences of a lag stand side by side.
+                [number + 0.12 * (index - 1.5) for number in range(len(lags))],
+                [interval.value for interval in intervals],
+                yerr=[
+                    [interval.value - interval.low for interval in intervals],
+                    [interval.high - interval.value for interval in intervals],
+                ],
+                color=style.colour,
+                marker=style.marker,
+                linestyle="",
+                capsize=2,
+                label=" minus ".join(pair),
+            )
+        axes.set_xticks(range(len(lags)), [str(lag) for lag in lags])
+    left.set(
+        title=f"TRL's asynchronous trainer, one rate\n(n = {len(seeds)} seeds)", xlabel="lag in versions"
+    )
+    right.set(
+        title=f"A loop of our own, best rates\n(n = {len(worlds[0].seeds)} seeds)", xlabel="lag in batches"
+    )
+    left.set_ylabel("difference in mean reward")
+    add_legend(figure, 2)
+    return figure
+
+
+@plot_style()
 def regime_gains(rows: paper_setting.Rows) -> Figure:
     """Plot what each rule adds to clip 0.2 in one cell of the paper's setting, by learning rate.
 
@@ -350,6 +410,7 @@ def to_dark(image: np.ndarray, page: tuple[int, int, int] = (13, 17, 23)) -> np.
 if __name__ == "__main__":
     folder, folder_of_reports = map(Path, sys.argv[1:])
     save_figure(stale_data(), folder / "stale_data.png")
+    save_figure(gains_by_age(), folder / "gains_by_age.png")
     tables = read_parts(MAP)
     for data in DATA:
         save_figure(

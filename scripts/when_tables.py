@@ -17,6 +17,7 @@
 - ``fresh entropy``: the entropy at equal step and at equal reward in that study.
 - ``matched``: pass@32 and entropy at matched reward, for all runs of the study of stale data.
 - ``regimes``, in by-kind-of-data.md: each rule on fresh, old and reused data, in the study of the paper's setting.
+- ``asynchronous trainer``, ``loop of our own``, in docs/old-data.md: each rule by the age of the data, in two studies.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from bandpo_lab.interval import signed, student
 from bandpo_lab.study.collect import RunResult
 from map_page import read_parts
 from marked import write_between_marks
-from studies import luck, paper_setting, smollm2, staleness_report
+from studies import async_trainer, luck, paper_setting, smollm2, staleness_report
 from studies.equal_reward import (
     EQUAL_STEP,
     LEVELS,
@@ -64,6 +65,7 @@ MAP = ROOT / "research/results/optimizers"
 VOCABULARY = ROOT / "research/results/smollm2/runs.jsonl.gz"
 NEW_SEEDS = ROOT / "research/results/smollm2/new-seeds.jsonl.gz"
 PAPER_SETTING = ROOT / "research/results/paper-setting/rows.jsonl.gz"
+ASYNC_TRAINER = ROOT / "research/results/async-trainer"
 NEW_SEEDS_PREDICTIONS = ROOT / "research/studies/smollm2-new-seeds-predictions.md"
 SHAPES = ("Band", "BandAbove", "room by mass")
 """The arms whose upper bounds depend on the probability."""
@@ -396,8 +398,35 @@ def regimes_table() -> Iterator[str]:
     yield from paper_setting.regimes_table(finished).markdown().splitlines()
 
 
+def async_trainer_table() -> Iterator[str]:
+    """Yield the table of TRL's asynchronous trainer: each rule minus another one, by the age of the data."""
+    rows = async_trainer.read_rows(ASYNC_TRAINER)
+    seeds = async_trainer.whole_seeds(rows)
+    whole = {key: row for key, row in rows.items() if key.seed in seeds}
+    yield from async_trainer.gains_table(whole).markdown().splitlines()
+
+
+def own_loop_table() -> Iterator[str]:
+    """Yield the same table of the study of stale data, each rule at its own best rate."""
+    worlds = staleness_report.worlds_of(stale_rows())
+    pairs = [pair for pair in async_trainer.GAINS if "BandPO" not in pair]
+    names = async_trainer.NAMES
+    gains = [f"{names[arm]} minus {names[minus]}" for arm, minus in pairs]
+    yield f"| lag, in batches | mean reward with clip 0.2 | {' | '.join(gains)} |"
+    yield "|---|---|" + "---|" * len(pairs)
+    for lag in (0, 2, 4, 8):
+        world = worlds[f"lag {lag}"]
+        cells = [signed(world.difference(*pair)) for pair in pairs]
+        yield f"| {lag} | {world.at_best(CLIP, 'AUC'):.3f} | {' | '.join(cells)} |"
+
+
 COMPARED = ROOT / "research/reports/rules-compared.md"
-PAGES = {"regimes": ROOT / "research/reports/by-kind-of-data.md"}
+OLD_DATA = ROOT / "docs/old-data.md"
+PAGES = {
+    "regimes": ROOT / "research/reports/by-kind-of-data.md",
+    "asynchronous trainer": OLD_DATA,
+    "loop of our own": OLD_DATA,
+}
 """The page of each table that is not in `COMPARED`."""
 TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "map": map_table,
@@ -416,6 +445,8 @@ TABLES: Mapping[str, Callable[[], Iterator[str]]] = {
     "fresh entropy": fresh_entropies_table,
     "matched": matched_reward_table,
     "regimes": regimes_table,
+    "asynchronous trainer": async_trainer_table,
+    "loop of our own": own_loop_table,
 }
 
 

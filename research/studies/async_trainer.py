@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import drop_unfinished_line, replacing
-from bandpo_lab.interval import Interval, student
+from bandpo_lab.interval import signed, student
 from bandpo_lab.tables import Table
 from bandpo_lab.tasks import multiplication
 from rlvet.runs.files import read_jsonl
@@ -56,6 +56,8 @@ BASE = Path(__file__).parents[1] / "results/staleness/bases/a"
 PREDICTIONS = Path(__file__).parent / "async_trainer-predictions.md"
 ROWS = "rows-{}-of-{}.jsonl"
 """The name of the file of a part."""
+FEWEST_SEEDS = 4
+"""The number of whole seeds from which on the study is shown."""
 
 
 class Key(NamedTuple):
@@ -183,12 +185,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def read_rows(folder: Path) -> dict[Key, dict[str, Any]]:
-    """Return the rows of the finished runs, of all parts."""
+    """Return the rows of the finished runs, of all parts, which may be compressed."""
     rows: dict[Key, dict[str, Any]] = {}
-    for file in sorted(folder.glob(ROWS.format("*", "*"))):
+    for file in sorted(folder.glob("rows*.jsonl*")):
         for _, row in read_jsonl(file):
             rows[Key(row["lag"], row["arm"], row["seed"])] = row
     return rows
+
+
+def whole_seeds(rows: Mapping[Key, Any]) -> list[int]:
+    """Return the seeds of which every run is finished."""
+    return [seed for seed in SEEDS if all(key in rows for key in keys() if key.seed == seed)]
 
 
 def mean_reward(row: Mapping[str, Any]) -> float:
@@ -232,7 +239,7 @@ def verdicts_table(rows: Mapping[Key, Mapping[str, Any]], predictions: Sequence[
         cells.append(
             [
                 *cell,
-                _text(interval),
+                signed(interval),
                 verdict(interval, prediction.expects, SMALLEST),
                 f"{deviation:.3f}",
                 str(power),
@@ -242,8 +249,26 @@ def verdicts_table(rows: Mapping[Key, Mapping[str, Any]], predictions: Sequence[
     return Table(header, cells)
 
 
-def _text(interval: Interval) -> str:
-    return f"{interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+GAINS = (("BandAbove", CLIP), ("clip [.8, 2]", CLIP), ("BandPO", CLIP), ("BandAbove", "clip [.8, 2]"))
+"""The differences of the page on old data: a rule, and the one that is subtracted."""
+NAMES = {
+    CLIP: "clip 0.2",
+    "BandAbove": "`BandAbove()`",
+    "BandPO": "`BandPO()`",
+    "clip [.8, 2]": "a clip of [0.8, 2]",
+}
+"""The names of the rules on that page."""
+
+
+def gains_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:
+    """Return the table of the page on old data: the mean reward with clip 0.2 and the differences, by lag."""
+    cells: list[list[str]] = []
+    for lag in LAGS:
+        of_clip = [mean_reward(row) for key, row in rows.items() if (key.lag, key.arm) == (lag, CLIP)]
+        gains = [signed(student(differences(rows, lag, arm, minus))) for arm, minus in GAINS]
+        cells.append([str(lag), f"{_mean(of_clip):.3f}", *gains])
+    names = [f"{NAMES[arm]} minus {NAMES[minus]}" for arm, minus in GAINS]
+    return Table(["lag, in versions", "mean reward with clip 0.2", *names], cells)
 
 
 def runs_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:
@@ -281,9 +306,11 @@ HOW_TO_READ = (
 
 
 def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
-    """Return the report."""
+    """Return the report. Its tables have the seeds of which every run is finished."""
     done = sum(key in rows for key in keys())
     seconds = [row["seconds"] for row in rows.values()]
+    seeds = whole_seeds(rows)
+    rows = {key: row for key, row in rows.items() if key.seed in seeds}
     lines = [
         "# Four clip rules in TRL's asynchronous trainer",
         "",
@@ -294,7 +321,10 @@ def page(rows: Mapping[Key, Mapping[str, Any]]) -> str:
         f"{done} of {len(keys())} runs, {sum(seconds) / 3600:.1f} hours of one core.",
     ]
     if done < len(keys()):
-        lines[-1] += " The study is not complete, and its verdicts are provisional."
+        lines[-1] += (
+            f" The study is not complete, and its verdicts are provisional: the tables have the {len(seeds)} of "
+            f"{len(SEEDS)} seeds of which every run is finished."
+        )
     lines += [
         "",
         "## Differences in mean reward",

@@ -1,5 +1,6 @@
 """The study of four rules in TRL's asynchronous trainer: its runs, its rows, and its report."""
 
+import gzip
 import json
 
 import pytest
@@ -8,17 +9,20 @@ from helpers.frameworks import needs
 from studies import async_trainer
 from studies.async_trainer import (
     ARMS,
+    CLIP,
     LAGS,
     ROWS,
     SEEDS,
     SMALLEST,
     UPDATES,
     Key,
+    gains_table,
     keys,
     main,
     page,
     read_rows,
     train,
+    whole_seeds,
 )
 from studies.predictions import read_predictions
 
@@ -75,8 +79,23 @@ def test_the_report_has_the_differences_of_the_rows(tmp_path):
     main([str(tmp_path), "--report", str(tmp_path / "report.md")])
     text = (tmp_path / "report.md").read_text()
     assert "24 of 144 runs" in text
-    assert "its verdicts are provisional" in text
+    assert "its verdicts are provisional: the tables have the 2 of 12 seeds" in text
     assert f"a difference of {SMALLEST:g}" in text
+
+
+def test_a_seed_counts_with_its_last_run(tmp_path):
+    rows = {key: made(key, 0.3 + 0.01 * key.seed + 0.1 * (key.arm != CLIP)) for key in keys() if key.seed < 4}
+    del rows[Key(4, "BandPO", 3)]
+    assert whole_seeds(rows) == [1, 2]
+    assert "| lag 0 | BandAbove − clip 0.2 | equal | 2 | +0.100 [" in page(rows)
+    whole = {key: row for key, row in rows.items() if key.seed in (1, 2)}
+    assert [line.split(" | ")[:3] for line in gains_table(whole).markdown().splitlines()[2:]] == [
+        [f"| {lag}", "0.315", "+0.100 [+0.100, +0.100]"] for lag in LAGS
+    ]
+    # The rows of a finished study are compressed, as one file.
+    lines = "".join(json.dumps(row) + "\n" for row in rows.values())
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    assert read_rows(tmp_path) == rows
 
 
 @pytest.mark.slow
