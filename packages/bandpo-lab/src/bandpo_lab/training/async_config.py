@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bandpo.integrations.trl import BandAsyncGRPOConfig
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.training.arguments import CpuDevice, check_numbers, check_range
+from bandpo_lab.training.config_checks import CpuDevice, check_numbers, check_range
 
 
 @dataclass

@@ -16,7 +16,7 @@ from bandpo.integrations.trl import BandAsyncGRPOTrainer
 from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.training.async_on_cpu import OldSampler, trl_on_a_cpu
-from bandpo_lab.training.train import RunCheckpoints
+from bandpo_lab.training.run_checkpoints import RunCheckpoints
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

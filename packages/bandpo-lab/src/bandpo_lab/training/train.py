@@ -26,9 +26,9 @@ from bandpo_lab.models import model_path
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import MetricsLog, PeriodicEvaluation, ProgressBar
-from bandpo_lab.training.checkpoints import AtomicCheckpoints
 from bandpo_lab.training.failures import check_weights, naming_failures
 from bandpo_lab.training.processes import Processes
+from bandpo_lab.training.run_checkpoints import RunCheckpoints
 from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.stale import StaleBatches
 
@@ -40,17 +40,6 @@ if TYPE_CHECKING:
     from bandpo_lab.training.async_run import AsyncRunTrainer
 
 EVALUATION_SEED = 1234
-
-
-class RunCheckpoints(AtomicCheckpoints):
-    """A mixin for the trainers of a run folder: a checkpoint is written atomically, and only with finite weights."""
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        check_weights(self, f"checkpoint-{self.state.global_step}")
-        super()._save_checkpoint(model, trial)
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Write no model card, since TRL's would name neither a local base model, the clip rule nor the scores."""
 
 
 class RunTrainer(RunCheckpoints, StaleBatches, BandGRPOTrainer):
