@@ -316,8 +316,9 @@ def arguments(text: str) -> Iterator[str]:
 def _arguments_of(tree: ast.AST, values: Mapping[str, str]) -> Iterator[str]:
     """Yield the long arguments in a part of a program, with the values of some names."""
     for node in ast.walk(tree):
-        is_argument = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("add_argument")
-        for argument in node.args if is_argument else ():
+        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("add_argument"):
+            continue
+        for argument in node.args:
             parts = argument.values if isinstance(argument, ast.JoinedStr) else [argument]
             texts = [_text_of(part, values) for part in parts]
             if None not in texts and str(texts[0]).startswith("--"):

@@ -133,3 +133,10 @@ def test_a_misspelt_setting_is_refused_or_named_with_the_nearest(override, capsy
 @pytest.mark.parametrize("override", [*USERS, *MORE_USERS])
 def test_a_setting_of_the_user_is_accepted(override, capsys):
     assert "did you mean" not in started(override, capsys)
+
+
+def test_without_rlvet_a_misspelt_setting_is_listed(monkeypatch, capsys):
+    monkeypatch.setattr("bandpo.integrations.verl.keys.has_rlvet", lambda: False)
+    said = started("trainer.totl_epochs=3", capsys)
+    assert "trainer.totl_epochs: verl has no settings of these names" in said
+    assert "did you mean" not in said
