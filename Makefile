@@ -126,6 +126,7 @@ figures: $(DEV)
 	PYTHONPATH=research $(BIN)/python -m studies.gate research/results/gate/rows.jsonl --report research/reports/gate/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.paper_setting research/results/paper-setting/rows.jsonl.gz --report research/reports/paper-setting/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.control research/results/control/rows.jsonl.gz --report research/reports/control/report.md
+	PYTHONPATH=research $(BIN)/python -m studies.control_axis research/results/control/axis.jsonl.gz --report research/reports/control/axis.md
 	PYTHONPATH=research $(BIN)/python -m studies.network_ledger research/results/network-ledger/records.jsonl.gz --rows research/results/paper-setting/rows.jsonl.gz --report research/reports/network-ledger.md
 	PYTHONPATH=research $(BIN)/python scripts/when_tables.py
 

@@ -1,17 +1,20 @@
 """The study of one number of a batch: its numbers by hand, its cells, its report, and the committed rows."""
 
 import hashlib
+import math
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from bandpo.core.text import as_method
 from bandpo_lab.interval import Interval
+from pages import ROOT
 from studies import control, control_axis
-from studies.control import CLIP, WORLDS, Key, Trainer, World, rules
+from studies.control import CLIP, WORLDS, Key, Trainer, World, keys_of, read_rows, rules
 from studies.control_axis import (
     ARMS,
     SEEDS,
@@ -180,9 +183,58 @@ def test_predictions_name_numbers_and_testbeds():
         assert 0 < at_least < 1
 
 
+# The committed rows ---------------------------------------------------------------------------------------------------
+
+ROWS = ROOT / "research/results/control/axis.jsonl.gz"
+REPORT = ROOT / "research/reports/control/axis.md"
 AS_COMMITTED_BEFORE_THE_RUNS = "9e247066f4447bdf5d662d6ff9a4b291b65e1b1392774369bac7d114dd662919"
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read_rows(ROWS)
 
 
 def test_the_predictions_are_those_that_were_committed_before_the_runs():
     text = control_axis.PREDICTIONS.read_bytes().replace(b"\r\n", b"\n")
     assert hashlib.sha256(text).hexdigest() == AS_COMMITTED_BEFORE_THE_RUNS
+
+
+def test_the_committed_report_is_that_of_the_rows(committed):
+    assert REPORT.read_text(encoding="utf-8") == page(committed)
+
+
+def test_the_rows_are_planned(committed):
+    planned = {key for cell in planned_cells() for arm in cell.arms for key in keys_of(cell, arm, cell.seeds)}
+    assert committed.keys() <= planned
+    whole = [cell for cell in planned_cells() if any(key.cell == cell.name for key in committed)]
+    assert len(committed) == sum(len(keys_of(cell, arm, cell.seeds)) for cell in whole for arm in cell.arms)
+    for name in ("research/README.md", "research/reports/README.md"):
+        assert f"{len(whole)} of 43 cells" in (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_a_rank_correlation_by_plain_arithmetic(committed):
+    axis = Axis(committed)
+    numbers, effects = [], []
+    for setting in axis.settings:
+        if setting.cell.world != "one token" or setting.cell.noise == 1:
+            continue
+        curves = {
+            arm: np.mean(
+                [
+                    np.mean(committed[setting.cell.name, arm, setting.rate, seed]["curves"]["entropy"][10:])
+                    for seed in SEEDS
+                ]
+            )
+            for arm in ("Band over .8", CLIP)
+        }
+        effects.append(curves["Band over .8"] - curves[CLIP])
+        numbers.append(
+            np.mean(
+                [committed[setting.cell.name, CLIP, setting.rate, seed]["ledger above"] for seed in SEEDS]
+            )
+        )
+    expected = stats.spearmanr(numbers, effects).statistic
+    found = axis.correlations["one token", "ledger above"].value
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert not math.isnan(expected)
