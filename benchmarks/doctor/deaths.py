@@ -3,7 +3,7 @@
     PYTHONPATH=tests:benchmarks/doctor python benchmarks/doctor/deaths.py --first 100
 
 prints three tables: late deaths and their onsets, alarms on healthy prefixes, and each metric that stops in five ways.
-The first seed decides on which courses; nothing was chosen on those of 5000 and later.
+The first seed decides on which courses. No limit was chosen on those of 7000 and later.
 """
 
 from __future__ import annotations
