@@ -56,7 +56,7 @@ JOBS := $(addprefix job-,$(LONG)) docs release-check $(addprefix job-,$(filter-o
 # Where Python must not keep what it compiled, each process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo setup test $(addprefix job-,$(TEST_JOBS)) list-jobs list-paths slow-test nightly test-matrix conformance rehearsals \
+.PHONY: demo setup test $(addprefix job-,$(TEST_JOBS)) list-jobs list-paths slow-test nightly test-matrix conformance keys rehearsals \
   figures node-rehearsal coverage mutation lint docs release-check audit-deps gpu-check first-hour lock clean
 
 demo: $(DEMO)
@@ -115,6 +115,10 @@ test-matrix: $(DEMO)
 # CONFORMANCE='--newest build/drift.md' compares the newest releases, and writes what changed.
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
+
+# The lines of code that prove the table of logged keys, in the newest commit of each framework. Clones under build/clones.
+keys: $(DEMO)
+	$(BIN)/python scripts/key_table.py --clones build/clones
 
 # What pages show of the committed studies: the pictures, the reports, and the tables of research/reports/rules-compared.md.
 figures: $(DEV)

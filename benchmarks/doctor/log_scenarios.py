@@ -421,11 +421,11 @@ def never_synced(seed: int) -> Rows:
         growth = start * (1 + (factor - 1) * spent**power)
         row["rollout_corr/kl"] = growth * math.exp(0.15 * draw.gauss(0, 1))
         row["rollout_corr/rollout_is_eff_sample_size"] = 1 / (1 + 20 * growth)
-    return rows
+    return named_as_verl(rows)
 
 
 def never_synced_adapter(seed: int) -> Rows:
-    """Simulate adapters that never reach the engine, in the names of slime and miles (radixark/miles 684 and 1727)."""
+    """Simulate adapters that never reach the engine, as in radixark/miles 684 and 1727."""
     draw = random.Random(f"{seed} adapter")
     course = _course(seed, "slow")
     rows = course.rows()
@@ -433,7 +433,7 @@ def never_synced_adapter(seed: int) -> Rows:
     for row in rows:
         t = row["step"] / len(rows)
         distance = (start + growth * t) * math.exp(0.1 * draw.gauss(0, 1))
-        row["train/train_rollout_logprob_abs_diff"] = distance
+        row["sampling/sampling_logp_difference/mean"] = distance
     return rows
 
 

@@ -113,7 +113,7 @@ def rlvet_archive() -> bytes:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
         for package in (ROOT / "packages/rlvet/src/rlvet", Path(yaml.__file__).parent):
             for file in sorted(package.rglob("*")):
-                if file.suffix in (".py", ".json"):
+                if file.suffix in (".py", ".json", ".tsv"):
                     # A fixed date, so that the same source makes the same archive.
                     entry = zipfile.ZipInfo(f"{package.name}/{file.relative_to(package).as_posix()}")
                     entry.compress_type = zipfile.ZIP_DEFLATED

@@ -6,6 +6,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 
+from rlvet.runs.keys import endings, rows_of
+
 Rows = list[dict[str, float]]
 
 RANGES: Mapping[str, tuple[float, float]] = {
@@ -212,9 +214,22 @@ def canonical(rows: Sequence[Mapping[str, float]]) -> Rows:
 
 
 def restricted(rows: Sequence[Mapping[str, float]], framework: str) -> Rows:
-    """Return rows without the quantities that a framework does not log."""
+    """Return rows without the quantities that a framework does not log, or of which it logs placeholders alone."""
     keys = FRAMEWORK_KEYS[framework]
-    return [{name: value for name, value in row.items() if name in keys or name == "step"} for row in rows]
+    placeholders = {row.key: float(row.placeholder) for row in rows_of(framework) if row.placeholder}
+    missing = set()
+    for name, key in keys.items():
+        placeholder = next((placeholders[end] for end in endings(key) if end in placeholders), None)
+        if placeholder is not None and all(row.get(name, placeholder) == placeholder for row in rows):
+            missing.add(name)
+    return [
+        {
+            name: value
+            for name, value in row.items()
+            if (name in keys and name not in missing) or name == "step"
+        }
+        for row in rows
+    ]
 
 
 def as_logged(rows: Sequence[Mapping[str, float]], framework: str) -> Rows:

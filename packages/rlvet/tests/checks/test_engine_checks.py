@@ -105,7 +105,7 @@ def test_a_constant_distance_is_of_the_precision(key, seed):
 def test_a_distance_that_is_bounded_by_the_lag_is_of_old_data(lag):
     steps = 60
     old = course(
-        steps, "train/train_rollout_logprob_abs_diff", lambda t: 0.005 + 0.01 * min(t * steps - 1, lag)
+        steps, "policy/rollout_train_logprobs_abs_diff_mean", lambda t: 0.005 + 0.01 * min(t * steps - 1, lag)
     )
     assert "weight-sync" not in codes(old)
     with_age = [row | {"async/staleness_mean": min(row["step"] - 1, lag)} for row in old]

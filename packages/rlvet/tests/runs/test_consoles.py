@@ -418,3 +418,29 @@ def test_of_a_damaged_line_the_row_is_read_or_counted(printed, damage, tmp_path)
     assert rewards == 11
     assert named >= 1 or damage == "the reward is missing"
     assert len(log.rows) + log.unread_rows >= 12
+
+
+def test_a_pass_of_nanochat_is_no_row_of_a_step(tmp_path):
+    """scripts/chat_rl.py prints a line for each pass over the samples of a prompt before that of the step."""
+    lines = []
+    for step in STEPS:
+        for number in range(4):
+            lines.append(
+                f"Step {step}/467 | Example step 0 | Pass {number} | loss: 0.012500 | Average reward: 1.0"
+            )
+        lines.append(f"Step {step}/467 | Average reward: {0.05 * step} | Average sequence length: 202.84")
+    file = tmp_path / "train.log"
+    file.write_text("\n".join(lines))
+    log = read_log(file)
+    assert [row["reward"] for row in log.rows] == [0.05 * step for step in STEPS]
+    assert (log.unread_rows, log.unjudged) == (48, "")
+    assert log.notes[0].startswith(
+        "48 lines of a pass are not read, as the line of the step has the mean: 'Step 1/467"
+    )
+
+
+def test_dynamic_sampling_of_nemo_rl_prints_another_reward():
+    """grpo_train of nemo_rl/algorithms/grpo.py prints two rewards in place of Avg Reward."""
+    text = nemo_rl(3).replace("Avg Reward", "Avg Filtered Reward: 0.9000\n  • Avg Total Reward")
+    (row,) = printed_rows(text)
+    assert (row["reward"], row["filtered_reward"]) == (0.3, 0.9)

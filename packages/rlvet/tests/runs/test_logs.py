@@ -179,14 +179,14 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
 
 def test_a_framework_is_told_from_its_log_or_not_at_all():
     assert read_setup(Path("log"), [{"step": 1, "actor/pg_loss": 0.1}]).framework == "verl"
-    assert read_setup(Path("log"), [{"step": 1, "completions/mean_length": 9.0}]).framework == "trl"
+    assert read_setup(Path("log"), [{"step": 1, "completions/clipped_ratio": 0.1}]).framework == "trl"
     assert read_setup(Path("log"), [{"step": 1, "entropy": 0.1}]).framework is None
     assert Setup().setting("learning rate") == Setup("prime-rl").setting("clip") == ""
     assert Setup("slime").fill("smaller{learning rate}, or not") == "smaller (--lr), or not"
 
 
 def test_a_run_folder_says_its_method(tmp_path):
-    rows = [{"step": 1, "completions/mean_length": 9.0}]
+    rows = [{"step": 1, "completions/clipped_ratio": 0.1}]
     assert read_setup(tmp_path, rows) == Setup("trl")
     assert read_setup(tmp_path, rows, "GSPO()") == Setup("trl", "GSPO()")
     (tmp_path / "config.yaml").write_text("model: other\n")

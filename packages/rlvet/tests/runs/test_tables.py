@@ -317,3 +317,18 @@ def test_tables_of_other_tools(name, tmp_path):
     assert [(row["step"], row["reward"]) for row in log.rows] == [(1, 0.1), (2, 0.2), (3, 0.3)]
     assert log.unread_rows == 0
     assert not log.unread_values
+
+
+def test_a_notebook_of_grpo_with_a_loss_alone_gets_no_verdict(tmp_path):
+    rows = "".join(f"<tr><td>{step}</td><td>0.{step}</td></tr>" for step in range(10, 30))
+    page = f"<table><tr><th>Step</th><th>Training Loss</th></tr>{rows}</table>"
+    for code, message in (
+        (
+            "trainer = GRPOTrainer(model)",
+            "gets no verdict: it is of a run of GRPO, of which only loss was printed",
+        ),
+        ("trainer = SFTTrainer(model)", "is thought to be of supervised training"),
+    ):
+        cells = [{"source": [code], "outputs": [{"data": {"text/html": page}}]}]
+        with pytest.raises(InvalidValue, match=message):
+            read(json.dumps({"cells": cells}), tmp_path, "train.ipynb")

@@ -21,6 +21,7 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.console_settings import ENDINGS, read_console_settings
 from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle
+from rlvet.runs.keys import FAMILIES, framework_of
 from rlvet.runs.limits import LARGEST_CONFIG
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup, Value
@@ -31,7 +32,6 @@ Config = Mapping[str, Any]
 FRAMEWORKS: Mapping[str, Mapping[str, Any]] = load_table("frameworks")
 """A description of each framework. Settings are named by their dotted path.
 
-- ``log_keys``: keys of its log that no other framework has
 - ``settings``: settings of which a configuration of the framework has at least one, and that of no other has any
 - ``older_settings``: settings that its older versions, without these, have together
 - ``method_prefix``: the prefix of the setting ``method`` of bandpo's integration
@@ -150,11 +150,10 @@ def read_setup(
 
 def _framework_of_log(rows: Sequence[Row]) -> str | None:
     """Return the framework that a log's keys belong to; None if they belong to no known one."""
-    keys = set().union(*rows)
-    for name, framework in FRAMEWORKS.items():
-        if any(key.endswith(tuple(framework["log_keys"])) for key in keys):
-            return name
-    return None
+    framework = framework_of(frozenset().union(*rows))
+    if framework not in FRAMEWORKS:
+        framework = FAMILIES.get(framework, framework)
+    return framework if framework in FRAMEWORKS else None
 
 
 def read_configuration(

@@ -12,7 +12,7 @@ from rlvet.runs.files import check_regular
 from rlvet.runs.formats import ACCEPTED_FILES, FORMATS, Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.console import read_text
 from rlvet.runs.limits import DEEPEST_ROW, LONGEST_KEY
-from rlvet.runs.quantities import DETAIL, STEP_KEYS, step_rank
+from rlvet.runs.quantities import DETAIL, STEP_KEYS, is_of_evaluation, step_rank
 
 
 def format_of(file: Path) -> Format | None:
@@ -61,6 +61,7 @@ def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
         rows: The rows.
         notes: The list to which a sentence about long keys is added.
     """
+    rows = [_of_evaluation(row) for row in rows] if any(map(_is_of_evaluation, rows)) else rows
     layouts = set(map(tuple, rows))
     keys: set[Any] = set().union(*layouts)
     if any(isinstance(value, dict) for row in rows for value in row.values()):
@@ -79,6 +80,29 @@ def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
         return rows
     names = {key: "step" if key == step_key else key for key in keys - long_keys if isinstance(key, str)}
     return [{names[key]: value for key, value in row.items() if key in names} for row in rows]
+
+
+KIND_KEYS = ("type", "split", "phase", "mode")
+"""Keys under which a row says what it is of."""
+
+
+def _is_of_evaluation(row: Mapping[str, Any]) -> bool:
+    """Return True if a row says that it is of an evaluation.
+
+    >>> _is_of_evaluation({"type": "eval", "reward": 0.5}), _is_of_evaluation({"type": "train", "reward": 0.5})
+    (True, False)
+    """
+    return any(isinstance(kind := row.get(key), str) and is_of_evaluation(kind) for key in KIND_KEYS)
+
+
+def _of_evaluation(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row of an evaluation with its keys as those of one, other rows as they are."""
+    if not _is_of_evaluation(row):
+        return row
+    return {
+        key if key in KIND_KEYS or step_rank(key) is not None else f"eval/{key}": value
+        for key, value in row.items()
+    }
 
 
 def _flattened(row: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from rlvet.errors import InvalidValue
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
+from rlvet.runs.keys import framework_of
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from rlvet.runs.limits import LARGEST_NAMES, MOST_FILES
 from rlvet.runs.log_files import format_of, kind_of, read_raw
@@ -27,9 +28,11 @@ from rlvet.runs.quantities import (
     Row,
     component_name,
     is_of_evaluation,
+    keys_of,
     named_rows,
     sources,
     step_rank,
+    unmeasured,
 )
 from rlvet.runs.unread import Unread
 
@@ -118,6 +121,11 @@ class Log:
         unread_rows = len(raw) - len(read_rows)
         rows, notes = _merge_steps(read_rows)
         coverage = _coverage(raw, names)
+        for key, missing in unmeasured(raw, names).items():
+            coverage.drop(missing.quantity, key)
+            notes.append(
+                f"{key} is {missing.placeholder:g} in every row, as it is logged if there is no value, and is not read"
+            )
         unread_values = _values_without_number(raw, coverage)
         notes += _unread_notes(raw, unread_rows, unread_values)
         return cls(
@@ -152,6 +160,15 @@ class _Coverage:
     replaced: dict[str, str] = field(default_factory=dict)
     """Keys whose quantity was read from a better key, each with that key."""
 
+    def drop(self, quantity: str, key: str) -> None:
+        """Make a key that was read for a quantity one that was not."""
+        others = tuple(other for other in self.read[quantity] if other != key)
+        if others:
+            self.read[quantity] = others
+        else:
+            del self.read[quantity]
+        self.unread.append(key)
+
 
 def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None) -> _Coverage:
     """Return the keys of each quantity that was read, and all other keys."""
@@ -167,9 +184,10 @@ def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None)
     numbers: dict[str, None] = {}
     read: dict[str, dict[str, None]] = {}
     user_names = tuple((names or {}).items())
+    framework = framework_of(keys_of(raw))
     for layout in layouts:
         numbers.update(dict.fromkeys(layout))
-        for source in sources(layout, user_names):
+        for source in sources(layout, user_names, framework):
             read.setdefault(source.quantity, {})[source.key] = None
         for key in layout:
             name = component_name(key)
@@ -188,7 +206,9 @@ def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None)
         better = None
         if key in numbers:
             # Scores on several sets of prompts are different quantities.
-            quantities = [source.quantity for source in sources((key,)) if source.quantity != EVALUATION]
+            quantities = [
+                source.quantity for source in sources((key,), (), framework) if source.quantity != EVALUATION
+            ]
             better = next((quantity for quantity in quantities if quantity in coverage.read), None)
         if better is None:
             coverage.unread.append(key)
@@ -368,6 +388,13 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
         unjudged=_reason_not_to_judge(run.unread.lost + unknown, len(raw) - unknown),
     )
     kind = kind_of_training(log, raw)
+    if kind is not None and run.trainer:
+        raise UnreadableLog(
+            "no-quantity",
+            f"{file} gets no verdict: it is of a run of {run.trainer}, of which only {shorten(_numeric_keys(raw))} was "
+            "printed; log the reward too, as with report_to or a trainer_state.json",
+            _numeric_keys(raw),
+        )
     if kind is not None:
         raise UnreadableLog(
             "not-rl",
@@ -583,6 +610,8 @@ class RawRun:
     """Sentences about the file, such as one about its incomplete last line."""
     unread: Unread = field(default_factory=Unread)
     """The rows of the file that were not read."""
+    trainer: str = ""
+    """The trainer of RL that the file names."""
 
 
 Runs = dict[str, RawRun]
@@ -650,7 +679,9 @@ def _runs_of_file(file: Path) -> Runs:
                 unread.add("row of a short attempt", reason, "", len(attempt))
         long_attempts.append(last_attempt)
         if len(long_attempts) == 1:
-            runs[name] = RawRun(file, long_attempts[0], left_out=log.notes, unread=unread)
+            runs[name] = RawRun(
+                file, long_attempts[0], left_out=log.notes, unread=unread, trainer=log.trainer
+            )
             continue
         for number, attempt in enumerate(long_attempts, 1):
             runs[f"{name} {number}".strip()] = RawRun(file, attempt, left_out=log.notes, unread=unread)

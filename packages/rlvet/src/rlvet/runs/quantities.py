@@ -5,20 +5,62 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain, pairwise
+from functools import cache, lru_cache
+from itertools import pairwise
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue, did_you_mean
-from rlvet.runs.files import load_table
+from rlvet.runs.keys import (
+    KEYS,
+    OWN,
+    Key,
+    base_quantity,
+    endings,
+    framework_of,
+    pattern_of,
+    quantities_of,
+    rows_of,
+    table_key,
+)
 
 Row = Mapping[str, float]
 """The metrics of one log step, under the keys of the log and under the names of `QUANTITIES`."""
 
-QUANTITIES: Mapping[str, Mapping[str, Sequence[str]]] = load_table("names")
-"""The keys of each quantity, by framework, the best key first. In a log, a tracker's prefix may precede a key:
-``train/reward``. An entry may be a complement or a percentage: ``1 - by_group/frac_mixed``.
+QUANTITIES = (
+    "reward",
+    "reward_max",
+    "reward_min",
+    "advantage_max",
+    "advantage_min",
+    "reward_std",
+    "entropy",
+    "clip_high",
+    "clip_low",
+    "clip",
+    "dead",
+    "cut",
+    "kl",
+    "kl_old",
+    "mismatch_kl",
+    "mismatch",
+    "mismatch_probs",
+    "importance_weight",
+    "effective_samples",
+    "staleness",
+    "staleness_max",
+    "grad_norm",
+    "explained_variance",
+    "value_loss",
+    "critic_grad_norm",
+    "learning_rate",
+    "length",
+    "length_max",
+    "length_finished",
+    "memory",
+    "step_time",
+)
+"""The quantities of which `rlvet.runs.keys` has names. A tracker's prefix may precede a name: ``train/reward``.
 
 - ``dead``: the share of groups with equal rewards
 - ``cut``: the share of truncated completions
@@ -32,6 +74,10 @@ QUANTITIES: Mapping[str, Mapping[str, Sequence[str]]] = load_table("names")
 - ``staleness``: the mean age of the data, in updates; ``staleness_max``: the largest
 """
 
+_NAMES_OF_QUANTITIES = frozenset(QUANTITIES)
+
+_FREE_NAMES = frozenset(row.key for row in KEYS if row.framework == OWN and "{" in row.key)
+
 EVALUATION = "evaluation"
 """The quantity of the score on evaluation prompts, for which no framework has a fixed key."""
 
@@ -42,7 +88,19 @@ REWARD_COMPONENT = re.compile(
 )
 """Keys of the components of a reward, such as ``rewards/format/mean`` and ``format_reward``."""
 
-NOT_COMPONENTS = ("mean", "std", "min", "max", "chosen", "rejected", "margins", "accuracies", "avg", "total")
+NOT_COMPONENTS = (
+    "score",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "chosen",
+    "rejected",
+    "margins",
+    "accuracies",
+    "avg",
+    "total",
+)
 """Names in keys like those of reward components that are none."""
 
 EVALUATION_KEY = re.compile(r"(^|/)(evals?|evaluation|val|test|validation|held_?out)([-_/ ]|$)", re.I)
@@ -89,6 +147,7 @@ STEP_KEYS = (
     "training_step",
     "iteration",
     "iter",
+    "update",
 )
 """Keys of the step of a row, the best first."""
 
@@ -120,38 +179,51 @@ class Source(NamedTuple):
     """True if the quantity is 1 minus the logged value."""
     percent: bool = False
     """True if the logged value is a percentage."""
+    negated: bool = False
+    """True if the quantity is minus the logged value."""
+    placeholder: float | None = None
+    """The logged value if the quantity was not computed; None if it always is."""
 
     def value(self, row: Row) -> float:
         """Return the quantity in a row."""
         value = row[self.key] / 100 if self.percent else row[self.key]
+        if self.negated:
+            return -value
         return 1 - value if self.complement else value
 
 
-def _parse_entry(quantity: str, entry: str) -> Source:
-    """Return the source that an entry of `QUANTITIES` describes, such as ``1 - by_group/frac_mixed``."""
-    key = entry.removeprefix("1 - ")
+def source_of_row(row: Key) -> Source | None:
+    """Return the source that a row of the table describes; None if it is of another quantity.
+
+    >>> source_of_row(Key("roll", "alive", "dead_complement_percent", "yes", "", "", "", "", "", ""))
+    Source(quantity='dead', key='alive', complement=True, percent=True, negated=False, placeholder=None)
+    """
+    quantity = base_quantity(row.quantity)
+    if quantity not in QUANTITIES:
+        return None
     return Source(
-        quantity=quantity,
-        key=key.removesuffix(" / 100"),
-        complement=key != entry,
-        percent=key.endswith(" / 100"),
+        quantity,
+        row.key,
+        complement="_complement" in row.quantity,
+        percent=row.quantity.endswith("_percent"),
+        negated=row.quantity.endswith("_negated"),
+        placeholder=float(row.placeholder) if row.placeholder else None,
     )
 
 
-def _sources_by_quantity() -> dict[str, list[Source]]:
-    """Return the sources of each quantity over all frameworks, without duplicates; those of the audit come first."""
-    sources_by_quantity = {}
-    for quantity, frameworks in QUANTITIES.items():
-        entries = [*frameworks.get("bandpo", ())]
-        for framework_entries in frameworks.values():
-            entries += framework_entries
-        sources_by_quantity[quantity] = [_parse_entry(quantity, entry) for entry in dict.fromkeys(entries)]
-    return sources_by_quantity
+@cache
+def _sources_of(framework: str) -> Mapping[str, Sequence[Source]]:
+    """Return the sources of each quantity in the log of a framework, the best first; of all if it is empty."""
+    by_quantity: dict[str, list[Source]] = {quantity: [] for quantity in QUANTITIES}
+    for row in rows_of(framework):
+        source = source_of_row(row)
+        if source is not None:
+            by_quantity[source.quantity].append(source)
+    return by_quantity
 
 
-_SOURCES = _sources_by_quantity()
-
-_EXACT_KEYS = {source.key for source in chain.from_iterable(_SOURCES.values())}
+_EXACT_KEYS = frozenset(source.key for sources in _sources_of("").values() for source in sources)
+"""The keys of quantities."""
 
 _WITH_UNDERSCORES = {key.replace("/", "_"): key for key in sorted(_EXACT_KEYS) if "/" in key}
 """The keys of frameworks by the names of columns that some exports give them: ``critic_score_mean``."""
@@ -175,7 +247,8 @@ _STEP_RANKS = {plain_key(key): rank for rank, key in reversed(list(enumerate(STE
 
 def is_known_key(key: str) -> bool:
     """Return True if a key is one of a quantity, or of a component of the reward, in letters of any case."""
-    return plain_key(key) in _PLAIN_KEYS or component_name(key) is not None
+    plain = plain_key(key)
+    return plain in _PLAIN_KEYS or table_key(plain) in _EXACT_KEYS or component_name(key) is not None
 
 
 def step_rank(key: str) -> int | None:
@@ -222,28 +295,40 @@ def component_name(key: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ()) -> tuple[Source, ...]:
+def sources(
+    keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = (), framework: str | None = None
+) -> tuple[Source, ...]:
     """Return the best source of each quantity among the keys of a row.
 
     Args:
         keys: The keys of a row.
         user_names: Pairs of a quantity and the user's own key for it, which replaces those of frameworks.
+        framework: The framework that logged the row, whose names are used; the one of these keys if not given.
     """
+    if framework is None:
+        framework = framework_of(frozenset(keys))
     user_keys = {key for _, key in user_names}
-    exact_keys = {
-        key: key for key in keys if key in user_keys or key in _EXACT_KEYS or not is_of_evaluation(key)
-    }
-    keys_by_ending = _keys_by_ending(keys)
-    candidates_of_keys = [exact_keys, keys_by_ending]
+    exact_keys: dict[str, str] = {}
+    for key in keys:
+        known = table_key(key, framework)
+        if known is not None or key in user_keys or not is_of_evaluation(key):
+            exact_keys.setdefault(known or key, key)
+            exact_keys.setdefault(key, key)
+    _drop_uncertain(exact_keys, keys)
+    candidates_of_keys = [exact_keys, _keys_by_ending(keys, framework)]
     plain_keys: dict[str, str] = {}
     for key in keys:
         plain_keys.setdefault(plain_key(key), key)
     if any(plain != key for plain, key in plain_keys.items()):
         # Keys in capital letters or with spaces come last.
         plain_exact = {
-            plain: key for plain, key in plain_keys.items() if plain in _EXACT_KEYS or key in exact_keys
+            table_key(plain, framework) or plain: key
+            for plain, key in plain_keys.items()
+            if table_key(plain, framework) is not None or key in exact_keys
         }
-        endings = {ending: plain_keys[plain] for ending, plain in _keys_by_ending(plain_keys).items()}
+        endings = {
+            ending: plain_keys[plain] for ending, plain in _keys_by_ending(plain_keys, framework).items()
+        }
         candidates_of_keys += [plain_exact, endings]
     columns = {_WITH_UNDERSCORES[key]: key for key in keys if key in _WITH_UNDERSCORES}
     if columns:
@@ -253,7 +338,7 @@ def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ())
     for quantity, user_key in user_names:
         if user_key in exact_keys:
             result[quantity] = Source(quantity, user_key)
-    for quantity, entries in _SOURCES.items():
+    for quantity, entries in _sources_of(framework).items():
         if quantity in result:
             continue
         # Exact keys come first: ``critic/grad_norm`` ends like a key of another framework.
@@ -269,21 +354,36 @@ def sources(keys: tuple[str, ...], user_names: tuple[tuple[str, str], ...] = ())
     return tuple(result.values())
 
 
-def _keys_by_ending(keys: Iterable[str]) -> dict[str, str]:
+def _drop_uncertain(exact_keys: dict[str, str], keys: Iterable[str]) -> None:
+    """Remove the names with a free part that people use in loops of their own, if several keys have one of them."""
+    for name in _FREE_NAMES.intersection(exact_keys):
+        pattern = pattern_of(name)
+        if sum(bool(pattern.fullmatch(key)) for key in keys) > 1:
+            del exact_keys[name]
+
+
+def _keys_by_ending(keys: Iterable[str], framework: str) -> dict[str, str]:
     """Return a dict from each ending of a key after a slash to the key, the first one if several have this ending.
 
     It finds the keys of a framework to which a tracker has added a prefix. Keys of evaluations, of other models, such
-    as a critic, and of sums are left out. Of a key that ends with a known one, the shorter endings are left out:
-    ``rollout_corr/kl`` is not a ``kl``.
+    as a critic, and of sums are left out. Of a key that ends with one of the table, the shorter endings are left out:
+    ``rollout_corr/kl`` is not a ``kl``, and a key that the table denies is nothing.
     """
     keys_by_ending: dict[str, str] = {}
     for key in keys:
         if is_of_evaluation(key) or OTHER_MODEL_KEY.search(key) or SUM_KEY.search(key):
             continue
-        ending = key
-        while ending not in _EXACT_KEYS and "/" in ending:
-            _, _, ending = ending.partition("/")
-            keys_by_ending.setdefault(ending, key)
+        # What other frameworks log under the longer endings.
+        others: frozenset[str] = frozenset()
+        for ending in endings(key):
+            known = table_key(ending, framework)
+            if ending != key and (known is None or not others or others & quantities_of(known)):
+                keys_by_ending.setdefault(known or ending, key)
+            if known is not None:
+                break
+            # A tracker adds train/ to the keys of any framework.
+            other = None if ending.startswith("train/") else table_key(ending)
+            others |= frozenset() if other is None else quantities_of(other)
     return keys_by_ending
 
 
@@ -291,7 +391,7 @@ def _evaluation_key(keys: Iterable[str]) -> str | None:
     """Return the key of an evaluation's score; of several the shortest, which is that of an average over data sets."""
     scores: list[str] = []
     for key in keys:
-        if is_evaluation_score(key) and key not in _EXACT_KEYS:
+        if is_evaluation_score(key) and table_key(key) not in _EXACT_KEYS:
             scores.append(key)
     return min(scores, key=lambda key: (len(key), key)) if scores else None
 
@@ -346,34 +446,83 @@ def named_rows(
         names: The user's own keys for quantities.
     """
     user_names = check_names(names or {})
+    raw = list(raw)
+    framework = framework_of(keys_of(raw))
     rows: list[dict[str, float]] = []
+    with_placeholders: dict[Source, list[dict[str, float]]] = {}
     for logged in raw:
         detail = logged.get(DETAIL)
         metrics = {**logged, **detail} if isinstance(detail, dict) else logged
         row = _finite_numbers(metrics)
         is_not_finite = len(row) < len(metrics) and _has_not_finite(metrics, row)
 
-        row_sources = sources(tuple(row), user_names)
+        row_sources = sources(tuple(row), user_names, framework)
         # Keys with an "@" are metrics of an evaluation, such as mean@8.
         is_of_run = row_sources or is_not_finite or any("@" in key for key in row)
-        if not is_of_run and not (rows and _has_null(metrics)):
+        if not is_of_run and not (rows and _has_null(metrics, framework)):
             continue
         if "step" not in row:
             step_key = next((key for key in STEP_KEYS if key in row), None)
             if step_key is None:
                 continue
             row["step"] = row[step_key]
+        # Without a function call for most quantities, which would take a tenth of the time for a long log.
+        values = {
+            source.quantity: source.value(row)
+            if source.complement or source.percent or source.negated
+            else row[source.key]
+            for source in row_sources
+        }
+        for key in _NAMES_OF_QUANTITIES.intersection(row).difference(values):
+            # The framework logs another quantity under this name.
+            if table_key(key, framework) is not None:
+                del row[key]
         for source in row_sources:
-            # Without a function call for most quantities, which would take a tenth of the time for a long log.
-            if source.complement or source.percent:
-                row[source.quantity] = source.value(row)
-            else:
-                row[source.quantity] = row[source.key]
+            if source.placeholder is not None:
+                with_placeholders.setdefault(source, []).append(row)
+        row.update(values)
         if is_not_finite:
             row["not_finite"] = 1.0
         rows.append(row)
+    for source, rows_of_source in with_placeholders.items():
+        logged = Source(source.quantity, "", source.complement, source.percent, source.negated)
+        missing = logged.value({"": source.placeholder or 0.0})
+        if all(row[source.quantity] == missing for row in rows_of_source):
+            for row in rows_of_source:
+                del row[source.quantity]
     _replace_constant_step(rows)
     return rows
+
+
+def unmeasured(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None) -> dict[str, Source]:
+    """Return the sources, by their keys, whose value is in all rows the one that stands for a missing one.
+
+    >>> list(unmeasured([{"step": 1, "reward": 0.5, "entropy": 0.0, "own": 0.0}]))
+    ['entropy']
+    """
+    framework = framework_of(keys_of(raw))
+    user_names = tuple((names or {}).items())
+    found: dict[str, Source] = {}
+    measured: set[str] = set()
+    for row in raw:
+        for source in sources(tuple(row), user_names, framework):
+            if source.placeholder is None:
+                continue
+            found[source.key] = source
+            value = row[source.key]
+            if isinstance(value, (int, float)) and value != source.placeholder:
+                measured.add(source.key)
+    return {key: source for key, source in found.items() if key not in measured}
+
+
+def keys_of(raw: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the keys of logged rows, those of `DETAIL` included."""
+    layouts = set(map(tuple, raw))
+    keys: set[str] = {key for layout in layouts for key in layout if isinstance(key, str)}
+    if DETAIL in keys:
+        details = (row[DETAIL] for row in raw if isinstance(row.get(DETAIL), dict))
+        keys = keys.union(*details)
+    return frozenset(keys)
 
 
 def _replace_constant_step(rows: Sequence[dict[str, float]]) -> None:
@@ -391,10 +540,10 @@ def _replace_constant_step(rows: Sequence[dict[str, float]]) -> None:
             return
 
 
-def _has_null(metrics: Mapping[str, Any]) -> bool:
+def _has_null(metrics: Mapping[str, Any], framework: str) -> bool:
     """Return True if a quantity of a row is null."""
     nulls = tuple(key for key, value in metrics.items() if value is None)
-    return bool(nulls) and bool(sources(nulls))
+    return bool(nulls) and bool(sources(nulls, (), framework))
 
 
 def _has_not_finite(metrics: Mapping[str, Any], row: Mapping[str, float]) -> bool:

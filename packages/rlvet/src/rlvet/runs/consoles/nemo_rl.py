@@ -13,6 +13,9 @@ NEMO_RL_NAMES = {
     "Loss": "loss",
     "Generation KL Error": "gen_kl_error",
     "Avg Reward": "reward",
+    # Dynamic sampling prints these two in place of that one. The filtered one is of the prompts that were kept.
+    "Avg Total Reward": "reward",
+    "Avg Filtered Reward": "filtered_reward",
     "Mean Generation Length": "mean_gen_tokens_per_sample",
 }
 """The key of NeMo-RL's trackers for each name in its results of a step."""

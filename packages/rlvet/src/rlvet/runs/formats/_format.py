@@ -24,6 +24,8 @@ class RawLog:
     """Sentences about the file, such as one about its incomplete last line."""
     unread: Unread = field(default_factory=Unread)
     """The rows that were not read."""
+    trainer: str = ""
+    """The trainer of RL that the file itself names, such as a notebook's code; empty if it names none."""
 
 
 class NoLog(InvalidValue):

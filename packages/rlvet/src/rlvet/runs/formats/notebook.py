@@ -13,6 +13,9 @@ from rlvet.runs.formats._content import decode
 from rlvet.runs.formats._format import Format, NoLog, RawLog
 from rlvet.runs.formats.console import runs_of_text
 
+TRAINER = re.compile(r"\b(GRPO|RLOO|PPO)(?:Trainer|Config)\b")
+"""A trainer of RL in the code of a notebook."""
+
 
 def read_notebook(file: Path) -> RawLog:
     """Read the outputs of a notebook's cells: tables, and what was printed."""
@@ -26,7 +29,9 @@ def read_notebook(file: Path) -> RawLog:
     runs, unread = runs_of_text(text)
     if not runs:
         raise NoLog(f"{file} is a notebook, and none of its outputs has a row of metrics")
-    return RawLog(runs, unread=unread)
+    code = "\n".join(_joined(cell.get("source", "")) for cell in content["cells"])
+    trainer = TRAINER.search(code)
+    return RawLog(runs, unread=unread, trainer="" if trainer is None else trainer[1])
 
 
 def _outputs(notebook: Mapping[str, Any]) -> Iterable[str]:
