@@ -61,9 +61,11 @@ def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
         rows: The rows.
         notes: The list to which a sentence about long keys is added.
     """
-    rows = [_of_evaluation(row) for row in rows] if any(map(_is_of_evaluation, rows)) else rows
     layouts = set(map(tuple, rows))
     keys: set[Any] = set().union(*layouts)
+    if not keys.isdisjoint(KIND_KEYS):
+        rows = [_of_evaluation(row) for row in rows]
+        keys = set().union(*set(map(tuple, rows)))
     if any(isinstance(value, dict) for row in rows for value in row.values()):
         rows = [_flattened(row) for row in rows]
         keys = set().union(*set(map(tuple, rows)))

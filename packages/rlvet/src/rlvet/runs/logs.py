@@ -117,11 +117,12 @@ class Log:
         raw = list(raw)
         if all(row.keys().isdisjoint(STEP_KEYS) for row in raw):
             raw = [{**row, "step": number} for number, row in enumerate(raw, 1)]
-        read_rows = named_rows(raw, names)
+        framework = framework_of(keys_of(raw))
+        read_rows = named_rows(raw, names, framework)
         unread_rows = len(raw) - len(read_rows)
         rows, notes = _merge_steps(read_rows)
-        coverage = _coverage(raw, names)
-        for key, missing in unmeasured(raw, names).items():
+        coverage = _coverage(raw, names, framework)
+        for key, missing in unmeasured(raw, names, framework).items():
             coverage.drop(missing.quantity, key)
             notes.append(
                 f"{key} is {missing.placeholder:g} in every row, as it is logged if there is no value, and is not read"
@@ -170,7 +171,7 @@ class _Coverage:
         self.unread.append(key)
 
 
-def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None) -> _Coverage:
+def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None, framework: str) -> _Coverage:
     """Return the keys of each quantity that was read, and all other keys."""
     # Dictionaries without values serve as ordered sets.
     keys: dict[str, None] = {}
@@ -184,7 +185,6 @@ def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None)
     numbers: dict[str, None] = {}
     read: dict[str, dict[str, None]] = {}
     user_names = tuple((names or {}).items())
-    framework = framework_of(keys_of(raw))
     for layout in layouts:
         numbers.update(dict.fromkeys(layout))
         for source in sources(layout, user_names, framework):

@@ -432,7 +432,9 @@ def _finite_numbers(logged: Mapping[str, Any]) -> dict[str, float]:
 
 
 def named_rows(
-    raw: Iterable[Mapping[str, Any]], names: Mapping[str, str] | None = None
+    raw: Iterable[Mapping[str, Any]],
+    names: Mapping[str, str] | None = None,
+    framework: str | None = None,
 ) -> list[dict[str, float]]:
     """Return copies of logged rows with the names of `QUANTITIES` added.
 
@@ -444,19 +446,25 @@ def named_rows(
     Args:
         raw: The rows as they were logged.
         names: The user's own keys for quantities.
+        framework: The framework that logged the rows, if it is known.
     """
     user_names = check_names(names or {})
     raw = list(raw)
-    framework = framework_of(keys_of(raw))
+    framework = framework_of(keys_of(raw)) if framework is None else framework
     rows: list[dict[str, float]] = []
-    with_placeholders: dict[Source, list[dict[str, float]]] = {}
+    # The sources of each layout, and whether they are copied as they are.
+    by_layout: dict[tuple[str, ...], tuple[tuple[Source, ...], bool]] = {}
     for logged in raw:
         detail = logged.get(DETAIL)
         metrics = {**logged, **detail} if isinstance(detail, dict) else logged
         row = _finite_numbers(metrics)
         is_not_finite = len(row) < len(metrics) and _has_not_finite(metrics, row)
 
-        row_sources = sources(tuple(row), user_names, framework)
+        layout = tuple(row)
+        if layout not in by_layout:
+            found = sources(layout, user_names, framework)
+            by_layout[layout] = (found, _is_plain(found, layout, framework))
+        row_sources, is_plain = by_layout[layout]
         # Keys with an "@" are metrics of an evaluation, such as mean@8.
         is_of_run = row_sources or is_not_finite or any("@" in key for key in row)
         if not is_of_run and not (rows and _has_null(metrics, framework)):
@@ -466,52 +474,60 @@ def named_rows(
             if step_key is None:
                 continue
             row["step"] = row[step_key]
-        # Without a function call for most quantities, which would take a tenth of the time for a long log.
-        values = {
-            source.quantity: source.value(row)
-            if source.complement or source.percent or source.negated
-            else row[source.key]
-            for source in row_sources
-        }
-        for key in _NAMES_OF_QUANTITIES.intersection(row).difference(values):
-            # The framework logs another quantity under this name.
-            if table_key(key, framework) is not None:
-                del row[key]
-        for source in row_sources:
-            if source.placeholder is not None:
-                with_placeholders.setdefault(source, []).append(row)
-        row.update(values)
+        if is_plain:
+            # Without a function call for each quantity, which would take a tenth of the time for a long log.
+            for source in row_sources:
+                row[source.quantity] = row[source.key]
+        else:
+            values = {source.quantity: source.value(row) for source in row_sources}
+            for key in _NAMES_OF_QUANTITIES.intersection(row).difference(values):
+                # The framework logs another quantity under this name.
+                if table_key(key, framework) is not None:
+                    del row[key]
+            row.update(values)
         if is_not_finite:
             row["not_finite"] = 1.0
         rows.append(row)
-    for source, rows_of_source in with_placeholders.items():
-        logged = Source(source.quantity, "", source.complement, source.percent, source.negated)
-        missing = logged.value({"": source.placeholder or 0.0})
-        if all(row[source.quantity] == missing for row in rows_of_source):
-            for row in rows_of_source:
-                del row[source.quantity]
+    for missing in unmeasured(raw, names, framework).values():
+        logged = missing._replace(key="").value({"": missing.placeholder or 0.0})
+        for row in rows:
+            if row.get(missing.quantity) == logged:
+                del row[missing.quantity]
     _replace_constant_step(rows)
     return rows
 
 
-def unmeasured(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None) -> dict[str, Source]:
+def _is_plain(row_sources: tuple[Source, ...], keys: tuple[str, ...], framework: str) -> bool:
+    """Return True if no value of a row is computed, and no key of it is the name of another quantity."""
+    quantities = {source.quantity for source in row_sources}
+    others = _NAMES_OF_QUANTITIES.intersection(keys)
+    is_computed = any(source.complement or source.percent or source.negated for source in row_sources)
+    is_renamed = any(source.key in others and source.key != source.quantity for source in row_sources)
+    is_other = any(table_key(key, framework) is not None for key in others - quantities)
+    return not (is_computed or is_renamed or is_other)
+
+
+def unmeasured(
+    raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None, framework: str | None = None
+) -> dict[str, Source]:
     """Return the sources, by their keys, whose value is in all rows the one that stands for a missing one.
 
     >>> list(unmeasured([{"step": 1, "reward": 0.5, "entropy": 0.0, "own": 0.0}]))
     ['entropy']
     """
-    framework = framework_of(keys_of(raw))
+    framework = framework_of(keys_of(raw)) if framework is None else framework
     user_names = tuple((names or {}).items())
     found: dict[str, Source] = {}
-    measured: set[str] = set()
-    for row in raw:
-        for source in sources(tuple(row), user_names, framework):
-            if source.placeholder is None:
-                continue
-            found[source.key] = source
-            value = row[source.key]
-            if isinstance(value, (int, float)) and value != source.placeholder:
-                measured.add(source.key)
+    for layout in set(map(tuple, raw)):
+        for source in sources(layout, user_names, framework):
+            if source.placeholder is not None:
+                found[source.key] = source
+    # The search ends at the first other number.
+    measured = {
+        key
+        for key, source in found.items()
+        if any(isinstance(value := row.get(key), (int, float)) and value != source.placeholder for row in raw)
+    }
     return {key: source for key, source in found.items() if key not in measured}
 
 
