@@ -42,7 +42,7 @@ def status_of(command: str, redirection: str, folder: Path) -> subprocess.Comple
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
@@ -81,7 +81,7 @@ def test_a_reader_that_has_gone_is_no_finding(command, tmp_path):
     program, _, arguments = command.partition(" ")
     module = program.replace("-", "_")
     script = f"({sys.executable} -m {module} {arguments}; echo $? >status) | true"
-    ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert ended.stderr == ""
     assert (tmp_path / "status").read_text().strip() in ("0", "2")
 

@@ -143,7 +143,7 @@ def started(
 
 def result(program: subprocess.Popen[str]) -> str:
     """Return what a program printed, if it said nothing on standard error."""
-    output, errors = program.communicate(timeout=120)
+    output, errors = program.communicate(timeout=500)
     assert errors == ""
     assert program.returncode == 0
     return output.strip()
