@@ -145,7 +145,8 @@ make(BandGRPOTrainer, BandGRPOConfig, out + "/run", **LOG, steps_per_generation=
 def test_two_processes_write_two_files(tmp_path):
     run_on_processes(TWO_PROCESSES, tmp_path)
     files = sorted(file.name for file in (tmp_path / "tokens").iterdir())
-    assert files == [
+    assert files[0] == "tokenizer.json"  # once, from the first process
+    assert files[1:] == [
         f"tokens-{process:05}-0000.{ending}" for process in range(2) for ending in ("arrow", "sha256")
     ]
     seen = replay_record(tmp_path / "tokens")
