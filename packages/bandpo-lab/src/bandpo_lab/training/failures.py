@@ -122,14 +122,15 @@ class GuardedReward:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
-        self._function = function
+        # The name of `functools.wraps`, by which the signature of the function is found.
+        self.__wrapped__ = function
         # TRL logs it.
         self.__name__: str = getattr(function, "__name__", name.rpartition(".")[2])
         self.__doc__ = function.__doc__
 
     def __call__(self, *arguments: Any, **columns: Any) -> Any:
         try:
-            rewards = self._function(*arguments, **columns)
+            rewards = self.__wrapped__(*arguments, **columns)
         except SystemExit as error:
             raise RunProblem(
                 f"the reward function {self._name} ended the process (SystemExit {error.code!r}); it must return "
