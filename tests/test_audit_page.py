@@ -27,17 +27,17 @@ def shown(tmp_path):
         for node in extension.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "AUDIT_SCRIPTS"
     ]
-    assert '<div id="audit"></div>' in page
+    assert '<div id="audit-summary"></div>' in page
     for name in scripts:
         source = next(path for path in (PAGE / name, ROOT / "docs/explorer" / name) if path.is_file())
         shutil.copy(source, tmp_path)
     file = tmp_path / "page.html"
     loaded = "".join(f'<script src="{name}"></script>' for name in scripts)
-    file.write_text(f'<meta charset="utf-8"><body><div id="audit"></div>{loaded}')
+    file.write_text(f'<meta charset="utf-8"><body><div id="audit-summary"></div>{loaded}')
 
     def show(text):
         quoted = json.dumps(text).replace("<", "\\u003c")
-        return opened(file, tmp_path, f'document.getElementById("audit").show({quoted});')
+        return opened(file, tmp_path, f'document.getElementById("audit-summary").show({quoted});')
 
     return show
 

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const host = document.getElementById("audit");
+  const host = document.getElementById("audit-summary");
   const LARGEST = 50e6; // bytes
   const MOST = 200; // rows of a table, and tokens
   const percent = (x) => (typeof x === "number" ? `${(100 * x).toFixed(1)} %` : "–");

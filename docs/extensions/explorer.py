@@ -1,8 +1,11 @@
 """Puts on the site the scripts that the explorer shares with `rlvet report`, and those of the page on records."""
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 PAGE = Path(__file__).parents[2] / "packages/rlvet/src/rlvet/report/assets"
@@ -20,8 +23,20 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+ID = re.compile(r'<[a-z][^>]*?\sid="([^"]+)"')
+DRAWING = re.compile(r"<(svg|script|style)\b.*?</\1>", re.DOTALL)
+
+
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Add the scripts and styles to the page that shows the output of `bandpo audit --json` (an event of mkdocs)."""
+    """Add the scripts and styles to the page that shows the output of `bandpo audit --json` (an event of mkdocs).
+
+    Raises:
+        PluginError: if two elements of a page have one id, such as a heading and what a script fills.
+    """
+    counts = Counter(ID.findall(DRAWING.sub("", output)))
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise PluginError(f"{page.file.src_uri} has two elements with the id {', '.join(twice)}")
     if page.file.src_uri != AUDIT_PAGE:
         return output
     added = '<link rel="stylesheet" href="../explorer/explorer.css">'

@@ -21,8 +21,7 @@ class Watch:
         self.folder = folder
         self.events: list[str] = []
         self.is_paused = False
-        # A forked process has this descriptor too.
-        self._log = None if log is None else os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._log = log
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -57,8 +56,16 @@ class Watch:
         self._write("events", event)
 
     def _write(self, kind: str, text: str) -> None:
-        if self._log is not None:
-            os.write(self._log, f"{json.dumps([os.getpid(), kind, text])}\n".encode())
+        if self._log is None:
+            return
+        # It is opened each time, since a process that reads closes what it inherits.
+        self.is_paused = True
+        try:
+            file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.write(file, f"{json.dumps([os.getpid(), kind, text])}\n".encode())
+            os.close(file)
+        finally:
+            self.is_paused = False
 
     def result(self) -> dict[str, Any]:
         """Return the events, the modules imported from the folder, and whether it is on the path of imports.
