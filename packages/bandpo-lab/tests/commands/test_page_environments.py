@@ -238,6 +238,9 @@ def write_inputs(folder: Path) -> None:
     pair = ROOT / "packages/rlvet/tests/compare/page"
     for name in ("works.py", "train.py"):
         shutil.copy(pair / "works.py", folder / name)
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": (pair / "works.py").read_text()}
+    notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "train.ipynb").write_text(json.dumps(notebook))
     for name in ("stalls.sh", "run_qwen.sh", "train.sh", "CONFIG"):
         shutil.copy(pair / "stalls.sh", folder / name)
     (folder / "config.yaml").write_text(
@@ -305,7 +308,8 @@ def test_modules_that_a_page_does_not_install_are_hidden():
     ("words", "installation"), RUNS, ids=lambda value: shlex.join(value) if value[0] in PROGRAMS else ""
 )
 def test_a_command_runs_in_the_environment_of_its_page(words, installation, folder):
-    process = run_in(installation, shlex.join(words), folder)
+    line = " ".join(word if word == ">" else shlex.quote(word) for word in words)
+    process = run_in(installation, line, folder)
     # A finding ends with 1.
     admitted = (0, 1) if words[0] == "rlvet" else (0,)
     assert process.returncode in admitted, (installation, process.stderr)

@@ -10,6 +10,7 @@ from helpers.frameworks import needs
 
 needs("trl", oldest="1.16.0")
 
+from accelerate import PartialState
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_rollout_worker
 
@@ -102,6 +103,7 @@ def test_samples_are_of_the_weights_of_some_versions_ago(lag, expected):
 
 def scores_of_trl(reward_funcs, rows, completions):
     """Return the advantages and rewards that TRL's own worker computes for the completions of prompts."""
+    PartialState()  # its logger needs one
     names = [function.__name__ for function in reward_funcs]
     loop = SimpleNamespace(
         reward_funcs=reward_funcs,
