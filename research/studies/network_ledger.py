@@ -203,7 +203,8 @@ class Study:
     def correlation(self, pairs: Sequence[Pair], second: str) -> float:
         """Return the rank correlation of a ledger with the effects, those that are not sure among them."""
         ledgers = [pair.ledgers[second] for pair in pairs]
-        return float(stats.spearmanr(ledgers, [pair.effect.value for pair in pairs]).statistic)
+        ranks = stats.rankdata(ledgers), stats.rankdata([pair.effect.value for pair in pairs])
+        return float(np.corrcoef(*ranks)[0, 1])
 
     def signs_table(self) -> Table:
         """Return the signs and the rank correlations by cell."""

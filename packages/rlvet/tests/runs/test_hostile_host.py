@@ -200,7 +200,7 @@ def children_of(parent: int) -> list[int]:
     children = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, number_of_parent = file.read_text().rpartition(")")[2].split()[:2]
+            state, number_of_parent = file.read_text(encoding="utf-8").rpartition(")")[2].split()[:2]
         except OSError:
             continue  # it has ended
         if int(number_of_parent) == parent and state != "Z":
@@ -211,7 +211,7 @@ def children_of(parent: int) -> list[int]:
 def is_running(number: int) -> bool:
     """Return True if a process runs; one that has ended may still wait for its status to be asked for."""
     try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{number}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
