@@ -164,7 +164,7 @@ def test_what_is_blocked_is_of_the_side_that_blocks(cell):
 
 def test_the_program_goes_on_where_its_file_ends(cell, monkeypatch, tmp_path):
     few = replace(cell, arms=(CLIP, "no bound"), seeds=range(2))
-    monkeypatch.setattr(control, "CELLS", [few])
+    monkeypatch.setattr(control, "STUDY", [few])
     file = tmp_path / "rows.jsonl"
     control.main([str(file)])
     first = file.read_text()
@@ -348,7 +348,7 @@ def test_power_is_the_share_of_simulated_studies():
 
 
 def test_rates_and_rules_are_chosen_by_options(cell, monkeypatch, tmp_path):
-    monkeypatch.setattr(control, "CELLS", [replace(cell, arms=(CLIP, "no bound"), seeds=range(2))])
+    monkeypatch.setattr(control, "STUDY", [replace(cell, arms=(CLIP, "no bound"), seeds=range(2))])
     file = tmp_path / "rows.jsonl"
     control.main([str(file), "--rate", "0.03", "--arm", CLIP])
     assert read_rows(file).keys() == {Key("x", CLIP, 0.03, seed) for seed in range(2)}

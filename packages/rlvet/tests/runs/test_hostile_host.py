@@ -195,6 +195,12 @@ READERS = {
 """Calls of readers that do not end."""
 
 
+USUAL_SIGNALS = (
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\nsignal.signal(signal.SIGHUP, signal.SIG_DFL)"
+)
+"""What a program does with signals that the shell of a job in the background lets it ignore."""
+
+
 def children_of(parent: int) -> list[int]:
     """Return the numbers of the running processes that a process started."""
     children = []
@@ -231,8 +237,8 @@ def call(tmp_path):
 
     def start(reader: str, way: str) -> tuple[subprocess.Popen[str], int]:
         # Both ways name a reader by its module.
-        imports = "import itertools, math, os, sys, time\nfrom rlvet.runs import gate"
-        program = f"{imports}\n{WAYS[way]}\n{READERS[reader]}\n"
+        imports = "import itertools, math, os, signal, sys, time\nfrom rlvet.runs import gate"
+        program = f"{imports}\n{USUAL_SIGNALS}\n{WAYS[way]}\n{READERS[reader]}\n"
         programs.append(subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT))
         children = wait_until(lambda: children_of(programs[-1].pid), 60)
         (child,) = children
@@ -264,7 +270,7 @@ ENDS = [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGINT]
 def test_a_reader_ends_with_its_caller(end, reader, way, call):
     program, child = call(reader, way)
     program.send_signal(end)
-    program.wait()
+    program.wait(100)
     # It takes milliseconds, and more on a machine under load. Without the caller's end it would never end.
     assert wait_until(lambda: not is_running(child), 10)
 
