@@ -80,6 +80,15 @@ def test_a_death_that_ended_is_told():
     assert "from step 301 to 308" in finding.cause
 
 
+def test_a_loss_of_0_beside_a_gradient_that_lives_is_no_death():
+    """The loss is 0 where every ratio is 1, whatever its gradient; here all answers are also cut off."""
+    rows, _ = course(5003, 300)
+    draw = random.Random(3)
+    cut = [row | {"cut": 1.0, "loss": 0.0, "grad_norm": 0.3 + 0.1 * draw.random()} for row in rows[200:]]
+    before = [row | {"cut": 0.2, "loss": draw.gauss(0, 0.01), "grad_norm": 0.3} for row in rows[:200]]
+    assert found([*before, *cut], "run-died") == []
+
+
 def test_a_run_whose_prompts_are_solved_is_not_dead():
     draw = random.Random(1)
     rows = []

@@ -124,6 +124,14 @@ def test_clip_heavy():
     assert findings(course(clip=lambda t: 0.25))[0].severity == "look"
 
 
+def test_a_clip_of_nothing_is_not_heavy():
+    """With one reward in all rows there is no gradient, and tokens of a policy that has not moved are not clipped."""
+    clip = {"clip": lambda t: 1.0}
+    assert "clip-heavy" not in codes(course(60, reward=lambda t: 0.0, **clip))
+    assert "clip-heavy" not in codes(course(kl_old=lambda t: 1e-8, **clip))
+    assert "clip-heavy" in codes(course(kl_old=lambda t: 0.02, **clip))
+
+
 def test_data_change():
     rows = course(80, reward=lambda t: t - 0.4 * (t > 0.5), length=lambda t: 100.3 + 80.4 * (t > 0.5))
     (finding,) = findings(rows)

@@ -418,7 +418,11 @@ def deaths_of(course: Course, streaks: Mapping[str, Sequence[Streak]] | None = N
     """
     streaks = streaks_by_name(course) if streaks is None else streaks
     found = [streak for name in FAMILIES for streak in streaks.get(name, ())]
-    found = [streak for streak in found if not _is_at_its_best(streak, course)]
+    found = [
+        streak
+        for streak in found
+        if not _is_at_its_best(streak, course) and not _is_usual_loss(streak, course, streaks)
+    ]
     found += [low for streak in found for low in _low_reward(streak, course)]
     found.sort(key=lambda one: one.first)
     deaths: list[Death] = []
@@ -502,6 +506,20 @@ def _is_at_its_best(streak: Streak, course: Course) -> bool:
     if streak.name == "reward":
         return streak.state == "frozen" and during >= max(before)
     return _is_nearly_one(before, during) or during > _quantile(sorted(before), 0.9)
+
+
+def _is_usual_loss(streak: Streak, course: Course, streaks: Mapping[str, Sequence[Streak]]) -> bool:
+    """Return whether a streak is a loss of 0 beside a gradient that lives, as the loss is 0 where every ratio is 1."""
+    if (
+        streak.name != LOSS
+        or streak.state != "frozen"
+        or streak.value
+        or not course.series("grad_norm").values
+    ):
+        return False
+    return not any(
+        one.first <= streak.last and one.last >= streak.first for one in streaks.get("grad_norm", ())
+    )
 
 
 def is_solved(streak: Streak, course: Course) -> bool:

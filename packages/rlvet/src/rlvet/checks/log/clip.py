@@ -20,6 +20,9 @@ SOME_CLIPPED = 0.2
 MUCH_CLIPPED_SEQUENCES = 0.6
 """The same for sequence-level ratios. Methods such as GSPO clip many sequences by design."""
 
+UNMOVED = 1e-6
+"""KL to the sampling policy (nats per token) below which no ratio can be beyond a clip of more than 0.2 %."""
+
 CLIP_HEAVY = Kind(
     code="clip-heavy",
     severity="fix",
@@ -75,6 +78,12 @@ def check_clip_share(case: Case) -> Finding:
     share = max(shares.last, fmean(shares.later_half))
     if share <= look_limit:
         return finding if share <= MOST else undecided_check()
+    rewards = course.series("reward").values
+    distance = course.series("kl_old")
+    is_unmoved = len(distance.values) >= FEW_STEPS and max(map(abs, distance.later_half)) < UNMOVED
+    # With one reward in all rows no token has a gradient to lose. Of a policy that has not moved no token is clipped.
+    if is_unmoved or (rewards and min(rewards) == max(rewards)):
+        return undecided_check()
     change = f"{shares.first:.1%} → {shares.last:.1%}"
     cause = (
         f"{format_share(share)} of tokens are clipped ({change}): their gradient is lost, and updates go far from the "
