@@ -23,7 +23,7 @@ pytestmark = [
 
 ROWS = "".join(
     json.dumps({"step": step, "reward": 0.1 * step, "entropy": 1.0, "kl": 0.1}) + "\n"
-    for step in range(1, 30)
+    for step in range(1, 41)
 )
 TREE = b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s."
 """A pickle of 130 bytes whose key is a tuple of two equal tuples, 60 times: its hash takes 2**60 steps."""

@@ -19,7 +19,7 @@ pytest.importorskip("typer")
 
 ROWS = "".join(
     json.dumps({"step": step, "reward": 0.1 * step, "entropy": 1.0, "kl": 0.1}) + "\n"
-    for step in range(1, 12)
+    for step in range(1, 41)
 )
 LOGS = (
     *("metrics.jsonl", "trainer_state.json", "train.log", "console.txt", "rows.csv", "rows.ndjson"),

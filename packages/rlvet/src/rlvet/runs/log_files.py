@@ -66,7 +66,7 @@ def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
     if not keys.isdisjoint(KIND_KEYS):
         rows = [_of_evaluation(row) for row in rows]
         keys = set().union(*set(map(tuple, rows)))
-    if any(isinstance(value, dict) for row in rows for value in row.values()):
+    if any(dict in map(type, row.values()) for row in rows):
         rows = [_flattened(row) for row in rows]
         keys = set().union(*set(map(tuple, rows)))
     long_keys = {key for key in keys if isinstance(key, str) and len(key) > LONGEST_KEY}
