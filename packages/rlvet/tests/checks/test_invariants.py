@@ -327,8 +327,8 @@ MUTATIONS = {
     ),
     "clip, relative to the first steps": (
         clip,
-        "return finding if share <= MOST else undecided_check()\n    change",
-        "return finding\n    if share <= 10 * shares.first:\n        return finding\n    change",
+        "return finding if share <= MOST else undecided_check()\n    rewards",
+        "return finding\n    if share <= 10 * shares.first:\n        return finding\n    rewards",
     ),
     "groups without signal, relative to the first": (
         signal,

@@ -39,7 +39,7 @@ PADDED_EXPONENT = re.compile(r"\d[eE][-+]0\d")
 AT_ITS_ONSET = {
     "truncated": lambda row, _: row["cut"] > 0.25 if "cut" in row else True,
     "no-signal": lambda row, course: (
-        row["dead"] > 0.5 if "dead" in row else row["reward_std"] < 0.1 * course.series("reward_std").first
+        row["dead"] > 0.5 if "dead" in row else row["reward_std"] <= 0.1 * course.series("reward_std").first
     ),
     "length-collapse": lambda row, course: row["length"] < 0.2 * course.series("length").first,
     "no-baseline": lambda row, _: math.isclose(row["advantage_max"], row["reward_max"], rel_tol=1e-4),
