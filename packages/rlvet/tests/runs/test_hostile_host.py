@@ -287,6 +287,7 @@ def test_a_reader_inherits_no_file(way, call):
     assert set(files.values()) - set(pipes) <= {os.devnull}
 
 
+@pytest.mark.slow
 def test_a_caller_that_was_stopped_goes_on(call, runs):
     program = started(
         runs["log"], "log", "copied", "", "print('begun', flush=True)\nfor _ in range(200): read()\n" + ONCE
