@@ -123,8 +123,6 @@ class Log:
         rows, notes = _merge_steps(read_rows)
         coverage = _coverage(raw, names, framework)
         for key, missing in unmeasured(raw, names, framework).items():
-            if key not in coverage.read.get(missing.quantity, ()):
-                continue  # no row has a number
             coverage.drop(missing.quantity, key)
             notes.append(
                 f"{key} is {missing.placeholder:g} in every row, as it is logged if there is no value, and is not read"

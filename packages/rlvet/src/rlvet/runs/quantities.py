@@ -522,13 +522,14 @@ def unmeasured(
         for source in sources(layout, user_names, framework):
             if source.placeholder is not None:
                 found[source.key] = source
+    return {key: source for key, source in found.items() if _is_always(raw, key, source.placeholder)}
+
+
+def _is_always(raw: Iterable[Mapping[str, Any]], key: str, placeholder: float | None) -> bool:
+    """Return whether all numbers under a key are one value; not if no row has a number."""
+    numbers = (row[key] for row in raw if isinstance(row.get(key), (int, float)))
     # The search ends at the first other number.
-    measured = {
-        key
-        for key, source in found.items()
-        if any(isinstance(value := row.get(key), (int, float)) and value != source.placeholder for row in raw)
-    }
-    return {key: source for key, source in found.items() if key not in measured}
+    return next(numbers, None) == placeholder and all(number == placeholder for number in numbers)
 
 
 def keys_of(raw: Iterable[Mapping[str, Any]]) -> frozenset[str]:
