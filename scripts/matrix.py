@@ -89,6 +89,7 @@ TRL = ("trl", "transformers", "datasets")
 TRL_BETWEEN = ("1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0")
 """The last release of each minor version between the oldest and the newest."""
 ADAPTER_TESTS = (
+    f"{INTEGRATIONS}/test_sabotage.py",
     f"{INTEGRATIONS}/test_trl.py",
     f"{INTEGRATIONS}/test_trl_card.py",
     f"{INTEGRATIONS}/test_trl_draws.py",
@@ -105,6 +106,7 @@ TRL_TESTS = (
 SETTINGS_TESTS = f"{INTEGRATIONS}/test_trl_settings.py"
 """The tests of the table of TRL's settings, which is that of the newest versions."""
 VERL_TESTS = (
+    f"{INTEGRATIONS}/test_sabotage.py",
     f"{INTEGRATIONS}/test_verl.py",
     f"{INTEGRATIONS}/test_verl_announcement.py",
     f"{INTEGRATIONS}/test_verl_compositions.py",
@@ -126,7 +128,7 @@ ENVIRONMENTS = {
     "skyrl": Environment(
         ("ray", "omegaconf", "loguru", "aiohttp", "tensordict", "torchdata", "httpx", "pydantic", "transformers",
          "datasets", "hydra-core"),
-        (f"{INTEGRATIONS}/test_skyrl.py",),
+        (f"{INTEGRATIONS}/test_skyrl.py", f"{INTEGRATIONS}/test_sabotage.py"),
         bare=("skyrl=={version}", "skyrl-gym"),
     ),
     # The wheels of these frameworks require CUDA packages. The tests mock them, and call the real loss.

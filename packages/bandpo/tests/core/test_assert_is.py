@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from integrations.sabotages.plain import averaged, clamped, ppo_with, textbook
 from test_methods import REFERENCES
 
 import method_references as reference
@@ -16,27 +16,6 @@ from bandpo.core.errors import InvalidType, InvalidValue
 from bandpo.core.methods import METHODS
 from bandpo.testing import assert_is
 from bandpo.testing._batches import loss_batches
-from selection import mostly_slow
-
-
-def averaged(values, mask, average):
-    """Compute the mean over tokens, or over sequences without the empty ones, of means or of sums."""
-    if average == "seq-mean-token-mean":
-        return reference.mean_of_sequence(values, mask).sum() / mask.any(1).sum()
-    if average == "seq-mean-token-sum":
-        return (values * mask).sum() / mask.any(1).sum()
-    return (values * mask).sum() / mask.sum()
-
-
-def textbook(formula, average="token-mean"):
-    """Return a loss for `assert_is` by a formula of `method_references`."""
-
-    def loss(logp, logp_old, advantages, mask, *, weights=None):
-        values = formula(logp, logp_old, advantages[:, None], mask)
-        return averaged(values if weights is None else values * weights, mask, average)
-
-    return loss
-
 
 # --- what is the method -----------------------------------------------------------------------------------------------
 
@@ -143,81 +122,6 @@ def test_the_batches_meet_every_case():
 
 
 # --- what is not ------------------------------------------------------------------------------------------------------
-
-
-def ppo_with(change):
-    """PPO's loss, token by token, of a ratio, advantages and more that a function changes."""
-
-    def loss(logp, logp_old, advantages, mask):
-        return change(logp, logp_old, advantages[:, None].expand_as(mask), mask)
-
-    return loss
-
-
-def surrogate(logp, logp_old, advantages, mask, **clip):
-    return averaged(reference.ppo(logp, logp_old, advantages, mask, **clip), mask, "token-mean")
-
-
-def clamped(logp, logp_old, advantages, mask, limit=20.0):
-    ratio = (logp - logp_old).clamp(-limit, limit).exp()
-    return averaged(reference.surrogate(ratio, 0.8, 1.2, advantages), mask, "token-mean")
-
-
-MUTANTS = {
-    "a wider bound": (partial(surrogate, high=0.28), "clips at 0.8 and 1.28"),
-    "a bound wider by 0.01": (partial(surrogate, high=0.21), "clips at 0.8 and 1.21"),
-    "a narrower lower bound": (partial(surrogate, low=0.19), "clips at 0.81 and 1.2"),
-    "no clip": (lambda p, q, a, mask: -averaged((p - q).exp() * a, mask, ""), "no clip"),
-    "a dual clip": (partial(surrogate, dual=3.0), "dual clip of 3"),
-    "the mean over sequences": (
-        lambda p, q, a, mask: averaged(reference.ppo(p, q, a, mask), mask, "seq-mean-token-mean"),
-        "averages per sequence",
-    ),
-    "a sum": (lambda p, q, a, mask: (reference.ppo(p, q, a, mask) * mask).sum(), "sums over all tokens"),
-    "a factor": (lambda *tensors: 1.001 * surrogate(*tensors), "every token is 1.001 times as expected"),
-    "the sign": (lambda *tensors: -surrogate(*tensors), "every token is -1 times as expected"),
-    "a clamp of the ratio": (clamped, "log r clamped to ±20"),
-    "no mask": (lambda p, q, a, mask: reference.ppo(p, q, a, mask).sum() / mask.sum(), "another mask"),
-    "a detached loss": (lambda p, q, a, mask: surrogate(p.detach(), q, a, mask) + 0 * p.sum(), "no gradient"),
-    "an entropy bonus": (
-        lambda p, q, a, mask: surrogate(p, q, a, mask) + 0.01 * averaged(p, mask, ""),
-        "every token",
-    ),
-    "the old policy of the next token": (
-        lambda p, q, a, mask: surrogate(p, q.roll(1, 1), a, mask),
-        "tokens that the method blocks have a gradient",
-    ),
-    "the ratio of two tokens": (
-        lambda p, q, a, mask: averaged(
-            reference.surrogate((p - q + (p - q).roll(1, 1)).exp(), 0.8, 1.2, a), mask, "token-mean"
-        ),
-        "",
-    ),
-    "not a number": (lambda p, q, a, mask: surrogate(p, q, a, mask) * torch.nan, "not finite"),
-    "a mean where A = 0": (lambda p, q, a, mask: surrogate(p, q, a - a.mean(), mask), ""),
-}
-
-
-@pytest.mark.parametrize("name", mostly_slow(MUTANTS, 3))
-def test_a_mutant_is_caught_and_named(name):
-    change, cause = MUTANTS[name]
-    with pytest.raises(AssertionError, match=f"Likely difference: .*{re.escape(cause)}") as caught:
-        assert_is(ppo_with(change), "PPO()")
-    message = str(caught.value)
-    assert re.search(r"batch '(near|usual|far)', sequence \d+, token \d+: \S+, expected ", message), message
-
-
-def test_a_level_is_named():
-    with pytest.raises(AssertionError, match="Likely difference: ratio of the sequence"):
-        assert_is(textbook(reference.gspo, "seq-mean-token-mean"), "GRPO(3e-4, 4e-4)")
-    with pytest.raises(AssertionError, match="Likely difference: ratio of each token"):
-        assert_is(textbook(reference.ppo, "seq-mean-token-mean"), "GSPO(0.2, 0.2)")
-
-
-def test_two_differences_are_both_named():
-    loss = textbook(partial(reference.ppo, dual=3.0), "seq-mean-token-mean")
-    with pytest.raises(AssertionError, match="averages per sequence; dual clip of 3"):
-        assert_is(loss, "PPO()")
 
 
 def small_change(method, kind, change):

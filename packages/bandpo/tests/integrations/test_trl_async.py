@@ -248,54 +248,6 @@ def test_the_loss_is_announced_as_certified(folder, capsys):
 # The comparison before training.
 
 
-def doubled(original):
-    def compute_loss(self, *arguments, **named):
-        return 2 * original(self, *arguments, **named)
-
-    return compute_loss
-
-
-def with_penalty(original):
-    def compute_loss(self, model, inputs, *arguments, **named):
-        kept = {}
-
-        def called(**values):
-            kept["outputs"] = model(**values)
-            return kept["outputs"]
-
-        loss = original(self, called, inputs, *arguments, **named)
-        return loss + 0.1 * kept["outputs"].log_probs.mean()
-
-    return compute_loss
-
-
-def with_dual_clip(original):
-    def compute_loss(self, model, inputs, *arguments, **named):
-        loss = original(self, model, inputs, *arguments, **named)
-        if self.epsilon_high == torch.inf:
-            return loss
-        return loss * 0.9
-
-    return compute_loss
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (doubled, r"the share of a token in the loss is 2 to 2 times that of the average"),
-        (with_penalty, r"its gradient differs by"),
-        (with_dual_clip, r"at epsilon=0.2 and epsilon_high=0.28 TRL's own loss is not that of FixedClip"),
-    ],
-)
-def test_another_loss_of_trl_stops_the_run(change, message, tmp_path, monkeypatch):
-    with trl_on_a_cpu():
-        trainer = make_async(tmp_path)
-        monkeypatch.setattr(AsyncGRPOTrainer, "compute_loss", change(AsyncGRPOTrainer.compute_loss))
-        with pytest.raises(RunProblem, match=message):
-            trainer.train()
-        assert trainer.state.global_step == 0
-
-
 class Halved(BandAsyncGRPOTrainer):
     def compute_loss(self, *arguments, **named):
         return 0.5 * super().compute_loss(*arguments, **named)
