@@ -14,7 +14,8 @@ loss failed.
 ``--newest`` takes the newest release of each framework, or the newest commit if it is not on the index. It writes the
 changes since the committed results as Markdown, or an empty file if there are none; the results are not updated.
 
-A loss is a line of scripts/conformance.txt. A known difference is a line of `KNOWN` in bandpo/testing/_differences.py.
+A loss is a line of scripts/conformance.txt. A known difference is a line of `KNOWN_CHANGES` in
+bandpo/certificate/variants.py.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from typing import Any, NamedTuple
 
 import framework_losses
 from bandpo import Method, parse
-from bandpo.testing._batches import loss_batches
-from bandpo.testing._differences import COUNTS_EMPTY, Comparison, Variant, compare_loss
+from bandpo.certificate.plain import Comparison, compare_loss
+from bandpo.certificate.tokens import loss_batches
+from bandpo.certificate.variants import COUNTS_EMPTY, Variant
 from framework_losses import Loss
 from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, date, install, stamp

@@ -23,7 +23,7 @@ from unittest.mock import MagicMock
 import torch
 from torch import Tensor
 
-from bandpo.testing._batches import LossBatch
+from bandpo.certificate.tokens import LossBatch
 
 Loss = Callable[[LossBatch], Tensor]
 

@@ -14,8 +14,8 @@ import torch
 import conformance
 import method_references as reference
 from bandpo import Method, parse
+from bandpo.certificate.tokens import loss_batches
 from bandpo.core.methods import GRPO
-from bandpo.testing._batches import loss_batches
 from conformance import compare, drift, sentences
 from framework_losses import mock_modules, two_token_logits
 from pages import ROOT

@@ -11,6 +11,7 @@ from bandpo import _current_folder  # noqa: F401
 # isort: split
 from importlib import metadata as _metadata
 
+from bandpo.certificate.plain import certify
 from bandpo.core.aggregation import aggregate
 from bandpo.core.batch import Batch
 from bandpo.core.bounds import (
@@ -30,7 +31,6 @@ from bandpo.core.divergences import (
     SquaredHellinger,
     TotalVariation,
 )
-from bandpo.core.gradient_check import certify
 from bandpo.core.importance import rollout_weights
 from bandpo.core.layout import Packed, Rows
 from bandpo.core.linear import linear_logp

@@ -12,10 +12,10 @@ from test_methods import REFERENCES
 
 import method_references as reference
 from bandpo import DPPO, FixedClip, policy_loss
+from bandpo.certificate.tokens import loss_batches
 from bandpo.core.errors import InvalidType, InvalidValue
 from bandpo.core.methods import METHODS
 from bandpo.testing import assert_is
-from bandpo.testing._batches import loss_batches
 
 # --- what is the method -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import torch
 
 import framework_losses
 import method_references as reference
-from bandpo.testing._batches import LossBatch
+from bandpo.certificate.tokens import LossBatch
 from helpers.frameworks import needs
 
 

@@ -10,9 +10,10 @@ needs("verl")
 from integrations.test_verl import AGGREGATIONS, actor_config, batch, begin, evaluate, whole_config
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.certificate.gradient import PolicyTerm, slope
+from bandpo.certificate.subject import compare
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandWarning
-from bandpo.core.gradient_check import compare, slope
 from bandpo.core.layout import Rows
 from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig
@@ -88,7 +89,9 @@ def test_the_gradient_of_the_loss_is_the_methods(dtype, method, info, mode):
         weights=tensors["rollout_is_weights"],
     )
     share = token_shares(read.mask, mode, info)
-    assert compare(gradient, verl.loss_method(config), read, share).equal or dtype == torch.bfloat16
+    assert (
+        compare(PolicyTerm(gradient, verl.loss_method(config), read, share)).equal or dtype == torch.bfloat16
+    )
     expected = slope(verl.loss_method(config), read) * share
     torch.testing.assert_close(
         gradient, expected.to(dtype), **({"rtol": 0.02, "atol": 1e-4} if dtype == torch.bfloat16 else {})

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bandpo.certificate.gradient import slope
 from bandpo.core.batch import Batch
-from bandpo.core.gradient_check import slope
 from bandpo.core.text import parse
 
 PAGE = Path(__file__).parents[4] / "docs/verl.md"

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bandpo.certificate.gradient import TOLERANCE, PolicyTerm
+from bandpo.certificate.subject import Certificate, compare
 from bandpo.core import _checks
 from bandpo.core.batch import Batch
-from bandpo.core.gradient_check import TOLERANCE, GradientCheck, compare
 from bandpo.core.methods import Method
 
 if TYPE_CHECKING:
@@ -116,9 +117,10 @@ class Gradients:
     policy: Callable[[Method], Float[Tensor, "batch time"]]
     """A function that returns the gradient of a method's policy term by the log-probabilities."""
 
-    def compare(self, method: Method, batch: Batch) -> GradientCheck:
+    def compare(self, method: Method, batch: Batch) -> Certificate:
         """Compare the gradient of the policy term with a method's."""
-        return compare(self.whole[0] - self.other_terms[0], method, batch, self.shares, expected=self.policy)
+        gradient = self.whole[0] - self.other_terms[0]
+        return compare(PolicyTerm(gradient, method, batch, self.shares, self.policy))
 
     def unit(self, method: Method, batch: Batch) -> Tensor:
         """Return the size of the policy term's gradient, to which differences of other terms are relative."""
@@ -149,7 +151,7 @@ def average_difference(shares: Tensor, expected: Tensor) -> str:
     return f"the share of a token in the loss is {quotient.min():.3g} to {quotient.max():.3g} times that of the average"
 
 
-def describe_comparison(check: GradientCheck, batch: Batch, *parts: str) -> str:
+def describe_comparison(check: Certificate, batch: Batch, *parts: str) -> str:
     """Return what was compared, as the end of a sentence.
 
     Args:

@@ -36,10 +36,10 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import (
 )
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
+from bandpo.certificate.gradient import slope
 from bandpo.core.aggregation import aggregation_weights
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue, RunProblem
-from bandpo.core.gradient_check import slope
 from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method

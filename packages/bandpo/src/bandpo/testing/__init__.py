@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo.certificate.gradient import TOLERANCE
+from bandpo.certificate.plain import compare_loss
+from bandpo.certificate.tokens import LossBatch, loss_batches
+from bandpo.certificate.variants import Variant
 from bandpo.core import _checks
 from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.errors import InvalidType, InvalidValue
-from bandpo.core.gradient_check import TOLERANCE
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.text import as_method
-from bandpo.testing._batches import LossBatch, loss_batches
-from bandpo.testing._differences import Variant, compare_loss
 from bandpo.testing._records import check_record
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def assert_is(
         device: The device of the tensors, for losses that need an accelerator.
 
     Raises:
-        AssertionError: if the gradients differ. The message names the first tokens that differ, both numbers, and the
+        AssertionError: if the gradients differ. The message names the tokens that differ most, both numbers, and the
             likely difference.
         TypeError: if the loss does not return a tensor with one number, or ``method`` is not a method.
         ValueError: if an option is invalid, or the method depends on something that the batches lack.
@@ -83,7 +84,7 @@ def assert_is(
     >>> assert_is(dapo, "GRPO(0.2, 0.28)")
     Traceback (most recent call last):
     AssertionError: the loss does not have the gradient of GRPO(low=0.2, high=0.28): ...
-      batch 'near', sequence 1, token 1: ...
+      batch 'near', sequence 41, token 2: ...
     Likely difference: averages over tokens.
     """
     chosen = as_method(method)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
+from bandpo.certificate.gradient import slope
 from bandpo.core.batch import Batch
-from bandpo.core.gradient_check import slope
 from bandpo.core.methods import Method
 from bandpo.core.text import as_method
 from bandpo.integrations._probe import Gradients, SyntheticTokens, average_difference

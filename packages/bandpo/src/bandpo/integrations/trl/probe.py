@@ -27,10 +27,11 @@ import trl
 from transformers import Trainer
 from trl import GRPOTrainer
 
+from bandpo.certificate.gradient import TOLERANCE, slope
+from bandpo.certificate.subject import Certificate
 from bandpo.core.aggregation import TRL_LOSS_TYPES, aggregation_weights
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandpoError, RunProblem
-from bandpo.core.gradient_check import TOLERANCE, GradientCheck, slope
 from bandpo.core.methods import Method
 from bandpo.integrations._probe import (
     Gradients,
@@ -298,7 +299,7 @@ class LossProbe(ABC):
             f"{text}{HINT}"
         )
 
-    def line(self, check: GradientCheck, batch: Batch) -> str:
+    def line(self, check: Certificate, batch: Batch) -> str:
         """Return a line about what was compared."""
         return (
             f"the loss with trl {trl.__version__} has the gradient of {self.method!r}, {check.error:.0e}: compared on "

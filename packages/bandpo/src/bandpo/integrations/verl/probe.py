@@ -32,9 +32,9 @@ import verl
 from tensordict import TensorDict
 from verl.workers.config import PolicyLossConfig
 
+from bandpo.certificate.gradient import TOLERANCE, slope
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandWarning, RunProblem
-from bandpo.core.gradient_check import TOLERANCE, slope
 from bandpo.core.layout import Rows
 from bandpo.core.methods import Method
 from bandpo.integrations._probe import Gradients, SyntheticTokens, describe_comparison, relative_difference

@@ -6,8 +6,9 @@ from integrations.sabotages.plain import batch, certified, ppo
 
 import method_references as reference
 from bandpo import Band, FixedClip, Method, certify, policy_loss
+from bandpo.certificate.gradient import PolicyTerm, near_discontinuity
+from bandpo.certificate.subject import compare
 from bandpo.core.batch import Batch
-from bandpo.core.gradient_check import compare, near_discontinuity
 from bandpo.core.methods import METHODS
 from bandpo.core.schedules import TrainingState
 
@@ -52,8 +53,8 @@ def test_the_tolerance_is_between_rounding_and_a_change(size):
     exact = -(seen.log_ratio.exp() * seen.advantages) * share
     exact = exact.masked_fill(seen.tokens(FixedClip(0.2)).blocked, 0.0)
     wrong = exact.clone()
-    wrong[0, 0] += size * 1e-4 * max(share.max() * seen.advantages.abs().max(), exact[0, 0].abs())
-    assert compare(wrong, Method(FixedClip(0.2)), seen, share).equal == (size < 1)
+    wrong[0, 0] += size * 1e-4 * max(share[0, 0], exact[0, 0].abs())
+    assert compare(PolicyTerm(wrong, Method(FixedClip(0.2)), seen, share)).equal == (size < 1)
 
 
 def test_a_token_on_its_bound_is_not_judged():
@@ -64,7 +65,7 @@ def test_a_token_on_its_bound_is_not_judged():
     assert near_discontinuity(Method(FixedClip(0.2)), seen).tolist() == [[True, False, True, False]]
     found = -ratio * seen.advantages / 4
     found[0, 1] = 0.0
-    assert compare(found, Method(FixedClip(0.2)), seen, torch.full((1, 4), 0.25)).equal
+    assert compare(PolicyTerm(found, Method(FixedClip(0.2)), seen, torch.full((1, 4), 0.25))).equal
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo"])

@@ -1,7 +1,7 @@
-"""The comparison of a loss with a method on several batches, and the search for the cause of a difference.
+"""The changes that frameworks make to the loss of a method, and the search for those that a loss has.
 
-`compare_loss` differentiates the loss once per batch. If it differs from the method, known changes are applied to the
-method, one and then several at a time, until both gradients agree.
+The gradient of a loss is known on several batches. Known changes are applied to the method, one and then several at a
+time, until both gradients agree on all of them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo.certificate.gradient import PolicyTerm
+from bandpo.certificate.tokens import LossBatch
 from bandpo.core.aggregation import aggregate
 from bandpo.core.batch import Batch
-from bandpo.core.gradient_check import TOLERANCE, near_discontinuity
-from bandpo.core.gradient_check import compare as compare_gradient
 from bandpo.core.layout import Rows
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.objectives import DropOutside, DualClip
 from bandpo.core.rules import FixedClip, Unclipped
-from bandpo.testing._batches import LossBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,10 +36,6 @@ COUNTING_EMPTY = {
 COUNTS_EMPTY = "empty sequences count in the mean"
 MOST_CHANGES = 3
 """Largest number of changes that are applied together."""
-UNEXPLAINABLE = ("it is not finite", "no gradient reached")
-"""Beginnings of the causes of `bandpo.core.gradient_check` that no known change explains."""
-EXAMPLES = 3
-"""Number of tokens that a message names."""
 
 
 @dataclass(frozen=True)
@@ -222,118 +217,49 @@ class Case:
     """A batch with the value and the gradient of the loss on it."""
 
     batch: LossBatch
-    gradient: Tensor
-    """The gradient of the loss with respect to each token's log-probability, (batch, time)."""
     value: Tensor
     """The loss, a scalar."""
-    compared: Tensor
-    """Mask of the tokens to compare: all but those so close to a bound that rounding decides."""
+    term: PolicyTerm
+    """Its gradient with respect to each token's log-probability, and that of the expected method."""
     sums: dict[Variant, Tensor] = field(default_factory=dict)
     """The computed gradients of sums over tokens, by `Variant.summed`."""
+
+    @classmethod
+    def of(cls, loss: Callable[[LossBatch], Tensor], expected: Variant, batch: LossBatch) -> Case:
+        """Differentiate a loss."""
+        gradient, value = _differentiated(loss, batch)
+        share = _share(expected, batch)
+        place = f"batch {batch.name!r}, "
+        return cls(
+            batch, value, PolicyTerm(gradient, expected.method, expected.tokens(batch), share, place=place)
+        )
 
     def expected(self, variant: Variant) -> Tensor:
         """Compute the gradient of a variant's loss with respect to each token's log-probability."""
         summed = variant.summed()
         if summed not in self.sums:
-            self.sums[summed] = differentiated(summed.loss, self.batch)[0]
+            self.sums[summed] = _differentiated(summed.loss, self.batch)[0]
         if variant.sums_padding:
             return variant.factor * self.sums[summed]
-        return variant.factor * self.share(variant) * self.sums[summed]
+        return variant.factor * _share(variant, self.batch) * self.sums[summed]
 
-    def share(self, variant: Variant) -> Tensor:
-        """Compute the weight of each token's loss in a variant's aggregation."""
-        values = torch.zeros_like(self.batch.logp, requires_grad=True)
-        return torch.autograd.grad(variant.averaged(values, self.batch), values)[0]
+    def is_equal_to(self, variant: Variant, tolerance: float) -> bool:
+        """Return True if the loss has a variant's gradient, up to rounding."""
+        return not bool((self.term.differences(self.expected(variant)) > tolerance).any())
 
-    def different(self, variant: Variant, tolerance: float) -> Tensor:
-        """Compute which tokens have another gradient than the variant, beyond rounding. That of padding must be 0."""
-        expected = self.expected(variant)
-        # In float32 a ratio of e^40 has a relative error of 5e-6.
-        unit = torch.maximum(self.gradient.abs(), expected.abs()) + 1 / self.batch.mask.sum()
-        equal = (self.gradient - expected).abs() <= tolerance * unit
-        return ~equal & self.compared
+    def has_value_of(self, variant: Variant) -> bool:
+        """Return True if the loss has a variant's value, up to rounding."""
+        expected = variant.loss(self.batch).detach()
+        return torch.allclose(expected, self.value.to(expected.dtype), rtol=1e-3, atol=1e-5)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The result of `compare_loss`."""
-
-    method: str
-    differences: tuple[str, ...] | None
-    """Names of the changes that make the gradients equal; empty if they are, None if no known changes do."""
-    shares: dict[str, float]
-    """The share of the counted tokens whose gradients differ, by the name of the batch."""
-    same_value: bool
-    """True if, with these changes, the values of the losses are equal too."""
-    cause: str
-    """The likely cause of the difference; empty if there is none."""
-    examples: tuple[str, ...]
-    """The first tokens that differ, each with both numbers."""
-
-    @property
-    def equal(self) -> bool:
-        """True if the loss has the method's gradient."""
-        return self.differences == ()
-
-    def __str__(self) -> str:
-        if self.equal:
-            return f"the loss has the gradient of {self.method}"
-        shares = [f"{share:.2%} of the tokens of the batch {name!r}" for name, share in self.shares.items()]
-        lines = [f"the loss does not have the gradient of {self.method}: {', '.join(shares)} differ."]
-        lines += [f"  {example}" for example in self.examples]
-        lines.append(f"Likely difference: {self.cause}.")
-        return "\n".join(lines)
+def _share(variant: Variant, batch: LossBatch) -> Tensor:
+    """Compute the weight of each token's loss in a variant's aggregation."""
+    values = torch.zeros_like(batch.logp, requires_grad=True)
+    return torch.autograd.grad(variant.averaged(values, batch), values)[0]
 
 
-def compare_loss(
-    loss: Callable[[LossBatch], Tensor],
-    expected: Variant,
-    batches: Sequence[LossBatch],
-    *,
-    tolerance: float = TOLERANCE,
-) -> Comparison:
-    """Compare the gradient of a loss with a method's on every batch, and find the fewest changes that explain it.
-
-    Args:
-        loss: The loss as a function of a batch, differentiable with respect to the batch's ``logp``.
-        expected: The method.
-        batches: The batches of `loss_batches`.
-        tolerance: The largest difference that counts as rounding, relative to the gradient or to that of a token with
-            A = w = 1, whichever is larger.
-    """
-    cases: list[Case] = []
-    for batch in batches:
-        gradient, value = differentiated(loss, batch)
-        cases.append(
-            Case(batch, gradient, value, ~near_discontinuity(expected.method, expected.tokens(batch)))
-        )
-
-    different = [case.different(expected, tolerance) for case in cases]
-    shares: dict[str, float] = {}
-    for case, mask in zip(cases, different, strict=True):
-        counted = mask & (case.batch.mask > 0)
-        shares[case.batch.name] = float(counted.sum() / case.batch.mask.sum())
-    first = next((index for index, mask in enumerate(different) if mask.any()), None)
-    if first is None:
-        same_value = _same_value(expected, cases)
-        return Comparison(repr(expected.method), (), shares, same_value, "", ())
-
-    cause = _cause(expected, cases[first])
-    changes: tuple[str, ...] | None = None
-    variant: Variant | None = None
-    if not cause.startswith(UNEXPLAINABLE):
-        changes, variant = _explanation(expected, cases, tolerance)
-    return Comparison(
-        method=repr(expected.method),
-        differences=changes,
-        shares=shares,
-        same_value=variant is not None and _same_value(variant, cases),
-        cause="; ".join(changes) if changes else cause,
-        examples=tuple(_examples(expected, cases[first], different[first])),
-    )
-
-
-def differentiated(loss: Callable[[LossBatch], Tensor], batch: LossBatch) -> tuple[Tensor, Tensor]:
+def _differentiated(loss: Callable[[LossBatch], Tensor], batch: LossBatch) -> tuple[Tensor, Tensor]:
     """Return the gradient of the loss with respect to each token's log-probability, and the loss."""
     logp = batch.logp.clone().requires_grad_()
     value = loss(replace(batch, logp=logp))
@@ -343,18 +269,9 @@ def differentiated(loss: Callable[[LossBatch], Tensor], batch: LossBatch) -> tup
     return gradient, value.detach()
 
 
-def _same_value(variant: Variant, cases: Sequence[Case]) -> bool:
-    """Check whether the variant's loss has the loss's value on every batch, up to rounding."""
-    for case in cases:
-        expected = variant.loss(case.batch).detach()
-        if not torch.isclose(expected, case.value.to(expected.dtype), rtol=1e-3, atol=1e-5):
-            return False
-    return True
-
-
-def _explanation(
+def explanation(
     expected: Variant, cases: Sequence[Case], tolerance: float
-) -> tuple[tuple[str, ...] | None, Variant | None]:
+) -> tuple[tuple[str, ...], Variant] | None:
     """Return the fewest known changes that make all gradients equal, and the variant with them; None if none do."""
     groups = [*KNOWN_CHANGES[:-1], KNOWN_CHANGES[-1] | fitted_clip(expected, cases)]
     # The batch 'usual' comes first, because it distinguishes most variants.
@@ -374,7 +291,7 @@ def _explanation(
             if _equal(variant, ordered, tolerance):
                 return names, variant
         with_factor = next_with_factor
-    return None, None
+    return None
 
 
 def _variants(
@@ -401,21 +318,19 @@ def _variants(
 
 def _equal(variant: Variant, cases: Sequence[Case], tolerance: float) -> bool:
     """Check whether the loss has the variant's gradient on every batch."""
-    return not any(case.different(variant, tolerance).any() for case in cases)
+    return all(case.is_equal_to(variant, tolerance) for case in cases)
 
 
 def _factor(variant: Variant, case: Case, tolerance: float) -> float | None:
     """Return the factor between the gradients of the loss and the variant; None if it differs between tokens."""
     expected = case.expected(variant)
-    nonzero = case.compared & (expected != 0)
+    nonzero = case.term.counted & (expected != 0)
     if not nonzero.any():
         return None
-    factor = (case.gradient[nonzero] / expected[nonzero]).double().median().item()
+    factor = (case.term.gradient[nonzero] / expected[nonzero]).double().median().item()
     if not math.isfinite(factor) or factor == 0:
         return None
-    if case.different(variant.changed(factor=factor), tolerance).any():
-        return None
-    return factor
+    return factor if case.is_equal_to(variant.changed(factor=factor), tolerance) else None
 
 
 def fitted_clip(expected: Variant, cases: Sequence[Case]) -> dict[str, Change]:
@@ -439,12 +354,12 @@ def fitted_clip(expected: Variant, cases: Sequence[Case]) -> dict[str, Change]:
     negative: list[Tensor] = []
     has_gradient: list[Tensor] = []
     for case in cases:
-        tokens = expected.method.tokens(expected.tokens(case.batch))
+        tokens = expected.method.tokens(case.term.batch)
         counted = case.batch.mask > 0
         ratios.append(tokens.ratio[counted])
         positive.append(case.batch.advantages[counted] > 0)
         negative.append(case.batch.advantages[counted] < 0)
-        has_gradient.append(case.gradient[counted] != 0)
+        has_gradient.append(case.term.gradient[counted] != 0)
     ratio = torch.cat(ratios)
     is_positive = torch.cat(positive)
     is_negative = torch.cat(negative)
@@ -475,26 +390,3 @@ def _roundest(start: float, end: float) -> float | None:
         if start <= number <= end:
             return number
     return (start + end) / 2
-
-
-def _cause(expected: Variant, case: Case) -> str:
-    """Return the cause of a difference that `bandpo.core.gradient_check` names."""
-    check = compare_gradient(
-        case.gradient, expected.method, expected.tokens(case.batch), case.share(expected)
-    )
-    return check.cause or "none that is known"
-
-
-def _examples(expected: Variant, case: Case, different: Tensor) -> Iterator[str]:
-    """Describe the first tokens that differ."""
-    expected_gradient = case.expected(expected)
-    tokens = expected.tokens(case.batch)
-    for row, column in different.nonzero()[:EXAMPLES].tolist():
-        location = f"batch {case.batch.name!r}, sequence {row + 1}, token {column + 1}"
-        numbers = f"{case.gradient[row, column]:.4g}, expected {expected_gradient[row, column]:.4g}"
-        if case.batch.mask[row, column] == 0:
-            yield f"{location}: {numbers}; the token does not count"
-            continue
-        ratio = tokens.log_ratio[row, column].exp()
-        advantage = case.batch.advantages[row, column]
-        yield f"{location}: {numbers}, at a ratio of {ratio:.4g} and an advantage of {advantage:.3g}"
