@@ -71,7 +71,7 @@ def cressie_read(alpha: float):
 
 
 F |= {f"AlphaDivergence(alpha={a})": cressie_read(a) for a in ALPHAS}
-CLOSED = [name for name in F if name not in CUSTOM and parse(name, Divergence).closed]
+CLOSED = [name for name in F if name not in CUSTOM and parse(name, Divergence).one_pass]
 # The generic solver takes thirty times as long as KL's, so it gets fewer cases.
 SHARE = dict.fromkeys(F, 1) | dict.fromkeys(CLOSED, 10) | {"KL()": 50}
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
 
+FUNCTORCH: Any = torch._C._functorch  # pyright: ignore
+"""What torch tells of its transformations. It has no public name."""
+
 
 def is_a(value: object, kind: type) -> bool:
     """Like isinstance, but without narrowing the type for a type checker, which takes the check for unnecessary."""
@@ -23,8 +26,25 @@ def is_a(value: object, kind: type) -> bool:
 
 
 def values_can_be_read(x: Tensor) -> bool:
-    """Return True if the values of ``x`` can be read without a device synchronisation and without a graph break."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Return True if the values of ``x`` can be read without a device synchronisation and without a graph break.
+
+    Under ``torch.vmap`` a tensor stands for many, and has no values of its own.
+    """
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not _is_batched(x)
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Return True if ``x`` stands for many tensors under ``torch.vmap``, at any level of nested transformations."""
+    while FUNCTORCH.is_functorch_wrapped_tensor(x):
+        if FUNCTORCH.is_batchedtensor(x):
+            return True
+        x = FUNCTORCH.get_unwrapped(x)
+    return False
+
+
+def is_transforming() -> bool:
+    """Return True within a function that ``torch.vmap`` or a transformation of ``torch.func`` calls."""
+    return FUNCTORCH.peek_interpreter_stack() is not None
 
 
 def widest_float(device: torch.device) -> torch.dtype:

@@ -12,6 +12,7 @@ from . import _checks
 from ._shown import as_html
 from .divergences import Divergence
 from .divergences._solver import as_tensor
+from .divergences._table import bounds_table
 from .errors import InvalidType
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def ratio_bounds(
 
     The relative error of ``upper − 1`` and ``1 − lower`` is at most 1e−5 in float32 and 1e−12 in float64 (2e−8 for an
     `FDivergence`, whose formula has cancellation). This holds for radii from 1e−12 to 1e3, and for ``p`` and ``1 − p``
-    of at least 1e−30 (1e−290 in float64).
+    of at least 1e−30 (1e−290 in float64). On a CPU, 16,384 tokens or more in float32, with one radius, take bounds that
+    need a root search from a table, which is made at the first such call, in about 0.2 s.
 
     Args:
         logp_old: Log-probabilities (nats) of the sampled tokens under the old policy, at the sampling temperature and
@@ -99,7 +101,10 @@ def ratio_bounds(
         radius = _checks.as_radius(radius, logp)
     else:
         _checks.check_radius(radius)
-        radius = as_tensor(radius, logp)
-    log_lower, log_upper = divergence.log_bounds(logp, radius)
+    table = bounds_table(divergence, logp, radius)
+    if table is None:
+        log_lower, log_upper = divergence.log_bounds(logp, as_tensor(radius, logp))
+    else:
+        log_lower, log_upper = table.log_bounds(logp)
     # The roots are inside the simplex, but their last digit may not be.
     return RatioBounds(log_lower.clamp(max=0.0), torch.minimum(log_upper.clamp(min=0.0), -logp))

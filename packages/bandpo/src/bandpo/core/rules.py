@@ -19,6 +19,7 @@ from torch.nn.functional import softplus
 from . import _checks
 from .bounds import RatioBounds, ratio_bounds
 from .divergences import KL, Divergence
+from .divergences._table import bounds_table
 from .errors import InvalidType, InvalidValue
 from .schedules import Radius, Varies
 
@@ -331,11 +332,14 @@ class Band(ClipRule):
         return RatioBounds(bounds.log_lower, bounds.log_upper.clamp(max=math.log(self.max_ratio)))
 
     def log_bound(self, logp_old: Tensor, above: Tensor) -> Tensor:
-        if self.divergence.closed:
-            return super().log_bound(logp_old, above)
         # No value is checked: it was in the batch.
+        radius = self.radius_for(logp_old)
+        table = bounds_table(self.divergence, logp_old, radius)
+        if table is None:
+            bound = self.divergence.log_bound(logp_old.clamp(max=0.0), radius, above)
+        else:
+            bound = table.log_bound(logp_old, above)
         # The lower bound is below the cap too.
-        bound = self.divergence.log_bound(logp_old.clamp(max=0.0), self.radius_for(logp_old), above)
         return bound.clamp_(max=math.log(self.max_ratio))
 
     def compare(self, log_ratio: Tensor, logp_old: Tensor) -> ClipMask:
@@ -351,7 +355,7 @@ class Band(ClipRule):
 
     @property
     def solves(self) -> bool:
-        return not self.divergence.closed
+        return True
 
     @property
     def one_pass(self) -> bool:

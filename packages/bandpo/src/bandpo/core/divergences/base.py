@@ -42,16 +42,12 @@ class Divergence(ABC):
     almost certain ones (1 − p = 1e−7) lose precision.
     """
 
-    closed: ClassVar[bool] = False
-    """True if `log_bounds` is a closed form, as cheap as `divergence_of_ratio`."""
+    one_pass: ClassVar[bool] = False
+    """True if `log_bounds` is a formula of a few steps, False for a root search.
 
-    @property
-    def one_pass(self) -> bool:
-        """True if a compiler may recompute intermediate tensors of `log_bound` instead of storing them.
-
-        False for a root search, in which each step would be recomputed for each use in the next.
-        """
-        return self.closed
+    A compiler may then recompute intermediate tensors instead of storing them. With a root search each step would be
+    recomputed for each use in the next, and many tokens in float32 take their bounds from a table instead.
+    """
 
     @property
     def curvature(self) -> float:

@@ -25,7 +25,7 @@ class TotalVariation(Divergence):
     [1.625, 1.1]
     """
 
-    closed = True
+    one_pass = True
 
     @property
     def default_radius(self) -> float:
@@ -39,6 +39,9 @@ class TotalVariation(Divergence):
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         return scaled_expm1(logp, log_ratio).abs()
+
+    def divergence_of_moderate_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+        return (torch.exp(logp) * expm1(log_ratio)).abs()
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         return _one_plus_minus(radius.log() - logp, logp)
@@ -56,7 +59,7 @@ class PearsonChi2(Divergence):
     [1.758, 1.224]
     """
 
-    closed = True
+    one_pass = True
 
     @property
     def curvature(self) -> float:
@@ -70,6 +73,10 @@ class PearsonChi2(Divergence):
 
     def divergence_of_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
         return scaled_expm1(logp / 2, log_ratio).square() / one_minus_exp(logp)
+
+    def divergence_of_moderate_ratio(self, log_ratio: Tensor, logp: Tensor) -> Tensor:
+        change = expm1(log_ratio)  # r − 1
+        return torch.exp(logp) * change * change / one_minus_exp(logp)
 
     def log_bounds(self, logp: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
         return _one_plus_minus((radius.log() + log1mexp(logp) - logp) / 2, logp)
@@ -87,7 +94,7 @@ class NeymanChi2(Divergence):
     [2.606, 1.302]
     """
 
-    closed = True
+    one_pass = True
 
     @property
     def curvature(self) -> float:
@@ -134,7 +141,7 @@ class SquaredHellinger(Divergence):
     [0.0, 0.205, 0.689]
     """
 
-    closed = True
+    one_pass = True
 
     @property
     def curvature(self) -> float:

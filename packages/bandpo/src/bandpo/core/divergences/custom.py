@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from .._checks import is_transforming
 from ..divergences.base import Divergence
 from ..errors import InvalidType, InvalidValue
 
@@ -107,7 +108,14 @@ class FDivergence(Divergence):
         """Compute the derivative of ``f`` with respect to u."""
         if self.derivative is not None:
             return self.derivative(u)
-        return torch.func.vjp(self.f_of_u, u)[1](torch.ones_like(u))[0]
+        if torch.compiler.is_compiling() or is_transforming():
+            return torch.func.vjp(self.f_of_u, u)[1](torch.ones_like(u))[0]
+        # As f is elementwise, the gradient of the sum has the derivatives. Where it can be had this is preferred,
+        # because the first use of torch.func loads torch's compiler, which takes two seconds.
+        with torch.inference_mode(False), torch.enable_grad():
+            u = u.detach().clone().requires_grad_()
+            total = self.f_of_u(u).sum()
+            return torch.autograd.grad(total, u)[0] if total.requires_grad else torch.zeros_like(u)
 
 
 def _linear(log_u: Tensor) -> Tensor:

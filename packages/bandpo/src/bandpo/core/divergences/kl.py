@@ -28,9 +28,7 @@ class KL(Divergence):
     [2.411, 1.308, 1.076]
     """
 
-    @property
-    def one_pass(self) -> bool:
-        return True
+    one_pass = True
 
     def f(self, log_u: Tensor) -> Tensor:
         return torch.where(log_u.isinf(), math.inf, expm1_minus(log_u))
