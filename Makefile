@@ -75,14 +75,16 @@ test: $(TEST)
 $(addprefix job-,$(TEST_JOBS)): job-%: $(DEV)
 	$(PYTEST) $(PATHS_$*)
 
-# Triton for the tests of the kernels, in a folder of its own: torch's builds for CUDA bring it, and those for the CPU take no
-# part of it. Without it in $(VENV), set-up takes no longer, and torch finds the same packages.
+# Triton for the tests of the kernels, and JAX for those of bandpo.portable, in a folder of their own: torch's builds for CUDA
+# bring Triton, and those for the CPU take no part of it. Without them in $(VENV), set-up takes no longer, and torch finds the
+# same packages.
 TRITON := build/triton
+JAX := jax==0.10.2 jaxlib==0.10.2 ml_dtypes==0.6.0 opt_einsum==3.4.0
 job-kernels: $(TRITON)/.installed
 job-kernels: export PYTHONPATH = $(TRITON)
 
 $(TRITON)/.installed: constraints.txt | $(DEV)
-	$(PIP) --no-deps --upgrade --target $(TRITON) triton
+	$(PIP) --no-deps --upgrade --target $(TRITON) triton $(JAX)
 	touch $@
 
 # The names of the jobs that .ci/run and the workflow run.
