@@ -510,7 +510,7 @@ def run_missing(
     torch.set_num_threads(1)
     file.touch()
     drop_unfinished_line(file)
-    done = read_rows(file).keys()
+    done = {*read_rows(file)}
     with file.open("a", encoding="utf-8") as lines:
         for cell in cells:
             chosen = [rate for rate in cell.rates if rates is None or rate in rates]
@@ -525,6 +525,8 @@ def run_missing(
                 for row in trained.rows(arm):
                     if _key_of(row) not in done:
                         lines.write(json.dumps({**row, "seconds": round(seconds, 3)}) + "\n")
+                        # A cell with higher rates has the runs of an earlier one.
+                        done.add(_key_of(row))
                 lines.flush()
 
 

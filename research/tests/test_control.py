@@ -348,13 +348,14 @@ def test_power_is_the_share_of_simulated_studies():
 
 
 def test_rates_and_rules_are_chosen_by_options(cell, monkeypatch, tmp_path):
-    monkeypatch.setattr(control, "STUDY", [replace(cell, arms=(CLIP, "no bound"), seeds=range(2))])
+    few = replace(cell, arms=(CLIP, "no bound"), seeds=range(2), higher_rates=(0.1,))
+    monkeypatch.setattr(control, "STUDY", [few])
     file = tmp_path / "rows.jsonl"
     control.main([str(file), "--rate", "0.03", "--arm", CLIP])
     assert read_rows(file).keys() == {Key("x", CLIP, 0.03, seed) for seed in range(2)}
-    # What is missing comes after, and no row twice.
+    # What is missing comes after, and no row twice: clip 0.2 is also run at the higher rate.
     control.main([str(file)])
-    assert len(file.read_text().splitlines()) == len(read_rows(file)) == 2 * 2 * 2
+    assert len(file.read_text().splitlines()) == len(read_rows(file)) == 2 * 2 * 2 + 2
 
 
 # The committed rows ---------------------------------------------------------------------------------------------------
