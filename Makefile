@@ -113,7 +113,7 @@ nightly: rehearsals node-rehearsal mutation coverage
 test-matrix: $(DEMO)
 	$(BIN)/python scripts/matrix.py build/matrix
 
-# Each loss that a framework ships, against the method here: docs/measured/conformance.md. Environments under build/conformance.
+# The atlas of losses, the nearest method of each that a framework ships: docs/measured/conformance.md. Environments under build/conformance.
 # CONFORMANCE='--newest build/drift.md' compares the newest releases, and writes what changed.
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)

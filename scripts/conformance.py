@@ -1,15 +1,16 @@
-"""Compare each loss that a framework ships with the method of that name here: equal, or different and by what.
+"""Make the atlas of losses: for each loss that a framework ships, the method here that has the nearest gradient.
 
     python scripts/conformance.py build/conformance              # all frameworks on the package index
     python scripts/conformance.py build/conformance slime prime-rl --source slime=../slime prime-rl=../prime-rl
     python scripts/conformance.py build/conformance --newest build/drift.md
 
 Each framework has its own virtual environment in the folder, as in scripts/matrix.py. Settings that
-scripts/conformance.txt does not name have the framework's defaults. The comparison is that of
-`bandpo.testing.assert_is`. Results go to research/results/conformance.json with their date and the core, and
-docs/measured/conformance.md is written from them: a framework that was not run again keeps its date. A framework that
-is not on the index is run from a clone, and the page names its commit. Exits with 1 if a difference is unexplained or a
-loss failed.
+scripts/conformance.txt does not name have the framework's defaults. The search is that of `Atlas` in scripts/atlas.py.
+The comparison with the method of the loss's name is that of `bandpo.testing.assert_is`. Each setting of
+scripts/conformance_options.txt is changed by a lot, and those that change no gradient are listed. Results go to
+research/results/conformance.json with their date and the core, and docs/measured/conformance.md is written from them: a
+framework that was not run again keeps its date. A framework that is not on the index is run from a clone, and the page
+names its commit. Exits with 1 if a difference is unexplained or a loss failed.
 
 ``--newest`` takes the newest release of each framework, or the newest commit if it is not on the index. It writes the
 changes since the committed results as Markdown, or an empty file if there are none; the results are not updated.
@@ -28,22 +29,41 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import framework_losses
+from atlas import PADDED, Atlas, numbers_of, random_batches, recorded_batches
 from bandpo import Method, parse
 from bandpo.certificate.plain import Comparison, compare_loss
 from bandpo.certificate.tokens import loss_batches
-from bandpo.certificate.variants import COUNTS_EMPTY, Variant
+from bandpo.certificate.variants import COUNTING_EMPTY, COUNTS_EMPTY, Variant
 from framework_losses import Loss
 from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, date, install, stamp
 
 PAGE = ROOT / "docs/measured/conformance.md"
 RESULTS = ROOT / "research/results/conformance.json"
+LINT = ROOT / "packages/rlvet/src/rlvet/data/without_effect.json"
 LOSSES = ROOT / "scripts/conformance.txt"
+OPTIONS = ROOT / "scripts/conformance_options.txt"
+RECORDED = "recorded.pt"
+"""The tokens of the records, which the environments of the frameworks cannot read."""
+NO_NAMESAKE = "none of this name"
+"""What a line of scripts/conformance.txt has in place of a method, if there is no method of the loss's name."""
+LINTED = {
+    "TRL": ("trl", "loss_type"),
+    "verl": ("verl", "loss_mode"),
+    "SkyRL": ("skyrl", "policy_loss_type"),
+}
+"""For `rlvet lint`, which knows the settings without effect: its key of a framework, and what selects a loss."""
+OPTION_BATCHES = ("wide", "far", "sequences near", "sequences apart")
+"""The batches on which settings are changed."""
+MOVED = 0.001
+"""A change of a share that is reported."""
 START = "== results"
 """The line before the results in the output of a process. Frameworks print before it."""
 
@@ -96,6 +116,8 @@ FRAMEWORKS = {
         distribution="skyrl",
         version="0.3.0",
         bare=("skyrl-gym",),
+        remark="Its trainer divides the advantages by the number of tokens before the loss. The limits of `clip_cov`, "
+        "1 and 5, are compared with such advantages, and so select no token.",
     ),
     "ms-swift": Framework(
         framework_losses.ms_swift,
@@ -215,14 +237,19 @@ class Line(NamedTuple):
     settings: str
     """The settings of the framework."""
     method: str
-    """The method to compare with, or the reason why there is none."""
+    """The method of its name, `NO_NAMESAKE`, or the reason why the loss is not run."""
     weighted: bool
     """True if the loss is also compared with importance weights."""
 
     @property
     def has_method(self) -> bool:
-        """Return True if there is a method to compare with."""
+        """Return True if there is a method of its name."""
         return self.method.endswith(")")
+
+    @property
+    def is_run(self) -> bool:
+        """Return True if the loss is run."""
+        return self.has_method or self.method == NO_NAMESAKE
 
     @property
     def anchor(self) -> str:
@@ -238,6 +265,16 @@ def lines_of_losses() -> list[Line]:
             framework, name, settings, method, weights = (cell.strip() for cell in line.split("|"))
             lines.append(Line(framework, name, settings, method, weights == "weights"))
     return lines
+
+
+def options_of(framework: str) -> dict[str, list[Any]]:
+    """Return the settings of a framework's losses, each with values that are far from its default."""
+    options: dict[str, list[Any]] = {}
+    for line in OPTIONS.read_text().splitlines()[1:]:
+        name, option, values = (cell.strip() for cell in line.split("|"))
+        if name == framework:
+            options[option] = [read_settings(f"value={value}")["value"] for value in values.split()]
+    return options
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -278,23 +315,71 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def results_inside(framework: str) -> dict[str, Any]:
-    """Compare each loss of a framework, within the framework's environment."""
+def nearest(atlas: Atlas, loss: Loss, line: Line) -> dict[str, Any]:
+    """Return the method that is nearest to a loss, and the known changes that make it equal if it is not."""
+    namesake = line.method if line.has_method else None
+    found = atlas.nearest(loss, numbers_of(read_settings(line.settings)), namesake)
+    if not found["identical"]:
+        average = found["average"]
+        method = Variant(
+            parse(found["method"], Method),
+            of_rollout=found["engine"],
+            aggregation=None if average == PADDED else average,
+            sums_padding=average == PADDED,
+            factor=found["factor"],
+        )
+        changes = compare_loss(loss, method, atlas.batches).differences
+        found["changes"] = None if changes is None else list(changes)
+    return found
+
+
+def without_effect(atlas: Atlas, line: Line) -> list[str]:
+    """Return the settings that change no token's gradient of a loss, whatever their value."""
+    make = FRAMEWORKS[line.framework].loss
+    settings = read_settings(line.settings)
+    gradient = atlas.gradient(make(**settings))
+    names = []
+    for option, values in options_of(line.framework).items():
+        changed = []
+        for value in values:
+            try:
+                other = atlas.gradient(make(**settings | {option: value}))
+            except Exception:  # a value that the framework refuses beside the others is not without effect
+                changed.append(True)
+            else:
+                changed.append(bool(atlas.different(other, gradient).any()))
+        if not any(changed):
+            names.append(option)
+    return names
+
+
+def results_inside(framework: str, folder: Path) -> dict[str, Any]:
+    """Make the entries of a framework's losses, within the framework's environment."""
     results = {}
-    for line in lines_of_losses():
+    lines = lines_of_losses()
+    names = [line.method for line in lines if line.has_method]
+    recorded = torch.load(folder / RECORDED, weights_only=False)  # this script wrote it
+    atlas = Atlas([*random_batches(), *recorded], names)
+    few = Atlas([batch for batch in atlas.batches if batch.name in OPTION_BATCHES])
+    for line in lines:
         if line.framework != framework:
             continue
         result: dict[str, Any] = {"settings": line.settings, "method": line.method}
-        if line.has_method:
-            try:
-                loss = FRAMEWORKS[framework].loss(**read_settings(line.settings))
+        results[line.name] = result
+        if not line.is_run:
+            continue
+        try:
+            loss = FRAMEWORKS[framework].loss(**read_settings(line.settings))
+            result["nearest"] = nearest(atlas, loss, line)
+            result["without_effect"] = without_effect(few, line)
+            if line.has_method:
                 method = parse(line.method, Method)
                 result["plain"] = compare(loss, method)
                 if line.weighted:
                     result["weighted"] = compare(loss, method, weighted=True)
-            except Exception as error:  # one loss that fails must not stop the others
-                result["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
-        results[line.name] = result
+        except Exception as error:  # one loss that fails must not stop the others
+            result["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"{framework} {line.name}: {_describe(result)}", file=sys.stderr, flush=True)
     return results
 
 
@@ -308,6 +393,7 @@ def run(name: str, folder: Path, version: str, source: Path | None) -> dict[str,
         environment["PYTHONPATH"] = os.pathsep.join(str(source / path) for path in framework.paths)
         commit = subprocess.check_output(["git", "-C", source, "rev-parse", "--short=12", "HEAD"], text=True)
         version = f"commit {commit.strip()}"
+    torch.save(list(recorded_batches()), folder / RECORDED)
     command = [python, __file__, folder, name, "--inside"]
     printed = subprocess.check_output(command, text=True, env=environment, cwd=folder)
     return {"version": version, **stamp(), "losses": json.loads(printed.partition(START)[2])}
@@ -333,17 +419,66 @@ def is_equal(result: Mapping[str, Any]) -> bool:
     return verdict(result) == "equal"
 
 
+def statement(found: Mapping[str, Any]) -> str:
+    """Return the nearest method of an entry, as it would be called."""
+    method = parse(found["method"], Method)
+    average = _counting_only(found["average"])
+    parts = [f"`{found['method']}`"]
+    if average == PADDED:
+        parts.append("that sums the padding too")
+    elif average != method.aggregation:
+        parts.append(f"with `aggregation='{average}'`")
+    if found["factor"] != 1:
+        parts.append(f"times {found['factor']:g}")
+    if found["old_policy"] == "engine":
+        parts.append("relative to the engine's policy")
+    elif found["old_policy"] == "trainer" and method.old_policy == "rollout":
+        parts.append("relative to the trainer's old policy")
+    return " ".join(parts)
+
+
+def _counting_only(average: str) -> str:
+    """Return the name of an average that leaves out sequences without a counted token."""
+    return {counting: plain for plain, counting in COUNTING_EMPTY.items()}.get(average, average)
+
+
+def nearness(found: Mapping[str, Any]) -> str:
+    """Return in a few words how near the nearest method is."""
+    if found["identical"]:
+        return "identical"
+    if found["changes"]:
+        return f"identical but for: {'; '.join(found['changes'])}"
+    if found["condition"]:
+        return f"identical where {found['condition']}"
+    return f"nearest, {_mean(found['agree']):.1%} of the tokens"
+
+
+def _mean(shares: Mapping[str, float]) -> float:
+    return sum(shares.values()) / len(shares)
+
+
 def sentences(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sentences of the page about a loss."""
+    yield from _gradient_sentences(result)
+    if names := result.get("without_effect"):
+        yield f"No effect: {', '.join(f'`{name}`' for name in names)}."
+
+
+def _gradient_sentences(result: Mapping[str, Any]) -> Iterator[str]:
+    found = result.get("nearest")
+    if found is not None:
+        yield from _nearest_sentences(found)
     if "plain" not in result:
-        sentence = verdict(result)
-        yield f"{sentence[0].upper()}{sentence[1:]}."
+        if found is None:
+            sentence = verdict(result)
+            yield f"{sentence[0].upper()}{sentence[1:]}."
         return
     plain = result["plain"]
     method = f"`{result['method']}`"
-    if is_equal(result):
+    same_method = found is not None and found["method"] == result["method"]
+    if is_equal(result) and not same_method:
         yield f"Equal to {method}."
-    else:
+    elif not is_equal(result) and not same_method:
         shares = plain["shares"]
         difference = f"Unexplained: {plain['cause']}" if plain["differences"] is None else verdict(result)
         yield (
@@ -364,6 +499,35 @@ def sentences(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"With importance weights: {_weighted_verdict(weighted)}."
 
 
+def _nearest_sentences(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the sentences about the nearest method."""
+    if found["identical"]:
+        yield f"Identical to {statement(found)}."
+    else:
+        agree = found["agree"]
+        if found["changes"]:
+            yield f"Identical to {statement(found)}, but for: {'; '.join(found['changes'])}."
+        elif found["condition"]:
+            yield f"Identical to {statement(found)} where {found['condition']}."
+        else:
+            yield f"Nearest to {statement(found)}."
+        first = found["first"]
+        yield (
+            f"The gradient agrees at {agree['usual']:.1%} of the tokens where the policy moved as in training, at "
+            f"{agree['near']:.1%} where it hardly moved, at {agree['far']:.1%} where the policies have nothing in "
+            f"common, and at {_recorded(agree):.1%} of recorded tokens; of the tokens that either blocks, both block "
+            f"{found['blocked']:.1%}. The first token that differs has p = {first['p']:g}, r = {first['ratio']:g} and "
+            f"A = {first['advantage']:g}: its gradient is {first['loss']:g}, that of the method {first['method']:g}."
+        )
+    for other in found["others"][:1]:
+        yield f"Where {other['condition']}, also identical to `{other['method']}` with the same average."
+
+
+def _recorded(agree: Mapping[str, float]) -> float:
+    """Return the share of agreement on recorded tokens, as the mean over the records."""
+    return _mean({name: share for name, share in agree.items() if name.startswith("record")})
+
+
 def _weighted_verdict(weighted: Mapping[str, Any]) -> str:
     if weighted["differences"] is None:
         return f"unexplained: {weighted['cause']}"
@@ -372,19 +536,56 @@ def _weighted_verdict(weighted: Mapping[str, Any]) -> str:
 
 def overview(results: Mapping[str, Any]) -> list[str]:
     """Return the table of all frameworks, as lines of Markdown."""
-    lines = ["", "| framework | version | compared | equal | differ | date |", "|---|---|---:|---:|---:|---|"]
+    lines = [
+        "",
+        "| framework | version | losses | identical | but for a change | under a condition | nearest | date |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]
     for name, framework in results.items():
-        compared = [result for result in framework["losses"].values() if "plain" in result]
-        equal = sum(is_equal(result) for result in compared)
+        found = [result["nearest"] for result in framework["losses"].values() if "nearest" in result]
+        kinds = [_kind(one) for one in found]
         cells = (
             f"[{name}](#{name.lower()})",
             framework["version"],
-            len(compared),
-            equal,
-            len(compared) - equal,
+            len(kinds),
+            *(kinds.count(kind) for kind in KINDS),
             date(framework, results),
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    return [*lines, ""]
+
+
+KINDS = ("identical", "changed", "condition", "nearest")
+
+
+def _kind(found: Mapping[str, Any]) -> str:
+    """Return the column of the overview for a loss."""
+    if found["identical"]:
+        return "identical"
+    if found["changes"]:
+        return "changed"
+    return "condition" if found["condition"] else "nearest"
+
+
+def same_functions(results: Mapping[str, Any]) -> list[str]:
+    """Return the table of the losses that are one function, by their settings, as lines of Markdown."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    texts: dict[tuple[Any, ...], str] = {}
+    for name, framework in results.items():
+        for loss, result in framework["losses"].items():
+            found = result.get("nearest")
+            if found is None or not found["identical"]:
+                continue
+            average = _counting_only(found["average"])
+            method = replace(parse(found["method"], Method), aggregation=None)
+            key = (method, average, found["factor"], found["old_policy"])
+            anchor = f"{name} {loss}".lower().replace(" ", "-")
+            texts.setdefault(key, statement(found))
+            groups.setdefault(key, []).append(f"[{name} {loss}](#{anchor})")
+    lines = ["", "| the method here | the losses |", "|---|---|"]
+    for key, losses in sorted(groups.items(), key=lambda group: -len(group[1])):
+        if len(losses) > 1:
+            lines.append(f"| {texts[key]} | {', '.join(losses)} |")
     return [*lines, ""]
 
 
@@ -406,11 +607,30 @@ def sections(results: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def lint_table(results: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
+    """Return the losses that do not read a setting, by framework and setting, for `rlvet lint`."""
+    table: dict[str, dict[str, list[str]]] = {}
+    for name, (key, selects) in LINTED.items():
+        rows: dict[str, list[set[str]]] = {}
+        for result in results[name]["losses"].values():
+            loss = read_settings(result["settings"]).get(selects)
+            if loss is not None and "without_effect" in result:
+                rows.setdefault(loss, []).append(set(result["without_effect"]))
+        table[key] = {}
+        for option in options_of(name):
+            losses = sorted(loss for loss, unread in rows.items() if all(option in one for one in unread))
+            if losses:
+                table[key][option] = losses
+    return table
+
+
 def write(results: Mapping[str, Any]) -> None:
-    """Write the committed results and the page."""
+    """Write the committed results, the page, and the table of `rlvet lint`."""
     ordered = {name: results[name] for name in FRAMEWORKS if name in results}
     RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+    LINT.write_text(json.dumps(lint_table(ordered), indent=1) + "\n")
     write_between_marks(PAGE, "overview", overview(ordered))
+    write_between_marks(PAGE, "same", same_functions(ordered))
     write_between_marks(PAGE, "losses", sections(ordered))
 
 
@@ -456,16 +676,35 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
         before = _describe(old[loss]) if loss in old else "not there"
         after = _describe(result)
         if before != after:
-            yield f"- `{loss}` ({result['settings']}) against `{result['method']}`: was {before}, is now {after}"
+            yield f"- `{loss}` ({result['settings']}), by name `{result['method']}`: was {before}, is now {after}"
+        elif loss in old and (moved := _moved(old[loss], result)):
+            yield f"- `{loss}` ({result['settings']}): {moved}"
     for loss in old.keys() - new.keys():
         yield f"- `{loss}`: was {_describe(old[loss])}, is no longer compared"
+
+
+def _moved(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return which shares of agreement with the nearest method changed; empty if none did."""
+    if "nearest" not in old or "nearest" not in new:
+        return ""
+    before, after = old["nearest"]["agree"], new["nearest"]["agree"]
+    moved = [name for name in after if abs(after[name] - before.get(name, 2)) > MOVED]
+    return ", ".join(
+        f"agreed at {before.get(name, 0):.2%} of {name}, now at {after[name]:.2%}" for name in moved
+    )
 
 
 def _describe(result: Mapping[str, Any]) -> str:
     """Return the verdict with its notes."""
     notes = [verdict(result)]
+    if "nearest" in result and "error" not in result:
+        notes = [f"{statement(result['nearest'])} ({nearness(result['nearest'])})"]
+        if "plain" in result:
+            notes.append(f"to its namesake {verdict(result)}")
     if "plain" in result and result["plain"]["counts_empty"]:
         notes.append("empty sequences count")
+    if names := result.get("without_effect"):
+        notes.append(f"without effect {' '.join(names)}")
     if "weighted" in result:
         notes.append(f"with importance weights: {_weighted_verdict(result['weighted'])}")
     return ", ".join(notes)
@@ -520,7 +759,8 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        print(START, json.dumps(results_inside(*arguments.names)), sep="\n")
+        (framework,) = arguments.names
+        print(START, json.dumps(results_inside(framework, arguments.folder)), sep="\n")
         return
     sources = {}
     for source in arguments.source:

@@ -1,0 +1,62 @@
+"""A mutation of any loss of TRL changes its row of the atlas, so that the row's test and the weekly job see it."""
+
+import pytest
+
+from helpers.atlas_rows import (
+    RESULTS,
+    SEEN,
+    committed,
+    few_batches,
+    framework_loss,
+    measured,
+    mutations,
+    rows,
+    unseen,
+)
+from helpers.frameworks import needs
+
+needs("trl")
+
+import trl
+from trl.experimental.gmpo import GMPOTrainer
+
+import conformance
+
+LINES = rows("TRL")
+
+
+@pytest.fixture(params=LINES, ids=[line.name for line in LINES])
+def line(request):
+    return request.param
+
+
+def test_the_row_is_that_of_the_installed_version(line):
+    assert measured(line, framework_loss(line)) == pytest.approx(committed(line), abs=SEEN)
+
+
+def test_a_mutation_changes_the_row(line):
+    same = [
+        name
+        for name, loss in mutations(line)
+        if measured(line, loss) == pytest.approx(committed(line), abs=SEEN)
+    ]
+    assert same == []
+
+
+@pytest.mark.slow
+def test_the_settings_without_effect_are_those_of_the_row(line):
+    expected = RESULTS[line.framework]["losses"][line.name]["without_effect"]
+    assert conformance.without_effect(few_batches(), line) == expected
+
+
+@pytest.mark.slow
+def test_a_mutation_in_the_source_changes_the_row(line, monkeypatch):
+    settings = conformance.read_settings(line.settings)
+    trainer = GMPOTrainer if settings.get("kind") == "GMPO" else trl.GRPOTrainer
+
+    def install(mutant):
+        monkeypatch.setattr(trainer, "_compute_loss", mutant)
+
+    other, same = unseen(line, trainer._compute_loss, install)
+    assert other >= 1
+    assert same == []
