@@ -101,8 +101,8 @@ record = "/runs/mine/tokens"
     assert judged(parse_configurations((text + loss).encode(), "rl.toml")) == (found, unchecked)
 
 
-OF_THE_LOSS = ("clip-cannot-act", "gspo-clip")
-"""The rules about the clip of SkyRL's own losses, which the adapter refuses beside its loss."""
+OF_THE_LOSS = ("clip-cannot-act", "gspo-clip", "setting-without-effect")
+"""The rules about the settings of SkyRL's own losses, which the adapter refuses beside its loss."""
 
 
 @pytest.mark.parametrize(

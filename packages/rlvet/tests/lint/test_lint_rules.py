@@ -92,6 +92,36 @@ CASES = [
         ["epsilon=0.1", "gradient_accumulation_steps=4", "steps_per_generation=4"],
         ["epsilon=0.1", "gradient_accumulation_steps=4", "steps_per_generation=8"],
     ),
+    (
+        "trl",
+        "setting-without-effect",
+        ["epsilon=0.3", "loss_type='sapo'"],
+        ["epsilon=0.3", "num_iterations=2"],
+    ),
+    (
+        "trl",
+        "setting-without-effect",
+        ["delta=2.0", "loss_type='cispo'"],
+        ["epsilon=0.2", "loss_type='cispo'"],
+    ),
+    (
+        "verl",
+        "setting-without-effect",
+        [
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",
+        ],
+        [
+            "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+        ],
+    ),
+    (
+        "skyrl",
+        "setting-without-effect",
+        ["trainer.algorithm.eps_clip_high=0.28", "trainer.algorithm.policy_loss_type=sapo"],
+        ["trainer.algorithm.eps_clip_high=0.28", "trainer.update_epochs_per_batch=2"],
+    ),
     ("trl", "truncated-sampling", ["top_p=0.95", "use_vllm=True"], ["top_p=0.95"]),
     ("trl", "truncated-sampling", ["top_k=50", "use_vllm=True"], ["top_k=0", "use_vllm=True"]),
     (
@@ -509,6 +539,28 @@ def test_a_fault_that_may_be_set_elsewhere_never_passes(framework, rule, faulty)
         report = lint_configurations([partial], "file")
         known = {one.id for one in (*report.findings, *report.unchecked)}
         assert rule in known, name
+
+
+def test_clip_ratio_has_an_effect_without_a_lower_or_upper_one_and_before_verl_0_3():
+    actor = "actor_rollout_ref.actor."
+
+    def judged(*settings):
+        _, configurations = read("verl", [f"{actor}{setting}" for setting in settings])
+        report = lint_configurations(configurations, "file")
+        both = ([one.id for one in report.findings], [one.id for one in report.unchecked])
+        return tuple("setting-without-effect" in ids for ids in both)
+
+    assert judged("clip_ratio=0.3", "clip_ratio_high=0.28") == (True, False)
+    assert judged("clip_ratio=0.3", "clip_ratio_high=null") == (False, False)
+    assert judged("clip_ratio=0.3") == (False, True)
+    assert judged("clip_ratio=0.2") == (False, False)
+
+
+def test_only_settings_without_effect_are_named():
+    _, configurations = read("trl", ["loss_type='cispo'", "epsilon=0.3", "epsilon_high=4.0", "delta=2.0"])
+    (finding,) = [one for one in lint_findings(configurations[0]) if one.id == "setting-without-effect"]
+    assert finding.settings == {"epsilon": 0.3, "delta": 2.0}
+    assert finding.happens.endswith("loss_type is cispo, beside epsilon 0.3, delta 2.")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -467,9 +467,14 @@ def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked 
         )
         return Unchecked(rule.id, framework, configuration.path, configuration.line, reason)
 
-    message_settings = {short_name: values.for_message(short_name) for short_name in rule.reads}
+    message_settings: dict[str, object] = {name: values.for_message(name) for name in rule.reads}
+    concerned: Iterable[str] = rule.reads
+    if rule.concerns is not None:
+        concerned = rule.concerns(values)
+        shown = [values.for_message(short_name) for short_name in concerned]
+        message_settings["concerned"] = ", ".join(f"{setting.name} {setting}" for setting in shown)
     settings: list[Setting] = []
-    for short_name in rule.reads:
+    for short_name in concerned:
         setting = values.setting(short_name)
         if setting is not None:
             settings.append(setting)

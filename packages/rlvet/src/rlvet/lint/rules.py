@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,10 @@ class Rule:
     """The settings to change, under the framework's own names."""
     source: str
     """The evidence: a paper, the framework's source or documentation, or a thread."""
+    concerns: Callable[[Any], Sequence[str]] | None = None
+    """A function of the values that returns the short names of the settings which have the fault, for a rule of which
+    any may have it. ``{concerned}`` in a text is their names and values. If None, a finding is about all that the rule
+    reads."""
     only_before_start: bool = False
     """True if the rule does not apply to the configuration that a run has saved: a run with the fault stops before its
     first step, or the framework derives one of the settings from the others when the run begins."""

@@ -5,11 +5,13 @@ Each topic is called with the rest of a rule. A framework that differs passes it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rlvet.lint.learning_rate import learning_rate_is_high
 from rlvet.lint.rules import Rule
 from rlvet.lint.values import Values
+from rlvet.runs.files import load_table
 
 # Limits and sources
 
@@ -39,6 +41,33 @@ ENTROPY_SOURCE = (
 # Conditions
 
 
+def without_effect(
+    v: Values, table: Mapping[str, Sequence[str]], is_read: Callable[[Values, str], bool]
+) -> list[str]:
+    """Return the short names of the settings that a configuration sets, and that its loss does not read.
+
+    A setting with the framework's default is left out: the file of a run has all of them.
+
+    Args:
+        v: The values of a rule that reads ``loss``, and each setting of the table.
+        table: For each setting, by its short name, the losses that do not read it.
+        is_read: Returns True if the loss reads a setting all the same, beside other settings.
+
+    Raises:
+        UnknownValue: if it depends on a value that is not known.
+    """
+    names: list[str] = []
+    for name, losses in table.items():
+        if v.setting(name) is None or v.loss not in losses or getattr(v, name) == v.default(name):
+            continue
+        if not is_read(v, name):
+            names.append(name)
+    if not names and v.loss is not None:
+        # None of them has the fault only if none of them is set elsewhere.
+        v.is_set(*table)
+    return names
+
+
 def samples_greedily(v: Values) -> bool:
     """Return whether several answers to a prompt are sampled, and all are the most probable one.
 
@@ -57,6 +86,41 @@ def samples_nearly_greedily(v: Values) -> bool:
         v: The values of a rule that reads ``temperature`` and ``group``.
     """
     return GREEDY_BELOW <= v.temperature <= NEAR_ZERO and v.group > 1
+
+
+# The loss
+
+
+def setting_without_effect(
+    framework: str,
+    names: Mapping[str, str],
+    loss: str,
+    source: str,
+    is_read: Callable[[Values, str], bool] = lambda v, name: False,
+) -> Rule:
+    """Return the rule about settings that the loss in use does not read.
+
+    Args:
+        framework: The key of the framework.
+        names: The dotted name of each setting of the framework's losses, by its last part.
+        loss: The dotted name of the setting that selects the loss.
+        source: The evidence.
+        is_read: As for `without_effect`.
+    """
+    known = load_table("without_effect")[framework]
+    table = {name: known[name] for name in names if name in known}
+    return Rule(
+        id="setting-without-effect",
+        severity="look",
+        title="a setting of the loss has no effect",
+        effect="The loss in use does not read it: no other value of it changes a gradient.",
+        details="{loss.name} is {loss}, beside {concerned}.",
+        reads={"loss": loss} | {name: names[name] for name in table},
+        condition=lambda v: bool(without_effect(v, table, is_read)),
+        concerns=lambda v: without_effect(v, table, is_read),
+        fix="remove the setting, or choose a loss that reads it",
+        source=f"{source}; each setting was changed and the gradients compared, docs/measured/conformance.md",
+    )
 
 
 # Sampling

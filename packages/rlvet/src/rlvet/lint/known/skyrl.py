@@ -23,6 +23,7 @@ from rlvet.lint.topics import (
     TEMPERATURE_NEAR_ZERO,
     TRUNCATED_SAMPLING,
     TRUNCATED_WITHOUT_WEIGHT,
+    setting_without_effect,
 )
 from rlvet.lint.values import Values, largest
 
@@ -46,6 +47,26 @@ LOSS = {
     "loss": f"{ALGORITHM}policy_loss_type",
     "anchor": f"{ALGORITHM}cispo.cispo_anchor",
 }
+LOSS_SETTINGS = {
+    name: f"{ALGORITHM}{name}"
+    for name in (
+        "cispo.cispo_eps_clip_high",
+        "cispo.cispo_eps_clip_low",
+        "clip_cov.clip_cov_lb",
+        "clip_cov.clip_cov_ub",
+        "clip_cov.clip_ratio",
+        "clip_ratio_c",
+        "dppo.delta_high",
+        "dppo.delta_low",
+        "eps_clip_high",
+        "eps_clip_low",
+        "kl_cov.kl_cov_frac",
+        "kl_cov.ppo_kl_coef",
+        "sapo.tau_neg",
+        "sapo.tau_pos",
+    )
+}
+"""The settings of losses that some of them do not read."""
 ANCHOR = {**LOSS, "method": f"{ALGORITHM}method"}
 CORRECTION = {
     "weight": f"{ALGORITHM}off_policy_correction.tis_ratio_type",
@@ -117,15 +138,27 @@ SKYRL = Framework(
         "program": "",
         "trainer.algorithm.advantage_estimator": "grpo",
         "trainer.algorithm.cispo.cispo_anchor": "old",  # a setting of later versions
+        "trainer.algorithm.cispo.cispo_eps_clip_high": 5.0,
+        "trainer.algorithm.cispo.cispo_eps_clip_low": 0.0,
+        "trainer.algorithm.clip_cov.clip_cov_lb": 1.0,
+        "trainer.algorithm.clip_cov.clip_cov_ub": 5.0,
+        "trainer.algorithm.clip_cov.clip_ratio": 0.0002,
+        "trainer.algorithm.clip_ratio_c": 3.0,
+        "trainer.algorithm.dppo.delta_high": 0.2,
+        "trainer.algorithm.dppo.delta_low": 0.2,
         "trainer.algorithm.entropy_loss_coef": 0.01,
         "trainer.algorithm.eps_clip_high": 0.2,
         "trainer.algorithm.eps_clip_low": 0.2,
         "trainer.algorithm.grpo_norm_by_std": True,
+        "trainer.algorithm.kl_cov.kl_cov_frac": 0.2,
+        "trainer.algorithm.kl_cov.ppo_kl_coef": 1.0,
         "trainer.algorithm.loss_reduction": "token_mean",
         "trainer.algorithm.method": None,  # a setting of bandpo
         "trainer.algorithm.off_policy_correction.sequence_mask_metric": None,
         "trainer.algorithm.off_policy_correction.tis_ratio_type": None,
         "trainer.algorithm.policy_loss_type": "regular",
+        "trainer.algorithm.sapo.tau_neg": 1.05,
+        "trainer.algorithm.sapo.tau_pos": 1.0,
         "trainer.algorithm.use_entropy_loss": False,
         "trainer.algorithm.use_tis": False,
         "trainer.fully_async.enabled": False,
@@ -149,6 +182,12 @@ SKYRL = Framework(
     ),
     programs=("skyrl.train.entrypoints.", "skyrl_train.entrypoints."),
     rules=(
+        setting_without_effect(
+            "skyrl",
+            LOSS_SETTINGS,
+            f"{ALGORITHM}policy_loss_type",
+            "SkyRL 0.3.0, skyrl/backends/skyrl_train/utils/ppo_utils.py",
+        ),
         CLIP_CANNOT_ACT(
             reads={
                 "high": f"{ALGORITHM}eps_clip_high",

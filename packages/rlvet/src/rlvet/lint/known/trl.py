@@ -21,6 +21,7 @@ from rlvet.lint.topics import (
     TEMPERATURE_NEAR_ZERO,
     TRUNCATED_SAMPLING,
     TRUNCATED_WITHOUT_WEIGHT,
+    setting_without_effect,
 )
 from rlvet.lint.values import UnknownValue, Values, largest
 
@@ -90,6 +91,21 @@ def _penalizes(v: Values) -> bool:
     )
 
 
+LOSS_SETTINGS = (
+    "epsilon",
+    "epsilon_high",
+    "delta",
+    "importance_sampling_level",
+    "sapo_temperature_neg",
+    "sapo_temperature_pos",
+    "vespo_k_neg",
+    "vespo_k_pos",
+    "vespo_lambda_neg",
+    "vespo_lambda_pos",
+)
+"""The settings of losses that some of them do not read."""
+
+
 SOURCE = "trl 1.16.0, trl/trainer/grpo_trainer.py, _generate_and_score_completions and _compute_loss"
 
 
@@ -122,6 +138,8 @@ TRL = Framework(
         "optim": "adamw_torch_fused",
         "per_device_train_batch_size": 8,
         "repetition_penalty": 1.0,
+        "sapo_temperature_neg": 1.05,
+        "sapo_temperature_pos": 1.0,
         "steps_per_generation": None,
         "temperature": 1.0,
         "top_k": 0,
@@ -129,6 +147,10 @@ TRL = Framework(
         "use_liger_kernel": False,
         "use_peft": False,
         "use_vllm": False,
+        "vespo_k_neg": 3.0,
+        "vespo_k_pos": 2.0,
+        "vespo_lambda_neg": 2.0,
+        "vespo_lambda_pos": 3.0,
         "vllm_importance_sampling_correction": True,
         # Not a setting of GRPOConfig: True if the script loads the model from a trained adapter.
         "model.adapter": False,
@@ -294,6 +316,12 @@ TRL = Framework(
             ),
             details="epsilon is {low}, epsilon_high {high}.",
             fix="epsilon=3e-4, epsilon_high=4e-4",
+        ),
+        setting_without_effect(
+            "trl",
+            {name: name for name in LOSS_SETTINGS},
+            "loss_type",
+            "trl 1.16.0, trl/trainer/grpo_trainer.py, _compute_loss",
         ),
         BATCH_DOES_NOT_DIVIDE(
             title="a generation batch is no multiple of the group size",

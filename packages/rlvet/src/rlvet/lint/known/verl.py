@@ -28,6 +28,7 @@ from rlvet.lint.topics import (
     TRUNCATED_WITHOUT_WEIGHT,
     samples_greedily,
     samples_nearly_greedily,
+    setting_without_effect,
 )
 from rlvet.lint.values import UnknownValue, Values, largest
 from rlvet.runs.files import load_table
@@ -52,6 +53,22 @@ ASYNC = {
 ASYNC_PROGRAMS = ("fully_async", "one_step_off")
 
 
+LOSS_SETTINGS = {
+    name: f"{ACTOR}{name}"
+    for name in (
+        "clip_ratio_low",
+        "clip_ratio_high",
+        "clip_ratio_c",
+        "loss_agg_mode",
+        "tau_pos",
+        "tau_neg",
+        "clip_ratio",
+    )
+} | {
+    name: f"{ACTOR}policy_loss.{name}"
+    for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
+}
+"""The settings of losses that some of them do not read."""
 SETTINGS_SINCE_0_3 = (
     f"{ACTOR}clip_ratio_high",
     f"{ACTOR}clip_ratio_low",
@@ -89,6 +106,15 @@ def _clip_has_no_effect(v: Values) -> bool:
         return False
     _check_program(v)
     return True
+
+
+def _reads_clip_ratio(v: Values, name: str) -> bool:
+    """Return whether a setting is clip_ratio, and has an effect beside clip_ratio_low and clip_ratio_high."""
+    if name != "clip_ratio":
+        return False
+    if not any(since in v.settings for since in SETTINGS_SINCE_0_3):
+        raise UnknownValue("verl before 0.3 had no clip_ratio_low, and used clip_ratio")
+    return v.clip_ratio_low is None or v.clip_ratio_high is None
 
 
 def _gspo_clips_nothing(v: Values) -> bool:
@@ -207,6 +233,7 @@ VERL = Framework(
     version="0.9.1",
     defaults={
         "actor_rollout_ref.actor.clip_ratio": 0.2,
+        "actor_rollout_ref.actor.clip_ratio_c": 3.0,
         "actor_rollout_ref.actor.clip_ratio_high": 0.2,
         "actor_rollout_ref.actor.clip_ratio_low": 0.2,
         "actor_rollout_ref.actor.entropy_coeff": 0,
@@ -215,10 +242,18 @@ VERL = Framework(
         "actor_rollout_ref.actor.loss_scale_factor": None,
         "actor_rollout_ref.actor.optim.lr": 1e-6,
         "actor_rollout_ref.actor.optim.optimizer": "AdamW",
+        "actor_rollout_ref.actor.policy_loss.clip_cov_lb": 1.0,
+        "actor_rollout_ref.actor.policy_loss.clip_cov_ratio": 0.0002,
+        "actor_rollout_ref.actor.policy_loss.clip_cov_ub": 5.0,
+        "actor_rollout_ref.actor.policy_loss.dro_beta": None,
+        "actor_rollout_ref.actor.policy_loss.kl_cov_ratio": 0.0002,
         "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+        "actor_rollout_ref.actor.policy_loss.ppo_kl_coef": 0.1,
         "actor_rollout_ref.actor.ppo_epochs": 1,
         "actor_rollout_ref.actor.ppo_mini_batch_size": 256,
         "actor_rollout_ref.actor.strategy": "fsdp",
+        "actor_rollout_ref.actor.tau_neg": 1.05,
+        "actor_rollout_ref.actor.tau_pos": 1.0,
         "actor_rollout_ref.actor.use_dynamic_bsz": False,
         "actor_rollout_ref.actor.use_kl_loss": False,
         "actor_rollout_ref.model.lora.rank": 0,
@@ -322,6 +357,13 @@ VERL = Framework(
         )
     ),
     rules=(
+        setting_without_effect(
+            "verl",
+            LOSS_SETTINGS,
+            f"{ACTOR}policy_loss.loss_mode",
+            "verl 0.9.1, verl/trainer/ppo/core_algos.py",
+            is_read=_reads_clip_ratio,
+        ),
         CLIP_CANNOT_ACT(
             reads={
                 "high": f"{ACTOR}clip_ratio_high",
