@@ -100,8 +100,9 @@ slow-test: $(DEV)
 	$(RUN_TESTS) -m slow $(TESTS)
 
 # The branch coverage of the core, which must be at least 95 %.
-coverage: $(DEV)
-	$(RUN_TESTS) -m "not exhaustive" $(PATHS_core) --cov --cov-report=term
+coverage: export PYTHONPATH = $(TRITON)
+coverage: $(DEV) $(TRITON)/.installed
+	$(RUN_TESTS) -m "not exhaustive" $(PATHS_core) $(PATHS_kernels) --cov --cov-report=term
 
 # What takes hours and seldom fails: the oracle's whole grid, kills and full disks, a Ray cluster, each recipe, mutants.
 nightly: rehearsals node-rehearsal mutation coverage

@@ -1,30 +1,63 @@
 """Measure the time of bounds and losses as ratios within one run, and append it to a CSV.
 
     python benchmarks/speed.py [--tokens 65536 1048576] [--device cpu] [--output benchmarks/speed.csv]
+    python benchmarks/speed.py --table [--tokens 131072]     # the tables of docs/measured/benchmarks.md
 
 Contestants run in turn, so that a drift of the machine's speed affects all of them alike. On a CPU, the processor time
 of one thread is measured, so that other processes do not count. Quote the ratios of medians.
 
-- bounds: `ratio_bounds` for each divergence, both sides, eager and under torch.compile, beside a plain bisection of 50
-  steps on each side, eager.
-- loss: forward and backward of `policy_loss` for each method, beside PPO's clip as textbooks write it (exp, clamp,
-  min, masked mean, differentiated by autograd), each eager and compiled: bandpo's by `compile_loss`.
+- bounds: `ratio_bounds` for each divergence, both sides, eager and for two under torch.compile, beside a plain
+  bisection of 50 steps on each side, eager, and the code of the paper's authors, if a clone called BandPO is in
+  $BANDPO_CLONES.
+- loss: forward and backward of `policy_loss` for each divergence and method, beside PPO's clip as textbooks write it
+  (exp, clamp, min, masked mean, differentiated by autograd); for five methods also compiled, by `compile_loss`.
+- In both, a copy of as many bytes as a computation has to move at least.
 - packed: the loss of a packed batch beside that of the padded one, with 30, 60 and 90 % of padding.
 """
 
 import argparse
 import csv
+import importlib.util
+import os
+import sys
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from bandpo import KL, Packed, Rows, TotalVariation, compile_loss, policy_loss, ratio_bounds
-from bandpo.core.divergences import JensenShannon, PearsonChi2
+from bandpo import (
+    KL,
+    Band,
+    FDivergence,
+    Packed,
+    Rows,
+    compile_loss,
+    parse,
+    policy_loss,
+    ratio_bounds,
+)
+from bandpo.core.divergences import Divergence, JensenShannon
+from bandpo.core.methods import METHODS
 from bandpo.core.text import as_method
 from measuring import compete, stamp
 
 RADIUS = 0.05
+DIVERGENCES = {
+    name: parse(name, Divergence)
+    for name in (
+        "KL()",
+        "TotalVariation()",
+        "PearsonChi2()",
+        "NeymanChi2()",
+        "SquaredHellinger()",
+        "ReverseKL()",
+        "JensenShannon()",
+        "AlphaDivergence(0.5)",
+        "AlphaDivergence(3.0)",
+        "AlphaDivergence(-0.5)",
+    )
+}
+DIVERGENCES["a function of one's own"] = FDivergence(lambda u: (u - 1) ** 2 / (u + 1))
 
 
 def bisection(logp):
@@ -47,6 +80,25 @@ def bisection(logp):
 def both_bounds(logp, divergence):
     bounds = ratio_bounds(logp, divergence, RADIUS)
     return bounds.log_lower, bounds.log_upper
+
+
+@cache
+def authors_bounds():
+    """Return the bounds of the authors' code by their names, for the radius; none without a clone of it."""
+    folder = Path(os.environ.get("BANDPO_CLONES", "unset")) / "BandPO/RLtraining/verl/verl/bandpo/band"
+    if not folder.is_dir():
+        return {}
+    # Their solver is imported by this name. The packages above it import all of verl, and are left out.
+    for name in ("solver", "band"):
+        spec = importlib.util.spec_from_file_location(f"verl.bandpo.band.{name}", folder / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    settings = {"delta": RADIUS, "does_relax_high_p_bound": False, "upper_bound_max": 10.0}
+    return {
+        f"the authors' {name}": partial(module.band, method=name, **settings)
+        for name in ("bandkl", "bandtv", "bandchi2")
+    }
 
 
 def textbook_clip(logp, logp_old, advantages, mask):
@@ -84,8 +136,8 @@ def forward_backward(loss, tensors):
     return run
 
 
-METHODS = ("FixedClip(0.2)", "GRPO()", "Band(KL(), 0.05)", "BandPO()", "Band(TotalVariation(), 0.05)")
-LOSSES = {"textbook clip 0.2": textbook_clip, **{name: method_loss(name) for name in METHODS}}
+COMPILED = ("FixedClip(0.2)", "GRPO()", "Band(KL(), 0.05)", "BandPO()", "Band(TotalVariation(), 0.05)")
+LOSSES = {"textbook clip 0.2": textbook_clip, **{name: method_loss(name) for name in COMPILED}}
 
 
 @cache
@@ -104,20 +156,42 @@ def bounds_contest(tokens, device, backend="inductor"):
     run = compiled(both_bounds, backend)
     return "bisection, 50 steps", {
         "bisection, 50 steps": lambda: bisection(logp),
-        "KL": lambda: ratio_bounds(logp, KL(), RADIUS),
-        "TotalVariation": lambda: ratio_bounds(logp, TotalVariation(), RADIUS),
-        "PearsonChi2": lambda: ratio_bounds(logp, PearsonChi2(), RADIUS),
+        **plain_bounds(logp),
         "KL, compiled": lambda: run(logp, KL()),
-        "JensenShannon": lambda: ratio_bounds(logp, JensenShannon(), RADIUS),
         "JensenShannon, compiled": lambda: run(logp, JensenShannon()),
     }
+
+
+def plain_bounds(logp):
+    """Return what computes the bounds of each divergence without a compiler, and the copy that moves as many bytes."""
+    both = torch.empty(2, *logp.shape, device=logp.device)
+    runs = {"copy": lambda: both.copy_(logp)}
+    runs |= {
+        name: partial(ratio_bounds, logp, divergence, RADIUS) for name, divergence in DIVERGENCES.items()
+    }
+    return runs | {name: partial(bounds, logp) for name, bounds in authors_bounds().items()}
+
+
+def plain_losses(tensors):
+    """Return the loss of each divergence and method without a compiler, and the copy that moves as many bytes."""
+    written = torch.empty(7, *tensors[0].shape, device=tensors[0].device)
+    halves = written.view(-1).chunk(2)
+    runs = {
+        "copy": lambda: halves[0][: halves[1].numel()].copy_(halves[1]),
+        "textbook clip 0.2": forward_backward(textbook_clip, tensors),
+    }
+    methods = {f"Band({name})": Band(divergence, RADIUS) for name, divergence in DIVERGENCES.items()}
+    methods |= {f"{name}()": as_method(f"{name}()") for name in METHODS}
+    for name, method in methods.items():
+        runs[name] = forward_backward(partial(policy_loss, method=method, layout=Rows()), tensors)
+    return runs
 
 
 def loss_contest(tokens, device, backend="inductor"):
     tensors = batch(tokens, device)
     runs = {name: forward_backward(loss, tensors) for name, loss in LOSSES.items()}
     runs["textbook clip 0.2, compiled"] = forward_backward(compiled(textbook_clip, backend), tensors)
-    for name in METHODS:
+    for name in COMPILED:
         runs[f"{name}, compiled"] = forward_backward(compiled_method(name, backend), tensors)
     return "textbook clip 0.2", runs
 
@@ -158,6 +232,26 @@ def race(what, tokens, device, rounds, backend="inductor"):
         yield {"what": what, "tokens": tokens, "contestant": name}, value, value / seconds[baseline]
 
 
+def print_table(tokens, rounds):
+    """Print the tables of the page: what each computation takes, for a token and in copies of the least bytes."""
+    tensors = batch(tokens, "cpu")
+    with torch.no_grad():
+        seconds = {
+            "bounds": compete(
+                {"bisection, 50 steps": lambda: bisection(tensors[1]), **plain_bounds(tensors[1])},
+                "cpu",
+                rounds,
+            )
+        }
+    seconds["loss"] = compete(plain_losses(tensors), "cpu", rounds)
+    for what, of_each in seconds.items():
+        print(
+            f"\n| {what}, at least {BYTES_PER_TOKEN[what]} bytes a token | ns a token | copies |\n|---|---:|---:|"
+        )
+        for name, value in of_each.items():
+            print(f"| {name} | {value / tokens * 1e9:.3g} | {value / of_each['copy']:.3g} |")
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -167,8 +261,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", choices=list(CONTESTS), nargs="+", default=list(CONTESTS))
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("speed.csv"))
+    parser.add_argument("--table", action="store_true", help="print the tables of the page, and nothing else")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.table:
+        for tokens in options.tokens:
+            print_table(tokens, options.rounds)
+        return
     metadata = stamp(options.device)
     rows = []
     for tokens in options.tokens:

@@ -67,7 +67,7 @@ def ratio_bounds(
 
     The relative error of ``upper − 1`` and ``1 − lower`` is at most 1e−5 in float32 and 1e−12 in float64 (2e−8 for an
     `FDivergence`, whose formula has cancellation). This holds for radii from 1e−12 to 1e3, and for ``p`` and ``1 − p``
-    of at least 1e−30 (1e−290 in float64). On a CPU, 16,384 tokens or more in float32, with one radius, take bounds that
+    of at least 1e−30 (1e−290 in float64). On a CPU, 4,096 tokens or more in float32, with one radius, take bounds that
     need a root search from a table, which is made at the first such call, in about 0.2 s.
 
     Args:

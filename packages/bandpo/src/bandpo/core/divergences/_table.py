@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5
 """The largest relative error of ``upper − 1`` and ``1 − lower``."""
-FEW_TOKENS = 2**14
-"""The number of tokens of a call from which on a table is used. To make one takes as long as to solve for about five
-times as many, once in a process. No call depends on what was called before, so that results can be repeated."""
+FEW_TOKENS = 4096
+"""The number of tokens of a call from which on a table is used. To make one takes as long as to solve for some 100,000
+tokens, once in a process; a training has these soon. No call depends on what was called before, so that results can be
+repeated."""
 FARTHEST = -_solver.floor(torch.float32)
 """The largest ``−log p`` and ``|z|`` for which there are bounds in float32."""
 PER_UNIT = 16
