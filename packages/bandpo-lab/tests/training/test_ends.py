@@ -99,7 +99,7 @@ def assert_one_sentence(error):
 def test_a_reward_function_that_fails_is_named(name, message, rewards):
     folder = rewards / "run"
     arguments = small(folder, "--reward_funcs", f"failing_rewards.{name}")
-    with pytest.raises(RunProblem, match=message) as caught:
+    with pytest.raises((RunProblem, BandpoError), match=message) as caught:
         run_training(arguments)
     assert_one_sentence(caught.value)
     assert_checkpoint_is_whole(folder, 2)

@@ -20,7 +20,7 @@ from trl_async import CPU, SETTINGS, make_async, sampler, varied_reward
 
 from bandpo import policy_loss
 from bandpo.audit.metrics import LOGGED
-from bandpo.core.errors import RunProblem
+from bandpo.core.errors import InvalidValue, RunProblem
 from bandpo.core.methods import METHODS
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
@@ -636,3 +636,19 @@ def test_gradients_of_two_processes_are_those_of_the_whole_batch(tmp_path):
     for row, other in zip(*logged, strict=True):
         for name in shared:
             assert row.get(name) == other.get(name), name
+
+
+class Spoiling(TrainerCallback):
+    """Sets a weight to NaN after the third step."""
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        if state.global_step == 3:
+            with torch.no_grad():
+                model.get_parameter("model.norm.weight")[0] = torch.nan
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_weight_that_is_not_finite_is_named(tmp_path):
+    message = r"^logp holds nan, .*After step 3, the weight model\.norm\.weight is NaN or infinite$"
+    with trl_on_a_cpu(), pytest.raises(InvalidValue, match=message):
+        make_async(tmp_path, callbacks=[Spoiling()]).train()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo.integrations.trl.training_faults import NOT_FINITE, first_parameter_not_finite
 from bandpo_lab.errors import RunProblem, is_reported
 from bandpo_lab.training.checkpoints import saved_checkpoints
 
@@ -25,8 +26,6 @@ OUT_OF_MEMORY = (
 )
 """Parts of the error messages of torch if the memory is exhausted. On a GPU it raises an OutOfMemoryError, whatever the
 message, and on a CPU a RuntimeError."""
-NOT_FINITE = "probability tensor contains"
-"""A part of the error message of torch if it is to sample with a probability that is NaN or infinite."""
 
 
 @contextmanager
@@ -71,16 +70,6 @@ def _advice(folder: Path) -> str:
     if not checkpoints:
         return "there is no checkpoint yet, so choose another output_dir"
     return f"{checkpoints[0].name} is whole, and the run goes on from it with --resume if the settings stay the same"
-
-
-def first_parameter_not_finite(model: Any) -> str | None:
-    """Return the name of the first parameter with a NaN or an infinite value on this process; None if there is none."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            if not torch.isfinite(local).all():
-                return name
-    return None
 
 
 def check_weights(trainer: Any, file: str) -> None:

@@ -17,7 +17,7 @@ from trl import get_dataset, get_peft_config, get_quantization_config
 
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.console import echo
-from bandpo_lab.errors import InvalidValue, RunProblem
+from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import check_prepared
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
@@ -45,14 +45,7 @@ EVALUATION_SEED = 1234
 class RunTrainer(RunCheckpoints, StaleBatches, BandGRPOTrainer):
     """`BandGRPOTrainer` with a lag, whose checkpoints are written atomically."""
 
-    def _calculate_rewards(self, *arguments: Any, **kwargs: Any) -> torch.Tensor:
-        rewards = super()._calculate_rewards(*arguments, **kwargs)
-        if rewards.isnan().all():
-            raise RunProblem(
-                f"every reward after step {self.state.global_step} is NaN or None, so there is nothing to learn from: "
-                "see the reward functions, and whether their columns are in the data"
-            )
-        return rewards
+    _stops_without_rewards = True
 
 
 def run_training(arguments: Arguments) -> RunFolder:

@@ -75,9 +75,13 @@ def check_logp(name: str, logp: Float[Tensor, "*shape"]) -> None:
         return
     largest = logp.max()
     if not largest <= LOGP_SLACK:  # also true for NaN
+        cause = (
+            "is it a negative log-likelihood, with its sign flipped?"
+            if largest.isfinite()
+            else "see whether logits or weights are NaN or infinite"
+        )
         raise InvalidValue(
-            f"{name} holds {largest.item():g}, which is not a log-probability (they are ≤ 0, in nats); "
-            "check for NaN logits, or for a negative log-likelihood passed with its sign flipped"
+            f"{name} holds {largest.item():g}, which is not a log-probability (they are ≤ 0, in nats); {cause}"
         )
 
 

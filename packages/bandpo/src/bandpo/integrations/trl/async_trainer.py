@@ -40,6 +40,7 @@ from bandpo.integrations.trl.async_probe import AsyncProbe
 from bandpo.integrations.trl.async_samples import SampleCollator, SampleQueue, SampleTable
 from bandpo.integrations.trl.method_trainer import ClippedTokens, MethodTrainer
 from bandpo.integrations.trl.probe import with_bounds
+from bandpo.integrations.trl.training_faults import name_of, naming_weights
 from bandpo.integrations.trl.trl_names import ASYNC_GRPO
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class BandAsyncGRPOTrainer(MethodTrainer, AsyncGRPOTrainer):
         ASYNC_GRPO.check_class(AsyncGRPOTrainer)
         self._read_settings(args)
         self._step_of_version: dict[int, int] = {}
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        # A sample has the sum of its rewards only.
+        self._reward_name = " + ".join(name_of(function) for function in functions if function)
         super().__init__(model, reward_funcs, args, *arguments, **kwargs)
         ASYNC_GRPO.check_trainer(self)
         self._start_audit("rollout", sampling_settings(args), version_at="group")
@@ -182,14 +186,18 @@ class BandAsyncGRPOTrainer(MethodTrainer, AsyncGRPOTrainer):
         samples = SampleTable.of(inputs, numbers)
         layout = Packed(segments=segments[None])
         age = None if samples.version is None else self.state.global_step - samples.version
-        batch = Batch.read(
-            called.outputs.log_probs.flatten()[positions][None],
-            inputs["old_log_probs"][selected][None],
-            inputs["advantages"][selected][None],
-            layout=layout,
-            entropy=called.outputs.entropy.detach().flatten()[positions][None],
-            state=self._state_of_loss(age, samples.group),
-        )
+        logp = called.outputs.log_probs.flatten()[positions][None]
+        with naming_weights(self.model, logp, self.state.global_step):
+            batch = Batch.read(
+                logp,
+                inputs["old_log_probs"][selected][None],
+                inputs["advantages"][selected][None],
+                layout=layout,
+                entropy=called.outputs.entropy.detach().flatten()[positions][None],
+                state=self._state_of_loss(age, samples.group),
+            )
+        if self.training and not self._probing and samples.reward is not None:
+            self._check_rewards(samples.reward[:, None], [self._reward_name])
 
         method = self.loss_method()
         with torch.no_grad():

@@ -36,6 +36,7 @@ from bandpo.integrations.stock_methods import trl_method
 from bandpo.integrations.trl.announcements import sampling_settings
 from bandpo.integrations.trl.probe import high_entropy_mask, probe_loss
 from bandpo.integrations.trl.run_audit import RunAudit
+from bandpo.integrations.trl.training_faults import UserFunctions, naming_weights
 from bandpo.integrations.trl.trl_names import GRPO
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class AuditMixin(RunAudit, GRPOTrainer):
             )
         super().__init__(model, reward_funcs, args, *arguments, **kwargs)
         GRPO.check_trainer(self)
+        self._user_functions = UserFunctions()
         if self.loss_method().old_policy == "rollout":
             anchor = "rollout"
         else:
@@ -232,7 +234,7 @@ class AuditMixin(RunAudit, GRPOTrainer):
         logp, entropy, *_ = outputs
         if self.training and not self._probing:
             self._check_and_record(batch, logp, entropy)
-        with torch.no_grad():
+        with torch.no_grad(), naming_weights(self.model, logp, self.state.global_step):
             self._prepare_loss(batch, inputs, logp, entropy)
         return outputs
 
@@ -292,11 +294,13 @@ class AuditMixin(RunAudit, GRPOTrainer):
     def _calculate_rewards(self, *arguments: Any, **kwargs: Any) -> Tensor:
         rewards = cast("Tensor", super()._calculate_rewards(*arguments, **kwargs))
         self._rewards = rewards
+        self._check_rewards(rewards, self.reward_func_names)
         return rewards
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rewards = None
-        outputs = super()._generate_and_score_completions(inputs)
+        with self._user_functions.watching(self):
+            outputs = super()._generate_and_score_completions(inputs)
         if self.training and (self._watch is not None or self._recorder is not None):
             self._add_reward_and_truncated(outputs)
         return outputs

@@ -10,7 +10,7 @@ import logging
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +25,7 @@ from bandpo.audit.recorder import Recorder
 from bandpo.core.errors import BandWarning, InvalidValue, RunProblem
 from bandpo.core.methods import Method
 from bandpo.core.text import as_text
+from bandpo.integrations.trl.training_faults import naming_checkpoint, unusable_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +102,8 @@ class RunAudit(Trainer):
     """The audit of all steps that were logged since training began, over all processes."""
     _watch: Watch | None = None
     _recorder: Recorder | None = None
+    _stops_without_rewards: bool = False
+    """True if a batch in which no answer has a reward ends the run, whatever ``watched`` is."""
 
     def loss_method(self) -> Method:
         """Return the method of the loss. It is used by the audit and by the probe."""
@@ -126,6 +129,7 @@ class RunAudit(Trainer):
             sampling: The settings of the sampler; None for those that are not set.
             version_at: As for `bandpo.audit.Recorder`.
         """
+        self._unusable_rewards: set[str] = set()  # the kinds that were announced
         self._log_detail = _LogDetail()
         self.add_callback(self._log_detail)
         self._watch = self._add_watch(anchor)
@@ -187,7 +191,33 @@ class RunAudit(Trainer):
         # A run that is resumed from this checkpoint does not record the losses before it again.
         if self._recorder is not None:
             self._recorder.flush()
-        super()._save_checkpoint(*arguments, **kwargs)
+        with naming_checkpoint(Path(str(self.args.output_dir)), self.state.global_step):
+            super()._save_checkpoint(*arguments, **kwargs)
+
+    def _check_rewards(self, rewards: Tensor, names: Sequence[str]) -> None:
+        """Say that rewards of a batch cannot be learnt from: once for each kind, on the main process.
+
+        Args:
+            rewards: The rewards of all processes, (sequences, reward functions).
+            names: The names of the reward functions.
+
+        Raises:
+            RuntimeError: no answer has a reward, and ``watched`` is ``stop`` or `_stops_without_rewards` is set; or a
+                reward is infinite or too large, and ``watched`` is ``stop``.
+        """
+        fault = unusable_rewards(rewards, names, self.state.global_step)
+        if fault is None:
+            return
+        is_stopped = self.watched == "stop" and fault.kind != "some"
+        if is_stopped or (fault.kind == "all" and self._stops_without_rewards):
+            raise RunProblem(fault.text)
+        if self.watched == "off" or fault.kind in self._unusable_rewards:
+            return
+        self._unusable_rewards.add(fault.kind)
+        if fault.kind == "some":
+            self._announce(f"{fault.text} (later ones are not printed)")
+        elif self.is_world_process_zero():
+            warnings.warn(fault.text, BandWarning, stacklevel=2)
 
     def _add_watch(self, anchor: str) -> Watch | None:
         """Add the callback that diagnoses the run, and return it: the user's `Watch`, or one for ``watched``.

@@ -111,6 +111,8 @@ _OF_TRAINER = {
     "use_vllm": "says if vLLM generates",
     "vllm_importance_sampling_correction": "says if the loss has importance weights",
     "rollout_func": "generates in place of the trainer",
+    "reward_funcs": "are the reward functions, whose failures bandpo names",
+    "reward_func_names": "are their names",
     "temperature": "is the temperature of the log-probabilities",
     "max_completion_length": "normalises loss_type='dr_grpo'",
     "num_iterations": "is the number of updates with each batch",
