@@ -16,6 +16,7 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +35,7 @@ from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method, importable_current_folder
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.evals.metrics import pass_at_k
-from bandpo_lab.files import replacing
+from bandpo_lab.files import locked, replacing
 from bandpo_lab.tasks import multiplication
 from bandpo_lab.tasks.multiplication import DIRECT, EOS, MAX_COMPLETION_LENGTH, PAD, SCRATCHPAD, Product
 
@@ -474,6 +475,7 @@ def train(settings: Settings, folder: Path | None, say: Callable[[str], None] | 
     Raises:
         ValueError: The method cannot be read, or the loop does not have a quantity that it depends on.
         RunProblem: The folder has a run with other settings or of other versions.
+        FileProblem: Another process is writing to the folder.
     """
     # The order of sums, and so the bits, would depend on the number of threads.
     threads = torch.get_num_threads()
@@ -482,10 +484,11 @@ def train(settings: Settings, folder: Path | None, say: Callable[[str], None] | 
         if folder is None:
             return Training(settings, None).run(say)
         folder.mkdir(parents=True, exist_ok=True)
-        _check_settings(settings, folder)
-        if (folder / SCORES).exists():
-            return read_run(folder)
-        return Training(settings, folder).run(say)
+        with nullcontext() if (folder / SCORES).exists() else locked(folder):
+            _check_settings(settings, folder)
+            if (folder / SCORES).exists():
+                return read_run(folder)
+            return Training(settings, folder).run(say)
     finally:
         torch.set_num_threads(threads)
 

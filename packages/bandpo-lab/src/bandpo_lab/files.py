@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bandpo_lab.errors import FileProblem, InvalidValue
+from bandpo_lab.errors import FileProblem, InvalidValue, is_reported
 from rlvet._atomic import naming, sync
 from rlvet.runs.files import check_file
 from rlvet.runs.limits import LARGEST_CONFIG
@@ -32,6 +32,17 @@ PATHS = {"model_name_or_path": "folder", "dataset_name": "file or folder"}
 """The options of `bandpo-lab train` that name a path or something on a hub, with the kind of path."""
 
 
+WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "iostream error", "I/O error", "os error")
+"""Parts of the error messages of torch.save, safetensors and tokenizers if the disk is full, which are no OSError."""
+
+
+def is_write_error(error: Exception) -> bool:
+    """Return True if an error, which is no OSError, says that a library could not write a file."""
+    if is_reported(error) or isinstance(error, OSError):
+        return False
+    return any(part in str(error) for part in WRITE_ERRORS)
+
+
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
     """Yield a temporary path for a file or a folder, which replaces ``path`` when the block ends.
@@ -42,6 +53,7 @@ def replacing(path: Path) -> Generator[Path, None, None]:
     Raises:
         ValueError: The folder of ``path`` does not exist.
         OSError: A file cannot be written; the error names it.
+        FileProblem: A library cannot write the file.
     """
     if not path.parent.is_dir():
         raise InvalidValue(f"{path} cannot be written: there is no folder {path.parent}")
@@ -51,6 +63,12 @@ def replacing(path: Path) -> Generator[Path, None, None]:
         with naming(path):
             yield unfinished
             put_in_place(unfinished, path)
+    except Exception as error:
+        if not is_write_error(error):
+            raise
+        raise FileProblem(
+            f"{path} cannot be written: {' '.join(str(error).split())}; see whether the disk is full or fails"
+        ) from error
     finally:
         # An error of this cleanup would hide the error of the block.
         with suppress(OSError):

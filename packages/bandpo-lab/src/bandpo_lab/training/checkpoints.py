@@ -11,8 +11,18 @@ from typing import Any
 
 from transformers import Trainer
 
-from bandpo_lab.errors import FileProblem, RunProblem, is_reported
-from bandpo_lab.files import SEAL, UNFINISHED, digest, naming, put_in_place, remove, seal, sealed
+from bandpo_lab.errors import FileProblem, RunProblem
+from bandpo_lab.files import (
+    SEAL,
+    UNFINISHED,
+    digest,
+    is_write_error,
+    naming,
+    put_in_place,
+    remove,
+    seal,
+    sealed,
+)
 from rlvet.runs.files import check_file
 from rlvet.runs.limits import LARGEST_TEXT
 
@@ -66,10 +76,6 @@ def _loading(checkpoint: str | None) -> Generator[None, None, None]:
         ) from error
 
 
-WRITE_ERRORS = ("PytorchStreamWriter", "inline_container", "iostream error", "I/O error", "os error")
-"""Parts of the error messages of torch.save, safetensors and tokenizers if the disk is full, which are no OSError."""
-
-
 @contextmanager
 def saving(checkpoint: Path) -> Generator[None, None, None]:
     """Name the checkpoint in an error of the disk that is raised while it is written.
@@ -82,13 +88,9 @@ def saving(checkpoint: Path) -> Generator[None, None, None]:
         with naming(checkpoint):
             yield
     except Exception as error:  # tokenizers raises no narrower one
-        message = " ".join(str(error).split())
-        if (
-            is_reported(error)
-            or isinstance(error, OSError)
-            or not any(part in message for part in WRITE_ERRORS)
-        ):
+        if not is_write_error(error):
             raise
+        message = " ".join(str(error).split())
         raise FileProblem(
             f"{checkpoint} cannot be written: {message}. See whether the disk is full or fails; then add --resume "
             "to go on from the checkpoint before it"
