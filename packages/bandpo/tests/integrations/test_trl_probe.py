@@ -24,7 +24,7 @@ from bandpo.core.errors import RunProblem
 from bandpo.core.methods import METHODS
 from bandpo.core.rules import TokenRule
 from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConfig, BandGRPOTrainer
-from bandpo.integrations.trl.probe import SyntheticBatch, probe_loss
+from bandpo.integrations.trl.probe import UNSEEN, GRPOSubject, probe_loss
 from processes import run_on_processes
 from rlvet.runs.configs import TRL_CLIPS
 from rlvet.runs.quantities import named_rows
@@ -63,7 +63,7 @@ def test_every_method_passes_in_every_scenario(average, tmp_path):
         assert "has the gradient of " in probe_loss(trainer), (name, scenario)
 
 
-ONE_SIDED = {"KLCov": [False, True]}
+ONE_SIDED = {"KLCov": [False, True], "ClipCov": [True, False]}
 """Whether a method's weight differs from the ratio for each sign of the advantage, if not for both."""
 STOCK_LOSSES = [
     *({"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "vespo")),
@@ -94,11 +94,12 @@ def test_every_stock_loss_passes(level, tmp_path, capsys):
 @pytest.mark.parametrize("name", METHODS)
 def test_its_batch_tells_a_method_from_one_without_bounds(name, tmp_path):
     """For both signs of the advantage: a weight that is not the ratio, or a bias."""
-    batch = SyntheticBatch.of(make_trainer(tmp_path))
+    subject = GRPOSubject(make_trainer(tmp_path))
+    inputs = subject.inputs
     method = METHODS[name].method()
     old = "sampling_per_token_logps" if method.old_policy == "rollout" else "old_per_token_logps"
-    mask = batch.inputs["completion_mask"] * batch.inputs["tool_mask"]
-    read = Batch.read(batch.logp, batch.inputs[old], batch.inputs["advantages"], mask, layout=Rows())
+    mask = inputs["completion_mask"] * inputs["tool_mask"]
+    read = Batch.read(subject.tokens.logp, inputs[old], inputs["advantages"], mask, layout=Rows())
     tokens = method.tokens(read)
     differs = (method.weight(tokens) - tokens.ratio).abs() > 0.02
     bias = method.objective.bias(tokens)
@@ -120,8 +121,8 @@ def test_its_line_says_what_was_compared(folder, tmp_path, capsys):
     assert len(said) == 1
     expected = (
         rf"bandpo: the loss with trl {re.escape(trl.__version__)} has the gradient of BandPO\(.*\), [0-9]e[-+]\d\d: "
-        r"compared on 8 sequences of 0 to 9 tokens, ratios 0\.\d+ to \d(\.\d)? \(\d+ tokens beyond a bound\), the KL "
-        "term, the entropy bonus, high-entropy tokens, the off-policy mask"
+        r"compared on 32 sequences of 0 to \d+ tokens, ratios 0\.\d+ to \d+ \(\d+ tokens beyond a bound\), "
+        rf"the KL term, the entropy bonus, high-entropy tokens, the off-policy mask; not compared: {UNSEEN}"
     )
     assert re.fullmatch(expected, said[0])
 
@@ -383,7 +384,6 @@ def test_a_term_before_the_loss_is_neither_audited_nor_recorded(method, folder, 
 
 def test_another_trainer_of_the_process_keeps_its_forward_pass(tmp_path):
     probed, other = make_trainer(tmp_path), make_trainer(tmp_path)
-    batch = SyntheticBatch.of(probed)
     ids = torch.randint(0, 8, (2, 6))
     found = {}
 
@@ -397,7 +397,7 @@ def test_another_trainer_of_the_process_keeps_its_forward_pass(tmp_path):
     assert "has the gradient of " in probe_loss(probed)
     expected = other._get_per_token_logps_and_entropies(other.model, ids, torch.ones_like(ids), 3)[0]
     assert torch.equal(found["logp"], expected)
-    assert batch.logp.shape != expected.shape
+    assert GRPOSubject(probed).tokens.logp.shape != expected.shape
 
 
 def test_a_function_of_trl_that_is_gone_is_named(tmp_path, monkeypatch):

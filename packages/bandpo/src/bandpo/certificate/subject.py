@@ -93,6 +93,18 @@ def compare(term: PolicyTerm, tolerance: float = TOLERANCE) -> Certificate:
     )
 
 
+def shares_difference(share: Tensor, expected: Tensor) -> str:
+    """Return how the shares of tokens in a loss differ from those of an average; empty if they do not.
+
+    >>> shares_difference(torch.tensor([[0.5, 0.25]]), torch.tensor([[0.25, 0.25]]))
+    'the share of a token in the loss is 1 to 2 times that of the average'
+    """
+    if not bool((relative_differences(share, expected, expected.abs().max()) > TOLERANCE).any()):
+        return ""
+    quotient = (share / expected)[expected > 0]
+    return f"the share of a token in the loss is {quotient.min():.3g} to {quotient.max():.3g} times that of the average"
+
+
 class Subject(ABC):
     """A trainer's loss, computed on synthetic tokens and without a model.
 

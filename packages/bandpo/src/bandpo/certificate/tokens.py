@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 SHAPE = (128, 40)
 """Number of sequences and of tokens, large enough that some ratio lies between 1.2 and 1.21."""
+TRAINER_SHAPE = (32, 24)
+"""The same for a trainer's loss, which is computed several times before each training."""
 EMPTY_ROW = 3
 """The sequence without a counted token."""
-DISTANCES = {"near": 0.01, "usual": 0.5, "far": math.inf}
-"""The standard deviation of log r in each batch; infinite if both policies are drawn independently."""
+DISTANCES = {"near": 0.01, "usual": 0.5, "far": math.inf, "wide": 0.8}
+"""The standard deviation of log r in each batch; infinite if both policies are drawn independently. A trainer's loss is
+computed on ``wide``: with ratios beyond the bounds of every method, and none that a trainer's clamps change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,7 @@ class LossBatch:
 
 def loss_batch(
     name: str,
+    shape: tuple[int, int] = SHAPE,
     *,
     weighted: bool = False,
     token_advantages: bool = False,
@@ -83,6 +87,7 @@ def loss_batch(
 
     Args:
         name: Its name.
+        shape: The number of sequences and of tokens.
         weighted: True for a batch with importance weights.
         token_advantages: True for advantages that vary within a sequence.
         max_log_ratio: The largest |log r|, in the batch ``far``.
@@ -95,21 +100,21 @@ def loss_batch(
     """
     distance = DISTANCES[name]
     random = torch.Generator().manual_seed([*DISTANCES].index(name))
-    uniform = torch.rand((3, *SHAPE), generator=random)
-    normal = torch.randn((3, *SHAPE), generator=random)
+    uniform = torch.rand((3, *shape), generator=random)
+    normal = torch.randn((3, *shape), generator=random)
     rarest = max_log_ratio if distance == math.inf else 8.0
     # With the square, most tokens are likely ones, as in text.
     old, independent = -rarest * uniform[:2] ** 2 - 1e-3
     perturbed = (old + distance * normal[0]).clamp(max=-1e-3)
     logp = independent if distance == math.inf else perturbed
 
-    lengths = (1 + uniform[2, :, :1] * SHAPE[1]).int()
+    lengths = (1 + uniform[2, :, :1] * shape[1]).int()
     lengths[EMPTY_ROW] = 0
-    mask = (torch.arange(SHAPE[1]) < lengths).float()
+    mask = (torch.arange(shape[1]) < lengths).float()
     # Both policies are equal in the padding, because frameworks have importance weights of 1 there.
     rollout = (old + 0.2 * mask * normal[1]).clamp(max=-1e-3)
     weights = (old - rollout).exp().clamp(max=2.0) if weighted else None
-    advantages = normal[2] if token_advantages else normal[2, :, :1].expand(SHAPE)
+    advantages = normal[2] if token_advantages else normal[2, :, :1].expand(shape)
     tensors = (logp, old, rollout, advantages, mask, weights)
     converted = [None if tensor is None else tensor.to(device, dtype) for tensor in tensors]
     return LossBatch(name, *converted)  # pyright: ignore[reportArgumentType]  (only weights may be None)
@@ -123,8 +128,8 @@ def loss_batches(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Iterator[LossBatch]:
-    """Generate all batches, see `loss_batch`."""
-    for name in DISTANCES:
+    """Generate the batches ``near``, ``usual`` and ``far``, see `loss_batch`."""
+    for name in ("near", "usual", "far"):
         yield loss_batch(
             name,
             weighted=weighted,
@@ -137,4 +142,5 @@ def loss_batches(
 
 def trainer_batch(device: torch.device) -> LossBatch:
     """Return the batch of a trainer's loss, with importance weights, in the widest floating-point type of a device."""
-    return loss_batch("usual", weighted=True, dtype=_checks.widest_float(device), device=device)
+    dtype = _checks.widest_float(device)
+    return loss_batch("wide", TRAINER_SHAPE, weighted=True, dtype=dtype, device=device)

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
-from bandpo.certificate.gradient import slope
+from bandpo.certificate.gradient import PolicyTerm
+from bandpo.certificate.subject import compare, shares_difference
 from bandpo.core.batch import Batch
-from bandpo.core.methods import Method
 from bandpo.core.text import as_method
-from bandpo.integrations._probe import Gradients, SyntheticTokens, average_difference
 from bandpo.integrations.trl.async_samples import SAMPLES
-from bandpo.integrations.trl.probe import LossProbe, SyntheticBatch, with_bounds
+from bandpo.integrations.trl.probe import TRLSubject, with_bounds
 from bandpo.integrations.trl.trl_names import ASYNC_GRPO
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ EPSILONS = (0.2, 0.28)
 """TRL's ``epsilon`` and ``epsilon_high`` in the comparison of its own loss with `FixedClip`."""
 
 
-class AsyncProbe(LossProbe):
-    """The probe of the loss of TRL's AsyncGRPOTrainer: the synthetic tokens in one packed row.
+class AsyncSubject(TRLSubject):
+    """The loss of TRL's AsyncGRPOTrainer: the synthetic tokens in one packed row.
 
     Args:
         trainer: The trainer.
@@ -41,19 +40,29 @@ class AsyncProbe(LossProbe):
     names = ASYNC_GRPO
     source = "the model"
 
-    def __init__(self, trainer: Any) -> None:
-        tokens = SyntheticTokens.on(trainer.accelerator.device)
-        self.counted = tokens.mask > 0
-        self.used = tokens.used > 0
-        self.tokens = tokens
-        rows = torch.arange(len(tokens.mask), device=tokens.mask.device)
-        # For rules that depend on the age of the weights that sampled: 0, 1 or 2 updates. Two sequences are a group.
-        self.age = rows % 3
-        self.group = rows // 2
-        super().__init__(trainer, SyntheticBatch(tokens.logp, tokens.entropy, self.inputs(trainer)))
+    @property
+    def age(self) -> Tensor:
+        """The age of each sequence's weights, for rules that depend on it: 0, 1 or 2 updates."""
+        return torch.arange(len(self.tokens.mask), device=self.tokens.mask.device) % 3
 
-    def inputs(self, trainer: Any) -> dict[str, Any]:
+    @property
+    def group(self) -> Tensor:
+        """The number of each sequence's prompt. Two sequences have the same."""
+        return torch.arange(len(self.tokens.mask), device=self.tokens.mask.device) // 2
+
+    @property
+    def counted(self) -> Tensor:
+        """True for the tokens of a sequence; (rows, columns)."""
+        return self.tokens.mask > 0
+
+    @property
+    def used(self) -> Tensor:
+        """True for the tokens that count."""
+        return self.tokens.used > 0
+
+    def make_inputs(self) -> dict[str, Any]:
         """Return the packed row as TRL's collator lays it out, the same on every process."""
+        trainer = self.trainer
         tokens = self.tokens
         number = torch.arange(int(self.counted.sum()), device=tokens.mask.device)
         positions = torch.full(tokens.mask.shape, -1, device=tokens.mask.device)
@@ -63,7 +72,7 @@ class AsyncProbe(LossProbe):
         zeros = torch.zeros_like(number)[None]
         ends = torch.tensor([[0, len(number)]], device=number.device)
         used_on_all = torch.full((1,), float(self.used.sum() * trainer.accelerator.num_processes))
-        unknown = torch.full_like(tokens.advantages, torch.nan)
+        unknown = torch.full_like(tokens.sequence_advantages, torch.nan)
         version = trainer.state.global_step - self.age
         table = torch.stack([version, self.group, unknown, torch.zeros_like(unknown)], -1)
         return {
@@ -72,8 +81,8 @@ class AsyncProbe(LossProbe):
             "position_ids": number[None],
             "shift_labels": zeros,
             "token_index": positions[self.used][None],
-            "old_log_probs": tokens.old[self.used][None],
-            "advantages": tokens.advantages[row_of_token[self.used]][None],
+            "old_log_probs": tokens.logp_old[self.used][None],
+            "advantages": tokens.advantages[self.used][None],
             "segment_id": row_of_token[self.used][None],
             "tree_kv_index": number[None],
             "tree_cu_seqlens_q": ends,
@@ -89,8 +98,8 @@ class AsyncProbe(LossProbe):
         tokens = self.tokens
         return Batch.read(
             tokens.logp,
-            tokens.old,
-            tokens.advantages,
+            tokens.logp_old,
+            tokens.sequence_advantages,
             tokens.used,
             entropy=tokens.entropy,
             state=self.trainer._state_of_loss(self.age, self.group),
@@ -105,54 +114,39 @@ class AsyncProbe(LossProbe):
         with with_bounds(self.trainer, *EPSILONS):
             return AsyncGRPOTrainer.compute_loss(self.trainer, model, inputs)
 
-    def other_terms(self, batch: Batch) -> Tensor:
-        return self.gradient(self.trl_loss, advantages=torch.zeros_like(self.batch.inputs["advantages"]))
+    def other_terms(self) -> Tensor:
+        with self.naming_errors():
+            return self.gradient_of(self.trl_loss, advantages=self.filled(0.0))
 
-    def shares(self) -> Tensor:
+    def measure_share(self) -> Tensor:
         on_policy = {"old_log_probs": self.tokens.logp[self.used][None]}
-        zero = torch.zeros_like(self.batch.inputs["advantages"])
-        at_zero = self.gradient(self.trl_loss, advantages=zero, **on_policy)
-        at_one = self.gradient(self.trl_loss, advantages=torch.ones_like(zero), **on_policy)
+        at_zero = self.gradient_of(self.trl_loss, advantages=self.filled(0.0), **on_policy)
+        at_one = self.gradient_of(self.trl_loss, advantages=self.filled(1.0), **on_policy)
         return (at_zero - at_one)[0]
 
-    def check_loss(self, shares: Tensor, batch: Batch) -> None:
+    def check_loss(self, share: Tensor) -> None:
+        batch = self.batch()
         expected = batch.mask / batch.mask.sum() / self.trainer.args.gradient_accumulation_steps
-        if not shares.any():
-            raise self.problem(
-                "it does not use the advantages in its inputs, or the log-probabilities that it asks for"
-            )
-        difference = average_difference(shares, expected.to(shares))
+        difference = shares_difference(share, expected.to(share))
         if difference:
             raise self.problem(
                 f"{difference} over the tokens of all processes, divided by the accumulation steps"
             )
         low, high = EPSILONS
         clip = as_method(f"FixedClip({low}, {high})")
-        gradients = Gradients(
-            self.gradient(self.clipped_trl_loss),
-            torch.zeros_like(torch.stack([shares, shares])),
-            shares,
-            lambda method: self.policy_gradient(method, batch, shares),
-        )
-        check = gradients.compare(clip, batch)
-        if not check.equal:
+        found = compare(PolicyTerm(self.gradient_of(self.clipped_trl_loss)[0], clip, batch, share))
+        if not found.equal:
             raise self.problem(
                 f"at epsilon={low} and epsilon_high={high} TRL's own loss is not that of {clip!r}, so bandpo does not "
-                f"know it: its gradient differs by {check.error:.2g}, {check.cause}; {check.examples[0]}"
+                f"know it: its gradient differs by {found.error:.2g}, {found.cause}; {found.examples[0]}"
             )
 
     @contextmanager
     def forward(self, logp: Tensor, entropy: Tensor) -> Generator[Any, None, None]:
         def model(**_: Any) -> Any:
-            self.batch.is_read = True
+            self.is_read = True
             return SimpleNamespace(
                 log_probs=logp[self.counted][None], entropy=entropy[self.counted][None], aux_loss=None
             )
 
         yield model
-
-    def policy_gradient(self, method: Method, batch: Batch, shares: Tensor) -> Tensor:
-        return shares * slope(method, batch)
-
-    def attributes(self) -> dict[str, Any]:
-        return {}

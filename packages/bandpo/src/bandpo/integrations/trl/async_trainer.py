@@ -36,7 +36,7 @@ from bandpo.core.layout import Packed
 from bandpo.integrations._adapt import describe_anchor
 from bandpo.integrations.trl.announcements import sampling_settings
 from bandpo.integrations.trl.async_config import BandAsyncGRPOConfig
-from bandpo.integrations.trl.async_probe import AsyncProbe
+from bandpo.integrations.trl.async_probe import AsyncSubject
 from bandpo.integrations.trl.async_samples import SampleCollator, SampleQueue, SampleTable
 from bandpo.integrations.trl.method_trainer import ClippedTokens, MethodTrainer
 from bandpo.integrations.trl.probe import with_bounds
@@ -124,7 +124,7 @@ class BandAsyncGRPOTrainer(MethodTrainer, AsyncGRPOTrainer):
         )
 
     def _compare_with_method(self) -> str:
-        return AsyncProbe(self).run()
+        return AsyncSubject(self).certify()
 
     # The versions of the weights.
 

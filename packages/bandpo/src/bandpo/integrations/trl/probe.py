@@ -1,4 +1,4 @@
-"""A test of a trainer's loss before training: its gradient on a small synthetic batch, without a forward pass.
+"""A test of a trainer's loss before training: its gradient on synthetic tokens, without a forward pass.
 
 The measure is TRL's own loss, ``GRPOTrainer._compute_loss`` of the installed version, so no formula of TRL is copied:
 
@@ -8,18 +8,16 @@ The measure is TRL's own loss, ``GRPOTrainer._compute_loss`` of the installed ve
 3. The gradient of the trainer's loss, of the class at hand, must be that of 1 plus the shares times ``-(w·A + b)`` of
    the method, with TRL's two masks.
 
-The batch is that of `bandpo.integrations._probe`. What happens outside of the loss is not tested: the forward and the
-backward pass, and changes during training. The loss of a subclass that ends with an error on the batch is not compared,
-and only a line says so.
+The tokens are those of `bandpo.certificate.tokens`. What happens outside of the loss is not tested, see `UNSEEN`. The
+loss of a subclass that ends with an error on the tokens is not compared, and only a line says so.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,19 +25,13 @@ import trl
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from bandpo.certificate.gradient import TOLERANCE, slope
-from bandpo.certificate.subject import Certificate
+from bandpo.certificate.gradient import slope
+from bandpo.certificate.subject import Subject, shares_difference
+from bandpo.certificate.tokens import trainer_batch
 from bandpo.core.aggregation import TRL_LOSS_TYPES, aggregation_weights
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandpoError, RunProblem
 from bandpo.core.methods import Method
-from bandpo.integrations._probe import (
-    Gradients,
-    SyntheticTokens,
-    average_difference,
-    describe_comparison,
-    relative_difference,
-)
 from bandpo.integrations.trl.config import AGGREGATIONS
 from bandpo.integrations.trl.trl_names import FORWARD, GRPO, TrainerNames
 
@@ -47,48 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HINT = "; if the loss was changed on purpose, set certify='warn' to train on"
-
-
-@dataclass
-class SyntheticBatch:
-    """The log-probabilities and entropies that a trainer's loss gets in place of those of a forward pass.
-
-    They have the shape (rows, columns).
-    """
-
-    logp: Tensor
-    entropy: Tensor
-    inputs: dict[str, Any]
-    """TRL's inputs of the loss."""
-    is_read: bool = False
-    """True once a loss has asked for the log-probabilities."""
-
-    @classmethod
-    def of(cls, trainer: Any) -> SyntheticBatch:
-        """Return the batch, with the inputs that the trainer's settings need."""
-        tokens = SyntheticTokens.on(trainer.accelerator.device)
-        rows, columns = tokens.logp.shape
-        # The ids are the number of the sequence, by which a part of the batch gets its log-probabilities.
-        number = torch.arange(rows, device=tokens.logp.device)[:, None]
-        ids = number.expand(rows, columns).contiguous()
-        prompt = number.expand(rows, 2).contiguous()
-        inputs: dict[str, Any] = {
-            "prompt_ids": prompt,
-            "prompt_mask": torch.ones_like(prompt),
-            "completion_ids": ids,
-            "completion_mask": tokens.mask,
-            "tool_mask": tokens.used,
-            "advantages": tokens.advantages,
-            "old_per_token_logps": tokens.old,
-            "sampling_per_token_logps": tokens.sampled,
-            "ref_per_token_logps": tokens.reference,
-            "num_items_in_batch": 2 * tokens.used.sum(),
-            # For rules that depend on the age of the weights that sampled: 0, 1 or 2 updates.
-            "version": trainer.state.global_step - number.flatten() % 3,
-        }
-        if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
-            inputs["importance_sampling_ratio"] = torch.where(tokens.used > 0, tokens.weights, 1.0)
-        return cls(tokens.logp, tokens.entropy, inputs)
+UNSEEN = "advantages and old log-probabilities from generation, the forward pass, the backward pass"
+"""What can change the training of a trainer, and is not part of its loss."""
 
 
 def probe_loss(trainer: Any) -> str:
@@ -101,45 +53,55 @@ def probe_loss(trainer: Any) -> str:
         RuntimeError: it has another gradient, or TRL's loss cannot be computed. The message names TRL's version and
             what is different.
     """
-    return GRPOProbe(trainer, SyntheticBatch.of(trainer)).run()
+    return GRPOSubject(trainer).certify()
 
 
-class LossProbe(ABC):
-    """The gradients of a trainer's loss and of TRL's on a synthetic batch, of shape (2, rows, columns).
+class _EndedError(Exception):
+    """The loss of a subclass ended with an exception, its cause."""
+
+
+class TRLSubject(Subject):
+    """The loss of a trainer of TRL, and TRL's own loss.
 
     Args:
         trainer: The trainer.
-        batch: The batch.
     """
 
     names: TrainerNames
     """The names of TRL on which the trainer depends."""
     source: str
     """The function that TRL's loss asks for log-probabilities."""
+    loss = f"the loss with trl {trl.__version__}"
+    measure = "TRL's loss"
+    unseen = UNSEEN
+    hint = HINT
 
-    def __init__(self, trainer: Any, batch: SyntheticBatch) -> None:
+    def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.batch = batch
         self.method: Method = trainer.loss_method()
+        self.tokens = trainer_batch(trainer.accelerator.device)
+        self.inputs = self.make_inputs()
+        self.is_read = False
+        """True once a loss has asked for the log-probabilities."""
+
+    @abstractmethod
+    def make_inputs(self) -> dict[str, Any]:
+        """Return the tokens as the inputs of TRL's loss that the trainer's settings need."""
 
     @abstractmethod
     def read(self) -> Batch:
-        """Return the batch as the method sees it, with one sequence in each row."""
+        """Return the tokens as the method sees them, with one sequence in each row."""
 
     @abstractmethod
     def trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Compute TRL's own loss, without its clip."""
 
     @abstractmethod
-    def other_terms(self, batch: Batch) -> Tensor:
-        """Return the gradient of TRL's loss without its policy term."""
-
-    @abstractmethod
-    def shares(self) -> Tensor:
+    def measure_share(self) -> Tensor:
         """Return the derivative of TRL's loss by each token's term, without clip and masks; (rows, columns)."""
 
     @abstractmethod
-    def check_loss(self, shares: Tensor, batch: Batch) -> None:
+    def check_loss(self, share: Tensor) -> None:
         """Check that TRL's own loss is the known one.
 
         Raises:
@@ -150,94 +112,71 @@ class LossProbe(ABC):
     def forward(self, logp: Tensor, entropy: Tensor) -> AbstractContextManager[Any]:
         """Let the forward pass return these log-probabilities and entropies in the block, whose value is the model."""
 
-    @abstractmethod
-    def policy_gradient(self, method: Method, batch: Batch, shares: Tensor) -> Tensor:
-        """Return a method's gradient by the log-probabilities, with TRL's shares and masks; (rows, columns)."""
-
-    @abstractmethod
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes that the trainer has during a loss of the synthetic batch."""
+        """Return the attributes that the trainer has during a loss of the synthetic tokens."""
+        return {}
 
-    def compared_parts(self) -> list[str]:
-        """Return the names of the parts of the loss that are compared beside the policy term."""
-        return []
+    def batch(self) -> Batch:
+        with self.unchanged():
+            return self.read()
 
-    def run(self) -> str:
-        """Compare the gradients, and return a line about it.
-
-        Raises:
-            RuntimeError: the first difference.
-        """
+    def certify(self) -> str:
         was_training = self.trainer.model.training
         self.trainer.model.train()
         try:
-            return self._compare()
+            return super().certify()
+        except _EndedError as end:
+            # The loss of a subclass may need inputs of its own.
+            error = end.__cause__
+            return (
+                f"the loss of {type(self.trainer).__name__} was not compared with {self.method!r}: on bandpo's "
+                f"synthetic batch it ends with {type(error).__name__}: {error}"
+            )
         finally:
             self.trainer.model.train(was_training)
 
-    def _compare(self) -> str:
-        trainer = self.trainer
-        with self.unchanged():
-            used = self.read()
-        try:
-            other_terms = self.other_terms(used)
-            shares = self.shares()
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-            raise self.ended(error) from error
-        if not self.batch.is_read:
+    def share(self) -> Tensor:
+        with self.naming_errors():
+            share = self.measure_share()
+        if not self.is_read:
             raise self.problem(
                 f"TRL's loss does not ask {self.source} for the log-probabilities of its batch"
             )
-        self.check_loss(shares, used)
+        if not share.any():
+            raise self.problem(
+                "it does not use the advantages in its inputs, or the log-probabilities that it asks for"
+            )
+        self.check_loss(share)
+        return share
 
+    def gradient(self, advantages: float | None = None) -> Tensor:
+        changes = {} if advantages is None else {"advantages": self.filled(advantages)}
         try:
-            gradient = self.gradient(trainer.compute_loss)
+            return self.gradient_of(self.trainer.compute_loss, **changes)
         except BandpoError:
             raise
         except Exception as error:
-            if not _is_subclassed(trainer):
+            if not _is_subclassed(self.trainer):
                 raise self.ended(error) from error
-            # The loss of a subclass may need inputs of its own.
-            return (
-                f"the loss of {type(trainer).__name__} was not compared with {self.method!r}: on bandpo's synthetic "
-                f"batch it ends with {type(error).__name__}: {error}"
-            )
-        gradients = Gradients(
-            gradient, other_terms, shares, lambda method: self.policy_gradient(method, used, shares)
-        )
-        unit = gradients.unit(self.method, used)
-        entropy_error = relative_difference(gradient[1], other_terms[1], unit)
-        if entropy_error > TOLERANCE:
-            raise self.problem(
-                f"its gradient by the entropies differs from that of TRL's entropy bonus by {entropy_error:.2g}"
-            )
-        check = gradients.compare(self.method, used)
-        if check.equal:
-            return self.line(check, used)
-        if self.method.objective.bias(self.method.tokens(used)) is None:
-            zero = torch.zeros_like(self.batch.inputs["advantages"])
-            at_zero = self.gradient(trainer.compute_loss, advantages=zero)
-            error = ((at_zero - other_terms)[0].abs().max() / unit).nan_to_num(nan=torch.inf).item()
-            if error > TOLERANCE:
-                raise self.problem(
-                    f"with advantages of 0 its gradient differs from that of TRL's loss by {error:.2g}: another KL "
-                    "term, or a term of its own"
-                )
-        raise self.problem(f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}")
+            raise _EndedError from error
 
-    def gradient(self, loss: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
-        """Return the gradient of a loss by log-probabilities and entropies.
+    def filled(self, advantage: float) -> Tensor:
+        """Return the advantages of TRL's inputs, all with one value."""
+        return torch.full_like(self.inputs["advantages"], advantage)
+
+    def gradient_of(self, loss: Callable[..., Tensor], **inputs: Tensor) -> Tensor:
+        """Return the gradient of a loss by log-probabilities and entropies, of shape (2, rows, columns).
 
         Args:
             loss: The trainer's loss, or TRL's.
-            inputs: Inputs of TRL's loss that replace those of the batch.
+            inputs: Inputs of TRL's loss that replace those of the synthetic tokens.
         """
         trainer = self.trainer
-        logp = self.batch.logp.clone().requires_grad_()
-        entropy = self.batch.entropy.clone().requires_grad_()
+        logp = self.tokens.logp.clone().requires_grad_()
+        entropy = self.tokens.entropy.clone().requires_grad_()
         with self.unchanged(), torch.enable_grad():
             with self.forward(logp, entropy) as model:
-                value = loss(model, self.batch.inputs | inputs)
+                value = loss(model, self.inputs | inputs)
             if loss == trainer.compute_loss:
                 self.check_leaves(value, (logp, entropy))
             # A gradient of 0 if the loss does not depend on one of them.
@@ -246,7 +185,7 @@ class LossProbe(ABC):
 
     @contextmanager
     def unchanged(self) -> Generator[None, None, None]:
-        """Prepare the trainer's attributes for a loss of the batch, and afterwards set back those that changed.
+        """Prepare the trainer's attributes for a loss of the tokens, and afterwards set back those that changed.
 
         Attributes of other objects, such as ``args`` and ``state``, are not set back: TRL's loss changes none.
         """
@@ -292,37 +231,64 @@ class LossProbe(ABC):
             f"bandpo was tested with the inputs and attributes of trl {self.names.tested}{HINT}"
         )
 
+    @contextmanager
+    def naming_errors(self) -> Generator[None, None, None]:
+        """Raise the errors of TRL's own loss in the block as one that names TRL's version."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise self.ended(error) from error
+
     def problem(self, text: str) -> RunProblem:
-        """Return the error about a difference."""
         return RunProblem(
             f"the loss of {type(self.trainer).__name__} with trl {trl.__version__} is not that of {self.method!r}: "
             f"{text}{HINT}"
         )
 
-    def line(self, check: Certificate, batch: Batch) -> str:
-        """Return a line about what was compared."""
-        return (
-            f"the loss with trl {trl.__version__} has the gradient of {self.method!r}, {check.error:.0e}: compared on "
-            f"{describe_comparison(check, batch, *self.compared_parts())}"
-        )
 
-
-class GRPOProbe(LossProbe):
-    """The probe of the loss of TRL's GRPOTrainer."""
+class GRPOSubject(TRLSubject):
+    """The loss of TRL's GRPOTrainer."""
 
     names = GRPO
     source = FORWARD
 
+    def make_inputs(self) -> dict[str, Any]:
+        trainer = self.trainer
+        tokens = self.tokens
+        rows, columns = tokens.logp.shape
+        # The ids are the number of the sequence, by which a part of the batch gets its log-probabilities.
+        number = torch.arange(rows, device=tokens.logp.device)[:, None]
+        prompt = number.expand(rows, 2).contiguous()
+        inputs: dict[str, Any] = {
+            "prompt_ids": prompt,
+            "prompt_mask": torch.ones_like(prompt),
+            "completion_ids": number.expand(rows, columns).contiguous(),
+            "completion_mask": tokens.mask,
+            "tool_mask": tokens.used,
+            "advantages": tokens.sequence_advantages,
+            "old_per_token_logps": tokens.logp_old,
+            "sampling_per_token_logps": tokens.logp_rollout,
+            "ref_per_token_logps": tokens.logp_reference,
+            "num_items_in_batch": 2 * tokens.used.sum(),
+            # For rules that depend on the age of the weights that sampled: 0, 1 or 2 updates.
+            "version": trainer.state.global_step - number.flatten() % 3,
+        }
+        if trainer.use_vllm and trainer.vllm_importance_sampling_correction:
+            assert tokens.weights is not None
+            inputs["importance_sampling_ratio"] = torch.where(tokens.used > 0, tokens.weights, 1.0)
+        return inputs
+
     def read(self) -> Batch:
-        return self.trainer._batch_of(self.batch.inputs, self.batch.logp, self.batch.entropy)
+        return self.trainer._batch_of(self.inputs, self.tokens.logp, self.tokens.entropy)
 
     def trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         with without_clip(self.trainer):
             return GRPOTrainer._compute_loss(self.trainer, model, inputs)
 
-    def other_terms(self, batch: Batch) -> Tensor:
-        zero = torch.zeros_like(self.batch.inputs["advantages"])
-        return self.gradient(self.trl_loss, advantages=zero, old_per_token_logps=batch.logp_old)
+    def other_terms(self) -> Tensor:
+        old = self.batch().logp_old
+        with self.naming_errors():
+            return self.gradient_of(self.trl_loss, advantages=self.filled(0.0), old_per_token_logps=old)
 
     @contextmanager
     def forward(self, logp: Tensor, entropy: Tensor) -> Generator[Any, None, None]:
@@ -333,7 +299,7 @@ class GRPOProbe(LossProbe):
         def synthetic(trainer: Any, model: Any, input_ids: Tensor, *arguments: Any, **kwargs: Any) -> Any:
             if trainer is not self.trainer:
                 return original(trainer, model, input_ids, *arguments, **kwargs)
-            self.batch.is_read = True
+            self.is_read = True
             rows = input_ids[:, 0]
             return logp[rows], entropy[rows], None
 
@@ -347,22 +313,21 @@ class GRPOProbe(LossProbe):
         # With this entropy an adaptive entropy bonus acts.
         return {"_entropy_window_stats": None, "_last_world_entropy": -torch.inf}
 
-    def shares(self) -> Tensor:
+    def measure_share(self) -> Tensor:
         trainer = self.trainer
-        logp = self.batch.logp
-        zero = torch.zeros_like(self.batch.inputs["advantages"])
+        logp = self.tokens.logp
         ratio_one = {"old_per_token_logps": logp.clone(), "sampling_per_token_logps": logp.clone()}
-        if "importance_sampling_ratio" in self.batch.inputs:
+        if "importance_sampling_ratio" in self.inputs:
             ratio_one["importance_sampling_ratio"] = torch.ones_like(logp)
         with self.unchanged():
             trainer.importance_sampling_level = "token"
             trainer.top_entropy_quantile = 1.0
             trainer.off_policy_mask_threshold = None
-            at_zero = self.gradient(self.trl_loss, advantages=zero, **ratio_one)
-            at_one = self.gradient(self.trl_loss, advantages=torch.ones_like(zero), **ratio_one)
+            at_zero = self.gradient_of(self.trl_loss, advantages=self.filled(0.0), **ratio_one)
+            at_one = self.gradient_of(self.trl_loss, advantages=self.filled(1.0), **ratio_one)
         return (at_zero - at_one)[0]
 
-    def check_loss(self, shares: Tensor, batch: Batch) -> None:
+    def check_loss(self, share: Tensor) -> None:
         """Check that the shares are those of the loss aggregation that ``loss_type`` names."""
         trainer = self.trainer
         loss_type = str(AGGREGATIONS.get(trainer.loss_type, trainer.loss_type))
@@ -372,56 +337,52 @@ class GRPOProbe(LossProbe):
         if loss_type == "dapo":
             # The tokens of the generated batch, of which an update has a part.
             part = accumulated / trainer.args.steps_per_generation
-            normalizer = self.batch.inputs["num_items_in_batch"] * part / trainer.accelerator.num_processes
+            normalizer = self.inputs["num_items_in_batch"] * part / trainer.accelerator.num_processes
             factor = 1.0
         elif loss_type == "dr_grpo":
             normalizer = float(trainer.max_completion_length)
-        expected = factor * aggregation_weights(batch.sequences, loss_type, normalizer, dtype=shares.dtype)
-        if not shares.any():
-            raise self.problem(
-                "it does not use the advantages in its inputs, or the log-probabilities that it asks for"
-            )
-        difference = average_difference(shares, expected)
+        sequences = self.batch().sequences
+        expected = factor * aggregation_weights(sequences, loss_type, normalizer, dtype=share.dtype)
+        difference = shares_difference(share, expected)
         if difference:
             raise self.problem(
                 f"{difference} {TRL_LOSS_TYPES[loss_type]!r}, which loss_type={trainer.loss_type!r} stands for"
             )
 
-    def policy_gradient(self, method: Method, batch: Batch, shares: Tensor) -> Tensor:
+    def expected(self, method: Method, batch: Batch, share: Tensor) -> Tensor:
         """Return a method's gradient by the log-probabilities, with TRL's shares and masks; (rows, columns)."""
         trainer = self.trainer
-        gradient = shares * slope(method, batch) * loss_mask(trainer, self.batch, batch)
+        gradient = share * slope(method, batch) * self.loss_mask(batch)
         if trainer.importance_sampling_level == "sequence" and trainer.loss_type not in ("cispo", "vespo"):
             # The mean of log-ratios distributes the gradient of a sequence's ratio over its tokens.
             length = batch.mask.sum(-1, keepdim=True).clamp(min=1.0)
             gradient = gradient.sum(-1, keepdim=True) * batch.mask / length
         return gradient
 
-    def compared_parts(self) -> list[str]:
+    def parts(self) -> Sequence[str]:
         trainer = self.trainer
         settings = {
             "the KL term": trainer.beta,
             "the entropy bonus": trainer._entropy_bonus_enabled,
             "high-entropy tokens": trainer.top_entropy_quantile < 1,
             "the off-policy mask": trainer.off_policy_mask_threshold is not None,
-            "importance weights": "importance_sampling_ratio" in self.batch.inputs,
+            "importance weights": "importance_sampling_ratio" in self.inputs,
         }
         return [name for name, is_set in settings.items() if is_set]
 
+    def loss_mask(self, batch: Batch) -> Tensor:
+        """Return 1 for the tokens that TRL's masks leave in the loss.
 
-def loss_mask(trainer: Any, synthetic: SyntheticBatch, batch: Batch) -> Tensor:
-    """Return 1 for the tokens that TRL's masks leave in the loss.
-
-    The masks are computed here and not by TRL's functions, which a subclass may have replaced.
-    """
-    mask = high_entropy_mask(trainer, batch, synthetic.entropy)
-    threshold = trainer.off_policy_mask_threshold
-    if threshold is None:
-        return mask
-    # Drift is measured from the sampler. Where the sampler has no log-probability (NaN), the drift counts as 0.
-    drift = (synthetic.inputs["sampling_per_token_logps"] - synthetic.logp).nan_to_num(nan=0.0) * batch.mask
-    mean_drift = drift.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True).clamp(min=1.0)
-    return mask * ((batch.advantages >= 0) | (mean_drift <= threshold))
+        The masks are computed here and not by TRL's functions, which a subclass may have replaced.
+        """
+        mask = high_entropy_mask(self.trainer, batch, self.tokens.entropy)
+        threshold = self.trainer.off_policy_mask_threshold
+        if threshold is None:
+            return mask
+        # Drift is measured from the sampler. Where the sampler has no log-probability (NaN), the drift counts as 0.
+        drift = (self.tokens.logp_rollout - self.tokens.logp).nan_to_num(nan=0.0) * batch.mask
+        mean_drift = drift.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True).clamp(min=1.0)
+        return mask * ((batch.advantages >= 0) | (mean_drift <= threshold))
 
 
 def high_entropy_mask(trainer: Any, batch: Batch, entropy: Tensor | None) -> Tensor:
