@@ -20,6 +20,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from bandpo.core.errors import BandWarning, RunProblem
 from bandpo.core.methods import METHODS
 from bandpo.integrations.verl import loss_method
+from bandpo.integrations.verl.probe import UNSEEN
 
 OWN = sorted(POLICY_LOSS_REGISTRY.keys() - {"band", "audited"})
 
@@ -55,8 +56,9 @@ def test_its_line_says_what_was_compared():
     line = probed(banded(**KL | ENTROPY)).line
     expected = (
         rf"the loss of verl {re.escape(package.__version__)} has the gradient of BandPO\(.*\), [0-9]e[-+]\d\d: "
-        r"compared on 8 sequences of 0 to 9 tokens, ratios 0\.\d+ to \d(\.\d)? \(\d+ tokens beyond a bound\), "
-        "the average seq-mean-token-mean, importance weights, the KL term low_var_kl, the entropy bonus"
+        r"compared on 32 sequences of 0 to \d+ tokens, ratios 0\.\d+ to \d+ \(\d+ tokens beyond a bound\), "
+        "the average seq-mean-token-mean, importance weights, the KL term low_var_kl, the entropy bonus; not compared: "
+        + UNSEEN
     )
     assert re.fullmatch(expected, line)
 

@@ -1,4 +1,4 @@
-"""A test of a run's loss before training: verl's ``ppo_loss`` on a small synthetic batch, without a model.
+"""A test of a run's loss before training: verl's ``ppo_loss`` on synthetic tokens, without a model.
 
 ``ppo_loss`` is the function that verl's workers call with the output of the model. It calls the policy loss that
 ``loss_mode`` names, and adds KL term and entropy bonus. Its gradient by log-probabilities and entropies must be:
@@ -9,10 +9,9 @@
    the configured average. Some of verl's own losses have another average. For these the shares are measured, at ratios
    of 1 and advantages of 1, and only announced.
 
-The batch is that of `bandpo.integrations._probe`, with importance weights, a mask with gaps, and sizes of the global
-batch that are none of its own. What happens outside of ``ppo_loss`` is not tested: the forward and the backward pass, a
-factor of the engine on the loss, distillation, sums over several processes, and changes during training. For verl's own
-losses that are no method of bandpo, only KL term, entropy bonus and average are compared.
+The tokens are those of `bandpo.certificate.tokens`, with importance weights, a mask with gaps, and sizes of the global
+batch that are none of its own. What happens outside of ``ppo_loss`` is not tested, see `UNSEEN`. For verl's own losses
+that are no method of bandpo, only KL term, entropy bonus and average are compared.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ import verl
 from tensordict import TensorDict
 from verl.workers.config import PolicyLossConfig
 
-from bandpo.certificate.gradient import TOLERANCE, slope
+from bandpo.certificate.gradient import TOLERANCE, relative_differences
+from bandpo.certificate.subject import Subject
+from bandpo.certificate.tokens import trainer_batch
 from bandpo.core.batch import Batch
 from bandpo.core.errors import BandWarning, RunProblem
 from bandpo.core.layout import Rows
 from bandpo.core.methods import Method
-from bandpo.integrations._probe import Gradients, SyntheticTokens, describe_comparison, relative_difference
 from bandpo.integrations.verl.average import NO_MODE, average_of, name_average, token_shares
 from bandpo.integrations.verl.settings import POLICY_LOSS, loss_of
 from bandpo.integrations.verl.verl_names import TESTED
@@ -53,6 +53,11 @@ SIZES = {"dp_size": 2, "batch_num_tokens": 71, "global_batch_size": 13}
 """The sizes of the global batch, of which none is that of the synthetic one, so that averages differ."""
 HINT = f"; if the loss was changed on purpose, set {POLICY_LOSS}certify=warn to train on"
 """The end of an error. A loss of verl's own has no such setting, and a difference from it is only a warning."""
+UNSEEN = (
+    "advantages and old log-probabilities before the loss, the forward pass, the engine's factor on the loss, the "
+    "backward pass"
+)
+"""What can change the training of a run, and is not part of its loss."""
 _is_probing: ContextVar[bool] = ContextVar("is_probing", default=False)
 
 
@@ -83,7 +88,8 @@ def probe_loss(actor: ActorConfig, method: Method | None, device: torch.device |
         RuntimeError: it has another gradient, or it cannot be computed. The message names verl's version and what is
             different.
     """
-    return _Probe(actor, method, device or torch.device("cpu")).run()
+    subject = VerlSubject(actor, method, device or torch.device("cpu"))
+    return Probed(subject.certify(), subject.average)
 
 
 def workers_loss() -> Any:
@@ -173,59 +179,57 @@ def probe_by_setting(
         return None
 
 
-class _Probe:
-    """The gradients of verl's loss on the synthetic batch, of shape (2, rows, columns)."""
+class VerlSubject(Subject):
+    """The loss of a run of verl.
+
+    Args:
+        actor: The actor's settings.
+        method: The method of the loss; None if it is not one of bandpo's.
+        device: The device of the tokens.
+    """
+
+    loss = f"the loss of verl {verl.__version__}"
+    measure = "its KL term and entropy bonus by their definitions"
+    unseen = UNSEEN
 
     def __init__(self, actor: ActorConfig, method: Method | None, device: torch.device) -> None:
         self.actor = actor
-        self.method = method
-        self.loss = loss_of(actor)
-        self.hint = HINT if self.loss == "band" else ""
-        self.tokens = SyntheticTokens.on(device)
-        self.weights = (
-            None if self.loss == "geo_mean" else self.tokens.weights
-        )  # which takes their geometric mean
+        self.has_method = method is not None
+        if method is not None:
+            self.method = method
+        self.loss_mode = loss_of(actor)
+        self.hint = HINT if self.loss_mode == "band" else ""
+        self.tokens = trainer_batch(device)
+        # verl's geo_mean takes the geometric mean of weights.
+        self.weights = None if self.loss_mode == "geo_mean" else self.tokens.weights
         self.sizes = SIZES | {"loss_scale_factor": actor.loss_scale_factor or 7}
+        self.average = ""
+        """The average that the loss really applies, once it is known."""
 
-    def run(self) -> Probed:
-        """Compare the gradients; return what was compared, or raise the error about the first difference."""
-        other_terms = self.other_terms()
-        self.check_other_terms(self.gradient(advantages=0.0, loss_mode="vanilla"), other_terms)
-        if self.loss == "band":
-            assert self.method is not None
-            average = average_of(self.method, self.actor.policy_loss.get("average"), self.actor.loss_agg_mode)
-            shares = token_shares(self.tokens.used, average, self.sizes)
-        else:
-            at_zero = self.gradient(advantages=0.0, ratio_one=True)
-            at_one = self.gradient(advantages=1.0, ratio_one=True)
-            shares = (at_zero - at_one)[0]
-            average = name_average(shares, self.tokens.used, self.actor.loss_agg_mode, self.sizes)
-        if self.method is None:
-            compared = ", ".join((f"the average of verl's {self.loss}", *self.names_of_other_terms))
-            line = f"the loss of verl {verl.__version__} was compared in part, as {self.loss} is no method: {compared}"
-            return Probed(line, average)
+    def certify(self) -> str:
+        if self.has_method:
+            return super().certify()
+        self.other_terms()
+        self.share()
+        compared = ", ".join((f"the average of verl's {self.loss_mode}", *self.names_of_other_terms))
+        return f"{self.loss} was compared in part, as {self.loss_mode} is no method: {compared}"
 
-        if average.startswith(NO_MODE):
-            raise self.problem(f"its average is {average}")
-        method = self.method
-        batch = self.batch()
-        gradients = Gradients(
-            self.gradient(), other_terms, shares, lambda method: shares * slope(method, batch)
-        )
-        check = gradients.compare(method, batch)
-        if not check.equal:
-            raise self.problem(
-                f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}"
-            )
-        parts = [f"the average {average}"]
-        if self.weights is not None:
-            parts.append("importance weights")
-        compared = describe_comparison(check, batch, *parts, *self.names_of_other_terms)
-        return Probed(
-            f"the loss of verl {verl.__version__} has the gradient of {method!r}, {check.error:.0e}: compared on "
-            f"{compared}",
-            average,
-        )
+    def share(self) -> Tensor:
+        if self.loss_mode == "band":
+            average = self.actor.policy_loss.get("average")
+            self.average = average_of(self.method, average, self.actor.loss_agg_mode)
+            return token_shares(self.tokens.used, self.average, self.sizes)
+        at_zero = self.gradient(advantages=0.0, ratio_one=True)
+        at_one = self.gradient(advantages=1.0, ratio_one=True)
+        share = (at_zero - at_one)[0]
+        self.average = name_average(share, self.tokens.used, self.actor.loss_agg_mode, self.sizes)
+        if self.has_method and self.average.startswith(NO_MODE):
+            raise self.problem(f"its average is {self.average}")
+        return share
+
+    def parts(self) -> list[str]:
+        weights = [] if self.weights is None else ["importance weights"]
+        return [f"the average {self.average}", *weights, *self.names_of_other_terms]
 
     def gradient(
         self, advantages: float | None = None, *, ratio_one: bool = False, loss_mode: str | None = None
@@ -258,7 +262,7 @@ class _Probe:
             return torch.stack(torch.autograd.grad(value, (logp, entropy)))
         except Exception as error:  # a new version of verl may raise errors of any type
             raise RunProblem(
-                f"the loss of verl {verl.__version__} ends with {type(error).__name__} on bandpo's synthetic batch: "
+                f"{self.loss} ends with {type(error).__name__} on bandpo's synthetic batch: "
                 f"{error}; bandpo was tested with the arguments and data of verl {TESTED}{self.hint}"
             ) from error
 
@@ -287,13 +291,13 @@ class _Probe:
         columns = {
             "responses": ones.long(),
             "response_mask": tokens.used.long(),
-            "old_log_probs": tokens.logp if ratio_one else tokens.old,
-            "advantages": tokens.advantages[:, None] * ones if advantages is None else advantages * ones,
+            "old_log_probs": tokens.logp if ratio_one else tokens.logp_old,
+            "advantages": tokens.advantages if advantages is None else advantages * ones,
         }
         if self.weights is not None and not ratio_one:
             columns["rollout_is_weights"] = self.weights
         if self.actor.use_kl_loss:
-            columns["ref_log_prob"] = tokens.reference
+            columns["ref_log_prob"] = tokens.logp_reference
         from verl.utils.tensordict_utils import assign_non_tensor
 
         rows = len(ones)
@@ -306,9 +310,8 @@ class _Probe:
     def batch(self) -> Batch:
         """Return the batch as the method sees it."""
         tokens = self.tokens
-        advantages = tokens.advantages[:, None].expand_as(tokens.logp)
         return Batch.read(
-            tokens.logp, tokens.old, advantages, tokens.used, layout=Rows(), weights=self.weights
+            tokens.logp, tokens.logp_old, tokens.advantages, tokens.used, layout=Rows(), weights=self.weights
         )
 
     # The KL term and the entropy bonus.
@@ -324,30 +327,29 @@ class _Probe:
         return names
 
     def other_terms(self) -> Float[Tensor, "2 batch time"]:
-        """Compute the gradient of KL term and entropy bonus by their definitions."""
-        actor = self.actor
-        shares = token_shares(self.tokens.used, actor.loss_agg_mode, self.sizes)
-        kl = torch.zeros_like(shares)
-        if actor.use_kl_loss:
-            kl = actor.kl_loss_coef * kl_slope(actor.kl_loss_type, self.tokens.logp, self.tokens.reference)
-        return torch.stack([kl * shares, -actor.entropy_coeff * shares])
-
-    def check_other_terms(self, found: Tensor, expected: Tensor) -> None:
-        """Check the gradient at advantages of 0, of KL term and entropy bonus alone.
+        """Compute the gradient of KL term and entropy bonus by their definitions.
 
         Raises:
-            RuntimeError: it is not the expected one.
+            RuntimeError: verl's, at advantages of 0, is another one.
         """
         actor = self.actor
+        tokens = self.tokens
+        share = token_shares(tokens.used, actor.loss_agg_mode, self.sizes)
+        kl = torch.zeros_like(share)
+        if actor.use_kl_loss:
+            kl = actor.kl_loss_coef * kl_slope(actor.kl_loss_type, tokens.logp, tokens.logp_reference)
+        by_definition = torch.stack([kl * share, -actor.entropy_coeff * share])
+
+        found = self.gradient(advantages=0.0, loss_mode="vanilla")
         kl_settings = f"kl_loss_type={actor.kl_loss_type}, kl_loss_coef={actor.kl_loss_coef:g}"
         terms = (
             ("its KL term", kl_settings, bool(actor.use_kl_loss)),
             ("its entropy bonus", f"entropy_coeff={actor.entropy_coeff:g}", bool(actor.entropy_coeff)),
         )
-        # For a term that is 0. The loss vanilla has a gradient of exactly 0.
-        smallest = TOLERANCE * token_shares(self.tokens.used, actor.loss_agg_mode, self.sizes).max()
-        for (term, settings, is_set), x, by_definition in zip(terms, found, expected, strict=True):
-            difference = relative_difference(x, by_definition, smallest)
+        for (term, settings, is_set), x, expected in zip(terms, found, by_definition, strict=True):
+            # For a term that is 0. The loss vanilla has a gradient of exactly 0.
+            unit = expected.abs().max() if is_set else TOLERANCE * share.max()
+            difference = relative_differences(x, expected, unit).max()
             if difference > TOLERANCE and is_set:
                 raise self.problem(
                     f"{term} has another gradient than by its definition with {settings} and "
@@ -357,13 +359,11 @@ class _Probe:
                 raise self.problem(
                     f"with advantages of 0 it has a gradient of up to {x.abs().max():.2g}: another term"
                 )
+        return by_definition
 
     def problem(self, text: str) -> RunProblem:
-        """Return the error about a difference."""
-        name = f"verl's {self.loss}" if self.method is None else repr(self.method)
-        return RunProblem(
-            f"the loss of verl {verl.__version__} is not that of {name} with these settings: {text}{self.hint}"
-        )
+        name = repr(self.method) if self.has_method else f"verl's {self.loss_mode}"
+        return RunProblem(f"{self.loss} is not that of {name} with these settings: {text}{self.hint}")
 
 
 def kl_slope(kind: str, logp: Tensor, reference: Tensor) -> Tensor:
