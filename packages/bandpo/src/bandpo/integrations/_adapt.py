@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo.audit.recorder import Recorder
+from bandpo.certificate.tokens import LossBatch, trainer_batch
 from bandpo.core.aggregation import canonical_aggregation
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue
@@ -22,7 +23,6 @@ from bandpo.core.rule_check import check
 from bandpo.core.rules import ClipRule
 from bandpo.core.schedules import Controller, TrainingState
 from bandpo.core.text import as_method
-from bandpo.integrations._probe import SyntheticTokens
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -360,17 +360,17 @@ def is_idle_at_ratio_one(method: Method) -> bool:
     >>> [is_idle_at_ratio_one(as_method(text)) for text in texts]
     [True, True, False, False, False]
     """
-    tokens = SyntheticTokens.on(torch.device("cpu"))
+    tokens = trainer_batch(torch.device("cpu"))
     at_one, bias_at_one, _ = _gradient(method, tokens, tokens.logp)
     is_multiple_of_plain = torch.allclose(at_one, at_one.max() * tokens.used)
     if not is_multiple_of_plain or bias_at_one.any():
         return False
-    weight, bias, ratio = _gradient(method, tokens, tokens.old)
+    weight, bias, ratio = _gradient(method, tokens, tokens.logp_old)
     has_no_clip = torch.allclose(weight, ratio) or torch.equal(weight, tokens.used)
     return bool(bias.any()) or not has_no_clip
 
 
-def _gradient(method: Method, tokens: SyntheticTokens, logp_old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gradient(method: Method, tokens: LossBatch, logp_old: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weight ``w``, the bias ``b`` and the ratio of each token, 0 for those that do not count.
 
     The derivative of a token's loss with respect to its log-probability is ``−(w·A + b)``.
@@ -380,10 +380,10 @@ def _gradient(method: Method, tokens: SyntheticTokens, logp_old: Tensor) -> tupl
         tokens: The tokens, with their current log-probabilities.
         logp_old: The old log-probabilities (nats), of the same shape.
     """
-    zeros = torch.zeros(len(tokens.advantages), dtype=torch.long)
+    zeros = torch.zeros(len(tokens.mask), dtype=torch.long)
     state = TrainingState(progress=0.0, controller_state={}, group=zeros, age=zeros)
     batch = Batch.read(
-        tokens.logp, logp_old, tokens.advantages, tokens.used, entropy=tokens.entropy, state=state
+        tokens.logp, logp_old, tokens.sequence_advantages, tokens.used, entropy=tokens.entropy, state=state
     )
     read = method.tokens(batch)
     objective = method.objective.resolve(state, strict=False)

@@ -36,7 +36,8 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import (
 )
 from skyrl.train.config.config import AlgorithmConfig, make_config
 
-from bandpo.certificate.gradient import slope
+from bandpo.certificate.subject import Subject
+from bandpo.certificate.tokens import trainer_batch
 from bandpo.core.aggregation import aggregation_weights
 from bandpo.core.batch import Batch
 from bandpo.core.errors import InvalidValue, RunProblem
@@ -52,7 +53,6 @@ from bandpo.integrations._adapt import (
     read_method,
     record,
 )
-from bandpo.integrations._probe import Gradients, SyntheticTokens, describe_comparison
 from bandpo.integrations._settings import check_settings
 
 if TYPE_CHECKING:
@@ -301,8 +301,7 @@ def check_run(config: Any) -> list[str]:
 def probe_loss(algorithm: BandAlgorithmConfig) -> str:
     """Check that the loss has the gradient of its method on advantages that SkyRL scales; return a line about it.
 
-    SkyRL makes the average by scaling the advantages, before it calls the loss for each micro-batch. Its KL term and
-    entropy bonus are not tested.
+    SkyRL makes the average by scaling the advantages, before it calls the loss for each micro-batch.
 
     Args:
         algorithm: SkyRL's settings ``trainer.algorithm``.
@@ -310,46 +309,73 @@ def probe_loss(algorithm: BandAlgorithmConfig) -> str:
     Raises:
         RuntimeError: it has another gradient. The message names what is different.
     """
-    method = _method(algorithm)
     aggregations = {reduction: name for name, reduction in REDUCTIONS.items()}
-    if algorithm.loss_reduction not in aggregations:
+    average = aggregations.get(algorithm.loss_reduction)
+    if average is None:
         return f"the loss was not compared, as bandpo has no average {algorithm.loss_reduction}"
-    tokens = SyntheticTokens.on(torch.device("cpu"))
-    rows, columns = tokens.logp.shape
-    advantages = tokens.advantages[:, None].expand(rows, columns)
-    scaled = apply_loss_reduction_to_advantages_minibatch(
-        advantages, tokens.used, algorithm.loss_reduction, micro_batch_size=rows, max_seq_len=columns
-    )
-    unrecorded = copy.copy(algorithm)
-    unrecorded.record = None
-    logp = tokens.logp.clone().requires_grad_()
-    # With equal log-probabilities of trainer and sampler all weights of off_policy_correction are 1.
-    loss, _ = band(logp, tokens.old, scaled, unrecorded, tokens.used, rollout_logprobs=tokens.old)
-    (gradient,) = torch.autograd.grad(loss, logp)
+    return SkyRLSubject(algorithm, average).certify()
 
-    batch = Batch.read(tokens.logp, tokens.old, advantages, tokens.used, layout=Rows())
-    average = aggregations[algorithm.loss_reduction]
-    if average == "seq-mean-token-sum-norm":
-        shares = tokens.used / (rows * columns)
-    else:
-        # SkyRL counts all sequences, also those without a token.
-        normalizer = rows if average == "seq-mean-token-mean" else None
-        shares = aggregation_weights(batch.sequences, average, normalizer, dtype=tokens.logp.dtype)
-    zero = torch.zeros_like(gradient)
-    gradients = Gradients(
-        torch.stack([gradient, zero]),
-        torch.stack([zero, zero]),
-        shares,
-        lambda method: shares * slope(method, batch),
+
+class SkyRLSubject(Subject):
+    """The loss of a run of SkyRL, on advantages that SkyRL scales.
+
+    Args:
+        algorithm: SkyRL's settings ``trainer.algorithm``.
+        average: The loss aggregation for its ``loss_reduction``.
+    """
+
+    loss = "the loss"
+    measure = "a loss of the policy alone"
+    unseen = (
+        "the KL term, the entropy bonus, advantages and old log-probabilities before the loss, the forward pass, the "
+        "backward pass"
     )
-    check = gradients.compare(method, batch)
-    if not check.equal:
-        raise RunProblem(
-            f"the loss is not that of {method!r} with trainer.algorithm.loss_reduction={algorithm.loss_reduction}: "
-            f"its gradient differs by {check.error:.2g}: {check.cause}; {check.examples[0]}"
+
+    def __init__(self, algorithm: BandAlgorithmConfig, average: str) -> None:
+        self.algorithm = copy.copy(algorithm)
+        self.algorithm.record = None
+        self.average = average
+        self.method = _method(algorithm)
+        self.tokens = trainer_batch(torch.device("cpu"))
+
+    def batch(self) -> Batch:
+        tokens = self.tokens
+        return Batch.read(tokens.logp, tokens.logp_old, tokens.advantages, tokens.used, layout=Rows())
+
+    def gradient(self, advantages: float | None = None) -> Tensor:
+        tokens = self.tokens
+        rows, columns = tokens.logp.shape
+        scaled = apply_loss_reduction_to_advantages_minibatch(
+            tokens.advantages if advantages is None else torch.full_like(tokens.advantages, advantages),
+            tokens.used,
+            self.algorithm.loss_reduction,
+            micro_batch_size=rows,
+            max_seq_len=columns,
         )
-    compared = describe_comparison(check, batch, f"the average {algorithm.loss_reduction}")
-    return f"the loss has the gradient of {method!r}, {check.error:.0e}: compared on {compared}"
+        logp = tokens.logp.clone().requires_grad_()
+        # With equal log-probabilities of trainer and sampler all weights of off_policy_correction are 1.
+        old = tokens.logp_old
+        loss, _ = band(logp, old, scaled, self.algorithm, tokens.used, rollout_logprobs=old)
+        (gradient,) = torch.autograd.grad(loss, logp)
+        return torch.stack([gradient, torch.zeros_like(gradient)])
+
+    def share(self) -> Tensor:
+        used = self.tokens.used
+        rows, columns = used.shape
+        if self.average == "seq-mean-token-sum-norm":
+            return used / (rows * columns)
+        # SkyRL counts all sequences, also those without a token.
+        normalizer = rows if self.average == "seq-mean-token-mean" else None
+        return aggregation_weights(self.batch().sequences, self.average, normalizer, dtype=used.dtype)
+
+    def parts(self) -> list[str]:
+        return [f"the average {self.algorithm.loss_reduction}"]
+
+    def problem(self, text: str) -> RunProblem:
+        reduction = self.algorithm.loss_reduction
+        return RunProblem(
+            f"the loss is not that of {self.method!r} with trainer.algorithm.loss_reduction={reduction}: {text}"
+        )
 
 
 def main() -> None:
