@@ -116,9 +116,13 @@ class PolicyTerm:
         compared = self.counted | (self.batch.mask == 0)
         return relative_differences(self.gradient, expected, self.share).masked_fill(~compared, 0.0)
 
-    def is_equal_to(self, expected: Tensor) -> bool:
+    def is_equal_to(self, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
         """Return True if the gradient is a given one, up to rounding."""
-        return not bool((self.differences(expected) > TOLERANCE).any())
+        return not bool((self.differences(expected) > tolerance).any())
+
+    def is_equal(self, tolerance: float = TOLERANCE) -> bool:
+        """Return True if the gradient is that of `method`, up to rounding."""
+        return self.is_equal_to(self.expected, tolerance)
 
     def describe(self, token: int) -> str:
         """Return the position of a token in the flattened batch, both numbers, its ratio and its advantage."""

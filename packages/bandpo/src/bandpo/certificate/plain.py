@@ -10,6 +10,7 @@ import torch
 
 from bandpo.certificate.explain import NOT_FINITE, NOT_REACHED
 from bandpo.certificate.gradient import TOLERANCE, PolicyTerm
+from bandpo.certificate.search import find_method
 from bandpo.certificate.subject import Certificate, compare
 from bandpo.certificate.tokens import LossBatch
 from bandpo.certificate.variants import Case, Variant, explanation
@@ -87,6 +88,8 @@ class Comparison:
     """The likely cause of the difference; empty if there is none."""
     examples: tuple[str, ...]
     """The tokens that differ most, each with both numbers."""
+    found: str = ""
+    """The published method that the loss is, with its average if that is not the method's; empty if none is known."""
 
     @property
     def equal(self) -> bool:
@@ -100,6 +103,8 @@ class Comparison:
         lines = [f"the loss does not have the gradient of {self.method}: {', '.join(shares)} differ."]
         lines += [f"  {example}" for example in self.examples]
         lines.append(f"Likely difference: {self.cause}.")
+        if self.found:
+            lines.append(f"It has the gradient of {self.found}.")
         return "\n".join(lines)
 
 
@@ -109,6 +114,7 @@ def compare_loss(
     batches: Sequence[LossBatch],
     *,
     tolerance: float = TOLERANCE,
+    finds: bool = False,
 ) -> Comparison:
     """Compare the gradient of a loss with a method's on every batch, and find the fewest changes that explain it.
 
@@ -118,6 +124,7 @@ def compare_loss(
         batches: The batches of `loss_batches`.
         tolerance: The largest difference that counts as rounding, relative to the gradient or to that of a token with
             A = w = 1, whichever is larger.
+        finds: True to look for the published method that the loss is, if it is another one.
     """
     cases = [Case.of(loss, expected, batch) for batch in batches]
     certificates = [compare(case.term, tolerance) for case in cases]
@@ -130,11 +137,13 @@ def compare_loss(
     if first is None:
         same_value = all(case.has_value_of(expected) for case in cases)
         return Comparison(method, (), shares, same_value, "", ())
-    found = None
-    if first.cause not in (NOT_FINITE, NOT_REACHED):
-        found = explanation(expected, cases, tolerance)
-    if found is None:
+    if first.cause in (NOT_FINITE, NOT_REACHED):
         return Comparison(method, None, shares, False, first.cause, first.examples)
-    changes, variant = found
+    instead = find_method(expected, cases, tolerance) if finds else None
+    found = "" if instead is None else instead.describe()
+    explained = explanation(expected, cases, tolerance)
+    if explained is None:
+        return Comparison(method, None, shares, False, first.cause, first.examples, found)
+    changes, variant = explained
     same_value = all(case.has_value_of(variant) for case in cases)
-    return Comparison(method, changes, shares, same_value, "; ".join(changes), first.examples)
+    return Comparison(method, changes, shares, same_value, "; ".join(changes), first.examples, found)

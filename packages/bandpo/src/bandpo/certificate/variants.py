@@ -75,6 +75,12 @@ class Variant:
         not_counting_empty = {counting: plain for plain, counting in COUNTING_EMPTY.items()}
         return not_counting_empty.get(average, average)
 
+    def describe(self) -> str:
+        """Return its method, and its average if that is not the method's."""
+        if self.aggregation is None or self.aggregation == self.method.aggregation:
+            return repr(self.method)
+        return f"{self.method!r} with aggregation={self.aggregation!r}"
+
     def averaged(self, values: Tensor, batch: LossBatch) -> Tensor:
         """Reduce values per token to a scalar."""
         if self.sums_padding:
@@ -228,11 +234,11 @@ class Case:
     def of(cls, loss: Callable[[LossBatch], Tensor], expected: Variant, batch: LossBatch) -> Case:
         """Differentiate a loss."""
         gradient, value = _differentiated(loss, batch)
-        share = _share(expected, batch)
-        place = f"batch {batch.name!r}, "
-        return cls(
-            batch, value, PolicyTerm(gradient, expected.method, expected.tokens(batch), share, place=place)
-        )
+        return cls(batch, value, _policy_term(gradient, expected, batch))
+
+    def compared_with(self, variant: Variant) -> PolicyTerm:
+        """Return the gradient of the loss, beside what it should be for another method."""
+        return _policy_term(self.term.gradient, variant, self.batch)
 
     def expected(self, variant: Variant) -> Tensor:
         """Compute the gradient of a variant's loss with respect to each token's log-probability."""
@@ -245,12 +251,19 @@ class Case:
 
     def is_equal_to(self, variant: Variant, tolerance: float) -> bool:
         """Return True if the loss has a variant's gradient, up to rounding."""
-        return not bool((self.term.differences(self.expected(variant)) > tolerance).any())
+        return self.term.is_equal_to(self.expected(variant), tolerance)
 
     def has_value_of(self, variant: Variant) -> bool:
         """Return True if the loss has a variant's value, up to rounding."""
         expected = variant.loss(self.batch).detach()
         return torch.allclose(expected, self.value.to(expected.dtype), rtol=1e-3, atol=1e-5)
+
+
+def _policy_term(gradient: Tensor, expected: Variant, batch: LossBatch) -> PolicyTerm:
+    """Return the gradient of a loss, beside what it should be."""
+    share = _share(expected, batch)
+    place = f"batch {batch.name!r}, "
+    return PolicyTerm(gradient, expected.method, expected.tokens(batch), share, place=place)
 
 
 def _share(variant: Variant, batch: LossBatch) -> Tensor:
@@ -334,27 +347,42 @@ def _factor(variant: Variant, case: Case, tolerance: float) -> float | None:
 
 
 def fitted_clip(expected: Variant, cases: Sequence[Case]) -> dict[str, Change]:
-    """Find out at which ratios the loss under test clips, if the expected method has a fixed clip.
+    """Return the change of a method with a fixed clip to the bounds of the loss under test, by its description.
+
+    It is empty if the expected method has no fixed clip, or if the loss has none.
+
+    Args:
+        expected: The expected method.
+        cases: The batches, with the gradient of the loss under test.
+    """
+    if not isinstance(expected.method.clip, FixedClip):
+        return {}
+    bounds = fitted_bounds(expected.method, cases)
+    if bounds is None:
+        return {}
+    low, high = bounds
+    return {f"clips at {1 - low:g} and {1 + high:g}": lambda variant: variant.clipped(low, high)}
+
+
+def fitted_bounds(method: Method, cases: Sequence[Case]) -> tuple[float, float] | None:
+    """Find out at which ratios, 1 − low and 1 + high, a loss clips.
 
     Each bound lies between the outermost ratio at which the loss still has a gradient, and the next ratio, at which it
     has none. Of the numbers between them, the one with the fewest decimals is taken.
 
     Args:
-        expected: The expected method.
-        cases: The batches, with the gradient of the loss under test.
+        method: The method that determines the ratio: of a token, or of a sequence.
+        cases: The batches, with the gradient of the loss.
 
     Returns:
-        One entry: a description, and the change of a variant to a fixed clip with these bounds. Empty if a bound does
-        not appear in the batches, or if no bound fits all tokens.
+        Low and high; None if a bound does not appear in the batches, or if none fits all tokens.
     """
-    if not isinstance(expected.method.clip, FixedClip):
-        return {}
     ratios: list[Tensor] = []
     positive: list[Tensor] = []
     negative: list[Tensor] = []
     has_gradient: list[Tensor] = []
     for case in cases:
-        tokens = expected.method.tokens(case.term.batch)
+        tokens = method.tokens(case.term.batch)
         counted = case.batch.mask > 0
         ratios.append(tokens.ratio[counted])
         positive.append(case.batch.advantages[counted] > 0)
@@ -371,14 +399,14 @@ def fitted_clip(expected: Variant, cases: Sequence[Case]) -> dict[str, Change]:
     kept_above = ratio[is_positive & is_kept]
     kept_below = ratio[is_negative & is_kept]
     if not all(x.numel() for x in (blocked_above, blocked_below, kept_above, kept_below)):
-        return {}
+        return None
     high = _roundest(kept_above.max().item() - 1, blocked_above.min().item() - 1)
     low = _roundest(1 - kept_below.min().item(), 1 - blocked_below.max().item())
     if low is None or high is None:
-        return {}
+        return None
     if not 0 <= low <= 1 or high < 0:
-        return {}
-    return {f"clips at {1 - low:g} and {1 + high:g}": lambda variant: variant.clipped(low, high)}
+        return None
+    return low, high
 
 
 def _roundest(start: float, end: float) -> float | None:
