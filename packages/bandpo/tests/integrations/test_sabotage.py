@@ -8,10 +8,12 @@ a framework that is not installed are skipped.
 import importlib
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 
-SUBJECTS = ("plain", "trl", "trl_async", "verl", "skyrl")
+FOLDER = Path(__file__).parent / "sabotages"
+SUBJECTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "table")
 
 
 def rows():
