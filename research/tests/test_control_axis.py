@@ -21,6 +21,7 @@ from studies.control_axis import (
     SIDES,
     AccountingTrainer,
     Axis,
+    AxisTrainer,
     axis_settings,
     orders,
     page,
@@ -58,12 +59,22 @@ def test_the_cells_are_those_of_the_predictions():
 
 
 def test_accounting_does_not_change_the_run(cell):
-    plain, accounting = Trainer(cell, rules()[CLIP]), trainer_of(cell, CLIP)
+    plain, accounting = AxisTrainer(cell, rules()[CLIP]), trainer_of(cell, CLIP)
     for trainer in (plain, accounting):
         trainer.train()
     for ours, theirs in zip(accounting.rows(CLIP), plain.rows(CLIP), strict=True):
         assert theirs.items() <= ours.items()
-    assert type(trainer_of(cell, "Band over .8")) is Trainer
+    assert type(trainer_of(cell, "Band over .8")) is AxisTrainer
+
+
+def test_a_row_has_the_ends_of_the_curves_of_which_the_report_reads_no_more(cell):
+    whole, ends = Trainer(cell, rules()[CLIP]), AxisTrainer(cell, rules()[CLIP])
+    for trainer in (whole, ends):
+        trainer.train()
+    for ours, theirs in zip(ends.rows(CLIP), whole.rows(CLIP), strict=True):
+        assert ours["curves"]["entropy"] == theirs["curves"]["entropy"]
+        for metric in ("entropy", "pass@32", "end", "AUC"):
+            assert control.metric_of(ours, metric, 0.5) == control.metric_of(theirs, metric, 0.5)
 
 
 def test_the_numbers_of_an_update_by_hand(cell):
@@ -132,7 +143,7 @@ def made_rows(cells, effect_of, number_of):
                     sides = (arm.startswith("Band")) - (arm.endswith("Band"))
                     entropy = 1 + sides * effect_of(x) + 0.001 * ((seed + x) % 3) + seed % 5
                     curves = {"entropy": [entropy] * 20, "held out": [0.5] * 20, "pass@32": [0.5] * 20}
-                    row = {"AUC": 0.2, "curves": curves}
+                    row = {"AUC": 0.2, "blocked above": 0.0, "curves": curves}
                     if arm == CLIP:
                         numbers = [name for names in control_axis.NUMBERS.values() for name in names]
                         row |= {
@@ -238,3 +249,30 @@ def test_a_rank_correlation_by_plain_arithmetic(committed):
     found = axis.correlations["one token", "ledger above"].value
     assert found == pytest.approx(expected, abs=1e-6)
     assert not math.isnan(expected)
+
+
+def test_what_the_page_says_of_pass_at_32_beyond_the_dose(committed):
+    """At a spread of 0.2 and more, by scipy's paired test of the rows alone."""
+    sure, near = [], []
+    for setting in axis_settings(committed):
+        if setting.number("spread").mean() < 0.2:
+            continue
+        ours, theirs = (
+            [row["curves"]["pass@32"][-1] for row in setting.rows[arm]]
+            for arm in ("Band over .8", "3 over .8")
+        )
+        sure.append(stats.ttest_rel(ours, theirs).confidence_interval().low > 0)
+        blocked = [control_axis.blocked_above([setting], arm) for arm in ("Band over .8", "3 over .8")]
+        near.append(abs(blocked[0] - blocked[1]) < 0.07)
+    said = " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
+    number = f"all {len(sure)}" if all(sure) else f"{sum(sure)} of {len(sure)}"
+    assert f"and in {number} settings where log r spread by 0.2 or more, as seen after" in said
+    assert all(near)
+
+
+def test_no_number_orders_both_testbeds(committed):
+    """The page says so."""
+    axis = Axis(committed)
+    assert not [name for name in {number for _, number in axis.correlations} if orders(axis, name)]
+    said = " ".join((ROOT / "docs/when.md").read_text(encoding="utf-8").split())
+    assert "ordered it in both toy policies" in said
