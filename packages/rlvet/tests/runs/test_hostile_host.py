@@ -185,6 +185,25 @@ def test_fifty_calls_at_once(kind, runs):
     assert result(started(runs[kind], kind, "new", "", IN_FIFTY_THREADS)) == f"answer {ROWS[kind]}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_kernel_of_a_notebook(kind, runs):
+    """It has threads of its own, so a new process reads."""
+    pytest.importorskip("ipykernel")
+    kernels = pytest.importorskip("jupyter_client.manager")
+    manager, client = kernels.start_new_kernel(startup_timeout=300)
+    texts: list[str] = []
+    try:
+        program = PROGRAM.format(by="", condition="", path=runs[kind], kind=kind, call=ONCE)
+        client.execute_interactive(
+            program, timeout=300, output_hook=lambda message: texts.append(message["content"].get("text", ""))
+        )
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert "".join(texts).strip() == f"answer {ROWS[kind]}"
+
+
 # --- The end of the process that calls ---
 
 READERS = {
