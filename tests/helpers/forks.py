@@ -120,7 +120,8 @@ class ForkServer:
             "folder": str(folder), "command": command, "output": str(output), "processes": processes, "port": port,
             "environment": environment,
         }  # fmt: skip
-        return Job(self, self.ask(request), output)
+        # The first one also waits for the imports.
+        return Job(self, self.ask(request, 600), output)
 
     def close(self) -> None:
         """End the server."""

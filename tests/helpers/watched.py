@@ -86,8 +86,9 @@ class Watch:
 
 
 def run(command: list[str]) -> str | int | None:
-    """Run ``bandpo``, ``rlvet`` or ``bandpo-lab`` in this process; return the status with which it ends."""
-    program = importlib.import_module(f"{command[0].replace('-', '_')}.cli")
+    """Run ``bandpo``, ``rlvet``, ``bandpo-lab`` or a module in this process; return the status with which it ends."""
+    name = command[0] if "." in command[0] else f"{command[0].replace('-', '_')}.cli"
+    program = importlib.import_module(name)
     sys.argv = command
     try:
         program.main()

@@ -3,7 +3,7 @@
 Only the mark at the end of the record's stream, which is written when the process ends, may be missing in silence: no
 reader needs it.
 
-A library in C (tests/helpers/full_disk.c) counts the calls of the system that write to the run's folder: those that
+A library in C (tests/helpers/faulty_disk.c) counts the calls of the system that write to the run's folder: those that
 create, write, flush and rename a file, of Python, torch and safetensors alike. From a chosen one on, each fails.
 """
 
@@ -56,8 +56,8 @@ RESULT = ("model/model.safetensors", "model/config.json", "evaluation.json")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("full")
-    library = folder / "full_disk.so"
-    source = ROOT / "tests" / "helpers" / "full_disk.c"
+    library = folder / "faulty_disk.so"
+    source = ROOT / "tests" / "helpers" / "faulty_disk.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     environment = {
         **os.environ,
@@ -85,7 +85,7 @@ def whole(server, tmp_path_factory):
     """The results of a run with room, and the lines about its writes."""
     folder = tmp_path_factory.mktemp("whole")
     log = folder / "writes.txt"
-    job = server.start(folder, COMMAND, FULL_DISK_IN=str(folder / "run"), FULL_DISK_LOG=str(log))
+    job = server.start(folder, COMMAND, FAULT_IN=str(folder / "run"), FAULT_LOG=str(log))
     assert job.wait() == 0, job.text
     return results(folder / "run"), log.read_text(encoding="utf-8").splitlines()
 
@@ -95,7 +95,7 @@ def problems_of(server, whole, number, folder):
     undisturbed, writes = whole
     folder.mkdir()
     run = folder / "run"
-    job = server.start(folder, COMMAND, FULL_DISK_IN=str(run), FULL_DISK_AT=str(number))
+    job = server.start(folder, COMMAND, FAULT_IN=str(run), FAULT_AT=str(number))
     code = job.wait()
     lines = [line for line in job.text.splitlines() if "error: " in line]
     problems = []

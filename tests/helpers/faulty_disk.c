@@ -1,11 +1,20 @@
-/* A disk that becomes full at one write: loaded by LD_PRELOAD, see full_disk.py.
+/* Faults at the calls that change a folder: loaded by LD_PRELOAD, so that those of Python, torch, Arrow and safetensors
+   are counted alike.
 
-   It counts the calls that write to a folder, and from a number on each of them fails with ENOSPC. */
+   FAULT_IN is the folder, FAULT_AT the number of the call at which the fault FAULT_KIND begins, and FAULT_LOG a file
+   with a line for each call. The kinds are
+
+   full  this call and all later ones fail with ENOSPC (the default),
+   fail  this call and all later ones fail with EIO,
+   once  this call alone fails with EIO,
+   kill  the process is killed before this call,
+   stop  the process is stopped before this call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,9 +34,10 @@ static long events;
 /* Return 1 if a call that writes to a path is to fail. */
 static int fails_at(const char *call, const char *path)
 {
-    const char *folder = getenv("FULL_DISK_IN");
-    const char *at = getenv("FULL_DISK_AT");
-    const char *log = getenv("FULL_DISK_LOG");
+    const char *folder = getenv("FAULT_IN");
+    const char *at = getenv("FAULT_AT");
+    const char *kind = getenv("FAULT_KIND");
+    const char *log = getenv("FAULT_LOG");
     char absolute[2 * PATH_MAX];
     if (!folder || !path) return 0;
     if (path[0] != '/') {
@@ -47,11 +57,17 @@ static int fails_at(const char *call, const char *path)
             syscall(SYS_close, file);
         }
     }
-    if (at && atol(at) && number >= atol(at)) {
+    if (!at || !atol(at) || number < atol(at)) return 0;
+    if (!kind || !strcmp(kind, "full")) {
         errno = ENOSPC;
-        return 1;
+        return strcmp(call, "remove") != 0; /* which makes room */
     }
-    return 0;
+    errno = EIO;
+    if (!strcmp(kind, "fail")) return 1;
+    if (number > atol(at)) return 0;
+    if (!strcmp(kind, "kill")) raise(SIGKILL);
+    if (!strcmp(kind, "stop")) raise(SIGSTOP);
+    return !strcmp(kind, "once");
 }
 
 static int fails(const char *call, int file)
@@ -128,6 +144,31 @@ int renameat(int folder, const char *from, int other, const char *to)
 {
     REAL(int, "renameat", int, const char *, int, const char *);
     return fails_at("rename", to) ? -1 : real(folder, from, other, to);
+}
+
+int unlink(const char *path)
+{
+    REAL(int, "unlink", const char *);
+    return fails_at("remove", path) ? -1 : real(path);
+}
+
+int rmdir(const char *path)
+{
+    REAL(int, "rmdir", const char *);
+    return fails_at("remove", path) ? -1 : real(path);
+}
+
+/* A path is relative to an open folder where the content of a folder is removed. */
+int unlinkat(int folder, const char *path, int flags)
+{
+    REAL(int, "unlinkat", int, const char *, int);
+    if (folder == AT_FDCWD || path[0] == '/') return fails_at("remove", path) ? -1 : real(folder, path, flags);
+    char link[64], whole[2 * PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+    ssize_t length = readlink(link, whole, PATH_MAX - 1);
+    if (length < 0) return real(folder, path, flags);
+    snprintf(whole + length, sizeof whole - length, "/%s", path);
+    return fails_at("remove", whole) ? -1 : real(folder, path, flags);
 }
 
 int mkdir(const char *path, mode_t mode)
