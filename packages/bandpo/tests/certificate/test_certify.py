@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from integrations.sabotages.plain import batch, certified, ppo
+from integrations.sabotages.plain import ROWS, batch, certified, ppo
 
 import method_references as reference
 from bandpo import Band, FixedClip, Method, certify, policy_loss
@@ -33,6 +33,13 @@ def test_every_method_is_itself_and_no_other(name):
     assert certify(loss, Batch.read(logp, *rest, state=state), method=method).error < 1e-6
     with pytest.raises(RuntimeError, match=r"gradient differs from Method\(clip=Band"):
         certify(loss, Batch.read(logp, *rest), method=Method(Band(radius=1e-5), aggregation="token-mean"))
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name.startswith("certify: ")])
+def test_a_changed_loss_is_stopped(name, tmp_path, monkeypatch):
+    """The rows of the table of sabotages that take no time, as the table itself needs the frameworks."""
+    with pytest.raises(ROWS[name].error, match=ROWS[name].sentence):
+        ROWS[name].certify(tmp_path, monkeypatch)
 
 
 def test_what_a_framework_averages_and_weighs_is_part_of_it():

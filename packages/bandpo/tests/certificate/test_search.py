@@ -18,7 +18,7 @@ def named(method, claimed):
     return found and found[1]
 
 
-@pytest.mark.parametrize("name", mostly_slow(METHODS, 6))
+@pytest.mark.parametrize("name", mostly_slow(METHODS, 12))
 def test_each_published_method_is_named(name):
     method = METHODS[name].method()
     assert named(method, "DAPO()" if name == "BandPO" else "BandPO()") == repr(method)
@@ -34,7 +34,7 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize("text", mostly_slow(PARAMETERS, 3))
+@pytest.mark.parametrize("text", mostly_slow(PARAMETERS, 6))
 def test_a_method_is_named_with_its_parameters(text):
     name, arguments = text.rstrip(")").split("(")
     said = named(text, "CISPO()")
