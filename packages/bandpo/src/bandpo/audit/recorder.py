@@ -94,7 +94,7 @@ class Recorder:
         self.every = every
         self._anchor = anchor
         self.dtype = dtype
-        process = _rank() if process is None else process
+        process = process_number() if process is None else process
         self._method = None if method is None else as_text(as_method(method))
         metadata = {
             "format": FORMAT,
@@ -169,7 +169,8 @@ class Recorder:
                 policy in training at each token: the second term of the entropy that an update adds.
             tokens: Ids of the sampled tokens, in the shape of ``logp_old``.
             generation: Number of the generated batch that the sequences belong to.
-            update: Number of optimiser steps on that batch before this loss, from 0.
+            update: Number of optimiser steps before this loss, from 0, on that batch or on all with the same
+                ``current_version``.
             group: Index of each sequence's prompt.
             reward: Total reward of each sequence, before any baseline.
             truncated: True for each sequence that was cut off at the length limit.
@@ -354,7 +355,7 @@ def _token_columns(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
     return columns
 
 
-def _rank() -> int:
+def process_number() -> int:
     """Return the number of this process among those that train together."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()

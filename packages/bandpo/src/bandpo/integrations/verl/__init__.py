@@ -14,6 +14,8 @@ Ray's workers too. So bandpo must be installed on every node, and this module im
 - **What is wrapped.** verl has no call-back for a whole run's settings, for sums among its metrics, or for a batch
   before its update. `bandpo.integrations.verl.driver` wraps five functions for these. The table of what and why is in
   `bandpo.integrations.verl.verl_names`.
+- **What a record has.** Each worker writes the tokens of its losses, and finds what only the driver knows of them
+  among the driver's batches, see `bandpo.integrations.verl.record`.
 - **If verl changes.** A missing name stops the import of this package, with one sentence on stderr, as verl passes over
   the error. Before training, in the driver and in each worker, `bandpo.integrations.verl.probe` compares the gradient
   of ``ppo_loss`` with that of the settings.

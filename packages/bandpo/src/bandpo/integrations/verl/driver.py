@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +24,12 @@ from bandpo.core.errors import InvalidValue, MissingPackage
 from bandpo.core.text import as_method, as_text
 from bandpo.integrations.verl.announcement import begin_leg, logging_into
 from bandpo.integrations.verl.audit import pop_audit
+from bandpo.integrations.verl.record import BATCHES, STRATEGIES, records_losses
 from bandpo.integrations.verl.verl_names import wrap
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from torch import Tensor
     from verl import DataProto
 
     from bandpo.audit.metrics import Audit
@@ -48,6 +52,32 @@ def _last_step(config: Mapping[str, Any]) -> int | None:
     return updates // updates_per_step if updates > 0 else None
 
 
+def _copy_tokenizer(model: Mapping[str, Any], record: Path) -> None:
+    """Copy the ``tokenizer.json`` of a run's model to its record, to decode ids later, if this machine has it.
+
+    Args:
+        model: The settings ``actor_rollout_ref.model``.
+        record: The folder of the record.
+    """
+    name = str(model.get("tokenizer_path") or model.get("path") or "")
+    file = Path(name) / "tokenizer.json"
+    if name and not file.is_file():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        with contextlib.suppress(HFValidationError):  # of a path that is no name of a model
+            file = Path(str(try_to_load_from_cache(name, "tokenizer.json") or file))
+    if file.is_file():
+        shutil.copyfile(file, record / file.name)
+
+
+def _responses(batch: Any) -> Tensor:
+    """Return the ids of the responses of a batch in verl's queue of tensors, (batch, time)."""
+    queue: Any = sys.modules["verl.trainer.ppo.v1.trainer_base"].__dict__["tq"]
+    data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["responses"])
+    return data["responses"].to_padded_tensor(0)
+
+
 class Driver:
     """The work of bandpo in verl's driver: it checks settings, records and checks batches, and computes the audit."""
 
@@ -61,6 +91,7 @@ class Driver:
         self._audit: Audit | None = None
         self._method: Method | None = None
         self._folder = ""
+        self._record = ""
         self._last_step: int | None = None
 
     def prepare(self, config: Mapping[str, Any]) -> None:
@@ -92,7 +123,16 @@ class Driver:
 
             from bandpo.audit.recorder import Recorder
 
-            rollout = config["actor_rollout_ref"]["rollout"]
+            actor, rollout = (config["actor_rollout_ref"][name] for name in ("actor", "rollout"))
+            self._record = folder
+            if records_losses(actor.get("strategy")):
+                folder = str(Path(folder) / BATCHES)
+            else:
+                print(
+                    f"bandpo: record      batches before their losses, so no rule can be replayed on it: workers of "
+                    f"strategy={actor.get('strategy')} do not record, only those of {' and '.join(STRATEGIES)}",
+                    flush=True,
+                )
             correction = config.get("algorithm", {}).get("rollout_correction") or {}
             self._recorder = Recorder(
                 folder,
@@ -105,6 +145,7 @@ class Driver:
                     name: rollout[name] for name in ("temperature", "top_p", "top_k") if name in rollout
                 },
             )
+            _copy_tokenizer(config["actor_rollout_ref"].get("model") or {}, Path(self._record))
         self._wrap_advantages()
 
     def add_audit(self, audit: Audit | None) -> None:
@@ -125,7 +166,9 @@ class Driver:
             return
         name = "your loss" if self._method is None else short_name(as_text(self._method))
         lines = describe_rare_winners(audit, self._method, name)
-        if has_log and self._folder:
+        if self._record:
+            lines.append(f"more: bandpo audit {shlex.quote(self._record)}")
+        elif has_log and self._folder:
             lines.append(f"more: bandpo audit {shlex.quote(self._folder)}")
         else:
             lines.append("more: bandpo audit FOLDER, of a run with trainer.logger=[console,file]")
@@ -152,7 +195,9 @@ class Driver:
             ) -> Any:
                 versions = [tag.get("min_global_steps") for tag in batch.tags]
                 step = trainer.global_steps
-                with self.knowing(step, versions, current_version=step - 1):
+                # This trainer computes advantages without the ids of the responses.
+                tokens = None if self._recorder is None else _responses(batch)
+                with self.knowing(step, versions, current_version=step - 1, tokens=tokens):
                     return verls_method(trainer, batch, *rest, **named)
 
         if "verl.experimental.one_step_off_policy.ray_trainer" in sys.modules:
@@ -165,15 +210,22 @@ class Driver:
                     return verls_method(trainer, batch)
 
     @contextlib.contextmanager
-    def knowing(self, step: int, versions: Sequence[int | None], current_version: int) -> Iterator[None]:
+    def knowing(
+        self,
+        step: int,
+        versions: Sequence[int | None],
+        current_version: int,
+        tokens: Tensor | None = None,
+    ) -> Iterator[None]:
         """Record the step and the versions of the weights with the batches that are added meanwhile.
 
         Args:
             step: The trainer's step.
             versions: The version of the weights that began each response; None where verl does not know it.
             current_version: The version of the weights in training, as verl counts it when it sends them.
+            tokens: The ids of the responses, (batch, time), if the batches lack them.
         """
-        self._known = {"step": step}
+        self._known = {"step": step} if tokens is None else {"step": step, "tokens": tokens}
         known = [version for version in versions if version is not None]
         if len(known) == len(versions):
             self._known |= {"version": torch.tensor(known), "current_version": current_version}
@@ -220,8 +272,10 @@ class Driver:
             known |= self._known or self._versions_of_queue(data)
             # verl leaves out rows where an answer has several parts.
             if len(known.get("version", ())) != len(mask):
-                known = {"step": known["step"]}
-            self._recorder.add(**columns, **known)
+                known = {name: known[name] for name in known.keys() - {"version", "current_version"}}
+            if "tokens" in known and known["tokens"].shape != mask.shape:
+                del known["tokens"]
+            self._recorder.add(**columns | known)
             # verl writes checkpoints in other processes, so every batch is on the disk before its update.
             self._recorder.flush()
         if self._watch is not None:

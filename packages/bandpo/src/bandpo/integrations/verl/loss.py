@@ -32,6 +32,7 @@ from bandpo.integrations.verl.driver import Driver
 from bandpo.integrations.verl.keys import check_names
 from bandpo.integrations.verl.loss_checks import InvalidTokens, state_of
 from bandpo.integrations.verl.probe import is_probing, probe_once
+from bandpo.integrations.verl.record import record_loss
 from bandpo.integrations.verl.settings import (
     ACTOR,
     POLICY_LOSS,
@@ -92,7 +93,7 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
             ``audited`` has the loss.
         audit: True to log ``audit/…`` metrics.
         audit_detail: True to log all of them, False for the twelve of docs/verl.md.
-        record: Folder to which verl's driver writes every batch before training on it, for `rlvet diagnose`.
+        record: Folder to which verl's workers write the tokens of each loss, for `bandpo audit` and `rlvet diagnose`.
         watched: Reaction to a failed check of `rlvet diagnose`: ``warn``, ``stop`` the run, or ``off`` to check
             nothing.
     """
@@ -229,6 +230,8 @@ def band(
     is_training = torch.is_grad_enabled() and log_prob.requires_grad
     if is_training:
         probe_once(config, method, log_prob.device)
+        if not is_probing():
+            record_loss(config, log_prob, old_log_prob, advantages, response_mask)
     state = state_of(method, len(response_mask), config)
 
     logps = {"log_prob": log_prob.detach(), "old_log_prob": old_log_prob}
@@ -313,14 +316,17 @@ def audited(*, config: ActorConfig, **tensors: Any) -> tuple[Float[Tensor, ""], 
     if is_training:
         probe_once(config, loss_method(config), log_prob.device)
     loss, metrics = get_policy_loss_fn(name)(config=config, **tensors)  # pyright: ignore
-
-    text = verl_method(name, config)
-    if text is None or not is_training or is_probing():
+    if not is_training or is_probing():
         return loss, metrics
 
     old_log_prob = tensors["old_log_prob"]
     advantages = tensors["advantages"]
     mask = tensors["response_mask"]
+    record_loss(config, log_prob, old_log_prob, advantages, mask)
+    text = verl_method(name, config)
+    if text is None:
+        return loss, metrics
+
     weights = tensors.get("rollout_is_weights")
     logps = {"log_prob": log_prob.detach(), "old_log_prob": old_log_prob}
     invalid = InvalidTokens(mask, logps, advantages, weights)

@@ -31,7 +31,8 @@ CALLED = {
 """The names that the integration calls when it is imported or in each loss, each with its purpose.
 
 Imported later, where they are called: ``verl.workers.utils.losses.ppo_loss`` and
-``verl.utils.tensordict_utils.assign_non_tensor`` for the probe, and
+``verl.utils.tensordict_utils.assign_non_tensor`` for the probe,
+``verl.trainer.ppo.v1.trainer_base.tq.kv_batch_get`` for the ids of a recorded batch, and
 ``verl.trainer.ppo.rollout_corr_helper.compute_rollout_correction_and_rejection_mask`` for the check of a correction.
 """
 
