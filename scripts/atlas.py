@@ -1,9 +1,9 @@
 """Find the method whose gradient is nearest to that of a loss, whatever the loss is called.
 
 `Atlas.nearest` runs a loss on random tokens of several spreads and on the records that the repository contains. The
-gradient of each token is compared with that of each candidate: each published method here with its defaults, the methods of
-scripts/conformance.txt, and each kind of clip with the numbers of the loss's settings. Each candidate is tried with
-the trainer's old policy and with the engine's, and with each average.
+gradient of each token is compared with that of each candidate: each published method here with its defaults, the
+methods of scripts/conformance.txt, and each kind of clip with the numbers of the loss's settings. Each candidate is
+tried with the trainer's old policy and with the engine's, and with each average.
 
 Agreement alone flatters a method that blocks few tokens, if the loss blocks few. A candidate's score is therefore the
 share of tokens that agree, times the overlap of the two sets of blocked tokens.
@@ -206,6 +206,13 @@ class Atlas:
             gradients.append((torch.zeros_like(logp) if gradient is None else gradient)[batch.mask > 0])
         return torch.cat(gradients).float()
 
+    def _reaches_padding(self, loss: Callable[[LossBatch], Tensor]) -> bool:
+        """Return True if a token that does not count has a gradient."""
+        batch = self.batches[0]
+        logp = batch.logp.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(replace(batch, logp=logp)), logp, allow_unused=True)
+        return gradient is not None and bool((gradient[batch.mask == 0] != 0).any())
+
     def candidates(self, numbers: Iterable[float], namesake: str | None = None) -> list[Candidate]:
         """Return the candidates for a loss with these numbers in its settings, the namesake and plain ones first."""
         first = [] if namesake is None else [namesake]
@@ -278,6 +285,8 @@ class Atlas:
         other = Candidate(best.text, not best.engine)
         either = torch.equal(self.slope(best), self.slope(other))
         entry = self.compared(gradient, best, average, factor)
+        if entry["identical"] and self._reaches_padding(loss):
+            entry |= {"identical": False, "condition": "the token counts"}
         entry["old_policy"] = "any" if either else "engine" if best.engine else "trainer"
         entry["others"] = self.within(gradient, best, average, factor, candidates)
         return entry

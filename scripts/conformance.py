@@ -164,8 +164,8 @@ FRAMEWORKS = {
         ),
         distribution="areal",
         version="1.0.4",
-        remark="`grpo_loss_fn` of the actor. Services that it imports are replaced where they are imported. The mask of "
-        "`m2po` is that of the ratio between the engine's policy and the trainer's old one, which are the same here.",
+        remark="`grpo_loss_fn` of the actor. Services that it imports are replaced where they are imported. The mask "
+        "of `m2po` is that of the ratio between the engine's policy and the trainer's old one, which are one here.",
     ),
     "torchtitan": Framework(
         framework_losses.torchtitan,
@@ -512,14 +512,19 @@ def _nearest_sentences(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"Identical to {statement(found)} where {found['condition']}."
         else:
             yield f"Nearest to {statement(found)}."
-        first = found["first"]
         yield (
             f"The gradient agrees at {agree['usual']:.1%} of the tokens where the policy moved as in training, at "
             f"{agree['near']:.1%} where it hardly moved, at {agree['far']:.1%} where the policies have nothing in "
             f"common, and at {_recorded(agree):.1%} of recorded tokens; of the tokens that either blocks, both block "
-            f"{found['blocked']:.1%}. The first token that differs has p = {first['p']:g}, r = {first['ratio']:g} and "
-            f"A = {first['advantage']:g}: its gradient is {first['loss']:g}, that of the method {first['method']:g}."
+            f"{found['blocked']:.1%}."
         )
+        if "first" in found:
+            first = found["first"]
+            yield (
+                f"The first token that differs has p = {first['p']:g}, r = {first['ratio']:g} and "
+                f"A = {first['advantage']:g}: its gradient is {first['loss']:g}, that of the method "
+                f"{first['method']:g}."
+            )
     for other in found["others"][:1]:
         yield f"Where {other['condition']}, also identical to `{other['method']}` with the same average."
 

@@ -81,6 +81,11 @@ def test_a_loss_that_is_no_method_has_a_condition_and_a_first_token(small):
     assert found["blocked"] < 1
 
 
+def test_a_gradient_in_the_padding_is_no_identity(small):
+    found = small.nearest(lambda batch: ppo(batch, low=0.2, high=0.2) + (batch.logp * (1 - batch.mask)).sum())
+    assert (found["method"], found["identical"], found["condition"]) == ("PPO()", False, "the token counts")
+
+
 def test_agreement_alone_does_not_decide(small):
     """A loss that blocks one token in a thousand is not that of a method which blocks other ones."""
     few = of_method("KLCov(0.002, 1.0)")
