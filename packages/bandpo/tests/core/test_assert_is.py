@@ -173,6 +173,7 @@ def test_a_small_change_of_any_method_is_caught(name, kind, change):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)  # 5 minutes of a quiet core
 @given(**CHANGES)
 @settings(max_examples=300)
 def test_small_changes_of_methods_are_caught(name, kind, change):
