@@ -1,23 +1,14 @@
-r"""Makes the three small records that the tests of `bandpo audit` read, and a reading of each by formulas of its own.
+"""Makes the three small records that the tests of `bandpo audit` read, and a reading of each by formulas of its own.
 
     python scripts/small_records.py readings FOLDER
-    python scripts/small_records.py records FOLDER
+    python scripts/small_records.py records FOLDER --rehearsal /tmp/r
 
 The first trains with TRL's `GRPOTrainer` and with its asynchronous trainer, keeps the tensors of each loss as the
 trainer got them, and writes ``FOLDER/readings.json``: the number of rare winners, and the share of their gradient that
-each rule drops. These are computed with numpy alone, from the bounds as in the papers, and without a record. The second
-trains the same again with ``record=``, and writes the records.
+each rule drops. These are computed with numpy alone, from the bounds as in the papers, and without a record. With
+``--rehearsal`` both read verl's losses from a folder that `bandpo-lab rehearse --output-dir` wrote.
 
-With ``--rehearsal`` nothing is trained: the first reads verl's losses alone, as its workers got them, and the second
-copies the record that they wrote, from the folder of a rehearsal:
-
-    actor=actor_rollout_ref.actor
-    bandpo-lab rehearse --stand-in --mode colocate_async --output-dir /tmp/r -- algorithm.adv_estimator=grpo \
-      actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct actor_rollout_ref.rollout.name=vllm \
-      actor_rollout_ref.rollout.n=16 data.train_batch_size=256 $actor.ppo_mini_batch_size=64 \
-      $actor.use_dynamic_bsz=True $actor.use_kl_loss=True \
-      $actor.policy_loss._target_=bandpo.integrations.verl.BandPolicyLossConfig \
-      "+$actor.policy_loss.method='BandAbove()'" +$actor.policy_loss.record=/tmp/r/tokens
+The second trains the same again with ``record=``, and writes the records.
 """
 
 from __future__ import annotations
@@ -39,7 +30,7 @@ LARGEST_RATIO = 10.0
 """The largest upper bound of both."""
 RARE = 0.1
 METHOD = "BandAbove()"
-"""The method of all three runs."""
+"""The method of the runs of TRL. That of the rehearsal has the same upper bound."""
 STEPS = {"trl": 16, "async": 16}
 Losses = Sequence[Mapping[str, Any]]
 
@@ -212,24 +203,57 @@ def async_losses(folder: Path, record: Path | None) -> Losses:
     return losses
 
 
-def verl_losses(rehearsal: Path) -> Losses:
-    """Return the tokens of each loss of a rehearsal of verl, as its workers got them, also after the resume."""
+def verl_calls(rehearsal: Path) -> list[dict[str, Any]]:
+    """Return the losses of the first run of a rehearsal of verl, as its workers got them, in their order."""
     import torch
 
+    return [torch.load(path, weights_only=True) for path in sorted((rehearsal / "losses-first").glob("*.pt"))]
+
+
+def verl_losses(rehearsal: Path) -> Losses:
+    """Return the tokens of each loss of a rehearsal of verl."""
     losses: list[dict[str, Any]] = []
-    for run in ("first", "resumed"):
-        for path in sorted((rehearsal / f"losses-{run}").glob("*.pt")):
-            call = torch.load(path, weights_only=True)
-            mask = call["response_mask"].bool()
-            names = {"old": "old_log_prob", "new": "log_prob", "advantages": "advantages"}
-            losses.append({name: call[key][mask] for name, key in names.items()})
+    for call in verl_calls(rehearsal):
+        mask = call["response_mask"].bool()
+        names = {"old": "old_log_prob", "new": "log_prob", "advantages": "advantages"}
+        losses.append({name: call[key][mask] for name, key in names.items()})
     return losses
 
 
-def copy_record(rehearsal: Path, record: Path) -> None:
-    """Copy the record of a rehearsal of verl, without the batches that its driver wrote for its workers."""
-    shutil.rmtree(record, ignore_errors=True)
-    shutil.copytree(rehearsal / "tokens", record, ignore=shutil.ignore_patterns("batches"))
+def _beginning(log_probs: Sequence[float]) -> tuple[float, ...]:
+    """Return the first log-probabilities of an answer, rounded, by which it is found again."""
+    return tuple(round(x, 4) for x in log_probs[:4])
+
+
+def record_verl(rehearsal: Path, record: Path) -> None:
+    """Write a record of the losses of a rehearsal of verl, with the ids of the answers that its sampler wrote."""
+    import torch
+
+    from bandpo.audit import Recorder
+
+    samples = [json.loads(line) for line in (rehearsal / "samples-first.jsonl").read_text().splitlines()]
+    by_logp = {_beginning(sample["log_probs"]): sample["response"] for sample in samples}
+    log = (rehearsal / "metrics-first.jsonl").read_text().splitlines()
+    method = json.loads(log[0])["data"]["bandpo"]["method"]
+    with Recorder(record, method=method, anchor="rollout", framework="verl, rehearsed") as recorder:
+        for number, call in enumerate(verl_calls(rehearsal)):
+            old = call["old_log_prob"]
+            ids = torch.zeros_like(old, dtype=torch.int64)
+            for row, log_probs in enumerate(old.tolist()):
+                answer = by_logp[_beginning(log_probs)]
+                ids[row, : len(answer)] = torch.tensor(answer)[: ids.shape[1]]
+            recorder.add(
+                logp=call["log_prob"],
+                logp_old=old,
+                logp_rollout=old,
+                advantages=call["advantages"],
+                mask=call["response_mask"],
+                tokens=ids,
+                step=number,
+            )
+    tokenizer = rehearsal / "model/tokenizer.json"
+    if tokenizer.is_file():
+        shutil.copy(tokenizer, record)
 
 
 def main() -> None:
@@ -247,16 +271,15 @@ def main() -> None:
     with_records = options.what == "records"
     file = options.folder / "readings.json"
     readings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name, train in {"trl": trl_losses, "async": async_losses}.items():
+        record = options.folder / name if with_records else None
+        with tempfile.TemporaryDirectory() as run:
+            losses = train(Path(run), record)
+        readings[name] = reading(losses)
     if options.rehearsal:
         if with_records:
-            copy_record(options.rehearsal, options.folder / "verl")
+            record_verl(options.rehearsal, options.folder / "verl")
         readings["verl"] = reading(verl_losses(options.rehearsal))
-    else:
-        for name, train in {"trl": trl_losses, "async": async_losses}.items():
-            record = options.folder / name if with_records else None
-            with tempfile.TemporaryDirectory() as run:
-                losses = train(Path(run), record)
-            readings[name] = reading(losses)
     if not with_records:
         options.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(readings, indent=1) + "\n"
