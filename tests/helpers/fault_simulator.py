@@ -422,10 +422,10 @@ def _wait_until_stopped(session: int, seconds: float = 60.0) -> list[int]:
     end = time.monotonic() + seconds
     while True:
         states = {process: _state_and_session(process) for process in _processes()}
-        stopped = [process for process, (state, of) in states.items() if of == session and state == "T"]
-        running = [
-            process for process, (state, of) in states.items() if of == session and state not in ("", "Z")
-        ]
+        # A process that was just forked does not lead its session yet.
+        members = {process: state for process, (state, of) in states.items() if session in (process, of)}
+        stopped = [process for process, state in members.items() if state == "T"]
+        running = [process for process, state in members.items() if state not in ("", "Z")]
         if stopped or not running or time.monotonic() > end:
             return stopped
         time.sleep(0.01)
