@@ -330,11 +330,23 @@ class Atlas:
     # --- what is said of a candidate ----------------------------------------------------------------------------------
 
     def ties(self, candidate: Candidate) -> Tensor:
-        """Return which counted tokens are so near to a bound that rounding decides."""
+        """Return which counted tokens are so near to a bound that rounding decides.
+
+        If a method selects some tokens of a batch, as `KLCov` does, these are also the tokens that have an equal in it.
+        """
         method = self.method(candidate.text)
         assert method is not None
         variant = Variant(method, of_rollout=candidate.engine)
-        marks = [near_discontinuity(method, variant.tokens(batch))[batch.mask > 0] for batch in self.batches]
+        marks: list[Tensor] = []
+        for batch in self.batches:
+            counted = batch.mask > 0
+            mark = near_discontinuity(method, variant.tokens(batch))[counted]
+            if method.whole_batch:
+                tensors = (batch.logp, batch.logp_old, batch.logp_rollout, batch.advantages)
+                tokens = torch.stack([tensor[counted] for tensor in tensors], 1)
+                _, which, number = tokens.unique(dim=0, return_inverse=True, return_counts=True)
+                mark = mark | (number[which] > 1)
+            marks.append(mark)
         return torch.cat(marks)
 
     def log_ratio(self, candidate: Candidate) -> Tensor:

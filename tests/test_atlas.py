@@ -97,6 +97,20 @@ def test_agreement_alone_does_not_decide(small):
     assert small.score(gradient, none) < 0.5
 
 
+def test_equal_tokens_of_a_batch_are_ties_of_a_method_that_selects_some(small):
+    (batch,) = (batch for batch in small.batches if batch.name == "usual")
+    twice = replace(
+        batch,
+        **{
+            name: torch.cat([getattr(batch, name)] * 2)
+            for name in ("logp", "logp_old", "logp_rollout", "advantages", "mask")
+        },
+    )
+    doubled = atlas.Atlas([twice])
+    assert doubled.ties(atlas.Candidate("KLCov()", False)).all()
+    assert not doubled.ties(atlas.Candidate("PPO()", False)).all()
+
+
 def test_the_overlap_of_two_sets():
     one, other = torch.tensor([True, True, False]), torch.tensor([True, False, False])
     assert atlas.overlap(one, other) == 0.5
