@@ -113,7 +113,7 @@ def setting_without_effect(
         id="setting-without-effect",
         severity="look",
         title="a setting of the loss has no effect",
-        effect="The loss in use does not read it: no other value of it changes a gradient.",
+        effect="No value of it that was tried changes a gradient of the loss in use.",
         details="{loss.name} is {loss}, beside {concerned}.",
         reads={"loss": loss} | {name: names[name] for name in table},
         condition=lambda v: bool(without_effect(v, table, is_read)),
