@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlvet.runs.keys import framework_of
 from rlvet.runs.logs import Log
 from rlvet.runs.quantities import Source, component_name, named_rows, sources
 
@@ -425,3 +426,17 @@ def test_columns_with_underscores_are_the_framework_s_keys():
     assert (named["reward"], named["grad_norm"], named["cut"]) == (0.5, 0.3, 0.1)
     (both,) = named_rows([row | {"critic/score/mean": 0.7}])
     assert both["reward"] == 0.7, "the framework's own spelling comes first"
+
+
+@pytest.mark.parametrize("separator", ["_", "."])
+def test_an_export_is_of_the_framework_whose_keys_it_spells(separator):
+    """Two of verl's columns are spelled as OpenRLHF's keys; columns of a fork are no keys of verl."""
+    keys = ("actor/grad_norm", "actor/lr", "actor/entropy", "critic/score/mean", "response_length/clip_ratio")
+    counters = ("perf/mfu/actor", "timing_s/gen", "training/global_step")
+    row = {key.replace("/", separator): 0.5 for key in (*keys, *counters)}
+    fork = {f"actor{separator}prefix_ratio_mean": 1e7, f"actor{separator}prefix_ppo_kl": -1.0}
+    log = Log.of([{"step": step} | row | fork for step in range(1, 30)])
+    assert {"reward", "grad_norm", "learning_rate", "entropy", "cut"} == log.read.keys()
+    assert set(log.unread) == fork.keys()
+    assert framework_of(frozenset(row)) == "verl"
+    assert framework_of(frozenset(("actor_grad_norm", "actor_lr", "reward"))) == "openrlhf"

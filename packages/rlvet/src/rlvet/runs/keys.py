@@ -116,6 +116,20 @@ USES = _by_key()
 """The use of each key of the table, by framework."""
 
 
+def _spelled_otherwise() -> dict[str, str]:
+    """Return the keys with a slash by the names that exports give them, in which another character replaces it."""
+    spelled: dict[str, str] = {}
+    for separator in ("_", "."):
+        for key in USES:
+            if "/" in key and "{" not in key:
+                spelled.setdefault(key.replace("/", separator), key)
+    return spelled
+
+
+SPELLED_OTHERWISE = _spelled_otherwise()
+"""The keys of frameworks by the names of columns that some exports give them, such as ``critic_score_mean``."""
+
+
 def table_key(key: str, framework: str = "") -> str | None:
     """Return the key of the table that a logged key is; None if it is none.
 
@@ -170,17 +184,22 @@ def framework_of(keys: frozenset[str]) -> str:
 
     A framework is recognised by a key with a slash that only it or its family logs, by two such keys without one, or
     by one if half of all keys are its own. Of several, the one with the most keys is meant. A logged key is the longest
-    key of the table with which it ends.
+    key of the table with which it ends. In a log without any slash, keys may be spelled as in an export.
 
     >>> framework_of(frozenset(("critic/score/mean", "actor/entropy", "kl")))
+    'verl'
+    >>> framework_of(frozenset(("critic_score_mean", "actor_entropy", "actor_lr")))
     'verl'
     >>> framework_of(frozenset(("reward", "kl")))
     ''
     """
     counts = dict.fromkeys(FRAMEWORKS, 0)
     marks: dict[str, int] = {}
+    is_export = not any("/" in key for key in keys)
     for key in keys - EVERYWHERE:
         found = known_endings(key)
+        if not found and is_export and key in SPELLED_OTHERWISE:
+            found = (SPELLED_OTHERWISE[key],)
         if not found or found[0] in EVERYWHERE:
             continue
         frameworks = set().union(*(USES[known] for known in found))
@@ -191,7 +210,7 @@ def framework_of(keys: frozenset[str]) -> str:
         families = {FAMILIES.get(framework, framework) for framework in of_longest}
         if len(families) == 1 and counts.keys() >= of_longest:
             (family,) = families
-            marks[family] = marks.get(family, 0) + (2 if "/" in found[0] else 1)
+            marks[family] = marks.get(family, 0) + (2 if "/" in key and "/" in found[0] else 1)
     candidates = []
     for framework in FRAMEWORKS:
         weight = _weight(framework, marks)

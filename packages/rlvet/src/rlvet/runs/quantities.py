@@ -14,6 +14,7 @@ from rlvet.errors import InvalidValue, did_you_mean
 from rlvet.runs.keys import (
     KEYS,
     OWN,
+    SPELLED_OTHERWISE,
     Key,
     base_quantity,
     endings,
@@ -125,7 +126,9 @@ SPREAD = re.compile(r"(std|min|max|worst|best|var|maj)(@|/|$|_)", re.I)
 BOOKKEEPING = re.compile(
     r"(^|/)(_?step|_timestamp|_runtime|global_step.*|epoch|.*runtime|.*per_second.*|total_flos|num_tokens|"
     r"num_input_tokens_seen|progress/.*|elapsed_time|remaining_time|percentage|.*wall.?time)$"
-    r"|(^|/)(timing|timing_s|timing_per_token_ms|time|perf|global_seqlen|throughput|ray|system|mfu|profiling)/",
+    r"|(^|/)(timing|timing_s|timing_per_token_ms|time|perf|global_seqlen|throughput|ray|system|mfu|profiling)/"
+    r"|^(timing_s|timing_per_token_ms|global_seqlen|perf(?=[_.](mfu|max_memory|cpu_memory|time|throughput|total)))[_.]"
+    r"|^training[_.](global_step|epoch)$",
     re.I,
 )
 """Keys of counters, times and throughput."""
@@ -224,9 +227,6 @@ def _sources_of(framework: str) -> Mapping[str, Sequence[Source]]:
 
 _EXACT_KEYS = frozenset(source.key for sources in _sources_of("").values() for source in sources)
 """The keys of quantities."""
-
-_WITH_UNDERSCORES = {key.replace("/", "_"): key for key in sorted(_EXACT_KEYS) if "/" in key}
-"""The keys of frameworks by the names of columns that some exports give them: ``critic_score_mean``."""
 
 
 def plain_key(key: str) -> str:
@@ -330,7 +330,7 @@ def sources(
             ending: plain_keys[plain] for ending, plain in _keys_by_ending(plain_keys, framework).items()
         }
         candidates_of_keys += [plain_exact, endings]
-    columns = {_WITH_UNDERSCORES[key]: key for key in keys if key in _WITH_UNDERSCORES}
+    columns = {SPELLED_OTHERWISE[key]: key for key in keys if key in SPELLED_OTHERWISE}
     if columns:
         candidates_of_keys.append(columns)
 
