@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
+from rlvet.runs.attempts import runs_of_attempts, split_attempts, without_first_stage
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
 from rlvet.runs.keys import framework_of
@@ -38,10 +39,6 @@ from rlvet.runs.unread import Unread
 
 NAMES_FILE = "bandpo-names.json"
 """The name of the file with the user's own keys for quantities, beside the log or in the current folder."""
-
-SHORT_ATTEMPT = 10
-"""The number of rows from which an attempt that was restarted from the first step counts as a run. Shorter ones are
-left out."""
 
 MOST_STEPS = 1e15
 """A larger number under a name of steps is no step."""
@@ -309,29 +306,6 @@ def _merge_steps(rows: Sequence[dict[str, float]]) -> tuple[list[Row], list[str]
             "the earlier"
         )
     return [by_step[step] for step in steps], notes
-
-
-def _split_attempts(raw: RawRows) -> Sequence[RawRows]:
-    """Split rows into attempts. A new one begins where the step goes back to the first step or before it."""
-    key = next((key for key in STEP_KEYS if any(key in row for row in raw)), None)
-    if key is None:
-        return [raw]
-    attempts: list[list[Mapping[str, Any]]] = [[]]
-    first = None
-    last = None
-    for row in raw:
-        step = row.get(key)
-        if not isinstance(step, (int, float)):
-            attempts[-1].append(row)
-            continue
-        if first is None:
-            first = step
-        elif step <= first and last is not None and last > step:
-            attempts.append([])
-            first = step
-        attempts[-1].append(row)
-        last = step
-    return attempts
 
 
 def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:
@@ -664,27 +638,21 @@ def _checkpoint_step(state: Path) -> int:
 
 def _runs_of_file(file: Path) -> Runs:
     """Return the runs in one file, without short attempts that were restarted from the first step."""
-    runs: Runs = {}
     log = read_raw(file)
-    for name, raw in log.runs.items():
-        *earlier_attempts, last_attempt = _split_attempts(raw)
+    notes = list(log.notes)
+    attempts = {name: split_attempts(raw, notes) for name, raw in log.runs.items()}
+    if all(name.isdecimal() for name in attempts):
+        # These trainings follow each other in a text.
+        attempts = {"": [attempt for of_name in attempts.values() for attempt in of_name]}
+    runs: Runs = {}
+    for name, of_name in attempts.items():
         unread = Unread()
         unread.add_all(log.unread)
-        long_attempts = []
-        for attempt in earlier_attempts:
-            if len(attempt) >= SHORT_ATTEMPT:
-                long_attempts.append(attempt)
-            else:
-                reason = "the run was restarted from the first step"
-                unread.add("row of a short attempt", reason, "", len(attempt))
-        long_attempts.append(last_attempt)
-        if len(long_attempts) == 1:
-            runs[name] = RawRun(
-                file, long_attempts[0], left_out=log.notes, unread=unread, trainer=log.trainer
-            )
-            continue
-        for number, attempt in enumerate(long_attempts, 1):
-            runs[f"{name} {number}".strip()] = RawRun(file, attempt, left_out=log.notes, unread=unread)
+        found = [without_first_stage(rows, unread) for rows in runs_of_attempts(of_name, unread)]
+        trainer = log.trainer if len(found) == 1 else ""
+        for number, rows in enumerate(found, 1):
+            label = name if len(found) == 1 else f"{name} {number}".strip()
+            runs[label] = RawRun(file, rows, left_out=tuple(notes), unread=unread, trainer=trainer)
     if not runs:
         raise UnreadableLog("no-log", f"{file} holds no rows; {ACCEPTED_FILES}")
     return runs
@@ -768,9 +736,10 @@ def _join_files(runs: Runs) -> Runs:
             unread = Unread()
             unread.add_all(last.unread)
             unread.add_all(run.unread)
-            group[last_name] = RawRun(last.file, [*last.rows, *run.rows], unread=unread)
+            notes = tuple(dict.fromkeys((*last.left_out, *run.left_out)))
+            group[last_name] = RawRun(last.file, [*last.rows, *run.rows], left_out=notes, unread=unread)
         else:
-            group[name] = RawRun(run.file, run.rows, unread=run.unread)
+            group[name] = run
 
     joined: Runs = {}
     for group in groups.values():

@@ -267,11 +267,64 @@ GAP = re.compile(r" {2,}")
 """The space between columns."""
 
 
+WRAPPED_HEADER = re.compile(r" {2,}\\\Z")
+"""The end of a header of pandas whose table goes on below with more columns."""
+
+
+def _with_whole_rows(lines: Sequence[str]) -> list[str]:
+    r"""Return lines, with the rows of a table that pandas has wrapped put together again.
+
+    >>> _with_whole_rows(["   step  reward  \\", "0     1     0.5   ", "", "    kl  ", "0  0.1  "])
+    ['   step  reward   kl', '0     1     0.5   0.1', '']
+    """
+    result: list[str] = []
+    number = 0
+    while number < len(lines):
+        rows: list[str] = []
+        if WRAPPED_HEADER.search(lines[number]):
+            rows, number = _wrapped_table(lines, number)
+        if rows:
+            result += [*rows, ""]
+        else:
+            result.append(lines[number])
+            number += 1
+    return result
+
+
+def _wrapped_table(lines: Sequence[str], first: int) -> tuple[list[str], int]:
+    """Return the rows of a wrapped table, and the number of the line after it; no rows if its parts do not fit."""
+    parts: list[list[str]] = []
+    start = first
+    is_open = True
+    while is_open and start < len(lines):
+        end = next((place for place in range(start, len(lines)) if not lines[place].strip()), len(lines))
+        parts.append([line.rstrip() for line in lines[start:end]])
+        is_open = bool(WRAPPED_HEADER.search(lines[start]))
+        start = end + 1
+    indexes = [[line.split(" ", 1)[0] for line in part[1:]] for part in parts]
+    # After the last part, other lines may follow without an empty one.
+    count = len(indexes[0])
+    if (
+        not count
+        or any(index[:count] != indexes[0] for index in indexes)
+        or any(len(part) != count + 1 for part in parts[:-1])
+    ):
+        return [], first
+    rows = [parts[0][0].removesuffix("\\").rstrip(), *parts[0][1:]]
+    for part, index in zip(parts[1:], indexes[1:], strict=True):
+        rows[0] += "  " + " " + part[0].removesuffix("\\").strip()
+        for place, line in enumerate(part[1 : count + 1]):
+            rows[place + 1] += "  " + " " + line.removeprefix(index[place]).strip()
+    after = start - 1 - (len(parts[-1]) - count - 1)
+    return rows, after
+
+
 def cells_of_text(text: str) -> Iterator[Line | None]:
     """Yield the lines of tables in a text, and None for each other line."""
     # The spans of the columns between the dashes of a rule, for tables with spaces between their columns.
     spans: list[tuple[int, int]] = []
-    for line in ESCAPES.sub("", text).splitlines():
+    lines = ESCAPES.sub("", text).splitlines()
+    for line in _with_whole_rows(lines) if "\\" in text else lines:
         stripped = line.strip()
         if not stripped or len(line) > LONGEST_ROW:
             spans = []
@@ -522,7 +575,7 @@ class TableReader:
             elif is_foreign:
                 # The header of a table without steps.
                 self.header = None
-            elif header is not None and _fits(header, line):
+            elif header is not None and _fits(header, line := _with_all_cells(header, line)):
                 self._bodies[-1][1].append(line)
             elif line.layout in ("edges", "html") and not is_first and _has_number(line):
                 self._others.append(line)
@@ -680,6 +733,20 @@ def _join_lines(block: Sequence[Line]) -> list[str]:
         ends_open = all(part.endswith(("/", "_")) for part in parts[:-1])
         names.append(together if is_together or (ends_open and not is_apart) else apart)
     return names
+
+
+def _with_all_cells(header: _Header, line: Line) -> Line:
+    """Return a line of a table with spaces between its columns, also if only one is before a number with a sign.
+
+    pandas prints ``0     1 -0.5``.
+    """
+    if line.layout != "spaces" or not any(" -" in cell for cell in line.cells):
+        return line
+    words = line.text.split()
+    is_whole = len(words) - len(header.columns) in (0, 1) and all(
+        isinstance(parse_cell(word), (float, type(None))) or word in WORDS.values() for word in words
+    )
+    return line._replace(cells=tuple(words)) if is_whole else line
 
 
 def _fits(header: _Header, line: Line) -> bool:
