@@ -168,6 +168,58 @@ KEYS = (
 )
 """The keys that stop in the grid. A part of the courses has further ones."""
 
+OTHERS: Mapping[str, tuple[float, float]] = {
+    "clip_high": (0.01, 0.002),
+    "clip_low": (0.004, 0.001),
+    "kl_old": (0.002, 5e-4),
+    "mismatch_kl": (0.001, 3e-4),
+    "mismatch": (0.02, 0.003),
+    "mismatch_probs": (0.004, 5e-4),
+    "importance_weight": (1.0, 0.01),
+    "effective_samples": (0.9, 0.02),
+    "staleness": (1.5, 0.2),
+    "staleness_max": (3.0, 0.5),
+    "explained_variance": (0.6, 0.05),
+    "value_loss": (0.1, 0.02),
+    "critic_grad_norm": (1.5, 0.3),
+    "length_max": (900.0, 60.0),
+    "length_finished": (300.0, 20.0),
+    "memory": (60.0, 2.0),
+    "step_time": (40.0, 5.0),
+    "reward_max": (1.0, 0.1),
+    "reward_min": (-1.0, 0.1),
+    "advantage_max": (2.0, 0.2),
+    "advantage_min": (-2.0, 0.2),
+}
+"""The other quantities, under their own names, each with its mean and noise."""
+
+FINE = {
+    **{(name, "0"): "nothing is clipped" for name in ("clip_high", "clip_low")},
+    **{(name, "0"): "policies are equal" for name in ("kl_old", "mismatch_kl", "mismatch", "mismatch_probs")},
+    **{(name, "0"): "data is fresh" for name in ("staleness", "staleness_max")},
+    **{(name, "0"): "may be the extreme" for name in ("reward_max", "reward_min", "advantage_min")},
+    **{
+        (name, "frozen"): "may be constant"
+        for name in OTHERS
+        if name.endswith(("_max", "_min", "_finished"))
+        or name in ("staleness", "memory", "step_time", "effective_samples")
+    },
+    ("length_finished", "null"): "no answer was finished",
+    ("length_finished", "absent"): "no answer was finished",
+    ("length_finished", "NaN"): "no answer was finished",
+}
+"""Pairs of another quantity and a way that are no death."""
+
+
+def with_others(rows: Rows, seed: int) -> Rows:
+    """Return a log with the other quantities too."""
+    draw = random.Random(f"others {seed}")
+    return [
+        row | {name: mean + noise * draw.gauss(0, 1) for name, (mean, noise) in OTHERS.items()}
+        for row in rows
+    ]
+
+
 VITAL = ("reward", "reward_std", "frac_reward_zero_std", "loss", "grad_norm")
 """The keys without which a run is not judged: reward, groups, loss and gradient."""
 
@@ -206,17 +258,19 @@ def stopped(rows: Rows, key: str, way: str, onset: float) -> Rows:
 
 def is_called_ok(rows: Rows) -> bool:
     """Return whether nothing but notes is said of a log."""
-    log = Log.of(rows)
+    log = Log.of(rows, names={name: name for name in OTHERS if name in rows[0]})
     return Diagnosis(log_findings(log.rows), rows=log.rows, log=log).headline.startswith("ok")
 
 
-def grid(seed: int, keys: Sequence[str] = KEYS, steps: int = 200) -> dict[tuple[str, str], int]:
+def grid(seed: int, keys: Sequence[str] = (*KEYS, *OTHERS), steps: int = 200) -> dict[tuple[str, str], int]:
     """Return, for each key and way, the number of onsets at which the log is called ok."""
-    rows, _ = course(seed, steps)
+    few, _ = course(seed, steps)
+    many = with_others(few, seed)
     counts = {}
     for key in keys:
+        rows = many if key in OTHERS else few
         for way in STOPS:
-            if (key, way) not in NO_DEATH:
+            if (key, way) not in (NO_DEATH | FINE):
                 counts[key, way] = sum(is_called_ok(stopped(rows, key, way, onset)) for onset in ONSETS)
     return counts
 

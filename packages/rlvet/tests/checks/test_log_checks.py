@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from rlvet.checks.course import Series, find_jump, find_spikes, fit_weights, onset
 from rlvet.checks.diagnosis import Diagnosis, diagnose
 from rlvet.checks.log_checks import log_findings
+from rlvet.runs.logs import Log
 from rlvet.runs.setup import Setup, Value
 
 
@@ -530,3 +532,82 @@ def test_one_large_loss_of_a_critic_is_none_that_diverges():
     rows = critic(value_loss=lambda t: 0.1 + 0.01 * math.sin(80 * t))
     rows[-2]["value_loss"] = 40.0
     assert codes(rows) == []
+
+
+# --- What was said wrongly of logs by others ---
+
+
+def findings_of(rows, setup=None):
+    return {
+        finding.code: finding for finding in log_findings(Log.of(rows).rows, setup) if finding.code != "ok"
+    }
+
+
+def noisy(steps=60, seed=1, **metrics):
+    """Return rows with a flat, noisy reward and metrics that may be functions of the step."""
+    draw = random.Random(seed)
+    rows = []
+    for step in range(1, steps + 1):
+        row = {"step": step, "reward": 0.4 + 0.1 * draw.random(), "grad_norm": 0.3 + 0.1 * draw.random()}
+        for key, value in metrics.items():
+            row[key] = value(step) if callable(value) else value
+        rows.append(row)
+    return rows
+
+
+def test_a_first_kl_of_more_than_another_model_has_is_a_drift():
+    """At step 10 the KL is 35 and it was thousands later; 0.5 at step 10 may be of another reference."""
+    ten = lambda first, rest: [  # noqa: E731
+        row
+        | {"step": 10 * row["step"], "kl": first if row["step"] == 1 else rest * (1 + row["step"] % 3 / 10)}
+        for row in noisy()
+    ]
+    assert {"kl-drift"} <= findings_of(ten(34.7, 20.0)).keys() - {"reference-kl"}
+    assert "reference-kl" not in findings_of(ten(34.7, 20.0))
+    assert "reference-kl" in findings_of(ten(0.5, 0.4))
+
+
+@pytest.mark.parametrize(("band", "is_constant"), [(0.0, True), (0.004, True), (0.05, False)])
+def test_a_component_within_a_narrow_band_is_constant(band, is_constant):
+    draw = random.Random(2)
+    rows = noisy()
+    for row in rows:
+        row["rewards/env/mean"] = 0.962 + band * draw.random()
+        row["rewards/format/mean"] = draw.random()
+    assert ("component-constant" in findings_of(rows)) is is_constant
+
+
+def test_the_longest_answer_of_every_step_is_the_cap():
+    """AReaL logs no share of answers cut off. Short answers may all have one length."""
+    draw = random.Random(3)
+    keys = lambda mean, longest: {  # noqa: E731
+        "length": lambda step: mean * (1 - 0.01 * draw.random()),
+        "length_max": lambda step: longest,
+    }
+    rows = lambda *one: (
+        Log.of(noisy(**keys(*one)), names={"length": "length", "length_max": "length_max"}).rows
+    )  # noqa: E731
+    codes = lambda *one: {finding.code for finding in log_findings(rows(*one))}  # noqa: E731
+    assert "truncated" in codes(8300, 8592)
+    assert "truncated" not in codes(4000, 8592)
+    assert "truncated" not in codes(18, 19)
+
+
+def test_the_share_is_of_whole_batches_if_trl_scales_by_the_batch():
+    setup = Setup("trl", values={"reward scale": Value("scale_rewards", "batch", "run.py")})
+    alive = noisy(frac_reward_zero_std=0.0)
+    dead = noisy(frac_reward_zero_std=1.0)
+    by_name = {finding.subject: finding for finding in log_findings(Log.of(alive).rows, setup)}
+    assert by_name["groups with equal rewards"].ok is None
+    finding = findings_of(dead, setup)["no-signal"]
+    assert finding.cause.startswith("100% of batches teach nothing")
+
+
+def test_a_loss_of_0_beside_a_gradient_that_lives_is_not_lost():
+    """The loss is 0 where every ratio is 1; without a gradient norm, it is lost."""
+    draw = random.Random(4)
+    rows = noisy(loss=lambda step: 0.0 if step > 30 else draw.gauss(0, 0.01))
+    assert "metric-lost" not in findings_of(rows)
+    for row in rows:
+        del row["grad_norm"]
+    assert "metric-lost" in findings_of(rows)

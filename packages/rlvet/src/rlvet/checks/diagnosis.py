@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -353,15 +354,39 @@ def shorten_sentence(text: str, longest: int) -> str:
     'the reward fell, from step 20 on'
     >>> shorten_sentence("the reward fell to the smallest of all", 24)
     'the reward fell to the …'
+    >>> shorten_sentence("format: it is 1 in each of 20 steps; means of others: a 0.5, b 0.25", 60)
+    'format: it is 1 in each of 20 steps'
     """
     if len(text) <= longest:
         return text
-    start = text[: longest + 1]
+    start = text[: longest + 2]
     # A clause that is too short says too little.
-    end = max(start.rfind(mark) for mark in ("; ", ": ", ". ", ", "))
-    if end >= longest // 2:
-        return start[:end]
+    ends = [
+        match.start() for match in END_OF_CLAUSE.finditer(start) if longest // 2 <= match.start() <= longest
+    ]
+    whole = [
+        end
+        for end in ends
+        if not _is_label(text, end) and start.count("(", 0, end) == start.count(")", 0, end)
+    ]
+    if whole:
+        return start[: whole[-1]]
     return f"{start[: longest - 1].rpartition(' ')[0] or start[: longest - 2]} …"
+
+
+END_OF_CLAUSE = re.compile(r"[;,:] ")
+"""The end of a clause in a sentence."""
+
+VALUES = re.compile(r": [^;:]{0,40}?\d")
+"""A colon with values after it."""
+
+
+def _is_label(text: str, end: int) -> bool:
+    """Return whether a text ends, at a position, with the name of values that follow it, or within a list of them."""
+    clause = max(0, text.rfind("; ", 0, end))
+    colon = text.find(": ", clause, end + 2)
+    # The code of a finding is no label.
+    return colon > text.find(": ") and VALUES.match(text, colon) is not None
 
 
 def _finding_lines(number: int, finding: Finding, *, is_told: bool = False) -> list[str]:

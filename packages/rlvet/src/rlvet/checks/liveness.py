@@ -7,6 +7,7 @@ it, so that more rows never take back a death. Only the standard library is need
 
 from __future__ import annotations
 
+import bisect
 import math
 import operator
 import re
@@ -251,6 +252,9 @@ CONSTANT_BY_NATURE = (
 )
 """Quantities that may have one value for a long time in a healthy run."""
 
+FINE_AT_ANY_ZERO = ("staleness", "staleness_max", "reward_max", "reward_min", "advantage_min")
+"""Quantities among them that may become 0 in a healthy run."""
+
 FINE_AT_ZERO = (
     "dead",
     "cut",
@@ -268,7 +272,8 @@ FINE_AT_ZERO = (
 def _frozen(name: str, rows: Sequence[int], values: Sequence[float]) -> list[Streak]:
     """Return the streaks of rows that repeat one value, of a metric that did not do so before."""
     is_rate = name == "learning_rate"
-    if (name in CONSTANT_BY_NATURE and not is_rate) or len(values) < FEWEST_LIVE:
+    is_constant = name in CONSTANT_BY_NATURE and not is_rate
+    if len(values) < FEWEST_LIVE or (is_constant and (name in FINE_AT_ANY_ZERO or values[-1])):
         return []
     flags = [False, *map(operator.eq, values, values[1:])]
     if not any(flags):
@@ -372,7 +377,7 @@ CLEAR_OF_ONE = math.log(200)
 """The same for one metric."""
 
 LOW_REWARDS = 0.1
-"""Share of the rewards before a streak of another metric among which all of its own are if they are low."""
+"""Share of the last rewards before a streak of another metric among which all of its own are if they are low."""
 
 REWARDS_BEFORE = 100
 """Number of rewards before a streak with which those of its rows are compared."""
@@ -421,7 +426,7 @@ def deaths_of(course: Course, streaks: Mapping[str, Sequence[Streak]] | None = N
     found = [
         streak
         for streak in found
-        if not _is_at_its_best(streak, course) and not _is_usual_loss(streak, course, streaks)
+        if not _is_at_its_best(streak, course) and not is_usual_loss(streak, course, streaks)
     ]
     found += [low for streak in found for low in _low_reward(streak, course)]
     found.sort(key=lambda one: one.first)
@@ -482,14 +487,18 @@ def _low_reward(streak: Streak, course: Course) -> list[Streak]:
     is_clear = streak.rows >= TOGETHER and streak.evidence >= CLEAR_OF_ONE
     if FAMILIES[streak.name] == "reward" or not is_clear or len(reward) < len(course.rows):
         return []
-    before = sorted(reward[max(0, streak.first - HISTORY) : streak.first])
+    before = sorted(reward[max(0, streak.first - REWARDS_BEFORE) : streak.first])
     during = reward[streak.first : streak.last + 1]
-    if len(before) < FEWEST_LIVE or max(during) > _quantile(before, LOW_REWARDS) or min(during) == before[-1]:
+    if len(before) < FEWEST_LIVE or min(during) == before[-1]:
+        return []
+    share = (bisect.bisect_right(before, max(during)) + 1) / (len(before) + 1)
+    if share > LOW_REWARDS:
         return []
     middle = median(before)
-    evidence = -math.log(LOW_REWARDS)
     return [
-        streak._replace(name="reward", state="low", before=middle, value=median(during), evidence=evidence)
+        streak._replace(
+            name="reward", state="low", before=middle, value=median(during), evidence=-math.log(share)
+        )
     ]
 
 
@@ -508,7 +517,7 @@ def _is_at_its_best(streak: Streak, course: Course) -> bool:
     return _is_nearly_one(before, during) or during > _quantile(sorted(before), 0.9)
 
 
-def _is_usual_loss(streak: Streak, course: Course, streaks: Mapping[str, Sequence[Streak]]) -> bool:
+def is_usual_loss(streak: Streak, course: Course, streaks: Mapping[str, Sequence[Streak]]) -> bool:
     """Return whether a streak is a loss of 0 beside a gradient that lives, as the loss is 0 where every ratio is 1."""
     if (
         streak.name != LOSS

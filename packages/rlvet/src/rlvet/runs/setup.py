@@ -58,8 +58,8 @@ class Setup:
     """True if the run was trained on data from earlier weights; None if that is not known."""
     values: Mapping[str, Value] = field(default_factory=dict, compare=False, repr=False)
     """Settings of the run's configuration by quantity: ``learning rate``, ``group size``, ``length cap``,
-    ``temperature``, ``estimator`` (of advantages), ``weight level`` (of importance weights), ``KL term``,
-    ``LoRA rank``, ``model``, ``optimizer``."""
+    ``temperature``, ``estimator`` (of advantages), ``weight level`` (of importance weights), ``reward scale``,
+    ``KL term``, ``LoRA rank``, ``model``, ``optimizer``."""
 
     def number(self, name: str) -> float | None:
         """Return the value of a setting that is a number; None if it is not known.

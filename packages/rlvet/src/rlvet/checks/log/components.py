@@ -16,13 +16,16 @@ ZERO_ROWS = 10
 """Number of rows from which a component of 0 in every row is reported. No answer has received it, whereas another value
 may be a score that changes slowly. unslothai/unsloth issue 2291 has eleven rows."""
 
+NARROW_BAND = 0.01
+"""Range of a component's values, as a share of the largest, up to which it is constant if another one varies."""
+
 COMPONENT_CONSTANT = Kind(
     code="component-constant",
     severity="look",
     meaning="a component of the reward never changes",
     condition=(
         f"a component of the reward has one value in every log step, over {CONSTANT_ROWS} or more, or over "
-        f"{ZERO_ROWS} or more if the value is 0, while another varies"
+        f"{ZERO_ROWS} or more if the value is 0, or stays within {NARROW_BAND:.0%} of one, while another varies"
     ),
     remedy=(
         "read some answers with their values of this component: a reward function that always returns the "
@@ -60,6 +63,21 @@ def _with_many_rows(components: dict[str, Series]) -> dict[str, Series]:
     return {name: metric for name, metric in components.items() if len(metric.values) >= CONSTANT_ROWS}
 
 
+def _is_constant(component: Series) -> bool:
+    """Return whether a component has one value, or over `CONSTANT_ROWS` or more stays within a narrow band."""
+    low = min(component.values)
+    high = max(component.values)
+    largest = max(abs(low), abs(high))
+    return low == high or (len(component.values) >= CONSTANT_ROWS and high - low <= NARROW_BAND * largest)
+
+
+def _values_of(component: Series) -> str:
+    """Return the value of a constant component, or the ends of its band."""
+    low = format_number(min(component.values))
+    high = format_number(max(component.values))
+    return low if low == high else f"{low} to {high}"
+
+
 @LOGS.check(
     "reward components that never change",
     after="a change of the prompts",
@@ -72,7 +90,7 @@ def check_constant_components(case: Case) -> Finding:
     components, are_all = case.of(_components)
     if len(components) < 2:
         return undecided_check()
-    varying = {name: metric for name, metric in components.items() if len(set(metric.values)) > 1}
+    varying = {name: metric for name, metric in components.items() if not _is_constant(metric)}
     constant = {
         name: metric
         for name, metric in components.items()
@@ -88,7 +106,7 @@ def check_constant_components(case: Case) -> Finding:
         return finding._replace(figure=None, measure="")
     if not varying:
         return undecided_check("no component varies")
-    constants = ", ".join(f"{name} is {format_number(metric.values[0])}" for name, metric in constant.items())
+    constants = ", ".join(f"{name} is {_values_of(metric)}" for name, metric in constant.items())
     means = ", ".join(f"{name} {format_number(fmean(metric.values))}" for name, metric in varying.items())
     cause = f"{constants} in every one of {count} log steps; means of the other components: {means}"
     quantities = [f"rewards/{name}" for name in constant]

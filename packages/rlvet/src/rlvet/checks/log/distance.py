@@ -29,6 +29,10 @@ REFERENCE_KL = 0.1
 than the one that training began with. A right reference has 0 there. The logs of ``benchmarks/doctor`` whose authors
 used another one have 0.3 to 34."""
 
+MOST_OF_ANOTHER_MODEL = 10.0
+"""KL to the reference (nats per token) from which another reference does not explain it, unless it was measured before
+any update: the mean over tokens of two models of one family is a few nats."""
+
 EARLY_ROWS = 10
 """Number of rows at the start in which the KL to the reference must stay below `EARLY_KL`."""
 
@@ -44,7 +48,8 @@ OTHER_REFERENCE = Kind(
     meaning="the KL term refers to a model other than the one that training began with",
     condition=(
         f"the KL divergence to the reference is above {REFERENCE_KL:g} at step 1; or above {3 * REFERENCE_KL:g} "
-        "in the first row of a later step, and not below half of the median of all rows"
+        f"in the first row of a later step, at most {MOST_OF_ANOTHER_MODEL:g}, and not below half of the median of all "
+        "rows"
     ),
     remedy=(
         "use the model that training begins with as the reference: merge the adapter of supervised "
@@ -84,7 +89,8 @@ def check_reference(case: Case) -> Finding:
     begins_before_updates = _begins_before_updates(course, setup)
     # If the KL grows from step to step, the reference may be right, and the policy moves away from it fast.
     grows = median(early[1:] or early) > GROWTH * first
-    if grows or not (is_as_large_as_later or begins_before_updates):
+    is_too_large = first > MOST_OF_ANOTHER_MODEL and not begins_before_updates
+    if grows or is_too_large or not (is_as_large_as_later or begins_before_updates):
         return undecided_check("needs the KL of the first step, before any update")
 
     step = format_step(kl.steps[0])

@@ -42,6 +42,13 @@ SOME_CUT = 0.25
 AT_THE_CAP = 0.9
 """Mean length, as a share of the cap, from which most answers are cut off."""
 
+SHORTEST_CAP = 100
+"""Length of the longest answer from which one that is the same in every log step is the cap. All answers to a prompt may
+have one length of a few tokens."""
+
+ALWAYS = 0.95
+"""Share of log steps in which the longest answer has the length of the cap, if it is the cap."""
+
 TRUNCATED = Kind(
     code="truncated",
     severity="fix",
@@ -50,14 +57,15 @@ TRUNCATED = Kind(
         f"most answers are truncated in the second half of the run; or {MANY_CUT:.0%} in the last tenth, if "
         f"the share was a third of that before; or {SOME_CUT:.0%} in the later half, or in a log of a few "
         "rows. If this share is not logged: lengths stay at their maximum without the largest rewards, or at "
-        f"{AT_THE_CAP:.0%} of the cap in the configuration"
+        f"{AT_THE_CAP:.0%} of the cap in the configuration, or of the longest answer, if that is the same in every log "
+        "step"
     ),
     remedy=(
         "allow longer answers{length cap}, or ask for shorter ones: an answer that is cut off cannot earn "
         "the reward for its result"
     ),
     settings=("length cap",),
-    evidence=("cut", "length"),
+    evidence=("cut", "length", "length_max"),
     source=(
         "logs of Rusheel86/Chaos-Economy and alexchilton/CAS_NLP_MODULE4_GRPO, gensyn-ai/rl-swarm issue 312"
     ),
@@ -166,6 +174,23 @@ def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
         return undecided_check("log the share of answers cut off")
     if known_cap:
         return _compare_length_with_cap(course, known_cap)
+
+    longest = course.series("length_max")
+    if len(longest.values) >= FEW_STEPS * 2:
+        largest = max(longest.values)
+        rows_at_largest = sum(value == largest for value in longest.values)
+        late = fmean(length.later_half)
+        is_cap = largest >= SHORTEST_CAP and rows_at_largest >= ALWAYS * len(longest.values)
+        if is_cap and late >= AT_THE_CAP * largest:
+            measure = "share of the longest answer that is the mean length in the later half"
+            finding = passed_check(length, late / largest, measure, later_half(length))
+            cause = (
+                f"the mean length is {late:.0f} tokens in the later half, {format_share(late / largest)} of the longest "
+                f"answer, which has {largest:.0f} in {rows_at_largest} of {len(longest.values)} log steps: that is the "
+                "cap, and most answers are cut off"
+            )
+            start = onset(length, lambda mean: mean >= AT_THE_CAP * largest)
+            return finding.failed(TRUNCATED, cause, onset=start, quantities=["length", "length_max"])
 
     # The cap is not known. If the largest mean length is a whole number and occurs in several steps, it is the length
     # of every answer in these steps: the cap.

@@ -19,6 +19,7 @@ from rlvet.checks.liveness import (
     Streak,
     deaths_of,
     is_solved,
+    is_usual_loss,
     streaks_by_name,
 )
 from rlvet.checks.log.length import TRUNCATED
@@ -211,7 +212,12 @@ def check_metrics(case: Case) -> Finding:
 
 
 def _is_lost(streak: Streak, case: Case) -> bool:
-    """Return whether a metric is lost to the end. A reward at its best, and what follows from it, is not."""
+    """Return whether a metric is lost to the end.
+
+    A reward at its best, and what follows from it, is not; nor is a loss of 0 beside a gradient that lives.
+    """
+    if is_usual_loss(streak, case.course, case.of(_streaks)):
+        return False
     if not streak.lasts or streak.state not in ("missing", "frozen") or streak.evidence < CLEAR_FOR_ONE:
         return False
     if streak.state == "missing":

@@ -74,6 +74,8 @@ def check_signal(case: Case) -> Finding:
         return _check_spread(case)
     if len(shares.values) < FEW_STEPS:
         return undecided_check(f"needs at least {FEW_STEPS} log steps")
+    # TRL then compares the rewards of the whole batch, of which groups with equal rewards are a part.
+    is_of_batches = "reward scale" in setup.values and setup.values["reward scale"].value == "batch"
     late = shares.later_half
     mean = fmean(late)
     error = standard_error(late)
@@ -90,6 +92,8 @@ def check_signal(case: Case) -> Finding:
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         if max(mean, end, shares.last) > MOST:
             return undecided_check("about half of the groups have equal rewards")
+        if is_of_batches:
+            return undecided_check("with scale_rewards='batch', the share is that of whole batches")
         return finding
     if end > mean:
         rows = slice(-len(last_rows), None)
@@ -98,15 +102,18 @@ def check_signal(case: Case) -> Finding:
         finding = passed_check(shares, end, measure, rows)._replace(error=standard_error(last_rows))
     groups = "groups"
     group_size = setup.number("group size")
-    if group_size:
+    if is_of_batches:
+        groups = "batches"
+    elif group_size:
         unit = "answers" if group_size > 1 else "answer"
         groups = f"groups of {format_number(group_size, 6)} {unit}"
+    unit = "batch" if is_of_batches else "group"
     cause = f"{format_share(max(mean, end))} of {groups} teach nothing {part}"
     reward = course.series("reward")
     if solved:
         cause = f"{cause}; {describe_solved(reward)}"
         return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
-    cause = f"{cause}: all answers of such a group get the same reward{_why_alike(setup)}"
+    cause = f"{cause}: all answers of such a {unit} get the same reward{_why_alike(setup)}"
     later_rewards = reward.values[len(reward.values) // 3 :]
     severity = "fix"
     if len(later_rewards) >= FEWEST_REWARDS:
