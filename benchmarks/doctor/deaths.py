@@ -237,6 +237,7 @@ NO_DEATH = {
     ("completions/clipped_ratio", "0"): "every answer is finished",
     ("clip_ratio/region_mean", "0"): "no token is clipped",
     ("learning_rate", "frozen"): "a constant learning rate is usual",
+    ("loss", "0"): "every ratio is 1, and the gradient lives",
 }
 """Pairs of a key and a way that are no death, each with what they mean."""
 
@@ -269,6 +270,8 @@ def grid(seed: int, keys: Sequence[str] = (*KEYS, *OTHERS), steps: int = 200) ->
     counts = {}
     for key in keys:
         rows = many if key in OTHERS else few
+        if key not in rows[0]:
+            continue
         for way in STOPS:
             if (key, way) not in (NO_DEATH | FINE):
                 counts[key, way] = sum(is_called_ok(stopped(rows, key, way, onset)) for onset in ONSETS)

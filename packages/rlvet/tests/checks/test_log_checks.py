@@ -557,14 +557,14 @@ def noisy(steps=60, seed=1, **metrics):
 
 def test_a_first_kl_of_more_than_another_model_has_is_a_drift():
     """At step 10 the KL is 35 and it was thousands later; 0.5 at step 10 may be of another reference."""
-    ten = lambda first, rest: [  # noqa: E731
-        row
-        | {"step": 10 * row["step"], "kl": first if row["step"] == 1 else rest * (1 + row["step"] % 3 / 10)}
-        for row in noisy()
-    ]
-    assert {"kl-drift"} <= findings_of(ten(34.7, 20.0)).keys() - {"reference-kl"}
-    assert "reference-kl" not in findings_of(ten(34.7, 20.0))
-    assert "reference-kl" in findings_of(ten(0.5, 0.4))
+
+    def every_tenth(first, rest):
+        rows = noisy(kl=lambda step: first if step == 1 else rest * (1 + step % 3 / 10))
+        return findings_of([row | {"step": 10 * row["step"]} for row in rows])
+
+    assert "kl-drift" in every_tenth(34.7, 20.0)
+    assert "reference-kl" not in every_tenth(34.7, 20.0)
+    assert "reference-kl" in every_tenth(0.5, 0.4)
 
 
 @pytest.mark.parametrize(("band", "is_constant"), [(0.0, True), (0.004, True), (0.05, False)])
@@ -577,20 +577,15 @@ def test_a_component_within_a_narrow_band_is_constant(band, is_constant):
     assert ("component-constant" in findings_of(rows)) is is_constant
 
 
-def test_the_longest_answer_of_every_step_is_the_cap():
+@pytest.mark.parametrize(
+    ("mean", "longest", "is_cut"), [(8300, 8592, True), (4000, 8592, False), (18, 19, False)]
+)
+def test_the_longest_answer_of_every_step_is_the_cap(mean, longest, is_cut):
     """AReaL logs no share of answers cut off. Short answers may all have one length."""
     draw = random.Random(3)
-    keys = lambda mean, longest: {  # noqa: E731
-        "length": lambda step: mean * (1 - 0.01 * draw.random()),
-        "length_max": lambda step: longest,
-    }
-    rows = lambda *one: (
-        Log.of(noisy(**keys(*one)), names={"length": "length", "length_max": "length_max"}).rows
-    )  # noqa: E731
-    codes = lambda *one: {finding.code for finding in log_findings(rows(*one))}  # noqa: E731
-    assert "truncated" in codes(8300, 8592)
-    assert "truncated" not in codes(4000, 8592)
-    assert "truncated" not in codes(18, 19)
+    rows = noisy(length=lambda step: mean * (1 - 0.01 * draw.random()), length_max=longest)
+    log = Log.of(rows, names={"length": "length", "length_max": "length_max"})
+    assert ("truncated" in {finding.code for finding in log_findings(log.rows)}) is is_cut
 
 
 def test_the_share_is_of_whole_batches_if_trl_scales_by_the_batch():

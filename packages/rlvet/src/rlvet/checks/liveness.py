@@ -487,11 +487,15 @@ def _low_reward(streak: Streak, course: Course) -> list[Streak]:
     is_clear = streak.rows >= TOGETHER and streak.evidence >= CLEAR_OF_ONE
     if FAMILIES[streak.name] == "reward" or not is_clear or len(reward) < len(course.rows):
         return []
-    before = sorted(reward[max(0, streak.first - REWARDS_BEFORE) : streak.first])
+    before = sorted(reward[max(0, streak.first - HISTORY) : streak.first])
     during = reward[streak.first : streak.last + 1]
     if len(before) < FEWEST_LIVE or min(during) == before[-1]:
         return []
-    share = (bisect.bisect_right(before, max(during)) + 1) / (len(before) + 1)
+    # Of a run that has learned, the rewards of long ago were low too.
+    recent = sorted(reward[max(0, streak.first - REWARDS_BEFORE) : streak.first])
+    share = (bisect.bisect_right(recent, max(during)) + 1) / (len(recent) + 1)
+    if max(during) <= _quantile(before, LOW_REWARDS):
+        share = min(share, LOW_REWARDS)
     if share > LOW_REWARDS:
         return []
     middle = median(before)

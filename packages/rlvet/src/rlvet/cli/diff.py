@@ -15,7 +15,7 @@ def diff_command(
     a: Annotated[
         Path,
         typer.Argument(
-            help="A configuration of TRL or verl, a log, or the folder of a run.", show_default=False
+            help="A configuration, a log, or the folder of a run.", show_default=False
         ),
     ],
     b: Annotated[Path, typer.Argument(help="Another one of the same kind.", show_default=False)],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from rlvet._numbers import format_setting
-from rlvet.compare import trl, verl
+from rlvet.compare import openrlhf, prime_rl, trl, verl
 from rlvet.compare.settings import DEFAULTS, LARGEST, LONGEST_VALUE, Settings
 from rlvet.compare.vocabulary import (
     AVERAGES_OF_TERMS,
@@ -25,6 +25,8 @@ from rlvet.lint.known import FRAMEWORKS
 COMPARED: Mapping[str, Mapping[str, Callable[[Settings], Any]]] = {
     "trl": trl.QUANTITIES,
     "verl": verl.QUANTITIES,
+    "openrlhf": openrlhf.QUANTITIES,
+    "prime-rl": prime_rl.QUANTITIES,
 }
 """The frameworks whose configurations are compared, with the functions that compute their quantities."""
 
@@ -179,7 +181,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_training(configuration: Configuration, *, is_saved: bool = False) -> Training:
-    """Return what a configuration of TRL or verl trains.
+    """Return what a configuration of one of the `COMPARED` frameworks trains.
 
     Args:
         configuration: The configuration.
@@ -191,7 +193,8 @@ def read_training(configuration: Configuration, *, is_saved: bool = False) -> Tr
     """
     framework = configuration.framework.key
     settings = Settings(configuration, is_saved=is_saved)
-    readings = {}
+    title = configuration.framework.title
+    readings = {one.name: Reading(None, unknown=f"is not read for {title}") for one in QUANTITIES}
     for name, compute in COMPARED[framework].items():
         readings[name] = settings.reading(compute)
     values = {name: setting.value for name, setting in configuration.settings.items()}

@@ -47,7 +47,7 @@ class Side:
     path: str
     """Its path, with the name of the run if one was chosen."""
     training: Training | None = None
-    """The quantities of its configuration; None without one of TRL or verl."""
+    """The quantities of its configuration; None without one that is compared."""
     rows: Sequence[Row] = ()
     """Its log; empty for a configuration."""
     note: str = ""
@@ -250,7 +250,7 @@ def diff(
     names: Mapping[str, str] | None = None,
     run_names: tuple[str | None, str | None] = (None, None),
 ) -> Difference:
-    r"""Compare two configurations of TRL or verl, or two runs.
+    r"""Compare two configurations of TRL, verl, OpenRLHF or prime-rl, or two runs.
 
     Nothing in the files is imported or executed.
 
@@ -392,7 +392,7 @@ def _training_of_file(path: Path) -> Training:
         name = gate.answer_of(supervised_trainer, path)
         if name:
             raise InvalidValue(
-                f"{path} configures {name}, which is no RL: `rlvet diff` compares GRPO in TRL and verl"
+                f"{path} configures {name}, which is no RL: `rlvet diff` compares GRPO and PPO"
             )
         raise InvalidValue(f"{path} holds {NO_CONFIGURATION}")
     if len(configurations) > 1:
@@ -403,8 +403,9 @@ def _training_of_file(path: Path) -> Training:
         )
     (configuration,) = configurations
     if configuration.framework.key not in COMPARED:
+        titles = ", ".join(FRAMEWORKS[key].title for key in COMPARED)
         raise InvalidValue(
-            f"{path} configures {configuration.framework.title}: `rlvet diff` compares TRL and verl, and `rlvet lint` "
-            "checks it"
+            f"{path} configures {configuration.framework.title}: `rlvet diff` compares "
+            f"{titles}; `rlvet lint` checks it"
         )
     return read_training(configuration)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from rlvet.compare.other_defaults import OTHER_DEFAULTS
 from rlvet.compare.vocabulary import Origin, Reading
 from rlvet.lint.configuration import Configuration, Unread
 from rlvet.lint.values import UnknownValue
 from rlvet.runs.files import load_table
 
-DEFAULTS: Mapping[str, Mapping[str, Any]] = load_table("defaults")
-"""The defaults of TRL and verl, with the versions that they are of; `framework_defaults.py` among bandpo's tests writes
-them."""
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {**load_table("defaults"), **OTHER_DEFAULTS}
+"""The defaults of each framework, with the versions that they are of; `framework_defaults.py` among bandpo's tests
+writes those of TRL and verl."""
 
 BEFORE: Mapping[str, Mapping[str, Any]] = {
     "trl": {
@@ -52,12 +53,11 @@ class Settings:
     """The settings of a configuration, with defaults. It remembers which ones were read.
 
     Args:
-        configuration: The configuration, of TRL or verl.
+        configuration: The configuration, of a framework with quantities.
         is_saved: True if a run saved it, so that it has all settings of its version.
 
     >>> from rlvet.lint.configuration import Setting
-    >>> from rlvet.lint.known import FRAMEWORKS
-    >>> file = Configuration(FRAMEWORKS["trl"], "a.yaml", {"beta": Setting("beta", 0.1, 3)})
+    >>>     >>> file = Configuration(FRAMEWORKS["trl"], "a.yaml", {"beta": Setting("beta", 0.1, 3)})
     >>> settings = Settings(file)
     >>> settings("beta"), settings("temperature")
     (0.1, 1.0)
@@ -96,7 +96,7 @@ class Settings:
             raise NotSet(f"{name} {elsewhere}", elsewhere)
         if self._is_saved and self._is_absent(name):
             # A version without the setting saved the file.
-            return BEFORE[self._configuration.framework.key].get(name, self._defaults[name])
+            return BEFORE.get(self._configuration.framework.key, {}).get(name, self._defaults[name])
         reason = self._configuration.reason_unknown(name)
         if reason:
             raise NotSet(reason, "has the default of another version")

@@ -1,4 +1,4 @@
-"""The quantities in which configurations of TRL and verl are compared: what a run trains, under names of its own."""
+"""The quantities in which configurations are compared: what a run trains, under names of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EFFECTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """A property of a run that settings of both frameworks determine."""
+    """A property of a run that settings of the frameworks determine."""
 
     name: str
     effect: str
@@ -139,7 +139,7 @@ class Training:
     """
 
     framework: str
-    """``trl`` or ``verl``."""
+    """The key of the framework."""
     path: str
     readings: Mapping[str, Reading]
     """The quantities, by name."""

@@ -86,8 +86,8 @@ def split_attempts(raw: RawRows, notes: list[str]) -> Sequence[RawRows]:
         return attempts
     times = len(attempts) - 1
     notes.append(
-        f"steps are counted anew {times} time{'s' if times > 1 else ''} while {counter} goes on, and are read as those of "
-        "one run"
+        f"steps are counted anew {times} time{'s' if times > 1 else ''} while {counter} goes on, and are read as those "
+        "of one run"
     )
     return [_with_steps_that_go_on(attempts, key)]
 

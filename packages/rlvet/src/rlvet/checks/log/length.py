@@ -43,8 +43,8 @@ AT_THE_CAP = 0.9
 """Mean length, as a share of the cap, from which most answers are cut off."""
 
 SHORTEST_CAP = 100
-"""Length of the longest answer from which one that is the same in every log step is the cap. All answers to a prompt may
-have one length of a few tokens."""
+"""Length of the longest answer from which one that is the same in every log step is the cap. All answers to a prompt
+may have one length of a few tokens."""
 
 ALWAYS = 0.95
 """Share of log steps in which the longest answer has the length of the cap, if it is the cap."""
@@ -181,13 +181,13 @@ def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
         rows_at_largest = sum(value == largest for value in longest.values)
         late = fmean(length.later_half)
         is_cap = largest >= SHORTEST_CAP and rows_at_largest >= ALWAYS * len(longest.values)
-        if is_cap and late >= AT_THE_CAP * largest:
+        if is_cap and AT_THE_CAP * largest <= late <= largest:
             measure = "share of the longest answer that is the mean length in the later half"
             finding = passed_check(length, late / largest, measure, later_half(length))
             cause = (
-                f"the mean length is {late:.0f} tokens in the later half, {format_share(late / largest)} of the longest "
-                f"answer, which has {largest:.0f} in {rows_at_largest} of {len(longest.values)} log steps: that is the "
-                "cap, and most answers are cut off"
+                f"the mean length is {late:.0f} tokens in the later half, {format_share(late / largest)} of the "
+                f"longest answer, which has {largest:.0f} in {rows_at_largest} of {len(longest.values)} log steps: "
+                "that is the cap, and most answers are cut off"
             )
             start = onset(length, lambda mean: mean >= AT_THE_CAP * largest)
             return finding.failed(TRUNCATED, cause, onset=start, quantities=["length", "length_max"])
