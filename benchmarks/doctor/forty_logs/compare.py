@@ -1,8 +1,8 @@
 """Compare the first lines of ``rlvet diagnose`` with the readings of ``readings.tsv``.
 
-    python benchmarks/doctor/forty_logs/compare.py FOLDER
+    python benchmarks/doctor/forty_logs/compare.py FOLDER OUTPUT
 
-FOLDER holds each log as ``NUMBER/NAME``, with the number of the table and the name that its repository gives it.
+OUTPUT is a file beside this one: ``results.tsv`` for first tries, ``after_mending.tsv`` for later ones. FOLDER holds each log as ``NUMBER/NAME``, with the number of the table and the name that its repository gives it.
 The logs are not part of this repository.
 """
 
@@ -42,10 +42,10 @@ def name_of(line: str) -> str:
     return name.replace(" ", "-")
 
 
-def main(folder: str) -> None:
-    """Write ``results.tsv`` and print how many first lines have each rating."""
+def main(folder: str, output: str) -> None:
+    """Write the first lines with their ratings, and print how many first lines have each rating."""
     counts: Counter[str] = Counter()
-    with (HERE / "readings.tsv").open() as file, (HERE / "results.tsv").open("w") as out:
+    with (HERE / "readings.tsv").open() as file, (HERE / output).open("w") as out:
         out.write("log\trating\tfirst line\n")
         for reading in csv.DictReader(file, delimiter="\t"):
             line = first_line(Path(folder) / reading["log"] / Path(reading["path"]).name)
@@ -56,4 +56,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -606,3 +606,10 @@ def test_a_loss_of_0_beside_a_gradient_that_lives_is_not_lost():
     for row in rows:
         del row["grad_norm"]
     assert "metric-lost" in findings_of(rows)
+
+
+@pytest.mark.parametrize(("first", "is_known"), [(0.001, True), (0.18, False)])
+def test_the_first_kl_of_a_resumed_run_is_not_that_before_any_update(first, is_known):
+    """Its steps begin at 1 again, and its epoch at 0.18."""
+    rows = noisy(kl=lambda step: 0.2 if step == 1 else 0.1, epoch=lambda step: first + 0.001 * step)
+    assert ("reference-kl" in findings_of(rows)) is is_known

@@ -57,7 +57,8 @@ def differences(difference):
 
 def test_two_scripts_of_openrlhf(tmp_path):
     first = OPENRLHF.format(rate="1e-6", more="")
-    more = " --train.max_epochs 2 --algo.advantage.is_correction_enable --actor.policy_loss_type gspo --rollout.top_p 0.9"
+    more = " --train.max_epochs 2 --algo.advantage.is_correction_enable"
+    more += " --actor.policy_loss_type gspo --rollout.top_p 0.9"
     second = OPENRLHF.format(rate="5e-7", more=more)
     assert differences(compared(tmp_path, first, second)) == {
         "policy loss": ("clipped ratio of tokens", "clipped ratio of answers"),

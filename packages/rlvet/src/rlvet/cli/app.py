@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import rlvet
 from rlvet.cli.command_line import new_app
+from rlvet.cli.demo import demo_command
 from rlvet.cli.diagnose import diagnose_command
 from rlvet.cli.diff import diff_command
 from rlvet.cli.lint import lint_command
@@ -14,6 +15,7 @@ app = new_app(
     "Find out what is wrong with a run of RL post-training, or with its configuration.", rlvet.__version__
 )
 
+app.command("demo")(demo_command)
 app.command("diagnose")(diagnose_command)
 app.command("diff")(diff_command)
 app.command("lint")(lint_command)

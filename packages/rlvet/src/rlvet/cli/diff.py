@@ -14,9 +14,7 @@ from rlvet.cli.names import Names, RunNames, read_names, run_names_of
 def diff_command(
     a: Annotated[
         Path,
-        typer.Argument(
-            help="A configuration, a log, or the folder of a run.", show_default=False
-        ),
+        typer.Argument(help="A configuration, a log, or the folder of a run.", show_default=False),
     ],
     b: Annotated[Path, typer.Argument(help="Another one of the same kind.", show_default=False)],
     names: Names = None,

@@ -42,6 +42,9 @@ GROWTH = 4.0
 LATE_EPOCH = 0.1
 """Epoch of the first row from which a log of a few rows is an excerpt from the middle of a run, whatever its steps."""
 
+RESUMED = 5
+"""Epoch of the first row, in mean distances between rows, above which the log begins in the middle of a run."""
+
 OTHER_REFERENCE = Kind(
     code="reference-kl",
     severity="fix",
@@ -115,6 +118,9 @@ def _begins_before_updates(course: Course, setup: Setup) -> bool:
     kl = course.series("kl")
     epochs = course.series("epoch").values
     if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
+        return False
+    # A run that was resumed may count its steps from 1, but its epoch goes on.
+    if len(epochs) > 1 and epochs[0] > RESUMED * (epochs[-1] - epochs[0]) / (len(epochs) - 1) > 0:
         return False
     # verl logs the mean over all updates of a step, and only the first of these comes before any update.
     if setup.framework == "verl" and (setup.updates or 1) > 1:

@@ -1,0 +1,55 @@
+"""The command ``rlvet demo``: each finding of a log is shown on a small run that the package contains."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log_checks import log_findings
+from rlvet.checks.registry import LOGS
+from rlvet.cli.demo import demo_text, list_text, load_demos, rows_of
+from rlvet.errors import InvalidValue
+from rlvet.runs.logs import Log
+
+DEMOS = load_demos()
+
+WITHOUT = {"clip-idle", "rare-tokens-blocked"}
+"""Findings that need settings, or a record of tokens."""
+
+
+def test_each_finding_of_a_log_has_a_demo():
+    """If one is missing, run scripts/demo_logs.py."""
+    assert {kind.code for kind in LOGS.kinds()} == DEMOS.keys() | WITHOUT
+
+
+@pytest.mark.parametrize("code", DEMOS)
+def test_a_demo_has_its_finding(code):
+    rows = rows_of(DEMOS[code])
+    assert len(rows) <= 400
+    findings = log_findings(Log.of(rows).rows)
+    assert code in [finding.code for finding in findings]
+    text = demo_text(code)
+    assert text.count("\n") < 60
+    assert f"{code} (" in text or text.splitlines()[8].startswith(code)
+    assert Diagnosis(findings).headline in text
+
+
+def test_findings_are_listed_with_their_meaning():
+    lines = list_text().splitlines()
+    assert len(lines) == len(DEMOS)
+    assert any(line.split() == ["truncated", "fix", "most", "answers", "are", "truncated"] for line in lines)
+
+
+def test_what_has_no_demo_is_said():
+    with pytest.raises(InvalidValue, match="no finding 'truncatd'; did you mean truncated"):
+        demo_text("truncatd")
+    with pytest.raises(InvalidValue, match="mask needs a record of tokens"):
+        demo_text("mask")
+
+
+def test_the_command_prints_a_demo():
+    run = subprocess.run(
+        [sys.executable, "-m", "rlvet", "demo", "collapse"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == demo_text("collapse") + "\n"
