@@ -2,8 +2,9 @@
 
     python benchmarks/doctor/forty_logs/compare.py FOLDER OUTPUT
 
-OUTPUT is a file beside this one: ``results.tsv`` for first tries, ``after_mending.tsv`` for later ones. FOLDER holds each log as ``NUMBER/NAME``, with the number of the table and the name that its repository gives it.
-The logs are not part of this repository.
+OUTPUT is a file beside this one: ``results.tsv`` for first tries, ``after_mending.tsv`` for later ones. FOLDER holds
+each log as ``NUMBER/NAME``, with the number of the table and the name that its repository gives it. The logs are not
+part of this repository.
 """
 
 import csv

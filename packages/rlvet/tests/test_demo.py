@@ -19,7 +19,7 @@ WITHOUT = {"clip-idle", "rare-tokens-blocked"}
 
 
 def test_each_finding_of_a_log_has_a_demo():
-    """If one is missing, run scripts/demo_logs.py."""
+    """If one is missing, run benchmarks/doctor/demo_logs.py."""
     assert {kind.code for kind in LOGS.kinds()} == DEMOS.keys() | WITHOUT
 
 
@@ -42,8 +42,8 @@ def test_findings_are_listed_with_their_meaning():
 
 
 def test_what_has_no_demo_is_said():
-    with pytest.raises(InvalidValue, match="no finding 'truncatd'; did you mean truncated"):
-        demo_text("truncatd")
+    with pytest.raises(InvalidValue, match="no finding 'truncatted'; did you mean truncated"):
+        demo_text("truncatted")
     with pytest.raises(InvalidValue, match="mask needs a record of tokens"):
         demo_text("mask")
 

@@ -1,6 +1,6 @@
 """Write the logs of ``rlvet demo``: for each finding of a log, a small simulated run that has it.
 
-    PYTHONPATH=packages/rlvet/tests:tests:benchmarks/doctor python scripts/demo_logs.py
+    PYTHONPATH=packages/rlvet/tests:tests:benchmarks/doctor python benchmarks/doctor/demo_logs.py
 
 Each is the shortest of some seeds of a scenario of ``benchmarks/doctor/log_scenarios.py``, of one that has it first if
 there is any, with its numbers rounded. The file is ``packages/rlvet/src/rlvet/data/demos.json.gz``.
@@ -21,7 +21,7 @@ from rlvet.checks.registry import LOGS
 from rlvet.runs.logs import Log
 from rlvet.runs.setup import Setup
 
-FILE = Path(__file__).parents[1] / "packages/rlvet/src/rlvet/data/demos.json.gz"
+FILE = Path(__file__).parents[2] / "packages/rlvet/src/rlvet/data/demos.json.gz"
 
 SEEDS = range(1, 21)
 """The seeds of which the shortest log is taken."""
