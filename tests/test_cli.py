@@ -27,7 +27,10 @@ from pages import PAGES, ROOT, commands
 from rlvet.cli.app import app as rlvet_app
 
 APPS = {"bandpo": app, "rlvet": rlvet_app}
-COMMANDS = {"bandpo": ["audit", "bounds", "env"], "rlvet": ["demo", "diagnose", "diff", "lint", "report", "skill"]}
+COMMANDS = {
+    "bandpo": ["audit", "bounds", "env"],
+    "rlvet": ["demo", "diagnose", "diff", "lint", "report", "skill"],
+}
 
 
 def test_bounds_are_those_of_the_rule(monkeypatch):

@@ -100,6 +100,7 @@ def test_every_command_works_with_what_the_package_requires(log, config):
     from rlvet.cli.app import app
 
     examples = {
+        "demo": [("demo",), ("demo", "collapse")],
         "diagnose": [("diagnose", log), ("diagnose", log / "metrics.jsonl", "--format", "markdown")],
         "diff": [("diff", log, log), ("diff", config, config, "--json")],
         "lint": [("lint", config), ("lint", config, "--format", "markdown")],

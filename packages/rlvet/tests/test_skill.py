@@ -143,9 +143,9 @@ def runs(tmp_path, monkeypatch):
     )
     write_log(tmp_path / "runs/several/a", healthy())
     write_log(tmp_path / "runs/several/b", healthy())
-    (tmp_path / "both.jsonl").write_text(
-        "".join(json.dumps(row) + "\n" for row in [*healthy(12), *healthy(60)])
-    )
+    # The first run has other rewards: rows that another run contains are not of a run of their own.
+    first = [row | {"reward": 0.3 + row["reward"]} for row in healthy(12)]
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*first, *healthy(60)]))
     (tmp_path / "train.sh").write_text(CONFIGURATION.format(n=8))
     (tmp_path / "wrong.sh").write_text(CONFIGURATION.format(n=1))
     (tmp_path / "notes.txt").write_text("nothing to read here\n")
