@@ -503,7 +503,7 @@ def module_at(path):
 
 
 def test_choices_are_the_runs_or_the_keys(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(simulated() + simulated())
+    (tmp_path / "metrics.jsonl").write_text(simulated() + simulated(70))
     with pytest.raises(UnreadableLog) as raised:
         read_log(tmp_path / "metrics.jsonl")
     assert raised.value.choices == ("1", "2")
