@@ -43,7 +43,7 @@ def test_the_root_offers_what_a_reader_of_the_readme_needs_sorted():
 def test_every_name_of_the_root_is_its_module_s_own_public_object(name):
     value = getattr(bandpo, name)
     module = sys.modules[value.__module__]
-    assert module.__name__.startswith("bandpo.core.")
+    assert module.__name__.startswith(("bandpo.core.", "bandpo.certificate."))
     assert getattr(module, name) is value
     assert name in module.__all__
 
@@ -151,7 +151,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 @pytest.mark.slow  # a process imports torch
-def test_the_import_loads_torch_and_the_core_alone():
+def test_the_import_loads_torch_the_core_and_the_certificate_alone():
     """Torch loads numpy, if it is installed."""
     code = "import sys, torch; before = {*sys.modules}; import bandpo; print(*sys.modules.keys() - before)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -159,6 +159,6 @@ def test_the_import_loads_torch_and_the_core_alone():
     ours = {name for name in loaded if name.split(".")[0] in ("bandpo", "bandpo_lab", "rlvet")}
     assert "bandpo.core.loss" in ours
     assert "bandpo.core.kernels" not in ours
-    beside_core = {name for name in ours if name.split(".")[:2] != ["bandpo", "core"]}
-    assert beside_core == {"bandpo", "bandpo._current_folder"}
+    others = {name for name in ours if name.split(".")[1:2] not in (["core"], ["certificate"])}
+    assert others == {"bandpo", "bandpo._current_folder"}
     assert {name.split(".")[0] for name in loaded - ours} <= {*sys.stdlib_module_names}
