@@ -42,10 +42,12 @@ def test_findings_are_listed_with_their_meaning():
 
 
 def test_what_has_no_demo_is_said():
-    with pytest.raises(InvalidValue, match="no finding 'truncatted'; did you mean truncated"):
+    with pytest.raises(
+        InvalidValue, match="called 'truncatted'; rlvet demo lists them; did you mean truncated"
+    ):
         demo_text("truncatted")
-    with pytest.raises(InvalidValue, match="mask needs a record of tokens"):
-        demo_text("mask")
+    with pytest.raises(InvalidValue, match="clip-idle has no demo, as a log alone does not show it"):
+        demo_text("clip-idle")
 
 
 def test_the_command_prints_a_demo():

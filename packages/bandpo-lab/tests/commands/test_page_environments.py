@@ -332,7 +332,7 @@ def test_the_commands_of_rlvet_in_a_fresh_environment(tmp_path):
     write_inputs(tmp_path)
     alone = [words for words, installation in RUNS if installation == ("rlvet",)]
     assert len(alone) > 15
-    assert {words[1] for words in alone} == {"diagnose", "diff", "lint", "report", "skill"}
+    assert {words[1] for words in alone} == {"demo", "diagnose", "diff", "lint", "report", "skill"}
     for words in alone:
         run = subprocess.run(
             [environment / "bin" / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True, env={}

@@ -50,20 +50,18 @@ def demo_text(code: str) -> str:
     """
     from rlvet.checks.diagnosis import Diagnosis
     from rlvet.checks.log_checks import log_findings
-    from rlvet.checks.registry import ADVANTAGES, LOGS, TOKENS
+    from rlvet.checks.registry import LOGS
     from rlvet.errors import InvalidValue, did_you_mean
     from rlvet.runs.logs import Log
 
     demos = load_demos()
     if code not in demos:
-        kinds = {kind.code: kind for registry in (LOGS, ADVANTAGES, TOKENS) for kind in registry.kinds()}
+        kinds = {kind.code: kind for kind in LOGS.kinds()}
         if code not in kinds:
             raise InvalidValue(
-                f"there is no finding {code!r}{did_you_mean(code, kinds)}; rlvet demo lists them"
+                f"no finding of logs is called {code!r}; rlvet demo lists them{did_you_mean(code, kinds)}"
             )
-        raise InvalidValue(
-            f"{code} needs a record of tokens or settings, and has no demo: {kinds[code].meaning}"
-        )
+        raise InvalidValue(f"{code} has no demo, as a log alone does not show it: {kinds[code].meaning}")
     demo = demos[code]
     log = Log.of(rows_of(demo), f"a simulated run: {demo['scenario']}")
     findings = log_findings(log.rows)
