@@ -57,7 +57,8 @@ class Settings:
         is_saved: True if a run saved it, so that it has all settings of its version.
 
     >>> from rlvet.lint.configuration import Setting
-    >>>     >>> file = Configuration(FRAMEWORKS["trl"], "a.yaml", {"beta": Setting("beta", 0.1, 3)})
+    >>> from rlvet.lint.known import FRAMEWORKS
+    >>> file = Configuration(FRAMEWORKS["trl"], "a.yaml", {"beta": Setting("beta", 0.1, 3)})
     >>> settings = Settings(file)
     >>> settings("beta"), settings("temperature")
     (0.1, 1.0)

@@ -267,7 +267,7 @@ GAP = re.compile(r" {2,}")
 """The space between columns."""
 
 
-WRAPPED_HEADER = re.compile(r" {2,}\\\Z")
+WRAPPED_HEADER = "  \\"
 """The end of a header of pandas whose table goes on below with more columns."""
 
 
@@ -281,7 +281,7 @@ def _with_whole_rows(lines: Sequence[str]) -> list[str]:
     number = 0
     while number < len(lines):
         rows: list[str] = []
-        if WRAPPED_HEADER.search(lines[number]):
+        if lines[number].endswith(WRAPPED_HEADER):
             rows, number = _wrapped_table(lines, number)
         if rows:
             result += [*rows, ""]
@@ -299,7 +299,7 @@ def _wrapped_table(lines: Sequence[str], first: int) -> tuple[list[str], int]:
     while is_open and start < len(lines):
         end = next((place for place in range(start, len(lines)) if not lines[place].strip()), len(lines))
         parts.append([line.rstrip() for line in lines[start:end]])
-        is_open = bool(WRAPPED_HEADER.search(lines[start]))
+        is_open = lines[start].endswith(WRAPPED_HEADER)
         start = end + 1
     indexes = [[line.split(" ", 1)[0] for line in part[1:]] for part in parts]
     # After the last part, other lines may follow without an empty one.
