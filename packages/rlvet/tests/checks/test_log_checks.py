@@ -394,6 +394,44 @@ def test_one_large_kl_of_the_estimator_is_no_drift(rows):
     assert ("the policy stays near the reference" in passed) == (rows > 400)
 
 
+def notes(rows):
+    """Return the headline and the notes of a log."""
+    log = Log.of(rows)
+    diagnosis = Diagnosis(log_findings(log.rows), rows=log.rows, log=log)
+    return diagnosis.headline, diagnosis.as_json()["notes"], diagnosis
+
+
+def test_entropy_that_falls_in_learning_is_told_and_is_no_finding():
+    rows = course(100, reward=lambda t: 0.05 + 0.75 * t, entropy=lambda t: 0.5 * math.exp(-3 * t))
+    headline, told, diagnosis = notes(rows)
+    assert headline.startswith("ok: nothing is wrong in what could be tested (")
+    assert told == ["entropy fell by 93% while the reward rose from 0.091 to 0.77, as it does in learning"]
+    assert diagnosis.as_text().count(told[0]) == diagnosis.as_markdown().count(told[0]) == 1
+    assert diagnosis.healthy
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"entropy": lambda t: 0.5 - 0.2 * t},
+        {"entropy": lambda t: 0.0},
+        {"entropy": lambda t: -0.04 - 0.1 * t},
+        {"entropy": lambda t: 0.5 + 0.4 * t},
+        {"entropy": lambda t: math.exp(-3 * t), "reward": lambda t: 0.4 + 0.01 * math.sin(300 * t)},
+    ],
+)
+def test_entropy_that_falls_little_or_without_a_higher_reward_is_not_called_learning(metrics):
+    assert "as it does in learning" not in notes(course(100, **metrics))[2].as_text()
+
+
+def test_entropy_that_falls_in_learning_is_not_told_beside_a_finding_or_without_a_verdict():
+    fall = {"entropy": lambda t: 0.5 * math.exp(-3 * t)}
+    headline, told, _ = notes(course(100, **fall, **{"completions/clipped_ratio": lambda t: 0.9}))
+    assert (headline.split(":")[0], told) == ("truncated", [])
+    headline, told, _ = notes(course(8, **fall))
+    assert (headline.split(":")[0], told) == ("no verdict", [])
+
+
 def test_low_entropy():
     assert codes(course(entropy=lambda t: 0.05)) == ["low-entropy"]
 

@@ -13,7 +13,9 @@ from rlvet._numbers import format_step
 from rlvet._severities import MEANINGS, SEVERITIES, is_at_least
 from rlvet._shown import as_html
 from rlvet._terminal import printable
+from rlvet.checks.course import Course
 from rlvet.checks.findings import Coverage, Finding
+from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.settings import with_settings
@@ -169,6 +171,13 @@ class Diagnosis:
         return "" if self.coverage is None else self.coverage.part
 
     @property
+    def _all_notes(self) -> list[str]:
+        """The notes, after a large change that is expected in learning, if the run has no findings."""
+        is_ok = not self.no_verdict and all(finding.severity == "note" for finding in self.findings)
+        fall = expected_fall(Course(self.rows)) if is_ok else ""
+        return [*filter(None, [fall]), *self.notes]
+
+    @property
     def counts(self) -> str:
         """The number of checks that passed and that decided nothing, and of keys that were not read, in a phrase.
 
@@ -216,7 +225,7 @@ class Diagnosis:
             lines.append(self.basis)
         if self.log is not None:
             lines += self.log.notes
-        lines += self.notes
+        lines += self._all_notes
 
         for number, finding in enumerate(self.findings, 1):
             is_told = self.headline == _first_line(finding)
@@ -282,7 +291,7 @@ class Diagnosis:
             "passed": self.passed,
             "untested": self.untested,
             "configuration": None if self.configuration is None else self.configuration.as_json(),
-            "notes": list(self.notes),
+            "notes": self._all_notes,
         }
 
     def as_markdown(self) -> str:
@@ -313,7 +322,7 @@ class Diagnosis:
             lines += ["", self.legend]
 
         notes_of_log = () if self.log is None else self.log.notes
-        lines += [f"\n{_as_code(note)}" for note in (*notes_of_log, *self.notes)]
+        lines += [f"\n{_as_code(note)}" for note in (*notes_of_log, *self._all_notes)]
 
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", "<details>", f"<summary>{self.counts}</summary>", "", f"Passed: {passed}."]

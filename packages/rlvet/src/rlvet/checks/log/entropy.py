@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from rlvet._numbers import format_number
+from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import (
     Case,
     Course,
@@ -207,6 +207,25 @@ def check_entropy(case: Case) -> Finding:
     if last < ENTROPY_LEFT * first and not rose and not ends_higher(reward):
         return undecided_check("it has fallen, but is not low")
     return finding
+
+
+def expected_fall(course: Course) -> str:
+    """Return a sentence about entropy that fell to half or less while the reward rose; empty if it did not.
+
+    It is no finding: a policy rightly loses entropy as it learns which answers are rewarded.
+
+    Args:
+        course: The metrics of a run without findings.
+    """
+    entropy = course.series("entropy")
+    reward = course.series("reward")
+    if len(entropy.values) < FEW_STEPS or min(entropy.values) < 0 or not clearly_rises(reward.values):
+        return ""
+    if entropy.last > FALLEN * entropy.first or not entropy.first:
+        return ""
+    fall = format_share(1 - entropy.last / entropy.first)
+    before, after = (format_number(value, 2) for value in (reward.first, reward.last))
+    return f"entropy fell by {fall} while the reward rose from {before} to {after}, as it does in learning"
 
 
 def _is_nearly_solved(reward: Series) -> bool:
