@@ -212,10 +212,13 @@ FINE = {
 
 
 def with_others(rows: Rows, seed: int) -> Rows:
-    """Return a log with the other quantities too."""
+    """Return a log with the other quantities too, each under one key, so that it stops with this key."""
     draw = random.Random(f"others {seed}")
+    read = Log.of(rows).read
+    replaced = {key for name in OTHERS for key in read.get(name, ())}
     return [
-        row | {name: mean + noise * draw.gauss(0, 1) for name, (mean, noise) in OTHERS.items()}
+        {key: value for key, value in row.items() if key not in replaced}
+        | {name: mean + noise * draw.gauss(0, 1) for name, (mean, noise) in OTHERS.items()}
         for row in rows
     ]
 

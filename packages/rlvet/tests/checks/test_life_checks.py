@@ -23,6 +23,7 @@ from deaths import (
     OF_THE_REWARD,
     OF_TWO,
     ONSETS,
+    OTHERS,
     STOPS,
     VITAL,
     course,
@@ -32,6 +33,7 @@ from deaths import (
     late_deaths,
     live_alarms,
     stopped,
+    with_others,
 )
 
 CLEAR = {name: death for name, death in OF_TWO.items() if name != "reward and groups, with noise"}
@@ -113,6 +115,14 @@ CASES = [(key, way) for key in VITAL for way in STOPS if (key, way) not in NO_DE
 def test_a_log_whose_reward_groups_loss_or_gradient_stop_is_not_called_ok(key, way):
     rows, _ = course(5004, 200)
     assert [onset for onset in ONSETS if is_called_ok(stopped(rows, key, way, onset))] == []
+
+
+@pytest.mark.parametrize("seed", range(5000, 5008))
+def test_each_quantity_of_the_grid_has_one_key(seed):
+    rows = with_others(course(seed, 40)[0], seed)
+    assert {*OTHERS} <= {*rows[0]}
+    without = [{key: value for key, value in row.items() if key not in OTHERS} for row in rows]
+    assert not {*Log.of(without).read} & {*OTHERS}
 
 
 @pytest.mark.parametrize(("key", "way"), NO_DEATH)
