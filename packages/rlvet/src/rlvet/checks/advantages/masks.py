@@ -29,7 +29,7 @@ MICRO_BATCH_LOST = Kind(
         "(drop_last=False) and step the optimizer after it"
     ),
     evidence=("group", "advantages"),
-    source="simulated losses of `benchmarks/doctor`",
+    source="timoschick/pet issue 36; simulated losses of `benchmarks/doctor`",
     scenarios=("last micro-batch dropped", "last micro-batch without gradient"),
 )
 
@@ -91,7 +91,7 @@ MASK = Kind(
         "padding"
     ),
     evidence=("tokens", "truncated", "logp", "entropy"),
-    source="simulated masks of `benchmarks/doctor`",
+    source="verl-project/verl issue 3805, huggingface/trl pull request 4970; simulated masks of `benchmarks/doctor`",
     scenarios=("prompt in the mask", "padding in the mask", "end token outside the loss"),
 )
 

@@ -34,7 +34,10 @@ CLIP_HEAVY = Kind(
     remedy="make fewer updates on each batch{updates}, or lower the learning rate{learning rate}",
     is_effect_of_large_steps=True,
     evidence=("clip", "clip_high", "clip_low"),
-    source="simulated runs of `benchmarks/doctor` and of `rldoctor`",
+    source=(
+        "verl-project/verl issue 7356, with ratios of sequences; simulated runs of `benchmarks/doctor` and of "
+        "`rldoctor`"
+    ),
     scenarios=("clip fraction of 0.4",),
 )
 

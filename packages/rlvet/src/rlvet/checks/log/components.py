@@ -136,7 +136,7 @@ COMPONENT_DOMINATES = Kind(
     condition=f"a component stays near its maximum and makes up {MOST_OF_REWARD:.0%} of the reward",
     remedy="judge the run by the other components, or lower the weight of this one{reward weights}",
     evidence=("components of the reward", "reward"),
-    source="simulated runs of `benchmarks/doctor` and of `rldoctor`",
+    source="huggingface/trl issues 3903 and 5298; simulated runs of `benchmarks/doctor` and of `rldoctor`",
     scenarios=("form is most of the reward",),
 )
 

@@ -65,7 +65,7 @@ ENGINE_MISMATCH = Kind(
     ),
     remedy="compute logp_old with the trainer, or run the engine in the trainer's precision",
     evidence=("mismatch_kl", "mismatch", "mismatch_probs", "importance_weight", "staleness"),
-    source="rounding to bfloat16 and to 8 bits in `benchmarks/doctor`",
+    source="arXiv:2510.26788; rounding to bfloat16 and to 8 bits in `benchmarks/doctor`",
     scenarios=("engine departs, reward falls", "bfloat16 bypass", "engine in 8 bits"),
 )
 
@@ -85,7 +85,10 @@ STALE_WEIGHTS = Kind(
         "truncated π_old/π_rollout"
     ),
     evidence=("staleness",),
-    source="simulated delays of `benchmarks/doctor`",
+    source=(
+        "arXiv:2505.24298, thinking-machines-lab/tinker-cookbook pull request 822; "
+        "simulated delays of `benchmarks/doctor`"
+    ),
     scenarios=("stale by four, with versions", "stale"),
 )
 

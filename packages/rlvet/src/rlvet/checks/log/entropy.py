@@ -65,7 +65,7 @@ ENTROPY_COLLAPSE = Kind(
     resume=", or resume from a checkpoint before the onset",
     is_effect_of_large_steps=True,
     evidence=("entropy",),
-    source="a log of JuncyLu/trl_DAPO",
+    source="a log of JuncyLu/trl_DAPO, arXiv:2505.22617",
     scenarios=("entropy collapses", "entropy collapse"),
 )
 
@@ -81,7 +81,7 @@ ENTROPY_RISES = Kind(
     resume=", and resume from a checkpoint before the onset",
     is_effect_of_large_steps=True,
     evidence=("entropy",),
-    source="simulated runs of `benchmarks/doctor`",
+    source="verl-project/verl issue 2738, rllm-org/rllm issue 116; simulated runs of `benchmarks/doctor`",
     scenarios=("entropy rises without end",),
 )
 

@@ -25,7 +25,7 @@ REWARD_HACKED = Kind(
         "score on other prompts"
     ),
     evidence=("evaluation", "reward"),
-    source="simulated runs of `benchmarks/doctor` and of `rldoctor`",
+    source="arXiv:2210.10760; simulated runs of `benchmarks/doctor` and of `rldoctor`",
     scenarios=("evaluation falls as reward rises",),
 )
 

@@ -67,7 +67,8 @@ TRUNCATED = Kind(
     settings=("length cap",),
     evidence=("cut", "length", "length_max"),
     source=(
-        "logs of Rusheel86/Chaos-Economy and alexchilton/CAS_NLP_MODULE4_GRPO, gensyn-ai/rl-swarm issue 312"
+        "logs of Rusheel86/Chaos-Economy and alexchilton/CAS_NLP_MODULE4_GRPO, gensyn-ai/rl-swarm issue 312, "
+        "huggingface/trl issue 5697"
     ),
     scenarios=(
         "cut off from the start",
@@ -274,7 +275,7 @@ LENGTH_GROWTH = Kind(
         "add a penalty on length, or a normalisation that does not reward it, and read some long answers"
     ),
     evidence=("length", "evaluation", "reward"),
-    source="simulated runs of `benchmarks/doctor` and of `rldoctor`",
+    source="agentscope-ai/Trinity-RFT issue 176; simulated runs of `benchmarks/doctor` and of `rldoctor`",
     scenarios=("length pays, evaluation does not",),
 )
 

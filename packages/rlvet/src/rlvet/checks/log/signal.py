@@ -42,7 +42,7 @@ NO_SIGNAL = Kind(
     evidence=("dead", "reward_std"),
     source=(
         "the log of wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO, zhaochenyang20/Awesome-ML-SYS-Tutorial "
-        "issue 106"
+        "issue 106, arXiv:2503.14476"
     ),
     scenarios=("prompts too hard", "prompts solved", "advantages all 0"),
 )

@@ -73,7 +73,7 @@ ROUTING = Kind(
         "importance weight is far from 1"
     ),
     evidence=("logp_old", "logp_rollout"),
-    source="a simulated mixture of experts of `benchmarks/doctor`",
+    source="arXiv:2510.11370; a simulated mixture of experts of `benchmarks/doctor`",
     scenarios=("routing",),
 )
 
@@ -84,7 +84,7 @@ RETOKENISED = Kind(
     condition="a few tokens differ widely, the tokens after them too, and sequences without them agree",
     remedy="train on the token ids that the engine sampled, never on text that was tokenised again",
     evidence=("logp_old", "logp_rollout"),
-    source="text of `benchmarks/doctor` that was tokenised again",
+    source="huggingface/trl issue 5224; text of `benchmarks/doctor` that was tokenised again",
     scenarios=("retokenised", "retokenised, 3 %"),
 )
 

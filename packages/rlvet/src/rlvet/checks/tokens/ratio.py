@@ -34,7 +34,7 @@ SHIFT = Kind(
     condition="with a shift by one or two tokens, the columns agree",
     remedy="align log-probabilities with their tokens: those of logits[:, :-1] belong to ids[:, 1:]",
     evidence=("logp", "logp_old", "logp_rollout"),
-    source="simulated shifts of `benchmarks/doctor`",
+    source="modelscope/ms-swift pull request 8196; simulated shifts of `benchmarks/doctor`",
     scenarios=("old log-probabilities shifted", "both log-probabilities shifted"),
 )
 
@@ -103,7 +103,7 @@ DROPOUT = Kind(
         "set dropout to 0, or put the policy into eval mode, in every pass that computes log-probabilities"
     ),
     evidence=("logp", "logp_old"),
-    source="passes with dropout of `benchmarks/doctor`",
+    source="huggingface/trl pull request 3234; passes with dropout of `benchmarks/doctor`",
     scenarios=("dropout on", "dropout"),
 )
 

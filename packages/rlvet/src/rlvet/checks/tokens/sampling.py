@@ -30,7 +30,7 @@ TEMPERATURE = Kind(
         "log-probabilities after temperature (vLLM: logprobs_mode=processed_logprobs)"
     ),
     evidence=("logp_old", "logp_rollout", "entropy"),
-    source="simulated temperatures of `benchmarks/doctor`",
+    source="huggingface/trl issue 4159; simulated temperatures of `benchmarks/doctor`",
     scenarios=("trainer forgot the temperature", "engine temperature"),
 )
 
@@ -72,7 +72,7 @@ TOP_P = Kind(
     ),
     remedy="sample from the whole vocabulary: top-p 1, no top-k or min-p{sampling}",
     evidence=("logp_old", "logp_rollout", "entropy"),
-    source="simulated samplers of `benchmarks/doctor`",
+    source="modelscope/ms-swift pull request 8442; simulated samplers of `benchmarks/doctor`",
     scenarios=("top-p", "min-p", "top-k, raw"),
 )
 
