@@ -378,7 +378,10 @@ class Atlas:
             "blocked": round(overlap(self.blocked(gradient), self.blocked(expected)).item(), 4),
         }
         if different.any():
-            entry["condition"] = self.condition(candidate, different)
+            # Which tokens a method of the whole batch selects is no condition on a token.
+            entry["condition"] = (
+                "" if parse(candidate.text, Method).whole_batch else self.condition(candidate, different)
+            )
             entry["first"] = self._first(gradient, expected, candidate, different)
         return entry
 

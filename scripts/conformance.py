@@ -109,15 +109,24 @@ FRAMEWORKS = {
         version="1.16.0",
         with_dependencies=True,
     ),
-    "verl": Framework(framework_losses.verl, distribution="verl", version="0.9.1", with_dependencies=True),
+    "verl": Framework(
+        framework_losses.verl,
+        distribution="verl",
+        version="0.9.1",
+        with_dependencies=True,
+        remark="The losses are called without the trainer's batch sizes. In its trainer a mean over sequences divides "
+        "by the number of sequences of the mini-batch, so that empty ones count. `seq-mean-token-sum-norm` divides by "
+        "the width of the batch, or by `loss_scale_factor`.",
+    ),
     "SkyRL": Framework(
         framework_losses.skyrl,
         ENVIRONMENTS["skyrl"].packages,
         distribution="skyrl",
         version="0.3.0",
         bare=("skyrl-gym",),
-        remark="Its trainer divides the advantages by the number of tokens before the loss. The limits of `clip_cov`, "
-        "1 and 5, are compared with such advantages, and so select no token.",
+        remark="Its trainer divides the advantages by the number of tokens before the loss, with the average over "
+        "tokens. The limits of `clip_cov`, 1 and 5, are compared with such advantages, and select no token of these "
+        "batches.",
     ),
     "ms-swift": Framework(
         framework_losses.ms_swift,
@@ -125,13 +134,15 @@ FRAMEWORKS = {
         distribution="ms-swift",
         version="4.6.0",
         with_dependencies=True,
+        remark="Without the penalty by the reference policy, which is on by default.",
     ),
     "liger-kernel": Framework(
         framework_losses.liger,
         ("transformers",),
         distribution="liger-kernel",
         version="0.8.5",
-        remark="The module `LigerFusedLinearGRPOLoss`, which TRL calls with `use_liger_kernel`. The kernel "
+        remark="The module `LigerFusedLinearGRPOLoss`, without the penalty by the reference policy, which is on by "
+        "default. ms-swift calls it with `use_liger_kernel`, as TRL 0.29 did; TRL 1.16 does not. The kernel "
         "`triton_grpo_loss` needs a GPU, and is not compared.",
     ),
     "unsloth-zoo": Framework(

@@ -291,7 +291,7 @@ def ms_swift(**settings: Any) -> Loss:
 
 
 def liger(**settings: Any) -> Loss:
-    """Return the loss that TRL uses with ``use_liger_kernel``. It is pure torch, without the Triton kernel."""
+    """Return the loss that ms-swift uses with ``use_liger_kernel``. It is pure torch, without the Triton kernel."""
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     def loss(batch: LossBatch) -> Tensor:

@@ -184,7 +184,9 @@ KNOWN_CHANGES: tuple[dict[str, Change], ...] = (
         "sums the padding too, each token times its sequence's length over the width": lambda variant: (
             variant.changed(sums_padding=True)
         ),
-        "sums the penalty over tokens": lambda variant: variant.changed(sums_penalties=True),
+        "divides the advantages by the number of tokens before the loss": lambda variant: variant.changed(
+            sums_penalties=True
+        ),
     },
     {
         "ratio of each token": lambda variant: variant.with_method(level="token"),
