@@ -87,12 +87,12 @@ def compile_loss(
 
     Args:
         method: The method, as for `policy_loss`.
-        kernels: True for kernels in Triton (the extra ``kernels``) in place of the compiler's, where they exist: on
-            CUDA, for `Band` of KL, total variation and Pearson's χ², `FixedClip`, `LogClip`, and `TwoSided` of these,
-            with PPO's surrogate and `DualClip`, without importance weights, in float32 or half precision, padded, and
-            with an average that has a name. Their first results on a device are compared with those of `policy_loss`.
-            If they differ, and for all other methods, batches and devices, a `BandWarning` gives the reason, once, and
-            the compiled loss is computed.
+        kernels: Experimental, as no card has run them. True for kernels in Triton (the extra ``kernels``) in place of
+            the compiler's, where they exist: on CUDA, for `Band` of KL, total variation and Pearson's χ², `FixedClip`,
+            `LogClip`, and `TwoSided` of these, with PPO's surrogate and `DualClip`, without importance weights, in
+            float32 or half precision, padded, and with an average that has a name. Their first results on a device are
+            compared with those of `policy_loss`. If they differ, and for all other methods, batches and devices, a
+            `BandWarning` gives the reason, once, and the compiled loss is computed.
         **settings: Further arguments of ``torch.compile``, such as ``backend="aot_eager"``. ``options`` are added to
             those for one pass. With ``dynamic=True`` the sizes of the tensors are variables from the first call on.
 

@@ -88,10 +88,11 @@ def linear_logp(
         group: The process group over which the vocabulary is split. Each rank passes the same ``hidden`` and ``ids``
             and its own rows of the head, and gets the same results and the whole gradient of ``hidden``.
         offset: The id of the first row of ``lm_head_weight``.
-        kernels: True to read each chunk of logits once on a CUDA device, with kernels in Triton. The results are equal
-            but for rounding; the bias's gradient is a sum of numbers in the precision of ``hidden``. The first results
-            are compared with those without kernels. If they differ, or without Triton, with ``top``, ``group`` or
-            float64, a `BandWarning` gives the reason, and the results are those without kernels.
+        kernels: Experimental, as no card has run them. True to read each chunk of logits once on a CUDA device, with
+            kernels in Triton. The results are equal but for rounding; the bias's gradient is a sum of numbers in the
+            precision of ``hidden``. The first results are compared with those without kernels. If they differ, or
+            without Triton, with ``top``, ``group`` or float64, a `BandWarning` gives the reason, and the results are
+            those without kernels.
 
     Returns:
         The log-probabilities, and the entropies and total probabilities if requested.
