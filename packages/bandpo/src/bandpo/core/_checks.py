@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FUNCTORCH: Any = torch._C._functorch  # pyright: ignore
-"""What torch tells of its transformations. It has no public name."""
+"""The functions of torch that tell of its transformations. They have no public name."""
 
 
 def is_a(value: object, kind: type) -> bool:

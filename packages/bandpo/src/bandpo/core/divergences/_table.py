@@ -56,9 +56,10 @@ def bounds_table(
     if logp.dtype != torch.float32 or logp.numel() < FEW_TOKENS or not values_can_be_read(logp):
         return None
     try:
-        return _made(divergence, radius)
+        hash(divergence)
     except TypeError:  # a divergence with a field that cannot be hashed
         return None
+    return _made(divergence, radius)
 
 
 @functools.lru_cache(maxsize=16)
@@ -167,9 +168,14 @@ def make_side(divergence: Divergence, radius: float, *, above: bool) -> Side:
     return Side(above, edge, (values.clamp(min=-1e36) @ to_coefficients.T).float())
 
 
+def logp_at(z: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Compute ``log p`` from the log-odds in float64; at ``−z`` it is ``log(1 − p)``."""
+    return -torch.nn.functional.softplus(z, threshold=800.0)
+
+
 def exact(divergence: Divergence, radius: float, z: Float[Tensor, "*shape"], *, above: bool) -> Tensor:
     """Compute the bounds of one side in float64 from the log-odds."""
-    logp = -torch.nn.functional.softplus(z, threshold=800.0)
+    logp = logp_at(z)
     log_lower, log_upper = divergence.log_bounds(logp, torch.full_like(logp, radius))
     return torch.minimum(log_upper.clamp(min=0.0), -logp) if above else log_lower.clamp(max=0.0)
 
@@ -183,8 +189,8 @@ def edge_of(divergence: Divergence, radius: float, *, above: bool) -> float:
     for _ in range(6):
         grid = torch.linspace(low, high, 1001, dtype=torch.float64)
         z = grid if above else -grid
-        logp = -torch.nn.functional.softplus(z, threshold=800.0)
-        rarer = _solver.rarer_event(logp, -torch.nn.functional.softplus(-z, threshold=800.0))
+        logp = logp_at(z)
+        rarer = _solver.rarer_event(logp, logp_at(-z))
         sign = rarer.sign(torch.full_like(logp, above, dtype=torch.bool))
         count = int((_solver.divergence_at_edge(divergence, rarer, sign) <= radius).sum())
         low, high = grid[max(count - 1, 0)].item(), grid[min(count, 1000)].item()
@@ -199,7 +205,7 @@ def side_error(divergence: Divergence, radius: float, side: Side) -> float:
     places += (places * 0.6180339887) % 1
     direction = 1.0 if side.above else -1.0
     z = (side.edge + direction * distance_at(places)).clamp(-FARTHEST, FARTHEST)
-    logp = -torch.nn.functional.softplus(z, threshold=800.0).float().clamp(min=math.exp(-FARTHEST))
+    logp = logp_at(z).float().clamp(max=-math.exp(-FARTHEST))
     margin = side.log_bound(*_coordinates(logp)).double().expm1()
     wanted = exact(divergence, radius, logp.double().neg().expm1().log(), above=side.above).expm1()
     error = ((margin - wanted) / wanted).abs()

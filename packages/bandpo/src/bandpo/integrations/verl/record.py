@@ -84,7 +84,7 @@ def _losses_of(folder: str) -> Losses:
 
 @dataclass(frozen=True)
 class Row:
-    """What the driver knows of a sequence."""
+    """A sequence of a batch, as the driver knows it."""
 
     batch: Mapping[str, Any]
     """The values of its batch: ``step``, ``generation`` and ``current_version``."""
@@ -272,17 +272,9 @@ class Losses:
             names = ("method", "anchor", "framework", "sampling", "version_at")
             self._recorder = Recorder(self._folder, **{name: self._driver.metadata[name] for name in names})
 
-        rows: list[Row | None] = []
-        for old, advantage, counted in zip(old_log_prob, advantages, mask, strict=True):
-            values = (x[counted].float().numpy() for x in (old, advantage))
-            rows.append(self._driver.find(*values) if counted.any() else None)
+        rows = self._find_rows(old_log_prob, advantages, mask)
         indices = {number: i for i, number in enumerate(dict.fromkeys(id(row.batch) for row in rows if row))}
-        for row in rows:
-            # An asynchronous trainer may update on several batches before it gives the weights a new version.
-            if row is not None and row.weights != self._weights:
-                self._weights, self._sequences = row.weights, 0
-        update = None if mini_batch is None else self._sequences // mini_batch
-        self._sequences += len(rows)
+        update = self._count_update(rows, mini_batch)
 
         tensors = {"logp": log_prob, "logp_old": old_log_prob, "advantages": advantages, "mask": mask}
         parts: dict[int, list[int]] = {}
@@ -303,6 +295,25 @@ class Losses:
         if mini_batch is None or not self._sequences % mini_batch:
             # verl writes a checkpoint after the last update of a step.
             self._recorder.flush()
+
+    def _find_rows(self, old_log_prob: Tensor, advantages: Tensor, mask: Tensor) -> list[Row | None]:
+        """Return the driver's row of each sequence of a loss; None if there is none, or no token counts."""
+        rows: list[Row | None] = []
+        for old, advantage, counted in zip(old_log_prob, advantages, mask, strict=True):
+            values = (x[counted].float().numpy() for x in (old, advantage))
+            rows.append(self._driver.find(*values) if counted.any() else None)
+        return rows
+
+    def _count_update(self, rows: Sequence[Row | None], mini_batch: int | None) -> int | None:
+        """Count the sequences of a loss, and return the number of updates since the weights had their version."""
+        for row in rows:
+            # An asynchronous trainer may update on several batches before it gives the weights a new version.
+            if row is not None and row.weights != self._weights:
+                self._weights = row.weights
+                self._sequences = 0
+        update = None if mini_batch is None else self._sequences // mini_batch
+        self._sequences += len(rows)
+        return update
 
     def _warn(self, sentence: str) -> None:
         if not self._warned:
