@@ -114,7 +114,7 @@ nightly: rehearsals node-rehearsal mutation coverage
 test-matrix: $(DEMO)
 	$(BIN)/python scripts/matrix.py build/matrix
 
-# The atlas of losses, the nearest method of each that a framework ships: docs/measured/conformance.md. Environments under build/conformance.
+# The atlas of losses, the nearest method of each that a framework ships: docs/atlas.md. Environments under build/conformance.
 # CONFORMANCE='--newest build/drift.md' compares the newest releases, and writes what changed.
 conformance: $(DEMO)
 	$(BIN)/python scripts/conformance.py build/conformance $(CONFORMANCE)
@@ -187,12 +187,12 @@ audit-deps: $(DEV)
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
-# What only a GPU can tell, in at most 16 minutes, and the table of it in docs/measured/benchmarks.md. In the Python at hand, not in
+# What only a GPU can tell, in at most 16 minutes, and the table of it in research/reports/benchmarks.md. In the Python at hand, not in
 # $(VENV): it needs a torch for the GPU, and measures with the packages that are there. GPU_CHECK='--only losses' for a part.
 gpu-check:
 	PYTHONPATH=$(SOURCES):tests $(PYTHON) benchmarks/gpu_check.py $(GPU_CHECK)
 
-# One GPU: gpu-check, then a 1.5B model by four rules with two seeds, each judged: docs/recipes.md. In the Python at hand, as
+# One GPU: gpu-check, then a 1.5B model by four rules with two seeds, each judged: docs/paper.md. In the Python at hand, as
 # gpu-check. FIRST_HOUR=--dry-run prints the plan, FIRST_HOUR=--rehearse goes through it on a CPU.
 first-hour:
 	PYTHONPATH=$(SOURCES):scripts $(PYTHON) scripts/first_hour.py $(FIRST_HOUR)

@@ -1,4 +1,4 @@
-"""Run the measurements that need a GPU, in at most 18 minutes; write JSON and update docs/measured/benchmarks.md.
+"""Run the measurements that need a GPU, in at most 18 minutes; write JSON and update research/reports/benchmarks.md.
 
     make gpu-check                                                  # needs CUDA
     make gpu-check GPU_CHECK='--only losses'                        # one section, at most 2 minutes

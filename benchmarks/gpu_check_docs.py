@@ -1,4 +1,4 @@
-"""Write the results of `gpu_check.py` into docs/measured/benchmarks.md, between its two markers.
+"""Write the results of `gpu_check.py` into research/reports/benchmarks.md, between its two markers.
 
 python benchmarks/gpu_check_docs.py            # updates the page
 python benchmarks/gpu_check_docs.py --check    # exits with 1 if the page does not match the results
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu_check.json"
-PAGE = ROOT / "docs" / "measured" / "benchmarks.md"
+PAGE = ROOT / "research" / "reports" / "benchmarks.md"
 START, END = "<!-- measured: benchmarks/gpu_check_docs.py -->\n", "<!-- end of measured -->\n"
 NOT_YET = "not yet measured"
 # The goals: at least this share of a copy's speed, and at most these ratios to the baselines and seconds of the host.

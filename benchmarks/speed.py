@@ -1,7 +1,7 @@
 """Measure the time of bounds and losses as ratios within one run, and append it to a CSV.
 
     python benchmarks/speed.py [--tokens 65536 1048576] [--device cpu] [--output benchmarks/speed.csv]
-    python benchmarks/speed.py --table [--tokens 131072]     # the tables of docs/measured/benchmarks.md
+    python benchmarks/speed.py --table [--tokens 131072]     # the tables of research/reports/benchmarks.md
 
 Contestants run in turn, so that a drift of the machine's speed affects all of them alike. On a CPU, the processor time
 of one thread is measured, so that other processes do not count. Quote the ratios of medians.

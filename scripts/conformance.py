@@ -8,7 +8,7 @@ Each framework has its own virtual environment in the folder, as in scripts/matr
 scripts/conformance.txt does not name have the framework's defaults. The search is that of `Atlas` in scripts/atlas.py.
 The comparison with the method of the loss's name is that of `bandpo.testing.assert_is`. Each setting of
 scripts/conformance_options.txt is changed by a lot, and those that change no gradient are listed. Results go to
-research/results/conformance.json with their date and the core, and docs/measured/conformance.md is written from them: a
+research/results/conformance.json with their date and the core, and docs/atlas.md is written from them: a
 framework that was not run again keeps its date. A framework that is not on the index is run from a clone, and the page
 names its commit. Exits with 1 if a difference is unexplained or a loss failed.
 
@@ -45,7 +45,7 @@ from framework_losses import Loss
 from marked import write_between_marks
 from matrix import ENVIRONMENTS, ROOT, Environment, admitted, date, install, stamp
 
-PAGE = ROOT / "docs/measured/conformance.md"
+PAGE = ROOT / "docs/atlas.md"
 RESULTS = ROOT / "research/results/conformance.json"
 LINT = ROOT / "packages/rlvet/src/rlvet/data/without_effect.json"
 LOSSES = ROOT / "scripts/conformance.txt"

@@ -25,7 +25,7 @@ INTEGRITY = "sha512-0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD8
 FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 """The files that a browser loads."""
 
-PURPOSE = f"the page docs/rlvet/index.md needs pyodide {VERSION}, a package of npm"
+PURPOSE = f"the page docs/diagnose.md needs pyodide {VERSION}, a package of npm"
 
 
 class FetchProblem(Exception):

@@ -81,7 +81,7 @@ def plan(data: Path, output: Path, steps: int = STEPS, rehearse: bool = False) -
             "gpu-check",
             ("make", "gpu-check", f"PYTHON={sys.executable}"),
             16 * 60,
-            "a table of times and errors for each section, in `docs/measured/benchmarks.md`",
+            "a table of times and errors for each section, in `research/reports/benchmarks.md`",
             "a failed section has its traceback; one without its package is skipped. The other stages do not need it: "
             "`--without gpu-check`",
         ),
@@ -265,9 +265,9 @@ def main(arguments: list[str] | None = None) -> int:
     stages = [stage for stage in stages if stage.name not in options.without]
     if options.page:
         if not options.small:
-            write_between_marks(ROOT / "docs/recipes.md", "first hour", plan_rows(stages))
+            write_between_marks(ROOT / "docs/paper.md", "first hour", plan_rows(stages))
             return 0
-        page = ROOT / "docs/measured/one-card.md"
+        page = ROOT / "research/reports/one-card.md"
         write_between_marks(page, "twelve minutes", plan_rows(stages))
         write_between_marks(page, "measured on one card", measured_rows(read_rows(ROOT / MEASURED)))
         return 0

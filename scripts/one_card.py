@@ -1,7 +1,7 @@
 """The plan of `first_hour.py --small`: twelve minutes on one GPU, without a network, with SmolLM2-135M-Instruct.
 
 vLLM generates alone, verl trains with Band, and TRL with GRPO's clip and with Band. The table is in
-docs/measured/one-card.md.
+research/reports/one-card.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rehearse each shipped recipe for verl once, and write the table of docs/measured/one-card.md.
+"""Rehearse each shipped recipe for verl once, and write the table of research/reports/one-card.md.
 
     python scripts/rehearse_recipes.py build/rehearsals                    # all that did not pass with this code
     python scripts/rehearse_recipes.py build/rehearsals paper/rule/dcpo    # one recipe, by its file
@@ -32,7 +32,7 @@ from bandpo_lab.rehearsal.shrink import compose
 from marked import write_between_marks
 from matrix import ROOT, date, stamp
 
-PAGE = ROOT / "docs/measured/one-card.md"
+PAGE = ROOT / "research/reports/one-card.md"
 RESULTS = ROOT / "research/results/rehearsals.json"
 USUAL = 65.0
 """The seconds of a rehearsal on two idle cores, about."""

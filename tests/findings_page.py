@@ -1,4 +1,4 @@
-"""The tables of docs/rlvet/findings.md, which are made from the kinds of findings and from the checks.
+"""The tables of docs/diagnose.md, which are made from the kinds of findings and from the checks.
 
     python tests/findings_page.py
 
@@ -14,7 +14,7 @@ from rlvet.checks.catalogue import OF_LOGS, OF_RECORDS
 from rlvet.checks.findings import Kind
 from rlvet.checks.registry import ADVANTAGES, LOGS, TOKENS
 
-PAGE = Path(__file__).parents[1] / "docs/rlvet/findings.md"
+PAGE = Path(__file__).parents[1] / "docs/diagnose.md"
 BEGIN, END = "<!-- findings: begin -->\n", "<!-- findings: end -->\n"
 NAMES_BEGIN, NAMES_END = "<!-- names: begin -->\n", "<!-- names: end -->\n"
 

@@ -1,4 +1,4 @@
-"""The table of rules in docs/rlvet/lint.md, which is made from the rules.
+"""The table of rules in docs/lint.md, which is made from the rules.
 
     python tests/lint_page.py
 
@@ -13,7 +13,7 @@ from rlvet.lint.framework import Framework
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.names import Names, names_of
 
-PAGE = Path(__file__).parents[1] / "docs/rlvet/lint.md"
+PAGE = Path(__file__).parents[1] / "docs/lint.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 
 

@@ -20,8 +20,8 @@ PAGES = [
     ROOT / "MAINTAINING.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-for folder in ("measured", "rlvet"):
-    PAGES += sorted((ROOT / "docs" / folder).glob("*.md"))
+REPORTS = ROOT / "research/reports"
+PAGES += [REPORTS / "benchmarks.md", REPORTS / "one-card.md", REPORTS / "rlvet/how-right.md"]
 PAGES += sorted((ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes").rglob("*.md"))
 
 

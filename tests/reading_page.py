@@ -1,4 +1,4 @@
-"""The table of logs in docs/rlvet/reading.md, which is made from the formats of logs.
+"""The table of logs in docs/diagnose.md, which is made from the formats of logs.
 
     python tests/reading_page.py
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlvet.runs.formats import FORMATS
 
-PAGE = Path(__file__).parents[1] / "docs/rlvet/reading.md"
+PAGE = Path(__file__).parents[1] / "docs/diagnose.md"
 BEGIN, END = "<!-- formats: begin -->\n", "<!-- formats: end -->\n"
 
 

@@ -41,7 +41,7 @@ def in_browser(test):
     return needs_browser(needs_site(pytest.mark.slow(test)))
 
 
-NAVIGATION = [{"Start": "index.md"}, {"What is wrong with a run": "rlvet/index.md"}]
+NAVIGATION = [{"Start": "index.md"}, {"What is wrong with a run": "diagnose.md"}]
 RESULT = "document.querySelector('#doctor .result').innerText"
 TEXT = "document.querySelector('#doctor .printed pre')?.textContent"
 HOSTILE = "<img src=x onerror=window.hacked=1>"
@@ -92,11 +92,11 @@ def site(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("site")
     docs = folder / "docs"
-    (docs / "rlvet").mkdir(parents=True)
+    docs.mkdir(parents=True)
     (docs / "index.md").write_text("# Start\n")
-    page = (ROOT / "docs/rlvet/index.md").read_text()
+    page = (ROOT / "docs/diagnose.md").read_text()
     # The other pages are not here.
-    (docs / "rlvet/index.md").write_text(re.sub(r"\]\([\w./-]+\.md(#[\w-]+)?", "](index.md", page))
+    (docs / "diagnose.md").write_text(re.sub(r"\]\([\w./-]+\.md(#[\w-]+)?", "](index.md", page))
     shutil.copytree(ROOT / "docs/doctor", docs / "doctor")
     shutil.copy(ROOT / "docs/extra.css", docs)
     changes = {
@@ -123,7 +123,7 @@ def browser(tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded_tab(site, browser):
     """Open the page, whose Python is loaded once for all tests that read a log."""
-    return browser.open(f"{site.address}/rlvet/")
+    return browser.open(f"{site.address}/diagnose/")
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def printed_by_command(path, *options):
 def test_the_example_is_diagnosed_as_by_the_command_and_all_comes_from_the_site(site, browser):
     # A page of its own, in which Python is not loaded yet.
     browser.events.clear()
-    tab = browser.open(f"{site.address}/rlvet/")
+    tab = browser.open(f"{site.address}/diagnose/")
     press(tab, "Try an example")
     tab.wait_for("document.querySelector('#doctor .status').textContent.includes('Loading Python')")
     text = tab.wait_for(TEXT)
@@ -188,7 +188,7 @@ def test_the_page_is_shown_before_python_is_loaded(site, browser):
     # The requests and complaints of this page alone.
     site.asked.clear()
     browser.events.clear()
-    tab = browser.open(f"{site.address}/rlvet/")
+    tab = browser.open(f"{site.address}/diagnose/")
     tab.wait_for("document.querySelector('#doctor .invitation').textContent")
     assert [path for path in site.asked if "pyodide" in path or "rlvet.zip" in path] == []
     press(tab, "Try an example")
@@ -201,7 +201,7 @@ def test_the_page_is_shown_before_python_is_loaded(site, browser):
 def test_reading_that_takes_too_long_is_ended(site, browser, tmp_path):
     """Reading the log takes seconds, and the time limit is shortened from a minute to a fifth of a second."""
     (tmp_path / "metrics.jsonl").write_text(simulated(steps=200_000))
-    tab = browser.open(f"{site.address}/rlvet/")
+    tab = browser.open(f"{site.address}/diagnose/")
     tab.evaluate(
         "window.limits = []; window.plain = setTimeout; "
         "window.setTimeout = (task, wait) => "
@@ -395,7 +395,7 @@ def test_a_verdict_is_copied_as_markdown_and_shared_as_a_link(site, tab, browser
     assert tab.wait_for(copied) == diagnose(log).as_markdown()
     press(tab, "Link to the verdict as text")
     address = tab.wait_for(f"{copied}.startsWith('http') && {copied}")
-    assert address.startswith(f"{site.address}/rlvet/#verdict=")
+    assert address.startswith(f"{site.address}/diagnose/#verdict=")
     assert re.fullmatch(r"[\w-]+", address.partition("#verdict=")[2])
 
     asked = len(site.asked)
@@ -423,7 +423,7 @@ def fragment_of(text):
     ids=["empty", "other letters", "no deflate", "cut off", "a bomb"],
 )
 def test_a_link_without_a_verdict_is_refused(fragment, site, browser):
-    opened = browser.open(f"{site.address}/rlvet/{fragment}")
+    opened = browser.open(f"{site.address}/diagnose/{fragment}")
     opened.wait_for(f"{RESULT}.includes('The link holds no verdict that can be read')")
     opened.call("Page.close")
 
@@ -431,7 +431,7 @@ def test_a_link_without_a_verdict_is_refused(fragment, site, browser):
 @in_browser
 def test_hidden_characters_of_a_shared_text_are_shown(site, browser):
     fragment = fragment_of("ok: \u202egnorw\u0007")
-    opened = browser.open(f"{site.address}/rlvet/{fragment}")
+    opened = browser.open(f"{site.address}/diagnose/{fragment}")
     shown = opened.wait_for("document.querySelector('#doctor .result pre')?.textContent")
     assert shown == r"ok: \u202egnorw\u0007"
     opened.call("Page.close")
@@ -464,7 +464,7 @@ def test_neither_the_page_nor_its_worker_can_reach_another_host(site, tab, tmp_p
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_fits_its_window_and_can_be_read(width, dark, site, browser):
-    opened = browser.open(f"{site.address}/rlvet/", width=width, dark=dark)
+    opened = browser.open(f"{site.address}/diagnose/", width=width, dark=dark)
     press(opened, "Try an example")
     opened.wait_for(TEXT)
     assert opened.evaluate("document.documentElement.scrollWidth") <= width

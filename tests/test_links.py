@@ -101,17 +101,17 @@ def test_the_site_leads_to_files_beside_its_pages_on_the_code_host():
     spec.loader.exec_module(extension)
 
     def shown(text, address):
-        page = SimpleNamespace(file=SimpleNamespace(src_uri="measured/benchmarks.md"))
+        page = SimpleNamespace(file=SimpleNamespace(src_uri="trl.md"))
         return extension.on_page_markdown(text, page, SimpleNamespace(repo_url=address), None)
 
-    text = "See [a `[0.8, 2]` study](../../research/README.md#the-numbers), [a page](../when.md), [here](#below)."
+    text = "See [a `[0.8, 2]` study](../research/README.md#the-numbers), [a page](when.md), [here](#below)."
     link = "[a `[0.8, 2]` study](https://host/us/bandpo/blob/main/research/README.md#the-numbers)"
-    assert shown(text, "https://host/us/bandpo/") == f"See {link}, [a page](../when.md), [here](#below)."
-    twice = "[One](../../a.md#x) and [two](../../a.md)."
+    assert shown(text, "https://host/us/bandpo/") == f"See {link}, [a page](when.md), [here](#below)."
+    twice = "[One](../a.md#x) and [two](../a.md)."
     assert shown(twice, None) == "One (`a.md`) and two."
     assert (
         shown(text, None)
-        == "See a `[0.8, 2]` study (`research/README.md`), [a page](../when.md), [here](#below)."
+        == "See a `[0.8, 2]` study (`research/README.md`), [a page](when.md), [here](#below)."
     )
 
 

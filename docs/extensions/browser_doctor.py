@@ -21,7 +21,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PYODIDE = ROOT / "build/pyodide"
-PAGES = {"rlvet/index.md": "../"}
+PAGES = {"diagnose.md": "../"}
 """The page that diagnoses a log, and the way from it to the root of the site."""
 FOLDER = "doctor"
 """Where the files of the page lie on the site."""

@@ -5,7 +5,7 @@ import pytest
 from pages import ROOT
 from studies import log_noise
 
-PAGE = ROOT / "docs/rlvet/how-right.md"
+PAGE = ROOT / "research/reports/rlvet/how-right.md"
 LARGEST_SHARE = 0.05
 
 

@@ -1,7 +1,7 @@
 """A reader of the printed diagnosis that checks each sentence against the raw rows of the log.
 
 It shares no code with the checks: it has its own means, its own list of what a sentence claims, and the limits of
-docs/rlvet/findings.md. A sentence of a level is compared with the level of the rows, however they came to it.
+docs/diagnose.md. A sentence of a level is compared with the level of the rows, however they came to it.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ def test_the_severities_are_those_of_the_findings():
 
 
 def test_the_share_of_false_alarms_is_that_of_the_page():
-    rows = rows_of_table("Simulated runs", (ROOT / "docs/rlvet/how-right.md").read_text())
+    rows = rows_of_table("Simulated runs", (ROOT / "research/reports/rlvet/how-right.md").read_text())
     text = " ".join(BODY.split())
     said = re.search(r"of (\d+) simulated healthy runs with noisy metrics, (\d+) had a fault", text)
     (noisy,) = [result for runs, result in rows if "much noise" in runs]

@@ -294,10 +294,10 @@ def test_each_page_installs_what_its_commands_need():
 
 
 def test_modules_that_a_page_does_not_install_are_hidden():
-    (installed,) = installations(ROOT / "docs/rlvet/index.md")[:1]
+    (installed,) = installations(ROOT / "docs/diagnose.md")[:1]
     assert installed == ("rlvet",)
     assert {"math_verify", "torch", "datasets", "numpy", "bandpo"} <= {*hidden_modules(installed)}
-    (installed,) = installations(ROOT / "docs/evaluation.md")
+    (installed,) = installations(ROOT / "docs/paper.md")
     assert installed == ("rlvet", "bandpo", "bandpo-lab[eval]")
     assert "math_verify" not in hidden_modules(installed)
     assert {"trl", "verl", "matplotlib"} & {*hidden_modules(installed)}
@@ -343,7 +343,7 @@ def test_the_commands_of_rlvet_in_a_fresh_environment(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_on_evaluation_in_its_environment(folder):
-    (installation,) = installations(ROOT / "docs/evaluation.md")
+    (installation,) = installations(ROOT / "docs/paper.md")
     process = run_in(installation, "bandpo-lab data prepare aime24=sums.jsonl", folder)
     assert process.returncode == 0, process.stderr
     evaluate = "bandpo-lab eval --data data/trl/aime24.parquet"

@@ -98,7 +98,7 @@ def test_the_page_names_the_packages_in_which_the_tests_differ_from_the_lock():
     assert {*same} <= common
 
 
-@pytest.mark.parametrize("name", ["verl.md", "recipes.md"])
+@pytest.mark.parametrize("name", ["verl.md", "paper.md"])
 def test_the_other_pages_refer_to_that_page(name):
     text = (ROOT / "docs" / name).read_text()
     assert "install.md#an-environment-for-verl" in text

@@ -308,7 +308,7 @@ def announced(words: list[str]):
 def runs_of_recipes() -> list[list[str]]:
     """The words of each run of verl on the page of recipes, without the options that keep it from training."""
     found: list[list[str]] = []
-    for words in commands(ROOT / "docs/recipes.md", "bandpo-lab"):
+    for words in commands(ROOT / "docs/paper.md", "bandpo-lab"):
         if words[:2] == ["run", "verl"] and "--method" in words:
             found.append([word for word in words if word not in ("--rehearse", "--one-step")])
     return found

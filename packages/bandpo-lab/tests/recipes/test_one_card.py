@@ -46,14 +46,14 @@ def stages(tmp_path):
 
 
 def test_the_page_has_the_plan():
-    page = (ROOT / "docs/measured/one-card.md").read_text()
+    page = (ROOT / "research/reports/one-card.md").read_text()
     rows = plan_rows(small_plan(ROOT / "data", ROOT / "runs/one-card", sys.executable))
     assert "\n".join(rows) in page, "python scripts/first_hour.py --small --page writes the table"
 
 
 def test_the_page_has_what_ran_on_a_card():
     """The table and the figures of the text are those of the kept rows."""
-    page = " ".join((ROOT / "docs/measured/one-card.md").read_text().split())
+    page = " ".join((ROOT / "research/reports/one-card.md").read_text().split())
     rows = read_rows(ROOT / first_hour.MEASURED)
     assert " ".join(measured_rows(rows)) in page
     trained = {row["stage"]: list(row["steps"].values()) for row in rows if len(row["steps"]) > 1}

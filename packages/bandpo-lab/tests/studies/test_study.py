@@ -68,7 +68,7 @@ def test_shipped_studies_are_accepted(name):
 
 
 def test_the_study_of_the_documentation_is_one():
-    [block] = blocks(ROOT / "docs" / "study.md", "yaml")
+    [block] = blocks(ROOT / "docs" / "write-your-own.md", "yaml")
     study = parse_study(block.text)
     assert len(study.tuning_runs()) == 2 * 2 * 2
     assert study.experiments["long batches"].tuned_in == "main"

@@ -1,4 +1,4 @@
-"""The recipe of docs/own-loop.md for CleanRL, executed as it is printed there."""
+"""The recipe of docs/frameworks.md for CleanRL, executed as it is printed there."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from pages import ROOT, blocks
 
 
 def test_cleanrls_two_lines():
-    [block] = blocks(ROOT / "docs/own-loop.md", "diff")
+    [block] = blocks(ROOT / "docs/frameworks.md", "diff")
     added, _, old, new = (line[1:].strip() for line in block.text.splitlines())
     batch = make_batch(15)
     advantages = batch.advantages[:, None].expand_as(batch.mask)

@@ -1,4 +1,4 @@
-"""Band's decision in JAX, and in the Triton code of docs/own-loop.md, on the stored tokens."""
+"""Band's decision in JAX, and in the Triton code of docs/frameworks.md, on the stored tokens."""
 
 import importlib.util
 import json
@@ -56,7 +56,7 @@ def kernel(log_ratio, logp_old, below, above, count, radius, log_cap, BLOCK: tl.
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
     """A kernel that calls the function of the page."""
-    (block,) = (block for block in blocks(ROOT / "docs/own-loop.md", "python") if block.title == "band.py")
+    (block,) = (block for block in blocks(ROOT / "docs/frameworks.md", "python") if block.title == "band.py")
     file = tmp_path_factory.mktemp("own") / "band.py"
     file.write_text(block.text + KERNEL, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("band_of_the_page", file)

@@ -11,7 +11,7 @@ import pytest
 from pages import ROOT
 
 RESULTS = json.loads((ROOT / "benchmarks/results/linear_logp_kernels.json").read_text())
-PAGE = (ROOT / "docs/measured/benchmarks.md").read_text()
+PAGE = (ROOT / "research/reports/benchmarks.md").read_text()
 VARIANT = ("pass", "cap", "entropy", "bias")
 
 

@@ -10,7 +10,7 @@ MEANINGS = {
     "look": "not a fault by itself, but worth checking",
     "note": "no action is needed",
 }
-"""The meaning of each severity, in the words of docs/rlvet/index.md."""
+"""The meaning of each severity, in the words of docs/diagnose.md."""
 
 
 def is_at_least(severity: str, limit: str) -> bool:

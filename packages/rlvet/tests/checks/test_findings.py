@@ -150,7 +150,7 @@ def test_each_kind_is_complete(kind):
 
 
 def test_the_tables_of_the_page_are_those_of_the_kinds():
-    message = "run `python tests/findings_page.py` and commit docs/rlvet/findings.md"
+    message = "run `python tests/findings_page.py` and commit docs/diagnose.md"
     assert findings_page.PAGE.read_text() == findings_page.page_with_tables(), message
 
 

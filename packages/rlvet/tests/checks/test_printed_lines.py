@@ -61,7 +61,7 @@ AT_ITS_ONSET = {
         or abs(math.log(row.get("importance_weight", 1))) > math.log(2)
     ),
 }
-"""For each finding on a level, its condition on the row of its onset. They are written from docs/rlvet/findings.md."""
+"""For each finding on a level, its condition on the row of its onset. They are written from docs/diagnose.md."""
 
 
 def check_lines(diagnosis):
@@ -301,7 +301,7 @@ EVIDENCE = {
     "engine-mismatch": lambda figure: figure > 0.05 or figure < 0.5,
     "sequence-weights": lambda figure: not 0.8 <= figure <= 1.25,
 }
-"""For each code, what its figure shows if it is evidence for it, written from docs/rlvet/findings.md."""
+"""For each code, what its figure shows if it is evidence for it, written from docs/diagnose.md."""
 
 
 def check_evidence(diagnosis):

@@ -21,7 +21,7 @@ from rlvet.lint.known import FRAMEWORKS
 
 VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a.parquet {}\n"
 TRL = "from trl import GRPOConfig, GRPOTrainer\nargs = GRPOConfig('out', {})\nGRPOTrainer('m', f, args).train()\n"
-PAGE = ROOT / "docs/rlvet/diff.md"
+PAGE = ROOT / "docs/lint.md"
 
 
 def run(*arguments):

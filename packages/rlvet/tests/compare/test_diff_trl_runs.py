@@ -18,7 +18,7 @@ from rlvet.compare.logs import compare_logs
 from rlvet.runs.quantities import named_rows
 
 FILE = Path(__file__).parent / "trl_runs.jsonl.gz"
-PAGE = ROOT / "docs/rlvet/how-right.md"
+PAGE = ROOT / "research/reports/rlvet/how-right.md"
 ROWS = {
     "base": "TRL, other seed, 13 metrics",
     "rate": "TRL, ten times the learning rate",

@@ -192,6 +192,4 @@ def test_the_hook_for_pre_commit_is_the_command():
 
 
 def test_the_table_of_rules_on_the_page_is_made_from_the_rules():
-    assert PAGE.read_text() == page_with_table(), (
-        "run `python tests/lint_page.py` and commit docs/rlvet/lint.md"
-    )
+    assert PAGE.read_text() == page_with_table(), "run `python tests/lint_page.py` and commit docs/lint.md"

@@ -52,7 +52,7 @@ def test_a_framework_is_added_by_the_recipe(tmp_path):
     passed = re.search(r"(\d+) passed", run.stdout)
     assert passed is not None
     assert int(passed[1]) >= 7
-    table = (tmp_path / "docs/rlvet/lint.md").read_text()
+    table = (tmp_path / "docs/lint.md").read_text()
     assert "### ToyRL\n\nDefaults are those of 1.0." in table
     assert (
         "| `group-of-one`, fix | one answer to each prompt | `sampler.answers_per_prompt` | ToyRL 1.0"

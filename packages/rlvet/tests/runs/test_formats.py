@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_the_page_has_the_table_of_formats():
-    message = "run `python tests/reading_page.py` and commit docs/rlvet/reading.md"
+    message = "run `python tests/reading_page.py` and commit docs/diagnose.md"
     assert reading_page.PAGE.read_text() == reading_page.page_with_table(), message
 
 

@@ -282,7 +282,7 @@ class Diagnosis:
         return as_html(title, ["", "do"], ((f.cause, f.advice) for f in self.findings))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the diagnosis as a dictionary for JSON, with the codes that docs/rlvet/findings.md lists."""
+        """Return the diagnosis as a dictionary for JSON, with the codes that docs/diagnose.md lists."""
         return {
             "headline": self.headline,
             "coverage": None if self.coverage is None else self.coverage.as_json(),

@@ -18,7 +18,7 @@ class Kind:
     """All that is known of one kind of finding: its condition, severity, evidence, remedy, source and page text.
 
     An object stands in the file of its subject, with the check that reports it and the thresholds of that check. The
-    printed finding, its JSON and the tables of docs/rlvet/findings.md are made from it.
+    printed finding, its JSON and the tables of docs/diagnose.md are made from it.
 
     >>> tiny = Kind("tiny", "fix", "answers are tiny", "all have one token", "allow more", ("length",), "an example")
     >>> Finding("ok", True, "answers have words").failed(tiny, "every answer has one token").code
@@ -67,7 +67,7 @@ class Finding(NamedTuple):
     """
 
     code: str
-    """``ok``, or the code of the fault. docs/rlvet/findings.md lists the codes."""
+    """``ok``, or the code of the fault. docs/diagnose.md lists the codes."""
     ok: bool | None
     """True if the check passed, False if it failed; None for a remark, or if the run does not record enough."""
     tested: str
@@ -103,7 +103,7 @@ class Finding(NamedTuple):
     """The kind of a fault or remark; None if the check passed or could not run."""
     subject: str = ""
     """The name of the check in the output, such as ``entropy of the policy``. Each check has a name of its own, which
-    docs/rlvet/findings.md explains."""
+    docs/diagnose.md explains."""
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int, measure: str = "") -> Finding:

@@ -34,7 +34,7 @@ class Check(Generic[Examined]):
     tested: str
     """The property of a correct run."""
     explained: str
-    """The row of docs/rlvet/findings.md, in "Names of the checks"."""
+    """The row of docs/diagnose.md, in "Names of the checks"."""
     reports: Collection[Kind]
     """The kinds of findings that it reports, causes before their effects."""
     function: Callable[[Examined], Finding]
@@ -70,7 +70,7 @@ class Registry(Generic[Examined]):
             name: The name in the output.
             after: The name of the check before it; empty for the first one.
             tested: The property of a correct run.
-            explained: The row of docs/rlvet/findings.md.
+            explained: The row of docs/diagnose.md.
             reports: The kinds of findings that it reports, causes before their effects.
         """
 

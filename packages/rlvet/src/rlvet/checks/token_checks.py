@@ -3,7 +3,7 @@
 The ratio is 1 before the first update on a batch, engine and trainer compute the same probabilities, tokens are sampled
 from the policy, and updates move it. Each check takes a `FirstPass`, the tokens of every sequence when it was first
 recorded, and returns a `Finding`. If any of these checks fails, clip, radius and learning rate are not judged.
-docs/rlvet/how-right.md has the rate of false alarms.
+research/reports/rlvet/how-right.md has the rate of false alarms.
 
 Notation: π is the policy in training, π_old the old policy, π_rollout the inference engine that sampled, and H the
 entropy of the policy at a token.

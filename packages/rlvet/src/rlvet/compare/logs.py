@@ -32,7 +32,7 @@ from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row
 
 LIMIT = 10.0
 """Standard errors of the distance of two smoothed curves from which they part. It was chosen on half of the settings of
-the runs in ``research/results``, see docs/rlvet/how-right.md."""
+the runs in ``research/results``, see research/reports/rlvet/how-right.md."""
 SHIFT = 0.35
 """Share of the steps by which one run may be ahead of the other."""
 FEWEST_STEPS = 20

@@ -33,7 +33,7 @@ class LintFinding:
     """A fault or risk in a configuration."""
 
     id: str
-    """The id of the rule, see docs/rlvet/lint.md."""
+    """The id of the rule, see docs/lint.md."""
     severity: str
     """``fix``, ``look`` or ``note``, as for findings of `rlvet diagnose`."""
     framework: str
@@ -448,7 +448,7 @@ def _finding_on_names(configuration: Configuration, settings: Sequence[Setting],
         path=configuration.path,
         line=next((setting.line for setting in settings if setting.line is not None), configuration.line),
         settings={name: None if isinstance(value, Unread) else value for name, value in values.items()},
-        source=f"the settings in the code of {configuration.framework.title}, see docs/rlvet/lint.md",
+        source=f"the settings in the code of {configuration.framework.title}, see docs/lint.md",
     )
 
 

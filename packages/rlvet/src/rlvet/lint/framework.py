@@ -50,7 +50,7 @@ class Framework:
     added: frozenset[str] = frozenset()
     """Settings that the adapter of bandpo adds. They change none of `defaults`."""
     rules: tuple[Rule, ...] = ()
-    """The checks of its configurations, in the order of the table in docs/rlvet/lint.md."""
+    """The checks of its configurations, in the order of the table in docs/lint.md."""
 
     def mark_in(self, names: Collection[str], program: str = "") -> str:
         """Return a mark of the framework, for messages; an empty text if there is none.

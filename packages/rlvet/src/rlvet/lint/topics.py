@@ -119,7 +119,7 @@ def setting_without_effect(
         condition=lambda v: bool(without_effect(v, table, is_read)),
         concerns=lambda v: without_effect(v, table, is_read),
         fix="remove the setting, or choose a loss that reads it",
-        source=f"{source}; each setting was changed and the gradients compared, docs/measured/conformance.md",
+        source=f"{source}; each setting was changed and the gradients compared, docs/atlas.md",
     )
 
 

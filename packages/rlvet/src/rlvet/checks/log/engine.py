@@ -133,7 +133,7 @@ WEIGHT_SYNC = Kind(
     ),
     remedy=(
         "after a push of weights, compare a hash of one trained tensor in the engine with that in the "
-        "trainer (docs/rlvet/findings.md has the code); if they differ, the push fails: check its result, and "
+        "trainer (docs/diagnose.md has the code); if they differ, the push fails: check its result, and "
         "with LoRA that the merged or newly named adapter is the one that samples"
     ),
     evidence=("mismatch_kl", "mismatch", "mismatch_probs", "effective_samples"),

@@ -17,4 +17,4 @@ from rlvet.lint.known.verl import VERL
 FRAMEWORKS: Mapping[str, Framework] = {
     framework.key: framework for framework in (TRL, VERL, SKYRL, PRIME_RL, OPENRLHF)
 }
-"""The frameworks by their keys, in the order of messages and of docs/rlvet/lint.md."""
+"""The frameworks by their keys, in the order of messages and of docs/lint.md."""

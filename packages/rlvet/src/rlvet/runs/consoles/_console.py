@@ -21,7 +21,7 @@ class Console:
     """The metrics that a trainer prints."""
 
     written_by: str
-    """The trainers, for the table of docs/rlvet/reading.md."""
+    """The trainers, for the table of docs/diagnose.md."""
     example: str
     """What is printed in one step, with a reward."""
     trainings: Callable[[str, Unread], list[Rows]]

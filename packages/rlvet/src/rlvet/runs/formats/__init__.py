@@ -1,7 +1,7 @@
 """Formats of logs, a file for each: the names of its files, its reader, and its row in the documentation.
 
 A file ends with ``FORMAT``, and nothing lists it: `FORMATS`, the files that are searched in a folder or downloaded, the
-message that lists what can be read, and the table of docs/rlvet/reading.md are made from the files of this folder.
+message that lists what can be read, and the table of docs/diagnose.md are made from the files of this folder.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Format:
     example: str
     """A name or a description of such a file, for the message that lists what can be read."""
     described: str
-    """Its row in the table of docs/rlvet/reading.md: the files,"""
+    """Its row in the table of docs/diagnose.md: the files,"""
     written_by: str
     """and the programs that write them."""
     if_named: tuple[str, ...] = ()
