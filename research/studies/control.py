@@ -595,20 +595,25 @@ PAIRS = {
 """The differences that are not from clip 0.2."""
 
 
-def side_effects() -> dict[str, Contrast]:
+def side_effects(
+    uppers: Sequence[str] = (*UPPER, "Band"), lowers: Sequence[str] = (*LOWER, "Band")
+) -> dict[str, Contrast]:
     """Return the effect of each side: of an upper one averaged over the lower sides, and of a lower one over the upper.
+
+    Args:
+        uppers: The upper sides; the first one is subtracted from the others.
+        lowers: The lower sides, as well.
 
     >>> sorted(side_effects()["lower .3"].items())[:2]
     [('1.2 over .3', 0.2), ('1.2 over .8', -0.2)]
     """
-    uppers, lowers = [*UPPER, "Band"], [*LOWER, "Band"]
     effects: dict[str, Contrast] = {}
     for up in uppers[1:]:
         effect = {f"{up} over {low}": 1 / len(lowers) for low in lowers}
-        effects[f"upper {up}"] = effect | {f"1.2 over {low}": -1 / len(lowers) for low in lowers}
+        effects[f"upper {up}"] = effect | {f"{uppers[0]} over {low}": -1 / len(lowers) for low in lowers}
     for low in lowers[1:]:
         effect = {f"{up} over {low}": 1 / len(uppers) for up in uppers}
-        effects[f"lower {low}"] = effect | {f"{up} over .8": -1 / len(uppers) for up in uppers}
+        effects[f"lower {low}"] = effect | {f"{up} over {lowers[0]}": -1 / len(uppers) for up in uppers}
     return effects
 
 
@@ -680,9 +685,15 @@ class CellScores:
     Args:
         cell: The cell.
         rows: The rows of all cells.
+        metric: What reads a metric of a row at the cell's level, as `metric_of`, the default.
     """
 
-    def __init__(self, cell: Cell, rows: Mapping[Key, Mapping[str, Any]]):
+    def __init__(
+        self,
+        cell: Cell,
+        rows: Mapping[Key, Mapping[str, Any]],
+        metric: Callable[[Mapping[str, Any], str, float], float] = metric_of,
+    ):
         self.cell = cell
         self.rows = {key: row for key, row in rows.items() if key.cell == cell.name}
         shape = (len(cell.arms), len(cell.rates), len(cell.seeds))
@@ -695,8 +706,8 @@ class CellScores:
             for place, seed in enumerate(cell.seeds)
         }
         for key in self.rows.keys() & places.keys():
-            for metric, scores in self._scores.items():
-                scores[places[key]] = metric_of(self.rows[key], metric, cell.level)
+            for name, scores in self._scores.items():
+                scores[places[key]] = metric(self.rows[key], name, cell.level)
         self._remembered: dict[tuple[str, str, bytes], ResampledScores] = {}
 
     def scores(self, arm: str, metric: str) -> np.ndarray:
@@ -811,11 +822,19 @@ def settings_of_rows(rows: Mapping[Key, Mapping[str, Any]]) -> list[Setting]:
     return settings
 
 
-def setting_of(scores: CellScores, rate: Rate) -> Setting:
-    """Return a setting with the differences that have runs."""
+def setting_of(
+    scores: CellScores, rate: Rate, contrasts: Callable[[str], Mapping[str, Contrast]] = contrasts_of
+) -> Setting:
+    """Return a setting with the differences that have runs.
+
+    Args:
+        scores: The metrics of its cell.
+        rate: The rate.
+        contrasts: What returns the contrasts of a table of `KINDS` by name.
+    """
     measured: dict[tuple[str, str, str], Measured] = {}
     for kind in KINDS:
-        for (name, contrast), metric in product(contrasts_of(kind).items(), SMALLEST):
+        for (name, contrast), metric in product(contrasts(kind).items(), SMALLEST):
             if found := scores.measure(contrast, metric, rate):
                 measured[kind, name, metric] = found
     return Setting(scores, rate, measured)
@@ -832,9 +851,7 @@ def differences_table(setting: Setting, kind: str, comparisons: int) -> Table:
     A difference of rules that have no runs together is left out.
     """
     cells: list[list[str]] = []
-    for name in contrasts_of(kind):
-        if (kind, name, "AUC") not in setting.measured:
-            continue
+    for name in dict.fromkeys(name for other, name, _ in setting.measured if other == kind):
         texts: list[str] = []
         for metric in SMALLEST:
             found = setting.measured.get((kind, name, metric))

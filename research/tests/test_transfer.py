@@ -1,0 +1,155 @@
+"""The control in the network: its updates against the loop's own, its metrics, its best rates and its predictions."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bandpo.audit.metrics import EDGES
+from bandpo_lab.fast_loop import Training
+from bandpo_lab.interval import student
+from studies import control, transfer
+from studies.control import CLIP, Key, minus
+from studies.equal_reward import entropy_at
+from studies.predictions import read_predictions
+from studies.transfer import ABOVE, CELL, COMMON_RATE, SAME_DOSE, ManyUpdates, Scores, page, study
+
+FEW = replace(CELL, batches=2, minibatches=4)
+KEY = Key(CELL.name, ABOVE, 4e-4, 3)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(transfer, "PROMPTS", 4)
+    monkeypatch.setattr(transfer, "HELD_OUT", 4)
+    return FEW
+
+
+def test_a_run_has_the_bits_of_the_loop(few):
+    """The loop's run of the same settings, with its own updates."""
+    ours = ManyUpdates(KEY, few)
+    theirs = Training(transfer.settings_of(KEY, few), None)
+    row, run = ours.row(), theirs.run(None)
+    for name, weight in theirs.network.weights.items():
+        assert torch.equal(ours.network.weights[name], weight), name
+    assert row["curves"]["reward"] == [round(reward, 4) for reward in run.curve("reward")]
+    assert row["curves"]["entropy"] == [round(entropy, 4) for entropy in run.curve("entropy")]
+    assert (row["end"], row["pass@32"]) == (run.scores["pass@1"], run.scores["pass@32"])
+    assert row["AUC"] == pytest.approx(np.mean(run.curve("reward")), abs=1e-5)
+
+
+def test_what_is_blocked_is_that_of_the_audit(monkeypatch):
+    """At a rate at which ratios move: the audit of the loop's run has the same sums over rare winners and losers."""
+    monkeypatch.setattr(transfer, "HELD_OUT", 4)
+    key, cell = KEY._replace(arm=CLIP, rate=1e-3), replace(CELL, batches=2, minibatches=16)
+    row, theirs = ManyUpdates(key, cell).row(), Training(transfer.settings_of(key, cell), None)
+    theirs.run(None)
+    rare = EDGES.index(control.RARE) + 1
+    for sign, side in enumerate(("above", "below")):
+        mass, blocked = (
+            theirs.audit.sums[name][0, sign, :rare].sum().item() for name in ("mass", "blocked_mass")
+        )
+        assert 0.01 < blocked / mass < 0.99
+        assert row[f"blocked {side}"] == pytest.approx(blocked / mass, abs=1e-4)
+
+
+def test_the_program_goes_on_where_its_file_ends(few, tmp_path):
+    keys = [KEY._replace(arm=arm) for arm in (CLIP, "no bound")]
+    file = tmp_path / "rows.jsonl"
+    transfer.run_missing(file, keys, few)
+    first = [json.loads(line) | {"seconds": 0} for line in file.read_text().splitlines()]
+    assert [row["arm"] for row in first] == [CLIP, "no bound"]
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]) + '{"cell": "netw')
+    transfer.run_missing(file, keys, few)
+    assert [json.loads(line) | {"seconds": 0} for line in file.read_text().splitlines()] == first
+
+
+def made_row(entropy, reward, end=0.2):
+    """Return what the report reads of a row: a reward that rises in two steps, and an entropy that falls with it."""
+    curves = {"reward": [0.1] * 10 + [reward] * 20, "entropy": [2 * entropy] * 15 + [entropy] * 15}
+    return {
+        "AUC": reward,
+        "end": end,
+        "pass@32": 2 * end,
+        "spread": 0.2,
+        "blocked above": 0.1,
+        "blocked below": 0.0,
+        "curves": curves,
+    }
+
+
+def made_rows(value_of):
+    """Return rows of all runs of the study, with the arguments of `made_row` by run."""
+    return {key: made_row(*value_of(key)) for key in study()}
+
+
+def test_metrics_by_hand():
+    row = made_row(0.5, 0.2)
+    assert transfer.metric_of(row, "entropy", 0.15) == 0.5
+    assert transfer.metric_of(row, "pass@32", 0.15) == 0.4
+    curves = row["curves"]
+    expected = entropy_at(curves["reward"], curves["entropy"], 0.15)
+    assert transfer.metric_of(row, "entropy at reward", 0.15) == expected == pytest.approx(1.0)
+    assert np.isnan(transfer.metric_of(row, "entropy at reward", 0.3))
+
+
+def test_each_rule_is_at_its_better_rate_and_intervals_at_one_rate_are_students():
+    """Clip 0.2 is better at the higher rate, Band's upper side at the common one."""
+    low, high = CELL.rates
+
+    def value(key):
+        is_better = key.rate == (high if key.arm == CLIP else low)
+        return 0.5, 0.2 + 0.1 * is_better, 1000 * key.rate + 0.01 * ((key.seed * len(key.arm)) % 7)
+
+    rows = made_rows(value)
+    scores = Scores(rows)
+    ends = {
+        (arm, rate): np.array([rows[Key(CELL.name, arm, rate, seed)]["end"] for seed in CELL.seeds])
+        for arm in (ABOVE, CLIP)
+        for rate in CELL.rates
+    }
+    found = scores.measure(minus(ABOVE, CLIP), "end", COMMON_RATE)
+    assert found.interval == pytest.approx(student(ends[ABOVE, low] - ends[CLIP, low]))
+    assert found.seeds == len(CELL.seeds)
+    assert scores.best_rate(CLIP) == (high, False)
+    assert scores.best_rate(ABOVE) == (low, False)
+    best = scores.measure(minus(ABOVE, CLIP), "end", control.BEST)
+    assert best.interval.value == pytest.approx((ends[ABOVE, low] - ends[CLIP, high]).mean())
+    # Rules that are run at the common rate alone have no best one.
+    assert scores.best_rate("2 over .8") is None
+    assert scores.measure(minus("2 over .8", CLIP), "end", control.BEST) is None
+
+
+def test_the_page_counts_what_is_missing():
+    rows = made_rows(lambda key: (0.5 + 0.01 * ((key.seed * len(key.arm)) % 7), 0.2))
+    runs = len(rows)
+    del rows[Key(CELL.name, SAME_DOSE, COMMON_RATE, CELL.seeds[0])]
+    text = page(rows)
+    assert f"There are {runs - 1} of {runs} planned runs." in text
+    assert f"| {SAME_DOSE} | {len(CELL.seeds) - 1} of {len(CELL.seeds)} |" in text
+    lines = [
+        line for line in text.splitlines() if line.endswith(("held |", "failed |", "undecided |", "open |"))
+    ]
+    assert len(lines) == len(read_predictions(transfer.PREDICTIONS))
+    assert not any(line.endswith("open |") for line in lines)
+
+
+def test_sides_are_of_the_rules_that_are_run():
+    for kind in control.KINDS:
+        for name, contrast in transfer.contrasts_of(kind).items():
+            assert contrast.keys() <= {*CELL.arms}, name
+            assert sum(contrast.values()) == pytest.approx(0)
+
+
+def test_predictions_are_of_runs_and_the_seeds_are_no_pilots():
+    worlds = {
+        f"{CELL.name} at {COMMON_RATE:g}": {*CELL.arms},
+        f"{CELL.name} at best": {*transfer.AT_ALL_RATES},
+    }
+    for prediction in read_predictions(transfer.PREDICTIONS):
+        assert {prediction.arm, prediction.minus} <= worlds[prediction.world]
+        assert prediction.metric in transfer.SMALLEST
+    assert not {*CELL.seeds} & {*transfer.PILOT.seeds}
+    assert f"{len([*study()])} runs" in transfer.PREDICTIONS.read_text()
