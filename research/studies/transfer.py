@@ -342,10 +342,10 @@ def power_table(scores: CellScores, seeds: int | None = None) -> Table:
         texts = [name]
         for metric, smallest in SMALLEST.items():
             values = scores.differences(contrast, metric, COMMON_RATE)
-            if len(values) < FEWEST_SEEDS:
+            deviation = float(np.std(values, ddof=1)) if len(values) >= FEWEST_SEEDS else 0.0
+            if not deviation:
                 texts.append("–")
                 continue
-            deviation = float(np.std(values, ddof=1))
             powers = [
                 power_of(deviation, seeds or len(values), effect) for effect in (smallest, 2 * smallest)
             ]

@@ -1,5 +1,6 @@
 """The control in the network: its updates against the loop's own, its metrics, its best rates and its predictions."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ import torch
 from bandpo.audit.metrics import EDGES
 from bandpo_lab.fast_loop import Training
 from bandpo_lab.interval import student
+from pages import ROOT
 from studies import control, transfer
-from studies.control import CLIP, Key, minus
+from studies.control import CLIP, Key, minus, read_rows
 from studies.equal_reward import entropy_at
 from studies.predictions import read_predictions
 from studies.transfer import ABOVE, CELL, COMMON_RATE, SAME_DOSE, ManyUpdates, Scores, page, study
@@ -153,3 +155,67 @@ def test_predictions_are_of_runs_and_the_seeds_are_no_pilots():
         assert prediction.metric in transfer.SMALLEST
     assert not {*CELL.seeds} & {*transfer.PILOT.seeds}
     assert f"{len([*study()])} runs" in transfer.PREDICTIONS.read_text()
+
+
+# The committed rows ---------------------------------------------------------------------------------------------------
+
+RESULTS = ROOT / "research/results/transfer"
+AS_COMMITTED_BEFORE_THE_RUNS = "d1baa6632b100979314d72e7b7cfa7cf9f3113c619437b4d23c06234eb3f256c"
+
+
+@pytest.fixture(scope="module")
+def pilots():
+    return read_rows(RESULTS / "pilots.jsonl.gz")
+
+
+def test_the_predictions_are_those_that_were_committed_before_the_runs():
+    text = transfer.PREDICTIONS.read_bytes().replace(b"\r\n", b"\n")
+    assert hashlib.sha256(text).hexdigest() == AS_COMMITTED_BEFORE_THE_RUNS
+
+
+def test_what_the_predictions_say_of_the_pilots(pilots):
+    """Their numbers by plain arithmetic, and the power of the table."""
+    said = " ".join(transfer.PREDICTIONS.read_text(encoding="utf-8").split())
+    assert set(pilots) <= {*transfer.pilots()}
+
+    def mean(arm, metric, seeds=range(900, 902), rate=COMMON_RATE):
+        rows = [pilots[Key("pilot", arm, rate, seed)] for seed in seeds]
+        if metric == "entropy":
+            return np.mean([row["curves"]["entropy"][15:] for row in rows])
+        return np.mean([row[metric] for row in rows])
+
+    shares = [f"{mean(arm, 'blocked above'):.2f}" for arm in (ABOVE, "2 over .8", "3 over .8", SAME_DOSE)]
+    assert (
+        "upper side blocked {} of the gradient of rare winners, 2, 3 and 5 blocked {}, {} and {}".format(
+            *shares
+        )
+        in said
+    )
+    four = range(900, 904)
+
+    def gap(arm, metric, minus=CLIP, seeds=four):
+        return f"{mean(arm, metric, seeds) - mean(minus, metric, seeds):+.3f}"
+
+    assert (
+        f"2 over .8 had {gap('2 over .8', 'entropy')} nats at equal step, {gap('2 over .8', 'end')} of final and "
+        f"{gap('2 over .8', 'AUC')} of mean reward, Band over .8 {gap(ABOVE, 'entropy')} nats, Band over Band "
+        f"{gap('Band over Band', 'entropy')} nats" in said
+    )
+    assert f"and {gap('Band over Band', 'pass@32')} of pass@32" in said
+    two = range(900, 902)
+    ends, solved = (gap(ABOVE, metric, SAME_DOSE, two) for metric in ("end", "pass@32"))
+    assert f"Band over .8 minus 5 over .8 with two seeds: {ends} of final reward, {solved} of pass@32" in said
+    for arm in transfer.AT_ALL_RATES:
+        rewards = [mean(arm, "AUC", range(900, 901), rate) for rate in (1e-5, *CELL.rates, 8e-5)]
+        assert max(rewards[0], rewards[-1]) < max(rewards)
+
+    power = {row[0]: row[1:] for row in transfer.power_table(Scores(pilots, transfer.PILOT), seeds=16).rows}
+    against_3, control_row = power[f"{ABOVE} minus 3 over .8"], power[f"2 over .8 minus {CLIP}"]
+    first = [cell.split(": ")[1].split(",")[0].replace("%", " %") for cell in against_3]
+    assert (
+        f"in pass@32 is found in {first[2]} of studies and in the end in {first[3]}, one of 0.01 in AUC in"
+        in said
+    )
+    assert f"in AUC in {first[4]}, of 0.03 nats in {first[0]}" in said
+    first = [cell.split(": ")[1].split(",")[0].replace("%", " %") for cell in control_row]
+    assert f"0.03 nats in {first[0]}, at equal reward in {first[1]}, 0.03 of pass@32 in {first[2]}" in said
