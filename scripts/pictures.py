@@ -1,4 +1,4 @@
-"""Draw the figures of README.md and the landing page, in light and dark, of docs/when.md, and of the reports.
+"""Draw the figures of README.md and the landing page, in light and dark, of the other pages, and of the reports.
 
     PYTHONPATH=research python scripts/pictures.py docs/figures research/reports/figures
 
@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 
-from bandpo import KL, Band, FixedClip
+from bandpo import DAPO, DCPO, KL, Band, BandAbove, BandPO, ClipRule, FixedClip
 from bandpo_lab import demo
 from bandpo_lab.comparison import smooth
 from bandpo_lab.interval import Interval, student
@@ -47,6 +47,10 @@ RULES = {
     "Band(KL(), 0.05)": Band(KL(), 0.05),
     "FixedClip(0.2, 0.28)": FixedClip(0.2, 0.28),
 }
+RULES_OF_PAPER = {"BandPO()": BandPO().clip, "DAPO()": DAPO().clip, "DCPO()": DCPO()}
+"""The rules of the paper's Figure 1."""
+REGIONS = {"DAPO()": DAPO().clip, "BandPO()": BandPO().clip, "BandAbove()": BandAbove().clip}
+"""The rules of the paper's Figure 2, and Band's upper bound alone."""
 
 
 NAMES = {
@@ -377,6 +381,88 @@ def allowed_change() -> Figure:
     return figure
 
 
+def lower_bound(rule: ClipRule, p: float) -> float:
+    """Return the lower bound of the ratio of a token of probability p."""
+    return rule.bounds(torch.tensor(p, dtype=torch.float64).log()).lower.item()
+
+
+def upper_bound(rule: ClipRule, p: float) -> float:
+    """Return the upper bound of the ratio of a token of probability p."""
+    return rule.bounds(torch.tensor(p, dtype=torch.float64).log()).upper.item()
+
+
+def leaves_simplex(rule: ClipRule) -> float:
+    """Return the lowest old probability, to 0.001, from which a rule allows a new probability above 1."""
+    p = torch.arange(1, 1000, dtype=torch.float64) / 1000
+    return p[p * rule.bounds(p.log()).upper > 1 + 1e-9].min().item()
+
+
+@plot_style()
+def probability_change() -> Figure:
+    """Plot how far each rule of the paper's Figure 1 lets a token's probability move, beside what is possible at all.
+
+    The grey areas are beyond the simplex: no token can gain more than 1 − p or lose more than p. A shaded area is
+    what a rule allows and no policy can reach.
+    """
+    p = torch.linspace(1e-6, 1 - 1e-9, 2001, dtype=torch.float64)
+    figure = Figure(figsize=(8, 4))
+    panels = figure.subplots(1, 2)
+    styles = line_styles(RULES_OF_PAPER)
+    for axes in panels:
+        axes.fill_between(p, 1 - p, 1, color="0.9", linewidth=0, label="beyond any probability")
+        axes.fill_between(p, -1, -p, color="0.9", linewidth=0)
+        for name, style in styles.items():
+            bounds = RULES_OF_PAPER[name].bounds(p.log())
+            gain = p * (bounds.upper - 1)
+            line = {"color": style.colour, "linestyle": style.line, "marker": ""}
+            axes.plot(p, gain, **line, label=name)
+            axes.plot(p, p * (bounds.lower - 1), **line)
+            beyond = gain > 1 - p + 1e-6
+            axes.fill_between(p, 1 - p, gain, where=beyond, color=style.colour, alpha=0.25, linewidth=0)
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set(xlabel="old probability of the token")
+    edges = [leaves_simplex(RULES_OF_PAPER[name]) for name in ("DAPO()", "DCPO()")]
+    panels[0].set(
+        title="The upper bounds of DAPO and DCPO leave\nthe simplex, from p = {:.2f} and {:.2f} on".format(
+            *edges
+        )
+    )
+    panels[0].set(ylabel="change of probability in one batch", xlim=(0, 1), ylim=(-0.4, 0.4))
+    gains = {name: 0.08 * (upper_bound(rule, 0.08) - 1) for name, rule in RULES_OF_PAPER.items()}
+    band, *others = (f"{gain:.2g} ({name.strip('()')})" for name, gain in gains.items())
+    panels[1].set(title=f"p = 0.08 may gain {band},\n{', '.join(others)}")
+    panels[1].set(xlim=(0, 0.1), ylim=(-0.1, 0.15))
+    add_legend(figure)
+    return figure
+
+
+@plot_style()
+def clip_regions() -> Figure:
+    """Plot the new probabilities that leave a token its gradient whatever its advantage, by its old probability.
+
+    A token whose advantage is positive has no gradient above the region, one whose advantage is negative none below it.
+    """
+    p = torch.linspace(1e-6, 1 - 1e-9, 2001, dtype=torch.float64)
+    figure = Figure(figsize=(9, 3.9))
+    panels = figure.subplots(1, len(REGIONS), sharey=True)
+    for (name, style), axes in zip(line_styles(REGIONS).items(), panels, strict=True):
+        rule = REGIONS[name]
+        bounds = rule.bounds(p.log())
+        lower, upper = p * bounds.lower, p * bounds.upper
+        axes.axhspan(1, 1.35, color="0.9", linewidth=0, label="beyond any probability")
+        axes.fill_between(p, lower, upper.clamp(max=1), color=style.colour, alpha=0.3, linewidth=0)
+        axes.fill_between(p, 1, upper.clamp(min=1), color=style.colour, alpha=0.3, linewidth=0)
+        for bound in (lower, upper):
+            axes.plot(p, bound, color=style.colour, linestyle=style.line, marker="")
+        axes.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", marker="", label="no change")
+        low, high = 0.08 * lower_bound(rule, 0.08), 0.08 * upper_bound(rule, 0.08)
+        axes.set(title=f"{name}\np = 0.08: {low:.3f} to {high:.3f}")
+        axes.set(xlabel="old probability of the token", xlim=(0, 1), ylim=(0, 1.35))
+    panels[0].set_ylabel("its new probability")
+    add_legend(figure)
+    return figure
+
+
 @plot_style()
 def demo_curves() -> Figure:
     """Plot the mean reward of the methods of `make demo` over eight seeds, on old and on fresh data."""
@@ -422,6 +508,8 @@ if __name__ == "__main__":
         if len(cells[name].finished_seeds()) >= paper_setting.FEWEST_SEEDS:
             save_figure(regime_gains(cells[name]), folder_of_reports / f"{picture}.png")
             save_figure(forest(network_panels(cells[name])), folder / f"{picture}.png")
+    save_figure(probability_change(), folder / "probability_change.png")
+    save_figure(clip_regions(), folder / "clip_regions.png")
     save_figure(forest(control_panels(control.read_rows(CONTROL))), folder / "many_updates.png")
     for name, figure in {"allowed_change": allowed_change(), "demo": demo_curves()}.items():
         light = folder / f"{name}.png"
