@@ -1,6 +1,7 @@
 """Helpers that find and run the fenced blocks and the commands of the documentation."""
 
 import doctest
+import importlib.util
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,6 +37,16 @@ class Block(NamedTuple):
     title: str
     """A file's name, where the block is a file."""
     text: str
+
+
+def extension(name: str) -> ModuleType:
+    """Return a module of docs/extensions, with which the site is made."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/extensions/{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def name_of(page: Path) -> str:

@@ -45,16 +45,16 @@ def test_the_names_of_forms_differ():
     assert len(set(names)) == len(names) == 3
 
 
-def test_the_citation_names_the_paper_as_readme_does():
+def test_the_citation_names_the_paper_as_its_page_does():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     [paper] = citation["references"]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"{{{paper['title']}}}" in readme
+    page = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    assert f"{{{paper['title']}}}" in page
     authors = " and ".join(
         f"{author['family-names']}, {author['given-names']}" for author in paper["authors"]
     )
-    assert f"{{{authors}}}" in readme
+    assert f"{{{authors}}}" in page
     number = paper["url"].rpartition("/")[2]
     assert paper["identifiers"] == [{"type": "other", "value": f"arXiv:{number}"}]
-    assert f"arXiv:{number}" in readme
+    assert f"arXiv:{number}" in page

@@ -10,7 +10,7 @@ import torch
 from bandpo import DCPO, FixedClip, TotalVariation
 from bandpo.core.methods import DPPO, BandAbove, BandPO
 from browser import PAGE, needs_browser, opened
-from pages import ROOT
+from pages import ROOT, extension
 
 RULES = {
     "BandPO": (BandPO().clip, BandPO(divergence=TotalVariation()).clip),
@@ -44,9 +44,9 @@ EACH = """
 @pytest.mark.slow
 @needs_browser
 def test_it_says_of_tokens_what_the_rules_do(tmp_path):
-    page = (ROOT / "docs/index.md").read_text()
+    page = extension("start_page").start_page((ROOT / "README.md").read_text())
     scripts = re.findall(r'<script src="explorer/(\S+?)"></script>', page)
-    assert '<div id="explorer"></div>\n\n[![' in page  # the picture after it gives way
+    assert '<div id="explorer"></div>\n\n![' in page  # the picture after it gives way
     for name in (*scripts, "uPlot.css"):
         shutil.copy(next(f for f in (PAGE / name, ROOT / "docs/explorer" / name) if f.is_file()), tmp_path)
     file = tmp_path / "page.html"

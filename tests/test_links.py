@@ -1,6 +1,5 @@
 """Every page can be reached from README by links that work on a plain code host, without the site's generator."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.missing import require
-from pages import ROOT
+from pages import ROOT, extension
 
 LINK = re.compile(r"(?<!!)\[(?:[^][]|\[[^]]*\])*\]\(([^)\s]+)\)")
 IMAGE = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
@@ -65,15 +64,31 @@ def test_every_page_can_be_reached_from_readme():
         reached.add(page)
         pending += [path for path, _ in targets(page)]
     missing = [page.relative_to(ROOT).as_posix() for page in PAGES if page not in reached]
-    assert missing == [], "link these pages from docs/index.md"
+    assert missing == [], "link these pages from README.md"
 
 
-def test_the_index_lists_every_page():
-    listed = {path for path, _ in targets(DOCS / "index.md")}
-    missing = [
-        page.relative_to(DOCS).as_posix() for page in PAGES if page not in {*listed, DOCS / "index.md"}
-    ]
-    require(missing, "docs/index.md", lambda page: f"[TITLE]({page})", "the list of all pages")
+def test_readme_lists_every_page():
+    listed = {path for path, _ in targets(ROOT / "README.md")}
+    missing = [page.relative_to(ROOT).as_posix() for page in PAGES if page not in listed]
+    require(missing, "README.md", lambda page: f"[TITLE]({page})", "the section “Where to go”")
+
+
+def test_the_first_page_of_the_site_is_readme():
+    """Its links and its picture lead from the folder of the pages to the files that README's lead to."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = extension("start_page").start_page(readme)
+    local = [address for address in LINK.findall(page) if not re.match(r"[a-z]+:|#", address)]
+    assert len(local) >= len(PAGES)
+    assert [address for address in local if not (DOCS / address.partition("#")[0]).exists()] == []
+    [picture] = [name for name, _ in IMAGE.findall(page) if name.startswith("figures/")]
+    assert (DOCS / picture).exists()
+    plain = [LINK.sub("", IMAGE.sub("", text)) for text in (readme, page)]
+    assert plain[1].startswith(plain[0].split("<picture>")[0])
+
+
+def test_a_readme_without_a_picture_makes_no_first_page():
+    with pytest.raises(ValueError, match="has no <picture>"):
+        extension("start_page").start_page("# bandpo\n")
 
 
 @pytest.mark.parametrize(
@@ -96,13 +111,11 @@ def test_links_and_pictures_exist(page):
 
 
 def test_the_site_leads_to_files_beside_its_pages_on_the_code_host():
-    spec = importlib.util.spec_from_file_location("repository_links", DOCS / "extensions/repository_links.py")
-    extension = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(extension)
+    links = extension("repository_links")
 
     def shown(text, address):
         page = SimpleNamespace(file=SimpleNamespace(src_uri="trl.md"))
-        return extension.on_page_markdown(text, page, SimpleNamespace(repo_url=address), None)
+        return links.on_page_markdown(text, page, SimpleNamespace(repo_url=address), None)
 
     text = "See [a `[0.8, 2]` study](../research/README.md#the-numbers), [a page](when.md), [here](#below)."
     link = "[a `[0.8, 2]` study](https://host/us/bandpo/blob/main/research/README.md#the-numbers)"

@@ -37,7 +37,8 @@ def llms_text(name: str, description: str, nav: Sequence[Mapping[str, Any]], doc
         for title, content in section.items():
             lines += ["", f"## {title}", ""]
             lines += [
-                _line_of_page(page_title, docs / page, page) for page_title, page in _pages(title, content)
+                _line_of_page(page_title, _source(docs, page), page)
+                for page_title, page in _pages(title, content)
             ]
     return "\n".join(lines) + "\n"
 
@@ -50,6 +51,12 @@ def _pages(title: str, content: Any) -> Iterator[tuple[str, str]]:
     for entry in content:
         for name, item in entry.items():
             yield from _pages(name, item)
+
+
+def _source(docs: Path, page: str) -> Path:
+    """Return the file of a page's text. The first page is made from README."""
+    file = docs / page
+    return file if file.is_file() else docs.parent / "README.md"
 
 
 def _line_of_page(title: str, file: Path, page: str) -> str:

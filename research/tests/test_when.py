@@ -54,7 +54,7 @@ def test_a_high_bound_gains_at_each_rules_best_rate_on_old_data():
     assert f"it added {smallest:.2f} to {largest:.2f} to the mean reward" in prose
     before_and_after = [tuple(map(float, cells[3].split(" → "))) for cells in rows]
     assert max(after / before for before, after in before_and_after) == pytest.approx(2, abs=0.2)
-    assert "up to twice the mean reward" in in_one_line(README)
+    assert "up to twice the mean reward" in in_one_line((ROOT / "docs/when.md").read_text(encoding="utf-8"))
     interior = sum("edge" not in cells[1] for cells in rows)
     assert interior == 6
     assert "is neither the lowest nor the highest in six of the seven settings" in prose

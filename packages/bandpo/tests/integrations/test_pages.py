@@ -96,23 +96,12 @@ def test_one_more_command_says_which_kinds_of_tokens_the_clip_drops(first_progra
     assert "shown as ids" not in output
 
 
-def test_the_start_page_has_readmes_code_for_trl():
-    start = [block.text for block in blocks(ROOT / "docs/index.md", "python")]
-    assert FIRST_PROGRAM in start
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_first_programs_use_the_rule_that_the_text_recommends(page):
-    """In TRL, in verl, and as the rule of which the page says when to choose it."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    first = text.partition("## Train with it")[2] or text
-    first = first.partition("\n## ")[0]
-    used = re.findall(r"method=[\"'](\w+\(\))[\"']", first)
-    recommended = re.findall(
-        r"^`(\w+\(\))` has Band's upper bound and keeps the clip's lower one", first, re.M
-    )
-    assert recommended == ["BandAbove()"]
-    assert used[:2] == recommended * 2
+def test_the_first_programs_use_the_rule_that_the_text_recommends():
+    """In TRL, in verl, and as the rule of the row on old data in the table of what to use."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    used = re.findall(r"method=[\"'](\w+\(\))[\"']", text)
+    [recommended] = re.findall(r"^\| \*\*Old.* \| `(\w+\(\))`.*\|$", text, re.M)
+    assert used == [recommended] * 2
 
 
 def test_the_verl_overrides_compose():
