@@ -1,20 +1,20 @@
-"""The table of rules in docs/lint.md, which is made from the rules.
+"""The tables of docs/lint.md, which are made from the rules and from the quantities that `rlvet diff` compares.
 
     python tests/lint_page.py
 
-writes it anew.
+writes them anew.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from rlvet.compare.vocabulary import EFFECTS, QUANTITIES
 from rlvet.lint.framework import Framework
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.names import Names, names_of
 
 PAGE = Path(__file__).parents[1] / "docs/lint.md"
-BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 
 
 def table() -> str:
@@ -52,12 +52,25 @@ def _settings(framework: Framework) -> set[str]:
     return set(framework.defaults) - others
 
 
-def page_with_table() -> str:
-    """Return the page with the table as it should be."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table()}{END}{after}"
+def table_of_quantities() -> str:
+    """Return what is compared of two configurations, by its effect."""
+    lines = ["| effect | compared |", "|---|---|"]
+    for effect in EFFECTS:
+        names = ", ".join(quantity.name for quantity in QUANTITIES if quantity.effect == effect)
+        lines.append(f"| {effect} | {names} |")
+    return "\n".join([*lines, ""])
+
+
+def page_with_tables() -> str:
+    """Return the page with the tables as they should be."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, text in (("rules", table()), ("quantities", table_of_quantities())):
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}{text}{end}{after}"
+    return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with_table(), encoding="utf-8")
+    PAGE.write_text(page_with_tables(), encoding="utf-8")

@@ -28,7 +28,7 @@ LOGS = Path(os.environ.get("BANDPO_TEST_DATA", "missing")) / "logs"
 LOG_FILES = sorted(path for path in LOGS.rglob("*") if path.is_file() and path.name != "README.md")
 NEEDS_LOGS = pytest.mark.skipif(not LOG_FILES, reason="BANDPO_TEST_DATA has no logs")
 
-PAGE = "".join((ROOT / f"docs/rlvet/{name}.md").read_text() for name in ("index", "findings"))
+PAGE = (ROOT / "docs/diagnose.md").read_text()
 
 
 def diagnose_rows(rows):

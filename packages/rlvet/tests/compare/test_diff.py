@@ -459,21 +459,15 @@ def test_the_json_has_its_fields_and_a_version(write):
 
 
 def test_the_page_has_a_real_output(monkeypatch):
+    """The page leaves out lines in the middle, at an ellipsis."""
     monkeypatch.chdir(Path(__file__).parent / "page")
     output = str(diff("works.py", "stalls.sh"))
     page = PAGE.read_text()
-    shown = "\n".join(f"    {line}".rstrip() for line in output.splitlines())
-    assert shown in page
-    for file in ("works.py", "stalls.sh"):
-        assert file in page
-
-
-def test_the_page_lists_every_quantity():
-    page = PAGE.read_text()
-    for effect in EFFECTS:
-        row = next(line for line in page.splitlines() if line.startswith(f"| {effect} |"))
-        listed = ", ".join(quantity.name for quantity in QUANTITIES if quantity.effect == effect)
-        assert listed in row
+    assert "rlvet diff works.py stalls.sh" in page
+    (shown,) = re.findall(r"^    \d+ differences in effect.*\n(?:(?:    .*)?\n)+", page, re.M)
+    start, end = re.sub("^    ", "", shown.rstrip(), flags=re.M).split("…\n")
+    assert output.startswith(start)
+    assert output.endswith(end)
 
 
 def test_the_page_has_the_limits_of_the_noise():

@@ -10,7 +10,7 @@ import yaml
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
-from lint_page import PAGE, page_with_table
+from lint_page import PAGE, page_with_tables
 from pages import ROOT
 from rlvet.cli.app import app
 
@@ -191,5 +191,5 @@ def test_the_hook_for_pre_commit_is_the_command():
     assert set(hook["types_or"]) == {"python", "yaml", "toml", "shell"}
 
 
-def test_the_table_of_rules_on_the_page_is_made_from_the_rules():
-    assert PAGE.read_text() == page_with_table(), "run `python tests/lint_page.py` and commit docs/lint.md"
+def test_the_table_of_rules_and_that_of_quantities_are_made_from_the_code():
+    assert PAGE.read_text() == page_with_tables(), "run `python tests/lint_page.py` and commit docs/lint.md"
