@@ -110,6 +110,10 @@ def stale_data() -> Figure:
     return figure
 
 
+SERIES_MARKERS = ("s", "o", "^")
+"""The markers of the series in a forest plot."""
+
+
 class Panel(NamedTuple):
     """A panel of a forest plot: a metric of each rule minus that of clip 0.2."""
 
@@ -122,30 +126,32 @@ class Panel(NamedTuple):
 
 @plot_style()
 def forest(panels: Sequence[Panel]) -> Figure:
-    """Plot what each rule adds to clip 0.2, a row a rule and a panel a metric; grey is below the effect of interest."""
+    """Plot what each rule adds to clip 0.2, a row a rule and a panel a metric; grey is below the effect of interest.
+
+    A row has its rule's colour, and each series a marker.
+    """
     rules = [*panels[0].gaps]
+    styles = line_styles(rules)
     series = [*panels[0].gaps[rules[0]]]
     figure = Figure(figsize=(8, 0.7 + 0.27 * len(rules) * max(1, len(series)) ** 0.5))
     for panel, axes in zip(panels, figure.subplots(1, len(panels), sharey=True), strict=True):
         axes.axvspan(-panel.smallest, panel.smallest, color="0.93", linewidth=0)
         axes.axvline(0, color="black", linewidth=0.8)
-        for index, (name, style) in enumerate(line_styles(series).items()):
-            known = {
-                place + 0.25 * (index - (len(series) - 1) / 2): gaps[name]
-                for place, gaps in enumerate(panel.gaps.values())
-                if gaps[name] is not None
-            }
-            values, low, high = np.array([*known.values()]).reshape(-1, 3).T
-            axes.errorbar(
-                values,
-                [*known],
-                xerr=(values - low, high - values),
-                color=style.colour,
-                marker=style.marker,
-                linestyle="",
-                capsize=2,
-                label=name,
-            )
+        for index, name in enumerate(series):
+            for place, (rule, gaps) in enumerate(panel.gaps.items()):
+                gap = gaps[name]
+                if gap is None:
+                    continue
+                axes.errorbar(
+                    gap.value,
+                    place + 0.25 * (index - (len(series) - 1) / 2),
+                    xerr=[[gap.value - gap.low], [gap.high - gap.value]],
+                    color=styles[rule].colour,
+                    marker=SERIES_MARKERS[index],
+                    capsize=2,
+                )
+            # The legend is about markers, which have no colour of a rule.
+            axes.plot([], [], color="black", marker=SERIES_MARKERS[index], linestyle="", label=name)
         axes.set(title=panel.title, xlabel="minus clip 0.2")
         axes.set_yticks(range(len(rules)), rules)
     figure.axes[0].invert_yaxis()
@@ -235,12 +241,17 @@ def gains_by_age() -> Figure:
             if all({*pair} <= {*world.cell.arms} for world in worlds)
         },
     }
-    styles = line_styles(f"{arm} minus {minus}" for arm, minus in async_trainer.GAINS)
+    # A difference has the colour of its first rule; where two have the same, the marker differs.
+    styles = [line_styles([arm])[arm] for arm, _ in async_trainer.GAINS]
+    markers = [
+        style.marker if minus == CLIP else "P"
+        for (_, minus), style in zip(async_trainer.GAINS, styles, strict=True)
+    ]
     for axes, lags in ((left, async_trainer.LAGS), (right, [world.cell.lag for world in worlds])):
         smallest = async_trainer.SMALLEST
         axes.axhspan(-smallest, smallest, color="0.93", linewidth=0)
         axes.axhline(0, color="black", linewidth=0.8)
-        for index, (pair, style) in enumerate(zip(async_trainer.GAINS, styles.values(), strict=True)):
+        for index, (pair, style) in enumerate(zip(async_trainer.GAINS, styles, strict=True)):
             intervals = gains[axes].get(pair)
             if intervals is None:
                 continue
@@ -253,7 +264,7 @@ def gains_by_age() -> Figure:
                     [interval.high - interval.value for interval in intervals],
                 ],
                 color=style.colour,
-                marker=style.marker,
+                marker=markers[index],
                 linestyle="",
                 capsize=2,
                 label=" minus ".join(pair),

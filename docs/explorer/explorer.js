@@ -6,12 +6,12 @@
   const CLIP = bandpo.fixed(0.2, 0.2);
   const BAND = { name: "radius", divergence: true };
   const METHODS = {
-    "BandPO: Band on both sides": { ...BAND, rule: (size, divergence) => bandpo.band(divergence, size) },
-    "BandAbove: clip 0.2 below, Band above": { ...BAND, rule: (size, divergence) => bandpo.sides(CLIP, bandpo.band(divergence, size)) },
-    "DPPO: Band without a cap": { ...BAND, rule: (size, divergence) => bandpo.band(divergence, size, Infinity) },
-    "DCPO: low 0.16, high of yours": { name: "high", size: 0.2, rule: (size) => bandpo.dcpo(0.16, size) },
-    "PPO, GRPO: one clip": { name: "ε", size: 0.2, most: 0.95, rule: (size) => bandpo.fixed(size, size) },
-    "DAPO: low 0.2, high of yours": { name: "high", size: 0.28, rule: (size) => bandpo.fixed(0.2, size) },
+    "BandPO: Band on both sides": { color: "--rule-band", ...BAND, rule: (size, divergence) => bandpo.band(divergence, size) },
+    "BandAbove: clip 0.2 below, Band above": { color: "--rule-band-above", ...BAND, rule: (size, divergence) => bandpo.sides(CLIP, bandpo.band(divergence, size)) },
+    "DPPO: Band without a cap": { color: "--rule-dppo", ...BAND, rule: (size, divergence) => bandpo.band(divergence, size, Infinity) },
+    "DCPO: low 0.16, high of yours": { color: "--rule-dcpo", name: "high", size: 0.2, rule: (size) => bandpo.dcpo(0.16, size) },
+    "PPO, GRPO: one clip": { color: "--rule-clip", name: "ε", size: 0.2, most: 0.95, rule: (size) => bandpo.fixed(size, size) },
+    "DAPO: low 0.2, high of yours": { color: "--rule-clip-higher", name: "high", size: 0.28, rule: (size) => bandpo.fixed(0.2, size) },
   };
   const P = Array.from({ length: 241 }, (_, k) => Math.min(10 ** (-4 + k / 60), 1 - 1e-6));
   const [RATIOS, AFTERWARDS] = [[0.02, 50], [1e-6, 1]]; // that are drawn
@@ -20,15 +20,17 @@
   const inside = (x, [low, high]) => Math.min(10 * high, Math.max(low / 10, x)); // lines may leave the chart
   const rule = () => METHODS[state.method].rule(state.size, state.divergence);
   const ratios = (judge) => P.map(judge).map(({ lower, upper }) => [Math.exp(lower), Math.exp(upper)]);
-  const line = (name, width, dash) => ({ stroke: () => color(host, name), width, dash, points: { show: false } });
-  const shade = { series: [2, 1], fill: () => `color-mix(in srgb, ${color(host, "--c0")} 15%, transparent)` };
+  const hue = () => METHODS[state.method].color;
+  const clipHue = () => "--rule-clip";
+  const line = (name, width, dash) => ({ stroke: () => color(host, name()), width, dash, points: { show: false } });
+  const shade = { series: [2, 1], fill: () => `color-mix(in srgb, ${color(host, hue())} 15%, transparent)` };
 
   /** A chart over p whose y runs between two ends, with a point where the token is. */
   function over(place, label, ends, read) {
-    const token = { stroke: () => color(host, "--c1"), paths: () => null, points: { show: true, size: 10, width: 2, fill: () => color(host, "--c1") } };
+    const token = { stroke: () => color(host, "--mark"), paths: () => null, points: { show: true, size: 10, width: 2, fill: () => color(host, "--mark") } };
     const plot = chart(place, 240, {
       scales: { x: { time: false, distr: 3, range: () => [1e-4, 1] }, y: { distr: 3, range: () => ends } },
-      series: [{}, line("--c0", 2), line("--c0", 2), line("--soft", 1.5, [5, 4]), line("--soft", 1.5, [5, 4]), token],
+      series: [{}, line(hue, 2), line(hue, 2), line(clipHue, 1.5, [5, 4]), line(clipHue, 1.5, [5, 4]), token],
       bands: [shade],
       axes: [axis(host, "old probability p", { values: powers }), axis(host, label, { size: 64, values: powers })],
       cursor: { drag: { x: false, y: false } },

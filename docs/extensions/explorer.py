@@ -1,4 +1,4 @@
-"""Puts on the site the scripts that the explorer shares with `rlvet report`, and those of the page on records."""
+"""Puts on the site the scripts and colours that it shares with `rlvet report`, and the scripts of the page on records."""
 
 import re
 from collections import Counter
@@ -14,10 +14,22 @@ SHARED = ("uPlot.js", "uPlot.css", "uPlot-LICENSE", "bounds.js", "chart.js")
 AUDIT_PAGE = "audit.md"
 """The page that shows the output of `bandpo audit --json`."""
 AUDIT_SCRIPTS = ("chart.js", "audit.js")
+PALETTE = "palette.css"
+"""The style sheet with the variables of the colours."""
+
+
+def on_config(config: Any) -> Any:
+    """Add the style sheet of the colours to every page (an event of mkdocs)."""
+    config.extra_css.insert(0, PALETTE)
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the files that the explorer shares with reports to the site (an event of mkdocs)."""
+    """Add the files that the explorer shares with reports, and the colours, to the site (an event of mkdocs)."""
+    from rlvet.report.palette import css_variables
+
+    colours = css_variables(dark='[data-md-color-scheme="slate"]')
+    files.append(File.generated(config, PALETTE, content=colours))
     for name in SHARED:
         files.append(File.generated(config, f"explorer/{name}", abs_src_path=str(PAGE / name)))
     return files

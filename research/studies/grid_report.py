@@ -264,7 +264,7 @@ def draw_grid(results: Grid) -> Figure:
     """Plot the gains of two arms over the best constant by the share that clip 0.2 blocks; one column per optimizer."""
     arms = (ABOVE, "room by mass")
     settings = results.settings_to_learn
-    figure = Figure(figsize=(9, 2.4 * len(arms) + 0.6))
+    figure = Figure(figsize=(9, 2.5 * len(arms) + 0.6))
     panels = figure.subplots(len(arms), len(OPTIMIZERS), sharey="row", squeeze=False)
     for arm, row in zip(arms, panels, strict=True):
         for optimizer, axes in zip(OPTIMIZERS, row, strict=True):
@@ -285,7 +285,7 @@ def draw_grid(results: Grid) -> Figure:
             above = sum(gain.low > 0 for gain in all_gains)
             below = sum(gain.high < 0 for gain in all_gains)
             axes.axhline(0, color="black", linewidth=0.8)
-            axes.set_title(f"{optimizer}\nabove in {above}, below in {below} of {len(all_gains)}")
+            axes.set_title(f"{optimizer}\nabove in {above},\nbelow in {below} of {len(all_gains)}")
             if arm == arms[-1]:
                 axes.set_xlabel("share that clip 0.2 blocks")
         row[0].set_ylabel(f"{arm} minus\nthe best constant")

@@ -15,6 +15,7 @@ from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import replacing
 from bandpo_lab.style import plot_style, save_figure
 from bandpo_lab.tables import Table
+from rlvet.report.palette import css_variables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +90,7 @@ class Page:
             lstrip_blocks=True,
         )
         environment.tests["of_kind"] = lambda value, kind: type(value).__name__ == kind
-        text = environment.get_template(f"report{path.suffix}.jinja").render(page=self, stem=path.stem)
+        text = environment.get_template(f"report{path.suffix}.jinja").render(page=self, stem=path.stem, colours=css_variables())
         with replacing(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
         return files

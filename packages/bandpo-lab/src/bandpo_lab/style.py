@@ -1,17 +1,22 @@
-"""The style of the studies' figures: one style sheet for all, and one colour, line and marker for each arm."""
+"""The style of the studies' figures: one style sheet for all, and one colour, line and marker for each clip rule.
+
+The colours are those of `rlvet.report.palette`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib import rcParams, style
+from matplotlib import style
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files import replacing
+from rlvet.report.palette import COLOURS, OTHERS, colours_of
 
 
 class LineStyle(NamedTuple):
@@ -28,14 +33,24 @@ class LineStyle(NamedTuple):
 
 def plot_style() -> Any:
     """Return the style sheet as a context manager or decorator, for creating a figure and for saving it."""
-    return style.context("bandpo_lab.bandpo")
+    colours = [COLOURS[name].light for name in OTHERS]
+    return style.context(["bandpo_lab.bandpo", {"axes.prop_cycle": cycler("color", colours)}])
 
 
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
-    """Return a line style for each label, in the order of the style sheet's cycle."""
-    with plot_style():
-        styles = [LineStyle(*properties.values()) for properties in rcParams["axes.prop_cycle"]]
-    return dict(zip(labels, cycle(styles), strict=False))
+    """Return a line style for each label: that of its clip rule, or one that is no rule's.
+
+    Labels of one rule have its colour, and lines and markers that differ.
+    """
+    uses: Counter[str] = Counter()
+    styles: dict[str, LineStyle] = {}
+    for label, name in colours_of(labels).items():
+        colour = COLOURS[name]
+        variants = [COLOURS[other] for other in OTHERS if COLOURS[other].line != colour.line]
+        variant = [colour, *variants][uses[name] % (1 + len(variants))]
+        styles[label] = LineStyle(colour.light, variant.line, variant.marker)
+        uses[name] += 1
+    return styles
 
 
 def add_legend(figure: Figure, columns: int = 5) -> None:

@@ -26,9 +26,13 @@ from rlvet.report.curves import (
     segments_per_curve,
     start_of_last_tenth,
 )
+from rlvet.report.palette import colours_of, css_variables, rule_colour
 from rlvet.runs import Run, open_run
 from rlvet.runs.metric_names import BINS
 from rlvet.runs.quantities import Row
+
+OWN_RULE = "the run"
+"""The name of a run's own rule among those that are applied to its tokens."""
 
 
 def write_report(
@@ -73,6 +77,7 @@ def write_report(
     analysis = _token_analysis(methods_by_name, method, tokenizer, has_losses)
 
     reported = [_report_run(run, analysis) for run in opened_runs]
+    _add_colours([run.data for run in reported])
     data: dict[str, Any] = {
         "version": rlvet.__version__,
         "bins": {name: name.replace("_", " ") for name in BINS},
@@ -83,7 +88,7 @@ def write_report(
     # Escape every <, so that no text can close the script element that contains the data.
     text = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(output, _fill_template({"data": text}))
+    write_whole(output, _fill_template({"data": text, "palette": css_variables()}))
     return output
 
 
@@ -205,7 +210,29 @@ def _report_run(run: Run, analysis: Any) -> ReportedRun:
     curves = collect_curves(log_rows, token_rows, read)
     data["last_tenth"] = start_of_last_tenth(curves)
     data["audit"] = audit_table(token_rows if "tokens" in data else [*log_rows, *token_rows])
+    data["rule_colors"] = _colours_of_rules(data)
     return ReportedRun(data, curves)
+
+
+def _colours_of_rules(data: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of a colour for each rule that was applied to the tokens of a run, whose own is `OWN_RULE`."""
+    of_log = (re.match(r"audit/if/(.+)/", name) for name in data["audit"]["columns"])
+    others = dict.fromkeys([*data.get("rules", {}), *(match[1] for match in of_log if match)])
+    others.pop(OWN_RULE, None)
+    return {OWN_RULE: rule_colour(data["method"]) or "ink", **colours_of(others)}
+
+
+def _add_colours(runs: Sequence[dict[str, Any]]) -> None:
+    """Add to the data of each run the name of its colour: that of its rule, if the runs have different ones."""
+    of_rules = [rule_colour(run["method"]) for run in runs]
+    if None in of_rules or len(set(of_rules)) < len(of_rules):
+        of_rules = (
+            ["ink"]
+            if len(runs) == 1
+            else [*colours_of(f"run {number}" for number, _ in enumerate(runs)).values()]
+        )
+    for run, colour in zip(runs, of_rules, strict=True):
+        run["color"] = colour
 
 
 def _merge_diagnoses(of_tokens: Diagnosis | None, of_log: Diagnosis | None) -> Diagnosis:

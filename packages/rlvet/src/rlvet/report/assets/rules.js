@@ -45,11 +45,11 @@ function bars(rows) {
   const many = rows.filter(({ n }) => n >= 50);
   const most = Math.max(...ends(many.length ? many : rows), ...rows.map(({ estimate: e }) => (e ? e.share : 0)), 1e-9);
   const scale = (x) => `${(100 * x) / most}%`;
-  return element("div", { class: "bars" }, ...rows.flatMap(({ label, estimate: e, n, chosen }) => [
+  return element("div", { class: "bars" }, ...rows.flatMap(({ label, estimate: e, n, chosen, hue: rule }) => [
     element("span", { class: chosen ? "chosen" : "" }, label),
     e
       ? element("div", { class: "track" },
-          element("div", { class: "bar", style: { "--share": scale(e.share) } }),
+          element("div", { class: "bar", style: { "--share": scale(e.share), "--rule": `var(${rule})` } }),
           e.low === null ? "" : element("div", { class: "spread", style: { "--low": scale(e.low), "--high": scale(e.high) } }))
       : element("div", { class: "track" }),
     element("span", { class: "figure" }, ...(e
@@ -64,7 +64,7 @@ function barsByBin(run, rule, row, side) {
   const [share, over] = side > 0 ? ["clip_high", "tokens_positive"] : ["clip_low", "tokens_negative"];
   return Object.entries(data.bins).map(([bin, label]) => {
     const pairsOfBin = pairs(run, rule, `${share}/${bin}`, `${over}/${bin}`, row);
-    return { label: `p ${label}`, estimate: estimate(pairsOfBin), n: sumOfWholes(pairsOfBin) };
+    return { label: `p ${label}`, estimate: estimate(pairsOfBin), n: sumOfWholes(pairsOfBin), hue: ruleHue(run, rule) };
   });
 }
 
@@ -73,7 +73,7 @@ function barsByRule(run, chosen, row) {
     const gradient = pairs(run, rule, "blocked_mass_below_0.1", "mass_positive_below_0.1", row);
     const tokens = (name) => pairs(run, name, "clip_high_below_0.1", "tokens_positive_below_0.1", row);
     const n = sumOfWholes(tokens(rule)) || (run.rules ? 0 : sumOfWholes(tokens(rulesOf(run)[0])));
-    return { label: rule, estimate: n ? estimate(gradient, n, true) : null, n, chosen: rule === chosen };
+    return { label: rule, estimate: n ? estimate(gradient, n, true) : null, n, chosen: rule === chosen, hue: ruleHue(run, rule) };
   });
 }
 
@@ -114,8 +114,8 @@ function scatter(host, run, rule, tokens, judge) {
     scales: { x: { time: false, distr: 3 }, y: { distr: 3, range: () => [lowest / 1.2, highest * 1.2] } },
     series: [
       { label: "p", value: (_, p) => short(p) }, line("lower"), line("upper"),
-      dots(`kept: ${count(3)}`, "--c5", 4), dots(`softened: ${count(4)}`, "--c4", 5),
-      dots(`blocked, A > 0: ${count(5)}`, "--c1", 6), dots(`blocked, A < 0: ${count(6)}`, "--c0", 6),
+      dots(`kept: ${count(3)}`, "--soft", 4), dots(`softened: ${count(4)}`, "--look", 5),
+      dots(`blocked, A > 0: ${count(5)}`, "--stop", 6), dots(`blocked, A < 0: ${count(6)}`, "--mark", 6),
     ],
     bands: [{ series: [2, 1], fill: () => `color-mix(in srgb, ${color(host, "--soft")} 12%, transparent)` }],
     axes: [
@@ -194,7 +194,7 @@ function rules() {
         onchange: (event) => { state.run = data.runs[event.target.value]; control(); draw(); },
       }, ...options)));
     }
-    fields.push(choices("rule", names.map((name) => [name, text(name)]), state.rule, (value) => { state.rule = value; control(); draw(); }));
+    fields.push(choices("rule", names.map((name) => [name, text(name)]), state.rule, (value) => { state.rule = value; control(); draw(); }, (name) => (name === OWN_BAND ? "--rule-band" : ruleHue(run, name))));
     if (rows.length > 1) fields.push(element("label", {}, "Step", slider, stepText));
     if (state.rule === OWN_BAND) {
       const radius = element("output", {}, short(state.radius));
@@ -226,7 +226,7 @@ function opening() {
     ...run.opening.map((line) => element("p", {}, line)),
     element("div", { class: "panels" }, ...(run.kinds.length ? rulesOf(run).filter((rule) => rule in run.kinds[0].dropped).slice(0, 2) : []).map((rule) =>
       element("figure", {}, element("h3", {}, `Gradient of rare winners that ${rule} drops, by kind of token`),
-        bars(run.kinds.map(({ kind, tokens, dropped }) => ({ label: kind, n: tokens, estimate: { share: dropped[rule], low: null, high: null } })))))),
+        bars(run.kinds.map(({ kind, tokens, dropped }) => ({ label: kind, n: tokens, estimate: { share: dropped[rule], low: null, high: null }, hue: ruleHue(run, rule) })))))),
   ]);
   section("What the clip dropped", ...parts);
 }

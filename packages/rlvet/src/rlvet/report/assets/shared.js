@@ -14,7 +14,11 @@ function short(x) {
   return tiny ? rounded.toExponential() : String(rounded);
 }
 
-const hue = (number) => `--c${number % 6}`;
+/** The CSS variable of a run's colour: its rule's, if all runs have different ones. */
+const hue = (number) => `--${data.runs[number].color}`;
+
+/** The CSS variable of a rule's colour in the figures of a run. */
+const ruleHue = (run, rule) => `--${run.rule_colors[rule] || "soft"}`;
 
 /** The names of runs in legends: the last components of each path, as many as make them unique. */
 const labels = (() => {
@@ -30,10 +34,10 @@ function section(title, ...children) {
   main.append(element("section", {}, element("h2", {}, title), ...children));
 }
 
-/** A row of radio buttons. */
-function choices(name, options, chosen, change) {
+/** A row of radio buttons. The chosen one has the colour of its variable. */
+function choices(name, options, chosen, change, hueOf) {
   const buttons = options.map(([value, text]) =>
-    element("label", {},
+    element("label", { style: { "--rule": `var(${hueOf(value)})` } },
       element("input", { type: "radio", name, value, checked: value === chosen, onchange: () => change(value) }), text));
   return element("fieldset", { class: "switch", "aria-label": name }, ...buttons);
 }
