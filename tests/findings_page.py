@@ -1,4 +1,4 @@
-"""The tables of docs/diagnose.md, which are made from the kinds of findings and from the checks.
+"""The findings and the table of checks in docs/diagnose.md, which are made from their code.
 
     python tests/findings_page.py
 
@@ -7,7 +7,7 @@ writes them anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
 from rlvet.checks.catalogue import OF_LOGS, OF_RECORDS
@@ -19,28 +19,35 @@ BEGIN, END = "<!-- findings: begin -->\n", "<!-- findings: end -->\n"
 NAMES_BEGIN, NAMES_END = "<!-- names: begin -->\n", "<!-- names: end -->\n"
 
 
-def table(kinds: Sequence[Kind]) -> list[str]:
-    """Return the lines of a table with each kind of finding: its severity, condition, evidence and source."""
-    lines = ["| code | meaning | reported if | read from | source |", "|---|---|---|---|---|"]
-    for kind in kinds:
-        evidence = ", ".join(f"`{name}`" if " " not in name else name for name in kind.evidence)
-        cells = (f"`{kind.code}`, {kind.severity}", kind.meaning, kind.condition, evidence, kind.source)
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def tables() -> str:
-    """Return both tables."""
-    lines = [
-        "## In a log or a record",
+def section(kind: Kind) -> list[str]:
+    """Return the lines about a kind of finding: a heading, its meaning and severity, and a line for each other part."""
+    evidence = ", ".join(f"`{name}`" if " " not in name else name for name in kind.evidence)
+    first, *others = kind.condition.split("; ")
+    measured = [f"- **Measured:** {first}", *(f"    - {part}" for part in others)]
+    # Settings in braces are those of a run's framework, which a page does not know.
+    remedy = re.sub(r"{[^{}]+}", "", kind.remedy + kind.resume)
+    return [
+        f"#### `{kind.code}`",
         "",
-        *table(OF_LOGS),
+        f"*{kind.severity}* · {kind.meaning}",
         "",
-        "## In a record only",
+        f"- **Do:** {remedy}",
+        *measured,
+        f"- **Read from:** {evidence}",
+        f"- **Source:** {kind.source}",
         "",
-        *table(OF_RECORDS),
     ]
-    return "\n".join([*lines, ""])
+
+
+def sections() -> str:
+    """Return the sections on all kinds of findings, in two parts, each with links to its findings."""
+    lines: list[str] = []
+    for title, kinds in (("In a log or a record", OF_LOGS), ("In a record only", OF_RECORDS)):
+        links = " · ".join(f"[`{kind.code}`](#{kind.code})" for kind in kinds)
+        lines += [f"### {title}", "", links, ""]
+        for kind in kinds:
+            lines += section(kind)
+    return "\n".join(lines)
 
 
 def table_of_names() -> str:
@@ -48,15 +55,15 @@ def table_of_names() -> str:
     lines = ["| name in the output | the check | its findings |", "|---|---|---|"]
     first, *others = TOKENS.checks()
     for check in (*LOGS.checks(), first, *ADVANTAGES.checks(), *others):
-        codes = ", ".join(f"`{kind}`" for kind in check.reports)
+        codes = ", ".join(f"[`{kind}`](#{kind})" for kind in check.reports)
         lines.append(f"| {check.name} | {check.explained} | {codes} |")
     return "\n".join([*lines, ""])
 
 
-def page_with_tables() -> str:
-    """Return the page with the tables as they should be."""
+def page_as_made() -> str:
+    """Return the page with the findings and the table of names as they should be."""
     page = PAGE.read_text(encoding="utf-8")
-    for begin, text, end in ((NAMES_BEGIN, table_of_names(), NAMES_END), (BEGIN, tables(), END)):
+    for begin, text, end in ((NAMES_BEGIN, table_of_names(), NAMES_END), (BEGIN, sections(), END)):
         before, _, rest = page.partition(begin)
         _, _, after = rest.partition(end)
         page = f"{before}{begin}{text}{end}{after}"
@@ -64,4 +71,4 @@ def page_with_tables() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page_with_tables(), encoding="utf-8")
+    PAGE.write_text(page_as_made(), encoding="utf-8")

@@ -149,9 +149,9 @@ def test_each_kind_is_complete(kind):
         assert any(setting in names for names in SETTINGS.values()), setting
 
 
-def test_the_tables_of_the_page_are_those_of_the_kinds():
+def test_the_page_is_made_from_the_kinds_and_the_checks():
     message = "run `python tests/findings_page.py` and commit docs/diagnose.md"
-    assert findings_page.PAGE.read_text() == findings_page.page_with_tables(), message
+    assert findings_page.PAGE.read_text() == findings_page.page_as_made(), message
 
 
 @pytest.mark.parametrize("path", DOCTOR, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -275,7 +275,9 @@ findings = log_findings([{"step": step, "reward": 0.5, "step_time": 4000.0} for 
 print([finding.subject for finding in findings].index("time of a step"))
 print(*[finding.code for finding in findings if finding.cause])
 print([kind.code for kind in OF_LOGS].index("slow"))
-print(*[line for line in findings_page.page_with_tables().splitlines() if "slow" in line], sep="\\n")
+page = findings_page.page_as_made()
+print(page[page.index("#### `slow`") :].partition("\\n\\n#### ")[0])
+print(*[line for line in page.splitlines() if "#slow)" in line], sep="\\n")
 """
 
 
@@ -292,5 +294,14 @@ def test_a_new_finding_is_one_file(tmp_path):
     place, codes, kind, *rows = run.stdout.splitlines()
     assert (place, kind) == ("2", "2")
     assert "slow" in codes.split()
-    assert rows[0].startswith("| `slow`, look | steps take long | a step takes an hour | `step_time` |")
-    assert rows[1:] == ["| time of a step | steps take less than an hour | `slow` |"]
+    assert rows[:8] == [
+        "#### `slow`",
+        "",
+        "*look* · steps take long",
+        "",
+        "- **Do:** use more GPUs",
+        "- **Measured:** a step takes an hour",
+        "- **Read from:** `step_time`",
+        "- **Source:** an example",
+    ]
+    assert rows[-1] == "| time of a step | steps take less than an hour | [`slow`](#slow) |"

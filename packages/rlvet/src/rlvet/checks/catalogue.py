@@ -1,4 +1,4 @@
-"""All kinds of findings, causes before effects. The tables of docs/diagnose.md are made from these."""
+"""All kinds of findings, causes before effects. The sections of docs/diagnose.md are made from these."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Kind:
     """All that is known of one kind of finding: its condition, severity, evidence, remedy, source and page text.
 
     An object stands in the file of its subject, with the check that reports it and the thresholds of that check. The
-    printed finding, its JSON and the tables of docs/diagnose.md are made from it.
+    printed finding, its JSON and the sections of docs/diagnose.md are made from it.
 
     >>> tiny = Kind("tiny", "fix", "answers are tiny", "all have one token", "allow more", ("length",), "an example")
     >>> Finding("ok", True, "answers have words").failed(tiny, "every answer has one token").code
