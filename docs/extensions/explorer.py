@@ -1,4 +1,4 @@
-"""Puts on the site the scripts and colours that it shares with `rlvet report`, and the scripts of the page on records."""
+"""Puts on the site the scripts and colours of `rlvet report` that it shares, and the scripts of the page on records."""
 
 import re
 from collections import Counter

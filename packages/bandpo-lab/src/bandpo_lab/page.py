@@ -90,7 +90,8 @@ class Page:
             lstrip_blocks=True,
         )
         environment.tests["of_kind"] = lambda value, kind: type(value).__name__ == kind
-        text = environment.get_template(f"report{path.suffix}.jinja").render(page=self, stem=path.stem, colours=css_variables())
+        template = environment.get_template(f"report{path.suffix}.jinja")
+        text = template.render(page=self, stem=path.stem, colours=css_variables())
         with replacing(path) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
         return files

@@ -16,7 +16,8 @@ SAME = {
     "clip": ("FixedClip(0.2)", "FixedClip(0.2, 0.2)", "clip 0.2", "1.2 over .8"),
     "clip-higher": ("FixedClip(0.2, 0.28)", "Clip-Higher", "DAPO()", "1.28 over .8"),
     "clip-2": ("FixedClip(0.2, 1.0)", "clip [.8, 2]", "2 over .8"),
-    "no-upper-bound": ("no upper bound", "no clip", "no bound"),
+    "no-bound": ("no clip", "no bound"),
+    "no-upper-bound": ("no upper bound",),
     "dcpo": ("DCPO", "DCPO()"),
 }
 DRAWING = ("*.css", "*.js", "*.html", "*.jinja", "*.mplstyle", "*.py")
