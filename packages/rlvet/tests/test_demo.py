@@ -1,10 +1,12 @@
 """The command ``rlvet demo``: each finding of a log is shown on a small run that the package contains."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
+from pages import ROOT
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.registry import LOGS
@@ -33,6 +35,17 @@ def test_a_demo_has_its_finding(code):
     assert text.count("\n") < 60
     assert f"{code} (" in text or text.splitlines()[8].startswith(code)
     assert Diagnosis(findings).headline in text
+
+
+def test_the_page_has_a_real_output():
+    """Of a demo, without its rows. The page leaves out lines in the middle, at an ellipsis."""
+    page = (ROOT / "docs/diagnose.md").read_text()
+    assert "rlvet demo entropy-collapse" in page
+    (shown,) = re.findall(r"^    entropy-collapse: .*\n(?:(?:    .*)?\n)+", page, re.M)
+    start, end = re.sub("^    ", "", shown.rstrip(), flags=re.M).split("…\n")
+    _, _, printed = demo_text("entropy-collapse").rstrip().partition("\n\n")
+    assert printed.startswith(start)
+    assert printed.endswith(end)
 
 
 def test_findings_are_listed_with_their_meaning():

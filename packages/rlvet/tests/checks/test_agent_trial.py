@@ -104,7 +104,7 @@ def test_answers_grades_and_table_agree(reader):
 
 
 def test_the_page_has_the_figures_of_the_table():
-    text = " ".join((ROOT / "docs/diagnose.md").read_text().split())
+    text = " ".join((ROOT / "research/reports/rlvet/how-right.md").read_text().split())
     said = re.search(
         r"named the cause first in (\d+ of \d+)\. .* (\d+) answers are right and (\d+) half\.", text
     )
