@@ -145,7 +145,7 @@ RARE_TOKENS_BLOCKED = Kind(
         "On fresh data it gained 2% of the reward there if each sample is used once, and 6% if four times"
     ),
     evidence=("tokens of a record",),
-    source="[studies](../when.md) of small networks",
+    source="[studies](when.md) of small networks",
     no_scenario="is a remark; healthy runs make it",
 )
 
