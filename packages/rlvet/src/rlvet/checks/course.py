@@ -8,13 +8,15 @@ from __future__ import annotations
 import bisect
 import math
 import operator
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, groupby, pairwise
+from itertools import accumulate, chain, compress, groupby, islice, pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
+from rlvet.runs.compact_rows import compact
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
 
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from rlvet.checks.findings import Finding
 
 Result = TypeVar("Result")
+
+
+def _selected(values: Sequence[float], flags: Iterable[bool]) -> Sequence[float]:
+    """Return the values whose flag is set, as an array if they are one."""
+    selected = compress(values, flags)
+    return array("d", selected) if isinstance(values, array) else list(selected)
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,8 @@ class Series:
         >>> Series([1, 2, 3], [0.1, 0.2, 0.3]).since(2)
         Series(steps=[2, 3], values=[0.2, 0.3])
         """
-        points = [point for point in self.points if point[0] >= step]
-        return Series([step for step, _ in points], [value for _, value in points])
+        is_since = [one >= step for one in self.steps]
+        return Series(_selected(self.steps, is_since), _selected(self.values, is_since))
 
     @cached_property
     def first(self) -> float:
@@ -68,32 +76,35 @@ class Course:
         rows: The log, one row per log step.
 
     >>> Course([{"step": 1, "reward": 0.5}, {"step": 2}]).series("reward")
-    Series(steps=[1], values=[0.5])
+    Series(steps=[1], values=array('d', [0.5]))
     """
 
-    def __init__(self, rows: Sequence[Row]):
-        self.rows = rows
-        self._series: dict[str, Series] = {}
+    def __init__(self, rows: Iterable[Row]):
+        self.rows = compact(rows)
+        self._series: dict[tuple[str, str], Series] = {}
 
     @cached_property
     def names(self) -> Sequence[str]:
         """The names of all metrics, in the order in which they were first logged."""
-        return list(dict.fromkeys(chain.from_iterable(rows_of_each_layout(self.rows))))
+        return list(dict.fromkeys(chain.from_iterable(self.rows.layouts)))
 
     @cached_property
     def has_a_row_for_each_step(self) -> bool:
         """True if steps rise from row to row. A record has several rows of one step, each with some of the metrics."""
-        return all(before["step"] < after["step"] for before, after in pairwise(self.rows))
+        steps = self.rows.column("step")
+        return all(map(operator.lt, steps, islice(steps, 1, None)))
 
-    def series(self, name: str) -> Series:
-        """Return the steps and values of a metric in the rows that have it."""
-        if name not in self._series:
-            # A run logs few of the known quantities, and a pass over 100,000 rows is slow.
-            rows: list[Row] = []
-            if name in self.names:
-                rows = [row for row in self.rows if name in row]
-            self._series[name] = Series([row["step"] for row in rows], [row[name] for row in rows])
-        return self._series[name]
+    def series(self, name: str, beside: str = "step") -> Series:
+        """Return the steps and values of a metric in the rows that have it.
+
+        Args:
+            name: The metric.
+            beside: Another metric that the rows have too.
+        """
+        key = (name, beside)
+        if key not in self._series:
+            self._series[key] = Series(self.rows.column("step", *key), self.rows.column(*key))
+        return self._series[key]
 
 
 class Examination:
@@ -128,11 +139,6 @@ class Case(Examination):
         self.setup = setup
         self.findings: list[Finding] = []
         """The results of the checks before the one that is running."""
-
-
-def rows_of_each_layout(rows: Sequence[Row]) -> list[Row]:
-    """Return one row for each distinct sequence of keys."""
-    return list({tuple(row): row for row in rows}.values())
 
 
 def end_means(values: Sequence[float], fraction: int) -> tuple[float, float]:
@@ -246,8 +252,8 @@ def find_change_point(values: Sequence[float]) -> ChangePoint:
     """
     n = len(values)
     mean = fmean(values)
-    centred = [value - mean for value in values]
-    variance = fmean(value * value for value in centred)
+    centred = array("d", (value - mean for value in values))
+    variance = math.fsum(map(operator.mul, centred, centred)) / n
     best_turn = 0
     best_rise = 0.0
     most_explained = 0.0  # the largest explained variance so far
@@ -374,7 +380,7 @@ def find_spikes(values: Sequence[float], factor: float) -> list[int]:
         values: The values. Zeros, as of steps without a gradient, are left out of the usual level.
         factor: A spike is more than this many times the values around it.
     """
-    above_zero = sorted(value for value in values if value > 0)
+    above_zero = sorted([value for value in values if value > 0])
     if len(above_zero) < 10:
         return []
     usual = above_zero[len(above_zero) // 2]
@@ -472,4 +478,4 @@ def clearly_rises(rewards: Sequence[float]) -> bool:
 def largest_mean(values: Sequence[float], window: int) -> float:
     """Return the largest mean of consecutive values."""
     sums = [0.0, *accumulate(values)]
-    return max((after - before) / window for before, after in zip(sums, sums[window:], strict=False))
+    return max(map(operator.sub, sums[window:], sums)) / window

@@ -22,6 +22,7 @@ from rlvet.checks.settings import with_settings
 from rlvet.lint.checks import LintReport, lint_run_configuration
 from rlvet.plugins import COLLECTORS, INSTALL_BANDPO, load_plugin, require_plugin
 from rlvet.runs import Run, Setup, open_run
+from rlvet.runs.compact_rows import compact
 from rlvet.runs.logs import Log, shorten
 from rlvet.runs.quantities import Row
 from rlvet.runs.run import Collector, TolerantCollector
@@ -112,7 +113,7 @@ class Diagnosis:
             return self.log.unjudged
         if self.log is None or any(finding.severity != "note" for finding in self.findings):
             return ""
-        rewards = sum("reward" in row for row in self.rows)
+        rewards = len(compact(self.rows).column("reward"))
         if not rewards:
             return "no key of the log is known to be the reward; name it by --map reward=KEY"
         if rewards < FEWEST_REWARDS:

@@ -11,8 +11,9 @@ import bisect
 import math
 import operator
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -151,20 +152,57 @@ def _states(values: Sequence[float], region: Callable[[Sequence[float]], tuple[f
     The region is computed anew from the newest live values, after four rows at first and after 64 of a long log.
     """
     states = [0] * min(len(values), FEWEST_LIVE)
-    live = list(values[:FEWEST_LIVE])
+    live = _NewestValues(values[:FEWEST_LIVE])
     start = FEWEST_LIVE
     while start < len(values):
-        low, high = region(sorted(live[-HISTORY:]))
+        low, high = region(live.ordered())
         block = values[start : start + max(4, min(64, start // 16))]
         if low < min(block) and max(block) < high:
             states += [0] * len(block)
-            live += block
+            live.add(block)
         else:
             block_states = [-1 if value <= low else 1 if value >= high else 0 for value in block]
             states += block_states
-            live += [value for value, state in zip(block, block_states, strict=True) if not state]
+            live.add([value for value, state in zip(block, block_states, strict=True) if not state])
         start += len(block)
     return states
+
+
+class _NewestValues:
+    """The newest `HISTORY` values.
+
+    Args:
+        values: The first values.
+
+    >>> newest = _NewestValues([0.3, 0.1])
+    >>> newest.add([0.2])
+    >>> newest.ordered()
+    [0.1, 0.2, 0.3]
+    """
+
+    def __init__(self, values: Sequence[float]):
+        # Blocks in their order, each with its values as they came and sorted. Python merges sorted parts in half the
+        # time that it takes to sort them anew, which is most of what a long log takes.
+        self._blocks: deque[tuple[Sequence[float], list[float]]] = deque()
+        self._count = 0
+        self.add(values)
+
+    def add(self, values: Sequence[float]) -> None:
+        """Add values."""
+        self._blocks.append((values, sorted(values)))
+        self._count += len(values)
+        while self._count - len(self._blocks[0][0]) >= HISTORY:
+            self._count -= len(self._blocks.popleft()[0])
+
+    def ordered(self) -> list[float]:
+        """Return the newest values in order."""
+        oldest, oldest_sorted = self._blocks[0]
+        surplus = max(0, self._count - HISTORY)
+        newest = [*oldest[surplus:]] if surplus else [*oldest_sorted]
+        for _, block in islice(self._blocks, 1, None):
+            newest += block
+        newest.sort()
+        return newest
 
 
 # --- Streaks ---
@@ -332,9 +370,7 @@ def streaks_of(course: Course, name: str) -> list[Streak]:
     if not values:
         return []
     total = len(course.rows)
-    rows: Sequence[int] = range(total)
-    if len(values) < total:
-        rows = [number for number, row in enumerate(course.rows) if key in row]
+    rows = course.rows.numbers_of_rows(key)
     is_complete = len(values) == total or not course.has_a_row_for_each_step
     missing = [] if is_complete else _missing(name, rows, values, total)
     return [*missing, *_frozen(name, rows, values), *_out_of_range(name, rows, values)]

@@ -16,6 +16,7 @@ from rlvet.checks.log.length import LENGTH_COLLAPSE
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
+from rlvet.runs.compact_rows import CompactRows
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
 
@@ -35,7 +36,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     for check in LOGS.checks():
         case.findings.append(case.of(check.function))
     findings = _with_fall_before_floor(_with_lost_signal_last(case.findings))
-    return [_with_cost(finding, rows) for finding in _with_full_advice(findings, rows)]
+    return [_with_cost(finding, case.course.rows) for finding in _with_full_advice(findings, rows)]
 
 
 CAUSES_OF_LOST_SIGNAL = (LENGTH_COLLAPSE, ENTROPY_COLLAPSE)
@@ -91,22 +92,23 @@ def _with_full_advice(findings: Sequence[Finding], rows: Sequence[Row]) -> list[
     return result
 
 
-def _with_cost(finding: Finding, rows: Sequence[Row]) -> Finding:
+def _with_cost(finding: Finding, rows: CompactRows) -> Finding:
     """Return a finding with its cost: the time, or the number of log steps, since its onset."""
     if not finding.cause or finding.onset is None:
         return finding
-    rows_since_onset = [row for row in rows if row["step"] >= finding.onset]
-    seconds = sum(row.get("step_time", 0.0) for row in rows_since_onset)
-    total_seconds = sum(row.get("step_time", 0.0) for row in rows)
+    steps = rows.column("step")
+    times = [*rows.values("step_time", 0.0)]
+    seconds = sum(time for step, time in zip(steps, times, strict=True) if step >= finding.onset)
+    total_seconds = sum(times)
     if total_seconds:
         # A row may stand for several training steps, each of which took that time.
-        steps_per_row = max(1.0, (rows[-1]["step"] - rows[0]["step"]) / max(1, len(rows) - 1))
+        steps_per_row = max(1.0, (steps[-1] - steps[0]) / max(1, len(rows) - 1))
         cost = _format_times(seconds * steps_per_row, total_seconds * steps_per_row)
         return finding._replace(cost=f"{cost} on each GPU")
     # A record has several rows of one step.
-    steps_since_onset = {row["step"] for row in rows_since_onset}
-    steps = {row["step"] for row in rows}
-    return finding._replace(cost=f"{len(steps_since_onset)} of {len(steps)} log steps")
+    different = set(steps)
+    since_onset = sum(step >= finding.onset for step in different)
+    return finding._replace(cost=f"{since_onset} of {len(different)} log steps")
 
 
 def _format_times(seconds: float, total_seconds: float) -> str:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvet.checks.course import rows_of_each_layout
+from rlvet.runs.compact_rows import layouts_of
 from rlvet.runs.quantities import Row
 
 MOST_STEPS = 600
@@ -42,7 +42,7 @@ def audit_table(rows: Sequence[Row], *, most_steps: int = MOST_STEPS) -> dict[st
         ``steps``, the first step of each row; ``columns``, the values of each metric, with None where a step does not
         have it; and ``steps_per_row``.
     """
-    keys: set[str] = set().union(*rows_of_each_layout(rows))
+    keys: set[str] = set().union(*layouts_of(rows))
     names = {key for key in keys if key.startswith(AUDIT)}
     by_step: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in rows if names else ():

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import isclose
 from typing import Any
 
+from rlvet.runs.compact_rows import CompactRows, compact
 from rlvet.runs.quantities import BOOKKEEPING, EVALUATION, STEP_KEYS, component_name, keys_of, sources
 from rlvet.runs.unread import Unread
 
@@ -61,26 +62,25 @@ def split_attempts(raw: RawRows, notes: list[str]) -> Sequence[RawRows]:
     >>> [[row["step"] for row in attempt] for attempt in split_attempts(rows, notes)], notes
     ([[1.0, 2.0, 3.0, 4.0]], ['steps are counted anew 1 time while epoch goes on, and are read as those of one run'])
     """
-    key = next((key for key in STEP_KEYS if any(key in row for row in raw)), None)
+    raw = compact(raw)
+    key = next((key for key in STEP_KEYS if any(key in layout for layout in raw.layouts)), None)
     if key is None:
         return [raw]
-    attempts: list[list[Mapping[str, Any]]] = [[]]
+    starts = [0]
     first = None
     last = None
-    for row in raw:
-        step = row.get(key)
+    for number, step in enumerate(raw.values(key)):
         if not isinstance(step, (int, float)):
-            attempts[-1].append(row)
             continue
         if first is None:
             first = step
         elif step <= first and last is not None and last > step:
-            attempts.append([])
+            starts.append(number)
             first = step
-        attempts[-1].append(row)
         last = step
-    if len(attempts) == 1:
-        return attempts
+    if len(starts) == 1:
+        return [raw]
+    attempts = [raw[start:end] for start, end in pairwise([*starts, len(raw)])]
     counter = _counter_that_goes_on(attempts)
     if counter is None:
         return attempts
@@ -107,7 +107,7 @@ def _counter_that_goes_on(attempts: Sequence[RawRows]) -> str | None:
 
 def _with_steps_that_go_on(attempts: Sequence[RawRows], key: str) -> RawRows:
     """Return the rows of attempts as those of one run: each begins after the last step of the one before."""
-    rows: list[Mapping[str, Any]] = []
+    rows = CompactRows()
     offset = 0.0
     for attempt in attempts:
         steps = [row[key] for row in attempt if isinstance(row.get(key), (int, float))]
@@ -233,19 +233,15 @@ def without_first_stage(rows: RawRows, unread: Unread) -> RawRows:
         rows: The rows of a run.
         unread: The object to which the rows that are left out are added.
     """
-    layouts: dict[tuple[str, ...], bool] = {}
+    rows = compact(rows)
     flags = []
-    for row in rows:
-        layout = tuple(row)
-        if layout not in layouts:
-            layouts[layout] = not is_of_other_training([row]) and not _is_bookkeeping(layout)
-        flags.append(layouts[layout])
-    if True not in flags:
+    for part in rows.parts:
+        row = dict(zip(part.keys, (column[0] for column in part.columns), strict=True))
+        flags.append(not is_of_other_training([row]) and not _is_bookkeeping(part.keys))
+    first = next((number for number, part in enumerate(rows.part_of_row) if flags[part]), None)
+    if first is None or first < FEWEST_OF_STAGE or not is_of_other_training(rows[:first]):
         return rows
-    first = flags.index(True)
-    if first < FEWEST_OF_STAGE or not is_of_other_training(rows[:first]):
-        return rows
-    if first <= 2 * _longest_gap(flags[first:]):
+    if first <= 2 * _longest_gap(map(flags.__getitem__, rows.part_of_row[first:])):
         return rows
     _add_stage(rows[:first], unread)
     return rows[first:]

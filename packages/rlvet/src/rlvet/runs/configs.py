@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
+from rlvet.runs.compact_rows import layouts_of
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.console_settings import ENDINGS, read_console_settings
 from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle
@@ -150,7 +151,7 @@ def read_setup(
 
 def _framework_of_log(rows: Sequence[Row]) -> str | None:
     """Return the framework that a log's keys belong to; None if they belong to no known one."""
-    framework = framework_of(frozenset().union(*rows))
+    framework = framework_of(frozenset().union(*layouts_of(rows)))
     if framework not in FRAMEWORKS:
         framework = FAMILIES.get(framework, framework)
     return framework if framework in FRAMEWORKS else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue, RlvetError
+from rlvet.runs.compact_rows import CompactRows, compact
 from rlvet.runs.files import check_regular
 from rlvet.runs.formats import ACCEPTED_FILES, FORMATS, Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.console import read_text
@@ -51,7 +52,7 @@ def read_raw(file: Path) -> RawLog:
         raise InvalidValue(f"{file} is no log of its kind, or a damaged one ({error!r:.300})") from error
 
 
-def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
+def _with_plain_keys(rows: RawRows, notes: list[str]) -> CompactRows:
     """Return rows of values without dictionaries, under keys that may be names of metrics.
 
     The values in a dictionary get keys such as ``train/reward``. A step under a name in other letters, such as
@@ -61,14 +62,12 @@ def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
         rows: The rows.
         notes: The list to which a sentence about long keys is added.
     """
-    layouts = set(map(tuple, rows))
-    keys: set[Any] = set().union(*layouts)
-    if not keys.isdisjoint(KIND_KEYS):
-        rows = [_of_evaluation(row) for row in rows]
-        keys = set().union(*set(map(tuple, rows)))
-    if any(dict in map(type, row.values()) for row in rows):
-        rows = [_flattened(row) for row in rows]
-        keys = set().union(*set(map(tuple, rows)))
+    rows = compact(rows)
+    if any(not set(KIND_KEYS).isdisjoint(layout) for layout in rows.layouts):
+        rows = CompactRows(map(_of_evaluation, rows))
+    if rows.has_values_of(dict):
+        rows = CompactRows(map(_flattened, rows))
+    keys: set[Any] = set().union(*rows.layouts)
     long_keys = {key for key in keys if isinstance(key, str) and len(key) > LONGEST_KEY}
     if long_keys:
         number = f"{len(long_keys)} keys" if len(long_keys) > 1 else "1 key"
@@ -81,7 +80,7 @@ def _with_plain_keys(rows: RawRows, notes: list[str]) -> RawRows:
     if step_key is None and not long_keys:
         return rows
     names = {key: "step" if key == step_key else key for key in keys - long_keys if isinstance(key, str)}
-    return [{names[key]: value for key, value in row.items() if key in names} for row in rows]
+    return rows.renamed(names)
 
 
 KIND_KEYS = ("type", "split", "phase", "mode")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.attempts import runs_of_attempts, split_attempts, without_first_stage
+from rlvet.runs.compact_rows import CompactRows, compact
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
 from rlvet.runs.keys import framework_of
@@ -111,9 +114,9 @@ class Log:
             source: A description of the file.
             names: The user's own keys for quantities.
         """
-        raw = list(raw)
-        if all(row.keys().isdisjoint(STEP_KEYS) for row in raw):
-            raw = [{**row, "step": number} for number, row in enumerate(raw, 1)]
+        raw = compact(raw)
+        if all(set(STEP_KEYS).isdisjoint(layout) for layout in raw.layouts):
+            raw = CompactRows({**row, "step": number} for number, row in enumerate(raw, 1))
         framework = framework_of(keys_of(raw))
         read_rows = named_rows(raw, names, framework)
         unread_rows = len(raw) - len(read_rows)
@@ -168,12 +171,12 @@ class _Coverage:
         self.unread.append(key)
 
 
-def _coverage(raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None, framework: str) -> _Coverage:
+def _coverage(raw: CompactRows, names: Mapping[str, str] | None, framework: str) -> _Coverage:
     """Return the keys of each quantity that was read, and all other keys."""
     # Dictionaries without values serve as ordered sets.
     keys: dict[str, None] = {}
     layouts: dict[tuple[str, ...], None] = {}
-    for row in raw:
+    for row in raw.different_rows():
         numeric = _numeric_layout(row)
         layouts[numeric] = None
         if len(numeric) < len(row):
@@ -223,16 +226,14 @@ def _numeric_layout(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(key for key, value in metrics.items() if isinstance(value, (int, float)))
 
 
-def _values_without_number(
-    raw: Sequence[Mapping[str, Any]], coverage: _Coverage
-) -> dict[str, tuple[int, str]]:
+def _values_without_number(raw: CompactRows, coverage: _Coverage) -> dict[str, tuple[int, str]]:
     """Return, for each key that is not named as unread, the number of values that are no numbers, and the first.
 
     NaN and infinity are numbers, and a missing value is none that could be read.
     """
     values: dict[str, tuple[int, str]] = {}
     named = {*coverage.unread, *coverage.counters, *STEP_KEYS, *RUN_KEYS, DETAIL}
-    for row in raw:
+    for row in raw.different_rows():
         if set(map(type, row.values())) <= {float, int}:
             continue
         for key, value in row.items():
@@ -246,7 +247,7 @@ def _values_without_number(
 
 
 def _unread_notes(
-    raw: Sequence[Mapping[str, Any]], unread_rows: int, unread_values: Mapping[str, tuple[int, str]]
+    raw: CompactRows, unread_rows: int, unread_values: Mapping[str, tuple[int, str]]
 ) -> list[str]:
     """Return sentences about rows without a known metric, and about values that are no numbers."""
     notes = []
@@ -265,47 +266,76 @@ def _unread_notes(
     return notes
 
 
-def _merge_steps(rows: Sequence[dict[str, float]]) -> tuple[list[Row], list[str]]:
+def _merge_steps(rows: CompactRows) -> tuple[CompactRows, list[str]]:
     """Return one row per step in the order of steps, and sentences about replaced rows.
 
     Consecutive rows of a step become one row with the mean of each metric. Rows that were logged again after a restart
     replace the earlier ones.
-
-    Args:
-        rows: The rows, of which some are modified.
     """
+    steps = rows.column("step")
+    if all(map(operator.lt, steps, islice(steps, 1, None))):
+        return rows, []
+    if all(map(operator.le, steps, islice(steps, 1, None))):
+        groups = groupby(rows, key=operator.itemgetter("step"))
+        return CompactRows(_mean_of_rows(group) for _, group in groups), []
+    times = Counter(steps)
+    # The rows of steps that were logged several times. As dictionaries, all rows would take much memory.
     by_step: dict[float, dict[str, float]] = {}
-    # The number of values in the mean of a metric of a step.
-    counts: dict[tuple[float, str], int] = {}
+    # For each of these steps, the number of values in the mean of a metric.
+    counts: dict[float, dict[str, int]] = {}
+    first_rows: dict[float, int] = {}
     repeated: set[float] = set()
     last_step = None
-    for row in rows:
-        step = row["step"]
-        merged = by_step.get(step)
-        if merged is None:
-            by_step[step] = row
-        elif last_step == step:
-            for key, value in row.items():
-                if key in merged and key != "step":
-                    n = counts.get((step, key), 1)
-                    merged[key] += (value - merged[key]) / (n + 1)
-                    counts[step, key] = n + 1
-                else:
-                    merged[key] = value
-        else:
-            if "reward" in row and "reward" in merged:
-                repeated.add(step)
-            merged.update(row)
+    for number, step in enumerate(steps):
+        first_rows.setdefault(step, number)
+        if times[step] > 1:
+            row = rows[number]
+            merged = by_step.get(step)
+            if merged is None:
+                by_step[step] = row
+            elif last_step == step:
+                _add_to_means(merged, row, counts.setdefault(step, {}))
+            else:
+                if "reward" in row and "reward" in merged:
+                    repeated.add(step)
+                merged.update(row)
         last_step = step
 
-    steps = sorted(by_step)
     notes = []
     if repeated:
         notes.append(
             f"steps {min(repeated):g} to {max(repeated):g} were logged again after a restart: the later rows replace "
             "the earlier"
         )
-    return [by_step[step] for step in steps], notes
+    in_order = sorted(first_rows)
+    return CompactRows(by_step.get(step) or rows[first_rows[step]] for step in in_order), notes
+
+
+def _mean_of_rows(rows: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Return one row with the mean of each metric of rows of one step."""
+    rows = iter(rows)
+    merged = next(rows)
+    counts: dict[str, int] = {}
+    for row in rows:
+        _add_to_means(merged, row, counts)
+    return merged
+
+
+def _add_to_means(means: dict[str, float], row: Mapping[str, float], counts: dict[str, int]) -> None:
+    """Add a row to the means of the rows of its step.
+
+    Args:
+        means: The means so far, which are modified.
+        row: The row.
+        counts: The number of values in each mean, if it is not 1, which are modified.
+    """
+    for key, value in row.items():
+        if key in means and key != "step":
+            n = counts.get(key, 1)
+            means[key] += (value - means[key]) / (n + 1)
+            counts[key] = n + 1
+        else:
+            means[key] = value
 
 
 def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:
@@ -393,7 +423,7 @@ def _unknown_rows(log: Log, raw: RawRows) -> int:
     if not log.unread_rows or not log.read:
         return 0
     known: set[str] = set().union(*log.read.values(), log.replaced)
-    others = [row for row in raw if known.isdisjoint(row) and DETAIL not in row]
+    others = (row for row in raw if known.isdisjoint(row) and DETAIL not in row)
     return sum(any(REWARD_KEY.search(key) and not is_of_evaluation(key) for key in row) for row in others)
 
 
@@ -467,7 +497,7 @@ def _run_of_leg(leg: Path) -> RawRun | None:
             if file.name == METRICS:
                 raise
             continue
-        rows = [row for row in chain.from_iterable(log.runs.values()) if _has_number(row)]
+        rows = CompactRows(row for row in chain.from_iterable(log.runs.values()) if _has_number(row))
         if rows:
             return RawRun(file, rows, left_out=log.notes, unread=log.unread)
     return None
@@ -484,13 +514,13 @@ def _join_legs(logged: Mapping[Path, RawRows]) -> tuple[RawRows, list[str]]:
     A leg resumes from a checkpoint. Rows of earlier legs after that checkpoint are removed, even if the leg has not
     reached their steps yet, because their weights were lost.
     """
-    rows: list[Mapping[str, Any]] = []
+    rows = CompactRows()
     notes: list[str] = []
     previous_leg = ""
     for leg, raw in logged.items():
         first = min(_training_steps(raw) or _steps(raw))
         replaced: list[Mapping[str, Any]] = []
-        remaining: list[Mapping[str, Any]] = []
+        remaining = CompactRows()
         for row in rows:
             step = _step(row)
             if step is not None and step >= first:
@@ -503,7 +533,7 @@ def _join_legs(logged: Mapping[Path, RawRows]) -> tuple[RawRows, list[str]]:
                 f"steps {min(steps):g} to {max(steps):g} of leg {previous_leg} were replaced: leg {leg.name} went on "
                 "from an earlier checkpoint"
             )
-        rows = [*remaining, *raw]
+        rows = CompactRows(chain(remaining, raw)) if remaining else compact(raw)
         previous_leg = leg.name
     return rows, notes
 
@@ -737,7 +767,9 @@ def _join_files(runs: Runs) -> Runs:
             unread.add_all(last.unread)
             unread.add_all(run.unread)
             notes = tuple(dict.fromkeys((*last.left_out, *run.left_out)))
-            group[last_name] = RawRun(last.file, [*last.rows, *run.rows], left_out=notes, unread=unread)
+            group[last_name] = RawRun(
+                last.file, CompactRows(chain(last.rows, run.rows)), left_out=notes, unread=unread
+            )
         else:
             group[name] = run
 

@@ -15,10 +15,8 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
+from rlvet.runs.compact_rows import CompactRows, Layout
 from rlvet.runs.limits import MOST_VALUES
-
-FEWEST_ROWS = 16
-"""The smallest number of rows that are written as an array of numbers."""
 
 
 class Plain(NamedTuple):
@@ -26,7 +24,7 @@ class Plain(NamedTuple):
 
     text: str
     """The JSON, in ASCII."""
-    buffers: Sequence[bytes | bytearray]
+    buffers: Sequence[bytes | bytearray | array[Any]]
     """The bytes of the arrays, in the order in which the JSON refers to them."""
 
 
@@ -34,11 +32,11 @@ def to_plain(value: Any) -> Plain:
     """Return a value as JSON and bytes.
 
     Args:
-        value: A number, text, bytes, path, list, tuple, set, dictionary, numpy array, dataclass or named tuple, nested.
-            Any other object is written as None.
+        value: A number, text, bytes, path, list, tuple, set, dictionary, `CompactRows`, numpy array, dataclass or named
+            tuple, nested. Any other object is written as None.
 
     Raises:
-        TooManyValues: if it contains more than `MOST_VALUES` values, without those of arrays and blocks of rows.
+        TooManyValues: if it contains more than `MOST_VALUES` values, without those of arrays and columns of numbers.
 
     >>> to_plain({"step": 1, "names": ("a", "b")}).text
     '{"dict": {"step": 1, "names": {"tuple": ["a", "b"]}}}'
@@ -76,7 +74,7 @@ class _Writer:
     """The state of `to_plain`: the arrays, and the number of values so far."""
 
     def __init__(self) -> None:
-        self.buffers: list[bytes] = []
+        self.buffers: list[bytes | array[Any]] = []
         self._count = 0
 
     def write(self, value: Any) -> Any:
@@ -89,7 +87,9 @@ class _Writer:
         if value is None or kind in (bool, int, float, str):
             return value
         if kind is list:
-            return self._write_list(value)
+            return [self.write(item) for item in value]
+        if kind is CompactRows:
+            return self._write_rows(value)
         if isinstance(value, dict):
             return self._write_dict(value)
         if kind is tuple:
@@ -115,21 +115,25 @@ class _Writer:
             return {"dict": {key: self.write(item) for key, item in value.items()}}
         return {"pairs": [[self.write(key), self.write(item)] for key, item in value.items()]}
 
-    def _write_list(self, values: list[Any]) -> Any:
-        """Return a list; one of many rows of floats as an array."""
-        if len(values) < FEWEST_ROWS or not all(type(row) is dict for row in values):
-            return [self.write(item) for item in values]
+    def _write_rows(self, rows: CompactRows) -> dict[str, Any]:
+        """Return rows, with the numbers of all columns as one array."""
         numbers = array("d")
-        layouts: dict[tuple[str, ...], int] = {}
-        layout_of_row = array("q")
-        for row in values:
-            keys = tuple(row)
-            if not (set(map(type, keys)) <= {str} and set(map(type, row.values())) <= {float}):
-                return [self.write(item) for item in values]
-            numbers.extend(row.values())
-            layout_of_row.append(layouts.setdefault(keys, len(layouts)))
-        self.buffers += [layout_of_row.tobytes(), numbers.tobytes()]
-        return {"rows": {"layouts": [*map(list, layouts)], "buffer": len(self.buffers) - 2}}
+        # The places of columns in that array. A metric under two names has one column.
+        starts: dict[int, int] = {}
+        parts = []
+        for part in rows.parts:
+            columns = []
+            for column in part.columns:
+                if isinstance(column, array):
+                    start = starts.setdefault(id(column), len(numbers))
+                    if start == len(numbers):
+                        numbers.extend(column)
+                    columns.append({"start": start, "count": len(column)})
+                else:
+                    columns.append(self.write(column))
+            parts.append([list(part.keys), columns])
+        self.buffers += [rows.part_of_row, numbers]
+        return {"rows": {"parts": parts, "buffer": len(self.buffers) - 2}}
 
     def _write_array(self, value: Any) -> dict[str, Any]:
         """Return an array of numpy, or one of its numbers, by the number of its bytes."""
@@ -143,7 +147,7 @@ class _Writer:
 class _Reader:
     """The state of `from_plain`: the arrays, and the classes by name."""
 
-    def __init__(self, buffers: Sequence[bytes | bytearray], types: Mapping[str, type]):
+    def __init__(self, buffers: Sequence[bytes | bytearray | array[Any]], types: Mapping[str, type]):
         self._buffers = buffers
         self._types = types
 
@@ -174,14 +178,26 @@ class _Reader:
             return None
         return self._types[kind](**{name: self.read(item) for name, item in inner.items()})
 
-    def _read_rows(self, layouts: list[list[str]], buffer: int) -> list[dict[str, float]]:
-        layout_of_row = array("q")
-        layout_of_row.frombytes(self._buffers[buffer])
-        numbers = array("d")
-        numbers.frombytes(self._buffers[buffer + 1])
-        values = iter(numbers)
-        # zip takes a key first, so that no number is lost at the end of a row.
-        return [dict(zip(layouts[layout], values, strict=False)) for layout in layout_of_row]
+    def _read_rows(self, parts: list[Any], buffer: int) -> CompactRows:
+        part_of_row = array("I")
+        part_of_row.frombytes(memoryview(self._buffers[buffer]).cast("B"))
+        numbers = memoryview(self._buffers[buffer + 1]).cast("B")
+        read: dict[tuple[int, int], array[float]] = {}
+        layouts = []
+        for keys, columns in parts:
+            layout = []
+            for column in columns:
+                if isinstance(column, list):
+                    layout.append([self.read(item) for item in column])
+                    continue
+                place = (column["start"], column["count"])
+                if place not in read:
+                    start, count = place
+                    values = read[place] = array("d")
+                    values.frombytes(numbers[values.itemsize * start : values.itemsize * (start + count)])
+                layout.append(read[place])
+            layouts.append(Layout(tuple(keys), layout))
+        return CompactRows.of_parts(layouts, part_of_row)
 
     def _read_array(self, dtype: str, shape: list[int], buffer: int) -> Any:
         import numpy as np

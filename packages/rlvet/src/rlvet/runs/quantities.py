@@ -11,6 +11,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue, did_you_mean
+from rlvet.runs.compact_rows import CompactRows, Layout, compact
 from rlvet.runs.keys import (
     KEYS,
     OWN,
@@ -435,8 +436,8 @@ def named_rows(
     raw: Iterable[Mapping[str, Any]],
     names: Mapping[str, str] | None = None,
     framework: str | None = None,
-) -> list[dict[str, float]]:
-    """Return copies of logged rows with the names of `QUANTITIES` added.
+) -> CompactRows:
+    """Return logged rows with the names of `QUANTITIES` added.
 
     Values that are no finite numbers are left out, and so are rows without any of the quantities, unless one is null: a
     run whose reward and gradient are null goes on. The metrics under
@@ -449,30 +450,108 @@ def named_rows(
         framework: The framework that logged the rows, if it is known.
     """
     user_names = check_names(names or {})
-    raw = list(raw)
+    raw = compact(raw)
     framework = framework_of(keys_of(raw)) if framework is None else framework
-    rows: list[dict[str, float]] = []
-    # The sources of each layout, and whether they are copied as they are.
-    by_layout: dict[tuple[str, ...], tuple[tuple[Source, ...], bool]] = {}
-    for logged in raw:
+    naming = _Naming(user_names, framework, unmeasured(raw, names, framework).values())
+    rows = CompactRows()
+    columns = [naming.columns(part) for part in raw.parts]
+    if columns and all(columns):
+        parts = [Layout(tuple(named), [*named.values()]) for named in columns if named]
+        return _with_changing_step(CompactRows.of_parts(parts, raw.part_of_row))
+    readers = [part.rows() for part in raw.parts]
+    added: dict[int, int] = {}
+    for part in raw.part_of_row:
+        named = columns[part]
+        if named is None:
+            row = naming.row(next(readers[part]), is_first=not len(rows))
+            if row:
+                rows.append(row)
+        elif named:
+            if part not in added:
+                added[part] = rows.add_part([*named], [*named.values()])
+            rows.append_row_of(added[part])
+    return _with_changing_step(rows)
+
+
+class _Naming:
+    """What `named_rows` does with the rows of each layout.
+
+    Args:
+        user_names: Pairs of a quantity and the user's own key for it.
+        framework: The framework that logged the rows.
+        placeholders: The sources whose value is always the one that stands for a missing one.
+    """
+
+    def __init__(
+        self, user_names: tuple[tuple[str, str], ...], framework: str, placeholders: Iterable[Source]
+    ) -> None:
+        self._user_names = user_names
+        self._framework = framework
+        # Quantities that are left out where they have this value.
+        self._missing = [
+            (source.quantity, source._replace(key="").value({"": source.placeholder or 0.0}))
+            for source in placeholders
+        ]
+        # The sources of each layout, and whether they are copied as they are.
+        self._by_layout: dict[tuple[str, ...], tuple[tuple[Source, ...], bool]] = {}
+
+    def _sources(self, layout: tuple[str, ...]) -> tuple[tuple[Source, ...], bool]:
+        if layout not in self._by_layout:
+            found = sources(layout, self._user_names, self._framework)
+            self._by_layout[layout] = (found, _is_plain(found, layout, self._framework))
+        return self._by_layout[layout]
+
+    def columns(self, part: Layout) -> dict[str, Sequence[float]] | None:
+        """Return the columns of a layout under their names, without a look at each row.
+
+        Empty if its rows are left out. None if its rows need one: if a value is no finite number, or is computed.
+        """
+        # A sum of large numbers may be infinite too. These rows are then looked at.
+        if not part.has_only_floats or not all(isfinite(sum(column)) for column in part.columns):
+            return None
+        row_sources, is_plain = self._sources(part.keys)
+        if not is_plain:
+            return None
+        step_key = (
+            "step" if "step" in part.keys else next((key for key in STEP_KEYS if key in part.keys), None)
+        )
+        if step_key is None or not (row_sources or any("@" in key for key in part.keys)):
+            return {}
+        named = dict(zip(part.keys, part.columns, strict=True))
+        named["step"] = named[step_key]
+        for source in row_sources:
+            named[source.quantity] = named[source.key]
+        for quantity, value in self._missing:
+            if quantity not in named:
+                continue
+            count = sum(map(value.__eq__, named[quantity]))
+            if 0 < count < len(named[quantity]):
+                return None
+            if count:
+                del named[quantity]
+        return named
+
+    def row(self, logged: Mapping[str, Any], *, is_first: bool) -> dict[str, float]:
+        """Return a row under its names; empty if it is left out.
+
+        Args:
+            logged: The row as it was logged.
+            is_first: True if no row before it was read.
+        """
         detail = logged.get(DETAIL)
         metrics = {**logged, **detail} if isinstance(detail, dict) else logged
         row = _finite_numbers(metrics)
         is_not_finite = len(row) < len(metrics) and _has_not_finite(metrics, row)
 
-        layout = tuple(row)
-        if layout not in by_layout:
-            found = sources(layout, user_names, framework)
-            by_layout[layout] = (found, _is_plain(found, layout, framework))
-        row_sources, is_plain = by_layout[layout]
+        row_sources, is_plain = self._sources(tuple(row))
         # Keys with an "@" are metrics of an evaluation, such as mean@8.
         is_of_run = row_sources or is_not_finite or any("@" in key for key in row)
-        if not is_of_run and not (rows and _has_null(metrics, framework)):
-            continue
+        if not is_of_run and (is_first or not _has_null(metrics, self._framework)):
+            return {}
         if "step" not in row:
             step_key = next((key for key in STEP_KEYS if key in row), None)
             if step_key is None:
-                continue
+                return {}
             row["step"] = row[step_key]
         if is_plain:
             # Without a function call for each quantity, which would take a tenth of the time for a long log.
@@ -482,19 +561,15 @@ def named_rows(
             values = {source.quantity: source.value(row) for source in row_sources}
             for key in _NAMES_OF_QUANTITIES.intersection(row).difference(values):
                 # The framework logs another quantity under this name.
-                if table_key(key, framework) is not None:
+                if table_key(key, self._framework) is not None:
                     del row[key]
             row.update(values)
         if is_not_finite:
             row["not_finite"] = 1.0
-        rows.append(row)
-    for missing in unmeasured(raw, names, framework).values():
-        logged = missing._replace(key="").value({"": missing.placeholder or 0.0})
-        for row in rows:
-            if row.get(missing.quantity) == logged:
-                del row[missing.quantity]
-    _replace_constant_step(rows)
-    return rows
+        for quantity, value in self._missing:
+            if row.get(quantity) == value:
+                del row[quantity]
+        return row
 
 
 def _is_plain(row_sources: tuple[Source, ...], keys: tuple[str, ...], framework: str) -> bool:
@@ -508,53 +583,54 @@ def _is_plain(row_sources: tuple[Source, ...], keys: tuple[str, ...], framework:
 
 
 def unmeasured(
-    raw: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None, framework: str | None = None
+    raw: Iterable[Mapping[str, Any]], names: Mapping[str, str] | None = None, framework: str | None = None
 ) -> dict[str, Source]:
     """Return the sources, by their keys, whose value is in all rows the one that stands for a missing one.
 
     >>> list(unmeasured([{"step": 1, "reward": 0.5, "entropy": 0.0, "own": 0.0}]))
     ['entropy']
     """
+    raw = compact(raw)
     framework = framework_of(keys_of(raw)) if framework is None else framework
     user_names = tuple((names or {}).items())
     found: dict[str, Source] = {}
-    for layout in set(map(tuple, raw)):
+    for layout in raw.layouts:
         for source in sources(layout, user_names, framework):
             if source.placeholder is not None:
                 found[source.key] = source
     return {key: source for key, source in found.items() if _is_always(raw, key, source.placeholder)}
 
 
-def _is_always(raw: Iterable[Mapping[str, Any]], key: str, placeholder: float | None) -> bool:
+def _is_always(raw: CompactRows, key: str, placeholder: float | None) -> bool:
     """Return whether all numbers under a key are one value; not if no row has a number."""
-    numbers = (row[key] for row in raw if isinstance(row.get(key), (int, float)))
+    numbers = (value for value in raw.values(key) if isinstance(value, (int, float)))
     # The search ends at the first other number.
     return next(numbers, None) == placeholder and all(number == placeholder for number in numbers)
 
 
 def keys_of(raw: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Return the keys of logged rows, those of `DETAIL` included."""
-    layouts = set(map(tuple, raw))
-    keys: set[str] = {key for layout in layouts for key in layout if isinstance(key, str)}
+    raw = compact(raw)
+    keys: set[str] = {key for layout in raw.layouts for key in layout if isinstance(key, str)}
     if DETAIL in keys:
-        details = (row[DETAIL] for row in raw if isinstance(row.get(DETAIL), dict))
+        details = (detail for detail in raw.values(DETAIL) if isinstance(detail, dict))
         keys = keys.union(*details)
     return frozenset(keys)
 
 
-def _replace_constant_step(rows: Sequence[dict[str, float]]) -> None:
-    """Replace a step that is the same in all rows by another key of steps that rises, if there is one.
+def _with_changing_step(rows: CompactRows) -> CompactRows:
+    """Return rows; if all have the same step, with that of another key of steps that rises, if there is one.
 
     A trainer of one's own may log TRL's global step without raising it, beside the tracker's own counter.
     """
-    if len(rows) < 2 or any(row["step"] != rows[0]["step"] for row in rows):
-        return
+    steps = rows.column("step")
+    if len(rows) < 2 or any(step != steps[0] for step in steps):
+        return rows
     for key in STEP_KEYS:
-        values = [row.get(key, -inf) for row in rows]
+        values = [*rows.values(key, -inf)]
         if all(before < after for before, after in pairwise(values)):
-            for row, value in zip(rows, values, strict=True):
-                row["step"] = value
-            return
+            return CompactRows({**row, "step": value} for row, value in zip(rows, values, strict=True))
+    return rows
 
 
 def _has_null(metrics: Mapping[str, Any], framework: str) -> bool:

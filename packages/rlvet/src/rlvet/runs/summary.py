@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from rlvet.runs.compact_rows import CompactRows, compact
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS
 from rlvet.runs.quantities import QUANTITIES, Row
 
@@ -133,7 +134,8 @@ def summarize(rows: Sequence[Row]) -> Summary:
     >>> round(summarize(rows).clipped, 6)
     0.2
     """
-    logged: set[str] = set().union(*set(map(tuple, rows)))
+    rows = compact(rows)
+    logged: set[str] = set().union(*rows.layouts)
     metrics: dict[str, float | None] = {}
     for name, denominator in _DENOMINATORS.items():
         key = name if name in QUANTITIES else f"audit/{name}"
@@ -158,18 +160,18 @@ def summarize(rows: Sequence[Row]) -> Summary:
     )
 
 
-def _column(rows: Sequence[Row], name: str) -> list[float]:
+def _column(rows: CompactRows, name: str) -> list[float]:
     """Return a metric of the audit in each row. In a log without the audit all rows have the same weight."""
     default = 1.0 if name in ("tokens", "calls") else 0.0
-    return [row.get(f"audit/{name}", default) for row in rows]
+    return [*rows.values(f"audit/{name}", default)]
 
 
-def _weighted_mean(rows: Sequence[Row], key: str, denominator: str) -> float | None:
+def _weighted_mean(rows: CompactRows, key: str, denominator: str) -> float | None:
     """Return the weighted mean over the rows that have the key; None if the sum of their weights is 0."""
     weighted_sum = 0.0
     total = 0.0
-    for row, weight in zip(rows, _column(rows, denominator), strict=True):
-        if key in row:
-            weighted_sum += row[key] * weight
+    for value, weight in zip(rows.values(key), _column(rows, denominator), strict=True):
+        if value is not None:
+            weighted_sum += value * weight
             total += weight
     return weighted_sum / total if total else None

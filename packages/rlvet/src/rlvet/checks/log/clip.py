@@ -49,7 +49,7 @@ def _clip_shares(course: Course) -> Series:
     names = [name for name in ("clip_high", "clip_low") if name in course.names]
     steps = []
     shares = []
-    for row in course.rows:
+    for row in course.rows if names else ():
         values = [row[name] for name in names if name in row]
         if values:
             steps.append(row["step"])

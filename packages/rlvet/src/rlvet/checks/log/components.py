@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Case, Course, Series, fit_weights, tenths
+from rlvet.checks.course import Case, Series, fit_weights, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import later_half, passed_check, undecided_check
 from rlvet.checks.log.reward import CONSTANT_ROWS
@@ -42,17 +42,16 @@ def _components(case: Case) -> tuple[dict[str, Series], bool]:
 
     A component with fewer than `ZERO_ROWS` rows is left out.
     """
-    rows = [row for row in case.course.rows if "reward" in row]
+    course = case.course
     keys: dict[str, str] = {}
-    for row in rows[:100]:
-        for key in row:
+    for number in course.rows.numbers_of_rows("reward")[:100]:
+        for key in course.rows[number]:
             name = component_name(key)
             if name is not None:
                 keys.setdefault(name, key)
-    course_with_reward = Course(rows)
     components = {}
     for name, key in keys.items():
-        metric = course_with_reward.series(key)
+        metric = course.series(key, "reward")
         if len(metric.values) >= ZERO_ROWS:
             components[name] = metric
     return components, len(components) == len(keys)

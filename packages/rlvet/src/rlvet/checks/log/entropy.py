@@ -29,6 +29,7 @@ from rlvet.checks.log.results import (
 )
 from rlvet.checks.log.reward import find_flat_part, is_solved
 from rlvet.checks.registry import LOGS
+from rlvet.runs.compact_rows import CompactRows
 
 ENTROPY_LEFT = 0.25
 """Share of the entropy at the start below which it has collapsed, unless the reward rose."""
@@ -112,7 +113,7 @@ def _before_change_of_data(case: Case) -> Case:
     change = case.of(check_data).onset
     if change is None:
         return case
-    before = [row for row in case.course.rows if row["step"] < change]
+    before = CompactRows(row for row in case.course.rows if row["step"] < change)
     if len(before) < len(case.course.rows) / 2:
         return case
     return Case(Course(before), case.setup)

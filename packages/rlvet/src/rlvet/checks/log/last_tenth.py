@@ -103,7 +103,7 @@ def check_last_tenth(case: Case) -> Finding:
             starts.append(next(step for step, value in steps if _is_outside(value, low, high)))
     if not changes:
         return undecided_check() if is_unlike else finding
-    step = tenth_blocks([row["step"] for row in course.rows])[-1][0]
+    step = tenth_blocks(course.rows.column("step"))[-1][0]
     cause = (
         f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}"
     )

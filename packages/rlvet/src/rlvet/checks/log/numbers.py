@@ -35,17 +35,18 @@ NOT_A_NUMBER = Kind(
 def check_numbers(case: Case) -> Finding:
     """Check that the log has no NaN and no infinite values."""
     course = case.course
-    bad_rows = [row for row in course.rows if row.get("not_finite")]
-    share = len(bad_rows) / len(course.rows)
+    bad_steps = [step for step, is_bad in course.series("not_finite").points if is_bad]
+    share = len(bad_steps) / len(course.rows)
     measure = "share of log steps with NaN or infinite values"
     finding = Finding("ok", True, "", share, None, len(course.rows), measure=measure)
-    if not bad_rows:
+    if not bad_steps:
         return finding
-    first_step = min(row["step"] for row in bad_rows)
-    cause = f"{len(bad_rows)} of {len(course.rows)} log steps hold NaN or infinite values, first step {first_step:.0f}"
+    first_step = min(bad_steps)
+    bad_layouts = [layout for layout in course.rows.layouts if "not_finite" in layout]
+    cause = f"{len(bad_steps)} of {len(course.rows)} log steps hold NaN or infinite values, first step {first_step:.0f}"
     # The reader leaves values out that are not finite.
     missing = []
     for name in QUANTITIES:
-        if course.series(name).values and any(name not in row for row in bad_rows):
+        if course.series(name).values and any(name not in layout for layout in bad_layouts):
             missing.append(name)
     return finding.failed(NOT_A_NUMBER, cause, onset=first_step, quantities=missing)

@@ -34,8 +34,9 @@ def passed_check(metric: Series, figure: float | None = None, measure: str = "",
         measure: Its name.
         *parts: The rows that the figure was computed from, in parts; by default all rows.
     """
-    steps = [step for part in parts or (ALL_ROWS,) for step in metric.steps[part]]
-    return Finding("ok", True, "", figure, None, len(steps), steps=(steps[0], steps[-1]), measure=measure)
+    steps = [part for rows in parts or (ALL_ROWS,) if len(part := metric.steps[rows])]
+    ends = (steps[0][0], steps[-1][-1])
+    return Finding("ok", True, "", figure, None, sum(map(len, steps)), steps=ends, measure=measure)
 
 
 def undecided_check(advice: str = "") -> Finding:

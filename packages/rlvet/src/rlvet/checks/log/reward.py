@@ -327,7 +327,7 @@ def check_plateau(case: Case) -> Finding:
     )
     flat = case.of(find_flat_part)
     if flat is None:
-        is_constant = len(set(reward.later_half)) == 1
+        is_constant = min(reward.later_half) == max(reward.later_half)
         return undecided_check() if is_constant else finding
 
     _, turn = flat

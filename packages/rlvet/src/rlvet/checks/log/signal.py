@@ -234,8 +234,9 @@ def check_baseline(case: Case) -> Finding:
     course, setup = case.course, case.setup
     steps = []
     equal_steps = []
-    for row in course.rows:
-        if any(name not in row for name in ("reward_max", "reward_min", "advantage_max", "advantage_min")):
+    names = ("reward_max", "reward_min", "advantage_max", "advantage_min")
+    for row in course.rows if set(course.names).issuperset(names) else ():
+        if any(name not in row for name in names):
             continue
         # Rewards of ±1 have the mean 0 in a group of one of each. Rewards of 0 show nothing.
         if row["reward_min"] == -row["reward_max"]:

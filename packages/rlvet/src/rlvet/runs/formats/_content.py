@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlvet.runs.compact_rows import CompactRows, compact
 from rlvet.runs.consoles.trl import parse_number
 from rlvet.runs.files import check_file
 from rlvet.runs.formats._format import NoLog, RawRows
@@ -81,14 +82,14 @@ def by_run(rows: Iterable[Mapping[str, Any]], unread: Unread) -> Mapping[str, Ra
         rows: The rows.
         unread: The object to which rows are added that name no run, if others do.
     """
-    rows = list(rows)
-    logged: set[str] = set().union(*set(map(tuple, rows)))
+    rows = compact(rows)
+    logged: set[str] = set().union(*rows.layouts)
     for key in logged & set(RUN_KEYS):
-        runs: dict[str, list[Mapping[str, Any]]] = {}
+        runs: dict[str, CompactRows] = {}
         others: list[Mapping[str, Any]] = []
         for row in rows:
             if isinstance(row.get(key), str):
-                runs.setdefault(row[key], []).append(row)
+                runs.setdefault(row[key], CompactRows()).append(row)
             else:
                 others.append(row)
         if len(runs) > 1:
@@ -97,5 +98,5 @@ def by_run(rows: Iterable[Mapping[str, Any]], unread: Unread) -> Mapping[str, Ra
             return dict(sorted(runs.items()))
     progress = "global_step/max_steps"
     if progress in logged:
-        rows = [{**row, progress: parse_number(str(row.get(progress, "")))} for row in rows]
+        rows = CompactRows({**row, progress: parse_number(str(row.get(progress, "")))} for row in rows)
     return {"": rows}

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
+from rlvet.runs.compact_rows import CompactRows
 from rlvet.runs.files import read_jsonl
 from rlvet.runs.formats._content import by_run, parse_int
 from rlvet.runs.formats._format import Format, RawLog
 from rlvet.runs.unread import Unread
 
-DECODER = json.JSONDecoder(parse_int=parse_int)
+_SCAN = json.JSONDecoder(parse_int=parse_int).scan_once
+"""The function of Python's decoder that reads a value at a place of a text."""
 
 
 def _parse_line(line: bytes) -> Any:
     """Parse a JSON line in UTF-8. This is faster than `json.loads`, which detects the encoding of each line."""
     text = line.decode()
-    value, end = DECODER.raw_decode(text)
+    try:
+        value, end = _SCAN(text, 0)
+    except StopIteration as error:
+        raise json.JSONDecodeError("Expecting value", text, error.value) from None
     if end < len(text):
         raise json.JSONDecodeError("Extra data", text, end)
     return value
@@ -26,17 +32,22 @@ def _parse_line(line: bytes) -> Any:
 
 def read_json_lines(file: Path) -> RawLog:
     """Read JSON lines. In those of verl's file logger the metrics are under ``data``, beside ``step``."""
-    rows = []
     notes: list[str] = []
-    for number, row in read_jsonl(file, parse=_parse_line, notes=notes):
-        data: Any = row.get("data", row)
-        if not isinstance(data, dict):
-            raise InvalidValue(f"{file}, line {number}: data is no object")
-        if data is not row:
-            data = {**data, **{key: value for key, value in row.items() if key != "data"}}
-        rows.append(data)
+    rows = CompactRows(_rows(file, notes))
     unread = Unread()
     return RawLog(by_run(rows, unread), tuple(notes), unread)
+
+
+def _rows(file: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of each line, and add a sentence to the notes if the last one is left out."""
+    for number, row in read_jsonl(file, parse=_parse_line, notes=notes):
+        if "data" not in row:
+            yield row
+            continue
+        data: Any = row["data"]
+        if not isinstance(data, dict):
+            raise InvalidValue(f"{file}, line {number}: data is no object")
+        yield {**data, **{key: value for key, value in row.items() if key != "data"}}
 
 
 FORMAT = Format(
