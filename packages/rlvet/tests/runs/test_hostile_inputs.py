@@ -1,6 +1,6 @@
 """Inputs that would take a machine's time or memory end in one sentence, within 20 seconds and 2 GB.
 
-Each command runs in a process whose processor time and peak of memory are measured, with those of all its children.
+Processor time and memory are those of the command and of the process that reads, together.
 """
 
 import json
@@ -29,11 +29,37 @@ TREE = b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s."
 """A pickle of 130 bytes whose key is a tuple of two equal tuples, 60 times: its hash takes 2**60 steps."""
 
 MEASURE = """
-import json, resource, subprocess, sys
-run = subprocess.run(sys.argv[1:], capture_output=True, text=True, errors="replace")
+import json, os, resource, subprocess, sys, tempfile, time
+from pathlib import Path
+
+def peaks(process):
+    # The largest memory so far of a process, and of the readers that it started.
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return {}
+    found = {process: 1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")}
+    for child in children:
+        found |= peaks(int(child))
+    return found
+
+with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+    run = subprocess.Popen(sys.argv[1:], stdout=stdout, stderr=stderr)
+    memory = {}
+    while run.poll() is None:
+        memory |= peaks(run.pid)
+        time.sleep(0.01)
+    texts = []
+    for stream in (stdout, stderr):
+        stream.seek(0)
+        texts.append(stream.read().decode(errors="replace"))
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([run.returncode, run.stdout, run.stderr, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024]))
+largest = max(sum(memory.values()), used.ru_maxrss * 1024)
+print(json.dumps([run.returncode, *texts, used.ru_utime + used.ru_stime, largest]))
 """
+"""A program that measures a command with the processes that it starts: the sum of their processor times, and the sum of
+the peaks of their memory."""
 
 
 class Outcome(NamedTuple):
