@@ -5,10 +5,8 @@ import pytest
 from bandpo.core.text import as_method
 from bandpo.integrations import check_settings
 from bandpo.integrations._settings import REFUSED
-from pages import ROOT, section
+from integrations.refused_settings import mark_of, page_of, table
 
-SECTIONS = {"miles": "slime and miles", "slime": "slime and miles"}
-"""The sections of docs/frameworks.md whose heading is not the framework."""
 ENTRIES = [(framework, entry) for framework, refused in REFUSED.items() for entry in refused.settings]
 NAMED = [pytest.param(*pair, id=f"{pair[0]}-{pair[1].name}") for pair in ENTRIES]
 WHOLE, RULE = as_method("DAPO()"), as_method("Band(KL(), 0.05)")
@@ -74,28 +72,8 @@ def test_all_wrong_settings_are_named_at_once():
     assert str(error.value).count("; also ") == 1
 
 
-def table(refused):
-    """Return the table of a page."""
-    lines = ["| refused | because |", "|---|---|"]
-    for entry in refused.settings:
-        right = [f"`{value}`" for value in entry.allowed if value is not None]
-        if entry.refused:
-            which = " or ".join(f"`{value}`" for value in entry.refused)
-        else:
-            which = f"other than {right[0]}" if right else "any value"
-        if entry.allowed_beside_rule:
-            which += ", beside a whole method"
-        lines.append(f"| `{refused.prefix}{entry.name}`: {which} | {entry.reason} |")
-    return "\n".join(lines) + "\n"
-
-
 @pytest.mark.parametrize("framework", REFUSED)
 def test_a_page_has_the_list(framework):
-    if framework == "verl":
-        page, text = "docs/verl.md", (ROOT / "docs/verl.md").read_text()
-    else:
-        heading = SECTIONS.get(framework, framework)
-        page, text = f"docs/frameworks.md, {heading}", section(heading)
-    expected = table(REFUSED[framework])
-    if expected not in text:
-        pytest.fail(f"{page} lacks this table:\n\n{expected}", pytrace=False)
+    page, mark = page_of(framework), mark_of(framework)
+    lines = [f"<!-- {mark}: begin -->", *table(framework), f"<!-- {mark}: end -->"]
+    assert "\n".join(lines) in page.read_text(), "run packages/bandpo/tests/integrations/refused_settings.py"

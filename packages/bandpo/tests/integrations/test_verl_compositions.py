@@ -23,7 +23,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def check(composition):
-    """Assert that a composition's outcome is one of the three, and what docs/verl.md says of it."""
+    """Assert that a composition's outcome is one of the three, and what the report says of it."""
     found = outcome(composition)
     assert found.kind in ("right", "announced", "refused"), found.detail
     if verl.__version__ == "0.9.1":  # the page is that of the newest verl

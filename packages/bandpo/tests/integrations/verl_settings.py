@@ -1,6 +1,6 @@
 """Random combinations of verl's settings, each of which must be right, refused with a setting's name, or announced.
 
-`PYTHONPATH=scripts python packages/bandpo/tests/integrations/verl_settings.py` writes the table of docs/verl.md.
+`PYTHONPATH=scripts python packages/bandpo/tests/integrations/verl_settings.py` writes the table of the report.
 
 A composition is a loss and two or three settings of different topics. `outcome` does what verl's driver does: it
 composes the configuration, and checks it as the trainer's main function does. If the configuration is accepted, verl's
@@ -29,7 +29,7 @@ from bandpo.certificate.gradient import slope
 from bandpo.core.batch import Batch
 from bandpo.core.text import parse
 
-PAGE = Path(__file__).parents[4] / "docs/verl.md"
+PAGE = Path(__file__).parents[4] / "research/reports/verl-settings.md"
 ACTOR, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.actor.policy_loss."
 ROLLOUT, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 CORRECTION, DISTILLATION = "algorithm.rollout_correction.", "distillation."

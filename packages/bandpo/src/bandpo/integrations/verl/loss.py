@@ -92,7 +92,7 @@ class AuditedPolicyLossConfig(PolicyLossConfig):
         loss_mode: Any loss in verl's registry. After construction ``loss_mode`` is ``audited``, and the field
             ``audited`` has the loss.
         audit: True to log ``audit/…`` metrics.
-        audit_detail: True to log all of them, False for the twelve of docs/verl.md.
+        audit_detail: True to log all of them, False for the twelve in bold in docs/audit.md.
         record: Folder to which verl's workers write the tokens of each loss, for `bandpo audit` and `rlvet diagnose`.
         watched: Reaction to a failed check of `rlvet diagnose`: ``warn``, ``stop`` the run, or ``off`` to check
             nothing.
