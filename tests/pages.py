@@ -89,6 +89,8 @@ def commands(page: Path, program: str) -> list[list[str]]:
 FRAMEWORKS = ROOT / "docs/frameworks.md"
 ASYNCHRONOUS = "The asynchronous trainer"
 """The section of docs/trl.md that needs a file of the examples."""
+OF_ADAPTERS = {"frameworks.md": ("Tinker", "NeMo-RL"), "trl.md": (ASYNCHRONOUS,)}
+"""The sections of each page whose Python needs more than the page says, and is run by the tests of the adapter."""
 
 
 def framework_blocks(heading: str, page: Path = FRAMEWORKS) -> list[str]:
@@ -106,13 +108,13 @@ def section(heading: str, page: Path = FRAMEWORKS) -> str:
 
 
 def python_blocks(*, of_frameworks: bool) -> list:
-    """Parameters of `test_python`: every block but files and those of frameworks, with what its page needs."""
+    """Parameters of `test_python`: every block but files and those of `OF_ADAPTERS`, with what its page needs."""
     found = []
     for page in PAGES:
         for number, block in enumerate(blocks(page, "python")):
             imported = re.search(r"^(>>> )?(from|import) .*\b(trl|bandpo_lab)\b", block.text, re.M)
-            of_framework = page == FRAMEWORKS or block.heading == ASYNCHRONOUS
-            if not block.title and not of_framework and bool(imported) == of_frameworks:
+            of_adapter = block.heading in OF_ADAPTERS.get(page.name, ())
+            if not block.title and not of_adapter and bool(imported) == of_frameworks:
                 found.append(pytest.param(page, block.text, id=f"{page.name}-{number}"))
     return found
 

@@ -133,4 +133,4 @@ def test_the_documented_lines():
     names = {"config": run_of(64)}
     exec(framework_blocks("NeMo-RL")[0], names)
     batch = make_batch(29)
-    assert call(names["loss_fn"], batch) == TestNeMoRL().ours(batch, "Band(KL(), 0.05)")
+    assert call(names["loss_fn"], batch) == TestNeMoRL().ours(batch, "BandAbove()")

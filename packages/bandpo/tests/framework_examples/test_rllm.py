@@ -124,4 +124,4 @@ def test_the_documented_configuration():
     config = config_of()
     vars(config).update(yaml.safe_load(framework_blocks("rLLM")[0])["algorithm"])
     batch = make_batch(29)
-    assert call(batch, config) == TestRLLM().ours(batch, "SAPO(1.0, 1.05)")
+    assert call(batch, config) == TestRLLM().ours(batch, "BandAbove()")
