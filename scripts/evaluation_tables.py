@@ -1,4 +1,4 @@
-"""Print the tables of docs/paper.md that measure the evaluation itself.
+"""Print the tables of research/reports/evaluation.md that measure the evaluation itself.
 
     python scripts/evaluation_tables.py coverage
     python scripts/evaluation_tables.py leaks TRAIN EVAL [EVAL ...]

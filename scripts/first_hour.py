@@ -265,7 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
     stages = [stage for stage in stages if stage.name not in options.without]
     if options.page:
         if not options.small:
-            write_between_marks(ROOT / "docs/paper.md", "first hour", plan_rows(stages))
+            write_between_marks(ROOT / "research/reports/recipes.md", "first hour", plan_rows(stages))
             return 0
         page = ROOT / "research/reports/one-card.md"
         write_between_marks(page, "twelve minutes", plan_rows(stages))

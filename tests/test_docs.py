@@ -65,8 +65,8 @@ def test_names_in_the_package_exist(page):
         assert set(names) <= names_in(place) if names else place.exists(), path
 
 
-def test_the_tests_named_on_the_page_of_the_paper_exist():
-    page = (ROOT / "docs" / "paper.md").read_text()
+def test_the_tests_named_in_the_table_of_the_operator_exist():
+    page = (ROOT / "research/reports/mission.md").read_text().split("## The operator, by its tests")[1]
     named = re.findall(r"`(?:(test_\w+\.py)(?:::)?)?(test_\w+)?`", page)
     file, checked = "", 0
     for in_file, test in named:

@@ -100,7 +100,7 @@ def test_the_estimate_is_near_each_step_that_the_authors_logged():
 
 
 def test_the_pages_table_of_time_and_price_is_the_estimate():
-    page = (ROOT / "docs/paper.md").read_text()
+    page = (ROOT / "research/reports/recipes.md").read_text()
     row = r"\| ([\w.-]+) \| ([\d.e]+) \| (\d+) \| (\d+) \+ (\d+) s \| (\d+) h \| ([\d,]+) \| \$([\d,]+) \| (\d+) GB \|"
     rows = re.findall(row, page)
     assert len(rows) >= 5

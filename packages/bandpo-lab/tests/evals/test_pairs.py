@@ -2,7 +2,7 @@
 
 pairs.jsonl has nine sets. "building" and "held out" are halves of the first one, drawn by a digest: the rules were
 written with the first half alone. "second" to "eighth" were written later, each before it was first graded.
-docs/paper.md has the scores of each set, the first ones and those of today.
+research/reports/evaluation.md has the scores of each set, the first ones and those of today.
 """
 
 import hashlib

@@ -28,7 +28,7 @@ def stages(tmp_path):
 
 
 def test_the_page_has_the_plan():
-    page = (ROOT / "docs/paper.md").read_text()
+    page = (ROOT / "research/reports/recipes.md").read_text()
     rows = plan_rows(plan(ROOT / "data", ROOT / "runs/first-hour"))
     assert "\n".join(rows) in page, "python scripts/first_hour.py --page writes the table"
 

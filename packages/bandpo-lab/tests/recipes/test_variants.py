@@ -106,7 +106,7 @@ def test_the_table_names_the_models_and_the_rules(monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_has_the_commands_table():
-    page = (ROOT / "docs/paper.md").read_text()
+    page = (ROOT / "research/reports/recipes.md").read_text()
     (printed,) = re.findall(r"^\| setting \| authors (?:\|.*\n)+", page, re.M)
     assert printed == as_table("authors", "recommended", differences("authors", "recommended")) + "\n"
 

@@ -1,8 +1,8 @@
 """Sums of two two-digit numbers, in words: a task that a small instruction-tuned model solves rarely at first.
 
 The answer is right if its last number is, by the grading of `bandpo_lab.evals.grading`. SmolLM2-135M-Instruct solved
-1.7 % at temperature 1 (docs/paper.md), so at first about one of eight groups of eight answers has a right and a wrong
-one.
+1.7 % at temperature 1 (research/reports/one-card.md), so at first about one of eight groups of eight answers has a
+right and a wrong one.
 """
 
 from __future__ import annotations
