@@ -166,9 +166,7 @@ lint: $(DEV)
 
 # Which changes to the solver and the loss no test notices; listed in CONTRIBUTING.md.
 mutation: $(DEV)
-	$(PIP) mutmut
-	$(BIN)/mutmut run --max-children 1
-	$(BIN)/mutmut results
+	$(BIN)/python scripts/mutants.py build/mutants $(MUTATION)
 
 # Takes npm, for the page that diagnoses a log in the browser; its tests take Chromium, and those that start it are slow.
 # mkdocs without --quiet: it would hide warnings from the strict mode that counts them.
