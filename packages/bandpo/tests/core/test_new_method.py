@@ -47,7 +47,7 @@ def test_a_method_is_added_by_the_recipe(clone):
     insert(clone / TESTS / "test_methods.py", "\nREFERENCES = {\n", f"    {lines['REFERENCES']}\n")
     page = clone / "docs/which-method.md"
     text = page.read_text()
-    [row] = re.findall(r"^\| `GRPO\(\)` \|.*\n", text, re.M)
+    [row] = re.findall(r"^\| \[`GRPO\(\)`\].*\n", text, re.M)
     page.write_text(text.replace(row, row + lines["which-method.md"] + "\n"))
     readme = clone / "README.md"
     text = readme.read_text()
