@@ -16,12 +16,9 @@ def test_the_page_has_the_counts():
     assert f"In {weak.mattered} of {weak.others} settings" in PAGE
     assert f"In the {weak.nothing} settings" in PAGE
     assert re.search(rf"at most {weak.largest:.3f}", PAGE)
-    assert f"right in {verdicts.right} of {verdicts.settings}" in PAGE
-    assert f"a vote of the others in {verdicts.right_votes}" in PAGE
-    # The page says that the number tells hardly more than a vote, which is true of settings whose rewards can differ.
+    assert "a threshold was hardly better than a vote of the other settings" in PAGE
+    # This is true of settings whose rewards can differ.
     assert verdicts.right - verdicts.right_votes <= 1
-    everywhere = judge(settings)
-    assert f"{everywhere.right} of {everywhere.settings}, against {everywhere.right_votes}" in PAGE
 
 
 def setting(cell, blocked, matters):
