@@ -19,8 +19,10 @@ PAGES = sorted(DOCS.rglob("*.md"))
 BESIDE = [
     *(
         ROOT / name
-        for name in ("README.md", "CONTRIBUTING.md", "MAINTAINING.md", "packages/bandpo-lab/README.md")
+        for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "MAINTAINING.md", "SECURITY.md")
     ),
+    *sorted((ROOT / "packages").glob("*/README.md")),
+    ROOT / "examples/README.md",
     ROOT / "research/README.md",
     *sorted((ROOT / "research/reports").rglob("*.md")),
     *sorted((ROOT / "upstream").glob("*.md")),
