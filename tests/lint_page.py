@@ -29,12 +29,13 @@ def table() -> str:
             f"Defaults are those of {framework.version}. {_counts(names)}",
             "",
         ]
-        lines += ["| rule | what is wrong | reads | source |", "|---|---|---|---|"]
+        lines += ["| rule | what is wrong |", "|---|---|"]
         settings = _settings(framework)
         for rule in framework.rules:
             reads = ", ".join(f"`{name}`" for name in rule.reads.values() if name in settings)
             source = rule.source.replace("_", "\\_")
-            lines.append(f"| `{rule.id}`, {rule.severity} | {rule.title} | {reads} | {source} |")
+            parts = (f"**{rule.title}**", f"*Reads:* {reads}", f"*Source:* {source}")
+            lines.append(f"| `{rule.id}`, {rule.severity} | {'<br>'.join(parts)} |")
     return "\n".join([*lines[1:], ""])
 
 
