@@ -85,7 +85,6 @@ NOT_RUN = {
     r"bandpo-lab study page": "needs a study; tests/studies runs it",
     r"bandpo-lab study my-study\.yaml": "needs the study of a user; tests/studies runs one",
     r"bandpo-lab compare": "takes minutes; the last test here runs it with fewer batches",
-    r"bandpo audit runs/demo/": "needs the run of `make demo`; tests/studies/test_demo.py runs it",
     r"rlvet lint -$": "reads what is piped to it; packages/rlvet/tests/lint/test_command.py runs it",
 }
 """Beginnings of commands that are not run here, each with the reason."""
