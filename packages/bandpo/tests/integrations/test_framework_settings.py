@@ -1,11 +1,11 @@
 """The lists of settings that adapters refuse: each entry works, and is on the page of its framework."""
 
 import pytest
+from integrations.refused_settings import mark_of, page_of, table
 
 from bandpo.core.text import as_method
 from bandpo.integrations import check_settings
 from bandpo.integrations._settings import REFUSED
-from integrations.refused_settings import mark_of, page_of, table
 
 ENTRIES = [(framework, entry) for framework, refused in REFUSED.items() for entry in refused.settings]
 NAMED = [pytest.param(*pair, id=f"{pair[0]}-{pair[1].name}") for pair in ENTRIES]
