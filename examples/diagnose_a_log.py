@@ -1,7 +1,7 @@
 """Diagnose a training log: find the problems of a run, with a remedy for each.
 
-What it shows: `rlvet.runs.open_run`, which reads the logs that TRL, verl, prime-rl and SkyRL write by default,
-`rlvet.checks.diagnosis.diagnose`, and the contents of a diagnosis: the headline, the findings with their advice, the
+What it shows: `rlvet.open_run`, which reads the logs that TRL, verl, prime-rl and SkyRL write by default,
+`rlvet.diagnose`, and the contents of a diagnosis: the headline, the findings with their advice, the
 checks that passed, and those that are not possible with this log.
 
 If no path is given, it writes the log of a simulated TRL run with one fault: the entropy of the policy falls from 1.2
@@ -32,8 +32,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from rlvet.checks.diagnosis import diagnose
-from rlvet.runs import open_run
+from rlvet import diagnose, open_run
 
 
 def write_faulty_log(folder):

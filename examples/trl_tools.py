@@ -38,7 +38,7 @@ from transformers.utils import logging
 
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH, base_model_path, dataset, reward
-from rlvet.runs import open_run
+from rlvet import open_run
 
 UPDATES = 4
 STEP = re.compile(r"<(?:.*;)?(\d)\*(\d)\+(\d+)=")

@@ -67,7 +67,7 @@ def recorded_batches(folder: Path = RECORDS) -> Iterator[LossBatch]:
     Their two old policies are the same, because a record contains the one of its trainer's loss.
     """
     from bandpo.replay.record import as_batch
-    from rlvet.runs import open_run
+    from rlvet import open_run
 
     for path in sorted(folder.iterdir()):
         if not path.is_dir():

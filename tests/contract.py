@@ -11,8 +11,8 @@ from bandpo import ClipRule, parse, policy_loss
 from bandpo.core.methods import METHODS
 from bandpo.core.objectives import Surrogate
 from bandpo.integrations._adapt import dual_clip_of, has_bias
-from rlvet.checks.diagnosis import diagnose
-from rlvet.runs.record import read_record
+from rlvet import diagnose
+from rlvet.records.record import read_record
 
 
 @dataclass

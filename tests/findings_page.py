@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlvet.checks.catalogue import OF_LOGS, OF_RECORDS
 from rlvet.checks.findings import Kind
-from rlvet.checks.registry import ADVANTAGES, LOGS, TOKENS
+from rlvet.checks.registry import LOGS
+from rlvet.records.catalogue import OF_LOGS, OF_RECORDS
+from rlvet.records.registry import ADVANTAGES, TOKENS
 
 PAGE = Path(__file__).parents[1] / "docs/diagnose.md"
 BEGIN, END = "<!-- findings: begin -->\n", "<!-- findings: end -->\n"

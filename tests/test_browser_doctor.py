@@ -21,7 +21,7 @@ import pytest
 import fetch_pyodide
 from browser import CHROMIUM, Chromium, needs_browser
 from pages import ROOT
-from rlvet.checks import diagnose
+from rlvet import diagnose
 from rlvet.runs.logs import UnreadableLog, read_log
 
 pytest.importorskip("typer")

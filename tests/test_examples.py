@@ -17,7 +17,7 @@ from bandpo import Batch, certify
 from helpers.frameworks import needs
 from helpers.missing import require
 from pages import ROOT
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 
 FOLDER = ROOT / "examples"
 PROGRAMS = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.sh")])

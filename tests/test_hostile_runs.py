@@ -14,7 +14,7 @@ from bandpo import parse
 from bandpo.audit import Recorder
 from helpers.hostile import check_nothing_ran, is_gate, planted, result_of
 from helpers.records import write_digests
-from rlvet.runs.record_format import META
+from rlvet.records.format import META
 
 pytest.importorskip("typer")
 pa = pytest.importorskip("pyarrow")
@@ -104,7 +104,7 @@ def test_what_a_reader_starts_is_seen(start, tmp_path):
 def test_a_run_s_text_names_only_classes_of_bandpo(kind, text, tmp_path, monkeypatch):
     """A diagnosis of a log shows the method's text; an audit, which needs the method, warns."""
     from bandpo.replay.record import method_of
-    from rlvet.checks.diagnosis import diagnose
+    from rlvet import diagnose
 
     folder = planted(tmp_path)
     kind(folder, text)

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from bandpo import policy_loss
 from bandpo.audit import Recorder
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet import diagnose
+from rlvet.checks.diagnosis import Diagnosis
 
 PAD, EOS, VOCABULARY = 0, 1, 32
 PROMPT_LENGTH = 4

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from log_scenarios import SHAPES, Course, Rows, healthy, rough
 
+from rlvet import open_run
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.watch import LogWatch
 from rlvet.errors import InvalidValue
 from rlvet.runs.logs import Log
-from rlvet.runs.run import open_run
 from rlvet.runs.setup import Setup
 
 GOOD_STEPS = (300, 1000, 2000, 10_000)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from log_scenarios import SCENARIOS, SHAPES, Rows, healthy, named_as_verl, rough
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.errors import InvalidValue
 
 HERE = Path(__file__).parent

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from faults import FAULTS, Fault, Setting, train
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "research/reports/rlvet/report.md"

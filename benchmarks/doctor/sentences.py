@@ -18,12 +18,12 @@ from log_scenarios import SCENARIOS, SHAPES, healthy, rough
 
 from helpers.printed_sentences import violations
 from helpers.random_logs import canonical, random_rows
+from rlvet import open_run
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
 from rlvet.errors import InvalidValue
 from rlvet.runs.logs import Log
 from rlvet.runs.quantities import named_rows
-from rlvet.runs.run import open_run
 
 
 def diagnose_rows(rows) -> tuple[Diagnosis, str]:

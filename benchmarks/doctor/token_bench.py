@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from token_faults import FAULTS, HEALTHY, UNUSUAL, TokenFault, TokenSetting, random_setting, train
 
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet import diagnose
+from rlvet.checks.diagnosis import Diagnosis
 
 
 def healthy_setting(seed: int) -> tuple[str, TokenSetting]:

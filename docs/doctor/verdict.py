@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from rlvet import diagnose, open_run
 from rlvet._numbers import format_step
 from rlvet._severities import SEVERITIES
 from rlvet._terminal import printable
-from rlvet.checks import Diagnosis, Finding, diagnose
+from rlvet.checks import Diagnosis, Finding
 from rlvet.errors import RlvetError
-from rlvet.runs import open_run
 from rlvet.runs.quantities import QUANTITIES
 
 RECORD = "A record of tokens is diagnosed by the command: rlvet diagnose FOLDER. This page reads logs."

@@ -4,8 +4,8 @@ import pytest
 
 from helpers.estimands import asks_for_an_estimand, sentences_without_estimand
 from pages import PAGES, ROOT
-from rlvet.checks.catalogue import KINDS
 from rlvet.lint.known import FRAMEWORKS
+from rlvet.records.catalogue import KINDS
 
 ASK = [
     "Neither BandPO nor Clip-Higher surely kept entropy.",

@@ -89,7 +89,7 @@ def _json(file: Path) -> Any:
 def _losses(record: Path) -> dict[int, bytes]:
     """Return the losses of a record by their step."""
     from rlvet.errors import RlvetError
-    from rlvet.runs.record import read_record
+    from rlvet.records.record import read_record
 
     losses: dict[int, bytes] = {}
     with warnings.catch_warnings():

@@ -21,7 +21,7 @@ rlvet.plugins.entry_points = lambda **_: ()
 """
 
 DIAGNOSE = """
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 
 for path in sys.argv[1:]:
     diagnosis = diagnose(path)

@@ -263,7 +263,7 @@ def test_lint_has_the_findings_of_the_other_files(results):
 
 def test_a_bug_of_rlvet_is_a_traceback_with_the_exit_code_1(tmp_path, monkeypatch):
     write_log(tmp_path / "run", healthy())
-    monkeypatch.setattr("rlvet.checks.diagnosis.diagnose", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("rlvet.dispatch.diagnose", lambda *_, **__: 1 / 0)
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run"), "--json"])
     assert isinstance(result.exception, ZeroDivisionError)
     assert result.exit_code == 1

@@ -215,7 +215,7 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish_as_one_run_of_
     from bandpo_lab.cost import read_steps
     from bandpo_lab.rehearsal import files
     from bandpo_lab.rehearsal.run import environment
-    from rlvet.runs import open_run
+    from rlvet import open_run
     from rlvet.runs.legs import legs_of
 
     folder = tmp_path_factory.mktemp("s")

@@ -35,7 +35,7 @@ from bandpo_lab.rehearsal.shrink import (
     refuse,
 )
 from bandpo_lab.rehearsal.stages import LONGEST_PATH
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 RECIPE = [
     "algorithm.adv_estimator=grpo",

@@ -25,7 +25,7 @@ from bandpo_lab.fast_loop import (
     update,
 )
 from bandpo_lab.tasks import multiplication
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 
 SMALL = {"batches": 4, "lag": 1, "prompts": 2, "samples": 4, "minibatches": 2, "held_out": 2}
 METHOD = "FixedClip(0.2)"

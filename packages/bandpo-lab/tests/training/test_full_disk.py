@@ -25,7 +25,7 @@ pytest.importorskip("typer")
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints
 from helpers.forks import ForkServer
 from pages import ROOT
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 pytestmark = [
     pytest.mark.slow,

@@ -24,7 +24,7 @@ from bandpo_lab.training.run_folder import RunFolder
 from bandpo_lab.training.train import run_training
 from helpers.power import PowerLog
 from rlvet.errors import InvalidValue
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 MEMORY = Path("/dev/shm")  # noqa: S108  # a tmpfs; the folder in it has a name of its own
 pytestmark = [

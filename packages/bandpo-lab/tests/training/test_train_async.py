@@ -18,7 +18,7 @@ from bandpo_lab.tasks import multiplication
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
 from bandpo_lab.training.async_run import check_gpu, check_settings
 from bandpo_lab.training.train import run_training
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:no-signal"),

@@ -26,8 +26,8 @@ from bandpo_lab.training.arguments import parse_arguments, reward_functions
 from bandpo_lab.training.checkpoints import AtomicCheckpoints, saving
 from bandpo_lab.training.run_folder import RunFolder, reason_against_more_steps
 from bandpo_lab.training.train import RunTrainer, run_training
+from rlvet.records.record import read_record
 from rlvet.runs.logs import read_log
-from rlvet.runs.record import read_record
 
 # Few of so short answers earn anything, and the live diagnosis says so.
 pytestmark = [

@@ -18,8 +18,8 @@ from bandpo.audit import Audit, Recorder, record_format
 from bandpo.replay.record import RUN, as_batch, method_of, replay_record
 from helpers.records import write_digests
 from pages import ROOT
-from rlvet.runs.record import read_record
-from rlvet.runs.record_format import FORMAT, META, REQUIRED_COLUMNS, record_schema
+from rlvet.records.format import FORMAT, META, REQUIRED_COLUMNS, record_schema
+from rlvet.records.record import read_record
 from rlvet.runs.setup import Setup
 
 pa = pytest.importorskip("pyarrow")
@@ -523,7 +523,7 @@ def test_a_damaged_line_of_the_digests_costs_two_losses(tmp_path):
 
 def test_a_batch_that_decompresses_to_too_much_is_refused_before_it_does(tmp_path, monkeypatch):
     path = record(tmp_path, range(1))
-    monkeypatch.setattr("rlvet.runs.record.LARGEST_BATCH", 100)
+    monkeypatch.setattr("rlvet.records.record.LARGEST_BATCH", 100)
     with pytest.raises(
         ValueError, match=r"0000\.arrow, call 1 cannot be read: it takes .* bytes, and at most 100 are"
     ):

@@ -21,10 +21,11 @@ import rlvet
 from bandpo import parse
 from bandpo.audit import Recorder, metric_names, record_format, sealed_file
 from bandpo.integrations import legs, stock_methods
-from rlvet.runs import configs, quantities, record_parts
+from rlvet.records import format as format_read
+from rlvet.records import parts as record_parts
+from rlvet.runs import configs, quantities
 from rlvet.runs import legs as legs_read
 from rlvet.runs import metric_names as names_read
-from rlvet.runs import record_format as format_read
 
 
 def constants(module):
@@ -83,7 +84,7 @@ def test_the_names_and_the_metadata_of_a_record_s_files(tmp_path):
         ("00000", "0000"),
         ("00000", "0001"),
     ]
-    assert [str(loss.method) for loss in rlvet.runs.record.read_record(tmp_path)] == [
+    assert [str(loss.method) for loss in rlvet.records.record.read_record(tmp_path)] == [
         str(parse("DAPO()"))
     ] * 2
 

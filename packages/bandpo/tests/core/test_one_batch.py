@@ -14,7 +14,7 @@ from bandpo import Batch, Packed, Rows, certify, linear_logp, parse, policy_loss
 from bandpo.audit import Audit, Recorder
 from bandpo.core.linear import LinearLogp
 from helpers.losses import batch_loss
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 COLUMNS = ("log_ratio", "logp_old", "advantages", "entropy", "mask", "logp_rollout")
 

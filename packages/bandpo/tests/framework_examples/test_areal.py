@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from bandpo.testing import check_record
 from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 needs("areal")
 

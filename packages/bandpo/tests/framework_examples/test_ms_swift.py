@@ -10,7 +10,7 @@ import torch
 from bandpo.testing import check_record
 from contract import Contract, make_batch, written
 from helpers.frameworks import importing, needs
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 needs("swift")
 

@@ -12,7 +12,7 @@ from bandpo.core.text import as_method
 from contract import Contract, make_batch
 from helpers.frameworks import importing, needs
 from pages import framework_blocks
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 needs("rllm", clone="rllm")
 

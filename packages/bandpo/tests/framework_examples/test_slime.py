@@ -19,7 +19,7 @@ from bandpo.testing import check_record
 from bandpo_slime import before_train_step, miles_policy_loss, miles_start, policy_loss, start
 from contract import Batch, Contract, dense_loss, make_batch, written
 from helpers.frameworks import importing, is_here
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 from stand_ins import stand_in
 
 MODULES = {

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.frameworks import needs
 from pages import ROOT, blocks, check_python, python_blocks
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 
 [FIRST_PROGRAM] = [
     block.text for block in blocks(ROOT / "README.md", "python") if "BandGRPOConfig" in block.text

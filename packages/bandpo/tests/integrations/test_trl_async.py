@@ -32,7 +32,7 @@ from bandpo_lab.training.async_on_cpu import trl_on_a_cpu
 from contract import Contract, make_batch, written
 from pages import ASYNCHRONOUS, ROOT, framework_blocks
 from processes import run_on_processes
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 WHOLE_BATCH = [name for name, paper in METHODS.items() if paper.method().whole_batch]
 

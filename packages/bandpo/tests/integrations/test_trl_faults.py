@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from bandpo.core.errors import BandWarning, InvalidValue
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
 from bandpo_lab.tasks import multiplication
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 SAVED = {
     "save_strategy": "steps",

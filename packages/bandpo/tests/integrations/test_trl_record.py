@@ -18,7 +18,7 @@ from bandpo.replay.blocked_tokens import decoder
 from bandpo.replay.record import RUN, method_of, replay_record
 from bandpo.testing import check_record
 from processes import run_on_processes
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore::bandpo.core.errors.BandWarning")

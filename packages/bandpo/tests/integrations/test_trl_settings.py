@@ -22,7 +22,7 @@ from bandpo.integrations.trl import AuditedGRPOTrainer, AuditMixin, BandGRPOConf
 from bandpo.integrations.trl.audit import check_trl_version
 from bandpo.integrations.trl.probe import probe_loss
 from bandpo_lab.tasks import multiplication
-from rlvet.runs.record import read_record
+from rlvet.records.record import read_record
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::bandpo.core.errors.BandWarning", "ignore:You are using 'rollout_func'"

@@ -21,8 +21,8 @@ from bandpo.cli.app import app
 from bandpo.integrations.legs import new_leg
 from bandpo.integrations.verl.announcement import FILE
 from bandpo.integrations.verl.driver import Driver
+from rlvet import open_run
 from rlvet.cli.app import app as rlvet_app
-from rlvet.runs import open_run
 from rlvet.runs.configs import read_setup
 
 LOSS = "actor_rollout_ref.actor.policy_loss."

@@ -263,7 +263,7 @@ def advantages_known(shift=0.0):
 
 def test_the_driver_records_each_batch_with_the_engine_s_log_probabilities(tmp_path):
     pytest.importorskip("pyarrow")
-    from rlvet.runs.record import read_record
+    from rlvet.records.record import read_record
 
     data = advantages_known(0.001)
     tensors = data.batch
@@ -288,7 +288,7 @@ def test_the_driver_records_each_batch_with_the_engine_s_log_probabilities(tmp_p
 @pytest.mark.parametrize("versions", [[3] * 8 + [4] * 8, [None, *[4] * 15], [4] * 15])
 def test_the_driver_records_the_age_of_each_response_where_verl_knows_it(versions, tmp_path):
     pytest.importorskip("pyarrow")
-    from rlvet.runs.record import read_record
+    from rlvet.records.record import read_record
 
     data = advantages_known(0.001)
     driver = driven(data, record=str(tmp_path))
@@ -377,7 +377,7 @@ def test_a_record_of_the_fully_asynchronous_trainer_has_the_age_of_each_response
     from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
     from verl.trainer.ppo import ray_trainer
 
-    from rlvet.runs.record import read_record
+    from rlvet.records.record import read_record
 
     # Each module that has imported the function gets verl's own back after the test.
     compute_advantage = ray_trainer.compute_advantage

@@ -27,8 +27,8 @@ from bandpo.core.errors import BandWarning
 from bandpo.integrations.verl import AuditedPolicyLossConfig, BandPolicyLossConfig, record
 from bandpo.integrations.verl.driver import Driver
 from bandpo.replay.record_audit import audit_record
-from rlvet.runs import open_run
-from rlvet.runs.record import read_record
+from rlvet import open_run
+from rlvet.records.record import read_record
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # verl's, of engines that are not installed

@@ -14,8 +14,8 @@ from bandpo.replay.blocked_tokens import (
     DisagreeingTokens,
     format_disagreeing_tokens,
 )
+from rlvet import open_run
 from rlvet.cli.app import app
-from rlvet.runs import open_run
 
 pytest.importorskip("pyarrow")
 

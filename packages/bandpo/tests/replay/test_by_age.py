@@ -16,9 +16,8 @@ from bandpo.audit.metric_names import BINS
 from bandpo.audit.metrics import EDGES
 from bandpo.cli.app import app
 from bandpo.replay.record import RUN, replay_record
-from rlvet.checks.diagnosis import diagnose
-from rlvet.runs import open_run
-from rlvet.runs.ages import CLASSES, AgeCollector, age_classes
+from rlvet import diagnose, open_run
+from rlvet.records.ages import CLASSES, AgeCollector, age_classes
 
 AGES = (0, 1, 3, 7)
 

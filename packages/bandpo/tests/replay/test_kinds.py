@@ -21,7 +21,7 @@ from bandpo.replay.kinds import (
 )
 from bandpo.replay.record import RUN
 from bandpo.replay.record_audit import Words
-from rlvet.runs import open_run
+from rlvet import open_run
 
 pytest.importorskip("pyarrow")
 

@@ -15,7 +15,7 @@ from bandpo.audit.closing_lines import percent
 from bandpo.cli.app import app
 from bandpo.replay.opening import amount
 from bandpo.replay.record_audit import audit_record
-from rlvet.runs import open_run
+from rlvet import open_run
 
 pytest.importorskip("pyarrow")
 

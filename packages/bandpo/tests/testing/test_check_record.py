@@ -8,7 +8,7 @@ import torch
 from bandpo.audit import Recorder
 from bandpo.testing import check_record
 from helpers.records import write_digests
-from rlvet.runs.record_format import record_schema
+from rlvet.records.format import record_schema
 
 pa = pytest.importorskip("pyarrow")
 

@@ -11,10 +11,12 @@ from rlvet import _current_folder  # noqa: F401
 # isort: split
 from importlib import metadata as _metadata
 
-from rlvet.checks.diagnosis import Diagnosis, diagnose
-from rlvet.runs import Run, open_run
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.dispatch import diagnose, open_run
+from rlvet.records import RecordedRun
+from rlvet.runs import Run
 
-__all__ = ["Diagnosis", "Run", "diagnose", "open_run"]
+__all__ = ["Diagnosis", "RecordedRun", "Run", "diagnose", "open_run"]
 
 try:
     # The newest tag, and the commits since then.

@@ -24,10 +24,10 @@ from helpers.simulated_runs import (
     simulate,
     trl_log,
 )
-from rlvet.checks import first_pass
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet import diagnose, open_run
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.cli.app import app
-from rlvet.runs import open_run
+from rlvet.records import first_pass
 from selection import mostly_slow
 
 pytest.importorskip("pyarrow")

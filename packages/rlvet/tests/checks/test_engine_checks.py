@@ -6,7 +6,8 @@ import random
 import pytest
 
 from helpers.sync_loop import Loop, train
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet import diagnose
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
 from rlvet.runs.logs import Log
 from rlvet.runs.setup import Setup, Value

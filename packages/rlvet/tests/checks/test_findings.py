@@ -15,15 +15,20 @@ from helpers.missing import require
 from helpers.printed_sentences import CLAIMS, NO_CLAIM
 from pages import ROOT
 from rlvet._severities import SEVERITIES
-from rlvet.checks.catalogue import KINDS, OF_LOGS
 from rlvet.checks.findings import Finding
 from rlvet.checks.log.engine import STALE_WEIGHTS
 from rlvet.checks.log.reward import PLATEAU
-from rlvet.checks.registry import ADVANTAGES, LOGS, TOKENS, Check, Registry, in_order
+from rlvet.checks.registry import LOGS, Check, Registry, in_order
+from rlvet.records.catalogue import KINDS, OF_LOGS
+from rlvet.records.registry import ADVANTAGES, TOKENS
 from rlvet.runs.quantities import EVALUATION, QUANTITIES
 from rlvet.runs.setup import SETTINGS
 
-DOCTOR = sorted((ROOT / "packages/rlvet/src/rlvet/checks").rglob("*.py"))
+DOCTOR = [
+    file
+    for folder in ("checks", "records/tokens", "records/advantages")
+    for file in sorted((ROOT / "packages/rlvet/src/rlvet" / folder).rglob("*.py"))
+]
 BENCH = "benchmarks/doctor/faults.py"
 BENCH_OF_TOKENS = "benchmarks/doctor/token_faults.py"
 BENCH_OF_ADVANTAGES = "benchmarks/doctor/advantage_faults.py"
@@ -173,7 +178,7 @@ def test_each_check_is_registered(path):
 def texts():
     """Return the texts in the tests of checks."""
     files = [
-        *(ROOT / "packages/rlvet/tests/checks").glob("test_*_checks.py"),
+        *(ROOT / "packages/rlvet/tests").glob("*/test_*_checks.py"),
         ROOT / "packages/rlvet/tests/checks/test_diagnose.py",
         ROOT / "tests/helpers/simulated_runs.py",
     ]
@@ -185,7 +190,7 @@ def test_each_finding_is_made_by_a_test(code, texts):
     """A test names the code itself, or begins a headline with it."""
     require(
         [] if any(re.match(rf"{code}(:|$)", text) for text in texts) else [code],
-        "packages/rlvet/tests/checks/test_log_checks.py, or test_token_checks.py beside it for a check of tokens,",
+        "packages/rlvet/tests/checks/test_log_checks.py, or records/test_token_checks.py for a check of tokens,",
         lambda code: (
             f"def test_{code.replace('-', '_')}():\n"
             f"    rows = course(METRIC=lambda t: 100 * t)  # a log that the check must report\n"
@@ -269,7 +274,7 @@ def check_time(case: Case) -> Finding:
 USED = """
 import findings_page
 from rlvet.checks.log_checks import log_findings
-from rlvet.checks.catalogue import OF_LOGS
+from rlvet.records.catalogue import OF_LOGS
 
 findings = log_findings([{"step": step, "reward": 0.5, "step_time": 4000.0} for step in range(20)])
 print([finding.subject for finding in findings].index("time of a step"))

@@ -19,6 +19,7 @@ import pytest
 from helpers.printed_sentences import violations
 from helpers.random_logs import FRAMEWORK_KEYS, as_logged, canonical, random_rows, restricted, shuffled
 from pages import ROOT
+from rlvet import open_run
 from rlvet.checks import registry
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log import clip, distance, reward, signal
@@ -27,7 +28,6 @@ from rlvet.checks.log_checks import log_findings
 from rlvet.errors import InvalidValue
 from rlvet.runs.logs import Log
 from rlvet.runs.quantities import named_rows
-from rlvet.runs.run import open_run
 from selection import mostly_slow
 
 sys.path.insert(0, str(ROOT / "benchmarks/doctor"))

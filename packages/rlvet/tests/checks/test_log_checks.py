@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rlvet import diagnose
 from rlvet.checks.course import Series, find_jump, find_spikes, fit_weights, onset
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
 from rlvet.runs.logs import Log
 from rlvet.runs.setup import Setup, Value

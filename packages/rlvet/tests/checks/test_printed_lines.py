@@ -12,13 +12,14 @@ import pytest
 from helpers.random_logs import random_rows
 from helpers.simulated_runs import FAULTS, simulate
 from pages import ROOT
+from rlvet import diagnose
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.catalogue import KINDS
 from rlvet.checks.course import Course, Series, onset
-from rlvet.checks.diagnosis import LONGEST_HEADLINE, Diagnosis, diagnose
+from rlvet.checks.diagnosis import LONGEST_HEADLINE, Diagnosis
 from rlvet.checks.findings import Finding
 from rlvet.checks.log_checks import log_findings
 from rlvet.errors import InvalidValue
+from rlvet.records.catalogue import KINDS
 from rlvet.runs.logs import Log
 
 sys.path.insert(0, str(ROOT / "benchmarks/doctor"))

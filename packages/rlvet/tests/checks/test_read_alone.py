@@ -11,11 +11,12 @@ import pytest
 from helpers.random_logs import random_rows
 from helpers.simulated_runs import FAULTS, simulate
 from pages import ROOT
+from rlvet import diagnose
 from rlvet._severities import MEANINGS, SEVERITIES
-from rlvet.checks.catalogue import KINDS
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
 from rlvet.errors import InvalidValue
+from rlvet.records.catalogue import KINDS
 from rlvet.runs.logs import Log
 
 sys.path.insert(0, str(ROOT / "benchmarks/doctor"))

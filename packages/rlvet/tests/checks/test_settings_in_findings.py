@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.cli.app import app
 
 TRL = {"importance_sampling_level": "token", "learning_rate": 1e-6, "num_generations": 8, "beta": 0.04}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pages import ROOT
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.checks.watch import LogWatch
 from rlvet.runs import Setup
 

@@ -17,14 +17,16 @@ from bandpo.core import divergences as all_divergences
 from bandpo.replay.record import replay_record
 from bandpo_lab.interval import bootstrap
 from browser import Chromium, calculated, needs_browser, needs_javascript, opened
-from rlvet.checks import Diagnosis, diagnose, first_pass
+from rlvet import diagnose
+from rlvet.checks import Diagnosis
 from rlvet.checks.course import Series
 from rlvet.cli.app import app
 from rlvet.lint.checks import lint_file
+from rlvet.records import first_pass
+from rlvet.records.record import read_record
 from rlvet.report import write_report
 from rlvet.report.audit_steps import audit_table
 from rlvet.report.curves import CHARTS, COMPONENTS, SEGMENTS, running_median
-from rlvet.runs.record import read_record
 
 pytest.importorskip("pyarrow")
 

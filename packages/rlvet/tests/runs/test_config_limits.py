@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.lint.readers import read_configurations
 from rlvet.runs.config_limits import check_yaml

@@ -23,7 +23,7 @@ from bandpo.core.objectives import (
 from bandpo.core.text import as_method
 from bandpo.replay.record import method_of
 from helpers.simulated_runs import trl_log
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.runs.configs import read_configuration, setup_of
 from rlvet.runs.setup import Setup, Value
 

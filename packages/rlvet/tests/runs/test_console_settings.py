@@ -5,7 +5,7 @@ import pprint
 
 import pytest
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.runs.configs import newest_configuration, read_configuration
 from rlvet.runs.console_settings import DEEPEST, read_console_settings
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.runs.consoles import printed_trainings
 from rlvet.runs.logs import read_log
 from rlvet.runs.tables import table_rows

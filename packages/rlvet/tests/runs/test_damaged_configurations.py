@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.lint.checks import lint_run
 from selection import mostly_slow
 

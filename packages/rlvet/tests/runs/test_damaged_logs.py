@@ -18,7 +18,7 @@ import torch
 from helpers import token_exports
 from helpers.damage import damaged, read_with_limits
 from helpers.run_files import batch, nemo_rl, skyrl, slime, tensorboard, wandb
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.runs.configs import newest_configuration
 from rlvet.runs.formats.tensorboard import read_tensorboard

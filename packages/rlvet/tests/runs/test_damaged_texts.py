@@ -14,7 +14,7 @@ import pytest
 from test_consoles import areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime
 
 from helpers.damage import damaged, read_with_limits
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.lint.checks import lint_file
 

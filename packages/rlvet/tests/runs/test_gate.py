@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rlvet import open_run
 from rlvet.errors import FileProblem, InvalidValue, MissingPackage, RlvetError
 from rlvet.lint import lint_file
-from rlvet.runs import gate, open_run, plain
+from rlvet.runs import gate, plain
 from rlvet.runs.files import check_regular
 from rlvet.runs.limits import Limits
 from rlvet.runs.logs import UnreadableLog

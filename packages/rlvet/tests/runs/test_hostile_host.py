@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = """
 import os, sys, threading, signal, resource
 from pathlib import Path
-from rlvet.runs import gate, open_run
+from rlvet import open_run
+from rlvet.runs import gate
 from rlvet.errors import RlvetError
 {by}
 {condition}

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from bandpo.integrations.legs import new_leg
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose, open_run
 from rlvet.report.page import write_report
-from rlvet.runs import open_run
 from rlvet.runs.legs import CONSOLE, METRICS, run_folder
 from rlvet.runs.logs import UnreadableLog, read_log
 

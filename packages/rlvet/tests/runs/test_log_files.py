@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.cli.app import app
 from rlvet.runs.consoles.trl import trl_trainings
 from rlvet.runs.consoles.verl import verl_rows

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from bandpo.cli.app import app as bandpo_app
 from bandpo.core.text import as_method, parse
 from bandpo.replay.record import method_of
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.cli.app import app
 from rlvet.runs.configs import read_setup
 from rlvet.runs.logs import read_log

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from helpers.table_layouts import random_layout
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.cli.app import app
 from rlvet.runs.consoles import CONSOLES
 from rlvet.runs.logs import read_log

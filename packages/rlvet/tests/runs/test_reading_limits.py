@@ -14,7 +14,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.runs.configs import newest_configuration
 from rlvet.runs.files import read_pickle
@@ -216,7 +216,7 @@ def test_a_batch_that_takes_a_machine_s_memory_is_refused(write, tmp_path):
 
 WITHOUT_TORCH = """
 import sys
-from rlvet.checks.diagnosis import diagnose
+from rlvet import diagnose
 
 try:
     diagnose(sys.argv[1])

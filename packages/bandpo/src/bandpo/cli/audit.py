@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bandpo.replay.record_audit import RecordAudit
-    from rlvet.runs import Run
+    from rlvet import RecordedRun, Run
 
 
 def audit_command(
@@ -62,12 +62,12 @@ def audit_command(
     from bandpo.replay.opening import Effect, matter_line, rules_of_log
     from bandpo.replay.record import RUN
     from bandpo.replay.tables import clip_table
-    from rlvet.runs import open_run
+    from rlvet import Run, open_run
     from rlvet.runs.summary import summarize
 
     runs = [open_run(path, method=run_method) for path in paths]
     records = {str(run.path): opened for run in runs if (opened := _record_of(run, run_method)) is not None}
-    logs = [run for run in runs if str(run.path) not in records]
+    logs = [run for run in runs if isinstance(run, Run) and str(run.path) not in records]
     if logs and method:
         raise InvalidValue(
             f"{logs[0].path} is a log, which has no tokens; --method is for records of bandpo.audit.Recorder"
@@ -105,19 +105,21 @@ def audit_command(
             _print_line(f"{path} is a log: record the tokens (docs/audit.md) to see which ones a rule drops")
 
 
-def _record_of(run: Run, run_method: str | None) -> Run | None:
+def _record_of(run: Run | RecordedRun, run_method: str | None) -> RecordedRun | None:
     """Return the record of a run, or the one in its folder, which tells more than its log; None if there is none.
 
     A record in a folder that lacks the policy in training, as verl's does, cannot be replayed, and the log is used.
     """
-    from rlvet.runs import open_run
+    from rlvet import RecordedRun
+    from rlvet.records.run import find_record
 
-    if run.is_record:
+    if isinstance(run, RecordedRun):
         return run
-    if run.record is None:
+    path = find_record(run.path)
+    if path is None:
         return None
     # The record itself, whose method may differ from that of the configuration in the run's folder.
-    record = open_run(run.record, method=run_method)
+    record = RecordedRun(path, run_method)
     return record if record.has_losses else None
 
 
@@ -157,7 +159,7 @@ def _print_record(path: str, audit: RecordAudit) -> None:
 
 
 def _audits(
-    records: Mapping[str, Run], methods: Sequence[str], run_method: str | None, tokenizer: str | None
+    records: Mapping[str, RecordedRun], methods: Sequence[str], run_method: str | None, tokenizer: str | None
 ) -> dict[str, RecordAudit]:
     """Return the audit of each record's tokens, by its path."""
     if not records:

@@ -15,8 +15,8 @@ from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule, FixedClip
 from bandpo.replay.record import RUN, RecordedMethod, as_batch
-from rlvet.runs import LossBatch
-from rlvet.runs.record import record_files
+from rlvet.records import LossBatch
+from rlvet.records.record import record_files
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from bandpo.audit.metric_names import BINS, RARE
 from bandpo.audit.metrics import EDGES, gradient_size, lost_share
 from bandpo.core.batch import Batch, Tokens
 from bandpo.core.methods import Method
-from rlvet.runs.ages import CLASSES, age_classes
-from rlvet.runs.record import LossBatch
+from rlvet.records.ages import CLASSES, age_classes
+from rlvet.records.record import LossBatch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool

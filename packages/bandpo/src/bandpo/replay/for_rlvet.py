@@ -24,7 +24,7 @@ from bandpo.replay.blocked_tokens import (
 from bandpo.replay.record import ReplayCollector
 from bandpo.replay.token_figures import TokenAnalysis, TokenFigures
 from rlvet.errors import InvalidValue
-from rlvet.runs import Run
+from rlvet.records import RecordedRun
 
 
 @contextmanager
@@ -96,7 +96,7 @@ class Words:
 class ReportedTokens(TokenAnalysis):
     """An analysis of recorded tokens whose errors are rlvet's."""
 
-    def analyze(self, run: Run) -> TokenFigures:
+    def analyze(self, run: RecordedRun) -> TokenFigures:
         """Return the figures of the tokens of a run."""
         with _as_rlvets_errors():
             return super().analyze(run)

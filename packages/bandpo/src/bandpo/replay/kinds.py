@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bandpo.replay.blocked_tokens import Applied
-    from rlvet.runs import LossBatch
+    from rlvet.records import LossBatch
 
 FIRST = "first tokens of an answer"
 SPECIAL = "special tokens"

@@ -22,8 +22,9 @@ from bandpo.core.sequences import Sequences
 from bandpo.core.text import as_method, as_text, parse
 from bandpo.replay.by_age import BlockedByAge
 from bandpo.replay.directions import Directions
-from rlvet.runs import LossBatch, Run, Setup, open_run
-from rlvet.runs.ages import AgeCollector, Ages
+from rlvet.records import LossBatch, RecordedRun
+from rlvet.records.ages import AgeCollector, Ages
+from rlvet.runs import Setup
 from rlvet.runs.quantities import Row, named_rows
 from rlvet.runs.setup import framework_of
 
@@ -270,7 +271,7 @@ class ReplayCollector:
 
 
 def replay_record(
-    run: str | Path | Run,
+    run: str | Path | RecordedRun,
     methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     *,
     method: Method | ClipRule | str | None = None,
@@ -299,7 +300,7 @@ def replay_record(
     >>> [(name, audit.metrics()["clip_high"]) for name, audit in replay.audits.items()]
     [('the run', 0.5), ('Band', 0.0)]
     """
-    run = run if isinstance(run, Run) else open_run(run)
+    run = run if isinstance(run, RecordedRun) else RecordedRun(run)
     collector = ReplayCollector(methods, None if method is None else as_method(method))
     run.scan([collector])
     replay = collector.result()

@@ -26,7 +26,7 @@ from bandpo.replay.blocked_tokens import (
 from bandpo.replay.kinds import KindRow, KindSums
 from bandpo.replay.opening import Effect, anchor_line, kind_lines, matter_line
 from bandpo.replay.record import RUN, RecordedMethod, Replay, ReplayCollector, no_losses
-from rlvet.runs import LossBatch, Run
+from rlvet.records import LossBatch, RecordedRun
 
 NO_IDS = "the record has no token ids, so which tokens a rule drops is not known"
 NO_TOKENIZER = (
@@ -174,7 +174,7 @@ def shown_tokens(
 
 
 def audit_record(
-    run: Run,
+    run: RecordedRun,
     methods: Mapping[str, Method | ClipRule | str] = COUNTERFACTUALS,
     *,
     method: Method | ClipRule | str | None = None,
@@ -202,7 +202,7 @@ def audit_record(
     return RecordAudit.of(replay, words, decode, note)
 
 
-def decoder_and_note(run: Run, tokenizer: str | None) -> tuple[Decode | None, str]:
+def decoder_and_note(run: RecordedRun, tokenizer: str | None) -> tuple[Decode | None, str]:
     """Return the function that decodes a run's ids, None if there is none, and the reason for that."""
     path = run.record or run.path
     if tokenizer is not None:

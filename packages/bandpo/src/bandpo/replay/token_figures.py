@@ -16,12 +16,13 @@ from bandpo.core.text import as_method
 from bandpo.replay.blocked_tokens import RULES, DisagreeingTokens, apply_rules
 from bandpo.replay.record import RUN, RecordedMethod, ReplayCollector, method_of, no_losses
 from bandpo.replay.record_audit import RecordAudit, Words, decoder_and_note, shown_tokens
-from rlvet.checks.diagnosis import Diagnosis, diagnose_record
-from rlvet.checks.first_pass import FirstPass
-from rlvet.checks.recorded_advantages import AdvantageCollector
-from rlvet.runs import LossBatch, Run
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.records import LossBatch, RecordedRun
+from rlvet.records.diagnosis import diagnose_record
+from rlvet.records.first_pass import FirstPass
+from rlvet.records.recorded_advantages import AdvantageCollector
+from rlvet.records.run import TolerantCollector
 from rlvet.runs.quantities import Row
-from rlvet.runs.run import TolerantCollector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +131,7 @@ class TokenAnalysis:
         """The old probabilities at which bounds are drawn."""
         return GRID.tolist()
 
-    def analyze(self, run: Run) -> TokenFigures:
+    def analyze(self, run: RecordedRun) -> TokenFigures:
         """Read the record of a run once, and compute all figures about it.
 
         Raises:

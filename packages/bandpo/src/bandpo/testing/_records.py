@@ -18,7 +18,7 @@ from bandpo.core import _checks
 from bandpo.core.errors import InvalidValue, did_you_mean
 
 if TYPE_CHECKING:
-    from rlvet.runs.record import LossBatch
+    from rlvet.records.record import LossBatch
 
 Array = np.ndarray[Any, Any]
 
@@ -118,12 +118,12 @@ def check_record(
     """
     _checks.positive("tolerance", tolerance)
     require_rlvet("check_record")
-    from rlvet.runs import open_run
+    from rlvet.records import RecordedRun
 
     expected = [_Expected(number, loss) for number, loss in enumerate(losses, 1)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        batches = list(open_run(path).batches())
+        batches = list(RecordedRun(path).batches())
     problems = [f"the reader warns: {warning.message}" for warning in caught]
     if len(batches) != len(expected):
         problems.append(

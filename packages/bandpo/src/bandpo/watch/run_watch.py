@@ -18,12 +18,14 @@ from bandpo.core.sequences import unpack
 from bandpo.watch.alerts import Alerts
 from rlvet._numbers import format_step
 from rlvet._severities import SEVERITIES, is_at_least
-from rlvet.checks.diagnosis import Diagnosis, record_findings
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.findings import Finding
-from rlvet.checks.first_pass import FirstPass
-from rlvet.checks.recorded_advantages import RecordedAdvantages
 from rlvet.checks.watch import LogWatch
-from rlvet.runs import LossBatch, Setup
+from rlvet.records import LossBatch
+from rlvet.records.diagnosis import record_findings
+from rlvet.records.first_pass import FirstPass
+from rlvet.records.recorded_advantages import RecordedAdvantages
+from rlvet.runs import Setup
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array

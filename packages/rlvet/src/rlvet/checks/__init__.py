@@ -1,9 +1,9 @@
-"""Diagnose a run: find its faults, causes before their effects, with one remedy for each.
+"""Checks of a log's metrics: what is wrong with a run, causes before their effects, with one remedy for each.
 
-The checks of a log need only the standard library; those of recorded tokens also need numpy.
+They need only the standard library. The checks of recorded tokens are in `rlvet.records`.
 """
 
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.findings import Coverage, Finding
 
-__all__ = ["Coverage", "Diagnosis", "Finding", "diagnose"]
+__all__ = ["Coverage", "Diagnosis", "Finding"]

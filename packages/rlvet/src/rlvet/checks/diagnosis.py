@@ -1,13 +1,11 @@
-"""Diagnose a run: check its tokens, then the course of its metrics, and return causes before their effects."""
+"""What is wrong with a run: the results of all checks, as text, Markdown and JSON, and the diagnosis of a log."""
 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlvet._numbers import format_step
 from rlvet._severities import MEANINGS, SEVERITIES, is_at_least
@@ -20,20 +18,10 @@ from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.settings import with_settings
 from rlvet.lint.checks import LintReport, lint_run_configuration
-from rlvet.plugins import COLLECTORS, INSTALL_BANDPO, load_plugin, require_plugin
-from rlvet.runs import Run, Setup, open_run
+from rlvet.runs import Run, Setup
 from rlvet.runs.compact_rows import compact
 from rlvet.runs.logs import Log, shorten
 from rlvet.runs.quantities import Row
-from rlvet.runs.run import Collector, TolerantCollector
-
-if TYPE_CHECKING:
-    from rlvet.checks.first_pass import FirstPass
-    from rlvet.checks.recorded_advantages import RecordedAdvantages
-
-
-FEW_TOKENS = 1000
-"""Number of tokens of a record below which a note says that they are few."""
 
 LONGEST_HEADLINE = 120
 """Largest number of characters of the first line."""
@@ -425,161 +413,23 @@ def _as_code(text: str) -> str:
     return f"`{text}`"
 
 
-def diagnose(
-    run: str | Path | Run,
-    *,
-    method: object | None = None,
-    collectors: Sequence[Collector] = (),
-) -> Diagnosis:
-    """Diagnose a run from its log, its record of tokens, or the batches that its framework wrote.
-
-    A log needs only the standard library. The effect of the clip on a record's tokens is checked only if bandpo is
-    installed.
+def diagnose_log(run: Run) -> Diagnosis:
+    """Diagnose a run from its log.
 
     Args:
-        run: An open run, or a path that `rlvet.runs.open_run` accepts.
-        method: The method that the run was trained with, if no file of the run names one: its text, or an object of
-            bandpo with this text.
-        collectors: Further collectors to feed during the pass over a record, so that it is read only once.
-
-    Returns:
-        The findings, with the part of the run that they are based on.
+        run: The run, whose files are read.
 
     Raises:
         ValueError: if the run cannot be read.
-        ImportError: if a method is given for a record, and bandpo is not installed.
     """
-    run = run if isinstance(run, Run) else open_run(run, method=None if method is None else str(method))
-    replay = _replay_collector(run.is_record, method)
-    if not run.is_record:
-        is_judged = run.log is None or not run.log.unjudged
-        findings = with_settings(log_findings(run.rows, run.setup), run.setup) if is_judged else []
-        # A configuration of a framework that did not write the log belongs to another run.
-        same_run = run.setup.framework == run.configuration.framework
-        return Diagnosis(
-            findings,
-            run.setup,
-            run.rows,
-            log=run.log,
-            configuration=lint_run_configuration(run.configuration) if same_run else None,
-            notes=run.configuration.unread,
-        )
-
-    from rlvet.checks.first_pass import FirstPass
-    from rlvet.checks.recorded_advantages import AdvantageCollector
-    from rlvet.runs.ages import AgeCollector
-
-    first_pass = FirstPass.collector()
-    ages = AgeCollector()
-    advantages = AdvantageCollector()
-    all_collectors: list[Collector] = [first_pass, advantages, ages, *collectors]
-    if replay is not None:
-        all_collectors.append(TolerantCollector([replay]))
-    with warnings.catch_warnings():
-        # The findings report impossible values.
-        warnings.filterwarnings("ignore", "(?s).*values that cannot be right")
-        run.scan(all_collectors)
-    replayed = None if replay is None else replay.result()
-    rows = [] if replayed is None else replayed.rows
-    diagnosis = diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
-    blocked = None if replayed is None else replayed.blocked_by_age
-    diagnosis = replace(diagnosis, notes=[*ages.result().lines(blocked), *diagnosis.notes])
-    if replay is None and run.has_losses:
-        note = f"the effect of the clip was not checked, which needs bandpo: {INSTALL_BANDPO}"
-        diagnosis = replace(diagnosis, notes=[*diagnosis.notes, note])
-    return diagnosis
-
-
-def diagnose_record(
-    first_pass: FirstPass,
-    advantages: RecordedAdvantages,
-    setup: Setup,
-    replayed_rows: Sequence[Row] = (),
-) -> Diagnosis:
-    """Diagnose a record from its first pass, and from a replay of its tokens if there is one.
-
-    Args:
-        first_pass: The tokens of every sequence when it was first recorded.
-        advantages: Rewards, advantages and masks of the sequences.
-        setup: The framework, method and settings of the run.
-        replayed_rows: The rows of a replay, see `rlvet.plugins`.
-    """
-    from rlvet.checks.advantage_checks import findings_and_notes
-
-    advantage_findings, notes = findings_and_notes(advantages)
-    tokens = first_pass.coverage.total_tokens
-    if 0 < tokens < FEW_TOKENS:
-        notes = [
-            *notes,
-            f"{tokens:,} tokens are few: a small fault, or a fault of few tokens, would not show",
-        ]
-    findings = _findings_in_order(first_pass, advantage_findings)
-    batch_rows = first_pass.batch_rows()
-
-    # The clip and the learning rate are not judged if the tokens violate an assumption that every method makes.
-    if any(finding.ok is False for finding in findings):
-        return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
-
-    # A replay only estimates the entropy; the batch rows have the recorded one.
-    clip_rows = [{name: x for name, x in row.items() if name != "entropy"} for row in replayed_rows]
-    findings += log_findings([*clip_rows, *batch_rows])
-    return Diagnosis(findings, setup, batch_rows, first_pass.coverage, notes=notes)
-
-
-def record_findings(
-    first_pass: FirstPass, advantages: RecordedAdvantages, *, whole_groups: bool = True
-) -> list[Finding]:
-    """Run all checks of a record's tokens, advantages, rewards and masks, causes before their effects.
-
-    Args:
-        first_pass: The tokens of every sequence when it was first recorded.
-        advantages: Rewards, advantages and masks of the sequences.
-        whole_groups: True if `advantages` has all answers to each prompt. It has not in a micro-batch.
-    """
-    from rlvet.checks.advantage_checks import advantage_findings
-
-    findings = advantage_findings(advantages, whole_groups=whole_groups)
-    return _findings_in_order(first_pass, findings)
-
-
-def _findings_in_order(first_pass: FirstPass, advantage_findings: Sequence[Finding]) -> list[Finding]:
-    """Run the checks of tokens, and return all findings of a record, causes before their effects.
-
-    Args:
-        first_pass: The tokens of every sequence when it was first recorded.
-        advantage_findings: The findings on advantages, rewards and masks.
-    """
-    from rlvet.checks.advantages.masks import END_TOKENS, PROMPTS
-    from rlvet.checks.token_checks import token_findings
-
-    mask_findings = [finding for finding in advantage_findings if finding.subject in (END_TOKENS, PROMPTS)]
-    counts_drawn_tokens = all(finding.ok is not False for finding in mask_findings)
-    findings = token_findings(first_pass, counts_drawn_tokens=counts_drawn_tokens)
-    numbers, *probability_findings, updates = findings
-
-    # If a micro-batch of each batch is lost, the advantages of incomplete groups look wrong.
-    if updates.code == "micro-batch-lost":
-        return [numbers, updates, *advantage_findings, *probability_findings]
-
-    # A wrong mask, or missing answers, change the statistics of the tokens, so they come first.
-    return [numbers, *advantage_findings, *probability_findings, updates]
-
-
-def _replay_collector(is_record: bool, method: object | None) -> Any:
-    """Return a collector that replays a record under the run's method and others; None without bandpo.
-
-    A log has nothing to replay. But if a method is given for it, the collector is made, which checks the method's text.
-
-    Args:
-        is_record: True for a record, False for a log.
-        method: The method that was given for the run.
-
-    Raises:
-        ImportError: if a method is given for a record, and bandpo is not installed.
-    """
-    if not is_record and method is None:
-        return None
-    if is_record and method is not None:
-        return require_plugin(COLLECTORS, "replay", "the method of a record")(method)
-    plugin = load_plugin(COLLECTORS, "replay")
-    return None if plugin is None else plugin(method)
+    findings = [] if run.log.unjudged else with_settings(log_findings(run.rows, run.setup), run.setup)
+    # A configuration of a framework that did not write the log belongs to another run.
+    same_run = run.setup.framework == run.configuration.framework
+    return Diagnosis(
+        findings,
+        run.setup,
+        run.rows,
+        log=run.log,
+        configuration=lint_run_configuration(run.configuration) if same_run else None,
+        notes=run.configuration.unread,
+    )

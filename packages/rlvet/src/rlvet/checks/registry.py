@@ -10,14 +10,10 @@ import pkgutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlvet.checks.course import Case
 from rlvet.checks.findings import Finding, Kind
-
-if TYPE_CHECKING:
-    from rlvet.checks.first_pass import FirstPass
-    from rlvet.checks.recorded_advantages import RecordCase
 
 Examined = TypeVar("Examined")
 """What a check looks at."""
@@ -132,7 +128,3 @@ def in_order(checks: Collection[Check[Any]]) -> tuple[Check[Any], ...]:
 
 LOGS: Registry[Case] = Registry("rlvet.checks.log")
 """The checks of a log's metrics."""
-ADVANTAGES: Registry[RecordCase] = Registry("rlvet.checks.advantages")
-"""The checks of the advantages, rewards and masks of a record."""
-TOKENS: Registry[FirstPass] = Registry("rlvet.checks.tokens")
-"""The checks of a record's tokens."""

@@ -125,7 +125,7 @@ class LifeWatch:
 
 
 class LogWatch:
-    """Checks of a log while it grows, with the findings that `rlvet.checks.diagnose` returns for a finished run.
+    """Checks of a log while it grows, with the findings that `rlvet.diagnose` returns for a finished run.
 
     >>> watch = LogWatch(every=2)
     >>> [watch.is_due([{"reward": 0.5, "step": step} for step in range(n)]) for n in (1, 2)]

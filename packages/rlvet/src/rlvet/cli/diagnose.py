@@ -78,9 +78,8 @@ def diagnose_command(
     Exits with 1 if there is a finding of the severity --fail-on or a higher one, with 2 if the run cannot be read or
     its log gets no verdict, and else with 0.
     """
-    from rlvet.checks.diagnosis import diagnose
+    from rlvet.dispatch import diagnose, open_run
     from rlvet.plugins import COLLECTORS, require_plugin
-    from rlvet.runs import open_run
 
     path = _local_path(run)
     word_collector = None

@@ -20,11 +20,13 @@ from rlvet.compare.configurations import (
 from rlvet.compare.logs import LogComparison, compare_logs
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
+from rlvet.dispatch import open_run
 from rlvet.errors import FileProblem, InvalidValue, RlvetError
 from rlvet.lint.checks import NO_CONFIGURATION, configuration_of_run
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.readers import read_configurations, read_in_limits
-from rlvet.runs import Run, gate, open_run
+from rlvet.records import RecordedRun
+from rlvet.runs import Run, gate
 from rlvet.runs.configs import READERS
 from rlvet.runs.files import check_regular
 from rlvet.runs.limits import LARGEST_LINTED
@@ -257,7 +259,7 @@ def diff(
     Args:
         a: A configuration that `rlvet lint` reads, a log that `rlvet diagnose` reads, or the folder of a run.
         b: Another one of the same kind.
-        names: The logs' keys for quantities, see `rlvet.runs.open_run`.
+        names: The logs' keys for quantities, see `rlvet.runs.Run`.
         run_names: The names of the runs to read, if a log contains several.
 
     Raises:
@@ -324,11 +326,11 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
     if not path.exists():
         raise FileProblem(f"{path} does not exist")
     if path.is_file() and path.name in READERS and path.suffix not in CONFIGURATIONS:
-        return _saved_configuration(path, open_run(path.parent))
+        return _saved_configuration(path, Run(path.parent))
     if path.is_file() and path.suffix.lower() in CONFIGURATIONS:
         return Side(str(path), _training_of_file(path))
     run = open_run(path, names=names, run_name=run_name)
-    if run.is_record:
+    if isinstance(run, RecordedRun):
         raise InvalidValue(
             f"{path} is a record of tokens: `rlvet diff` compares logs and configurations; run `rlvet diagnose` on it"
         )

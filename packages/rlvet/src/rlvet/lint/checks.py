@@ -24,7 +24,7 @@ from rlvet.lint.readers import (
 )
 from rlvet.lint.rules import Rule
 from rlvet.lint.values import UnknownValue, Values
-from rlvet.runs import open_run
+from rlvet.runs import Run
 from rlvet.runs.configs import RunConfiguration
 
 
@@ -313,7 +313,7 @@ def lint_run(path: str | Path) -> list[LintFinding]:
     >>> [finding.id for finding in lint_run(folder)]
     ['group-of-two']
     """
-    report = lint_run_configuration(open_run(path).configuration)
+    report = lint_run_configuration(Run(path).configuration)
     return [] if report is None else list(report.findings)
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import rlvet
 from rlvet._atomic import write_whole
-from rlvet.checks.diagnosis import Diagnosis, diagnose
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.dispatch import diagnose, open_run
 from rlvet.errors import InvalidValue
 from rlvet.plugins import COLLECTORS, INSTALL_BANDPO, load_plugin, require_plugin
+from rlvet.records.run import RecordedRun, find_record
 from rlvet.report.audit_steps import audit_table
 from rlvet.report.curves import (
     Curves,
@@ -27,7 +29,7 @@ from rlvet.report.curves import (
     start_of_last_tenth,
 )
 from rlvet.report.palette import colours_of, css_variables, rule_colour
-from rlvet.runs import Run, open_run
+from rlvet.runs import Run
 from rlvet.runs.metric_names import BINS
 from rlvet.runs.quantities import Row
 
@@ -51,13 +53,13 @@ def write_report(
     standard library; that of recorded tokens needs bandpo.
 
     Args:
-        runs: Paths for `rlvet.runs.open_run`. A record in a folder of a run is shown with the run's log.
+        runs: Paths for `rlvet.open_run`. A record in a folder of a run is shown with the run's log.
         output: The file to write. Its folder is created if necessary, and an existing file is kept if writing fails.
         methods: Rules and methods to apply to recorded tokens, as texts or as objects of bandpo.
             Their names in the report are their texts, or the keys of a mapping.
         method: The method of the runs, used if their files name none.
         tokenizer: The tokenizer for recorded ids: a folder, or a name on the Hugging Face hub.
-        names: The logs' keys for quantities, see `rlvet.runs.open_run`.
+        names: The logs' keys for quantities, see `rlvet.runs.Run`.
         run_names: The name of the run to read of each path, None for a file of one run; empty if all are of one run.
 
     Raises:
@@ -157,19 +159,21 @@ class ReportedRun:
         return set().union(*(finding["quantities"] for finding in self.data["findings"]))
 
 
-def _path_of_losses(run: Run) -> Path | None:
+def _path_of_losses(run: Run | RecordedRun) -> Path | None:
     """Return the path of a run's record, or of a framework's batches if they have the policy in training; else None.
 
     Raises:
         ValueError: if the batches cannot be read.
     """
+    if isinstance(run, Run):
+        return find_record(run.path)
     if not run.dumps:
         return run.record
     first = next(run.batches(), None)
     return run.path if first is not None and first.has_logp else None
 
 
-def _report_run(run: Run, analysis: Any) -> ReportedRun:
+def _report_run(run: Run | RecordedRun, analysis: Any) -> ReportedRun:
     """Return the data and curves of one run. The entry ``no_tokens`` is the reason if there are no recorded tokens."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -181,7 +185,7 @@ def _report_run(run: Run, analysis: Any) -> ReportedRun:
         path_of_losses = _path_of_losses(run)
         if path_of_losses is not None and analysis is not None:
             # Open the record itself, whose method may differ from that of the configuration in the run's folder.
-            figures = analysis.analyze(open_run(path_of_losses, method=run.method))
+            figures = analysis.analyze(RecordedRun(path_of_losses, run.method))
             token_diagnosis = figures.diagnosis
             token_rows = [*figures.diagnosis.rows]
             method = figures.method
@@ -193,7 +197,7 @@ def _report_run(run: Run, analysis: Any) -> ReportedRun:
         elif path_of_losses is not None:
             data["no_tokens"] = f"a record, whose figures need bandpo: {INSTALL_BANDPO}"
         else:
-            kind = "batches saved before their losses" if run.dumps else "a log"
+            kind = "a log" if isinstance(run, Run) else "batches saved before their losses"
             data["no_tokens"] = (
                 f"{kind}, without the tokens of losses, which a record of bandpo.audit.Recorder has"
             )

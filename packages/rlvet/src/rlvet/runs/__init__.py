@@ -1,12 +1,9 @@
-"""Readers of a run's files: logs, records of tokens, batches that frameworks saved, and configurations.
+"""Readers of a run's log and of the configuration beside it, in a process with limits; no tokens, and no judgement.
 
-`open_run` returns a `Run`, from which every diagnosis, audit and report is computed. Reading a log or a configuration
-needs the standard library and PyYAML, and reading a record needs numpy and pyarrow. Only the batches that slime, miles
-and SkyRL save with torch need torch.
+Reading a log or a configuration needs the standard library and PyYAML. Records of tokens are in `rlvet.records`.
 """
 
-from rlvet.runs.record import LossBatch
-from rlvet.runs.run import Run, open_run
+from rlvet.runs.run import Run
 from rlvet.runs.setup import Setup
 
-__all__ = ["LossBatch", "Run", "Setup", "open_run"]
+__all__ = ["Run", "Setup"]

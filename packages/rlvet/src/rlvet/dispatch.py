@@ -1,0 +1,87 @@
+"""Open a path as a log or as a record of tokens, and diagnose it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlvet.checks.diagnosis import Diagnosis, diagnose_log
+from rlvet.plugins import COLLECTORS, load_plugin
+from rlvet.records.run import Collector, RecordedRun, is_recorded
+from rlvet.runs import Run
+
+
+def open_run(
+    path: str | Path,
+    *,
+    method: str | None = None,
+    names: Mapping[str, str] | None = None,
+    run_name: str | None = None,
+) -> Run | RecordedRun:
+    """Return the run of a path. Its files are read when they are needed.
+
+    Args:
+        path: A run folder, a log, a record of tokens, or batches that a framework saved.
+        method: The text of the method, used if no file names one, such as ``"GSPO()"``.
+        names: The log's keys for quantities, see `rlvet.runs.Run`.
+        run_name: The name of the run, if the log contains several. The error without it lists the names.
+
+    Returns:
+        A `rlvet.records.RecordedRun` if tokens are all that the path has, else a `rlvet.runs.Run`.
+
+    Raises:
+        ValueError: if batches that a framework saved are larger than the limit.
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "metrics.jsonl"
+    >>> _ = log.write_text('{"step": 1, "reward": 0.5, "actor/pg_loss": 0.1}')
+    >>> run = open_run(log)
+    >>> run.rows[0]["reward"], run.setup.framework
+    (0.5, 'verl')
+    """
+    path = Path(path)
+    if is_recorded(path):
+        return RecordedRun(path, method)
+    return Run(path, method, names, run_name)
+
+
+def diagnose(
+    run: str | Path | Run | RecordedRun,
+    *,
+    method: object | None = None,
+    collectors: Sequence[Collector] = (),
+) -> Diagnosis:
+    """Diagnose a run from its log, its record of tokens, or the batches that its framework wrote.
+
+    A log needs only the standard library. The effect of the clip on a record's tokens is checked only if bandpo is
+    installed.
+
+    Args:
+        run: An open run, or a path that `open_run` accepts.
+        method: The method that the run was trained with, if no file of the run names one: its text, or an object of
+            bandpo with this text.
+        collectors: Further collectors to feed during the pass over a record, so that it is read only once.
+
+    Returns:
+        The findings, with the part of the run that they are based on.
+
+    Raises:
+        ValueError: if the run cannot be read.
+        ImportError: if a method is given for a record, and bandpo is not installed.
+    """
+    if isinstance(run, str | Path):
+        run = open_run(run, method=None if method is None else str(method))
+    if isinstance(run, Run):
+        if method is not None:
+            _check_method(method)
+        return diagnose_log(run)
+    from rlvet.records.diagnosis import diagnose_recorded_run
+
+    return diagnose_recorded_run(run, method=method, collectors=collectors)
+
+
+def _check_method(method: object) -> None:
+    """Raise an error if the text of a method cannot be read; without bandpo, nothing is checked."""
+    plugin = load_plugin(COLLECTORS, "replay")
+    if plugin is not None:
+        plugin(method)
