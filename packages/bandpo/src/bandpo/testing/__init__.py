@@ -2,7 +2,8 @@
 
 `assert_is` compares a loss with a method of bandpo by the gradient with respect to each token's log-probability. Values
 are not compared, because losses with equal gradients may report different numbers. `check_record` reads a record and
-compares it with the losses that were passed to its writer.
+compares it with the losses that were passed to its writer. It is that of `rlvet.records.writer_check`, imported when it
+is used.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bandpo._siblings import require_rlvet
 from bandpo.certificate.gradient import TOLERANCE
 from bandpo.certificate.plain import compare_loss
 from bandpo.certificate.tokens import LossBatch, loss_batches
@@ -22,12 +24,23 @@ from bandpo.core.errors import InvalidType, InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.text import as_method
-from bandpo.testing._records import check_record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlvet.records.writer_check import check_record
+
 __all__ = ["assert_is", "check_record"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `check_record`, which needs rlvet."""
+    if name != "check_record":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_rlvet("check_record")
+    from rlvet.records.writer_check import check_record
+
+    return check_record
 
 
 def assert_is(

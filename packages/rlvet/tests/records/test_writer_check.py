@@ -1,4 +1,4 @@
-"""`bandpo.testing.check_record` accepts what a writer was given, and names the column of each mistake."""
+"""`check_record` accepts what a writer was given, and names the column of each mistake."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""`check_record`, which reads a record and compares it with the losses that were passed to its writer.
+"""Test a writer of records: read a record, and compare it with the losses that were passed to its writer.
 
 A writer is a framework's recorder in the format of docs/audit.md, or its own dump of batches that
 `rlvet diagnose` reads.
@@ -6,19 +6,17 @@ A writer is a framework's recorder in the format of docs/audit.md, or its own du
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bandpo._siblings import require_rlvet
-from bandpo.core import _checks
-from bandpo.core.errors import InvalidValue, did_you_mean
-
-if TYPE_CHECKING:
-    from rlvet.records.record import LossBatch
+from rlvet.errors import InvalidValue, did_you_mean
+from rlvet.records.record import LossBatch
+from rlvet.records.run import RecordedRun
 
 Array = np.ndarray[Any, Any]
 
@@ -105,7 +103,7 @@ def check_record(
         ValueError: if the path cannot be read, as without a required column, which the message names; or if a loss
             names an unknown quantity.
 
-    >>> import tempfile, torch
+    >>> import bandpo, tempfile, torch
     >>> folder = tempfile.mkdtemp()
     >>> loss = {"logp_old": [[-1.0, -2.0]], "logp": [[-1.1, -1.8]], "advantages": [0.5], "reward": [1.0]}
     >>> with bandpo.audit.Recorder(folder) as recorder:
@@ -116,10 +114,8 @@ def check_record(
     AssertionError: ...
       loss 1, column log_ratio: logp is -1.8 at counted token 2 of sequence 1, expected -1.9; log_ratio is log π − ...
     """
-    _checks.positive("tolerance", tolerance)
-    require_rlvet("check_record")
-    from rlvet.records import RecordedRun
-
+    if not 0 < tolerance < math.inf:
+        raise InvalidValue(f"tolerance must be a finite number above 0, got {tolerance!r}")
     expected = [_Expected(number, loss) for number, loss in enumerate(losses, 1)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
