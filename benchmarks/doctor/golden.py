@@ -16,7 +16,6 @@ from log_scenarios import SCENARIOS
 
 from helpers.random_logs import random_rows
 from rlvet.checks.log_checks import log_findings
-from rlvet.checks.settings import with_settings
 from rlvet.runs.logs import Log
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup, Value
@@ -59,7 +58,7 @@ def main() -> None:
     """Print a line for each log and setup."""
     for name, rows in logs():
         for setup in (Setup(), SETUP):
-            findings = with_settings(log_findings(rows, setup), setup)
+            findings = log_findings(rows, setup)
             line = {"log": name, "method": setup.method, "findings": [one.as_json() for one in findings]}
             print(json.dumps(line, sort_keys=True))
 

@@ -16,7 +16,6 @@ from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.log_checks import log_findings
-from rlvet.checks.settings import with_settings
 from rlvet.lint.checks import LintReport, lint_run_configuration
 from rlvet.runs import Run, Setup
 from rlvet.runs.compact_rows import compact
@@ -422,7 +421,7 @@ def diagnose_log(run: Run) -> Diagnosis:
     Raises:
         ValueError: if the run cannot be read.
     """
-    findings = [] if run.log.unjudged else with_settings(log_findings(run.rows, run.setup), run.setup)
+    findings = [] if run.log.unjudged else log_findings(run.rows, run.setup)
     # A configuration of a framework that did not write the log belongs to another run.
     same_run = run.setup.framework == run.configuration.framework
     return Diagnosis(

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from rlvet._numbers import format_number
 from rlvet.checks.course import Case, Course
-from rlvet.checks.findings import Finding
+from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
 from rlvet.checks.log.length import LENGTH_COLLAPSE
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
+from rlvet.lint.learning_rate import describe_high_rate
 from rlvet.runs.compact_rows import CompactRows
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
@@ -29,14 +30,16 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
         setup: The framework, method and settings of the run, as far as they are known.
 
     Returns:
-        The result of each check, passed or failed. Checks for a cause come before those for its effects, and the checks
-        for a plateau of the reward and for the clip come last.
+        The result of each check, passed or failed, with the related settings of the run. Checks for a cause come before
+        those for its effects, and the checks for a plateau of the reward and for the clip come last.
     """
-    case = Case(Course(rows), setup or Setup())
+    setup = setup or Setup()
+    case = Case(Course(rows), setup)
     for check in LOGS.checks():
         case.findings.append(case.of(check.function))
     findings = _with_fall_before_floor(_with_lost_signal_last(case.findings))
-    return [_with_cost(finding, case.course.rows) for finding in _with_full_advice(findings, rows)]
+    findings = [_with_cost(finding, case.course.rows) for finding in _with_full_advice(findings, rows)]
+    return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
 
 
 CAUSES_OF_LOST_SIGNAL = (LENGTH_COLLAPSE, ENTROPY_COLLAPSE)
@@ -117,3 +120,21 @@ def _format_times(seconds: float, total_seconds: float) -> str:
         ((u, n) for u, n in (("hours", 3600), ("minutes", 60)) if total_seconds >= n), ("seconds", 1)
     )
     return f"{format_number(seconds / size, 2)} of {format_number(total_seconds / size, 2)} {unit}"
+
+
+def _related_settings(kind: Kind | None, setup: Setup) -> tuple[str, ...]:
+    """Return the settings that are related to a kind of finding, as texts with their values."""
+    if kind is None:
+        return ()
+    texts = []
+    for name in kind.settings:
+        value = setup.number(name)
+        # A LoRA rank of 0 means that there is no adapter.
+        has_no_adapter = name == "LoRA rank" and value == 0
+        if value is not None and not has_no_adapter:
+            texts.append(str(setup.values[name]))
+    if kind.is_effect_of_large_steps:
+        rate = describe_high_rate(setup)
+        if rate:
+            texts.append(rate)
+    return tuple(texts)
