@@ -1,4 +1,7 @@
-"""The `bandpo-lab` command. Each subcommand is one file, which imports heavy packages in its function only."""
+"""The `bandpo-lab` command. Each subcommand is one file, which imports heavy packages in its function only.
+
+Nothing that a program could use is here: a file reads options, calls other folders, and prints what they return.
+"""
 
 from __future__ import annotations
 

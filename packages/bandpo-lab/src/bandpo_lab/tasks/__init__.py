@@ -1,4 +1,7 @@
-"""The tasks with a verifiable reward that come with the package, and the lookup of tasks by name."""
+"""The tasks with a verifiable reward that come with the package, and the lookup of tasks by name.
+
+How a model is trained or evaluated on a task is not here.
+"""
 
 from __future__ import annotations
 

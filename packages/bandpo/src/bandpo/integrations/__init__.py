@@ -1,5 +1,7 @@
 """Integrations with training frameworks: one module per framework, which imports that framework.
 
+No rule or method is defined here: those are in `bandpo.core`, and what adapters share of them is in this folder's own
+files.
 This package itself imports only torch.
 """
 

@@ -1,5 +1,6 @@
 """Checks for the tests of other projects: `assert_is` for a policy loss, `check_record` for a writer of records.
 
+Nothing here is used by the package itself.
 `assert_is` compares a loss with a method of bandpo by the gradient with respect to each token's log-probability. Values
 are not compared, because losses with equal gradients may report different numbers. `check_record` reads a record and
 compares it with the losses that were passed to its writer. It is that of `rlvet.records.writer_check`, imported when it

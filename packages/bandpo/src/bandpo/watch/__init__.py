@@ -1,4 +1,7 @@
-"""Checks during training: the findings of a diagnosis by rlvet, announced while a run trains."""
+"""Checks during training: the findings of a diagnosis by rlvet, announced while a run trains.
+
+No check is defined here, as all are rlvet's, and no trainer: those are in `bandpo.integrations`.
+"""
 
 from typing import TYPE_CHECKING, Any
 

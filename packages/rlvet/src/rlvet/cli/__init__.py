@@ -1,4 +1,7 @@
-"""The `rlvet` command. Each subcommand is one file, imported when it is called."""
+"""The `rlvet` command. Each subcommand is one file, imported when it is called.
+
+Nothing that a program could use is here: a file reads options, calls other folders, and prints what they return.
+"""
 
 from __future__ import annotations
 

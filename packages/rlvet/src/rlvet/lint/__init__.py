@@ -1,5 +1,6 @@
 """Check a training configuration before the run: report settings that are wrong or risky, with the settings to change.
 
+What a run did with its settings is not here, but in `rlvet.checks`.
 Nothing in a configuration is imported or executed. Only the standard library and PyYAML are needed.
 """
 

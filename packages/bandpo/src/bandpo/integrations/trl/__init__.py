@@ -1,4 +1,7 @@
-"""Train any method with TRL's GRPOTrainer or AsyncGRPOTrainer, and audit any GRPOTrainer."""
+"""Train any method with TRL's GRPOTrainer or AsyncGRPOTrainer, and audit any GRPOTrainer.
+
+What another framework needs too is not here, but in the folder above.
+"""
 
 from typing import TYPE_CHECKING, Any
 
