@@ -1,6 +1,7 @@
 """Which log-probabilities the ratio refers to in each framework and mode, with the line of its code that says so.
 
-`PYTHONPATH=scripts python packages/bandpo/tests/integrations/anchors.py` writes the table of docs/frameworks.md.
+`PYTHONPATH=scripts python packages/bandpo/tests/integrations/anchors.py` writes the table of docs/frameworks.md, without
+the lines.
 `test_anchors.py` compares the lines with the code of each framework that is here.
 """
 
@@ -143,14 +144,13 @@ ANCHORS = (
 
 
 def table() -> list[str]:
-    """Return the lines of the table."""
-    lines = [
-        "| framework | mode | log-probabilities by default | for the sampler's | in its code |",
-        "|---|---|---|---|---|",
-    ]
+    """Return the lines of the table: a row for the modes of a framework that have the same default and setting."""
+    modes: dict[tuple[str, str, str], list[str]] = {}
     for row in ANCHORS:
-        setting = row.setting or "nothing to set"
-        lines.append(f"| {row.framework} | {row.mode} | {row.policy} | {setting} | `{row.file}:{row.line}` |")
+        modes.setdefault((row.framework, row.policy, row.setting), []).append(row.mode)
+    lines = ["| framework and mode | log-probabilities by default | for the sampler's |", "|---|---|---|"]
+    for (framework, policy, setting), names in modes.items():
+        lines.append(f"| {framework}: {', '.join(names)} | {policy} | {setting or 'nothing to set'} |")
     return lines
 
 
