@@ -1,8 +1,7 @@
 """Which log-probabilities the ratio refers to in each framework and mode, with the line of its code that says so.
 
-`PYTHONPATH=scripts python packages/bandpo/tests/integrations/anchors.py` writes the table of docs/frameworks.md, without
-the lines.
-`test_anchors.py` compares the lines with the code of each framework that is here.
+`PYTHONPATH=scripts python packages/bandpo/tests/integrations/anchors.py` writes the table of docs/frameworks.md, which
+has no lines. `test_anchors.py` compares the lines with the code of each framework that is here.
 """
 
 from dataclasses import dataclass
