@@ -425,9 +425,8 @@ def probability_change() -> Figure:
         for name, style in styles.items():
             bounds = RULES_OF_PAPER[name].bounds(p.log())
             gain = p * (bounds.upper - 1)
-            line = {"color": style.colour, "linestyle": style.line, "marker": ""}
-            axes.plot(p, gain, **line, label=name)
-            axes.plot(p, p * (bounds.lower - 1), **line)
+            axes.plot(p, gain, **style.options(), markevery=0.15, label=name)
+            axes.plot(p, p * (bounds.lower - 1), **style.options(), markevery=0.15)
             beyond = gain > 1 - p + 1e-6
             axes.fill_between(p, 1 - p, gain, where=beyond, color=style.colour, alpha=0.25, linewidth=0)
         axes.axhline(0, color="black", linewidth=0.8)
