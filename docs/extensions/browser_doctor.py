@@ -4,12 +4,14 @@ These pages get a policy by which the browser loads nothing from another host an
 """
 
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import io
 import json
 import re
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +28,7 @@ PAGES = {"diagnose.md": "../"}
 FOLDER = "doctor"
 """Where the files of the page lie on the site."""
 
+EXAMPLE = "example.jsonl"
 EXAMPLE_SEED = 2
 HEAD = """
 <meta http-equiv="Content-Security-Policy" content="{policy}">
@@ -59,7 +62,8 @@ def on_files(files: Any, config: Any) -> Any:
     made = {
         "rlvet.zip": package,
         "settings.json": json.dumps(settings).encode(),
-        "example.jsonl": example_log().encode(),
+        EXAMPLE: example_log().encode(),
+        "example.json": example_verdict().encode(),
     }
     for name, content in made.items():
         files.append(File.generated(config, f"{FOLDER}/{name}", content=content))
@@ -135,6 +139,14 @@ def example_log() -> str:
     scenarios = _module(ROOT / "benchmarks/doctor/log_scenarios.py")
     rows = ({name: float(f"{x:.4g}") for name, x in row.items()} for row in scenarios.mismatch(EXAMPLE_SEED))
     return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def example_verdict() -> str:
+    """Return the verdict on the example log as JSON, as the page's worker computes it."""
+    verdict = _module(ROOT / "docs/doctor/verdict.py").verdict
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path(EXAMPLE).write_text(example_log(), encoding="utf-8")
+        return verdict(EXAMPLE, {}, "")
 
 
 def _module(file: Path) -> ModuleType:
