@@ -32,8 +32,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from bandpo.replay.opening import NOTHING
 from bandpo_lab.interval import student
+from rlvet.runs.effect import NOTHING
 from rlvet.runs.files import read_jsonl
 from studies.gate import CLIP
 

@@ -4,9 +4,18 @@ import pytest
 import torch
 
 from bandpo import Batch, FixedClip
+from bandpo.audit import closing_lines
 from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS, describe_rare_winners
 from bandpo.audit.metrics import Audit
 from bandpo.core.text import as_method
+from rlvet.runs import effect
+
+
+def test_the_limit_and_the_format_are_those_of_reports():
+    assert FEWEST_RARE_WINNERS == effect.FEWEST_RARE_WINNERS
+    for share in (0.0, 1e-4, 0.0049, 0.005, 0.126, 0.995, 1.0):
+        assert closing_lines.percent(share) == effect.percent(share)
+
 
 AGE = "each batch served 4 updates"
 

@@ -11,8 +11,8 @@ pytest.importorskip("rlvet")
 
 from bandpo.audit import Recorder
 from bandpo.cli.app import app
-from bandpo.replay.opening import Effect, matter_line
 from bandpo.replay.record_audit import NO_IDS, NO_TOKENIZER
+from rlvet.runs.effect import Effect, matter_line
 
 pytest.importorskip("pyarrow")
 

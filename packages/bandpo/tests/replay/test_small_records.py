@@ -13,9 +13,9 @@ pytest.importorskip("rlvet")
 
 from bandpo.audit.closing_lines import percent
 from bandpo.cli.app import app
-from bandpo.replay.opening import amount
 from bandpo.replay.record_audit import audit_record
 from rlvet import open_run
+from rlvet.runs.effect import amount
 
 pytest.importorskip("pyarrow")
 

@@ -193,8 +193,11 @@ def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
         "Made by rlvet",
     ):
         assert text in seen.text
-    # No section is empty: there is the diagnosis, and the curves' sentence.
-    assert [tag for tag, _ in seen.elements].count("section") == 2
+    # No section is empty: there are the verdict, the curves' sentence and what the verdict rests on.
+    assert [tag for tag, _ in seen.elements].count("section") == 1
+    assert [attributes.get("class") for tag, attributes in seen.elements if tag == "details"].count(
+        "section"
+    ) == 2
 
 
 def logged_run(steps=100):
@@ -344,7 +347,9 @@ def test_in_a_browser_the_configuration_follows_the_findings(tmp_path, monkeypat
     monkeypatch.setattr(Diagnosis, "as_json", lambda self: without(self) | {"configuration": report})
     seen = opened(write_report([path], tmp_path / "page.html"), tmp_path)
     for finding in report["findings"]:
-        places = [seen.text.index(text) for text in ("truncated", finding["title"], finding["fix"], "Curves")]
+        places = [
+            seen.text.index(text) for text in ("truncated", finding["title"], finding["fix"], "All curves")
+        ]
         assert places == sorted(places)
 
 
@@ -368,11 +373,14 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     onset = diagnose(path).findings[0].onset
     assert onset is not None
     script = """
+      document.querySelectorAll("details").forEach((one) => { one.open = true; });
+      setTimeout(() => {
       const lines = [...document.querySelectorAll("[data-panel] .onset")].map((line) => [
         line.closest("[data-panel]").dataset.panel, line.textContent, getComputedStyle(line).borderLeftColor,
         parseFloat(line.style.left) / line.parentElement.clientWidth]);
       const wide = document.documentElement.scrollWidth;
       parent.postMessage(JSON.stringify({ lines, wide, window: innerWidth }), "*");
+      }, 500);
     """
     label = f"1 truncated · step {onset:g}"
     for width in (400, 1280):
@@ -384,7 +392,7 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
             assert place == pytest.approx((onset - 1) / 99, abs=0.01)
         assert drawn["wide"] <= drawn["window"] == width
     text = opened(page, tmp_path).text
-    assert text.index("truncated: ") < text.index("since step") < text.index("Curves")
+    assert text.index("truncated: ") < text.index("since step") < text.index("All curves")
     assert "Not read: rewards/format/std, my/own" in text
 
 
@@ -401,7 +409,10 @@ def test_in_a_browser_the_value_under_the_cursor_is_shown(tmp_path):
       return figure.querySelector(".value").textContent;
     })()"""
     with Chromium(tmp_path) as browser:
-        shown = browser.open(page.as_uri()).wait_for(value_at_the_right_end)
+        tab = browser.open(page.as_uri())
+        tab.evaluate("document.querySelector('[data-panel=length]').closest('details').open = true")
+        tab.wait_for("document.querySelector('[data-panel=length] .u-over').clientWidth > 250")
+        shown = tab.wait_for(value_at_the_right_end)
     assert shown == "step 100: 300, median 299"
 
 
@@ -487,3 +498,68 @@ def test_rules_and_intervals_of_the_pages_are_the_library_s_and_scipy_s(tmp_path
     found = calculated(f"bandpo.shareOver({torch.stack([part, whole], 1).tolist()})", tmp_path)
     assert found["share"] == pytest.approx(drawn.value, rel=1e-6)
     assert [found["low"], found["high"]] == pytest.approx([drawn.low, drawn.high], abs=0.15 * drawn.half)
+
+
+def audited_log(steps=40):
+    """Return the log of a run that learns, whose clip drops most of the gradient on rare winners."""
+    return [
+        {
+            "step": step,
+            "reward": 0.1 + 0.8 * step / steps,
+            "entropy": 1.0 - 0.95 * step / steps,
+            "grad_norm": 0.5,
+            "audit/clip_high": 0.02,
+            "audit/clip_low": 0.01,
+            "audit/tokens": 1000,
+            "audit/tokens_positive_below_0.1": 50,
+            "audit/mass_positive_below_0.1": 10.0,
+            "audit/blocked_mass_below_0.1": 0.7 + 0.1 * (step % 3),
+            "audit/if/Band/blocked_mass_below_0.1": 0.1,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+EFFECT = "of the gradient on 2,000 rare winners (p < 0.1, A > 0) the run dropped 80 % (much), Band would have"
+
+
+def test_a_log_with_metrics_of_the_audit_opens_with_what_the_rule_dropped(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", audited_log())
+    (run,) = held(write_report([path], tmp_path / "page.html"))["runs"]
+    assert run["opening"][0].startswith(EFFECT)
+    assert run["expected_fall"].startswith("entropy fell by 9")
+    assert run["expected_fall"] in str(diagnose(path))
+    assert run["rule_colors"] == {"the run": "ink", "Band": "rule-band"}
+    (other,) = held(write_report([log(tmp_path / "other.jsonl", logged_run())], tmp_path / "page.html"))[
+        "runs"
+    ]
+    assert "opening" not in other
+    assert other["expected_fall"] == ""
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_effect_the_verdict_and_three_curves_are_open(tmp_path):
+    page = write_report([log(tmp_path / "metrics.jsonl", audited_log())], tmp_path / "page.html")
+    seen = opened(page, tmp_path)
+    texts = (
+        EFFECT,
+        "nothing is wrong",
+        "entropy fell by 9",
+        "Gradient of rare winners blocked",
+        "All curves",
+    )
+    places = [seen.text.index(text) for text in texts]
+    assert places == sorted(places)
+    open_panels = """JSON.stringify([...document.querySelectorAll("[data-panel]")]
+      .filter((panel) => panel.offsetParent).map((panel) => panel.dataset.panel))"""
+    with Chromium(tmp_path) as browser:
+        for width in (390, 1280):
+            tab = browser.open(page.as_uri(), width=width)
+            shown = json.loads(tab.evaluate(open_panels))
+            assert shown == ["reward", "entropy", "audit/blocked_mass_below_0.1"]
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+            # A link to a folded curve opens its section.
+            tab.evaluate("location.hash = document.querySelector('details figure[id]').id")
+            assert tab.wait_for("document.querySelector('details.section').open")
+        assert tab.complaints() == []

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from rlvet import RecordedRun, Run
 
 
+def complete_method(incomplete: str) -> list[str]:
+    """Return the published methods as calls, such as ``GSPO()``, that begin as the typed text does."""
+    from bandpo.core.methods import METHODS
+
+    return [f"{name}()" for name in METHODS if name.lower().startswith(incomplete.lower())]
+
+
 def audit_command(
     paths: Annotated[
         list[Path],
@@ -41,7 +48,8 @@ def audit_command(
         list[str] | None,
         typer.Option(
             help="A method or rule to apply to the tokens of a record: 'GSPO()', 'FixedClip(0.2, 0.28)', ... "
-            "Repeatable."
+            "Repeatable.",
+            autocompletion=complete_method,
         ),
     ] = None,
     tokenizer: Annotated[
@@ -59,10 +67,10 @@ def audit_command(
     It does not judge these figures; `rlvet diagnose` does.
     """
     require_rlvet("bandpo audit")
-    from bandpo.replay.opening import Effect, matter_line, rules_of_log
     from bandpo.replay.record import RUN
     from bandpo.replay.tables import clip_table
     from rlvet import Run, open_run
+    from rlvet.runs.effect import Effect, matter_line, rules_of_log
     from rlvet.runs.summary import summarize
 
     runs = [open_run(path, method=run_method) for path in paths]

@@ -1,170 +1,22 @@
-"""The first lines of `bandpo audit`: what each rule drops of the gradient on rare winners, and whether that is much."""
+"""The lines of `bandpo audit` about kinds of tokens and about the policy that the bounds surround.
+
+The first lines, on what each rule drops, are those of `rlvet.runs.effect`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS, percent
 from bandpo.replay.record import RUN
-from rlvet._numbers import format_number
-from rlvet.runs.metric_names import COUNTERFACTUALS
+from rlvet.runs.effect import FEWEST_RARE_WINNERS, percent
 
 if TYPE_CHECKING:
     from bandpo.replay.kinds import KindRow
+    from rlvet.runs.effect import Effect
 
-LITTLE = 0.05
-"""Share of the gradient on rare winners below which what a rule drops is little."""
-MUCH = 0.25
-"""Share of the gradient on rare winners from which what a rule drops is much."""
-STRICT = "clip 0.2"
-"""The strictest of the rules that are compared by default."""
-NOTHING = 0.01
-"""Share of the gradient on rare winners, and of tokens, below which a rule drops nothing that could matter."""
 NAMED_KINDS = 3
 """Largest number of kinds that a line names."""
-
-
-class Effect(NamedTuple):
-    """What rules drop of the gradient on the rare winners of a run, the counted tokens with p < 0.1 and A > 0."""
-
-    tokens: int
-    """The number of rare winners; a token counts once for each update that uses it."""
-    dropped: Mapping[str, float]
-    """The share of the gradient that each rule drops, the run's own first if it is known."""
-    of_winners: float | None = None
-    """The share of rare winners in the gradient on all tokens with A > 0; None if it is not known."""
-
-    @classmethod
-    def from_replay(cls, metrics: Mapping[str, Mapping[str, float]]) -> Effect:
-        """Return the effect on recorded tokens.
-
-        Args:
-            metrics: The metrics of each method, from `bandpo.replay.record.Replay.metrics`.
-        """
-        dropped: dict[str, float] = {}
-        for name, values in metrics.items():
-            if BLOCKED in values:
-                dropped[name] = values[BLOCKED]
-        return cls._of(next(iter(metrics.values()), {}), dropped)
-
-    @classmethod
-    def from_log(cls, metrics: Mapping[str, float]) -> Effect:
-        """Return the effect on the tokens of a run whose log has metrics of the audit.
-
-        Args:
-            metrics: The metrics over all log steps, without the prefix ``audit/``.
-        """
-        by_rule = rules_of_log(metrics)
-        return cls._of(
-            metrics, {rule: values[BLOCKED] for rule, values in by_rule.items() if BLOCKED in values}
-        )
-
-    @classmethod
-    def _of(cls, metrics: Mapping[str, float], dropped: Mapping[str, float]) -> Effect:
-        rare, common = metrics.get("mass_positive_below_0.1"), metrics.get("mass_positive/above_0.1")
-        share = None
-        if rare is not None and common is not None and rare + common > 0:
-            share = rare / (rare + common)
-        count = metrics.get("tokens_positive_below_0.1")
-        return cls(round(count or 0), {} if count is None else dropped, share)
-
-    @property
-    def lines(self) -> list[str]:
-        r"""The effect as sentences; empty if no share is known.
-
-        >>> lines = Effect(132, {"the run": 0.69, "Clip-Higher": 0.12, "Band": 0.04}, 0.16).lines
-        >>> print(*lines, sep="\n")  # doctest: +NORMALIZE_WHITESPACE
-        of the gradient on 132 rare winners (p < 0.1, A > 0) the run dropped 69 % (much), Clip-Higher would have dropped
-        12 % (some), Band 4 % (little)
-        rare winners have 16 % of the gradient on all tokens with A > 0
-        """
-        if not self.dropped:
-            return []
-        if self.tokens < FEWEST_RARE_WINNERS:
-            winners = "rare winner" if self.tokens == 1 else "rare winners"
-            return [
-                f"{self.tokens} {winners} (p < 0.1, A > 0): too few to say what a rule drops of their gradient"
-            ]
-        clauses: list[str] = []
-        verb = "would have dropped "
-        for name, share in self.dropped.items():
-            words = "dropped " if name == RUN else verb
-            verb = "would have dropped " if name == RUN else ""
-            clauses.append(f"{name} {words}{percent(share)} ({amount(share)})")
-        winners = f"{self.tokens:,} rare winners (p < 0.1, A > 0)"
-        lines = [f"of the gradient on {winners} {', '.join(clauses)}"]
-        if self.of_winners is not None:
-            lines.append(
-                f"rare winners have {percent(self.of_winners)} of the gradient on all tokens with A > 0"
-            )
-        return lines
-
-
-BLOCKED = "blocked_mass_below_0.1"
-"""The metric of the audit that is the share of the gradient on rare winners that a rule drops."""
-
-
-def rules_of_log(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the metrics of each rule in a log, the run's own first.
-
-    Args:
-        metrics: The metrics over all log steps, without the prefix ``audit/``.
-
-    >>> rules_of_log({"clip_high": 0.1, "if/Band/clip_high": 0.0})
-    {'the run': {'clip_high': 0.1}, 'Band': {'clip_high': 0.0}}
-    """
-    by_rule = {RUN: {name: value for name, value in metrics.items() if not name.startswith("if/")}}
-    for rule in COUNTERFACTUALS:
-        prefix = f"if/{rule}/"
-        values = {
-            name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)
-        }
-        if values:
-            by_rule[rule] = values
-    return by_rule
-
-
-def amount(share: float) -> str:
-    """Return in a word whether a share of the gradient on rare winners is much.
-
-    >>> [amount(share) for share in (0.01, 0.1, 0.5)]
-    ['little', 'some', 'much']
-    """
-    if share < LITTLE:
-        return "little"
-    return "some" if share < MUCH else "much"
-
-
-def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Return a sentence on whether a clip can matter on these tokens; empty if that is not known.
-
-    No clip can if no rule, clip 0.2 among them, drops a share of `NOTHING` of the gradient on rare winners, or blocks
-    that share of all tokens. How much they drop does not tell what a change of the rule would bring: in our studies a
-    verdict by it was hardly better than a vote, see docs/audit.md.
-
-    Args:
-        metrics: The metrics of each rule.
-
-    >>> rates = {BLOCKED: 0.002, "clip_high": 0.0001, "clip_low": 0.0, "log_ratio_abs": 0.01}
-    >>> matter_line({"the run": rates, "clip 0.2": rates})
-    'no clip can matter here: each rule drops less than 1 % (mean abs(log r) 0.01)'
-    """
-    dropped: dict[str, float] = {}
-    for name, values in metrics.items():
-        if "clip_high" in values and "clip_low" in values:
-            dropped[name] = max(values.get(BLOCKED, 0.0), values["clip_high"] + values["clip_low"])
-    if max(dropped.values(), default=0.0) >= NOTHING:
-        return (
-            "a clip can matter here; the size of these shares does not tell which, or by how much (docs/audit.md): "
-            "train with two rules to see"
-        )
-    # A wide rule that drops nothing says nothing of a strict one.
-    if STRICT not in dropped:
-        return ""
-    spread = next(iter(metrics.values())).get("log_ratio_abs")
-    ratios = "" if spread is None else f" (mean abs(log r) {format_number(spread, 2)})"
-    return f"no clip can matter here: each rule drops less than {percent(NOTHING)}{ratios}"
 
 
 def kind_lines(rows: Sequence[KindRow], effect: Effect) -> list[str]:

@@ -25,14 +25,12 @@ from bandpo.replay.directions import Directions
 from rlvet.records import LossBatch, RecordedRun
 from rlvet.records.ages import AgeCollector, Ages
 from rlvet.runs import Setup
+from rlvet.runs.effect import RUN
 from rlvet.runs.quantities import Row, named_rows
 from rlvet.runs.setup import framework_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-RUN = "the run"
-"""The name of the run's own method among the others."""
 
 UNKNOWN_METHOD = "FixedClip(0.2)"
 """The method of the audit if the run's own is not known and no other is named."""

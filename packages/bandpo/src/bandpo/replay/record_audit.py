@@ -24,9 +24,10 @@ from bandpo.replay.blocked_tokens import (
     tokenizer_file,
 )
 from bandpo.replay.kinds import KindRow, KindSums
-from bandpo.replay.opening import Effect, anchor_line, kind_lines, matter_line
+from bandpo.replay.opening import anchor_line, kind_lines
 from bandpo.replay.record import RUN, RecordedMethod, Replay, ReplayCollector, no_losses
 from rlvet.records import LossBatch, RecordedRun
+from rlvet.runs.effect import Effect, matter_line
 
 NO_IDS = "the record has no token ids, so which tokens a rule drops is not known"
 NO_TOKENIZER = (

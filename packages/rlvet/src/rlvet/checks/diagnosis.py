@@ -159,11 +159,15 @@ class Diagnosis:
         return "" if self.coverage is None else self.coverage.part
 
     @property
+    def expected_fall(self) -> str:
+        """A clause on a large fall of entropy that is expected in learning; empty without one, or with a finding."""
+        is_ok = not self.no_verdict and all(finding.severity == "note" for finding in self.findings)
+        return expected_fall(Course(self.rows)) if is_ok else ""
+
+    @property
     def _all_notes(self) -> list[str]:
         """The notes, after a large change that is expected in learning, if the run has no findings."""
-        is_ok = not self.no_verdict and all(finding.severity == "note" for finding in self.findings)
-        fall = expected_fall(Course(self.rows)) if is_ok else ""
-        return [*filter(None, [fall]), *self.notes]
+        return [*filter(None, [self.expected_fall]), *self.notes]
 
     @property
     def counts(self) -> str:

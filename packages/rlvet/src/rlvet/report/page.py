@@ -30,11 +30,10 @@ from rlvet.report.curves import (
 )
 from rlvet.report.palette import colours_of, css_variables, rule_colour
 from rlvet.runs import Run
+from rlvet.runs.effect import RUN, Effect, matter_line, rules_of_log
 from rlvet.runs.metric_names import BINS
 from rlvet.runs.quantities import Row
-
-OWN_RULE = "the run"
-"""The name of a run's own rule among those that are applied to its tokens."""
+from rlvet.runs.summary import summarize
 
 
 def write_report(
@@ -214,16 +213,24 @@ def _report_run(run: Run | RecordedRun, analysis: Any) -> ReportedRun:
     curves = collect_curves(log_rows, token_rows, read)
     data["last_tenth"] = start_of_last_tenth(curves)
     data["audit"] = audit_table(token_rows if "tokens" in data else [*log_rows, *token_rows])
+    if "opening" not in data and data["audit"]["columns"]:
+        data["opening"] = _effect_lines(log_rows)
     data["rule_colors"] = _colours_of_rules(data)
     return ReportedRun(data, curves)
 
 
+def _effect_lines(rows: Sequence[Row]) -> list[str]:
+    """Return what the run's rule and others drop of the gradient on rare winners, from the audit's metrics in a log."""
+    metrics = summarize(rows).metrics
+    return [*Effect.from_log(metrics).lines, *filter(None, [matter_line(rules_of_log(metrics))])]
+
+
 def _colours_of_rules(data: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of a colour for each rule that was applied to the tokens of a run, whose own is `OWN_RULE`."""
+    """Return the name of a colour for each rule that was applied to the tokens of a run, whose own is `RUN`."""
     of_log = (re.match(r"audit/if/(.+)/", name) for name in data["audit"]["columns"])
     others = dict.fromkeys([*data.get("rules", {}), *(match[1] for match in of_log if match)])
-    others.pop(OWN_RULE, None)
-    return {OWN_RULE: rule_colour(data["method"]) or "ink", **colours_of(others)}
+    others.pop(RUN, None)
+    return {RUN: rule_colour(data["method"]) or "ink", **colours_of(others)}
 
 
 def _add_colours(runs: Sequence[dict[str, Any]]) -> None:
@@ -264,7 +271,7 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         state = "look" if diagnosis.is_at_least("look") else "ok"
     coverage = diagnosis.coverage
     passed = diagnosis.passed
-    notes = [] if log is None else list(log.notes)
+    notes = [*([] if log is None else log.notes), *diagnosis.notes]
     if log_diagnosis is not None and log_diagnosis.replaced_keys:
         notes.append(f"read from another key: {log_diagnosis.replaced_text}")
     return {
@@ -278,6 +285,9 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         "no_verdict": diagnosis.no_verdict,
         "basis": "" if log_diagnosis is None else log_diagnosis.basis,
         "configuration": None if log_diagnosis is None else log_diagnosis.as_json().get("configuration"),
+        "expected_fall": ""
+        if diagnosis.is_at_least("look") or log_diagnosis is None
+        else log_diagnosis.expected_fall,
         "notes": notes,
         "unread": [] if log_diagnosis is None else log_diagnosis.unread,
     }

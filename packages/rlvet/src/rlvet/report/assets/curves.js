@@ -161,7 +161,7 @@ function evidenceOf(host, run, number, rank, name) {
 }
 
 /** A chart with its title, unit, and the first and last values of each run. */
-function panel({ name, title, unit, log }) {
+function panel({ name, title, unit, log }, height = 175) {
   const runs = data.runs.map((_, number) => number).filter((number) => data.runs[number].curves[name]);
   const host = element("div");
   const readouts = runs.map((number) => {
@@ -180,7 +180,7 @@ function panel({ name, title, unit, log }) {
         several ? element("i", { class: "dot", style: { "--run": `var(${hue(number)})` } }) : "",
         several ? `${labels[number]} ` : units ? `${units}: ` : "", value))),
     host);
-  return { figure, draw: () => curveChart(host, name, { runs, marks: onsets(name, runs), height: 175 + LABEL_HEIGHT * onsets(name, runs).length, log, readouts }) };
+  return { figure, draw: () => curveChart(host, name, { runs, marks: onsets(name, runs), height: height + LABEL_HEIGHT * onsets(name, runs).length, log, readouts }) };
 }
 
 /** A sentence about quantities that have a single value in each run. */
@@ -214,9 +214,14 @@ function explanation() {
   return element("p", { class: "soft explained" }, sentences.join(" "));
 }
 
+/** The charts that are always open: reward, entropy, and what the clip blocks. */
+const MAIN = [["reward"], ["entropy"], ["audit/blocked_mass_below_0.1", "clip_high", "clip"]];
+
 function curves() {
   if (!data.charts.length && !data.constant.length) return;
-  const panels = data.charts.map(panel);
+  const mainNames = MAIN.map((names) => names.find(chartOf)).filter(Boolean);
+  const open = mainNames.map(chartOf).map((one) => panel(one, 260));
+  const others = data.charts.filter(({ name }) => !mainNames.includes(name)).map((one) => panel(one));
   const other = element("div", { class: "panels" });
   const choose = element("select", { onchange: (event) => {
     const name = event.target.value;
@@ -225,12 +230,13 @@ function curves() {
     other.replaceChildren(figure);
     draw();
   } }, element("option", { value: "" }, `${data.others.length} more …`), ...data.others.map((name) => element("option", { value: name }, name)));
-  section("Curves",
-    panels.length ? explanation() : "",
-    panels.length ? element("div", { class: "panels" }, ...panels.map(({ figure }) => figure)) : "",
+  if (open.length) main.append(element("section", { class: "panels large" }, ...open.map(({ figure }) => figure)));
+  foldedSection(others.length ? `All curves: ${others.length} more` : "All curves",
+    open.length + others.length ? explanation() : "",
+    others.length ? element("div", { class: "panels" }, ...others.map(({ figure }) => figure)) : "",
     constants(),
     data.same_as_reward.length ? element("p", { class: "soft", id: "same" }, `All of the reward, and so not drawn again: ${data.same_as_reward.join("; ")}.`) : "",
     data.missing.length ? element("p", { class: "soft", id: "missing" }, `Not drawn, as no run logs it: ${data.missing.join("; ")}.`) : "",
     data.others.length ? element("div", { class: "controls" }, element("label", {}, "Another column", choose)) : "", other);
-  panels.forEach(({ draw }) => draw());
+  [...open, ...others].forEach(({ draw }) => draw());
 }

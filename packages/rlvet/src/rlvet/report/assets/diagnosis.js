@@ -67,8 +67,8 @@ function basis(run) {
     ? [run.unread.length ? line("Not read:", run.unread.join(", "), "soft") : ""]
     : [line("Not read:", `${run.unread.slice(0, SHOWN_UNREAD).join(", ")} and ${run.unread.length - SHOWN_UNREAD} more`, "soft"),
        folded(`All ${run.unread.length} keys that were not read`, run.unread)];
-  return element("aside", { class: "basis" },
-    element("h3", {}, "What this rests on"),
+  return element("div", { class: "basis" },
+    data.runs.length > 1 ? element("h3", {}, run.name) : "",
     ...[run.coverage_text, run.basis].filter(Boolean).map((text) => element("div", { class: "soft" }, text)),
     ...run.notes.map((note) => element("div", { class: "soft" }, note)),
     ...unread,
@@ -78,20 +78,30 @@ function basis(run) {
     folded(`Warnings while reading: ${run.warnings.length}`, run.warnings));
 }
 
+/** The names of the runs, with the verdict of each if there are several. */
+function title() {
+  if (data.runs.length === 1) return;
+  main.append(element("h1", {}, `Report on ${data.runs.length} runs`),
+    element("ul", { class: "summary" }, ...data.runs.map((run, number) => element("li", { style: { "--run": `var(${hue(number)})` } },
+      element("a", { href: `#run-${number + 1}` }, labels[number]), " ", mark(run), run.headline))));
+}
+
+/** The verdict on each run, with its findings. */
 function diagnosis() {
-  if (data.runs.length > 1) {
-    main.append(element("h1", {}, `Report on ${data.runs.length} runs`),
-      element("ul", { class: "summary" }, ...data.runs.map((run, number) => element("li", { style: { "--run": `var(${hue(number)})` } },
-        element("a", { href: `#run-${number + 1}` }, labels[number]), " ", mark(run), run.headline))));
-  }
   data.runs.forEach((run, number) => {
     const items = run.findings.map((finding, rank) => findingItem(run, number, finding, rank));
     const verdict = element("div", { class: "verdict" },
       element("div", { class: "name" }, run.name),
       element("div", { class: "headline" }, mark(run), run.headline),
+      run.expected_fall ? element("p", { class: "fall" }, run.expected_fall) : "",
       items.length ? element("ol", { class: "findings" }, ...items.map(({ item }) => item)) : "",
       configuration(run));
-    main.append(element("section", { class: "run", id: `run-${number + 1}`, style: { "--run": `var(${hue(number)})` } }, verdict, basis(run)));
+    main.append(element("section", { class: "run", id: `run-${number + 1}`, style: { "--run": `var(${hue(number)})` } }, verdict));
     items.forEach(({ draw }) => draw());
   });
+}
+
+/** The data on which the verdicts rest. */
+function restsOn() {
+  foldedSection("What this rests on", ...data.runs.map(basis));
 }

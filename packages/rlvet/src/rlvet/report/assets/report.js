@@ -2,10 +2,14 @@
 "use strict";
 
 main.replaceChildren();
+title();
+opening();
 diagnosis();
 curves();
-opening();
 rules();
+kinds();
 words();
 disagreeingWords();
+restsOn();
 main.append(missingTokens(), element("p", { class: "soft" }, `Made by rlvet ${data.version}. This file loads nothing from elsewhere.`));
+openAround();

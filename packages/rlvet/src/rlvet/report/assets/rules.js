@@ -210,25 +210,33 @@ function rules() {
     controls.replaceChildren(element("div", { class: "controls" }, ...fields));
   }
 
-  section("What each rule would have blocked", controls, drawn, ...reasons);
+  foldedSection("What each rule would have blocked", controls, drawn, ...reasons);
   control();
   draw();
 }
 
 // ---- The opening, and kinds of tokens
 
-/** What each rule dropped of the gradient on rare winners, in sentences and, by the kind of token, in pictures. */
+/** What each rule dropped of the gradient on rare winners, in sentences, the first one large. */
 function opening() {
-  const runsWithRecords = data.runs.map((run, number) => [run, number]).filter(([run]) => run.opening);
-  if (!runsWithRecords.length) return;
-  const parts = runsWithRecords.flatMap(([run, number]) => [
-    runsWithRecords.length > 1 ? element("h3", {}, labels[number]) : "",
-    ...run.opening.map((line) => element("p", {}, line)),
-    element("div", { class: "panels" }, ...(run.kinds.length ? rulesOf(run).filter((rule) => rule in run.kinds[0].dropped).slice(0, 2) : []).map((rule) =>
+  for (const [number, run] of data.runs.entries()) {
+    if (!run.opening || !run.opening.length) continue;
+    const [first, ...others] = run.opening;
+    main.append(element("section", { class: "opening", style: { "--run": `var(${hue(number)})` } },
+      data.runs.length > 1 ? element("div", { class: "name" }, labels[number]) : "",
+      element("p", { class: "effect" }, first), ...others.map((line) => element("p", {}, line))));
+  }
+}
+
+/** What rules dropped of the gradient on rare winners, by the kind of token. */
+function kinds() {
+  const runsWithKinds = data.runs.map((run, number) => [run, number]).filter(([run]) => run.kinds && run.kinds.length);
+  if (!runsWithKinds.length) return;
+  foldedSection("Rare winners by kind of token", ...runsWithKinds.flatMap(([run, number]) => [
+    runsWithKinds.length > 1 ? element("h3", {}, labels[number]) : "",
+    element("div", { class: "panels" }, ...rulesOf(run).filter((rule) => rule in run.kinds[0].dropped).slice(0, 2).map((rule) =>
       element("figure", {}, element("h3", {}, `Gradient of rare winners that ${rule} drops, by kind of token`),
-        bars(run.kinds.map(({ kind, tokens, dropped }) => ({ label: kind, n: tokens, estimate: { share: dropped[rule], low: null, high: null }, hue: ruleHue(run, rule) })))))),
-  ]);
-  section("What the clip dropped", ...parts);
+        bars(run.kinds.map(({ kind, tokens, dropped }) => ({ label: kind, n: tokens, estimate: { share: dropped[rule], low: null, high: null }, hue: ruleHue(run, rule) }))))))]));
 }
 
 // ---- Words
@@ -244,7 +252,7 @@ function words() {
       element("p", { class: "soft" }, `${word.step === null ? "" : `step ${word.step}: `}p ${short(word.p)}, ratio ${short(word.ratio)}, A ${word.advantage > 0 ? "+" : ""}${short(word.advantage)}`),
       element("div", { class: "kept" }, ...Object.entries(word.kept).map(([rule, share]) => element("span", {}, `${rule} `,
         share <= 0 ? element("b", {}, "blocks") : share < 0.99999 ? `keeps ${percent(share, 0)}` : "keeps"))))))]);
-  section("Words that were blocked",
+  foldedSection("Words that were blocked",
     element("p", { class: "soft" }, "Those whose dropped gradient was largest, in their answers, and what other rules would have done to them."),
     ...lists);
 }
@@ -258,7 +266,7 @@ function disagreeingWords() {
     element("ol", { class: "words" }, ...run.disagreeing.map((word) => element("li", {},
       element("p", { class: "text" }, word.text[0], " ", element("mark", {}, word.text[1]), " ", word.text[2]),
       element("p", { class: "soft" }, `${word.step === null ? "" : `step ${word.step}: `}p ${short(word.p)} in the trainer, ${short(word.p_engine)} in the engine`))))]);
-  section("Words on which engine and trainer disagree",
+  foldedSection("Words on which engine and trainer disagree",
     element("p", { class: "soft" }, "Those whose log-probabilities are farthest apart before updates, by 0.1 nats at least, in their answers."),
     ...lists);
 }

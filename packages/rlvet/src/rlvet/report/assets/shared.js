@@ -30,6 +30,19 @@ const labels = (() => {
   return data.runs.map((run, number) => `${number + 1}: ${run.name}`);
 })();
 
+/** A section that a reader opens. Its charts are drawn as wide as it is then. */
+function foldedSection(title, ...children) {
+  main.append(element("details", { class: "section" }, element("summary", {}, element("h2", {}, title)), ...children));
+}
+
+/** Open the folded sections around the element that the address names. */
+function openAround() {
+  const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+  for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+  if (target) target.scrollIntoView();
+}
+addEventListener("hashchange", openAround);
+
 function section(title, ...children) {
   main.append(element("section", {}, element("h2", {}, title), ...children));
 }
