@@ -15,6 +15,7 @@ from rlvet.errors import (
     RlvetError,
     RunProblem,
     did_you_mean,
+    error_about,
 )
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "RlvetError",
     "RunProblem",
     "did_you_mean",
+    "error_about",
     "is_reported",
 ]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from bandpo_lab.errors import InvalidValue, did_you_mean
+from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
 from bandpo_lab.file_readers import json_of, yaml_of
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def validate_as(kind: type[T], raw: Any, name: str) -> T:
         name: The name of the file, or of a part of it, for error messages.
 
     Raises:
-        ValueError: Keys are missing or unknown, or values have a wrong type; the message is one line.
+        ValueError: Keys are missing or unknown, or values have a wrong type; there is a message for each.
 
     >>> validate_as(list[int], 3, "run.yaml")
     Traceback (most recent call last):
@@ -50,7 +50,7 @@ def validate_as(kind: type[T], raw: Any, name: str) -> T:
         return _adapter(kind).validate_python(raw)
     except ValidationError as error:
         messages = [f"{name}: {_message(details)}" for details in error.errors()]
-        raise InvalidValue("; ".join(messages)) from error
+        raise error_about(InvalidValue, messages) from error
 
 
 _adapter: Any = functools.cache(TypeAdapter)

@@ -422,7 +422,7 @@ def _check_packages(node: Node) -> Finding:
     absent = [name for name in PACKAGES if name not in node.packages]
     advice = "docs/install.md has the environment for verl"
     if absent:
-        return Finding("packages", "stop", evidence, f"{'; '.join(differences)}: {advice}")
+        return Finding("packages", "stop", evidence, "\n".join([*differences, advice]))
     if node.libc is not None and node.libc < (2, 28):
         return Finding(
             "packages",
@@ -431,7 +431,7 @@ def _check_packages(node: Node) -> Finding:
             "The wheels need glibc 2.28",
         )
     if differences:
-        return Finding("packages", "look", evidence, f"{'; '.join(differences)}: {advice}")
+        return Finding("packages", "look", evidence, "\n".join([*differences, advice]))
     if not node.python.startswith("3.12."):
         return Finding("packages", "look", evidence, f"The lock is for Python 3.12: {advice}")
     return Finding("packages", "ok", evidence)
@@ -643,7 +643,7 @@ def report(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) -> t
     for finding in findings:
         lines.append(f"{finding.state:4}  {finding.topic}: {finding.evidence}")
         if finding.consequence:
-            lines.append(f"      {finding.consequence}")
+            lines += [f"      {line}" for line in finding.consequence.split("\n")]
     lines += ["", "Not to be seen on an idle node:"]
     lines += [f"      {topic}: {text}" for topic, text in NOT_VISIBLE_WHEN_IDLE]
     stops = [finding.topic for finding in findings if finding.state == "stop"]

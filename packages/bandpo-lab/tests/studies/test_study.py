@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from functools import partial
 from itertools import product
 
@@ -360,3 +364,42 @@ def test_results_of_which_a_byte_has_changed_are_refused(tmp_path):
         file.write_text(change)
         with pytest.raises(ValueError, match=r"results\.json (has changed since|cannot be read)"):
             read_results(tmp_path)
+
+
+INTERRUPTED_CALLS = """
+import os, signal, sys, time
+from functools import partial
+from bandpo_lab.study.jobs import run_in_processes
+
+def call(folder, name):
+    open(os.path.join(folder, name), "w").close()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    # A background job of a shell ignores Ctrl-C, and so would these tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        calls = [partial(call, sys.argv[1], name) for name in "ab"]
+        print(*run_in_processes(calls, 2, preload=()))
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.slow
+def test_after_an_interrupt_no_process_prints_a_traceback(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED_CALLS)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not ((tmp_path / "a").exists() and (tmp_path / "b").exists()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert (output, errors) == ("interrupted\n", "")

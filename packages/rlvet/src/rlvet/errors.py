@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 __all__ = [
     "FileProblem",
@@ -17,7 +18,15 @@ __all__ = [
 
 
 class RlvetError(Exception):
-    """The base of rlvet's errors. Messages name the value and the fix; commands print them in one line."""
+    """The base of rlvet's errors. Messages name the value and the fix; commands print them in one line.
+
+    An error about several problems has them in ``problems``, and commands print each in a line of its own.
+    """
+
+    title: str = ""
+    """The text before the problems."""
+    problems: Sequence[str] = ()
+    """The problems of an error about several."""
 
 
 class InvalidValue(RlvetError, ValueError):
@@ -42,6 +51,28 @@ class MissingPackage(RlvetError, ImportError):
 
 class RunProblem(RlvetError, RuntimeError):
     """The error for a run that cannot continue."""
+
+
+Kind = TypeVar("Kind", bound=RlvetError)
+
+
+def error_about(kind: type[Kind], problems: Sequence[str], *, title: str = "") -> Kind:
+    """Return an error about one or several problems.
+
+    Args:
+        kind: The class of the error.
+        problems: The problems, at least one.
+        title: The text before them.
+
+    >>> error = error_about(InvalidValue, ["no GPU", "no data"], title="not started")
+    >>> str(error), error.problems
+    ('not started: no GPU; no data', ('no GPU', 'no data'))
+    """
+    text = "; ".join(problems)
+    error = kind(f"{title}: {text}" if title else text)
+    error.title = title
+    error.problems = tuple(problems)
+    return error
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ def main() -> None:
 
     from bandpo_lab.errors import InvalidValue, is_reported
     from rlvet.cli import run_app
+    from rlvet.errors import RlvetError
 
     def load_app() -> Callable[[], object]:
         from bandpo_lab.cli.app import app
@@ -35,6 +36,8 @@ def main() -> None:
                 app()
             except Exception as error:
                 if not is_reported(error):
+                    raise
+                if isinstance(error, RlvetError):
                     raise
                 # An error of bandpo is printed in one line, as those of rlvet are.
                 raise InvalidValue(str(error)) from error

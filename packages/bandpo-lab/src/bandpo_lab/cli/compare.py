@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from bandpo_lab.cli.names import complete_method
 from bandpo_lab.console import echo
 from rlvet.cli import INTERRUPTED, stop
 
@@ -25,6 +26,7 @@ def compare_command(
             "demo: clip 0.2, BandAbove, Clip-Higher, BandPO and a constant clip of [0.8, 2].",
             metavar="[METHOD METHOD...]",
             show_default=False,
+            autocompletion=complete_method,
         ),
     ] = None,
     baseline: Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bandpo_lab.cli.names import complete_model
 from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, did_you_mean
 
@@ -18,7 +19,11 @@ def preflight_command(
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that the run needs on each node.")] = 8,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the run.")] = 1,
     model: Annotated[
-        str | None, typer.Option(help="A model of the recipes, to estimate disk space, time and price.")
+        str | None,
+        typer.Option(
+            help="A model of the recipes, to estimate disk space, time and price.",
+            autocompletion=complete_model,
+        ),
     ] = None,
     output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints.")] = Path("runs"),
 ) -> None:

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from bandpo_lab.cli.names import complete_method, complete_model, recipe_names
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
-from bandpo_lab.errors import InvalidValue, did_you_mean
+from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
 from bandpo_lab.modes import MAIN, ModeName, entry_point, mode_overrides
 from rlvet.runs.legs import CONSOLE
 
@@ -28,9 +29,13 @@ METHOD = "A rule of the recipes, any method such as 'GSPO(0.01)', or vanilla for
 def run_command(
     framework: Annotated[Literal["verl"], typer.Argument(help="verl; for TRL use `bandpo-lab train`.")],
     model: Annotated[
-        str, typer.Option(help="A model of the recipes, a folder, smollm2, or a name on the hub.")
+        str,
+        typer.Option(
+            help="A model of the recipes, a folder, smollm2, or a name on the hub.",
+            autocompletion=complete_model,
+        ),
     ],
-    method: Annotated[str, typer.Option(help=METHOD)],
+    method: Annotated[str, typer.Option(help=METHOD, autocompletion=complete_method)],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Further overrides for verl, which take precedence.")
     ] = None,
@@ -71,6 +76,9 @@ def run_command(
             "leave --mode out, or train without --one-step"
         )
     user_overrides = overrides or []
+    if not dry_run:
+        # The libraries below take up to minutes to import.
+        _print_progress(f"reads the recipe of {model} with {method}")
     output = Path(output_dir).resolve()
     all_overrides = experiment(model, method, task, settings, config_dir)
     all_overrides += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
@@ -105,6 +113,7 @@ def run_command(
         _print_command(command)
     if dry_run:
         return
+    _print_progress("composes verl's settings, which imports verl")
     from bandpo_lab.rehearsal.preflight import naming_unset
 
     config = _compose_and_check(all_overrides, config_dir, user_overrides, program.config_name)
@@ -114,6 +123,7 @@ def run_command(
         echo(gpu.run_one_step(command, config, output))
         return
 
+    _print_progress("looks for the files and GPUs")
     with naming_unset(user_overrides):
         _check_ready(config)
     from bandpo.integrations.legs import new_leg
@@ -123,6 +133,10 @@ def run_command(
     echo(f"bandpo: leg {leg}")
     _print_command(command)
     train_into(leg, command)
+
+
+def _print_progress(text: str) -> None:
+    echo(f"bandpo: {text} ...", err=True)
 
 
 def _print_command(command: list[str]) -> None:
@@ -230,7 +244,7 @@ def _check_ready(config: Any) -> None:
     problems = launch_problems(config)
     problems += changed_files(data_files(config, "train") + data_files(config, "val"))
     if problems:
-        raise InvalidValue(f"not started: {'; '.join(problems)}")
+        raise error_about(InvalidValue, problems, title="not started")
     model = config.actor_rollout_ref.model.path
     if not Path(model).expanduser().is_dir():
         echo(
@@ -261,7 +275,7 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
 
     def recipe_override(kind: str, name: str) -> list[str]:
         """Return the override that selects a recipe; empty if a model or a rule is not among the recipes."""
-        names = _names(recipes, kind)
+        names = recipe_names(recipes, kind)
         if name in names:
             return ["+" + f"paper/{kind}".rstrip("/") + f"={name}"]
         if kind in ("model", "rule"):
@@ -269,7 +283,9 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
         raise InvalidValue(f"{name!r} is none of {', '.join(names)} in {recipes}{did_you_mean(name, names)}")
 
     # A name without a slash that is similar to that of a recipe is a typing error: few models on the hub have no slash.
-    hint = "" if "/" in model or Path(model).is_dir() else did_you_mean(model, _names(recipes, "model"))
+    hint = (
+        "" if "/" in model or Path(model).is_dir() else _similar_models(model, recipe_names(recipes, "model"))
+    )
     model_override = recipe_override("model", model)
     if hint and not model_override:
         raise InvalidValue(
@@ -300,6 +316,17 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
     return overrides
 
 
+def _similar_models(model: str, names: Sequence[str]) -> str:
+    """Return the end of an error about an unknown model: the closest one, or those whose names contain it.
+
+    >>> _similar_models("Qwen", ["qwen2.5-7b", "llama-3.2-3b-instruct", "deepseek-r1-distill-qwen-7b"])
+    '; the recipes have qwen2.5-7b, deepseek-r1-distill-qwen-7b.'
+    """
+    containing = [name for name in names if model.lower() in name]
+    listed = f"; the recipes have {', '.join(containing)}." if containing else ""
+    return did_you_mean(model, names) or listed
+
+
 def _local_model(name: str, data: Path, recipes: Path, *, convert: bool) -> list[str]:
     """Return the override with the folder of a model that is on this machine; empty if it is not.
 
@@ -326,12 +353,6 @@ def _expand_home(model: str) -> str:
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
-def _names(recipes: Path, kind: str) -> list[str]:
-    """Return the names of the recipes of a kind, such as ``model``, without those of TRL."""
-    names = sorted(path.stem for path in (recipes / "paper" / kind).glob("*.yaml"))
-    return [name for name in names if name not in ("accelerate", "trl")]
-
-
 def _check_method(method: str, recipes: Path) -> None:
     """Check the text of a method that is not a rule of the recipes.
 
@@ -345,7 +366,7 @@ def _check_method(method: str, recipes: Path) -> None:
     try:
         read_method(method)
     except ValueError as error:
-        hint = did_you_misspell(method, [*METHODS, *_names(recipes, "rule"), "vanilla"])
+        hint = did_you_misspell(method, [*METHODS, *recipe_names(recipes, "rule"), "vanilla"])
         if hint and re.fullmatch(r"[\w.-]+", method):
             raise InvalidValue(
                 f"{method!r} is no rule of the recipes in {recipes}, and no method{hint}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from bandpo_lab.cli.names import complete_model
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.console import echo
 
@@ -21,7 +22,12 @@ PACKAGES = ("torch", "verl", "ray", "vllm", "flash-attn")
 
 
 def setup_command(
-    model: Annotated[str, typer.Option(help="A model of the recipes, a folder, or a name on the hub.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A model of the recipes, a folder, or a name on the hub.", autocompletion=complete_model
+        ),
+    ],
     settings: Annotated[
         Literal["recommended", "authors"],
         typer.Option(help="Data sets: recommended, or authors for those of the paper's authors."),
@@ -95,7 +101,7 @@ def _prepare(sets: list[DataSet]) -> None:
     """
     from bandpo_lab.data.prepare import prepare_data
     from bandpo_lab.downloads import changed_files, prepared_revision
-    from bandpo_lab.errors import FileProblem
+    from bandpo_lab.errors import FileProblem, error_about
 
     missing = [data_set for data_set in sets if prepared_revision(data_set) is None]
     for folder in dict.fromkeys(data_set.folder for data_set in missing):
@@ -105,6 +111,6 @@ def _prepare(sets: list[DataSet]) -> None:
     files = [data_set.folder / "verl" / f"{data_set.name}.parquet" for data_set in sets]
     changed = changed_files([str(file) for file in files])
     if changed:
-        raise FileProblem("; ".join(changed))
+        raise error_about(FileProblem, changed)
     for file in files:
         echo(f"data  {file}")

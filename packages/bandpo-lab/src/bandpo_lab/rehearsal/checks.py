@@ -251,11 +251,10 @@ def _check_demanded_metrics(steps: dict[int, dict[str, float]], demanded: Mappin
         if not all(name in data for data in steps.values())
     }
     if missing:
-        detail = "; ".join(
-            f"the metric {name} is missing, so no code of verl applied {setting}"
+        return [
+            Check("metrics", False, f"the metric {name} is missing, so no code of verl applied {setting}")
             for name, setting in missing.items()
-        )
-        return [Check("metrics", False, detail)]
+        ]
     last = steps[max(steps)]
     values = ", ".join(f"{name} {last[name]:.3g}" for name in demanded)
     return [Check("metrics", True, f"all that the recipe asks for: {values}")]

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bandpo_lab.errors import RunProblem
+from bandpo_lab.errors import RunProblem, error_about
 from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.checks import explain
 from bandpo_lab.rehearsal.preflight import NO_FLASH_ATTENTION, absent_files, lacking_gpus, lacks_attention
@@ -51,7 +51,7 @@ def run_one_step(command: list[str], config: Any, output: Path) -> str:
     problems = [problem] if problem else []
     problems += absent_files(config, remote=True)
     if problems:
-        raise RunProblem(f"not started: {'; '.join(problems)}")
+        raise error_about(RunProblem, problems, title="not started")
 
     folder = output / "one-step"
     folder.mkdir(parents=True, exist_ok=True)

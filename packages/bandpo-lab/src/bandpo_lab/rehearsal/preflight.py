@@ -328,12 +328,9 @@ def _is_here(path: str, remote: bool) -> bool:
 
 
 def check_files(config: Any) -> list[Check]:
-    """Return a failed check if a data file or the model folder of the recipe is not on this machine."""
-    absent = absent_files(config)
-    if not absent:
-        return []
-    detail = "; ".join(absent) + " (--stand-in uses made-up ones instead)"
-    return [Check("files", False, detail)]
+    """Return a failed check for each data file and model folder of the recipe that is not on this machine."""
+    hint = " (--stand-in uses made-up ones instead)"
+    return [Check("files", False, f"{text}{hint}") for text in absent_files(config)]
 
 
 def lacking_gpus(count: int, setting: str) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo_lab.errors import InvalidValue, MissingPackage
+from bandpo_lab.errors import InvalidValue, MissingPackage, error_about
 from bandpo_lab.modes import SEARCH_PATH, ModeName, entry_point_of, has_separate_sampler, mode_of
 from bandpo_lab.pip_arguments import VERL
 
@@ -142,7 +142,7 @@ def refuse(config: Any) -> None:
     }
     reasons = [reason for reason, applies in conditions.items() if applies]
     if reasons:
-        raise InvalidValue(f"this recipe cannot be rehearsed on a CPU: {'; '.join(reasons)}")
+        raise error_about(InvalidValue, reasons, title="this recipe cannot be rehearsed on a CPU")
 
 
 def samples(config: Any) -> int:

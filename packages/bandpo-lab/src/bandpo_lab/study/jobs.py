@@ -14,6 +14,9 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
+INTERRUPTED = 130
+"""The exit status of a process after Ctrl-C."""
+
 
 class Job(NamedTuple):
     """A command ``python -m MODULE ARGUMENTS``; calling it runs the command in this process."""
@@ -56,7 +59,11 @@ def _call_and_send(call: Callable[[], Any], connection: Any) -> None:
     parent = multiprocessing.parent_process()
     if parent:
         Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    connection.send(call())
+    try:
+        connection.send(call())
+    except KeyboardInterrupt:
+        # Ctrl-C reaches all processes of a terminal, and the parent says that it was interrupted.
+        os._exit(INTERRUPTED)
 
 
 def _run_in_process(call: Callable[[], Any]) -> JobResult:

@@ -19,7 +19,7 @@ import yaml
 from transformers import SchedulerType
 
 from bandpo_lab.console import echo
-from bandpo_lab.errors import FileProblem, InvalidValue, RunProblem, is_reported
+from bandpo_lab.errors import FileProblem, InvalidValue, RunProblem, error_about, is_reported
 from bandpo_lab.file_models import read_json, read_yaml, validate_as
 from bandpo_lab.file_readers import lines_of
 from bandpo_lab.files import (
@@ -196,9 +196,10 @@ class RunFolder:
 
         advice = "to begin anew at step 0, choose another output_dir, or empty this one"
         if damages:
-            details = "; ".join(f"{checkpoint.name}: {text}" for checkpoint, text in damages.items())
-            raise RunProblem(
-                f"no checkpoint in {self.path} is whole ({details}). Nothing was moved; {advice}"
+            raise error_about(
+                RunProblem,
+                [f"{checkpoint.name}: {text}" for checkpoint, text in damages.items()],
+                title=f"no checkpoint in {self.path} is whole, and nothing was moved ({advice})",
             )
         if processes.from_main(lambda: self.metrics.name in sealed(self.path)):
             raise RunProblem(

@@ -62,16 +62,18 @@ def env_command() -> None:
 
     Exits with 1 if the adapter of an installed framework cannot be imported.
     """
+    # Importing torch and the frameworks takes seconds, so the versions are printed before.
+    print(
+        f"bandpo {bandpo.__version__}, Python {platform.python_version()}, torch {version('torch')}",
+        flush=True,
+    )
+    if sys.stderr.isatty():
+        print("imports torch and the adapters of the installed frameworks ...", file=sys.stderr, flush=True)
     import torch
 
     from bandpo.integrations import ADAPTERS
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    # Flush, because importing the frameworks takes seconds.
-    print(
-        f"bandpo {bandpo.__version__}, Python {platform.python_version()}, torch {torch.__version__}, {device}",
-        flush=True,
-    )
+    print(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU", flush=True)
     table = Table("framework", "version", "adapter", "")
     states = []
     for adapter in ADAPTERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
     def plain(text: str) -> str:
         return escape(printable(text))
 
-    table = Table(*map(plain, header), title=plain(title) or None)
+    table = Table(title=plain(title) or None)
+    for name in header:
+        # A name that is cut at its end would lose what tells it from the others.
+        table.add_column(plain(name), overflow="fold")
     for cells in rows:
         if cells:
             table.add_row(*map(plain, cells))
@@ -86,7 +90,21 @@ def clip_table(runs: Mapping[str, Summary]) -> Table:
         rows[f"{rule} would clip high"] = _cells(columns, f"if/{rule}/clip_high")
         rows[f"{rule} would clip low"] = _cells(columns, f"if/{rule}/clip_low")
         rows[f"{rule} would block, p < 0.1"] = _cells(columns, f"if/{rule}/blocked_mass_below_0.1")
-    return _table(["", *runs], _known_rows(rows), "on the run's own tensors")
+    return _table(["", *_short_names([*runs])], _known_rows(rows), "on the run's own tensors")
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """Return the last parts of paths, as many as tell them apart.
+
+    >>> _short_names(["runs/demo/BandPO-seed-0", "runs/demo/FixedClip-0.2-seed-0"])
+    ['BandPO-seed-0', 'FixedClip-0.2-seed-0']
+    """
+    parts = [[part for part in re.split(r"[/\\]", path) if part] for path in paths]
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(path[-length:]) for path in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [*paths]
 
 
 def methods_table(replay: Replay) -> Table:

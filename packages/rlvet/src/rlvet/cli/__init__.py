@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Mapping[str, str]) -> None:
-    """Run a command line app, and print errors about its input in one line.
+    """Run a command line app, and print errors about its input in one line, or in one line for each problem.
 
     Errors of rlvet and of the operating system end the process with one line and exit status 2, and so does a missing
     optional package, and output that cannot be written. All other errors are printed with their traceback, and have
@@ -76,7 +76,7 @@ def _run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Ma
         app()
     except (RlvetError, OSError) as error:
         # The name of a file may contain a newline, and the text after it must not look like a line of this program.
-        stop(f"error: {printable(error)}", BAD_INPUT)
+        stop(_error_text(error), BAD_INPUT)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in optional_packages:
@@ -88,6 +88,25 @@ def _run_app(load_app: Callable[[], Callable[[], object]], optional_packages: Ma
         )
     except Exception as error:
         _fail(error)
+
+
+def _error_text(error: Exception) -> str:
+    r"""Return the text of an error: a line, or a line for each problem of an error about several.
+
+    >>> from rlvet.errors import InvalidValue, error_about
+    >>> _error_text(InvalidValue("no data in run\n1"))
+    'error: no data in run\\n1'
+    >>> print(_error_text(error_about(InvalidValue, ["no GPU", "no data"], title="not started")))
+    error: not started: 2 problems
+      no GPU
+      no data
+    """
+    problems = error.problems if isinstance(error, RlvetError) else ()
+    if len(problems) < 2:
+        return f"error: {printable(error)}"
+    title = f"{error.title}: " if isinstance(error, RlvetError) and error.title else ""
+    first = f"error: {printable(title)}{len(problems)} problems"
+    return "\n".join([first, *(f"  {printable(problem)}" for problem in problems)])
 
 
 def _fail(error: Exception) -> NoReturn:

@@ -14,6 +14,7 @@ import typer
 from rlvet.cli.json_output import json_text
 from rlvet.cli.names import Names, read_names
 from rlvet.cli.severity import Severity
+from rlvet.cli.wrapping import wrapped
 
 
 class Format(StrEnum):
@@ -93,9 +94,9 @@ def diagnose_command(
     elif output_format is Format.markdown:
         print(diagnosis.as_markdown())
     else:
-        print(diagnosis.as_text(verbose=verbose))
+        print(wrapped(diagnosis.as_text(verbose=verbose)))
         if word_collector is not None:
-            print(f"\n{word_collector.text(path)}")
+            print(wrapped(f"\n{word_collector.text(path)}"))
     if diagnosis.is_at_least(fail_on):
         sys.exit(1)
     if diagnosis.no_verdict:

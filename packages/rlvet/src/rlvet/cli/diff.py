@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rlvet.cli.names import Names, RunNames, read_names, run_names_of
+from rlvet.cli.wrapping import wrapped
 
 
 def diff_command(
@@ -37,6 +38,6 @@ def diff_command(
     if as_json:
         print(json_text("diff", difference.as_json()))
     else:
-        print(difference)
+        print(wrapped(str(difference)))
     if difference.differs:
         sys.exit(1)

@@ -11,6 +11,7 @@ import typer
 
 from rlvet.cli.json_output import json_text
 from rlvet.cli.severity import Severity
+from rlvet.cli.wrapping import wrapped
 
 if TYPE_CHECKING:
     from rlvet.lint.checks import LintReport
@@ -80,7 +81,7 @@ def lint_command(
         for report in reports:
             text = _format_report(report, output_format)
             if text:
-                print(text)
+                print(wrapped(text) if output_format is OutputFormat.TEXT else text)
     if errors:
         stop("\n".join(f"error: {printable(error)}" for error in errors), BAD_INPUT)
     if any(report.fails(fail_on.value) for report in reports):
