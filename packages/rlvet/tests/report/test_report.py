@@ -404,7 +404,7 @@ def test_in_a_browser_the_value_under_the_cursor_is_shown(tmp_path):
       const figure = document.querySelector("[data-panel=length]");
       const over = figure.querySelector(".u-over");
       const box = over.getBoundingClientRect();
-      const place = { clientX: box.right - 1, clientY: box.top + 9, bubbles: true };
+      const place = { clientX: Math.floor(box.right - 0.5), clientY: box.top + 9, bubbles: true };
       over.dispatchEvent(new MouseEvent("mousemove", place));
       return figure.querySelector(".value").textContent;
     })()"""
@@ -507,7 +507,7 @@ def audited_log(steps=40):
             "step": step,
             "reward": 0.1 + 0.8 * step / steps,
             "entropy": 1.0 - 0.95 * step / steps,
-            "grad_norm": 0.5,
+            "grad_norm": 0.5 + 0.01 * (step % 7),
             "audit/clip_high": 0.02,
             "audit/clip_low": 0.01,
             "audit/tokens": 1000,
@@ -552,7 +552,7 @@ def test_in_a_browser_the_effect_the_verdict_and_three_curves_are_open(tmp_path)
     places = [seen.text.index(text) for text in texts]
     assert places == sorted(places)
     open_panels = """JSON.stringify([...document.querySelectorAll("[data-panel]")]
-      .filter((panel) => panel.offsetParent).map((panel) => panel.dataset.panel))"""
+      .filter((panel) => !panel.closest("details:not([open])")).map((panel) => panel.dataset.panel))"""
     with Chromium(tmp_path) as browser:
         for width in (390, 1280):
             tab = browser.open(page.as_uri(), width=width)

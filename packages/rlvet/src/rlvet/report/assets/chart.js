@@ -4,6 +4,8 @@
 const shown = new Set();
 const redraw = () => shown.forEach((plot) => plot.redraw(false));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+// Charts below a part that opens or closes move, and look for the cursor where they were unless they are told.
+addEventListener("toggle", () => shown.forEach((plot) => plot.syncRect(true)), true);
 
 function color(host, name) {
   return getComputedStyle(host).getPropertyValue(name).trim();
@@ -29,7 +31,11 @@ function chart(host, height, options, data) {
   const plot = new uPlot({ ...size(), ...options }, data, host);
   shown.forEach((old) => old.root.isConnected || shown.delete(old));
   shown.add(plot);
-  new ResizeObserver(() => plot.root.isConnected && plot.setSize(size())).observe(host);
+  new ResizeObserver(() => {
+    if (!plot.root.isConnected) return;
+    plot.setSize(size());
+    plot.syncRect(true);
+  }).observe(host);
   return plot;
 }
 
