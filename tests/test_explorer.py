@@ -13,8 +13,8 @@ from browser import PAGE, needs_browser, opened
 from pages import ROOT, extension
 
 RULES = {
-    "BandPO": (BandPO().clip, BandPO(divergence=TotalVariation()).clip),
     "BandAbove": (BandAbove().clip, BandAbove(divergence=TotalVariation()).clip),
+    "BandPO": (BandPO().clip, BandPO(divergence=TotalVariation()).clip),
     "DPPO": (DPPO().clip, DPPO(divergence=TotalVariation()).clip),
     "DCPO": (DCPO(),) * 2,
     "PPO, GRPO": (FixedClip(0.2),) * 2,

@@ -6,8 +6,8 @@
   const CLIP = bandpo.fixed(0.2, 0.2);
   const BAND = { name: "radius", divergence: true };
   const METHODS = {
-    "BandPO: Band on both sides": { color: "--rule-band", ...BAND, rule: (size, divergence) => bandpo.band(divergence, size) },
     "BandAbove: clip 0.2 below, Band above": { color: "--rule-band-above", ...BAND, rule: (size, divergence) => bandpo.sides(CLIP, bandpo.band(divergence, size)) },
+    "BandPO: Band on both sides": { color: "--rule-band", ...BAND, rule: (size, divergence) => bandpo.band(divergence, size) },
     "DPPO: Band without a cap": { color: "--rule-dppo", ...BAND, rule: (size, divergence) => bandpo.band(divergence, size, Infinity) },
     "DCPO: low 0.16, high of yours": { color: "--rule-dcpo", name: "high", size: 0.2, rule: (size) => bandpo.dcpo(0.16, size) },
     "PPO, GRPO: one clip": { color: "--rule-clip", name: "ε", size: 0.2, most: 0.95, rule: (size) => bandpo.fixed(size, size) },

@@ -10,6 +10,8 @@ from mkdocs.structure.files import File
 README = Path(__file__).parents[2] / "README.md"
 PAGE = "index.md"
 PICTURE = re.compile(r'<picture>.*?<img src="docs/(?P<file>[^"]+)" alt="(?P<alt>[^"]+)"></picture>')
+BADGES = re.compile(r"^!\[[^]]*\]\(https://img\.shields\.io/.*\n\n", re.M)
+"""The line of badges, which a code host shows; the site loads nothing from elsewhere."""
 LINK = re.compile(r"\]\((?!https?:|#)(?P<address>[^)]+)\)")
 EXPLORER = '<div id="explorer"></div>\n\n'
 STYLES = ("uPlot.css", "explorer.css")
@@ -31,7 +33,7 @@ def start_page(readme: str) -> str:
     Args:
         readme: The text of README, whose links lead from the root of the repository.
     """
-    text = LINK.sub(_link_from_docs, readme)
+    text = LINK.sub(_link_from_docs, BADGES.sub("", readme))
     text, pictures = PICTURE.subn(rf"{EXPLORER}![\g<alt>](\g<file>)", text, count=1)
     if not pictures:
         raise ValueError("README.md has no <picture> above which the explorer could stand")
