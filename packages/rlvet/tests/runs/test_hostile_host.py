@@ -4,16 +4,21 @@ Each condition is lines of Python that a program runs before it reads a file. It
 a new one, a log and a record, and prints a result of one line.
 """
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+
+import rlvet
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="the conditions are those of Linux"
@@ -22,15 +27,18 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = """
 import os, sys, threading, signal, resource
 from pathlib import Path
-from rlvet import open_run
+from rlvet import RecordedRun, open_run
+from rlvet.lint import lint_file
 from rlvet.runs import gate
 from rlvet.errors import RlvetError
 {by}
 {condition}
 
 def read():
+    if {kind!r} == "a configuration":
+        return str(lint_file({path!r})).split(chr(10))[0]
     run = open_run({path!r})
-    return sum(1 for _ in run.batches()) if {kind!r} == "record" else len(run.rows)
+    return sum(1 for _ in run.batches()) if isinstance(run, RecordedRun) else len(run.rows)
 
 {call}
 """
@@ -169,6 +177,173 @@ def test_the_answer_is_right(name, kind, way, runs):
 def test_environment_variables_change_no_answer(name, way, runs):
     program = started(runs["log"], "log", way, "", variables=VARIABLES[name])
     assert result(program) == f"answer {ROWS['log']}"
+
+
+# --- Each kind of log, batches and configuration, at night ---
+
+LOGGED = [{"step": step, "reward": 0.01 * step, "entropy": 1.0, "kl": 0.01} for step in range(1, 41)]
+"""The rows of the logs that this file writes."""
+
+
+def printed(row: Mapping[str, float]) -> str:
+    """Return a row as TRL prints it."""
+    return str({"loss": 0.1, **row, "epoch": 0.1})
+
+
+def notebook(folder: Path) -> None:
+    text = [f"{printed(row)}\n" for row in LOGGED]
+    cell = {
+        "cell_type": "code",
+        "source": [],
+        "outputs": [{"output_type": "stream", "name": "stdout", "text": text}],
+    }
+    (folder / "a.ipynb").write_text(json.dumps({"cells": [cell], "nbformat": 4, "metadata": {}}))
+
+
+def page(folder: Path) -> None:
+    rows = "".join(f"<tr>{''.join(f'<td>{value}</td>' for value in row.values())}</tr>" for row in LOGGED)
+    header = "".join(f"<th>{name}</th>" for name in LOGGED[0])
+    (folder / "a.html").write_text(f"<html><table><tr>{header}</tr>{rows}</table></html>")
+
+
+def table(folder: Path) -> None:
+    lines = [",".join(map(str, row.values())) for row in LOGGED]
+    (folder / "log.csv").write_text("\n".join([",".join(LOGGED[0]), *lines, ""]))
+
+
+def of_three_losses(write: Callable[..., None]) -> Callable[[Path], None]:
+    """Return a function that writes the batches of three losses as a framework does."""
+
+    def written(folder: Path) -> None:
+        from helpers.run_files import batch
+
+        for step in range(1, 4):
+            write(folder, step, batch(step))
+
+    return written
+
+
+def in_folder(write: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Return a function that lets a tracker make a folder in a folder."""
+    return lambda folder: write(folder / "tracked")
+
+
+def kinds() -> dict[str, tuple[Callable[[Path], object], str]]:
+    """Return, for each kind of file, a function that writes it in a folder, and its name there."""
+    pytest.importorskip("torch")
+    from helpers import run_files
+
+    return {
+        "trainer_state.json": (
+            lambda folder: (folder / "trainer_state.json").write_text(json.dumps({"log_history": LOGGED})),
+            "trainer_state.json",
+        ),
+        "CSV": (table, "log.csv"),
+        "a console's text": (
+            lambda folder: (folder / "train.log").write_text("\n".join(map(printed, LOGGED))),
+            "train.log",
+        ),
+        "a notebook": (notebook, "a.ipynb"),
+        "a saved page": (page, "a.html"),
+        "TensorBoard": (run_files.tensorboard, ""),
+        "wandb": (in_folder(run_files.wandb), ""),
+        "trackio": (in_folder(run_files.trackio), ""),
+        "batches of NeMo RL": (of_three_losses(run_files.nemo_rl), ""),
+        "batches of slime": (of_three_losses(run_files.slime), ""),
+        "batches of SkyRL": (of_three_losses(run_files.skyrl), ""),
+        "a configuration": (
+            lambda folder: (folder / "a.yaml").write_text("beta: 0.0\nloss_type: dapo\nnum_generations: 8\n"),
+            "a.yaml",
+        ),
+    }
+
+
+KINDS = (
+    "trainer_state.json", "CSV", "a console's text", "a notebook", "a saved page", "TensorBoard", "wandb", "trackio",
+    "batches of NeMo RL", "batches of slime", "batches of SkyRL", "a configuration",
+)  # fmt: skip
+"""The kinds beside JSON lines and records."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Return, for each kind, the path of a file or folder, and the answer that is read without a process."""
+    found = {}
+    for kind, (write, name) in kinds().items():
+        folder = tmp_path_factory.mktemp("kind")
+        write(folder)
+        path = str(folder / name)
+        program = started(path, kind, "copied", "", variables={"RLVET_LIMITS": "off"})
+        # That of a project of trackio is a sentence: it has two runs.
+        found[kind] = (path, result(program))
+        assert found[kind][1].startswith("error " if kind == "trackio" else "answer "), found[kind]
+    return found
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [*CONDITIONS, *VARIABLES])
+def test_the_answer_is_right_for_each_kind(name, kind, way, files):
+    path, answer = files[kind]
+    condition = CONDITIONS.get(name, "")
+    assert result(started(path, kind, way, condition, variables=VARIABLES.get(name, NOTHING))) == answer
+
+
+# --- Another user with an installation that nobody may write to ---
+
+NOBODY = 65534
+"""The number of a user without rights."""
+
+
+def as_nobody(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user without rights; as this user if it has no right to change."""
+    user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.getuid() == 0 else {}
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd="/", env=environment | variables, check=False, **user
+    )
+
+
+def can_be_run_by_nobody(python: str) -> bool:
+    """Return True if a user without rights can run a Python, and it is one for rlvet."""
+    try:
+        return not as_nobody(python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))").returncode
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def open_folder():
+    """Return a folder that other users may read, which those of pytest are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    for file in [folder, *folder.rglob("*")]:
+        file.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_user_reads_by_an_installation_that_is_read_only(way, open_folder):
+    """It writes no compiled files there, and has no folder of its own."""
+    python = next(filter(can_be_run_by_nobody, (sys.executable, "/usr/bin/python3")), None)
+    if python is None:
+        pytest.skip("another user can run no Python of this machine")
+    shutil.copytree(
+        Path(rlvet.__file__).parent,
+        open_folder / "lib" / "rlvet",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    log = open_folder / "metrics.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in LOGGED))
+    for file in [open_folder, *open_folder.rglob("*")]:
+        file.chmod(0o555 if file.is_dir() else 0o444)
+    before = sorted(open_folder.rglob("*"))
+    program = PROGRAM.format(by=WAYS[way], condition="", path=str(log), kind="log", call=ONCE)
+    outcome = as_nobody(python, "-c", program, PYTHONPATH=str(open_folder / "lib"), HOME="/no/such/home")
+    assert (outcome.stdout, outcome.stderr) == (f"answer {len(LOGGED)}\n", "")
+    assert sorted(open_folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", REFUSALS)

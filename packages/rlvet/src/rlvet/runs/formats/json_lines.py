@@ -14,15 +14,14 @@ from rlvet.runs.formats._content import by_run, parse_int
 from rlvet.runs.formats._format import Format, RawLog
 from rlvet.runs.unread import Unread
 
-_SCAN = json.JSONDecoder(parse_int=parse_int).scan_once
-"""The function of Python's decoder that reads a value at a place of a text."""
+DECODER: Any = json.JSONDecoder(parse_int=parse_int)  # type stubs do not have its method
 
 
 def _parse_line(line: bytes) -> Any:
     """Parse a JSON line in UTF-8. This is faster than `json.loads`, which detects the encoding of each line."""
     text = line.decode()
     try:
-        value, end = _SCAN(text, 0)
+        value, end = DECODER.scan_once(text, 0)
     except StopIteration as error:
         raise json.JSONDecodeError("Expecting value", text, error.value) from None
     if end < len(text):
