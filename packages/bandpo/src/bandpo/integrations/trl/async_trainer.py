@@ -40,7 +40,7 @@ from bandpo.integrations.trl.async_probe import AsyncSubject
 from bandpo.integrations.trl.async_samples import SampleCollator, SampleQueue, SampleTable
 from bandpo.integrations.trl.method_trainer import ClippedTokens, MethodTrainer
 from bandpo.integrations.trl.probe import with_bounds
-from bandpo.integrations.trl.training_faults import name_of, naming_weights
+from bandpo.integrations.trl.training_faults import for_worker, name_of, naming_weights
 from bandpo.integrations.trl.trl_names import ASYNC_GRPO
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ class BandAsyncGRPOTrainer(MethodTrainer, AsyncGRPOTrainer):
         self._read_settings(args)
         self._step_of_version: dict[int, int] = {}
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        functions = [function for function in functions if function is not None]
         # A sample has the sum of its rewards only.
-        self._reward_name = " + ".join(name_of(function) for function in functions if function)
-        super().__init__(model, reward_funcs, args, *arguments, **kwargs)
+        self._reward_name = " + ".join(map(name_of, functions))
+        super().__init__(model, [*map(for_worker, functions)] or None, args, *arguments, **kwargs)
         ASYNC_GRPO.check_trainer(self)
         self._start_audit("rollout", sampling_settings(args), version_at="group")
         self._settings_at_start = self._clip_settings()

@@ -100,6 +100,11 @@ class UserFunctions:
         self._said: set[str] = set()
         self._notes: list[str] = []
 
+    @property
+    def notes(self) -> list[str]:
+        """What is known of the functions that failed."""
+        return self._notes
+
     @contextmanager
     def watching(self, trainer: Any) -> Generator[None, None, None]:
         """Name the function and the step in an error of the block, which generates and scores a batch.
@@ -107,42 +112,48 @@ class UserFunctions:
         Args:
             trainer: A `GRPOTrainer`, whose functions are wrapped in the block.
         """
-        step = trainer.state.global_step
+        when = f"after step {trainer.state.global_step}"
         self._notes = []
         before = trainer.reward_funcs, trainer.rollout_func
         trainer.reward_funcs = [
-            function if isinstance(function, torch.nn.Module) else self._watched(function, name, step)
+            function if isinstance(function, torch.nn.Module) else self.watched(function, name, when)
             for function, name in zip(before[0], trainer.reward_func_names, strict=True)
         ]
         if before[1] is not None:
-            trainer.rollout_func = self._watched_rollout(before[1], step)
+            trainer.rollout_func = self._watched_rollout(before[1], when)
         try:
             yield
         except Exception as error:
             if NOT_FINITE in str(error):
-                self._notes.append(f"after step {step}, {describe_weights(trainer.model)}")
+                self._notes.append(f"{when}, {describe_weights(trainer.model)}")
             for note in self._notes:
                 error.add_note(f"bandpo: {note}")
             raise
         finally:
             trainer.reward_funcs, trainer.rollout_func = before
 
-    def _watched(self, function: Callable[..., Any], name: str, step: int) -> Callable[..., Any]:
-        """Return a reward function whose failures are noted."""
+    def watched(self, function: Callable[..., Any], name: str, when: str) -> Callable[..., Any]:
+        """Return a reward function whose failures are noted.
+
+        Args:
+            function: The function.
+            name: Its name.
+            when: When or where it is called, such as ``after step 4``.
+        """
         where = f"the reward function {name}"
 
         def check(rewards: Any, columns: Any) -> None:
             number = len(columns.get("completions", ()))
             if not _are_rewards(rewards, number):
                 self._notes.append(
-                    f"{where} returned {_shown(rewards)} after step {step}, and not one number or None for each of "
+                    f"{where} returned {_shown(rewards)} {when}, and not one number or None for each of "
                     f"the {number} completions"
                 )
 
         if _is_async(function):
 
             async def awaited(*arguments: Any, **columns: Any) -> Any:
-                with self._calling(where, step):
+                with self._calling(where, when):
                     rewards = await function(*arguments, **columns)
                 check(rewards, columns)
                 return rewards
@@ -150,25 +161,25 @@ class UserFunctions:
             return functools.update_wrapper(awaited, function)
 
         def called(*arguments: Any, **columns: Any) -> Any:
-            with self._calling(where, step):
+            with self._calling(where, when):
                 rewards = function(*arguments, **columns)
             check(rewards, columns)
             return rewards
 
         return functools.update_wrapper(called, function)
 
-    def _watched_rollout(self, function: Callable[..., Any], step: int) -> Callable[..., Any]:
+    def _watched_rollout(self, function: Callable[..., Any], when: str) -> Callable[..., Any]:
         """Return a rollout function whose failures and empty completions are noted."""
         where = f"the rollout function {name_of(function)}"
 
         def watched(*arguments: Any, **named: Any) -> Any:
-            with self._calling(where, step):
+            with self._calling(where, when):
                 rollout = function(*arguments, **named)
             completions = rollout.get("completion_ids", ()) if isinstance(rollout, dict) else ()
             empty = [index for index, ids in enumerate(completions) if not len(ids)]
             if empty:
                 self._notes.append(
-                    f"{where} returned no token for {len(empty)} of {len(completions)} completions after step {step}, "
+                    f"{where} returned no token for {len(empty)} of {len(completions)} completions {when}, "
                     f"the first is number {empty[0]}; a completion has at least the token that ends it"
                 )
             return rollout
@@ -176,17 +187,17 @@ class UserFunctions:
         return functools.update_wrapper(watched, function)
 
     @contextmanager
-    def _calling(self, where: str, step: int) -> Generator[None, None, None]:
+    def _calling(self, where: str, when: str) -> Generator[None, None, None]:
         """Say if a function ends the process or takes long, and note that it raises an error.
 
         Args:
             where: The kind and the name of the function.
-            step: The number of optimiser steps so far.
+            when: When or where it is called.
         """
 
         def is_slow() -> None:
             say(
-                f"{where} has not returned for {self.slow_after:g} s after step {step}; the training waits for it "
+                f"{where} has not returned for {self.slow_after:g} s {when}; the training waits for it "
                 "(later such waits are not printed)"
             )
             self._said.add(where)
@@ -198,15 +209,66 @@ class UserFunctions:
         try:
             yield
         except SystemExit as end:
-            say(
-                f"{where} ended the process after step {step} (SystemExit {end.code!r}); it must return its results"
-            )
+            say(f"{where} ended the process {when} (SystemExit {end.code!r}); it must return its results")
             raise
         except Exception as error:
-            self._notes.append(f"{where} raised this {type(error).__name__} after step {step}")
+            self._notes.append(f"{where} raised this {type(error).__name__} {when}")
             raise
         finally:
             timer.cancel()
+
+
+class WorkersReward:
+    """A reward function that TRL's asynchronous trainer calls in a process of its own, which names it if it fails.
+
+    TRL raises the error of that process in the trainer, as a text with its traceback and notes. The object can be
+    pickled if the function can.
+
+    Args:
+        function: The function, of which a call returns no coroutine.
+        slow_after: The time in seconds after which a line says that it has not returned.
+    """
+
+    def __init__(self, function: Callable[..., Any], slow_after: float = 300.0) -> None:
+        self.function = function
+        self.slow_after = slow_after
+        self.__name__ = name_of(function)
+
+    def __call__(self, *arguments: Any, **columns: Any) -> Any:
+        # Groups are scored at the same time, so each call has notes of its own.
+        functions = UserFunctions(self.slow_after)
+        with _saying(functions):
+            return self._watched(functions)(*arguments, **columns)
+
+    def _watched(self, functions: UserFunctions) -> Callable[..., Any]:
+        return functions.watched(self.function, self.__name__, "in TRL's rollout worker")
+
+
+class WorkersCoroutine(WorkersReward):
+    """A `WorkersReward` of a function of which a call returns a coroutine."""
+
+    async def __call__(self, *arguments: Any, **columns: Any) -> Any:
+        functions = UserFunctions(self.slow_after)
+        with _saying(functions):
+            return await self._watched(functions)(*arguments, **columns)
+
+
+@contextmanager
+def _saying(functions: UserFunctions) -> Generator[None, None, None]:
+    """Add what is known of a function to an error of the block, and print it if there is none yet."""
+    try:
+        yield
+    except Exception as error:
+        for note in functions.notes:
+            error.add_note(f"bandpo: {note}")
+        raise
+    for note in functions.notes:
+        say(note)
+
+
+def for_worker(function: Callable[..., Any]) -> WorkersReward:
+    """Return a reward function for TRL's worker process."""
+    return WorkersCoroutine(function) if _is_async(function) else WorkersReward(function)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
