@@ -34,7 +34,8 @@ def arrows() -> dict[str, set[str]]:
             if path.name == "__main__.py":
                 continue
             layer = layer_of(module_name(path))
-            found[layer] |= {layer_of(one.module) for one in imports_of(path)} - {layer, None}
+            assert layer is not None
+            found[layer] |= {other for one in imports_of(path) if (other := layer_of(one.module))} - {layer}
     return found
 
 
