@@ -106,7 +106,8 @@ ROWS = [
         "the extra compute is small",
         f"python {ROOT}/benchmarks/speed.py --tokens 16384 --rounds 1 --only loss --output speed.csv",
         r"BandPO\(\).*",
-        note="Milliseconds of the loss, and times those of a textbook's clip 0.2; research/reports/benchmarks.md has more.",
+        note="Milliseconds of the loss, and times those of a textbook's clip 0.2;"
+        " research/reports/benchmarks.md has more.",
     ),
     Row(
         "δ = 0.05 for all models; small models need tuning",
