@@ -29,7 +29,7 @@ PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 PATHS_core := packages/bandpo/tests/core $(BANDPO)/core $(filter-out $(BANDPO)/__init__.py,$(wildcard $(BANDPO)/*.py))
 # The callback of trainers needs transformers, so its examples run with those of TRL.
 CALLBACK := $(BANDPO)/watch/trainer_callback.py
-PATHS_audit := $(foreach part,audit certificate replay watch testing,packages/bandpo/tests/$(part)) \
+PATHS_audit := $(foreach part,audit certificate replay watch,packages/bandpo/tests/$(part)) \
   $(foreach part,audit certificate replay testing,$(BANDPO)/$(part)) $(filter-out $(CALLBACK),$(wildcard $(BANDPO)/watch/*.py))
 PATHS_rlvet := packages/rlvet/tests $(RLVET)
 PATHS_docs := tests/test_browser_doctor.py
