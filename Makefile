@@ -124,6 +124,8 @@ keys: $(DEMO)
 	$(BIN)/python scripts/key_table.py --clones build/clones
 
 # What pages show of the committed studies: the pictures, the reports, and the tables of research/reports/rules-compared.md.
+# With more threads a sum has another order, and one number of a report another last digit.
+figures: export OMP_NUM_THREADS = 1
 figures: $(DEV)
 	PYTHONPATH=research $(BIN)/python scripts/pictures.py docs/figures research/reports/figures
 	PYTHONPATH=research $(BIN)/python scripts/map_page.py research/results/optimizers research/reports/optimizers/map.md
@@ -133,6 +135,7 @@ figures: $(DEV)
 	PYTHONPATH=research $(BIN)/python -m studies.gate research/results/gate/rows.jsonl --report research/reports/gate/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.paper_setting research/results/paper-setting/rows.jsonl.gz --report research/reports/paper-setting/report.md
 	PYTHONPATH=research $(BIN)/python -m studies.control research/results/control/rows.jsonl.gz --report research/reports/control/report.md
+	PYTHONPATH=research $(BIN)/python -m studies.transfer research/results/transfer/rows.jsonl.gz --report research/reports/control/network.md
 	PYTHONPATH=research $(BIN)/python -m studies.control_axis research/results/control/axis.jsonl.gz --report research/reports/control/axis.md
 	PYTHONPATH=research $(BIN)/python -m studies.network_ledger research/results/network-ledger/records.jsonl.gz --rows research/results/paper-setting/rows.jsonl.gz --report research/reports/network-ledger.md
 	PYTHONPATH=research $(BIN)/python scripts/when_tables.py
