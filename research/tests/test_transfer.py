@@ -1,12 +1,15 @@
 """The control in the network: its updates against the loop's own, its metrics, its best rates and its predictions."""
 
 import hashlib
+import itertools
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from bandpo.audit.metrics import EDGES
 from bandpo_lab.fast_loop import Training
@@ -219,3 +222,113 @@ def test_what_the_predictions_say_of_the_pilots(pilots):
     assert f"in AUC in {first[4]}, of 0.03 nats in {first[0]}" in said
     first = [cell.split(": ")[1].split(",")[0].replace("%", " %") for cell in control_row]
     assert f"0.03 nats in {first[0]}, at equal reward in {first[1]}, 0.03 of pass@32 in {first[2]}" in said
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read_rows(RESULTS / "rows.jsonl.gz")
+
+
+@pytest.fixture(scope="module")
+def settings(committed):
+    return {setting.rate: setting for setting in transfer.settings_of_rows(committed)}
+
+
+def test_the_committed_report_is_that_of_the_rows(committed):
+    report = ROOT / "research/reports/control/network.md"
+    assert report.read_text(encoding="utf-8") == page(committed)
+
+
+def test_the_rows_are_planned_and_a_rule_that_is_named_has_as_many_seeds_as_the_others(committed):
+    assert committed.keys() <= {*study()}
+    named = [key for key in study() if key.arm in transfer.NAMED]
+    counts = Counter((key.arm, key.rate) for key in named if key in committed)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    for row in committed.values():
+        assert [len(curve) for curve in row["curves"].values()] == [CELL.batches] * 2
+
+
+def test_differences_at_the_common_rate_by_plain_arithmetic(committed, settings):
+    """From the rows alone, by scipy's paired test, which shares nothing with the report."""
+    primary = transfer.primary_measures([*settings.values()])
+    for (ours, theirs), metric in itertools.product(
+        ((ABOVE, SAME_DOSE), ("2 over .8", CLIP)), ("end", "entropy")
+    ):
+        pairs = [
+            [committed.get(Key(CELL.name, arm, COMMON_RATE, seed)) for arm in (ours, theirs)]
+            for seed in CELL.seeds
+        ]
+        values = [
+            [np.mean(row["curves"]["entropy"][15:]) if metric == "entropy" else row[metric] for row in pair]
+            for pair in pairs
+            if all(pair)
+        ]
+        first, second = np.transpose(values)
+        found = settings[COMMON_RATE].scores.measure(minus(ours, theirs), metric, COMMON_RATE)
+        assert found.seeds == len(values)
+        assert found.interval[1:] == pytest.approx([*stats.ttest_rel(first, second).confidence_interval()])
+        if (ours, metric) == (ABOVE, "end"):
+            expected = stats.ttest_rel(first, second).confidence_interval(1 - 0.05 / 4)
+            of_report = primary[f"{CELL.name} at {COMMON_RATE:g}", "end"].adjusted(len(primary))
+            assert len(primary) == 4
+            assert of_report[1:] == pytest.approx([*expected])
+
+
+def test_what_the_pages_say_of_the_network(committed, settings):
+    pages = ("docs/when.md", "README.md", "research/reports/README.md")
+    when, readme, reports = (" ".join((ROOT / page).read_text(encoding="utf-8").split()) for page in pages)
+    common, best = settings[COMMON_RATE], settings[control.BEST]
+    comparisons = sum(len(setting.measured) for setting in settings.values())
+
+    # The control costs entropy, and Band's lower side does, sure if adjusted for all comparisons.
+    assert control.control_of(common).adjusted(comparisons).high < 0
+    assert (
+        "The control, that [0.8, 2] keeps entropy at equal step, shows in both policies and not in the network."
+        in when
+    )
+    for arm in ("1.2 over Band", "Band over Band"):
+        assert common.measured["clip", arm, "entropy"].adjusted(comparisons).high < 0
+    assert not any(
+        setting.measured["clip", ABOVE, metric].interval.low > 0
+        for setting in settings.values()
+        for metric in ("entropy", "entropy at reward")
+    )
+    assert "In a network only the lower bound's cost showed." in when
+
+    # Band's upper side against the constant of its dose: nothing is sure if adjusted.
+    for setting in settings.values():
+        for metric in transfer.SMALLEST:
+            low, high = setting.scores.measure(transfer.PRIMARY, metric, setting.rate).adjusted(comparisons)[
+                1:
+            ]
+            assert low < 0 < high
+    assert not [
+        1 for found in transfer.primary_measures([*settings.values()]).values() if found.adjusted(4).low > 0
+    ]
+    assert "In the network none does." in when
+    ours, theirs = (
+        np.mean([row["blocked above"] for key, row in committed.items() if key[1:3] == (arm, COMMON_RATE)])
+        for arm in (ABOVE, SAME_DOSE)
+    )
+    assert abs(ours - theirs) < 0.02
+
+    gain = best.measured["clip", SAME_DOSE, "AUC"]
+    assert gain.adjusted(comparisons).low > 0
+    assert transfer.RULES[SAME_DOSE] == "FixedClip(0.2, 4.0)"
+    assert (
+        f"In the network ({best.measured['clip', SAME_DOSE, 'AUC'].seeds} seeds) at best rates "
+        "`FixedClip(0.2, 4.0)`, which blocks as much as `BandAbove()`, had "
+        f"{gain.interval.value:.3f} more mean reward than clip 0.2." in when
+    )
+    for setting in (common, best):
+        solved = setting.measured["clip", ABOVE, "pass@32"].interval
+        assert solved.low < 0 < solved.high
+    for said in (when, readme):
+        assert "no more than a constant that blocks as much. [Network](" in said
+        assert "control/network.md): nothing sure. |" in said
+    assert f"{len(committed)} of {len([*study()])} runs" in reports
+    counted = Counter(row[-1] for row in transfer.verdicts_table([*settings.values()]).rows)
+    assert (
+        f"Of {counted.total()} predictions {counted['held']} held, {counted['failed']} failed and "
+        f"{counted['undecided']} are undecided" in reports
+    )
