@@ -180,4 +180,4 @@ def test_the_plan_is_printed_where_there_is_no_gpu(monkeypatch):
     assert "trainer.total_training_steps=1" in found.output
     assert "actor_rollout_ref.rollout.ignore_eos=true" in found.output
     assert "sees no GPU" in str(found.exception)
-    assert CliRunner().invoke(app, [*PLAN, "--dry-run"]).output == found.output
+    assert CliRunner().invoke(app, [*PLAN, "--dry-run"]).stdout == found.stdout
