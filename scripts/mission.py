@@ -141,7 +141,7 @@ ROWS = [
         note="Not run: needs eight GPUs for a day or more a model.",
     ),
     Row(
-        "entropy ends near 0.2 with Band, near 0.02 with GRPO, which collapses near step 340",
+        "entropy at equal step ends near 0.2 with Band, near 0.02 with GRPO, which collapses near step 340",
         run_tests("research/tests/test_paper_setting.py", "variety"),
         PASSED,
         note="Not run at the paper's scale. The test reads our study of a small network, which does not show it.",

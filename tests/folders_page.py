@@ -61,6 +61,12 @@ def contents_of(layer: str) -> str:
     return line.partition(". ")[0].rstrip(".")
 
 
+def shown(layer: str) -> str:
+    """Return a layer as the page names it: modules beside the folders of a package are no package of their own."""
+    package, _, folder = layer.partition(".")
+    return f"`{package}/*.py`" if folder == "shared" else f"`{layer}`"
+
+
 def table() -> str:
     """Return the table of the layers, each below all that it imports."""
     found = arrows()
@@ -68,8 +74,8 @@ def table() -> str:
     ordered = sorted(found, key=lambda layer: (heights[layer], layer))
     lines = ["| | folder | what is in it | imports |", "|---|---|---|---|"]
     for layer in ordered:
-        others = ", ".join(f"`{other}`" for other in ordered if other in found[layer])
-        lines.append(f"| {heights[layer]} | `{layer}` | {contents_of(layer)} | {others} |")
+        others = ", ".join(shown(other) for other in ordered if other in found[layer])
+        lines.append(f"| {heights[layer]} | {shown(layer)} | {contents_of(layer)} | {others} |")
     return "\n".join([*lines, ""])
 
 

@@ -15,7 +15,8 @@ SUBJECT = re.compile(r"\b(entrop(y|ies)|variety)\b|[\d\]] nats\b", re.I)
 """What a sentence is about."""
 OTHER_SUBJECT = re.compile(
     r"entropy (bonus|coefficient|controller|term)|(coefficient|average|tokens) (of|by) (the )?entropy|cross[- ]entropy"
-    r"|[\w/]+_entropy|entropy_\w+|`entropy-[a-z-]+`|audit/\w+|(moved away by|distance of)[^.;,]*[\d.]+ nats"
+    r"|[\w/]+_entropy|entropy_\w+|`entropy-[a-z-]+`|`[a-z-]+-entropy`|audit/\w+"
+    r"|(moved away by|distance of)[^.;,]*[\d.]+ nats"
     r"|KL[^.;,]*?\d+(\.\d+)? nats"
     r"|(tokens|those) that (reduce|lower) the entropy (most|much)"
     r"|^If [^,]*entropy[^,]*,|.*\?$|\]\([^)]*\)"
