@@ -126,11 +126,7 @@ FRAMEWORKS = "trl|transformers|datasets|accelerate|verl|ray|hydra"
 @pytest.mark.parametrize(
     ("module", "others"),
     [
-        pytest.param(
-            "bandpo.cli.app",
-            f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|rlvet",
-            marks=pytest.mark.slow,  # a process imports torch
-        ),
+        ("bandpo.cli.app", f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|rlvet|torch|numpy"),
         ("rlvet.cli.app", f"{FRAMEWORKS}|matplotlib|pydantic|bandpo_lab|bandpo|torch|numpy"),
     ],
 )
@@ -139,6 +135,20 @@ def test_the_command_line_loads_no_framework_and_no_other_package(module, others
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", *(f"{name} --help" for name in COMMANDS["bandpo"])])
+def test_the_help_loads_no_torch(words):
+    code = """
+import sys
+import bandpo.cli
+try:
+    bandpo.cli.main()
+except SystemExit as end:
+    print(end.code, *{"torch", "numpy"} & sys.modules.keys())
+"""
+    run = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True)
+    assert run.stdout.splitlines()[-1] == "0", run.stderr
 
 
 @pytest.mark.parametrize("program", APPS)

@@ -3,7 +3,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-import bandpo.cli.env  # noqa: F401
+import bandpo.cli.env
 from bandpo.cli.app import app
 from bandpo.integrations import ADAPTERS, Adapter
 
@@ -68,3 +68,26 @@ def test_the_command_has_a_row_for_each_and_fails_if_one_does(monkeypatch, state
     assert result.exit_code == code
     assert result.output.count("\n") > len(ADAPTERS)
     assert state in result.output
+
+
+def test_each_row_is_printed_before_the_next_adapter_is_imported(monkeypatch, capsys):
+    printed = []
+
+    def state_of(adapter):
+        printed.append(capsys.readouterr().out)
+        return "1.0", "fails", "why: [Errno 2] no such file"
+
+    monkeypatch.setattr(env, "adapter_state", state_of)
+    with pytest.raises(SystemExit):
+        env.env_command()
+    assert printed[0].startswith(f"bandpo {bandpo.__version__}, Python ")
+    for adapter, row in zip(ADAPTERS, [*printed[1:], capsys.readouterr().out], strict=True):
+        assert row.split() == f"{adapter.framework} 1.0 fails why: [Errno 2] no such file".split()
+
+
+def test_a_terminal_shows_which_framework_is_being_imported(monkeypatch, capsys):
+    monkeypatch.setattr(env, "adapter_state", lambda adapter: ("1.0", "ok", ""))
+    monkeypatch.setattr(env.importlib.util, "find_spec", lambda name: name == "verl" or None)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    env.env_command()
+    assert capsys.readouterr().err == "imports torch ...\nimports verl and its adapter ...\n"

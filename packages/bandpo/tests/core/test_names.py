@@ -1,7 +1,9 @@
 """The names that `import bandpo` offers, against what the modules of `bandpo.core` define."""
 
+import ast
 import importlib
 import inspect
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -48,19 +50,36 @@ def test_every_name_of_the_root_is_its_module_s_own_public_object(name):
     assert name in module.__all__
 
 
+IMPORTED = {
+    alias.name: node.module
+    for node in ast.walk(ast.parse(Path(bandpo.__file__).read_text()))
+    if isinstance(node, ast.ImportFrom) and node.module.startswith("bandpo.")
+    for alias in node.names
+}
+"""The module of each name that the root imports for type checkers."""
+
+
 def test_what_the_root_imports_is_in_its_list():
-    """Modules are left out: importing one sets it as an attribute of the package."""
-    imported = [
-        name
-        for name, value in vars(bandpo).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    ]
     require(
-        [name for name in imported if name not in bandpo.__all__],
+        [name for name in IMPORTED if name not in bandpo.__all__],
         ROOT_MODULE,
         lambda name: f'    "{name}",',
         "__all__",
     )
+
+
+@pytest.mark.parametrize("name", bandpo.__all__)
+def test_a_type_checker_finds_the_object_that_python_finds(name):
+    assert name in IMPORTED, f"import {name} in {ROOT_MODULE}"
+    assert getattr(importlib.import_module(IMPORTED[name]), name) is getattr(bandpo, name)
+
+
+def test_the_root_looks_in_the_modules_that_it_names():
+    assert {*bandpo._MODULES} == {*IMPORTED.values()}
+
+
+def test_names_that_were_not_used_yet_are_listed():
+    assert {*bandpo.__all__, "__version__"} <= {*dir(bandpo)}
 
 
 @pytest.mark.parametrize("module", PUBLIC)
@@ -104,7 +123,7 @@ def test_every_divergence_can_be_imported(name):
     require(
         [name] if name not in bandpo.__all__ else [],
         ROOT_MODULE,
-        lambda name: f'    {name},\n\nand\n\n    "{name}",',
+        lambda name: f'        {name},\n\nand\n\n    "{name}",',
         "the import from bandpo.core.divergences, and to __all__",
     )
 
@@ -139,7 +158,7 @@ def test_every_method_can_be_imported(name):
     require(
         [name] if name not in bandpo.__all__ else [],
         ROOT_MODULE,
-        lambda name: f'    {name},\n\nand\n\n    "{name}",',
+        lambda name: f'        {name},\n\nand\n\n    "{name}",',
         "the import from bandpo.core.methods, and to __all__",
     )
     assert getattr(bandpo, name) is methods.METHODS[name].method
@@ -150,15 +169,48 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = bandpo.Bnad
 
 
+def loaded_by(code):
+    """Return the modules that a process loads for some code."""
+    script = f"import sys; before = {{*sys.modules}}; {code}; print(*sys.modules.keys() - before)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return {*run.stdout.split()}
+
+
+def ours(modules):
+    """Return the modules of the three packages."""
+    return {name for name in modules if name.split(".")[0] in ("bandpo", "bandpo_lab", "rlvet")}
+
+
+def test_the_import_loads_nothing_but_the_standard_library():
+    loaded = loaded_by("import bandpo")
+    assert ours(loaded) == {"bandpo", "bandpo._current_folder"}
+    assert {name.split(".")[0] for name in loaded - ours(loaded)} <= {*sys.stdlib_module_names}
+
+
 @pytest.mark.slow  # a process imports torch
-def test_the_import_loads_torch_the_core_and_the_certificate_alone():
+def test_all_names_load_torch_the_core_and_the_certificate_alone():
     """Torch loads numpy, if it is installed."""
-    code = "import sys, torch; before = {*sys.modules}; import bandpo; print(*sys.modules.keys() - before)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {*run.stdout.split()}
-    ours = {name for name in loaded if name.split(".")[0] in ("bandpo", "bandpo_lab", "rlvet")}
-    assert "bandpo.core.loss" in ours
-    assert "bandpo.core.kernels" not in ours
-    others = {name for name in ours if name.split(".")[1:2] not in (["core"], ["certificate"])}
+    loaded = loaded_by("import torch; before = {*sys.modules}; from bandpo import *")
+    assert {"bandpo.core.loss", "bandpo.certificate.plain"} <= ours(loaded)
+    assert "bandpo.core.kernels" not in loaded
+    others = {name for name in ours(loaded) if name.split(".")[1:2] not in (["core"], ["certificate"])}
     assert others == {"bandpo", "bandpo._current_folder"}
-    assert {name.split(".")[0] for name in loaded - ours} <= {*sys.stdlib_module_names}
+    assert {name.split(".")[0] for name in loaded - ours(loaded)} <= {*sys.stdlib_module_names}
+
+
+@pytest.mark.slow  # a process imports torch
+def test_the_first_name_loads_what_it_needs():
+    assert "bandpo.core.methods" not in loaded_by("from bandpo import KL")
+
+
+@pytest.mark.slow  # a process imports torch
+def test_a_compiled_function_may_use_a_name_first():
+    loaded_by(
+        "import bandpo, torch; f = torch.compile(lambda x: bandpo.ratio_bounds(x, bandpo.KL(), 0.05).upper, "
+        "backend='eager'); f(torch.tensor([-1.0]))"
+    )
+
+
+def test_an_object_is_pickled_by_the_module_that_defines_it():
+    assert b"bandpo.core.divergences.kl" in pickle.dumps(bandpo.KL())
+    assert pickle.loads(pickle.dumps(bandpo.Band())) == bandpo.Band()  # noqa: S301

@@ -30,7 +30,7 @@ def add_name(clone, module, name, neighbour):
     """Add a name to the list of its module, and to the import and the list of the package."""
     insert(clone / CORE / module, "__all__ = [", f'"{name}", ')
     root = clone / "packages/bandpo/src/bandpo/__init__.py"
-    insert(root, f"\n    {neighbour},", f"\n    {name},")
+    insert(root, f"\n        {neighbour},", f"\n        {name},")
     insert(root, f'\n    "{neighbour}",', f'\n    "{name}",')
     for command in SORTED:
         run(command, clone, SOURCES)

@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 import bandpo
+from bandpo._terminal import printable
 
 if TYPE_CHECKING:
     from bandpo.integrations import Adapter
@@ -57,30 +58,38 @@ def _verl_plugin_problem() -> str:
     return ""
 
 
+def _say_on_terminal(line: str) -> None:
+    """Print on standard error what is being done, if a terminal shows it."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+
+
 def env_command() -> None:
     """List the installed frameworks with their versions, and check that bandpo's adapter for each can be imported.
 
     Exits with 1 if the adapter of an installed framework cannot be imported.
     """
-    # Importing torch and the frameworks takes seconds, so the versions are printed before.
+    # Importing torch and the frameworks takes seconds, so each line is printed when it is known.
     print(
         f"bandpo {bandpo.__version__}, Python {platform.python_version()}, torch {version('torch')}",
         flush=True,
     )
-    if sys.stderr.isatty():
-        print("imports torch and the adapters of the installed frameworks ...", file=sys.stderr, flush=True)
+    _say_on_terminal("imports torch ...")
     import torch
 
     from bandpo.integrations import ADAPTERS
 
     print(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU", flush=True)
-    table = Table("framework", "version", "adapter", "")
-    states = []
+    console = Console()
+    console.print("framework  version     adapter", style="bold")
+    has_failed = False
     for adapter in ADAPTERS:
+        if importlib.util.find_spec(adapter.package) is not None:
+            _say_on_terminal(f"imports {adapter.framework} and its adapter ...")
         installed, state, note = adapter_state(adapter)
-        states.append(state)
+        has_failed |= state == "fails"
         color = {"ok": "green", "absent": "dim", "fails": "red"}[state]
-        table.add_row(adapter.framework, installed, f"[{color}]{state}[/]", note)
-    Console().print(table)
-    if "fails" in states:
+        shown = f"[{color}]{state}[/]{f'  {escape(printable(note))}' if note else ''}"
+        console.print(f"{adapter.framework:<9}  {installed:<10}  {shown}", highlight=False, soft_wrap=True)
+    if has_failed:
         sys.exit(1)
