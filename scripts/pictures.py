@@ -271,7 +271,8 @@ def gains_by_age() -> Figure:
             )
         axes.set_xticks(range(len(lags)), [str(lag) for lag in lags])
     left.set(
-        title=f"TRL's asynchronous trainer, one rate\n(n = {len(seeds)} seeds)", xlabel="lag in versions"
+        title=f"TRL's asynchronous trainer, one rate\n(n = {len(seeds)} seeds)",
+        xlabel="lag in versions of four updates",
     )
     right.set(
         title=f"A loop of our own, best rates\n(n = {len(worlds[0].seeds)} seeds)", xlabel="lag in batches"

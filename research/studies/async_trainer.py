@@ -268,7 +268,7 @@ def gains_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:
         gains = [signed(student(differences(rows, lag, arm, minus))) for arm, minus in GAINS]
         cells.append([str(lag), f"{_mean(of_clip):.3f}", *gains])
     names = [f"{NAMES[arm]} minus {NAMES[minus]}" for arm, minus in GAINS]
-    return Table(["lag, in versions", "mean reward with clip 0.2", *names], cells)
+    return Table([f"lag, in versions of {UPDATES} updates", "mean reward with clip 0.2", *names], cells)
 
 
 def runs_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:

@@ -66,14 +66,19 @@ def test_what_the_first_page_says_of_the_demo():
     text = in_one_line("README.md")
     value, low, high = difference(4, CLIP)
     assert low > 0
-    assert f"`BandAbove()` had {value:.3f} [{low:.3f}, {high:.3f}] more mean reward than clip 0.2" in text
+    assert (
+        f"`BandAbove()` had {value:.3f} [{low:.3f}, {high:.3f}] more mean reward than clip 0.2 in the task"
+        in text
+    )
     value, low, high = difference(4, HIGH)
     assert low < 0 < high
-    assert f"did as well: the difference is {signed(value)} [{signed(low)}, {signed(high)}]" in text
+    assert (
+        f"did as well: in the demo, the difference is {signed(value)} [{signed(low)}, {signed(high)}]" in text
+    )
     for other in demo.OTHERS:
         _, low, high = difference(0, other)
         assert low < 0 < high
-    assert "`BandAbove()` is distinguished from no other rule" in text
+    assert "With fresh data the demo tells `BandAbove()` from no other rule." in text
     value, low, high = difference(0, CLIP, BAND)
     assert high < 0
     lost = f"BandPO lost {-value:.3f} [{-high:.3f}, {-low:.3f}]"

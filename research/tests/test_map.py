@@ -430,7 +430,7 @@ def test_the_best_constant_is_chosen_on_other_seeds_than_it_is_scored_on(cells):
 def test_the_figure_shows_every_place_where_there_is_something_to_learn(cells):
     panels = draw_grid(of_cells(cells, seeds=8)).axes
     assert len(panels) == 2 * len(OPTIMIZERS)
-    assert panels[0].get_title() == "adam\nabove in 5, below in 0 of 5"
+    assert panels[0].get_title() == "adam\nabove in 5,\nbelow in 0 of 5"
 
 
 def test_a_cell_is_the_same_after_it_was_written_and_read():

@@ -643,6 +643,8 @@ def test_what_the_conclusions_say_of_old_data(committed, conclusions):
     for arm in ("BandAbove", "clip [.8, 2]"):
         assert difference_at_best_rates(old.curve([arm]), old.curve([CLIP])).low > 0
         assert gain_over_clip(old, arm) == pytest.approx(0.04, abs=0.005)
+    gain = difference_at_best_rates(old.curve(["BandAbove"]), old.curve([CLIP]))
+    assert f"[{gain.value:.3f} more in a harder one]" in " ".join((ROOT / "README.md").read_text().split())
     assert "up to twice the mean reward on one task and 4 % more on another" in conclusions
     lost = [old.difference("BandPO", CLIP, "entropy", rate).high < 0 for rate in old.cell.rates]
     assert lost.count(True) >= 2
