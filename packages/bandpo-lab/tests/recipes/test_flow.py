@@ -92,7 +92,9 @@ class Row(NamedTuple):
 
 def cells(name: str, page: Path = PAGE) -> list[list[str]]:
     """The rows of a table of a page, between its marks."""
-    (table,) = re.findall(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", page.read_text(), re.S)
+    (table,) = re.findall(
+        rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", page.read_text(encoding="utf-8"), re.S
+    )
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
 
 

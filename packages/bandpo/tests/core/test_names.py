@@ -52,7 +52,7 @@ def test_every_name_of_the_root_is_its_module_s_own_public_object(name):
 
 IMPORTED = {
     alias.name: node.module
-    for node in ast.walk(ast.parse(Path(bandpo.__file__).read_text()))
+    for node in ast.walk(ast.parse(Path(bandpo.__file__).read_text(encoding="utf-8")))
     if isinstance(node, ast.ImportFrom) and node.module.startswith("bandpo.")
     for alias in node.names
 }

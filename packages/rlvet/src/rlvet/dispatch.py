@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlvet.checks.diagnosis import Diagnosis, diagnose_log
-from rlvet.plugins import COLLECTORS, load_plugin
+from rlvet.plugins import COLLECTORS, load_plugin, require_plugin
 from rlvet.records.run import Collector, RecordedRun, is_recorded
 from rlvet.runs import Run
 
@@ -75,6 +75,9 @@ def diagnose(
         if method is not None:
             _check_method(method)
         return diagnose_log(run)
+    if method is not None:
+        # Before numpy, which the package of the checks needs: without either, bandpo is what to install.
+        require_plugin(COLLECTORS, "replay", "the method of a record")
     from rlvet.records.diagnosis import diagnose_recorded_run
 
     return diagnose_recorded_run(run, method=method, collectors=collectors)
