@@ -37,6 +37,9 @@ def test_the_first_sentence_is_that_of_the_reading(name):
         f"the run dropped {shares['the run']}, clip 0.2 would have dropped {shares['clip 0.2']}" in sentence
     )
     assert f"Clip-Higher {shares['Clip-Higher']}" in sentence
+    # A report begins with it, also where another anchor is said.
+    assert audit.opening[0] == sentence
+    assert sorted(audit.opening) == sorted(audit.lines)
 
 
 @pytest.mark.parametrize("name", READINGS)

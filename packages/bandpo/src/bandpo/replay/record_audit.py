@@ -144,6 +144,12 @@ class RecordAudit:
         lines += [*kind_lines(self.kinds, self.effect), self.note]
         return [line for line in lines if line]
 
+    @property
+    def opening(self) -> list[str]:
+        """The same sentences for a report, which shows the first one large: the effect first."""
+        effect = self.effect.lines
+        return [*effect, *(line for line in self.lines if line not in effect)]
+
     def as_json(self) -> dict[str, Any]:
         """Return the audit for JSON: the sentences, the metrics of each method, the kinds and the tokens in context.
 

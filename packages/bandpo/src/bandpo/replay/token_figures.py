@@ -185,7 +185,7 @@ class TokenAnalysis:
         return {
             "rules": rules,
             "tokens": moved.result(),
-            "opening": audit.lines,
+            "opening": audit.opening,
             "kinds": [row._asdict() for row in audit.kinds],
             "verb": audit.verb,
             "words": shown_tokens(audit.tokens, audit.decode),
