@@ -206,6 +206,9 @@ LARGE_KL = 1.0
 UNBOUNDED_KL = 100.0
 """KL to the reference (nats per token) above which the drift has severity ``stop``."""
 
+PEAK = 10.0
+"""Factor from which the largest KL is named beside that of the end."""
+
 RECENT_ROWS = 3
 """Number of rows for which a KL that was above its limit is still mentioned."""
 
@@ -275,6 +278,9 @@ def check_divergence(case: Case) -> Finding:
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
     if grew:
         cause = f"KL to the reference {change_text(kl.values[0], kl.last)} nats per token"
+        peak = max(kl.values)
+        if peak > PEAK * kl.last:
+            cause = f"{cause}, and up to {format_number(peak)} between"
         return finding.failed(KL_DRIFT, cause, severity=severity, onset=start, quantities=["kl"])
     rows_above = sum(value > LARGE_KL for value in kl.values)
     cause = (
