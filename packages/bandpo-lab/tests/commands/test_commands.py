@@ -229,7 +229,7 @@ OTHERS = {  # options that the pages name of other programs
     "--varied": "benchmarks/doctor/run.py",
     "--without": "scripts/first_hour.py",
     "--dry-run": "recipes/launch.sh",
-    "--config-name": "hydra",
+    **dict.fromkeys(("--cfg", "--config-name"), "hydra"),
     **dict.fromkeys(("--no-deps", "--no-build-isolation"), "pip"),
     **dict.fromkeys(("--requeue", "--signal"), "Slurm"),
 }

@@ -381,9 +381,10 @@ def launch_problems(config: Any) -> list[str]:
     # A client of a remote cluster does not see the cluster's files.
     if "://" not in os.environ.get("RAY_ADDRESS", ""):
         problems += absent_files(config, remote=True)
-        if any(problem.startswith("data.") for problem in problems):
-            problems.append(
-                "`bandpo-lab data prepare` writes the data of the recipes, and --data names their folder"
+        of_data = [number for number, problem in enumerate(problems) if problem.startswith("data.")]
+        if of_data:
+            problems[of_data[-1]] += (
+                "; `bandpo-lab data prepare` writes the data of the recipes, and --data names their folder"
             )
     if _trains_on_cuda(config) and not _joins_cluster(config):
         per_node = config.trainer.n_gpus_per_node
