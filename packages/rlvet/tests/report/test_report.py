@@ -374,13 +374,18 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     assert onset is not None
     script = """
       document.querySelectorAll("details").forEach((one) => { one.open = true; });
-      setTimeout(() => {
-      const lines = [...document.querySelectorAll("[data-panel] .onset")].map((line) => [
-        line.closest("[data-panel]").dataset.panel, line.textContent, getComputedStyle(line).borderLeftColor,
-        parseFloat(line.style.left) / line.parentElement.clientWidth]);
-      const wide = document.documentElement.scrollWidth;
-      parent.postMessage(JSON.stringify({ lines, wide, window: innerWidth }), "*");
-      }, 500);
+      const report = () => {
+        const drawn = [...document.querySelectorAll("[data-panel] .onset")];
+        // A chart is drawn at its width some time after its part opens.
+        const first = drawn.filter((line) => line.textContent.startsWith("1 "));
+        if (!first.length || first.some((line) => !parseFloat(line.style.left))) return setTimeout(report, 100);
+        const lines = drawn.map((line) => [
+          line.closest("[data-panel]").dataset.panel, line.textContent, getComputedStyle(line).borderLeftColor,
+          parseFloat(line.style.left) / line.parentElement.clientWidth]);
+        const wide = document.documentElement.scrollWidth;
+        parent.postMessage(JSON.stringify({ lines, wide, window: innerWidth }), "*");
+      };
+      report();
     """
     label = f"1 truncated · step {onset:g}"
     for width in (400, 1280):
