@@ -39,7 +39,7 @@ class Row(NamedTuple):
     """A regular expression of what it prints."""
     status: int = 0
     note: str = ""
-    """What the outcome does not say: what is different or missing here, and why."""
+    """A remark beside the outcome: the difference or the gap here, and its reason."""
 
 
 def run_tests(path: str, chosen: str = "", marks: str = "") -> str:

@@ -37,7 +37,7 @@ SOURCES = (
 )
 TESTS = ("packages/bandpo/tests/core", CORE)
 WITHOUT = ("kernels", "errors.py", "_shown.py")
-"""What these tests are not about: kernels have a job of their own, and texts of errors are tested by their gist."""
+"""Modules without mutants here: kernels have a job of their own, and texts of errors are tested by their gist."""
 OPTIONS = ["-q", "-n", "0", "-p", "no:randomly", "-p", "no:cacheprovider", "--maxfail=3"]
 QUICK = ("-m", "not slow and not exhaustive")
 COMPARISONS = {
@@ -194,8 +194,59 @@ def run_tests(clone: Path, limit: float) -> tuple[str, str]:
     return ("killed" if asserted else "crashed"), (asserted.group() if asserted else first)
 
 
+def clone_in(folder: Path) -> Path:
+    """Return the clone of the last commit in a folder, which is made if it is not there."""
+    clone = folder / "clone"
+    if not clone.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], check=True)
+    return clone
+
+
+def results_in(rows: Path) -> dict[str, str]:
+    """Return the result of each mutant that was tried before, by its name."""
+    if not rows.is_file():
+        return {}
+    lines = rows.read_text(encoding="utf-8").splitlines()
+    return {row["name"]: row["result"] for row in map(json.loads, lines)}
+
+
+def seconds_without_a_change(clone: Path) -> float:
+    """Return how long the tests of a clone take.
+
+    Raises:
+        SystemExit: if they fail.
+    """
+    started = time.perf_counter()
+    result, failure = run_tests(clone, 3600)
+    if result != "passed":
+        sys.exit(f"The tests of the clone fail without a change: {failure}")
+    return time.perf_counter() - started
+
+
+def result_of(place: Place, number: int, clone: Path, limit: float) -> tuple[str, str]:
+    """Return what the tests say of a mutant, ``survived`` if they pass, and the first failure.
+
+    The module in the clone is afterwards as it was.
+
+    Args:
+        place: The place that is changed.
+        number: Its number in its file.
+        clone: The folder of the clone.
+        limit: The largest number of seconds that the tests may take.
+    """
+    path = clone / CORE / place.file
+    source = path.read_text(encoding="utf-8")
+    try:
+        path.write_text(mutant(source, number), encoding="utf-8")
+        result, failure = run_tests(clone, limit)
+    finally:
+        path.write_text(source, encoding="utf-8")
+    return ("survived" if result == "passed" else result), failure
+
+
 def main() -> None:
-    """Draw mutants, run the tests on each, and print those that no assertion notices."""
+    """Draw mutants, run the tests on each, and print the result of each and their counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -203,49 +254,25 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="how many mutants are drawn")
     parser.add_argument("--seed", type=int, default=1, help="the seed of the draw")
     arguments = parser.parse_args()
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    clone = arguments.output / "clone"
-    if not clone.is_dir():
-        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], check=True)
+    clone = clone_in(arguments.output)
     rows = arguments.output / f"rows-{arguments.seed}.jsonl"
-    known = [json.loads(line) for line in rows.read_text().splitlines()] if rows.is_file() else []
-    done = {row["name"]: row for row in known}
-
-    core = clone / CORE
-    places = list(places_of(core))
+    results = results_in(rows)
+    places = list(places_of(clone / CORE))
     drawn = random.Random(arguments.seed).sample(places, arguments.count)
-    print(
-        f"{len(places)} places; {arguments.count} drawn with seed {arguments.seed}, {len(done)} tried before",
-        flush=True,
-    )
-    started = time.perf_counter()
-    result, failure = run_tests(clone, 3600)
-    taken = time.perf_counter() - started
-    if result != "passed":
-        sys.exit(f"The tests of the clone fail without a change: {failure}")
-    print(f"the tests without a change pass, in {taken:.0f} s", flush=True)
+    print(f"{len(places)} places, {len(drawn)} of them drawn, {len(results)} tried before", flush=True)
+    seconds = seconds_without_a_change(clone)
+    print(f"the tests without a change pass, in {seconds:.0f} s", flush=True)
     for place, number in drawn:
-        if place.name in done:
+        if place.name in results:
             continue
-        path = core / place.file
-        source = path.read_text(encoding="utf-8")
-        try:
-            path.write_text(mutant(source, number), encoding="utf-8")
-            result, failure = run_tests(clone, 4 * taken + 60)
-        finally:
-            path.write_text(source, encoding="utf-8")
-        row = {
-            "name": place.name,
-            **asdict(place),
-            "result": "survived" if result == "passed" else result,
-            "by": failure,
-        }
-        done[place.name] = row
+        result, failure = result_of(place, number, clone, 4 * seconds + 60)
+        results[place.name] = result
+        row = {"name": place.name, **asdict(place), "result": result, "by": failure}
         with rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        print(f"{row['result']:9} {place.name}", flush=True)
-    counts = Counter(done[place.name]["result"] for place, _ in drawn)
-    print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+        print(f"{result:9} {place.name}", flush=True)
+    counts = Counter(results[place.name] for place, _ in drawn)
+    print(", ".join(f"{count} {result}" for result, count in sorted(counts.items())))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class LossBatch:
     """Σ q²·(log q + H) over the vocabulary at each token, with the probabilities q and the entropy H of the policy in
     training, nats, float32."""
     version_at: str = "token"
-    """When the version of the sampling weights was read, one of `rlvet.records.format.VERSION_AT`."""
+    """The moment at which the version of the sampling weights was read, one of `rlvet.records.format.VERSION_AT`."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """The engine's sampling settings."""
     bad_sequences: int = 0

@@ -102,7 +102,7 @@ class UserFunctions:
 
     @property
     def notes(self) -> list[str]:
-        """What is known of the functions that failed."""
+        """The notes on the functions that failed."""
         return self._notes
 
     @contextmanager
