@@ -178,7 +178,8 @@ def mutant(source: str, number: int) -> str:
 def run_tests(clone: Path, limit: float) -> tuple[str, str]:
     """Return what the tests say of a clone: ``passed``, ``killed``, ``crashed`` or ``slow``; and the first failure."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(clone / source) for source in SOURCES)}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # pytest cuts the reason of a failure at the width of the terminal.
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "1000"}
     command = [sys.executable, "-m", "pytest", *OPTIONS, *QUICK, *TESTS]
     try:
         done = subprocess.run(
