@@ -475,6 +475,7 @@ def _in_this_process(call: Callable[[], Any]) -> Any:
     from bandpo_lab.study.jobs import JobResult
     from helpers.small_runs import status_of
 
+    start = time.monotonic()
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     words = [*sys.argv]
     status = status_of(call)
@@ -482,4 +483,4 @@ def _in_this_process(call: Callable[[], Any]) -> Any:
         os.dup2(copy, descriptor)
         os.close(copy)
     sys.argv[:] = words
-    return JobResult(status, time.monotonic())
+    return JobResult(status, time.monotonic() - start)

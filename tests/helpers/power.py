@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,24 +40,30 @@ class PowerLog:
         # For each inode, its contents with the number of the event before which they were found.
         self._versions: dict[int, list[tuple[int, Content]]] = {}
         self._flushes: dict[int, list[int]] = {}
-        self._busy = False
+        # The thread that scans: the files that it opens for that are not events.
+        self._scanning: int | None = None
         self._active = False
 
     @contextmanager
     def recording(self) -> Generator[None, None, None]:
         """Log the changes that this process makes in the block."""
         fsync = os.fsync
+        lock = threading.Lock()
 
         def logged_fsync(descriptor: int) -> None:
-            self._scan()
-            fsync(descriptor)
-            self._flushes.setdefault(os.fstat(descriptor).st_ino, []).append(self.events)
-            self.events += 1
+            with lock:
+                self._scan()
+                fsync(descriptor)
+                self._flushes.setdefault(os.fstat(descriptor).st_ino, []).append(self.events)
+                self.events += 1
 
         def hook(event: str, arguments: tuple[object, ...]) -> None:
-            if self._active and not self._busy and event in NAMES and self._is_here(arguments[0]):
-                self._scan()
-                self.events += 1
+            if not self._active or event not in NAMES or self._scanning == threading.get_ident():
+                return
+            if self._is_here(arguments[0]):
+                with lock:
+                    self._scan()
+                    self.events += 1
 
         sys.addaudithook(hook)  # it cannot be removed, so it is switched off
         os.fsync = logged_fsync
@@ -66,7 +73,8 @@ class PowerLog:
         finally:
             self._active = False
             os.fsync = fsync
-            self._scan()
+            with lock:
+                self._scan()
 
     def _is_here(self, path: object) -> bool:
         # A path without a folder belongs to a removal of a folder's entries.
@@ -75,9 +83,21 @@ class PowerLog:
         )
 
     def _scan(self) -> None:
-        self._busy = True
+        self._scanning = threading.get_ident()
         try:
-            folders = [self.folder]
+            found = self._found()
+            while found is None:
+                found = self._found()
+        finally:
+            self._scanning = None
+        for inode, content in found.items():
+            self._add(inode, content)
+
+    def _found(self) -> dict[int, Content] | None:
+        """Return what the folder holds; None if another thread removed a name meanwhile."""
+        found: dict[int, Content] = {}
+        folders = [self.folder]
+        try:
             for folder in folders:
                 entries: dict[str, int] = {}
                 for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -85,10 +105,11 @@ class PowerLog:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry.path))
                     else:
-                        self._add(entry.inode(), Path(entry.path).read_bytes())
-                self._add(folder.stat().st_ino, entries)
-        finally:
-            self._busy = False
+                        found[entry.inode()] = Path(entry.path).read_bytes()
+                found[folder.stat().st_ino] = entries
+        except FileNotFoundError:
+            return None
+        return found
 
     def _add(self, inode: int, content: Content) -> None:
         versions = self._versions.setdefault(inode, [])
