@@ -22,6 +22,8 @@ import rlvet
 import rlvet.cli
 import rlvet.errors
 from bandpo.cli.app import app
+from bandpo.cli.method_names import published_methods
+from bandpo.core.methods import METHODS
 from command_names import UPDATE, listed_names, names_of
 from pages import PAGES, ROOT, commands
 from rlvet.cli.app import app as rlvet_app
@@ -137,18 +139,36 @@ def test_the_command_line_loads_no_framework_and_no_other_package(module, others
     assert run.stdout.split() == []
 
 
-@pytest.mark.parametrize("words", ["--help", "--version", *(f"{name} --help" for name in COMMANDS["bandpo"])])
-def test_the_help_loads_no_torch(words):
+def test_the_methods_that_a_shell_completes_are_all_published_ones():
+    assert sorted(published_methods()) == sorted(f"{name}()" for name in METHODS)
+
+
+def printed_without_torch(words, variables=()):
+    """Return what `bandpo` prints, after a check that it ends well and loads neither torch nor numpy."""
     code = """
 import sys
 import bandpo.cli
+sys.argv[0] = "bandpo"
 try:
     bandpo.cli.main()
 except SystemExit as end:
-    print(end.code, *{"torch", "numpy"} & sys.modules.keys())
+    print(end.code, *{"torch", "numpy"} & sys.modules.keys(), file=sys.stderr)
 """
-    run = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True)
-    assert run.stdout.splitlines()[-1] == "0", run.stderr
+    command = [sys.executable, "-c", code, *words.split()]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **dict(variables)})
+    assert run.stderr.splitlines()[-1] == "0", run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", *(f"{name} --help" for name in COMMANDS["bandpo"])])
+def test_the_help_loads_no_torch(words):
+    assert printed_without_torch(words)
+
+
+def test_a_shell_completes_methods_without_torch():
+    # As bash asks for what completes the last word.
+    asks = {"_BANDPO_COMPLETE": "complete_bash", "COMP_WORDS": "bandpo audit --method GS", "COMP_CWORD": "3"}
+    assert printed_without_torch("", asks) == "GSPO()\n"
 
 
 @pytest.mark.parametrize("program", APPS)

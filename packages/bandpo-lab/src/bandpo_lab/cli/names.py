@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
+from bandpo.cli import method_names
 from bandpo_lab.cli.recipes import SHIPPED
 
 VANILLA = "vanilla"
@@ -25,33 +24,14 @@ def complete_model(context: typer.Context, incomplete: str) -> list[str]:
     from bandpo_lab.models import SMOLLM2
 
     names = [*recipe_names(_recipes(context), "model"), SMOLLM2]
-    return [name for name in names if name.startswith(incomplete.lower())]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_method(context: typer.Context, incomplete: str) -> list[str]:
     """Return the rules of the recipes, and the published methods as calls, whose names begin as the typed text does."""
-    names = [*recipe_names(_recipes(context), "rule"), VANILLA, *published_methods()]
-    return [name for name in names if name.lower().startswith(incomplete.lower())]
-
-
-def published_methods() -> list[str]:
-    """Return the published methods of bandpo as calls, such as ``GSPO()``.
-
-    Their names are read from the source, as importing them imports torch.
-
-    >>> "GSPO()" in published_methods()
-    True
-    """
-    spec = find_spec("bandpo")
-    if spec is None or spec.origin is None:
-        return []
-    source = (Path(spec.origin).parent / "core/methods.py").read_text(encoding="utf-8")
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
-            return [
-                f"{name}()" for name in ast.literal_eval(statement.value) if name not in ("METHODS", "Method")
-            ]
-    return []
+    rules = [*recipe_names(_recipes(context), "rule"), VANILLA]
+    matching = [name for name in rules if name.startswith(incomplete)]
+    return [*matching, *method_names.complete_method(incomplete)]
 
 
 def _recipes(context: typer.Context) -> Path:

@@ -12,6 +12,7 @@ import typer
 from bandpo._siblings import require_rlvet
 from bandpo._terminal import printable
 from bandpo.cli import read_method
+from bandpo.cli.method_names import complete_method
 from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -19,13 +20,6 @@ if TYPE_CHECKING:
 
     from bandpo.replay.record_audit import RecordAudit
     from rlvet import RecordedRun, Run
-
-
-def complete_method(incomplete: str) -> list[str]:
-    """Return the published methods as calls, such as ``GSPO()``, that begin as the typed text does."""
-    from bandpo.core.methods import METHODS
-
-    return [f"{name}()" for name in METHODS if name.lower().startswith(incomplete.lower())]
 
 
 def audit_command(
