@@ -36,7 +36,7 @@ ALLOWED = {
     "bandpo.watch": {"bandpo.shared", "bandpo.core", "bandpo.audit", "rlvet"},
     "bandpo.integrations": {"bandpo.shared", "bandpo.core", "bandpo.certificate", "bandpo.audit"},
     "bandpo.cli": {"bandpo", "bandpo.shared", "bandpo.core", "bandpo.audit", "bandpo.integrations"},
-    "rlvet": {"rlvet.shared", "rlvet.runs", "rlvet.checks", "rlvet.records"},
+    "rlvet": {"rlvet.shared", "rlvet.runs", "rlvet.lint", "rlvet.checks", "rlvet.records"},
     "rlvet.shared": set(),
     "rlvet.runs": {"rlvet.shared"},
     "rlvet.lint": {"rlvet.shared", "rlvet.runs"},

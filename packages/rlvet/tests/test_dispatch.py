@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bandpo.audit import Recorder
-from rlvet import RecordedRun, Run, open_run
+from rlvet import RecordedRun, Run, diagnose, open_run
 from rlvet.errors import InvalidValue
 from rlvet.records import LossBatch
 from rlvet.records.record import read_record
@@ -102,6 +102,23 @@ def test_a_log_and_its_configuration_are_read_once_and_not_before_they_are_asked
     assert run.rows is run.rows
     assert run.setup is run.setup
     assert opens == {"metrics.jsonl": 1, "config.yaml": 1}
+
+
+def test_a_path_is_diagnosed_with_names_and_the_name_of_the_run(tmp_path):
+    rows = [{"step": step, "run": name, "own/score": 0.1} for name in "ab" for step in range(12)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = {"reward": "own/score"}
+    diagnosis = diagnose(log, names=names, run_name="b")
+    assert diagnosis.as_json() == diagnose(open_run(log, names=names, run_name="b")).as_json()
+    assert diagnosis.log.read == {"reward": ("own/score",)}
+
+
+@pytest.mark.parametrize("choice", [{"names": {"reward": "own"}}, {"run_name": "b"}])
+def test_an_open_run_takes_no_names_any_more(choice, tmp_path):
+    run = open_run(write_log(tmp_path))
+    with pytest.raises(InvalidValue, match=r"is open already, .*give them to open_run"):
+        diagnose(run, **choice)
 
 
 def test_a_path_that_holds_nothing_is_refused_when_it_is_read(tmp_path):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlvet.checks.diagnosis import Diagnosis, diagnose_log
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log_checks import log_findings
+from rlvet.errors import InvalidValue
+from rlvet.lint.checks import lint_run_configuration
 from rlvet.plugins import COLLECTORS, load_plugin, require_plugin
 from rlvet.records.run import Collector, RecordedRun, is_recorded
 from rlvet.runs import Run
@@ -49,6 +52,8 @@ def diagnose(
     run: str | Path | Run | RecordedRun,
     *,
     method: object | None = None,
+    names: Mapping[str, str] | None = None,
+    run_name: str | None = None,
     collectors: Sequence[Collector] = (),
 ) -> Diagnosis:
     """Diagnose a run from its log, its record of tokens, or the batches that its framework wrote.
@@ -60,27 +65,50 @@ def diagnose(
         run: An open run, or a path that `open_run` accepts.
         method: The method that the run was trained with, if no file of the run names one: its text, or an object of
             bandpo with this text.
+        names: The log's keys for quantities, see `rlvet.runs.Run`. Only for a path.
+        run_name: The name of the run, if the log contains several. Only for a path.
         collectors: Further collectors to feed during the pass over a record, so that it is read only once.
 
     Returns:
         The findings, with the part of the run that they are based on.
 
     Raises:
-        ValueError: if the run cannot be read.
+        ValueError: if the run cannot be read, or if names are given for an open run.
         ImportError: if a method is given for a record, and bandpo is not installed.
     """
     if isinstance(run, str | Path):
-        run = open_run(run, method=None if method is None else str(method))
+        text = None if method is None else str(method)
+        run = open_run(run, method=text, names=names, run_name=run_name)
+    elif names is not None or run_name is not None:
+        raise InvalidValue(
+            f"{run.title} is open already, so names and run_name have no effect: give them to open_run"
+        )
     if isinstance(run, Run):
         if method is not None:
             _check_method(method)
-        return diagnose_log(run)
+        return _diagnose_log(run)
     if method is not None:
         # Before numpy, which the package of the checks needs: without either, bandpo is what to install.
         require_plugin(COLLECTORS, "replay", "the method of a record")
     from rlvet.records.diagnosis import diagnose_recorded_run
 
     return diagnose_recorded_run(run, method=method, collectors=collectors)
+
+
+def _diagnose_log(run: Run) -> Diagnosis:
+    """Diagnose a run from its log, and from the configuration beside it. Here its files are read."""
+    log = run.log
+    findings = [] if log.unjudged else log_findings(log.rows, run.setup)
+    # A configuration of a framework that did not write the log belongs to another run.
+    same_run = run.setup.framework == run.configuration.framework
+    return Diagnosis(
+        findings,
+        run.setup,
+        log.rows,
+        log=log,
+        configuration=lint_run_configuration(run.configuration) if same_run else None,
+        notes=run.configuration.unread,
+    )
 
 
 def _check_method(method: object) -> None:

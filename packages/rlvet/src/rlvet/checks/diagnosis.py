@@ -1,4 +1,4 @@
-"""What is wrong with a run: the results of all checks, as text, Markdown and JSON, and the diagnosis of a log."""
+"""What is wrong with a run: the results of all checks, as text, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rlvet.checks.course import Course
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
-from rlvet.checks.log_checks import log_findings
-from rlvet.lint.checks import LintReport, lint_run_configuration
-from rlvet.runs import Run, Setup
+from rlvet.lint.checks import LintReport
+from rlvet.runs import Setup
 from rlvet.runs.compact_rows import compact
 from rlvet.runs.logs import Log, shorten
 from rlvet.runs.quantities import Row
@@ -414,25 +413,3 @@ def _as_code(text: str) -> str:
     """Return a text as inline code of Markdown. Its characters end neither the code nor a cell of a table."""
     text = printable(text).replace("`", "'").replace("|", "\\|").replace("\n", " ")
     return f"`{text}`"
-
-
-def diagnose_log(run: Run) -> Diagnosis:
-    """Diagnose a run from its log.
-
-    Args:
-        run: The run, whose files are read.
-
-    Raises:
-        ValueError: if the run cannot be read.
-    """
-    findings = [] if run.log.unjudged else log_findings(run.rows, run.setup)
-    # A configuration of a framework that did not write the log belongs to another run.
-    same_run = run.setup.framework == run.configuration.framework
-    return Diagnosis(
-        findings,
-        run.setup,
-        run.rows,
-        log=run.log,
-        configuration=lint_run_configuration(run.configuration) if same_run else None,
-        notes=run.configuration.unread,
-    )

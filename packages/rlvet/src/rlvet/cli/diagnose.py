@@ -79,7 +79,7 @@ def diagnose_command(
     Exits with 1 if there is a finding of the severity --fail-on or a higher one, with 2 if the run cannot be read or
     its log gets no verdict, and else with 0.
     """
-    from rlvet.dispatch import diagnose, open_run
+    from rlvet.dispatch import diagnose
     from rlvet.plugins import COLLECTORS, require_plugin
 
     path = _local_path(run)
@@ -87,8 +87,9 @@ def diagnose_command(
     if words:
         word_collector = require_plugin(COLLECTORS, "words", "--words")(run_method, tokenizer)
     collectors = [] if word_collector is None else [word_collector]
-    opened_run = open_run(path, method=run_method, names=read_names(names), run_name=run_name)
-    diagnosis = diagnose(opened_run, method=run_method, collectors=collectors)
+    diagnosis = diagnose(
+        path, method=run_method, names=read_names(names), run_name=run_name, collectors=collectors
+    )
     if as_json:
         print(json_text("diagnose", diagnosis.as_json()))
     elif output_format is Format.markdown:
