@@ -134,7 +134,16 @@ def _related_settings(kind: Kind | None, setup: Setup) -> tuple[str, ...]:
         if value is not None and not has_no_adapter:
             texts.append(str(setup.values[name]))
     if kind.is_effect_of_large_steps:
-        rate = describe_high_rate(setup)
-        if rate:
-            texts.append(rate)
+        texts += _high_rate(setup)
     return tuple(texts)
+
+
+def _high_rate(setup: Setup) -> list[str]:
+    """Return the learning rate as a text, if it is far above those of published runs."""
+    rate = setup.number("learning rate")
+    if rate is None:
+        return []
+    model = setup.values["model"].value if "model" in setup.values else None
+    optimizer = setup.values["optimizer"].value if "optimizer" in setup.values else "adamw"
+    description = describe_high_rate(rate, bool(setup.number("LoRA rank")), model, str(optimizer))
+    return [f"{setup.values['learning rate']}, {description}"] if description else []

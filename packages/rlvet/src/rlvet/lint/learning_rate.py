@@ -8,7 +8,6 @@ from typing import Any
 from rlvet._numbers import format_number, format_setting
 from rlvet.lint.configuration import Setting, Unread
 from rlvet.lint.values import UnknownValue, Values
-from rlvet.runs.setup import Setup
 
 LARGEST_RATES = ((0.05, 1e-3), (0.2, 1e-4), (2.0, 3e-5), (float("inf"), 1e-5))
 """Largest learning rates of full fine-tuning without a finding, each below a model size (billions of parameters).
@@ -65,19 +64,19 @@ def largest_rate(lora: Any, model: Any) -> float:
     return next(rate for size_limit, rate in LARGEST_RATES if size < size_limit)
 
 
-def describe_high_rate(setup: Setup) -> str:
-    """Describe a learning rate that is above those of published runs; return an empty text if it is not.
+def describe_high_rate(rate: float, lora: bool, model: Any, optimizer: str) -> str:
+    """Say what a learning rate is above, if it is far above those of published runs; return an empty text if it is not.
 
     Args:
-        setup: The settings of a run.
+        rate: The learning rate.
+        lora: True if only an adapter is trained.
+        model: The model's name, from which its size is read; None if it is not known.
+        optimizer: The name of the optimizer. The limits are those of Adam.
+
+    >>> describe_high_rate(5e-4, False, "Qwen2.5-7B", "adamw")
+    'above 1e-05, the most that published runs use to train all weights of a model of 7 billion parameters'
     """
-    rate = setup.number("learning rate")
-    if rate is None:
-        return ""
-    lora = bool(setup.number("LoRA rank"))
-    model = setup.values["model"].value if "model" in setup.values else None
-    optimizer = setup.values["optimizer"].value if "optimizer" in setup.values else "adamw"
-    if not is_adam(str(optimizer)) or not rate_is_high(rate, lora, model):
+    if not is_adam(optimizer) or not rate_is_high(rate, lora, model):
         return ""
     size = billions(model)
     weights = "all weights"
@@ -86,8 +85,7 @@ def describe_high_rate(setup: Setup) -> str:
     elif size is not None:
         weights = f"all weights of a model of {format_number(size, 6)} billion parameters"
     limit = largest_rate(lora, model)
-    rate_text = str(setup.values["learning rate"])
-    return f"{rate_text}, above {format_setting(limit)}, the most that published runs use to train {weights}"
+    return f"above {format_setting(limit)}, the most that published runs use to train {weights}"
 
 
 def learning_rate_is_high(v: Values) -> bool:
