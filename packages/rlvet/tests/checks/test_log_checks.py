@@ -102,6 +102,16 @@ def test_step_too_large():
     assert "in the first 3 log steps, at a learning rate of 0.0005" in first.cause
 
 
+@pytest.mark.parametrize(
+    ("reward", "severity"),
+    [(lambda t: 0.2 + 0.6 * t, "fix"), (lambda t: 0.5, "stop"), (lambda t: 0.5 - 0.3 * t, "stop")],
+)
+def test_a_run_whose_reward_rises_after_a_step_that_was_too_large_need_not_end(reward, severity):
+    first = findings(course(kl=lambda t: min(3.7, 30 * (t - 1 / 40)), reward=reward))[0]
+    assert (first.code, first.severity) == ("step-too-large", severity)
+    assert ("the reward rose after that" in first.cause) == (severity == "fix")
+
+
 @pytest.mark.parametrize(("end", "severity"), [(3.0, "fix"), (1e6, "stop")])
 def test_kl_drift(end, severity):
     (finding,) = findings(course(kl=lambda t: end * max(0.0, t - 0.4) ** 2 * 3))

@@ -92,7 +92,7 @@ def test_metrics_of_one_log_and_short_ones_are_named():
     comparison = compare_logs(a, b)
     assert (comparison.only_a, comparison.only_b) == (["kl"], ["cut"])
     assert comparison.short == ["entropy"]
-    assert comparison.alike == ["reward"]
+    assert [one.name for one in comparison.alike] == ["reward"]
 
 
 def test_logs_of_few_steps_are_refused():

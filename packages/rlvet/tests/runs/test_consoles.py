@@ -343,6 +343,12 @@ def test_a_learning_rate_that_a_loop_rounds_away_is_not_0():
     assert row == {"step": 1, "reward": 0.5, "loss": 0.0, "learning_rate": "0.00000000 (rounded)"}
 
 
+@pytest.mark.parametrize("zero", ["0", "-0", "0.000e+00"])
+def test_a_zero_without_decimals_is_0(zero):
+    (row,) = printed_rows(f"step 1: Reward: 0.5, Loss: 0.25, Learning Rate: {zero}")
+    assert row["learning_rate"] == 0
+
+
 def test_a_line_with_a_kl_divergence_and_another_number_is_a_row():
     assert printed_rows("Step: 2 | Loss: -0.1 | KL: tensor(0.25, device='cuda:0')") == [
         {"step": 2, "loss": -0.1, "kl": 0.25}

@@ -373,6 +373,10 @@ def onset(
     return None
 
 
+SPIKE_REACH = 5
+"""Number of rows before a spike, and after it, with which it is compared."""
+
+
 def find_spikes(values: Sequence[float], factor: float) -> list[int]:
     """Return the rows whose value is many times the median of the rows before it, and of the rows after it.
 
@@ -384,7 +388,6 @@ def find_spikes(values: Sequence[float], factor: float) -> list[int]:
     if len(above_zero) < 10:
         return []
     usual = above_zero[len(above_zero) // 2]
-    near = 5
     spikes = []
 
     # Only large values can be spikes, so that medians are computed for few rows.
@@ -393,10 +396,10 @@ def find_spikes(values: Sequence[float], factor: float) -> list[int]:
         return []
     smallest_candidate = above_zero[first_candidate]
     for row, value in enumerate(values):
-        if value < smallest_candidate or row < near or row + near >= len(values):
+        if value < smallest_candidate or row < SPIKE_REACH or row + SPIKE_REACH >= len(values):
             continue
-        level_before = median(values[row - near : row])
-        level_after = median(values[row + 1 : row + 1 + near])
+        level_before = median(values[row - SPIKE_REACH : row])
+        level_after = median(values[row + 1 : row + 1 + SPIKE_REACH])
         if value > factor * max(level_before, level_after, usual / 2):
             spikes.append(row)
     return spikes

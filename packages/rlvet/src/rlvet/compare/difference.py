@@ -167,7 +167,7 @@ def _lines_of_logs(comparison: LogComparison) -> list[str]:
     lines = [""] if comparison.parted else []
     lines += [f"{number}. {parted}" for number, parted in enumerate(comparison.parted, 1)]
     names = (
-        ("not told apart by the rule", comparison.alike),
+        ("not told apart by the rule (A | B, means at the end)", [*map(str, comparison.alike)]),
         ("too few common steps", comparison.short),
         ("only A has", comparison.only_a),
         ("only B has", comparison.only_b),

@@ -71,11 +71,30 @@ class MetricDifference:
 
 
 @dataclass(frozen=True)
+class AlikeMetric:
+    """A metric that does not part in two runs."""
+
+    name: str
+    """A quantity of `rlvet.runs.quantities.QUANTITIES`."""
+    a: float
+    """The mean of the first run over the last window."""
+    b: float
+    """The mean of the second run."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the metric as a dictionary for JSON."""
+        return {"name": self.name, "a": self.a, "b": self.b}
+
+
+@dataclass(frozen=True)
 class LogComparison:
     """The metrics of two logs that part, causes before their effects, and those that do not."""
 
     parted: Sequence[MetricDifference] = ()
-    alike: Sequence[str] = ()
+    alike: Sequence[AlikeMetric] = ()
     """The metrics that do not part."""
     short: Sequence[str] = ()
     """The metrics with fewer common steps than `FEWEST_STEPS`."""
@@ -95,7 +114,7 @@ class LogComparison:
         """Return the comparison as a dictionary for JSON."""
         return {
             "parted": [one.as_json() for one in self.parted],
-            "alike": list(self.alike),
+            "alike": [one.as_json() for one in self.alike],
             "short": list(self.short),
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
@@ -135,7 +154,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     """
     courses = (Course(a), Course(b))
     parted: list[MetricDifference] = []
-    alike: list[str] = []
+    alike: list[AlikeMetric] = []
     short: list[str] = []
     only: tuple[list[str], list[str]] = ([], [])
     for name in metric_order():
@@ -151,7 +170,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
             continue
         difference = first_difference(name, steps, values_a, values_b)
         if difference is None:
-            alike.append(name)
+            window = window_of(len(steps))
+            alike.append(AlikeMetric(name, fmean(values_a[-window:]), fmean(values_b[-window:])))
         else:
             parted.append(difference)
     if not parted and not alike:

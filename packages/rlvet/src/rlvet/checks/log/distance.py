@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Case, Course, Series, onset
+from rlvet.checks.course import Case, Course, Series, onset, rises, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
@@ -144,7 +144,8 @@ STEP_TOO_LARGE = Kind(
     meaning="one batch, or a few steps, move the policy too far",
     condition=(
         f"at the last update on a batch, the log-probabilities of its tokens have moved by {TOO_FAR:g} nats "
-        f"on average; or the KL divergence to the reference reaches {EARLY_KL:g} within ten log steps"
+        f"on average; or the KL divergence to the reference reaches {EARLY_KL:g} within ten log steps, "
+        "which is `fix` if the reward rises after that"
     ),
     remedy="use a learning rate ten times smaller{learning rate}, or fewer updates per batch{updates}",
     is_effect_of_large_steps=True,
@@ -197,7 +198,13 @@ def check_step_size(case: Case) -> Finding:
     cause = f"KL to the reference went {change} in the first {row + 1} log steps{at_rate}"
     measure = f"KL to the reference in log step {row + 1}"
     finding = passed_check(kl, early[row], measure, slice(row, row + 1))
-    return finding.failed(STEP_TOO_LARGE, cause, onset=kl.steps[row], quantities=["kl"])
+    # A run that still learns need not be ended.
+    reward = course.series("reward").since(kl.steps[row])
+    severity = "fix" if len(reward.values) >= 2 * EARLY_ROWS and rises(reward.values) else None
+    if severity:
+        means = tenths(reward.values)
+        cause = f"{cause}; the reward rose after that, {change_text(means[0], means[-1])}"
+    return finding.failed(STEP_TOO_LARGE, cause, severity=severity, onset=kl.steps[row], quantities=["kl"])
 
 
 LARGE_KL = 1.0

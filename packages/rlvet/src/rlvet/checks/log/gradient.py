@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvet._numbers import format_number
-from rlvet.checks.course import Case, find_spikes
+from rlvet.checks.course import SPIKE_REACH, Case, find_spikes
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import FEW_STEPS, passed_check, undecided_check
 from rlvet.checks.log.reward import check_fall
@@ -19,7 +19,11 @@ GRADIENT_SPIKES = Kind(
     code="gradient-spikes",
     severity="look",
     meaning="some gradients are many times larger than those around them",
-    condition=f"at least {FEWEST_SPIKES} gradient norms are {SPIKE:g} times those around them",
+    condition=(
+        f"at least {FEWEST_SPIKES} gradient norms are more than {SPIKE:g} times the median of the {SPIKE_REACH} "
+        f"log steps before, and of the {SPIKE_REACH} after. If more than a tenth are, they are a wide "
+        "spread and no spikes"
+    ),
     remedy="lower the gradient clipping norm{gradient clipping}, and look at the batches of these steps",
     is_effect_of_large_steps=True,
     evidence=("grad_norm",),

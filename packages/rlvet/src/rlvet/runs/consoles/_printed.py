@@ -15,6 +15,9 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 ROUNDED_TO_ZERO = re.compile(r"(^|[/_])(lr|learning_rate|grad_norm)$")
 """Keys for which a printed 0.000 is a small number that was rounded."""
 
+PRINTED_ZERO = re.compile(r"[+-]?0?\.0+")
+"""A zero with decimals, as of a number that was rounded to them. A printed 0 or 0.0e+00 is exactly 0."""
+
 ROUNDED = "{} (rounded)"
 """The text of a row for such a number, which is not known."""
 
@@ -43,7 +46,7 @@ def dictionary_at(text: str, start: int) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for key, value in literal_dictionary(literal).items():
         # A learning rate that is printed as 0.000 was rounded, so its value is unknown.
-        is_zero = isinstance(value, str) and re.fullmatch(r"-?0\.0+", value)
+        is_zero = isinstance(value, str) and PRINTED_ZERO.fullmatch(value)
         number = number_of(value)
         if is_zero and ROUNDED_TO_ZERO.search(str(key)):
             metrics[str(key)] = ROUNDED.format(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlvet.runs.consoles._console import Console, Rows, as_one_training
 from rlvet.runs.consoles._printed import (
+    PRINTED_ZERO,
     ROUNDED,
     ROUNDED_TO_ZERO,
     dictionary_at,
@@ -126,7 +127,7 @@ def _row_of_line(line: str) -> dict[str, Any] | None:
         if not key:
             continue
         value = number_of(pair["number"].lower())
-        if value == 0 and ROUNDED_TO_ZERO.search(key):
+        if PRINTED_ZERO.fullmatch(pair["number"]) and ROUNDED_TO_ZERO.search(key):
             value = ROUNDED.format(pair["number"])
         if pair["percent"] and isinstance(value, float):
             value /= 100
