@@ -54,6 +54,36 @@ def test_bounds_are_those_of_the_rule(monkeypatch):
     assert "max_ratio must be above 1 (inf for no cap), got 1.0" in str(refused.exception)
 
 
+BOUNDS_WITHOUT_TORCH = [
+    "",
+    "0.08",
+    "1 1e-200",
+    "--divergence KL() --max-ratio inf",
+    "--radius 0.2 --max-ratio 3",
+]
+
+
+@pytest.mark.parametrize("words", BOUNDS_WITHOUT_TORCH)
+def test_bounds_are_printed_without_torch_as_with_it(words, monkeypatch):
+    arguments = ["bounds", *words.split()]
+    printed = CliRunner().invoke(app, arguments)
+    asked = []
+    monkeypatch.setattr(
+        sys.modules["bandpo.cli.bounds"], "_without_torch", lambda *values: asked.append(values)
+    )
+    assert CliRunner().invoke(app, arguments).output == printed.output
+    assert len(asked) == 1
+    assert "p after at most" in printed.output
+
+
+@pytest.mark.parametrize("words", ["--radius -1", "--radius nan", "--max-ratio 1", "--max-ratio nan"])
+def test_bounds_of_a_value_that_is_none_are_refused_by_the_core(words):
+    option, value = words.split()
+    result = CliRunner().invoke(app, ["bounds", option, value])
+    assert result.exit_code == 1
+    assert f"got {float(value)}" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("text", "options", "rule"),
     [
@@ -163,6 +193,11 @@ except SystemExit as end:
 @pytest.mark.parametrize("words", ["--help", "--version", *(f"{name} --help" for name in COMMANDS["bandpo"])])
 def test_the_help_loads_no_torch(words):
     assert printed_without_torch(words)
+
+
+@pytest.mark.parametrize("words", BOUNDS_WITHOUT_TORCH)
+def test_bounds_with_kl_load_no_torch(words):
+    assert "p after at most" in printed_without_torch(f"bounds {words}")
 
 
 def test_a_shell_completes_methods_without_torch():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from bandpo._scalar_bounds import DEFAULT_RADIUS, RADII, SMALLEST_P, scalar_bounds
 from bandpo.core.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -15,6 +17,21 @@ if TYPE_CHECKING:
 
 PROBABILITIES = (0.001, 0.01, 0.08, 0.3, 0.5, 0.9, 0.99, 0.999)
 """The old probabilities that are printed by default."""
+
+CLIPS = {"clip 0.2": (0.2, 0.2), "Clip-Higher": (0.2, 0.28)}
+"""The clips that are printed beside Band: the distances of their bounds from 1."""
+
+Interval = tuple[float, float]
+"""The smallest and the largest ratio that a rule allows to a token."""
+
+
+class Columns(NamedTuple):
+    """The intervals of each rule for the printed probabilities."""
+
+    intervals: dict[str, Sequence[Interval]]
+    """The intervals by the name of the rule, Band's first."""
+    max_ratio: float
+    """The cap on Band's upper bound."""
 
 
 def bounds_command(
@@ -42,17 +59,49 @@ def bounds_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print the allowed ratios under Band, clip 0.2 and Clip-Higher, and the largest new probability under Band."""
+    p_old = probabilities or [*PROBABILITIES]
+    for p in p_old:
+        if not 0 < p <= 1:
+            raise InvalidValue(f"probability {p} is not in (0, 1]")
+    # JSON has all digits, and these are the core's.
+    columns = None if as_json else _without_torch(p_old, divergence, radius, max_ratio)
+    if columns is None:
+        columns = _from_core(p_old, divergence, radius, max_ratio)
+    if as_json:
+        print(json.dumps({"p": p_old} | columns.intervals))
+        return
+    _print_table(p_old, columns)
+
+
+def _without_torch(
+    p_old: Sequence[float], divergence: str, radius: float | None, max_ratio: float | None
+) -> Columns | None:
+    """Return the columns without torch; None if the core is needed for them, or for the error about a value."""
+    if divergence not in ("KL", "KL()"):
+        return None
+    if radius is None:
+        radius = DEFAULT_RADIUS
+    if max_ratio is None:
+        max_ratio = 10.0
+    if not (RADII[0] <= radius <= RADII[1] and max_ratio > 1 and min(p_old) >= SMALLEST_P):
+        return None
+    intervals: dict[str, Sequence[Interval]] = {
+        _band_name("KL()", radius): [scalar_bounds(p, radius, max_ratio) for p in p_old]
+    }
+    for clip, (low, high) in CLIPS.items():
+        intervals[clip] = [(1 - low, 1 + high)] * len(p_old)
+    return Columns(intervals, max_ratio)
+
+
+def _from_core(
+    p_old: Sequence[float], divergence: str, radius: float | None, max_ratio: float | None
+) -> Columns:
+    """Return the columns by the rules of the core, for any divergence."""
     import torch
-    from rich.console import Console
-    from rich.table import Table
 
     from bandpo import FixedClip, check
     from bandpo.core.text import importable_current_folder
 
-    for p in probabilities or ():
-        if not 0 < p <= 1:
-            raise InvalidValue(f"probability {p} is not in (0, 1]")
-    p_old = torch.tensor(probabilities or PROBABILITIES, dtype=torch.float64)
     with importable_current_folder():
         band = _read_band(divergence)
     if radius is not None:
@@ -60,29 +109,40 @@ def bounds_command(
     if max_ratio is not None:
         band = replace(band, max_ratio=max_ratio)
     check(band)
-    radius_text = f"{band.radius:g}" if isinstance(band.radius, (int, float)) else str(band.radius)
-    rules = {
-        f"Band {band.divergence}, radius {radius_text}": band,
-        "clip 0.2": FixedClip(),
-        "Clip-Higher": FixedClip(0.2, 0.28),
-    }
-    intervals = {name: rule.bounds(p_old.log()) for name, rule in rules.items()}
-    if as_json:
-        pairs = {name: torch.stack([b.lower, b.upper], -1).tolist() for name, b in intervals.items()}
-        print(json.dumps({"p": p_old.tolist()} | pairs))
-        return
+    rules = {_band_name(str(band.divergence), band.radius): band}
+    rules |= {name: FixedClip(*distances) for name, distances in CLIPS.items()}
+    logp_old = torch.tensor(p_old, dtype=torch.float64).log()
+    intervals: dict[str, Sequence[Interval]] = {}
+    for name, rule in rules.items():
+        bounds = rule.bounds(logp_old)
+        intervals[name] = [*zip(bounds.lower.tolist(), bounds.upper.tolist(), strict=True)]
+    return Columns(intervals, band.max_ratio)
+
+
+def _band_name(divergence: str, radius: object) -> str:
+    """Return the header of Band's column."""
+    shown = f"{radius:g}" if isinstance(radius, (int, float)) else str(radius)
+    return f"Band {divergence}, radius {shown}"
+
+
+def _print_table(p_old: Sequence[float], columns: Columns) -> None:
+    """Print the columns, with a row for each probability."""
+    from rich.console import Console
+    from rich.table import Table
 
     table = Table(title="allowed ratio π/π_old")
-    for header in ("p", *rules, "p after at most"):
-        table.add_column(
-            header, overflow="fold"
-        )  # wrap cells on a narrow terminal instead of cutting digits off
-    upper = next(iter(intervals.values())).upper
-    if upper.max() >= band.max_ratio * (1 - 1e-9):
-        table.caption = f"{band.max_ratio:g} is Band's cap, max_ratio"
-    for row, p in enumerate(p_old.tolist()):
-        cells = [f"{b.lower[row].item():.4g} … {b.upper[row].item():.4g}" for b in intervals.values()]
-        table.add_row(f"{p:g}", *cells, f"{p * upper[row].item():.4g}")
+    for header in ("p", *columns.intervals, "p after at most"):
+        # Wrap cells on a narrow terminal instead of cutting digits off.
+        table.add_column(header, overflow="fold")
+    band = next(iter(columns.intervals.values()))
+    if max(upper for _, upper in band) >= columns.max_ratio * (1 - 1e-9):
+        table.caption = f"{columns.max_ratio:g} is Band's cap, max_ratio"
+    for row, p in enumerate(p_old):
+        cells = [
+            f"{lower:.4g} … {upper:.4g}" for lower, upper in (x[row] for x in columns.intervals.values())
+        ]
+        largest = p * band[row][1]
+        table.add_row(f"{p:g}", *cells, f"{largest:.4g}")
     Console().print(table)
 
 
