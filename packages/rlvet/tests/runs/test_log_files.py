@@ -88,6 +88,18 @@ def test_a_packed_file_is_read(tmp_path):
     assert len(read_log(tmp_path / "metrics.jsonl.gz").rows) == 12
 
 
+@pytest.mark.parametrize("lost", [("reward",), ("reward", "grad_norm"), ("grad_norm",)])
+def test_null_in_a_row_of_verls_file_logger_is_no_number(lost, tmp_path):
+    """It writes NaN and infinite values so; in another file null is a metric that was not measured."""
+    rows = ROWS[:6] + [row | dict.fromkeys(lost) for row in ROWS[6:]]
+    (tmp_path / "verl.jsonl").write_text(lines({"step": row["step"], "data": row} for row in rows))
+    among = ", the reward among them" if "reward" in lost else ""
+    headline = f"nan: 6 of 12 log steps hold NaN or infinite values, first step 7{among}"
+    assert diagnose(tmp_path / "verl.jsonl").headline == headline
+    (tmp_path / "own.jsonl").write_text(lines(rows))
+    assert "nan" not in [finding.code for finding in diagnose(tmp_path / "own.jsonl").findings]
+
+
 def test_rows_without_a_step_are_counted(tmp_path):
     (tmp_path / "log.csv").write_text("reward,entropy\n0.1,1\n0.2,1\n")
     assert [row["step"] for row in read_log(tmp_path).rows] == [1, 2]

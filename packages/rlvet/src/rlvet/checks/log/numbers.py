@@ -15,8 +15,8 @@ NOT_A_NUMBER = Kind(
         "a row of the log holds NaN or infinity; a recorded sequence holds one, or a log-probability above 0"
     ),
     remedy=(
-        "find the first step with NaN; common causes are an overflow in half precision and a sequence "
-        "without tokens"
+        "find the first step with NaN; common causes are a reward function that returns NaN, an overflow in half "
+        "precision and a sequence without tokens"
     ),
     is_effect_of_large_steps=True,
     evidence=("all quantities",),
@@ -49,4 +49,7 @@ def check_numbers(case: Case) -> Finding:
     for name in QUANTITIES:
         if course.series(name).values and any(name not in layout for layout in bad_layouts):
             missing.append(name)
+    # Weights of NaN leave the reward a number.
+    if "reward" in missing:
+        cause += ", the reward among them"
     return finding.failed(NOT_A_NUMBER, cause, onset=first_step, quantities=missing)

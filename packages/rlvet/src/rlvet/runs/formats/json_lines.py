@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from rlvet.runs.formats._content import by_run, parse_int
 from rlvet.runs.formats._format import Format, RawLog
 from rlvet.runs.unread import Unread
 
+OF_FILE_LOGGER = {"step", "data"}
+"""The keys of a row of verl's file logger, which writes NaN and infinite values as null: it uses orjson."""
 DECODER: Any = json.JSONDecoder(parse_int=parse_int)  # type stubs do not have its method
 
 
@@ -30,7 +33,11 @@ def _parse_line(line: bytes) -> Any:
 
 
 def read_json_lines(file: Path) -> RawLog:
-    """Read JSON lines. In those of verl's file logger the metrics are under ``data``, beside ``step``."""
+    """Read JSON lines.
+
+    In those of verl's file logger the metrics are under ``data``, beside ``step``, and null is a number that is not
+    finite.
+    """
     notes: list[str] = []
     rows = CompactRows(_rows(file, notes))
     unread = Unread()
@@ -46,6 +53,8 @@ def _rows(file: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
         data: Any = row["data"]
         if not isinstance(data, dict):
             raise InvalidValue(f"{file}, line {number}: data is no object")
+        if row.keys() == OF_FILE_LOGGER:
+            data = {key: math.nan if value is None else value for key, value in data.items()}
         yield {**data, **{key: value for key, value in row.items() if key != "data"}}
 
 
