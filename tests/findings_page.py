@@ -7,7 +7,11 @@ writes them anew.
 
 from __future__ import annotations
 
+import csv
+import json
 import re
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from rlvet.checks.findings import Kind
@@ -15,13 +19,36 @@ from rlvet.checks.registry import LOGS
 from rlvet.records.catalogue import OF_LOGS, OF_RECORDS
 from rlvet.records.registry import ADVANTAGES, TOKENS
 
-PAGE = Path(__file__).parents[1] / "docs/diagnose.md"
+PROJECT = Path(__file__).parents[1]
+PAGE = PROJECT / "docs/diagnose.md"
+BENCHMARK = PROJECT / "benchmarks/doctor"
 BEGIN, END = "<!-- findings: begin -->\n", "<!-- findings: end -->\n"
 NAMES_BEGIN, NAMES_END = "<!-- names: begin -->\n", "<!-- names: end -->\n"
 
 
+@cache
+def first_lines() -> tuple[Counter[str], Counter[str]]:
+    """Return how often each code was the first line on a log of other people, and how often it was right or fair."""
+    said: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for entry in json.loads((BENCHMARK / "logs_by_others.json").read_text(encoding="utf-8")):
+        said[entry["said"]] += 1
+        right[entry["said"]] += entry["said"] in (*entry["right"], *entry["fair"])
+    with (BENCHMARK / "forty_logs/results.tsv").open(encoding="utf-8") as results:
+        for row in csv.DictReader(results, delimiter="\t"):
+            code = row["first line"].partition(":")[0]
+            said[code] += 1
+            right[code] += row["rating"] in ("right", "fair")
+    return said, right
+
+
 def section(kind: Kind) -> list[str]:
     """Return the lines about a kind of finding: a heading, its meaning and severity, and a line for each other part."""
+    said, right = first_lines()
+    logs = "log" if said[kind.code] == 1 else "logs"
+    trust = (
+        f"- **First line on:** {said[kind.code]} {logs} of other people, right or fair on {right[kind.code]}"
+    )
     evidence = ", ".join(f"`{name}`" if " " not in name else name for name in kind.evidence)
     first, *others = kind.condition.split("; ")
     measured = [f"- **Measured:** {first}", *(f"    - {part}" for part in others)]
@@ -35,6 +62,7 @@ def section(kind: Kind) -> list[str]:
         f"- **Do:** {remedy}",
         *measured,
         f"- **Read from:** {evidence}",
+        *([trust] if said[kind.code] else []),
         f"- **Source:** {kind.source}",
         "",
     ]
