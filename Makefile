@@ -41,9 +41,9 @@ PATHS_verl := $(wildcard packages/bandpo/tests/integrations/test_verl*.py) $(BAN
 # The modules of SkyRL and Tinker need these frameworks, which the environment has not.
 PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATHS_trl) $(PATHS_verl) %/__init__.py %/skyrl.py %/tinker.py,\
   $(wildcard packages/bandpo/tests/integrations/test_*.py $(BANDPO)/integrations/*.py))
-PATHS_training := packages/bandpo-lab/tests/training packages/bandpo-lab/tests/commands $(LAB)/training $(LAB)/cli \
-  $(wildcard $(LAB)/*.py)
-PATHS_evaluation := $(foreach part,evals data tasks,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
+PATHS_training := packages/bandpo-lab/tests/commands $(LAB)/cli $(wildcard $(LAB)/*.py) \
+  $(foreach part,training output,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
+PATHS_evaluation := $(foreach part,evals data tasks files,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
 PATHS_recipes := packages/bandpo-lab/tests/recipes
 PATHS_rehearsal := packages/bandpo-lab/tests/rehearsal $(LAB)/rehearsal
 PATHS_studies := packages/bandpo-lab/tests/studies $(LAB)/study research/tests research/studies

@@ -30,7 +30,7 @@ from bandpo_lab.evals.compare import compare_scores
 from bandpo_lab.evals.grading import MathGrader
 from bandpo_lab.evals.metrics import estimate, pass_at_k, per_problem
 from bandpo_lab.evals.report import Scores
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 
 WRAPPER = (
     "You are a careful mathematician. Think step by step about what follows, and box the answer at the end. "

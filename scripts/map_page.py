@@ -12,7 +12,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from bandpo_lab.style import save_figure
+from bandpo_lab.output.style import save_figure
 from studies.grid import Grid, GridPlan
 from studies.grid_report import draw_grid, grid_text
 

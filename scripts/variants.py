@@ -13,7 +13,7 @@ from typing import Any
 
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 
 PAPER = SHIPPED / "paper"
 

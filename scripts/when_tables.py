@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bandpo_lab.file_models import validate_as
+from bandpo_lab.files.validation import validate_as
 from bandpo_lab.interval import signed, student
 from bandpo_lab.study.collect import RunResult
 from map_page import read_parts

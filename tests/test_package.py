@@ -74,7 +74,7 @@ bandpo.watch.run_watch | function    | bandpo.integrations.trl
 bandpo.integrations.trl.trainer | top      | bandpo.watch
 bandpo.integrations.trl.trainer | function | bandpo.replay.record
 bandpo.cli.audit       | top         | rlvet.runs
-bandpo.cli.audit       | function    | bandpo_lab.console
+bandpo.cli.audit       | function    | bandpo_lab.output.console
 rlvet.records.dumps    | function    | bandpo.core.methods
 rlvet.runs.run         | function    | rlvet.records
 rlvet.runs.run         | function    | rlvet.checks

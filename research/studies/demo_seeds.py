@@ -18,9 +18,9 @@ from typing import Any
 
 from bandpo_lab import demo
 from bandpo_lab.comparison import compare, metrics
-from bandpo_lab.console import echo
 from bandpo_lab.fast_loop import Run, Settings
-from bandpo_lab.files import replacing
+from bandpo_lab.files.writing import replacing
+from bandpo_lab.output.console import echo
 
 ROWS = Path(__file__).parents[1] / "results" / "comparison" / "rows.jsonl.gz"
 CURVES = ("reward", "entropy", "audit/mass_positive_below_0.1", "audit/blocked_mass_below_0.1")

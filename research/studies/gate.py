@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import torch
 
 from bandpo_lab.fast_loop import Settings, train
-from bandpo_lab.files import drop_unfinished_line, replacing
+from bandpo_lab.files.writing import drop_unfinished_line, replacing
 from bandpo_lab.interval import Interval, student
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 from rlvet.runs.files import read_jsonl
 from studies.bandits import Outcome, World, random_rewards, simulate, zipf
 from studies.equal_reward import look

@@ -27,9 +27,9 @@ from bandpo.core.methods import Method
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
 from bandpo_lab.fast_loop import Batch, Training, UpdateResult
-from bandpo_lab.files import drop_unfinished_line, replacing
+from bandpo_lab.files.writing import drop_unfinished_line, replacing
 from bandpo_lab.interval import Interval, signed
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 from rlvet.runs.files import read_jsonl
 from studies.paper_setting import ARMS, CELLS, CLIP, SECOND_HALF, Cell, Key, Rows, settings_of
 

@@ -26,9 +26,9 @@ import torch
 
 from bandpo_lab.comparison import blocked_so_far, smooth
 from bandpo_lab.fast_loop import Settings, train
-from bandpo_lab.files import drop_unfinished_line, replacing
+from bandpo_lab.files.writing import drop_unfinished_line, replacing
 from bandpo_lab.interval import Interval, signed, student
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 from rlvet.runs.files import read_jsonl
 from studies.equal_reward import EQUAL_STEP, entropy_at_equal_step, equal_step_name, look
 from studies.gate import read_settings

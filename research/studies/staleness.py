@@ -38,7 +38,7 @@ from bandpo import (
 )
 from bandpo.audit.metrics import Audit
 from bandpo_lab.evals.metrics import pass_at_k
-from bandpo_lab.files import drop_unfinished_line
+from bandpo_lab.files.writing import drop_unfinished_line
 from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH, SCRATCHPAD, Product, problems, tokenizer
 from rlvet.runs.files import read_jsonl
 from studies.rewards import any_opener

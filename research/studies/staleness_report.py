@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from bandpo_lab.interval import Interval, signed
-from bandpo_lab.page import Page, Section
-from bandpo_lab.tables import Table
+from bandpo_lab.output.page import Page, Section
+from bandpo_lab.output.tables import Table
 from studies.equal_reward import (
     EQUAL_STEP,
     LEVELS,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bandpo_lab.console import echo
-from bandpo_lab.files import locked, replacing
-from bandpo_lab.style import save_figure
+from bandpo_lab.files.writing import locked, replacing
+from bandpo_lab.output.console import echo
+from bandpo_lab.output.style import save_figure
 from studies.grid import Grid, GridPlan, run_grid
 from studies.grid_report import draw_grid, grid_text
 

@@ -26,9 +26,9 @@ import torch
 from bandpo.core.batch import Batch as TokenBatch
 from bandpo.core.methods import Method
 from bandpo_lab.fast_loop import MAX_GRAD_NORM, Batch, Settings, Training, log_probabilities, sample
-from bandpo_lab.files import drop_unfinished_line, replacing
+from bandpo_lab.files.writing import drop_unfinished_line, replacing
 from bandpo_lab.interval import signed
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 from studies import control
 from studies.control import (
     CLIP,

@@ -17,10 +17,10 @@ from bandpo.core.methods import Method
 from bandpo.core.objectives import Objective
 from bandpo.core.rules import ClipRule, Unclipped
 from bandpo.core.text import as_method, as_text
-from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.fast_loop import Run, Settings, check_method, train
 from bandpo_lab.interval import Interval, signed, student
+from bandpo_lab.output.console import echo
 from bandpo_lab.study.jobs import run_in_processes
 
 if TYPE_CHECKING:
@@ -447,7 +447,7 @@ class Comparison:
         if self.seeds > 1:
             html += as_html("", *self._difference_cells())
         try:
-            from bandpo_lab.page import Picture
+            from bandpo_lab.output.page import Picture
 
             picture = Picture("compare", self.figure(), "").data_uri()
         except ModuleNotFoundError:  # matplotlib or jinja2
@@ -458,7 +458,7 @@ class Comparison:
         """Plot reward, entropy and the blocked share by batch, averaged over five batches and over the seeds."""
         from matplotlib.figure import Figure
 
-        from bandpo_lab.style import add_legend, line_styles, plot_style
+        from bandpo_lab.output.style import add_legend, line_styles, plot_style
 
         panels: dict[str, Callable[[Run], list[float]]] = {"Mean reward": _smooth_curve("reward")}
         if self.settings.task == "multiplication":

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 
 _STEP = re.compile(r"\bstep:(\d+) - (.*)")
 _METRIC = re.compile(r"([\w/@.-]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))\)?(?= - |\s*$)")

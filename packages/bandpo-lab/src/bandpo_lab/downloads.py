@@ -14,12 +14,12 @@ from typing import Any
 
 import yaml
 
-from bandpo_lab.console import echo
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.errors import FileProblem, InvalidValue
-from bandpo_lab.file_models import read_json
-from bandpo_lab.files import SEAL, digest, is_path, seal, sealed
-from bandpo_lab.hub_digests import compare_with_hub
+from bandpo_lab.files.hub_digests import compare_with_hub
+from bandpo_lab.files.validation import read_json
+from bandpo_lab.files.writing import SEAL, digest, is_path, seal, sealed
+from bandpo_lab.output.console import echo
 
 LEFT_OUT = ("original/*", "onnx/*", "*.gguf", "*.pth")
 """The files of a model's repository that neither transformers nor vLLM reads, which are not downloaded."""

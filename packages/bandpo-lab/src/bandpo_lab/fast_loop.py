@@ -35,7 +35,7 @@ from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method, importable_current_folder
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.evals.metrics import pass_at_k
-from bandpo_lab.files import locked, replacing
+from bandpo_lab.files.writing import locked, replacing
 from bandpo_lab.tasks import multiplication
 from bandpo_lab.tasks.multiplication import DIRECT, EOS, MAX_COMPLETION_LENGTH, PAD, SCRATCHPAD, Product
 

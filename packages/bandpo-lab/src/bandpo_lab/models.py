@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo_lab.errors import InvalidValue, RunProblem
-from bandpo_lab.files import replacing
+from bandpo_lab.files.writing import replacing
 from bandpo_lab.tasks import EMBEDDED
 from bandpo_lab.tasks.multiplication import base_model_path
 

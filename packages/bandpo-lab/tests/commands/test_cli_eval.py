@@ -13,8 +13,8 @@ pytest.importorskip("math_verify")
 
 import byte_model
 from bandpo_lab import cli
-from bandpo_lab.file_models import read_sealed_json, with_seal
-from bandpo_lab.files import seal
+from bandpo_lab.files.validation import read_sealed_json, with_seal
+from bandpo_lab.files.writing import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 
 pytestmark = pytest.mark.usefixtures("one_grader")

@@ -15,8 +15,8 @@ needs("trl")
 pytest.importorskip("math_verify")
 
 from bandpo_lab.evals.run import SAMPLES, SETTINGS, _digest
-from bandpo_lab.file_models import with_seal
-from bandpo_lab.files import seal
+from bandpo_lab.files.validation import with_seal
+from bandpo_lab.files.writing import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from helpers.forks import ForkServer
 from helpers.hostile import check_nothing_ran, own_environment, planted, read_result

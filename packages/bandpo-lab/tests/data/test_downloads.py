@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from bandpo_lab import hub_digests
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.data.sets import HUB
 from bandpo_lab.downloads import HubModel, changed_files, check_whole, downloaded_folder, hub_model
 from bandpo_lab.errors import FileProblem
-from bandpo_lab.hub_digests import Comparison, git_digest
+from bandpo_lab.files import hub_digests
+from bandpo_lab.files.hub_digests import Comparison, git_digest
 from helpers.hub import Hub, Repository, serving
 
 pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")
@@ -178,7 +178,7 @@ def test_without_the_hub_it_says_so(run):
 def whole(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    from bandpo_lab.files import seal
+    from bandpo_lab.files.writing import seal
 
     seal(folder, [folder / "config.json"])
     return folder

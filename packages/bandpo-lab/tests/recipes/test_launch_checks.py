@@ -406,7 +406,7 @@ def test_train_names_a_missing_folder_before_trl_is_imported(tmp_path, monkeypat
 
 
 def test_train_takes_folders_that_are_there_and_names_of_the_hub(tmp_path, monkeypatch):
-    from bandpo_lab.files import check_path
+    from bandpo_lab.files.writing import check_path
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()

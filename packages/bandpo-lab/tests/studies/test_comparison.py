@@ -173,7 +173,7 @@ def test_the_command_prints_the_table_and_writes_the_picture(tmp_path):
 
 def test_without_matplotlib_the_table_is_printed(tmp_path, monkeypatch):
     for name in [*sys.modules]:
-        if name.partition(".")[0] == "matplotlib" or name == "bandpo_lab.style":
+        if name.partition(".")[0] == "matplotlib" or name == "bandpo_lab.output.style":
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["compare", CLIP, "Unclipped()", *WORDS, "--workers", "1", "--output-dir", str(tmp_path)]

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
 from bandpo_lab.errors import FileProblem
-from bandpo_lab.file_models import with_seal
-from bandpo_lab.files import locked
+from bandpo_lab.files.validation import with_seal
+from bandpo_lab.files.writing import locked
 from bandpo_lab.study.collect import RunResult, batches_to_half
 from bandpo_lab.study.execute import Execution, read_results
 from bandpo_lab.study.jobs import run_in_processes
@@ -190,7 +190,9 @@ def test_differences_are_paired_and_corrected_for_all_comparisons_of_the_study()
 
 
 def test_what_decides_has_a_p_value_and_what_was_not_announced_has_none(tmp_path, monkeypatch):
-    monkeypatch.setattr("bandpo_lab.page.save_figure", lambda figure, path: None)  # the text is what counts
+    monkeypatch.setattr(
+        "bandpo_lab.output.page.save_figure", lambda figure, path: None
+    )  # the text is what counts
     text = study_page(results(differ=True)).save(tmp_path / "report.md")[0].read_text()
     assert "| minus clip | mean@2 | p | AUC |" in text
     by_auc = results(differ=True)
@@ -266,7 +268,9 @@ def test_a_report_tells_terms_numbers_failures_and_is_whole(tmp_path):
 
 def test_a_study_that_was_interrupted_has_a_report_too(tmp_path, monkeypatch):
     """Of the runs that have ended; what has none says so."""
-    monkeypatch.setattr("bandpo_lab.page.save_figure", lambda figure, path: None)  # the text is what counts
+    monkeypatch.setattr(
+        "bandpo_lab.output.page.save_figure", lambda figure, path: None
+    )  # the text is what counts
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.yaml").write_text(SMALL)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from bandpo.integrations.trl import BandGRPOTrainer
 from bandpo_lab.errors import FileProblem, RunProblem
-from bandpo_lab.files import seal
+from bandpo_lab.files.writing import seal
 from bandpo_lab.tasks.multiplication import base_model_path
 from bandpo_lab.training.arguments import parse_arguments, reward_functions
 from bandpo_lab.training.checkpoints import AtomicCheckpoints, saving
@@ -347,7 +347,7 @@ def test_resumes_whatever_is_left_of_the_metrics(rubbish, whole, copied):
 
 @pytest.mark.slow
 def test_one_process_at_a_time_works_in_a_folder(tmp_path):
-    code = "import sys, time; from pathlib import Path; from bandpo_lab.files import locked\n"
+    code = "import sys, time; from pathlib import Path; from bandpo_lab.files.writing import locked\n"
     code += "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         try:

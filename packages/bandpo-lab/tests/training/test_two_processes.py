@@ -199,7 +199,7 @@ class OtherRank(Processes):
 
 @pytest.fixture
 def sealed_checkpoints(tmp_path):
-    from bandpo_lab.files import seal
+    from bandpo_lab.files.writing import seal
 
     for step in (2, 4, 6):
         folder = tmp_path / f"checkpoint-{step}"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bandpo_lab.cli.names import complete_method
-from bandpo_lab.console import echo
+from bandpo_lab.output.console import echo
 from rlvet.cli import INTERRUPTED, stop
 
 CORES = os.cpu_count() or 1
@@ -64,7 +64,7 @@ def compare_command(
     from bandpo.core.text import importable_current_folder
     from bandpo_lab import demo
     from bandpo_lab.comparison import compare
-    from bandpo_lab.files import check_writable
+    from bandpo_lab.files.writing import check_writable
 
     # Check the methods before anything is written. This also imports modules of the current folder.
     for text in methods or ():
@@ -91,7 +91,7 @@ def compare_command(
         stop(f"interrupted; the same command goes on with what is in {output_dir}", INTERRUPTED)
     picture: Path | None = output_dir / "curves.png"
     try:
-        from bandpo_lab.style import save_figure
+        from bandpo_lab.output.style import save_figure
 
         save_figure(comparison.figure(), output_dir / "curves.png")
     except ModuleNotFoundError as error:

@@ -24,11 +24,11 @@ def compare_evals_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two evaluations by mean@n on the same problems."""
-    from bandpo_lab.console import echo, print_table
     from bandpo_lab.evals.compare import compare_scores
     from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import SETTINGS, read_samples
-    from bandpo_lab.file_models import read_sealed_json
+    from bandpo_lab.files.validation import read_sealed_json
+    from bandpo_lab.output.console import echo, print_table
 
     first_folders = [first, *(first_seeds or [])]
     second_folders = [second, *(second_seeds or [])]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bandpo_lab.console import echo, print_table
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, Golds, Role
+from bandpo_lab.output.console import echo, print_table
 from rlvet.cli.command_line import App, Group
 
 app = App(cls=Group, no_args_is_help=True, help="Problem sets for training and evaluation.")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bandpo_lab.console import echo
 from bandpo_lab.data.sets import Golds
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.files import SEAL, check_writable, digest, sealed
+from bandpo_lab.files.writing import SEAL, check_writable, digest, sealed
+from bandpo_lab.output.console import echo
 from rlvet._terminal import printable_lines
 from rlvet.cli import INTERRUPTED, stop
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from bandpo_lab.cli.names import complete_model
-from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, did_you_mean
+from bandpo_lab.output.console import echo
 
 CHECKPOINTS = 3
 """The number of checkpoints that the recommended recipes keep."""

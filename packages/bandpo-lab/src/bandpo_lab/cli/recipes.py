@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.files import check_writable, replacing
+from bandpo_lab.files.writing import check_writable, replacing
+from bandpo_lab.output.console import echo
 from rlvet.cli.command_line import App, Group
 
 SHIPPED = Path(__file__).parents[1] / "recipes"

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from bandpo_lab.cli.recipes import SHIPPED
-from bandpo_lab.console import echo
 from bandpo_lab.modes import ModeName
+from bandpo_lab.output.console import echo
 
 
 def rehearse_command(

@@ -16,9 +16,9 @@ import typer
 
 from bandpo_lab.cli.names import complete_method, complete_model, recipe_names
 from bandpo_lab.cli.recipes import SHIPPED
-from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
 from bandpo_lab.modes import MAIN, ModeName, entry_point, mode_overrides
+from bandpo_lab.output.console import echo
 from rlvet.runs.legs import CONSOLE
 
 LOSS = "actor_rollout_ref.actor.policy_loss."

@@ -12,7 +12,7 @@ import typer
 
 from bandpo_lab.cli.names import complete_model
 from bandpo_lab.cli.recipes import SHIPPED
-from bandpo_lab.console import echo
+from bandpo_lab.output.console import echo
 
 if TYPE_CHECKING:
     from bandpo_lab.downloads import DataSet
@@ -50,7 +50,7 @@ def setup_command(
     """Download a recipe's model, prepare its data and create its folders; if interrupted, the same command resumes."""
     from bandpo_lab import downloads
     from bandpo_lab.cli.run import experiment
-    from bandpo_lab.files import check_writable
+    from bandpo_lab.files.writing import check_writable
 
     experiment(model, "vanilla", task, settings, config_dir)  # raises an error for unknown names
     data = data.resolve()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bandpo_lab.cli.recipes import DefaultCommandGroup
-from bandpo_lab.console import echo
+from bandpo_lab.output.console import echo
 from rlvet.cli import BAD_INPUT, INTERRUPTED, stop
 from rlvet.cli.command_line import App
 

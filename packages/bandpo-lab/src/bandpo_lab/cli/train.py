@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
-from bandpo_lab.console import echo, print_table
 from bandpo_lab.engines import memory_problem, missing_engine
 from bandpo_lab.errors import MissingPackage, RunProblem
+from bandpo_lab.output.console import echo, print_table
 from rlvet.cli import INTERRUPTED, stop
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def train_command(context: typer.Context) -> None:
     """Train with GRPO and a clip rule; without arguments, the embedded task with Band."""
     from bandpo.core.text import importable_current_folder, parse
-    from bandpo_lab.files import PATHS, check_path
+    from bandpo_lab.files.writing import PATHS, check_path
 
     # Check the method and the paths before TRL is imported, which takes seconds.
     words: list[str] = []

@@ -18,9 +18,9 @@ from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.golds import Gold, find_bad_golds
-from bandpo_lab.file_models import read_json, validate_as
-from bandpo_lab.file_readers import lines_of
-from bandpo_lab.files import check_writable, replacing
+from bandpo_lab.files.reading import lines_of
+from bandpo_lab.files.validation import read_json, validate_as
+from bandpo_lab.files.writing import check_writable, replacing
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 """The instruction on the form of the answer, which grading expects; Qwen's models were trained with this sentence."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bandpo_lab.console import echo
 from bandpo_lab.data.sets import GENERATED, HUB, SIZE, HubDataset, Role
 from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.dataset_io import read_answer, read_prompt, read_rows
-from bandpo_lab.files import digest
-from bandpo_lab.hub_digests import compare_with_hub
+from bandpo_lab.files.hub_digests import compare_with_hub
+from bandpo_lab.files.writing import digest
+from bandpo_lab.output.console import echo
 
 
 @dataclass(frozen=True)

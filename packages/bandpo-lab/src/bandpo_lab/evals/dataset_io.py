@@ -13,9 +13,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.extraction import extract
-from bandpo_lab.file_models import read_json
-from bandpo_lab.file_readers import rows_of
-from bandpo_lab.files import digest
+from bandpo_lab.files.reading import rows_of
+from bandpo_lab.files.validation import read_json
+from bandpo_lab.files.writing import digest
 
 
 class TextPart(BaseModel):

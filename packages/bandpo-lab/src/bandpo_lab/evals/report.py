@@ -14,7 +14,7 @@ from bandpo_lab.evals.generate import REFUSED
 from bandpo_lab.evals.golds import BadGold
 from bandpo_lab.evals.metrics import Estimate, Values, estimate, per_problem
 from bandpo_lab.evals.run import Sample
-from bandpo_lab.tables import Table
+from bandpo_lab.output.tables import Table
 
 
 @dataclass(frozen=True)

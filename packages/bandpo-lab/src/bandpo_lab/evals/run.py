@@ -19,9 +19,9 @@ from bandpo_lab.errors import FileProblem, InvalidValue
 from bandpo_lab.evals.generate import REFUSED, Completion, GenerationError, Sampler
 from bandpo_lab.evals.grading import ANSWERS_IN_A_ROW, CORES, BatchTime, grade, version
 from bandpo_lab.evals.problems import EvalProblem, fingerprint
-from bandpo_lab.file_models import read_sealed_json, validate_as, with_seal
-from bandpo_lab.file_readers import lines_of
-from bandpo_lab.files import drop_unfinished_line, locked, replacing
+from bandpo_lab.files.reading import lines_of
+from bandpo_lab.files.validation import read_sealed_json, validate_as, with_seal
+from bandpo_lab.files.writing import drop_unfinished_line, locked, replacing
 
 SAMPLES = "samples.jsonl"
 """The file with the graded completions, one per line."""

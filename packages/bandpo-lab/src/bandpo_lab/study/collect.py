@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bandpo_lab.file_models import read_yaml, validate_as
+from bandpo_lab.files.validation import read_yaml, validate_as
 from rlvet.runs import gate
 from rlvet.runs.logs import UnreadableLog, read_log
 from rlvet.runs.metric_names import BINS, RARE

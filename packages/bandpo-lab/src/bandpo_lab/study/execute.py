@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.file_models import SEAL, content_digest, read_sealed_json, validate_as
-from bandpo_lab.files import locked, replacing
+from bandpo_lab.files.validation import SEAL, content_digest, read_sealed_json, validate_as
+from bandpo_lab.files.writing import locked, replacing
 from bandpo_lab.study.collect import RunResult, collect_run, versions
 from bandpo_lab.study.jobs import Job, JobResult
 from bandpo_lab.study.plan import PlannedRun, Study

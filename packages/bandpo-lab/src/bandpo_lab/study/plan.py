@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bandpo.core.text import as_method, importable_current_folder
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.file_models import FileModel, read_yaml, validate_as
+from bandpo_lab.files.validation import FileModel, read_yaml, validate_as
 
 
 class Tuning(FileModel):

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bandpo_lab.interval import signed
-from bandpo_lab.page import Page, Picture, Section, Verbatim
+from bandpo_lab.output.page import Page, Picture, Section, Verbatim
+from bandpo_lab.output.style import line_styles
+from bandpo_lab.output.tables import Table
 from bandpo_lab.study import figures
 from bandpo_lab.study.collect import RunResult
 from bandpo_lab.study.plan import Experiment, Study, options_text
@@ -19,8 +21,6 @@ from bandpo_lab.study.tables import (
     scores_table,
     tuning_table,
 )
-from bandpo_lab.style import line_styles
-from bandpo_lab.tables import Table
 
 
 def study_page(content: Mapping[str, Any]) -> Page:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bandpo_lab.interval import bootstrap, signed
+from bandpo_lab.output.tables import Table
 from bandpo_lab.study.collect import WINDOW, RunResult
 from bandpo_lab.study.plan import Experiment, options_text
 from bandpo_lab.study.statistics import ArmDifference, Results
-from bandpo_lab.tables import Table
 
 SHARES = ("clip high", "clip low", "rare wins", "rare blocked")
 

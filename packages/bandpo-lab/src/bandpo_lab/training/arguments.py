@@ -19,10 +19,10 @@ from trl.scripts.grpo import GRPOScriptArguments
 from bandpo.core.text import importable_current_folder
 from bandpo.integrations.trl import BandGRPOConfig
 from bandpo.integrations.trl.config import REMOVED
-from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, did_you_mean
-from bandpo_lab.file_models import read_yaml
-from bandpo_lab.files import PATHS, check_path
+from bandpo_lab.files.validation import read_yaml
+from bandpo_lab.files.writing import PATHS, check_path
+from bandpo_lab.output.console import echo
 from bandpo_lab.training.config_checks import CpuDevice, check_numbers, check_range
 from bandpo_lab.training.failures import guarded
 

@@ -13,8 +13,8 @@ from trl import get_peft_config, get_quantization_config
 
 from bandpo.core.text import importable_current_folder
 from bandpo.integrations.trl import BandAsyncGRPOTrainer
-from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue, RunProblem
+from bandpo_lab.output.console import echo
 from bandpo_lab.training.async_on_cpu import OldSampler, trl_on_a_cpu
 from bandpo_lab.training.run_checkpoints import RunCheckpoints
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, TrainerCallback
 
-from bandpo_lab.console import echo
+from bandpo_lab.output.console import echo
 
 if TYPE_CHECKING:
     from transformers import TrainerState

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import Trainer
 
 from bandpo_lab.errors import FileProblem, RunProblem
-from bandpo_lab.files import (
+from bandpo_lab.files.writing import (
     SEAL,
     UNFINISHED,
     digest,

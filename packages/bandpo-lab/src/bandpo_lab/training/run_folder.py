@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from transformers import SchedulerType
 
-from bandpo_lab.console import echo
 from bandpo_lab.errors import FileProblem, InvalidValue, RunProblem, error_about, is_reported
-from bandpo_lab.file_models import read_json, read_yaml, validate_as
-from bandpo_lab.file_readers import lines_of
-from bandpo_lab.files import (
+from bandpo_lab.files.reading import lines_of
+from bandpo_lab.files.validation import read_json, read_yaml, validate_as
+from bandpo_lab.files.writing import (
     LOCK,
     UNFINISHED,
     digest,
@@ -34,6 +33,7 @@ from bandpo_lab.files import (
     sealed,
     sync,
 )
+from bandpo_lab.output.console import echo
 from bandpo_lab.training.arguments import ASYNC, OUTPUT_DIR, without_removed
 from bandpo_lab.training.checkpoints import damage, saved_checkpoints, saving, step_of
 from bandpo_lab.training.processes import Processes

@@ -16,13 +16,13 @@ from transformers.trainer_callback import PrinterCallback
 from trl import get_dataset, get_peft_config, get_quantization_config
 
 from bandpo.integrations.trl import BandGRPOTrainer
-from bandpo_lab.console import echo
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.dataset_io import check_prepared
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
-from bandpo_lab.files import check_writable
+from bandpo_lab.files.writing import check_writable
 from bandpo_lab.models import model_path
+from bandpo_lab.output.console import echo
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions
 from bandpo_lab.training.callbacks import MetricsLog, PeriodicEvaluation, ProgressBar

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.files import replacing
+from bandpo_lab.files.writing import replacing
 from rlvet.report.palette import COLOURS, OTHERS, colours_of
 
 
@@ -34,7 +34,7 @@ class LineStyle(NamedTuple):
 def plot_style() -> Any:
     """Return the style sheet as a context manager or decorator, for creating a figure and for saving it."""
     colours = [COLOURS[name].light for name in OTHERS]
-    return style.context(["bandpo_lab.bandpo", {"axes.prop_cycle": cycler("color", colours)}])
+    return style.context(["bandpo_lab.output.bandpo", {"axes.prop_cycle": cycler("color", colours)}])
 
 
 def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.files import replacing
-from bandpo_lab.style import plot_style, save_figure
-from bandpo_lab.tables import Table
+from bandpo_lab.files.writing import replacing
+from bandpo_lab.output.style import plot_style, save_figure
+from bandpo_lab.output.tables import Table
 from rlvet.report.palette import css_variables
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Page:
                 save_figure(picture.figure, file)
                 files.append(file)
         environment = Environment(
-            loader=PackageLoader("bandpo_lab"),
+            loader=PackageLoader("bandpo_lab.output"),
             autoescape=path.suffix == ".html",  # noqa: S701  (the other is Markdown)
             undefined=StrictUndefined,
             trim_blocks=True,

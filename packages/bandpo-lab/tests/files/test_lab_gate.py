@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import bandpo_lab
-from bandpo_lab import file_readers
 from bandpo_lab.data import prepare
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals import dataset_io, run
-from bandpo_lab.file_models import read_json, read_sealed_json, read_yaml, with_seal
-from bandpo_lab.file_readers import json_of, lines_of, rows_of, yaml_of
+from bandpo_lab.files import reading
+from bandpo_lab.files.reading import json_of, lines_of, rows_of, yaml_of
+from bandpo_lab.files.validation import read_json, read_sealed_json, read_yaml, with_seal
 from bandpo_lab.study import collect, execute, plan
 from rlvet.runs import gate
 
@@ -86,7 +86,7 @@ READS = {
 @pytest.mark.parametrize("name", READS)
 def test_a_fault_of_a_reader_ends_its_own_process(name, tmp_path, monkeypatch):
     reader, read = READS[name]
-    monkeypatch.setattr(file_readers, reader, end_by_signal)
+    monkeypatch.setattr(reading, reader, end_by_signal)
     with pytest.raises(InvalidValue, match="cannot be read: its reader was ended by the signal SIGSEGV"):
         read(tmp_path)
 
@@ -105,7 +105,7 @@ def test_rows_are_the_same_as_without_limits(tmp_path, monkeypatch):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(file_readers, "VALUES_PER_ANSWER", 10)
+    monkeypatch.setattr(reading, "VALUES_PER_ANSWER", 10)
     rows = [
         {
             "a": k,
@@ -244,9 +244,9 @@ MODULES = {"json", "yaml", "pickle", "torch", "np", "numpy", "tomllib"}
 """Modules whose `load` and `loads` parse bytes."""
 
 OUTSIDE = {
-    "file_readers.py": "runs in the process with limits",
+    "files/reading.py": "runs in the process with limits",
     "study/collect.py": "its reader runs in the process with limits",
-    "files.py": "seals and locks, of at most 16 MiB",
+    "files/writing.py": "seals and locks, of at most 16 MiB",
     "training/checkpoints.py": "a checkpoint's step, after the digests; torch reads the checkpoint here too",
     "training/run_folder.py": "writes its own settings as JSON",
     "evals/run.py": "writes its own settings as JSON",

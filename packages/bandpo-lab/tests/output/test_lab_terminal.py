@@ -15,7 +15,7 @@ pytest.importorskip("math_verify")
 import bandpo_lab
 from bandpo_lab.cli.app import app
 from bandpo_lab.evals.run import SAMPLES, SETTINGS
-from bandpo_lab.file_models import with_seal
+from bandpo_lab.files.validation import with_seal
 from bandpo_lab.study.execute import Execution
 
 HOSTILE = "[red]x[/red]\x1b[31m\x1b]0;t\x07\u202e\u2066\x9b"

@@ -25,7 +25,7 @@ from bandpo_lab.evals.dataset_io import read_rows
 from bandpo_lab.evals.problems import read_problems
 from bandpo_lab.evals.report import as_json, score
 from bandpo_lab.evals.run import SAMPLES, SETTINGS, Sample, read_samples
-from bandpo_lab.file_models import with_seal
+from bandpo_lab.files.validation import with_seal
 from bandpo_lab.study.collect import collect_run, versions
 from bandpo_lab.study.execute import read_results
 from bandpo_lab.study.plan import parse_study, study_text

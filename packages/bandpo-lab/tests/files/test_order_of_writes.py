@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bandpo._atomic import write_whole
-from bandpo_lab.files import locked, put_in_place, remove, replacing, seal
+from bandpo_lab.files.writing import locked, put_in_place, remove, replacing, seal
 from helpers.frameworks import needs
 from pages import ROOT
 
@@ -121,7 +121,7 @@ def renaming_calls(path):
 HELPERS = (
     "packages/bandpo/src/bandpo/_atomic.py",
     "packages/rlvet/src/rlvet/_atomic.py",
-    "packages/bandpo-lab/src/bandpo_lab/files.py",
+    "packages/bandpo-lab/src/bandpo_lab/files/writing.py",
 )
 
 
@@ -167,7 +167,7 @@ def test_a_folder_that_is_being_removed_has_no_name_of_its_own(tmp_path, monkeyp
     checkpoint.mkdir()
     (checkpoint / "optimizer.pt").write_text("state")
     with monkeypatch.context() as patched:
-        patched.setattr("bandpo_lab.files.shutil.rmtree", lambda *a, **k: None)
+        patched.setattr("bandpo_lab.files.writing.shutil.rmtree", lambda *a, **k: None)
         remove(checkpoint)
     assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == [".unfinished"]
 
@@ -195,7 +195,7 @@ def replaced(path):
 def test_the_lock_does_not_hide_the_error_of_its_block(tmp_path, monkeypatch):
     def failing():
         with locked(tmp_path):
-            monkeypatch.setattr("bandpo_lab.files.remove", full)
+            monkeypatch.setattr("bandpo_lab.files.writing.remove", full)
             raise OSError(errno.EIO, "Input/output error", "samples.jsonl")
 
     with pytest.raises(OSError, match=r"Input/output error: 'samples.jsonl'"):

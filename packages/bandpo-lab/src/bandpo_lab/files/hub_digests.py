@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bandpo_lab.errors import FileProblem
-from bandpo_lab.files import digest
+from bandpo_lab.files.writing import digest
 
 
 @dataclass(frozen=True)

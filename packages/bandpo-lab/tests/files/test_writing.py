@@ -2,7 +2,7 @@
 
 import pytest
 
-from bandpo_lab.files import replacing
+from bandpo_lab.files.writing import replacing
 
 
 def half_a_file(path):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
-from bandpo_lab.file_readers import json_of, yaml_of
+from bandpo_lab.files.reading import json_of, yaml_of
 
 T = TypeVar("T")
 
