@@ -43,8 +43,8 @@ PATHS_frameworks := packages/bandpo/tests/framework_examples $(filter-out $(PATH
   $(wildcard packages/bandpo/tests/integrations/test_*.py $(BANDPO)/integrations/*.py))
 PATHS_training := packages/bandpo-lab/tests/commands $(LAB)/cli $(wildcard $(LAB)/*.py) \
   $(foreach part,training output,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
-PATHS_evaluation := $(foreach part,evals data tasks files,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
-PATHS_recipes := packages/bandpo-lab/tests/recipes
+PATHS_evaluation := $(foreach part,evals data tasks files models,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
+PATHS_recipes := packages/bandpo-lab/tests/recipes packages/bandpo-lab/tests/cluster $(LAB)/cluster
 PATHS_rehearsal := packages/bandpo-lab/tests/rehearsal $(LAB)/rehearsal
 PATHS_studies := packages/bandpo-lab/tests/studies $(LAB)/study research/tests research/studies
 TEST_JOBS := core recipes trl training commands studies rlvet audit evaluation verl kernels rehearsal frameworks

@@ -38,7 +38,7 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo_lab.models import model_path
+from bandpo_lab.models.embedded import model_path
 
 METRICS = ("reward", "entropy", "audit/on_policy", "audit/clip_high", "audit/clip_low")
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
-from bandpo_lab.cost import PARAMETERS, estimated_step
+from bandpo_lab.cluster.cost import PARAMETERS, estimated_step
 from marked import write_between_marks
 from one_card import measured_rows, read_rows, small_plan, small_table
 from stages import Stage, Steps, plan_rows, run_stages, table_rows

@@ -22,7 +22,7 @@ from typing import Any
 
 from bandpo_lab.errors import MissingPackage
 from bandpo_lab.evals.grading import grade
-from bandpo_lab.models import model_path
+from bandpo_lab.models.embedded import model_path
 from bandpo_lab.tasks.sums import problems
 
 COMPARED = 8

@@ -101,7 +101,7 @@ ADAPTER_TESTS = (
 TRL_TESTS = (
     *ADAPTER_TESTS,
     "packages/bandpo-lab/tests/training/test_training.py",
-    "packages/bandpo-lab/tests/commands/test_models.py",
+    "packages/bandpo-lab/tests/models/test_models.py",
 )
 SETTINGS_TESTS = f"{INTEGRATIONS}/test_trl_settings.py"
 """The tests of the table of TRL's settings, which is that of the newest versions."""

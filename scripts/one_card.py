@@ -60,7 +60,7 @@ def small_plan(data: Path, output: Path, trl_python: str, rehearse: bool = False
     lab = (sys.executable, "-m", "bandpo_lab")
     row = output / "generation.json"
     generate = (sys.executable, "scripts/generate.py", "--row", str(row))
-    convert = "from bandpo_lab.models import smollm2_path; print(smollm2_path())"
+    convert = "from bandpo_lab.models.embedded import smollm2_path; print(smollm2_path())"
     stages = [
         Stage(
             "preflight",

@@ -23,8 +23,8 @@ from typing import Any
 
 import bandpo
 import rlvet
-from bandpo_lab.authors import STYLES
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.data.authors import STYLES
 from bandpo_lab.rehearsal import rehearse
 from bandpo_lab.rehearsal.inputs import write_rows
 from bandpo_lab.rehearsal.preflight import validate

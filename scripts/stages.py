@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from bandpo_lab.cost import read_steps
+from bandpo_lab.cluster.cost import read_steps
 from bandpo_lab.study.provenance import commit, machine, now
 
 ROOT = Path(__file__).parents[1]

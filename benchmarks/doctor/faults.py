@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from bandpo import policy_loss
 from bandpo.audit import Recorder
-from bandpo_lab.models import model_path
+from bandpo_lab.models.embedded import model_path
 from bandpo_lab.tasks import EMBEDDED
 from bandpo_lab.tasks.multiplication import problems, tokenizer
 

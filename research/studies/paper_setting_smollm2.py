@@ -35,7 +35,7 @@ from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.fast_loop import HELD_OUT_SAMPLES, MAX_GRAD_NORM, PASS_AT, group_advantages
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
-from bandpo_lab.models import smollm2_path
+from bandpo_lab.models.embedded import smollm2_path
 from bandpo_lab.study.provenance import commit, machine, now
 from bandpo_lab.tasks.sums import Sum, problems
 from studies.paper_setting import ARMS, CLIP, Cell, Study, count_lines, page, read_rows, row_of

@@ -48,7 +48,7 @@ from bandpo.core.objectives import DualClip, Objective, SequenceMask, Surrogate
 from bandpo_lab.errors import RunProblem
 from bandpo_lab.evals.metrics import pass_at_k
 from bandpo_lab.files.writing import drop_unfinished_line
-from bandpo_lab.models import smollm2_path
+from bandpo_lab.models.embedded import smollm2_path
 from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.provenance import commit, machine, now
 from rlvet.runs.files import read_jsonl

@@ -76,7 +76,7 @@ NOT_RUN = {
     r"bandpo-lab run verl .*(MODEL|METHOD|RULE)": "has words to fill in; tests/recipes/test_flow.py runs it",
     r"bandpo-lab setup --model MODEL": "has words to fill in; tests/recipes/test_flow.py runs it",
     r"bandpo-lab run verl (?!.*--dry-run)": "trains on GPUs; tests/recipes/test_flow.py has verl accept its settings",
-    r"bandpo-lab preflight": "looks for GPUs; tests/commands/test_preflight.py runs it",
+    r"bandpo-lab preflight": "looks for GPUs; tests/cluster/test_preflight.py runs it",
     r"bandpo-lab recipes summary LOG": "needs the log of a recipe; tests/recipes/test_flow.py runs it",
     r"bandpo-lab rehearse": "starts Ray; tests/rehearsal runs it",
     r"bandpo-lab train --config recipes/small": "needs a GPU",

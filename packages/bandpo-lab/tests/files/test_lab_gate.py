@@ -253,7 +253,7 @@ OUTSIDE = {
     "evals/grading.py": "the answers of the grader's own process",
     "evals/math_worker.py": "runs in the grader's process",
     "data/sources.py": "a text within a row, of at most 16 MiB",
-    "downloads.py": "files of the package",
+    "models/downloads.py": "files of the package",
     "demo.py": "a file of the package",
     "fast_loop.py": "the folder of its own comparison",
     "rehearsal/checks.py": "the folder of its own rehearsal",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bandpo_lab.pip_arguments import OPTIONAL_PACKAGES
+from bandpo_lab.cluster.pip_arguments import OPTIONAL_PACKAGES
 from helpers.frameworks import needs
 from pages import PAGES, ROOT
 

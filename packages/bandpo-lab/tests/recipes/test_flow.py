@@ -23,13 +23,13 @@ from helpers.frameworks import needs
 
 needs("verl")
 
-from bandpo_lab.authors import STYLES
 from bandpo_lab.cli.app import app
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.cluster.modes import ModeName, entry_point
+from bandpo_lab.data.authors import STYLES
 from bandpo_lab.data.prepare import prepare_data
 from bandpo_lab.data.sets import HUB
-from bandpo_lab.downloads import hub_model
-from bandpo_lab.modes import ModeName, entry_point
+from bandpo_lab.models.downloads import hub_model
 from bandpo_lab.rehearsal.inputs import write_model
 from helpers.hub import Hub, Repository, serving
 from pages import ROOT, commands

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
-from bandpo_lab.modes import mode_overrides
+from bandpo_lab.cluster.modes import mode_overrides
 from bandpo_lab.rehearsal import preflight
 from helpers.frameworks import needs
 
@@ -254,7 +254,7 @@ def test_a_plug_in_that_verl_does_not_see_is_said_at_the_start_and_in_a_rehearsa
     from bandpo_lab.cli.recipes import SHIPPED
     from bandpo_lab.rehearsal.shrink import compose
 
-    monkeypatch.setattr("bandpo_lab.node.entry_points", lambda group: [])
+    monkeypatch.setattr("bandpo_lab.cluster.node.entry_points", lambda group: [])
     monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
     assert "export VERL_USE_EXTERNAL_MODULES=bandpo.integrations.verl" in refusal(*RECIPE)
     assert here == []

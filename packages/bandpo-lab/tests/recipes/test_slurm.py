@@ -212,7 +212,7 @@ def test_two_real_nodes_train_are_stopped_queued_again_and_finish_as_one_run_of_
     needs("verl")
     from test_launching import end_ray, small
 
-    from bandpo_lab.cost import read_steps
+    from bandpo_lab.cluster.cost import read_steps
     from bandpo_lab.rehearsal import files
     from bandpo_lab.rehearsal.run import environment
     from rlvet import open_run

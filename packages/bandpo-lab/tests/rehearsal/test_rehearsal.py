@@ -20,8 +20,8 @@ import psutil
 from omegaconf import OmegaConf
 
 from bandpo.integrations.verl.settings import in_bypass_mode
+from bandpo_lab.cluster.modes import MODES, ModeName, entry_point, mode_of, mode_overrides
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.modes import MODES, ModeName, entry_point, mode_of, mode_overrides
 from bandpo_lab.rehearsal import rehearse
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER, byte_tokenizer, choose_prompts, write_model
 from bandpo_lab.rehearsal.preflight import asynchronous_problem, validate

@@ -14,7 +14,7 @@ needs("verl")
 from omegaconf import OmegaConf
 
 import rehearse_recipes
-from bandpo_lab import authors
+from bandpo_lab.data import authors
 from bandpo_lab.rehearsal.shrink import compose
 from rehearse_recipes import CHECKED, SHIPPED, main, overrides, recipes, write_choices
 

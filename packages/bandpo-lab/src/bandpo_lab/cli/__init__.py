@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from bandpo_lab.pip_arguments import OPTIONAL_PACKAGES, SIBLINGS
+from bandpo_lab.cluster.pip_arguments import OPTIONAL_PACKAGES, SIBLINGS
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def eval_command(
     from bandpo_lab.evals.report import score
     from bandpo_lab.evals.run import evaluate
     from bandpo_lab.evals.run import regrade as regrade_samples
-    from bandpo_lab.models import model_path
+    from bandpo_lab.models.embedded import model_path
     from bandpo_lab.tasks import EMBEDDED
     from bandpo_lab.tasks.multiplication import MAX_COMPLETION_LENGTH
 

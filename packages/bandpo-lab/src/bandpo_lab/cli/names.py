@@ -21,7 +21,7 @@ def recipe_names(recipes: Path, kind: str) -> list[str]:
 
 def complete_model(context: typer.Context, incomplete: str) -> list[str]:
     """Return the models of the recipes whose names begin as the typed text does."""
-    from bandpo_lab.models import SMOLLM2
+    from bandpo_lab.models.embedded import SMOLLM2
 
     names = [*recipe_names(_recipes(context), "model"), SMOLLM2]
     return [name for name in names if name.startswith(incomplete)]

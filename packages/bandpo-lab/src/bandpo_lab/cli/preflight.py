@@ -31,8 +31,8 @@ def preflight_command(
 
     The exit status is 1 if a problem would end the run.
     """
-    from bandpo_lab.cost import CHECKPOINT, PARAMETERS, estimate_of
-    from bandpo_lab.node import examine_node, report
+    from bandpo_lab.cluster.cost import CHECKPOINT, PARAMETERS, estimate_of
+    from bandpo_lab.cluster.node import examine_node, report
 
     checkpoints = 0.0
     if model is not None:

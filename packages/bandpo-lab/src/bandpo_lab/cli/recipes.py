@@ -53,7 +53,7 @@ def summary_command(
     ],
 ) -> None:
     """Print time per step and stage and GPU memory of a run of verl, and compare its first steps with the authors'."""
-    from bandpo_lab.cost import comparison_with_authors, cost_table, read_steps
+    from bandpo_lab.cluster.cost import comparison_with_authors, cost_table, read_steps
 
     steps = read_steps(log)
     echo(cost_table(steps))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bandpo_lab.cli.recipes import SHIPPED
-from bandpo_lab.modes import ModeName
+from bandpo_lab.cluster.modes import ModeName
 from bandpo_lab.output.console import echo
 
 

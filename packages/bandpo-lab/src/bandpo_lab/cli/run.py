@@ -16,8 +16,8 @@ import typer
 
 from bandpo_lab.cli.names import complete_method, complete_model, recipe_names
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.cluster.modes import MAIN, ModeName, entry_point, mode_overrides
 from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
-from bandpo_lab.modes import MAIN, ModeName, entry_point, mode_overrides
 from bandpo_lab.output.console import echo
 from rlvet.runs.legs import CONSOLE
 
@@ -238,7 +238,7 @@ def _check_ready(config: Any) -> None:
     Raises:
         ValueError: Something is missing, or a data file has changed.
     """
-    from bandpo_lab.downloads import changed_files
+    from bandpo_lab.models.downloads import changed_files
     from bandpo_lab.rehearsal.preflight import data_files, launch_problems
 
     problems = launch_problems(config)
@@ -338,8 +338,8 @@ def _local_model(name: str, data: Path, recipes: Path, *, convert: bool) -> list
         recipes: The folder of the recipes.
         convert: If True, SmolLM2 is converted if it was not before.
     """
-    from bandpo_lab.downloads import downloaded_folder, hub_model
-    from bandpo_lab.models import SMOLLM2, smollm2_folder, smollm2_path
+    from bandpo_lab.models.downloads import downloaded_folder, hub_model
+    from bandpo_lab.models.embedded import SMOLLM2, smollm2_folder, smollm2_path
 
     if name == SMOLLM2:
         return [f"actor_rollout_ref.model.path={smollm2_path() if convert else smollm2_folder()}"]

@@ -15,7 +15,7 @@ from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.output.console import echo
 
 if TYPE_CHECKING:
-    from bandpo_lab.downloads import DataSet
+    from bandpo_lab.models.downloads import DataSet
 
 PACKAGES = ("torch", "verl", "ray", "vllm", "flash-attn")
 """The packages that a node needs in addition to bandpo."""
@@ -48,9 +48,9 @@ def setup_command(
     ] = False,
 ) -> None:
     """Download a recipe's model, prepare its data and create its folders; if interrupted, the same command resumes."""
-    from bandpo_lab import downloads
     from bandpo_lab.cli.run import experiment
     from bandpo_lab.files.writing import check_writable
+    from bandpo_lab.models import downloads
 
     experiment(model, "vanilla", task, settings, config_dir)  # raises an error for unknown names
     data = data.resolve()
@@ -100,8 +100,8 @@ def _prepare(sets: list[DataSet]) -> None:
     The sets of a folder are prepared together, so that training problems that repeat evaluation problems are dropped.
     """
     from bandpo_lab.data.prepare import prepare_data
-    from bandpo_lab.downloads import changed_files, prepared_revision
     from bandpo_lab.errors import FileProblem, error_about
+    from bandpo_lab.models.downloads import changed_files, prepared_revision
 
     missing = [data_set for data_set in sets if prepared_revision(data_set) is None]
     for folder in dict.fromkeys(data_set.folder for data_set in missing):

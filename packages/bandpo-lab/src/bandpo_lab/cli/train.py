@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
-from bandpo_lab.engines import memory_problem, missing_engine
+from bandpo_lab.cluster.engines import memory_problem, missing_engine
 from bandpo_lab.errors import MissingPackage, RunProblem
 from bandpo_lab.output.console import echo, print_table
 from rlvet.cli import INTERRUPTED, stop

@@ -11,7 +11,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from bandpo_lab.authors import STYLES
+from bandpo_lab.data.authors import STYLES
 from bandpo_lab.data.overlap import overlaps
 from bandpo_lab.data.sets import SIZE, Golds, Role
 from bandpo_lab.data.sources import Problem, ProblemSet, load, set_name
@@ -111,7 +111,7 @@ def prepare_data(
         size: The number of problems of a generated set, as for `load`.
         seed: The seed of a generated set, as for `load`.
         overwrite: If True, sets that are in the folder already are written again.
-        authors: If True, use the prompts and data sources of the paper's authors (see `bandpo_lab.authors`).
+        authors: If True, use the prompts and data sources of the paper's authors (see `bandpo_lab.data.authors`).
 
     Returns:
         The manifest.

@@ -14,7 +14,7 @@ import torch
 
 from bandpo.core.methods import Method
 from bandpo.core.rules import Unclipped
-from bandpo_lab.modes import ModeName
+from bandpo_lab.cluster.modes import ModeName
 from bandpo_lab.rehearsal import by_hand, files
 from bandpo_lab.rehearsal.run import FATAL
 from bandpo_lab.rehearsal.samples import Sample, Versions, read_samples

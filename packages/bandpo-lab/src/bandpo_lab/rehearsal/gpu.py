@@ -9,10 +9,17 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from bandpo_lab.cluster.cost import PRICE, cost_table, read_steps
 from bandpo_lab.errors import RunProblem, error_about
 from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.checks import explain
-from bandpo_lab.rehearsal.preflight import NO_FLASH_ATTENTION, absent_files, lacking_gpus, lacks_attention
+from bandpo_lab.rehearsal.preflight import (
+    NO_FLASH_ATTENTION,
+    absent_files,
+    data_files,
+    lacking_gpus,
+    lacks_attention,
+)
 
 ROLLOUT = "actor_rollout_ref.rollout."
 EXPLANATIONS = {
@@ -45,8 +52,6 @@ def run_one_step(command: list[str], config: Any, output: Path) -> str:
     Raises:
         RuntimeError: The step cannot be run here, or failed; the message says what to change.
     """
-    from bandpo_lab.cost import read_steps, whole_run
-
     problem = missing_on_node(config)
     problems = [problem] if problem else []
     problems += absent_files(config, remote=True)
@@ -71,6 +76,34 @@ def run_one_step(command: list[str], config: Any, output: Path) -> str:
         if re.search(pattern, text):
             raise RunProblem(f"{explanation}. Its log is {log}")
     raise RunProblem(explain(folder, "gpu"))
+
+
+def whole_run(steps: dict[int, dict[str, float]], config: Any, checkpoint_bytes: int, free_bytes: int) -> str:
+    """Return the cost of the first step and an estimate of the cost of the whole run, as a text.
+
+    Args:
+        steps: The metrics of each step, as `read_steps` returns them; the first step is used.
+        config: The composed config of the run.
+        checkpoint_bytes: The size of a checkpoint.
+        free_bytes: The free space for checkpoints.
+    """
+    import pyarrow.parquet
+
+    trainer = config.trainer
+    rows = sum(pyarrow.parquet.read_metadata(path).num_rows for path in data_files(config, "train"))
+    count = trainer.total_training_steps or rows // config.data.train_batch_size * trainer.total_epochs
+    hours = count * steps[1]["perf/time_per_step"] / 3600
+    gpu_hours = hours * trainer.nnodes * trainer.n_gpus_per_node
+    checkpoints = trainer.max_actor_ckpt_to_keep or count // trainer.save_freq
+    checkpoint_gb = round(checkpoint_bytes / 1e9)
+    all_gb = round(checkpoints * checkpoint_bytes / 1e9)
+    free_gb = round(free_bytes / 1e9)
+    warning = ": too few" if all_gb > free_gb else ""
+    return f"""{cost_table(steps)}
+
+Each response had {config.data.max_response_length} tokens; shorter ones cost less.
+{count} steps: at most {hours:.0f} h, {gpu_hours:.0f} GPU hours, ${PRICE * gpu_hours:,.0f} at ${PRICE:.2f} an hour
+{checkpoint_gb} GB a checkpoint, {all_gb} GB for {checkpoints}; {free_gb} GB are free{warning}"""
 
 
 def missing_on_node(config: Any) -> str | None:

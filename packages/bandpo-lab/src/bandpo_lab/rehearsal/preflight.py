@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bandpo.core.methods import Method
-from bandpo_lab.engines import ENGINES, memory_problem, missing_engine
+from bandpo_lab.cluster.engines import ENGINES, memory_problem, missing_engine
+from bandpo_lab.cluster.modes import ModeName, has_separate_sampler, mode_of
+from bandpo_lab.cluster.node import unseen_plugin
 from bandpo_lab.errors import InvalidValue, is_reported
 from bandpo_lab.files.writing import is_path
-from bandpo_lab.modes import ModeName, has_separate_sampler, mode_of
-from bandpo_lab.node import unseen_plugin
 from bandpo_lab.rehearsal.checks import Check
 from bandpo_lab.rehearsal.shrink import named_unset, unset
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bandpo_lab.cluster.modes import SEARCH_PATH, ModeName, entry_point_of, has_separate_sampler, mode_of
+from bandpo_lab.cluster.pip_arguments import VERL
 from bandpo_lab.errors import InvalidValue, MissingPackage, error_about
-from bandpo_lab.modes import SEARCH_PATH, ModeName, entry_point_of, has_separate_sampler, mode_of
-from bandpo_lab.pip_arguments import VERL
 
 PROMPT_TOKENS = 512
 """The longest prompt of a rehearsal, in tokens."""
@@ -54,7 +54,7 @@ def compose(overrides: list[str], config_dir: Path | None, config_name: str) -> 
     Args:
         overrides: The overrides, as on hydra's command line.
         config_dir: A folder with further config files, such as recipes.
-        config_name: The name of verl's main config file, as in `bandpo_lab.modes`.
+        config_name: The name of verl's main config file, as in `bandpo_lab.cluster.modes`.
 
     Raises:
         ImportError: verl is not installed.

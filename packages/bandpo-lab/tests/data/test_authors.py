@@ -9,7 +9,7 @@ from helpers.frameworks import needs
 
 pytest.importorskip("math_verify")
 
-from bandpo_lab.authors import STYLES, compute_score
+from bandpo_lab.data.authors import STYLES, compute_score
 from bandpo_lab.data.prepare import prepare_data
 from bandpo_lab.data.sources import HUB
 

@@ -76,7 +76,7 @@ def compute_score(
 ) -> dict[str, float | str]:
     """Compute the reward of one completion for verl.
 
-    Set ``reward.custom_reward_function.path=pkg://bandpo_lab.authors``. The rewards are:
+    Set ``reward.custom_reward_function.path=pkg://bandpo_lab.data.authors``. The rewards are:
 
     - training sets for mathematics and AIME: DAPO's, 1 or −1 by the text after the last "Answer:" in the last 300
       characters. Without such a line, verl 0.9.1 searches for a box; the authors' copy and this function do not.

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Literal
 
-LOCK = Path(__file__).with_name("recipes") / "gpu.txt"
+LOCK = Path(__file__).parents[1] / "recipes" / "gpu.txt"
 """The lock file of the environment for verl."""
 PACKAGES = ("torch", "verl", "ray", "vllm", "transformers")
 """The packages whose versions are compared with the lock file."""

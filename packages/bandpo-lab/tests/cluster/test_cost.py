@@ -10,7 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
-from bandpo_lab.cost import AUTHORS, PARAMETERS, estimate_of, estimated_hours, estimated_step, read_steps
+from bandpo_lab.cluster.cost import (
+    AUTHORS,
+    PARAMETERS,
+    estimate_of,
+    estimated_hours,
+    estimated_step,
+    read_steps,
+)
 from bandpo_lab.rehearsal import gpu
 from helpers.frameworks import needs
 from pages import ROOT

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bandpo_lab import node
 from bandpo_lab.cli.app import app
-from bandpo_lab.node import Gpu, Node, check_node, examine_node, report, unseen_plugin
+from bandpo_lab.cluster import node
+from bandpo_lab.cluster.node import Gpu, Node, check_node, examine_node, report, unseen_plugin
 from helpers.sources import SOURCES
 
 LOCKED = {"torch": "2.11.0", "verl": "0.9.1", "ray": "2.60.0", "vllm": "0.24.0", "transformers": "5.9.0"}
@@ -140,7 +140,7 @@ def test_sources_on_pythonpath_alone_are_not_seen_by_verl(tmp_path):
         "found = m.distributions\n"
         "m.distributions = lambda **k: (d for d in found(**k) if (d.name or '').lower() != 'bandpo')\n"
     )
-    code = "from bandpo_lab.node import unseen_plugin; print(unseen_plugin())"
+    code = "from bandpo_lab.cluster.node import unseen_plugin; print(unseen_plugin())"
     path = os.pathsep.join([str(tmp_path), *map(str, SOURCES)])
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VERL_USE")} | {"PYTHONPATH": path}
     process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

@@ -15,10 +15,10 @@ import yaml
 
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.data.sets import HUB
-from bandpo_lab.downloads import HubModel, changed_files, check_whole, downloaded_folder, hub_model
 from bandpo_lab.errors import FileProblem
 from bandpo_lab.files import hub_digests
 from bandpo_lab.files.hub_digests import Comparison, git_digest
+from bandpo_lab.models.downloads import HubModel, changed_files, check_whole, downloaded_folder, hub_model
 from helpers.hub import Hub, Repository, serving
 
 pytest.importorskip("datasets", reason="needs the extra bandpo[trl]")

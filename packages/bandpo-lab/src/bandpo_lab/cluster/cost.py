@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.output.tables import Table
@@ -185,33 +184,3 @@ def cost_table(steps: dict[int, dict[str, float]]) -> str:
             [f"{name.removeprefix('timing_s/')}, {len(values)} times", f"{median(values):.4g} s{share}"]
         )
     return Table([f"{len(steps)} steps, {min(steps)} to {max(steps)}", ""], rows, prose=True).markdown()
-
-
-def whole_run(steps: dict[int, dict[str, float]], config: Any, checkpoint_bytes: int, free_bytes: int) -> str:
-    """Return the cost of the first step and an estimate of the cost of the whole run, as a text.
-
-    Args:
-        steps: The metrics of each step, as `read_steps` returns them; the first step is used.
-        config: The composed config of the run.
-        checkpoint_bytes: The size of a checkpoint.
-        free_bytes: The free space for checkpoints.
-    """
-    import pyarrow.parquet
-
-    from bandpo_lab.rehearsal.preflight import data_files
-
-    trainer = config.trainer
-    rows = sum(pyarrow.parquet.read_metadata(path).num_rows for path in data_files(config, "train"))
-    count = trainer.total_training_steps or rows // config.data.train_batch_size * trainer.total_epochs
-    hours = count * steps[1]["perf/time_per_step"] / 3600
-    gpu_hours = hours * trainer.nnodes * trainer.n_gpus_per_node
-    checkpoints = trainer.max_actor_ckpt_to_keep or count // trainer.save_freq
-    checkpoint_gb = round(checkpoint_bytes / 1e9)
-    all_gb = round(checkpoints * checkpoint_bytes / 1e9)
-    free_gb = round(free_bytes / 1e9)
-    warning = ": too few" if all_gb > free_gb else ""
-    return f"""{cost_table(steps)}
-
-Each response had {config.data.max_response_length} tokens; shorter ones cost less.
-{count} steps: at most {hours:.0f} h, {gpu_hours:.0f} GPU hours, ${PRICE * gpu_hours:,.0f} at ${PRICE:.2f} an hour
-{checkpoint_gb} GB a checkpoint, {all_gb} GB for {checkpoints}; {free_gb} GB are free{warning}"""
