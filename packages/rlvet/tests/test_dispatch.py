@@ -104,6 +104,17 @@ def test_a_log_and_its_configuration_are_read_once_and_not_before_they_are_asked
     assert opens == {"metrics.jsonl": 1, "config.yaml": 1}
 
 
+def test_a_diagnosis_reads_each_file_once_with_the_lines_of_the_settings(tmp_path, opens):
+    folder = write_log(tmp_path / "run")
+    (folder / "config.yaml").write_text("importance_sampling_level: token\nnum_generations: 2\n")
+    opens.clear()
+    diagnosis = diagnose(folder)
+    assert [(finding.id, finding.line) for finding in diagnosis.configuration.findings] == [
+        ("group-of-two", 2)
+    ]
+    assert opens == {"metrics.jsonl": 1, "config.yaml": 1}
+
+
 def test_a_path_is_diagnosed_with_names_and_the_name_of_the_run(tmp_path):
     rows = [{"step": step, "run": name, "own/score": 0.1} for name in "ab" for step in range(12)]
     log = tmp_path / "log.jsonl"

@@ -770,6 +770,29 @@ def test_the_configuration_of_a_finished_run_is_checked(name, settings, rules, t
     assert lint_run(tmp_path / "metrics.jsonl") == findings
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "importance_sampling_level: token\n\nnum_generations: 2\n"),
+        # wandb's, and that of `bandpo-lab train`.
+        ("config.yaml", "importance_sampling_level: {value: token}\nnum_generations:\n  value: 2\n"),
+        ("config.yaml", "arguments:\n  importance_sampling_level: token\n  num_generations: 2\n"),
+        # A setting that is merged, and one that replaces it.
+        ("config.yaml", "importance_sampling_level: token\na: &a\n  num_generations: 2\n<<: *a\n"),
+        (
+            "config.yaml",
+            "a: &a {num_generations: 8}\n<<: *a\nnum_generations: 2\nimportance_sampling_level: token\n",
+        ),
+        # A key that is set, and a table that it is in.
+        ("trainer.toml", 'loss = { type = "default" }\n[optim]\nlr = 1e-3\n'),
+        ("trainer.toml", 'loss = { type = "default" }\n\noptim = { lr = 1e-3 }\n'),
+    ],
+)
+def test_a_finding_on_a_finished_run_names_its_line(name, text, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert [finding.line for finding in lint_run(tmp_path)] == [3]
+
+
 def installed_file(package, path):
     """Return a file of a framework in the version whose defaults are listed, without importing the framework."""
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 from rlvet._numbers import format_setting
 from rlvet._severities import SEVERITIES, is_at_least
 from rlvet._terminal import printable
-from rlvet.errors import InvalidValue
 from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.names import MOST_UNKNOWN, Names, names_of
@@ -339,14 +337,15 @@ def configuration_of_run(newest: RunConfiguration) -> Configuration | None:
         return None
     path = str(newest.file)
     nested = newest.settings
+    lines = newest.lines
     if newest.framework == "prime-rl":
         # The file has only the settings of the trainer, without a prefix.
         nested = {"trainer": nested}
-    configuration = Configuration.from_mapping(FRAMEWORKS[newest.framework], nested, path)
+        lines = {f"trainer.{name}": line for name, line in lines.items()}
+    configuration = Configuration.from_mapping(FRAMEWORKS[newest.framework], nested, path, lines)
     if newest.framework == "prime-rl":
         configuration = configuration.with_defaults("trainer.")
         configuration = replace(configuration, incomplete="the file of the orchestrator")
-    configuration = _with_lines(configuration, newest.file)
     if newest.framework == "trl" and (newest.adapter is not None or "LoRA rank" in newest.values):
         # The adapter is no setting of TRL's configuration.
         adapter = {"use_peft": Setting("use_peft", True)}
@@ -360,21 +359,6 @@ def configuration_of_run(newest: RunConfiguration) -> Configuration | None:
         model = {"model_name_or_path": Setting("model_name_or_path", str(newest.values["model"].value))}
         configuration = replace(configuration, settings={**configuration.settings, **model})
     return configuration
-
-
-def _with_lines(configuration: Configuration, file: Path) -> Configuration:
-    """Return a configuration with the lines of its settings, if the format of the file has lines."""
-    if file.suffix not in (".yaml", ".toml"):
-        return configuration
-    settings_with_lines: dict[str, Setting] = {}
-    with suppress(InvalidValue):
-        for file_configuration in read_in_limits(read_configurations, file):
-            settings_with_lines.update(file_configuration.settings)
-    settings = dict(configuration.settings)
-    for name, setting in settings.items():
-        if name in settings_with_lines:
-            settings[name] = replace(setting, line=settings_with_lines[name].line)
-    return replace(configuration, settings=settings)
 
 
 def check_names(configuration: Configuration) -> list[LintFinding]:

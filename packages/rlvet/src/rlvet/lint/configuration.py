@@ -8,6 +8,7 @@ from typing import Any
 
 from rlvet.lint.framework import Framework
 from rlvet.lint.scalars import read_scalar
+from rlvet.runs.config_lines import line_of
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,14 @@ class Configuration:
     to read it."""
 
     @classmethod
-    def from_mapping(cls, framework: Framework, nested: Mapping[Any, Any], path: str = "") -> Configuration:
-        """Return the configuration of a nested mapping without lines, such as that of a finished run.
+    def from_mapping(
+        cls,
+        framework: Framework,
+        nested: Mapping[Any, Any],
+        path: str = "",
+        lines: Mapping[str, int] | None = None,
+    ) -> Configuration:
+        """Return the configuration of a nested mapping, such as that of a finished run.
 
         Such a mapping contains every setting of the version that saved it. Settings with the framework's default count
         as not set. Settings that are missing are `absent`: they are of a later version.
@@ -69,6 +76,7 @@ class Configuration:
             framework: One of `rlvet.lint.known.FRAMEWORKS`.
             nested: The settings, in nested mappings.
             path: The path of the file.
+            lines: The lines of settings and tables by their dotted names, if they are known.
         """
         defaults = framework.defaults
         # Settings that are taken for their defaults where they are missing.
@@ -87,7 +95,7 @@ class Configuration:
                 is_known = not default or name in assumed
                 value = default if is_known else Unread("an object of the program that saved it")
             if name not in defaults or value != defaults[name]:
-                settings[name] = Setting(name, value)
+                settings[name] = Setting(name, value, line_of(lines or {}, name))
         absent = defaults.keys() - saved_names - assumed
         return cls(framework, path, settings, absent=absent)
 

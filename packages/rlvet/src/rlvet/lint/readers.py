@@ -26,8 +26,9 @@ from rlvet.lint.scalars import read_scalar
 from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
 from rlvet.runs import gate
 from rlvet.runs.config_limits import check_toml, check_yaml
+from rlvet.runs.config_lines import line_of, toml_lines, yaml_scalars
 from rlvet.runs.files import check_regular, is_leaf
-from rlvet.runs.limits import DEEPEST_CONFIG, LARGEST_LINTED, LARGEST_NOTEBOOK, MOST_SETTINGS
+from rlvet.runs.limits import LARGEST_LINTED, LARGEST_NOTEBOOK, MOST_SETTINGS
 
 PYTHON = (".py",)
 YAML = (".yaml", ".yml")
@@ -435,7 +436,7 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
         return []
 
     settings: Settings = {}
-    for name, node in _yaml_scalars(root, path):
+    for name, node in yaml_scalars(root, path):
         settings[name] = Setting(name, _yaml_value(node), node.start_mark.line + 1)
     settings = _without_wandb_wrappers(settings)
     framework = framework_of(settings, path)
@@ -455,45 +456,12 @@ def _read_commands_in_yaml(root: Any, path: str) -> list[Configuration]:
     import yaml
 
     configurations: list[Configuration] = []
-    for _, node in _yaml_scalars(root, path):
+    for _, node in yaml_scalars(root, path):
         if isinstance(node, yaml.ScalarNode) and node.style == "|":
             first_line = node.start_mark.line + 2
             lines = range(first_line, first_line + node.value.count("\n") + 1)
             configurations += [_with_lines_of(one, lines) for one in _read_shell(node.value, path)]
     return configurations
-
-
-def _yaml_scalars(root: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the scalars and lists of a YAML node with their dotted names.
-
-    Values of merged mappings (``<<``) come before the values that override them.
-    """
-    import yaml
-
-    pending: list[tuple[str, Any]] = [("", root)]
-    count = 0
-    while pending:
-        prefix, node = pending.pop()
-        count += 1
-        if count > MOST_SETTINGS:
-            raise InvalidValue(f"{path} has more than {MOST_SETTINGS:,} settings, and is no configuration")
-        if not isinstance(node, yaml.MappingNode):
-            yield prefix, node
-            continue
-        merged: list[tuple[str, Any]] = []
-        children: list[tuple[str, Any]] = []
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.tag == "tag:yaml.org,2002:merge":
-                sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
-                for source in reversed(sources):
-                    if isinstance(source, yaml.MappingNode):
-                        merged.append((prefix, source))
-            else:
-                children.append((f"{prefix}.{key.value}" if prefix else key.value, value))
-        # The list is a stack: its last entry is read first, and may be overridden by later ones.
-        pending += [*reversed(children), *reversed(merged)]
 
 
 def _yaml_value(node: Any) -> Any:
@@ -563,10 +531,10 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
         content = tomllib.loads(text)
     except ValueError as error:
         raise InvalidValue(f"{path}: not TOML, {error}") from error
-    lines = _toml_lines(text)
+    lines = toml_lines(text)
     settings: Settings = {}
     for name, value in _toml_values(content, path):
-        settings[name] = Setting(name, value, _toml_line(lines, name))
+        settings[name] = Setting(name, value, line_of(lines, name))
     # Of the frameworks, only prime-rl has files in this format.
     framework = FRAMEWORKS["prime-rl"]
     is_trainer = "optim.lr" in settings and settings.get("loss.type", NO_LOSS).value in PRIME_RL_LOSSES
@@ -606,52 +574,6 @@ def _toml_values(content: Mapping[str, Any], path: str) -> Iterator[tuple[str, A
             pending += [(f"{prefix}.{index}", item) for index, item in enumerate(value)]
         else:
             yield prefix, value
-
-
-def _toml_lines(text: str) -> dict[str, int]:
-    """Return the line number of each table header and each key at the beginning of a line."""
-    lines: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.split("\n"), 1):
-        header = re.match(r"\s*+(\[\[?+)([\w.\"'\s-]++)\]", line)
-        if header is not None and header[2].count(".") <= DEEPEST_CONFIG:
-            table = re.sub(r"[\"'\s]", "", header[2])
-            if header[1] == "[[":
-                counts[table] = counts.get(table, -1) + 1
-            table = _add_indices(table, counts)
-            lines.setdefault(table, number)
-            continue
-        key = re.match(r"\s*+([\w.-]++)\s*+=", line)
-        if key is not None:
-            lines.setdefault(f"{table}.{key[1]}" if table else key[1], number)
-    return lines
-
-
-def _add_indices(table: str, counts: Mapping[str, int]) -> str:
-    """Return the name of a table with the index of each list of tables that contains it.
-
-    Args:
-        table: The name in the table's header.
-        counts: The index of the last table of each list so far, by the name of the list.
-    """
-    indexed_name = ""
-    name = ""
-    for part in table.split("."):
-        name = f"{name}.{part}" if name else part
-        indexed_name = f"{indexed_name}.{part}" if indexed_name else part
-        if name in counts:
-            indexed_name += f".{counts[name]}"
-    return indexed_name
-
-
-def _toml_line(lines: Mapping[str, int], name: str) -> int | None:
-    """Return the line of a setting, or of the innermost table with a known line that contains it."""
-    while name:
-        if name in lines:
-            return lines[name]
-        name = name.rpartition(".")[0]
-    return None
 
 
 def _add_smallest_group(content: Mapping[str, Any], settings: Settings) -> None:

@@ -10,16 +10,17 @@ import json
 import math
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.compact_rows import layouts_of
 from rlvet.runs.config_limits import check_toml, check_yaml
+from rlvet.runs.config_lines import toml_lines, yaml_scalars
 from rlvet.runs.console_settings import ENDINGS, read_console_settings
 from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle
 from rlvet.runs.keys import FAMILIES, framework_of
@@ -55,6 +56,8 @@ class RunConfiguration:
     """A key of `FRAMEWORKS`; None if there is no configuration of a known framework."""
     settings: Config = field(default_factory=dict)
     """The content of the file."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """The line of each setting and table by its dotted name, as far as the format of the file has lines."""
     file: Path = Path()
     """The file of the configuration."""
     folder: Path = Path()
@@ -200,14 +203,15 @@ def newest_configuration(path: Path) -> RunConfiguration:
     unread: list[str] = []
     adapter, adapter_file = _newest_adapter(path, unread)
     for file in _configuration_files(path, READERS):
-        config = _read_config(file, unread)
-        if config is None:
+        content = _read_config(file, unread)
+        if content is None:
             continue
         for name in _STOCK_METHODS:
-            if _is_configuration_of(name, config):
+            if _is_configuration_of(name, content.settings):
                 return RunConfiguration(
                     framework=name,
-                    settings=config,
+                    settings=content.settings,
+                    lines=content.lines,
                     file=file,
                     folder=folder,
                     adapter=adapter,
@@ -248,20 +252,29 @@ def _console_files(path: Path) -> list[Path]:
 def _newest_adapter(path: Path, unread: list[str]) -> tuple[Config | None, Path]:
     """Return the content and the path of the newest `ADAPTER_FILE` with a LoRA rank; None without one."""
     for file in _configuration_files(path, [ADAPTER_FILE]):
-        config = _read_config(file, unread)
-        if config is not None and isinstance(config.get("r"), int):
-            return config, file
+        content = _read_config(file, unread)
+        if content is not None and isinstance(content.settings.get("r"), int):
+            return content.settings, file
     return None, Path()
 
 
-def _read_config(file: Path, unread: list[str]) -> Config | None:
+class Content(NamedTuple):
+    """The content of a configuration file."""
+
+    settings: Config
+    """The settings, nested."""
+    lines: Mapping[str, int]
+    """Their lines by dotted names; empty if the format has none."""
+
+
+def _read_config(file: Path, unread: list[str]) -> Content | None:
     """Read a configuration file. If that fails, return None, and add a sentence with the reason to ``unread``."""
     if file.stat().st_size > LARGEST_CONFIG:
         unread.append(f"{file.name} was not read: it has more than {LARGEST_CONFIG:,} bytes")
         return None
     try:
         check_regular(file, "it")
-        config = READERS.get(file.name, _read_json)(file)
+        content = READERS.get(file.name, _read_json)(file)
     except MemoryError:
         raise
     except Exception as error:  # the file is damaged or another program's, but the log can still be diagnosed
@@ -270,7 +283,7 @@ def _read_config(file: Path, unread: list[str]) -> Config | None:
         reason = " ".join(text.split())[:120] or type(error).__name__
         unread.append(f"{file.name} was not read: {reason}")
         return None
-    return config if isinstance(config, Mapping) else {}
+    return content if isinstance(content.settings, Mapping) else Content({}, {})
 
 
 def _configuration_files(path: Path, names: Iterable[str]) -> list[Path]:
@@ -343,26 +356,55 @@ def _updates(framework: str, config: Config) -> float | None:
     return updates if framework == "trl" else max(1.0, updates)
 
 
-def _read_yaml(file: Path) -> Config:
+def _read_yaml(file: Path) -> Content:
     """Read a ``config.yaml`` of hydra, NeMo-RL, `bandpo-lab train` or wandb."""
     import yaml
 
     data = file.read_bytes()
     check_yaml(data)
     # libyaml's loader, where it is installed, is ten times faster.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load(data, Loader=loader)  # noqa: S506  (a safe loader)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(data)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return Content({}, {})
+        lines = _lines_of(root)
+        content = loader.construct_document(root)
+    finally:
+        loader.dispose()
     if not isinstance(content, Mapping):
+        return Content({}, {})
+    if "arguments" in content:
+        # `bandpo-lab train` has the settings under "arguments".
+        content = content["arguments"]
+        prefix = "arguments."
+        lines = {name.removeprefix(prefix): line for name, line in lines.items() if name.startswith(prefix)}
+    # wandb has each setting in an object, under "value".
+    wrapped = {name for name, value in content.items() if isinstance(value, Mapping) and "value" in value}
+    settings = {name: value["value"] if name in wrapped else value for name, value in content.items()}
+    return Content(settings, {_unwrapped(name, wrapped): line for name, line in lines.items()})
+
+
+def _lines_of(root: Any) -> dict[str, int]:
+    """Return the line of each setting under a YAML node; empty if there are too many, since a log needs none."""
+    try:
+        return {name: node.start_mark.line + 1 for name, node in yaml_scalars(root, "it")}
+    except InvalidValue:
         return {}
-    # `bandpo-lab train` has the settings under "arguments". wandb has each of them in an object, under "value".
-    content = content.get("arguments", content)
-    config = {}
-    for name, value in content.items():
-        config[name] = value["value"] if isinstance(value, Mapping) and "value" in value else value
-    return config
 
 
-def _read_training_args(file: Path) -> Config:
+def _unwrapped(name: str, wrapped: Collection[str]) -> str:
+    """Return the dotted name of a setting without the ``value`` after its first part, if that is a wrapped object.
+
+    >>> _unwrapped("lr.value", {"lr"}), _unwrapped("optim.value.lr", {"optim"}), _unwrapped("optim.value.lr", {})
+    ('lr', 'optim.lr', 'optim.value.lr')
+    """
+    first, _, rest = name.partition(".")
+    is_value = rest == "value" or rest.startswith("value.")
+    return f"{first}{rest.removeprefix('value')}" if first in wrapped and is_value else name
+
+
+def _read_training_args(file: Path) -> Content:
     """Read transformers' ``training_args.bin``, a pickle in a zip archive, without importing the classes in it."""
     with zipfile.ZipFile(file) as archive:
         entry = next(entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl"))
@@ -371,22 +413,22 @@ def _read_training_args(file: Path) -> Config:
             data = stream.read(LARGEST_CONFIG + 1)
         if len(data) > LARGEST_CONFIG:
             raise InvalidValue(f"it holds more than {LARGEST_CONFIG:,} bytes")
-        return read_pickle(data, file).state
+        return Content(read_pickle(data, file).state, {})
 
 
-def _read_json(file: Path) -> Config:
+def _read_json(file: Path) -> Content:
     """Read a configuration in JSON."""
-    return json.loads(file.read_bytes())
+    return Content(json.loads(file.read_bytes()), {})
 
 
-def _read_toml(file: Path) -> Config:
+def _read_toml(file: Path) -> Content:
     """Read a configuration in TOML."""
     text = file.read_text("utf-8")
     check_toml(text)
-    return tomllib.loads(text)
+    return Content(tomllib.loads(text), toml_lines(text))
 
 
-READERS: Mapping[str, Callable[[Path], Config]] = {
+READERS: Mapping[str, Callable[[Path], Content]] = {
     "training_args.bin": _read_training_args,
     "config.yaml": _read_yaml,
     "trainer.json": _read_json,  # prime-rl's
