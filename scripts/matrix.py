@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bandpo._adapters import ADAPTERS
 from marked import write_between_marks
 
 ROOT = Path(__file__).parents[1]
@@ -230,10 +231,8 @@ def date(result: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) ->
 
 
 def adapters() -> dict[str, dict[str, str]]:
-    """Return `bandpo.integrations.ADAPTERS` by module, read in another process so that torch is not loaded here."""
-    code = "import json, bandpo.integrations as i; print(json.dumps([vars(a) for a in i.ADAPTERS]))"
-    entries = json.loads(subprocess.check_output([sys.executable, "-c", code]))
-    return {entry["module"]: entry for entry in entries}
+    """Return `bandpo.integrations.ADAPTERS` by module."""
+    return {adapter.module: vars(adapter) for adapter in ADAPTERS}
 
 
 def install(environment: Environment, home: Path, version: str) -> Path:

@@ -65,7 +65,7 @@ def headings():
 def test_each_adapter_is_registered(module):
     require(
         [module] if module not in FRAMEWORKS else [],
-        "packages/bandpo/src/bandpo/integrations/__init__.py",
+        "packages/bandpo/src/bandpo/_adapters.py",
         lambda module: f'    Adapter("FRAMEWORK", "{module}", "{module}", "{module}", "VERSION"),',
         "ADAPTERS (its name, its distribution, its package, the module here, the tested version)",
     )
@@ -74,7 +74,7 @@ def test_each_adapter_is_registered(module):
 def test_each_registered_adapter_is_a_module():
     absent = [adapter.module for adapter in ADAPTERS if adapter.module not in MODULES]
     assert not absent, (
-        f"packages/bandpo/src/bandpo/integrations/__init__.py registers modules that do not exist: {absent}"
+        f"packages/bandpo/src/bandpo/_adapters.py registers modules that do not exist: {absent}"
     )
 
 
@@ -164,7 +164,7 @@ def test_pyright_leaves_out_adapters_of_absent_frameworks(module):
 def test_no_placeholder_of_a_suggested_line_is_left():
     """The lines that the tests of this file suggest have words in capitals to replace."""
     texts = {
-        "packages/bandpo/src/bandpo/integrations/__init__.py": "\n".join(map(str, ADAPTERS)),
+        "packages/bandpo/src/bandpo/_adapters.py": "\n".join(map(str, ADAPTERS)),
         "scripts/matrix.py": "\n".join(map(str, matrix.ENVIRONMENTS.values())),
     }
     files = ["docs/frameworks.md", "mkdocs.yml", "packages/bandpo/pyproject.toml"]
@@ -179,7 +179,6 @@ def test_no_placeholder_of_a_suggested_line_is_left():
     assert {file: words for file, words in left.items() if words} == {}
 
 
-@pytest.mark.slow  # a process imports torch
 def test_the_table_of_tested_versions_is_made_of_the_results():
     results = matrix.committed()
     assert list(results) == [name for name in matrix.ENVIRONMENTS if name in results]

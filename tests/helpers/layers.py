@@ -11,7 +11,7 @@ FOLDERS = {
 }
 """The folder that contains the source of each package."""
 SHARED = {
-    "bandpo": {"_atomic", "_current_folder", "_siblings", "_terminal"},
+    "bandpo": {"_adapters", "_atomic", "_current_folder", "_siblings", "_terminal"},
     "rlvet": {
         "errors",
         "plugins",
