@@ -46,7 +46,7 @@ PATHS_training := packages/bandpo-lab/tests/commands $(LAB)/cli $(wildcard $(LAB
 PATHS_evaluation := $(foreach part,evals data tasks files models,packages/bandpo-lab/tests/$(part) $(LAB)/$(part))
 PATHS_recipes := packages/bandpo-lab/tests/recipes packages/bandpo-lab/tests/cluster $(LAB)/cluster
 PATHS_rehearsal := packages/bandpo-lab/tests/rehearsal $(LAB)/rehearsal
-PATHS_studies := packages/bandpo-lab/tests/studies $(LAB)/study research/tests research/studies
+PATHS_studies := $(foreach part,study toy,packages/bandpo-lab/tests/$(part) $(LAB)/$(part)) research/tests research/studies
 TEST_JOBS := core recipes trl training commands studies rlvet audit evaluation verl kernels rehearsal frameworks
 # The longest first, so that all cores end together, and beside them those that mostly wait.
 LONG := core recipes trl

@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread, imsave
 
 from bandpo import DAPO, DCPO, KL, Band, BandAbove, BandPO, ClipRule, FixedClip
-from bandpo_lab import demo
-from bandpo_lab.comparison import smooth
-from bandpo_lab.interval import Interval, student
 from bandpo_lab.output.style import add_legend, line_styles, plot_style, save_figure
+from bandpo_lab.study.interval import Interval, student
+from bandpo_lab.toy import demo
+from bandpo_lab.toy.comparison import smooth
 from map_page import read_parts
 from studies import async_trainer, control, paper_setting
 from studies.demo_seeds import read_rows

@@ -33,8 +33,8 @@ import numpy as np
 import pandas as pd
 
 from bandpo_lab.files.validation import validate_as
-from bandpo_lab.interval import signed, student
 from bandpo_lab.study.collect import RunResult
+from bandpo_lab.study.interval import signed, student
 from map_page import read_parts
 from marked import write_between_marks
 from studies import async_trainer, luck, paper_setting, smollm2, staleness_report

@@ -21,7 +21,8 @@ WITHOUT_FOLDER = {
     "bandpo.shared": "what all folders but `core` may import: files, the terminal, whether rlvet is installed",
     "rlvet": "`open_run` and `diagnose`, which send a path to the log or to the record",
     "rlvet.shared": "what all folders may import: errors, numbers, severities, the terminal",
-    "bandpo_lab": "the lab, as a whole",
+    "bandpo_lab": "`compare`, and the version",
+    "bandpo_lab.shared": "what all folders may import: errors",
 }
 """What is in layers that are files of a package's own folder, or a whole package."""
 

@@ -84,6 +84,15 @@ rlvet.lint.rules       | function    | rlvet.checks
 rlvet.checks.diagnosis | function    | rlvet.report
 rlvet._terminal        | function    | rlvet.runs
 rlvet.cli.diagnose     | function    | bandpo
+bandpo_lab.errors      | function    | bandpo_lab.files.writing
+bandpo_lab.files.writing | top       | bandpo_lab.output.console
+bandpo_lab.evals.run   | annotations | bandpo_lab.data.sets
+bandpo_lab.cluster.cost | function   | bandpo_lab.rehearsal.preflight
+bandpo_lab.training.train | function | bandpo_lab.study.plan
+bandpo_lab.study.report | function   | bandpo_lab.toy.comparison
+bandpo_lab.toy.fast_loop | function  | bandpo_lab
+bandpo_lab.study.execute | function  | bandpo_lab.cli
+rlvet.runs.run         | function    | bandpo_lab.files.reading
 """
 
 

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
-from bandpo_lab.interval import signed, student
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import signed, student
 from bandpo_lab.tasks import multiplication
 from rlvet.runs.files import read_jsonl
 from studies.paper_setting import simulated_power

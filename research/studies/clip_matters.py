@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from bandpo_lab.interval import student
+from bandpo_lab.study.interval import student
 from rlvet.runs.effect import NOTHING
 from rlvet.runs.files import read_jsonl
 from studies.gate import CLIP

@@ -34,10 +34,10 @@ from scipy import stats
 from bandpo.core.loss import policy_loss
 from bandpo.core.methods import Method
 from bandpo.core.text import as_method
-from bandpo_lab.fast_loop import group_advantages
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
-from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, signed, student
+from bandpo_lab.toy.fast_loop import group_advantages
 from rlvet.runs.files import read_jsonl
 from studies.equal_reward import entropy_at_equal_step
 from studies.learning_rates import Curve, ResampledScores, difference, remembering

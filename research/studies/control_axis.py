@@ -27,8 +27,8 @@ from bandpo.core.batch import Batch as TokenBatch
 from bandpo.core.text import as_method
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.files.writing import replacing
-from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, signed, student
 from studies.control import (
     CLIP,
     Batch,

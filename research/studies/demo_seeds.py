@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bandpo_lab import demo
-from bandpo_lab.comparison import compare, metrics
-from bandpo_lab.fast_loop import Run, Settings
 from bandpo_lab.files.writing import replacing
 from bandpo_lab.output.console import echo
+from bandpo_lab.toy import demo
+from bandpo_lab.toy.comparison import compare, metrics
+from bandpo_lab.toy.fast_loop import Run, Settings
 
 ROWS = Path(__file__).parents[1] / "results" / "comparison" / "rows.jsonl.gz"
 CURVES = ("reward", "entropy", "audit/mass_positive_below_0.1", "audit/blocked_mass_below_0.1")
@@ -28,7 +28,7 @@ CURVES = ("reward", "entropy", "audit/mass_positive_below_0.1", "audit/blocked_m
 
 
 def row_of(method: str, run: Run) -> dict[str, Any]:
-    """Return the row of a run, with the text of its method in `bandpo_lab.demo.METHODS`."""
+    """Return the row of a run, with the text of its method in `bandpo_lab.toy.demo.METHODS`."""
     settings = run.settings
     return {
         "method": method,

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, signed, student
 
 LEVELS = (0.3, 0.6, 0.9)
 """The mean rewards at which entropies are compared."""

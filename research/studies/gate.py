@@ -6,7 +6,7 @@
 Two effects are looked for: Clip-Higher keeps entropy that clip 0.2 loses, and no bound at all differs from clip 0.2.
 The grid has the updates of a batch, the age of the data, the learning rate (and so the share that is blocked), random
 and true rewards. It runs in tables of logits, where 24 seeds take seconds, then in the network of
-`bandpo_lab.fast_loop`.
+`bandpo_lab.toy.fast_loop`.
 Every setting that was tried is a row. Its predictions, `gate-predictions.md`, were committed before the first run.
 
 The same command goes on with what is missing. The tables take about ten minutes of one core, the network's cells 45 s a
@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bandpo_lab.fast_loop import Settings, train
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
-from bandpo_lab.interval import Interval, student
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, student
+from bandpo_lab.toy.fast_loop import Settings, train
 from rlvet.runs.files import read_jsonl
 from studies.bandits import Outcome, World, random_rewards, simulate, zipf
 from studies.equal_reward import look
@@ -68,7 +68,7 @@ class Cell:
     Attributes:
         name: The name, which is unique.
         testbed: ``tables`` or ``network``.
-        task: A name in `WORLDS`, or a task of `bandpo_lab.fast_loop`.
+        task: A name in `WORLDS`, or a task of `bandpo_lab.toy.fast_loop`.
         lag: The age of the data in batches.
         epochs: The number of times that a batch is used, in four updates each time.
         rates: The learning rates.

@@ -26,7 +26,7 @@ from bandpo.core.objectives import DualClip
 from bandpo.core.rules import Band, ClipRule, FixedClip, Loosest, TwoSided, Unclipped
 from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.files.writing import drop_unfinished_line
-from bandpo_lab.interval import Interval
+from bandpo_lab.study.interval import Interval
 from bandpo_lab.study.jobs import run_in_processes
 from bandpo_lab.study.provenance import commit, machine, now
 from rlvet.runs.files import read_jsonl

@@ -8,9 +8,9 @@ from itertools import product
 import numpy as np
 from matplotlib.figure import Figure
 
-from bandpo_lab.interval import Interval
 from bandpo_lab.output.style import add_legend, plot_style
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval
 from studies.grid import ABOVE, ARMS, BASELINE, BEST_CONSTANT, RANDOM_REWARDS, Grid, Key, Setting
 from studies.learning_rates import rank_correlation
 from studies.optimizers import OPTIMIZERS

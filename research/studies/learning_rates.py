@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from bandpo_lab.interval import Interval
+from bandpo_lab.study.interval import Interval
 
 ResampledScores = Callable[[np.ndarray], np.ndarray]
 """A function from the counts of seeds in bootstrap samples, of shape (draws, seeds), to mean scores, (draws,)."""

@@ -26,10 +26,10 @@ from bandpo.core.batch import Batch as TokenBatch
 from bandpo.core.methods import Method
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
-from bandpo_lab.fast_loop import Batch, Training, UpdateResult
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
-from bandpo_lab.interval import Interval, signed
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, signed
+from bandpo_lab.toy.fast_loop import Batch, Training, UpdateResult
 from rlvet.runs.files import read_jsonl
 from studies.paper_setting import ARMS, CELLS, CLIP, SECOND_HALF, Cell, Key, Rows, settings_of
 

@@ -1,4 +1,4 @@
-"""The paper's setting in the network of `bandpo_lab.fast_loop`: fresh data, each answer used once, four updates.
+"""The paper's setting in the network of `bandpo_lab.toy.fast_loop`: fresh data, each answer used once, four updates.
 
     PYTHONPATH=research python -m studies.paper_setting rows.jsonl             # goes on with what is missing
     PYTHONPATH=research python -m studies.paper_setting half.jsonl --part 1/2   # every second seed, for another core
@@ -24,11 +24,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from bandpo_lab.comparison import blocked_so_far, smooth
-from bandpo_lab.fast_loop import Settings, train
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
-from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, signed, student
+from bandpo_lab.toy.comparison import blocked_so_far, smooth
+from bandpo_lab.toy.fast_loop import Settings, train
 from rlvet.runs.files import read_jsonl
 from studies.equal_reward import EQUAL_STEP, entropy_at_equal_step, equal_step_name, look
 from studies.gate import read_settings

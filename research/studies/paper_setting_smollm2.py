@@ -33,11 +33,11 @@ from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.metrics import pass_at_k
-from bandpo_lab.fast_loop import HELD_OUT_SAMPLES, MAX_GRAD_NORM, PASS_AT, group_advantages
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
 from bandpo_lab.models.embedded import smollm2_path
 from bandpo_lab.study.provenance import commit, machine, now
 from bandpo_lab.tasks.sums import Sum, problems
+from bandpo_lab.toy.fast_loop import HELD_OUT_SAMPLES, MAX_GRAD_NORM, PASS_AT, group_advantages
 from studies.paper_setting import ARMS, CLIP, Cell, Study, count_lines, page, read_rows, row_of
 from studies.whole_llama import Llama, Sampled, Sampler
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bandpo_lab.errors import InvalidValue
-from bandpo_lab.interval import Interval
+from bandpo_lab.study.interval import Interval
 
 
 class Prediction(NamedTuple):

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.output.page import Page, Picture, Section
 from bandpo_lab.output.style import add_legend, line_styles, plot_style
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, signed, student
 from studies.equal_reward import (
     EQUAL_STEP,
     LEVELS,

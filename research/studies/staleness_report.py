@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from bandpo_lab.interval import Interval, signed
 from bandpo_lab.output.page import Page, Section
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import Interval, signed
 from studies.equal_reward import (
     EQUAL_STEP,
     LEVELS,

@@ -1,4 +1,4 @@
-"""Do the effects of the control show in the network of `bandpo_lab.fast_loop`, with 64 updates on a batch?
+"""Do the effects of the control show in the network of `bandpo_lab.toy.fast_loop`, with 64 updates on a batch?
 
     PYTHONPATH=research python -m studies.transfer rows.jsonl              # goes on with what is missing
     PYTHONPATH=research python -m studies.transfer rows.jsonl --count      # what is done
@@ -25,10 +25,10 @@ import torch
 
 from bandpo.core.batch import Batch as TokenBatch
 from bandpo.core.methods import Method
-from bandpo_lab.fast_loop import MAX_GRAD_NORM, Batch, Settings, Training, log_probabilities, sample
 from bandpo_lab.files.writing import drop_unfinished_line, replacing
-from bandpo_lab.interval import signed
 from bandpo_lab.output.tables import Table
+from bandpo_lab.study.interval import signed
+from bandpo_lab.toy.fast_loop import MAX_GRAD_NORM, Batch, Settings, Training, log_probabilities, sample
 from studies import control
 from studies.control import (
     CLIP,
@@ -128,7 +128,7 @@ class ManyUpdates(Training):
         }
 
     def learn(self, batch: Batch, method: Method) -> Tensor:
-        """Make one update as `bandpo_lab.fast_loop.update` does, and return the log-ratios of its tokens before it.
+        """Make one update as `bandpo_lab.toy.fast_loop.update` does, and return the log-ratios of its tokens before it.
 
         The audit of that function, a fifth of a run's time, is left out; what the rule drops is read off the gradient.
         """
@@ -364,7 +364,7 @@ def power_table(scores: CellScores, seeds: int | None = None) -> Table:
 
 
 TERMS = """\
-The network of 335k parameters of `bandpo_lab.fast_loop` and its task "mental", in which right direct answers are
+The network of 335k parameters of `bandpo_lab.toy.fast_loop` and its task "mental", in which right direct answers are
 rewarded; {batches} fresh batches of {answers} answers, each used once in one of {minibatches} updates. Rules are named
 by their upper and their lower side. "Band over .8" is `BandAbove()`, "Band over Band" has the bounds of `BandPO()`,
 "1.2 over .8" is clip 0.2, "1.28 over .8" is Clip-Higher, "{same_dose}" the constant of the dose of Band's upper side

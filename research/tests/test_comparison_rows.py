@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bandpo_lab import demo
+from bandpo_lab.toy import demo
 from pages import ROOT
 from studies.demo_seeds import demo_file, read_rows
 

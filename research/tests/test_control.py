@@ -13,7 +13,7 @@ from scipy import stats
 
 from bandpo.core.loss import policy_loss
 from bandpo.core.text import as_method
-from bandpo_lab.interval import student
+from bandpo_lab.study.interval import student
 from pages import ROOT
 from studies import control
 from studies.control import (

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from bandpo.core.text import as_method
-from bandpo_lab.interval import Interval
+from bandpo_lab.study.interval import Interval
 from pages import ROOT
 from studies import control, control_axis
 from studies.control import CLIP, WORLDS, Key, Trainer, World, keys_of, read_rows, rules

@@ -10,7 +10,7 @@ import torch
 
 from bandpo.audit import entropy_ledger
 from bandpo.core.text import as_method
-from bandpo_lab.interval import Interval
+from bandpo_lab.study.interval import Interval
 from pages import ROOT
 from studies import paper_setting
 from studies.network_ledger import (

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from bandpo.core.text import as_method
-from bandpo_lab.fast_loop import Run, Settings
-from bandpo_lab.interval import signed, student
+from bandpo_lab.study.interval import signed, student
+from bandpo_lab.toy.fast_loop import Run, Settings
 from pages import ROOT
 from rlvet.checks.log.clip import RARE_TOKENS_BLOCKED
 from studies import paper_setting

@@ -6,8 +6,8 @@ from helpers.frameworks import needs
 
 needs("trl")
 
-from bandpo_lab.interval import signed, student
 from bandpo_lab.study.execute import read_results
+from bandpo_lab.study.interval import signed, student
 from bandpo_lab.study.plan import parse_study
 from bandpo_lab.study.statistics import Results
 from pages import ROOT

@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 from bandpo.audit.metrics import EDGES
-from bandpo_lab.fast_loop import Training
-from bandpo_lab.interval import student
+from bandpo_lab.study.interval import student
+from bandpo_lab.toy.fast_loop import Training
 from pages import ROOT
 from studies import control, transfer
 from studies.control import CLIP, Key, minus, read_rows

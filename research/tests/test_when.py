@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import when_tables
-from bandpo_lab.interval import signed, student
+from bandpo_lab.study.interval import signed, student
 from pages import ROOT
 from studies import smollm2, staleness_report
 from studies.equal_reward import equal_step_name

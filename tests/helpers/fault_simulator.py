@@ -37,9 +37,9 @@ from helpers.power import PowerLog
 from helpers.watched import run
 
 MODULES = (
-    "bandpo_lab.training.train", "bandpo_lab.cli.app", "bandpo_lab.comparison", "bandpo_lab.evals.run",
+    "bandpo_lab.training.train", "bandpo_lab.cli.app", "bandpo_lab.toy.comparison", "bandpo_lab.evals.run",
     "bandpo_lab.evals.report", "bandpo_lab.evals.golds", "bandpo_lab.study.execute", "bandpo_lab.study.report",
-    "bandpo_lab.demo", "bandpo.cli", "helpers.small_runs", "helpers.recorded_run", "helpers.fault_simulator",
+    "bandpo_lab.toy.demo", "bandpo.cli", "helpers.small_runs", "helpers.recorded_run", "helpers.fault_simulator",
 )  # fmt: skip
 """The modules of the server, which prepare the commands."""
 

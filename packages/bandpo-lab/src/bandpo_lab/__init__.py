@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bandpo_lab.comparison import Comparison, compare
+    from bandpo_lab.toy.comparison import Comparison, compare
 
     __version__: str
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
         return rlvet.__version__
     # Imported on first access, so that `bandpo-lab --help` does not import torch and matplotlib.
     if name in __all__:
-        from bandpo_lab import comparison
+        from bandpo_lab.toy import comparison
 
         return getattr(comparison, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -81,9 +81,9 @@ NOT_RUN = {
     r"bandpo-lab rehearse": "starts Ray; tests/rehearsal runs it",
     r"bandpo-lab train --config recipes/small": "needs a GPU",
     r"bandpo-lab train": "tests/commands/test_commands.py runs it, with the files of its page",
-    r"bandpo-lab study quick": "takes seven minutes; tests/studies runs smaller ones",
-    r"bandpo-lab study page": "needs a study; tests/studies runs it",
-    r"bandpo-lab study my-study\.yaml": "needs the study of a user; tests/studies runs one",
+    r"bandpo-lab study quick": "takes seven minutes; tests/study runs smaller ones",
+    r"bandpo-lab study page": "needs a study; tests/study runs it",
+    r"bandpo-lab study my-study\.yaml": "needs the study of a user; tests/study runs one",
     r"bandpo-lab compare": "takes minutes; the last test here runs it with fewer batches",
     r"rlvet lint -$": "reads what is piped to it; packages/rlvet/tests/lint/test_command.py runs it",
 }

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from bandpo_lab import demo
 from bandpo_lab.output.style import line_styles
+from bandpo_lab.toy import demo
 from pages import ROOT
 from rlvet.report.palette import COLOURS, PAGE, colours_of, css_variables, rule_colour
 from rlvet.runs.metric_names import COUNTERFACTUALS

@@ -15,7 +15,7 @@ from bandpo import DCPO, KL, Band, FixedClip, ratio_bounds
 from bandpo.audit import Recorder
 from bandpo.core import divergences as all_divergences
 from bandpo.replay.record import replay_record
-from bandpo_lab.interval import bootstrap
+from bandpo_lab.study.interval import bootstrap
 from browser import Chromium, calculated, needs_browser, needs_javascript, opened
 from rlvet import diagnose
 from rlvet.checks import Diagnosis

@@ -62,9 +62,9 @@ def compare_command(
     """
     from bandpo.cli import read_method
     from bandpo.core.text import importable_current_folder
-    from bandpo_lab import demo
-    from bandpo_lab.comparison import compare
     from bandpo_lab.files.writing import check_writable
+    from bandpo_lab.toy import demo
+    from bandpo_lab.toy.comparison import compare
 
     # Check the methods before anything is written. This also imports modules of the current folder.
     for text in methods or ():

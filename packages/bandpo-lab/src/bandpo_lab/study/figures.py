@@ -10,9 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from bandpo_lab.interval import bootstrap
 from bandpo_lab.output.style import LineStyle, add_legend, plot_style, spread
 from bandpo_lab.study.collect import RunResult
+from bandpo_lab.study.interval import bootstrap
 from rlvet.runs.metric_names import BINS
 
 PANELS = {

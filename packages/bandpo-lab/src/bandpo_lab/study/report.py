@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bandpo_lab.interval import signed
 from bandpo_lab.output.page import Page, Picture, Section, Verbatim
 from bandpo_lab.output.style import line_styles
 from bandpo_lab.output.tables import Table
 from bandpo_lab.study import figures
 from bandpo_lab.study.collect import RunResult
+from bandpo_lab.study.interval import signed
 from bandpo_lab.study.plan import Experiment, Study, options_text
 from bandpo_lab.study.statistics import ArmDifference, Results
 from bandpo_lab.study.tables import (

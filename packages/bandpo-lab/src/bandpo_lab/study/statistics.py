@@ -13,8 +13,8 @@ from scipy import stats
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.evals.metrics import holm
 from bandpo_lab.files.validation import validate_as
-from bandpo_lab.interval import Interval, student
 from bandpo_lab.study.collect import RunResult
+from bandpo_lab.study.interval import Interval, student
 from bandpo_lab.study.plan import Study, parse_study
 
 LOWER_IS_BETTER = ("batches to half",)

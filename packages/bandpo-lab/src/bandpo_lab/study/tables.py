@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bandpo_lab.interval import bootstrap, signed
 from bandpo_lab.output.tables import Table
 from bandpo_lab.study.collect import WINDOW, RunResult
+from bandpo_lab.study.interval import bootstrap, signed
 from bandpo_lab.study.plan import Experiment, options_text
 from bandpo_lab.study.statistics import ArmDifference, Results
 

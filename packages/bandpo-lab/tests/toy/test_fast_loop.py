@@ -1,4 +1,4 @@
-"""`bandpo_lab.fast_loop`: against transformers' model, one pass, figures by hand, and runs without an interruption."""
+"""`bandpo_lab.toy.fast_loop`: against transformers' model, one pass, figures by hand, runs without an interruption."""
 
 import json
 import math
@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
 from bandpo_lab.errors import RunProblem
-from bandpo_lab.fast_loop import (
+from bandpo_lab.tasks import multiplication
+from bandpo_lab.toy.fast_loop import (
     ALPHABET,
     EOS_ID,
     PAD_ID,
@@ -24,7 +25,6 @@ from bandpo_lab.fast_loop import (
     train,
     update,
 )
-from bandpo_lab.tasks import multiplication
 from rlvet import diagnose
 
 SMALL = {"batches": 4, "lag": 1, "prompts": 2, "samples": 4, "minibatches": 2, "held_out": 2}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bandpo_lab.comparison import Outcomes, aligned, verdict
-from bandpo_lab.fast_loop import Settings
-from bandpo_lab.interval import Interval, signed
+from bandpo_lab.study.interval import Interval, signed
+from bandpo_lab.toy.comparison import Outcomes, aligned, verdict
+from bandpo_lab.toy.fast_loop import Settings
 
 METHODS = ("FixedClip(0.2)", "BandAbove()", "FixedClip(0.2, 0.28)", "BandPO()", "FixedClip(0.2, 1.0)")
 """GRPO's clip, Band's upper bound with the clip's lower one, Clip-Higher, Band, and a constant clip of [0.8, 2]."""
@@ -30,7 +30,7 @@ FILE = Path(__file__).parent / "demo_seeds.json"
 
 
 class Metric(NamedTuple):
-    """A metric of `bandpo_lab.comparison.METRICS` that the conclusions name."""
+    """A metric of `bandpo_lab.toy.comparison.METRICS` that the conclusions name."""
 
     name: str
     column: str

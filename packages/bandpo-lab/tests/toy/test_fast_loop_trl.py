@@ -1,4 +1,4 @@
-"""Updates of `bandpo_lab.fast_loop` against those of TRL's trainer on the same answers."""
+"""Updates of `bandpo_lab.toy.fast_loop` against those of TRL's trainer on the same answers."""
 
 from zlib import crc32
 
@@ -11,8 +11,8 @@ needs("trl")
 from bandpo.core.schedules import TrainingState
 from bandpo.core.text import as_method
 from bandpo.integrations.trl import BandGRPOConfig, BandGRPOTrainer
-from bandpo_lab.fast_loop import ALPHABET, BETAS, Batch, Network, group_advantages, update
 from bandpo_lab.tasks import multiplication
+from bandpo_lab.toy.fast_loop import ALPHABET, BETAS, Batch, Network, group_advantages, update
 
 
 def varied_reward(completions, **_):

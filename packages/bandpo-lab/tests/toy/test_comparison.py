@@ -16,9 +16,9 @@ import bandpo_lab
 from bandpo import ClipRule, Method
 from bandpo.core.objectives import Objective
 from bandpo_lab.cli.app import app
-from bandpo_lab.comparison import Comparison, blocked_so_far, compare, metrics
 from bandpo_lab.errors import RunProblem
-from bandpo_lab.fast_loop import Run, Settings
+from bandpo_lab.toy.comparison import Comparison, blocked_so_far, compare, metrics
+from bandpo_lab.toy.fast_loop import Run, Settings
 
 SMALL = {"task": "random", "batches": 3, "lag": 1}
 WORDS = ["--task", "random", "--batches", "3", "--lag", "1"]

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
+import rlvet
 from bandpo.audit.closing_lines import COMPARED, describe_rare_winners, short_name
 from bandpo.audit.metrics import COUNTERFACTUALS, Audit, logged
 from bandpo.core.aggregation import canonical_aggregation
@@ -520,9 +521,8 @@ def _check_settings(settings: Settings, folder: Path) -> None:
     Raises:
         RunProblem: A setting or a version differs; the message names it.
     """
-    import bandpo_lab
-
-    content = {**asdict(settings), "torch": torch.__version__, "bandpo-lab": bandpo_lab.__version__}
+    # The version of rlvet is that of bandpo-lab too, as `bandpo_lab.__version__` says.
+    content = {**asdict(settings), "torch": torch.__version__, "bandpo-lab": rlvet.__version__}
     file = folder / SETTINGS
     if file.exists():
         earlier = json.loads(file.read_text(encoding="utf-8"))

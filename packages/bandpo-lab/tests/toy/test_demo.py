@@ -5,9 +5,9 @@ import math
 import pytest
 from typer.testing import CliRunner
 
-from bandpo_lab import demo
 from bandpo_lab.cli.app import app
-from bandpo_lab.comparison import Outcomes
+from bandpo_lab.toy import demo
+from bandpo_lab.toy.comparison import Outcomes
 
 CLIP, HIGHER, BAND, HIGH = demo.OTHERS
 NOISE = (0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.0, 0.0)

@@ -18,10 +18,10 @@ from bandpo.core.objectives import Objective
 from bandpo.core.rules import ClipRule, Unclipped
 from bandpo.core.text import as_method, as_text
 from bandpo_lab.errors import InvalidValue, RunProblem
-from bandpo_lab.fast_loop import Run, Settings, check_method, train
-from bandpo_lab.interval import Interval, signed, student
 from bandpo_lab.output.console import echo
+from bandpo_lab.study.interval import Interval, signed, student
 from bandpo_lab.study.jobs import run_in_processes
+from bandpo_lab.toy.fast_loop import Run, Settings, check_method, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,8 @@ def compare(
 
     Four methods take about a minute with one seed. The default is asynchronous training: the data are four batches old,
     each batch has four updates, and the model learns to multiply. It nearly always answers at once, and wrong; with a
-    probability of 2 % it opens a scratchpad, and is then nearly always right. `bandpo_lab.fast_loop` is the program.
+    probability of 2 % it opens a scratchpad, and is then nearly always right. `bandpo_lab.toy.fast_loop` is the
+    program.
 
     Results in this network need not hold for a large one: see docs/when.md.
 
@@ -169,7 +170,7 @@ def _run(jobs: Sequence[_Job], workers: int, say: Callable[[str], None] | None) 
         )
         for index in elsewhere
     ]
-    results = run_in_processes(calls, workers, preload=("bandpo_lab.fast_loop",)) if calls else iter(())
+    results = run_in_processes(calls, workers, preload=("bandpo_lab.toy.fast_loop",)) if calls else iter(())
     for position, result in results:
         index = elsewhere[position]
         if result.code or result.value is None:
