@@ -385,8 +385,8 @@ Intervals are of 95 %, paired by seed. **Bold** ones exclude 0 also if they are 
 of all intervals in the tables of differences, {comparisons}."""
 ORDER = """\
 The first eleven were of the first seed and all rules. As they took longer than planned, the rules that a prediction
-names came first from then on, and the number of seeds was set by the time there was. A rule of fewer than four seeds
-is in the tables of means alone."""
+names came first from then on. A first report was written of 134 runs, with 13 seeds of these rules; the rest was run
+afterwards, with the same program. A rule of fewer than four seeds is in the tables of means alone."""
 POWER = """\
 The paired standard deviation, and how often so many seeds find a difference of the smallest effect of interest, and of
 twice that."""
