@@ -326,12 +326,12 @@ def test_everything_exported_exists_and_is_documented(package):
 
 
 def test_tracked_files_stay_small():
-    """The rows of a study are the largest, at 2.0 MB; anything larger belongs elsewhere."""
+    """The rows of a study are the largest, at 3.7 MB; anything larger belongs elsewhere."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout")
     files = [ROOT / name for name in listed.stdout.split("\0") if name]
-    assert {p.name: p.stat().st_size for p in files if p.is_file() and p.stat().st_size > 2_200_000} == {}
+    assert {p.name: p.stat().st_size for p in files if p.is_file() and p.stat().st_size > 4_000_000} == {}
 
 
 def pinned(python):

@@ -280,8 +280,8 @@ def test_what_the_pages_say_of_the_network(committed, settings):
     common, best = settings[COMMON_RATE], settings[control.BEST]
     comparisons = sum(len(setting.measured) for setting in settings.values())
 
-    # The control costs entropy, and Band's lower side does, sure if adjusted for all comparisons.
-    assert control.control_of(common).adjusted(comparisons).high < 0
+    # The control costs entropy, surely; Band's lower side does also if adjusted for all comparisons.
+    assert control.control_of(common).interval.high < 0
     assert (
         "The control, that [0.8, 2] keeps entropy at equal step, shows in both policies and not in the network."
         in when
@@ -295,17 +295,21 @@ def test_what_the_pages_say_of_the_network(committed, settings):
     )
     assert "In a network only the lower bound's cost showed." in when
 
-    # Band's upper side against the constant of its dose: nothing is sure if adjusted.
-    for setting in settings.values():
-        for metric in transfer.SMALLEST:
-            low, high = setting.scores.measure(transfer.PRIMARY, metric, setting.rate).adjusted(comparisons)[
-                1:
-            ]
-            assert low < 0 < high
+    # Band's upper side against the constant of its dose: less mean reward at the common rate, and nothing else
+    # is sure if adjusted.
+    adjusted = {
+        (setting.rate, metric): setting.scores.measure(transfer.PRIMARY, metric, setting.rate).adjusted(
+            comparisons
+        )
+        for setting in settings.values()
+        for metric in transfer.SMALLEST
+    }
+    assert [key for key, found in adjusted.items() if found.low > 0] == []
+    assert [key for key, found in adjusted.items() if found.high < 0] == [(COMMON_RATE, "AUC")]
     assert not [
         1 for found in transfer.primary_measures([*settings.values()]).values() if found.adjusted(4).low > 0
     ]
-    assert "In the network none does." in when
+    assert "In the network the constant surely learned sooner at one rate." in when
     ours, theirs = (
         np.mean([row["blocked above"] for key, row in committed.items() if key[1:3] == (arm, COMMON_RATE)])
         for arm in (ABOVE, SAME_DOSE)
@@ -313,10 +317,10 @@ def test_what_the_pages_say_of_the_network(committed, settings):
     assert abs(ours - theirs) < 0.02
 
     gain = best.measured["clip", SAME_DOSE, "AUC"]
-    assert gain.adjusted(comparisons).low > 0
+    assert gain.interval.low > 0
     assert transfer.RULES[SAME_DOSE] == "FixedClip(0.2, 4.0)"
     assert (
-        f"In the network ({best.measured['clip', SAME_DOSE, 'AUC'].seeds} seeds) at best rates "
+        "In the network at best rates "
         "`FixedClip(0.2, 4.0)`, which blocks as much as `BandAbove()`, had "
         f"{gain.interval.value:.3f} more mean reward than clip 0.2." in when
     )
@@ -325,7 +329,7 @@ def test_what_the_pages_say_of_the_network(committed, settings):
         assert solved.low < 0 < solved.high
     for said in (when, readme):
         assert "no more than a constant that blocks as much. [Network](" in said
-        assert "control/network.md): nothing sure. |" in said
+        assert "control/network.md): that constant learned sooner. |" in said
     assert f"{len(committed)} of {len([*study()])} runs" in reports
     counted = Counter(row[-1] for row in transfer.verdicts_table([*settings.values()]).rows)
     assert (
