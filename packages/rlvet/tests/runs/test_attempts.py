@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rlvet.runs.attempts import runs_of_attempts, split_attempts, without_first_stage
+from rlvet.runs.log_files import runs_of_attempts, split_attempts, without_first_stage
 from rlvet.runs.logs import UnreadableLog, read_log
 from rlvet.runs.unread import Unread
 

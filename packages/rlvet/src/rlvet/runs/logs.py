@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rlvet.errors import InvalidValue
-from rlvet.runs.attempts import runs_of_attempts, split_attempts, without_first_stage
 from rlvet.runs.compact_rows import CompactRows, compact
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
 from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
 from rlvet.runs.keys import framework_of
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
 from rlvet.runs.limits import LARGEST_NAMES, MOST_FILES
-from rlvet.runs.log_files import format_of, kind_of, read_raw
+from rlvet.runs.log_files import RawRun, Runs, format_of, kind_of, read_raw, runs_of_file
 from rlvet.runs.quantities import (
     BOOKKEEPING,
     DETAIL,
@@ -600,28 +599,6 @@ def kind_of_training(log: Log, raw: RawRows) -> str | None:
 # --- Search for the log ---
 
 
-@dataclass(frozen=True)
-class RawRun:
-    """The rows of one run, as they were logged."""
-
-    file: Path
-    """The file of the rows; the first of several files, or the folder of the last leg."""
-    rows: RawRows
-    """The rows."""
-    replaced: tuple[str, ...] = ()
-    """Sentences about rows that were replaced by later ones."""
-    left_out: tuple[str, ...] = ()
-    """Sentences about the file, such as one about its incomplete last line."""
-    unread: Unread = field(default_factory=Unread)
-    """The rows of the file that were not read."""
-    trainer: str = ""
-    """The trainer of RL that the file names."""
-
-
-Runs = dict[str, RawRun]
-"""The runs of a file or folder, by name."""
-
-
 def _runs_at(path: Path, names: Mapping[str, str]) -> Runs:
     """Return the runs of a file or folder.
 
@@ -667,22 +644,12 @@ def _checkpoint_step(state: Path) -> int:
 
 
 def _runs_of_file(file: Path) -> Runs:
-    """Return the runs in one file, without short attempts that were restarted from the first step."""
-    log = read_raw(file)
-    notes = list(log.notes)
-    attempts = {name: split_attempts(raw, notes) for name, raw in log.runs.items()}
-    if all(name.isdecimal() for name in attempts):
-        # These trainings follow each other in a text.
-        attempts = {"": [attempt for of_name in attempts.values() for attempt in of_name]}
-    runs: Runs = {}
-    for name, of_name in attempts.items():
-        unread = Unread()
-        unread.add_all(log.unread)
-        found = [without_first_stage(rows, unread) for rows in runs_of_attempts(of_name, unread)]
-        trainer = log.trainer if len(found) == 1 else ""
-        for number, rows in enumerate(found, 1):
-            label = name if len(found) == 1 else f"{name} {number}".strip()
-            runs[label] = RawRun(file, rows, left_out=tuple(notes), unread=unread, trainer=trainer)
+    """Return the runs in one file.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    runs = runs_of_file(file)
     if not runs:
         raise UnreadableLog("no-log", f"{file} holds no rows; {ACCEPTED_FILES}")
     return runs
