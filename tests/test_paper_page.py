@@ -50,6 +50,7 @@ def test_the_caption_of_figure_2_has_what_the_rules_allow():
     ("authors", "meaning"),
     [
         ("bandkl", "Band(KL(), 0.05, max_ratio=10)"),
+        ("dcpodac", "DCPO(0.16, 0.2, max_ratio=10)"),
         ("bandkl005_relax", "Loosest(Band(KL(), 0.05, max_ratio=10), FixedClip(0.2, 0.28))"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 
 import bandpo
 from bandpo import (
+    DCPO,
     KL,
     Band,
     ClipRule,
@@ -115,6 +116,8 @@ def test_the_text_of_a_class_of_ones_own_is_read_by_another_process(tmp_path):
         ("bandchi2010", Band(PearsonChi2(), 0.1, 10.0)),
         ("bandkl(0.03, max_ratio=5)", Band(KL(), 0.03, 5)),
         ("bandkl005_relax", Loosest(Band(KL(), 0.05, 10.0), FixedClip(0.2, 0.28))),
+        ("dcpodac", DCPO(0.16, 0.2, max_ratio=10.0)),
+        ("dcpodac(high=0.3)", DCPO(0.16, 0.3, max_ratio=10.0)),
         ("TwoSided(FixedClip(0.2), bandtv003)", TwoSided(FixedClip(0.2), Band(TotalVariation(), 0.03, 10.0))),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bandpo_lab.cli.names import complete_method, complete_model, recipe_names
+from bandpo_lab.cli.names import VANILLA, complete_method, complete_model, recipe_names
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.cluster.modes import MAIN, ModeName, entry_point, mode_overrides
 from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
@@ -81,6 +81,7 @@ def run_command(
         _print_progress(f"reads the recipe of {model} with {method}")
     output = Path(output_dir).resolve()
     all_overrides = experiment(model, method, task, settings, config_dir)
+    _check_radius(method, user_overrides, config_dir)
     all_overrides += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
     all_overrides += _local_model(model, Path(data).resolve(), config_dir, convert=not (rehearse or dry_run))
     all_overrides += user_overrides
@@ -302,7 +303,7 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
     overrides = [*model_override, *rule_override, *recipe_override("", settings)]
     if task != "math":
         overrides += recipe_override("task", task)
-    if method == "vanilla":
+    if method == VANILLA:
         # verl's class has no setting of bandpo's, so the setting of the average is deleted.
         overrides += [
             "+recipe.rule=vanilla",
@@ -366,12 +367,42 @@ def _check_method(method: str, recipes: Path) -> None:
     try:
         read_method(method)
     except ValueError as error:
-        hint = did_you_misspell(method, [*METHODS, *recipe_names(recipes, "rule"), "vanilla"])
+        hint = did_you_misspell(method, [*METHODS, *recipe_names(recipes, "rule"), VANILLA])
         if hint and re.fullmatch(r"[\w.-]+", method):
             raise InvalidValue(
                 f"{method!r} is no rule of the recipes in {recipes}, and no method{hint}"
             ) from error
         raise
+
+
+def _check_radius(method: str, user_overrides: Sequence[str], recipes: Path) -> None:
+    """Check that ``recipe.radius``, if it is overridden, is the radius of the method.
+
+    Raises:
+        ValueError: The method is not a rule of the recipes with a radius; the message has a spelling that works.
+    """
+    override = re.compile(r"\+{0,2}recipe\.radius=(.*)")
+    radii = [found[1] for found in map(override.fullmatch, user_overrides) if found]
+    if not radii:
+        return
+    rules = [name for name in recipe_names(recipes, "rule") if _has_radius(recipes, name)]
+    if method in rules:
+        return
+    from bandpo.core.text import PAPER_NAME
+
+    spelling = f"{method}({radii[-1]})" if PAPER_NAME.fullmatch(method) else f"Band(KL(), {radii[-1]})"
+    raise InvalidValue(
+        f"recipe.radius is not used by --method {method!r}: it is the radius of {', '.join(rules)}. Take one of these, "
+        f"or write the radius within the method, as in --method {spelling!r}"
+    )
+
+
+def _has_radius(recipes: Path, rule: str) -> bool:
+    """Return True if a rule of the recipes reads its radius from ``recipe.radius``."""
+    import yaml
+
+    text = (recipes / "paper/rule" / f"{rule}.yaml").read_text(encoding="utf-8")
+    return "radius" in yaml.safe_load(text)["recipe"]
 
 
 def _as_folder_name(text: str) -> str:

@@ -20,7 +20,7 @@ from .divergences import KL, Divergence, PearsonChi2, TotalVariation
 from .errors import InvalidType, InvalidValue, did_you_mean
 from .methods import METHODS, Method
 from .objectives import Objective
-from .rules import Band, ClipRule, FixedClip, Loosest
+from .rules import DCPO, Band, ClipRule, FixedClip, Loosest
 from .schedules import Radius
 
 __all__ = ["as_method", "as_text", "importable_current_folder", "parse"]
@@ -51,7 +51,10 @@ PAPER_DIVERGENCES: dict[str, Callable[[], Divergence]] = {
     "bandtv": TotalVariation,
     "bandchi2": PearsonChi2,
 }
-"""The divergence of each ``tokenwise_ratio_bounds_method`` of the BandPO authors' scripts."""
+"""The divergence of each ``tokenwise_ratio_bounds_method`` of the BandPO authors' scripts that is a Band."""
+
+PAPER_DCPO = "dcpodac"
+"""The ``tokenwise_ratio_bounds_method`` that is DCPO, in these scripts with the limits and the cap of `DCPO`."""
 
 PAPER_NAME = re.compile(r"(bandkl|bandtv|bandchi2)(?:0(\d\d))?(_relax)?")
 """A name in these scripts: the method, the decimals of its radius (``005`` is 0.05), and ``_relax`` if relaxed."""
@@ -67,7 +70,7 @@ def parse(text: str, kind: type[Kind] = Method, *, imports: bool = True) -> Kind
 
     The names of the BandPO authors' scripts are parsed too: ``bandkl``, ``bandtv`` and ``bandchi2`` are `Band` with
     their divergence, a radius of 0.05 and a cap of 10. ``bandkl005`` names the radius, and ``bandkl005_relax`` is
-    `Loosest` of Band and Clip-Higher's interval.
+    `Loosest` of Band and Clip-Higher's interval. ``dcpodac`` is `DCPO`.
 
     Args:
         text: The text.
@@ -305,6 +308,8 @@ def _look_up(node: ast.expr, imports: bool, kinds: tuple[type, ...]) -> Callable
     vocabulary = _vocabulary(package_only=not imports)
     if name in vocabulary:
         return vocabulary[name]
+    if name == PAPER_DCPO:
+        return DCPO
     paper_name = PAPER_NAME.fullmatch(name)
     if paper_name:
         return _paper_rule(*paper_name.groups())
