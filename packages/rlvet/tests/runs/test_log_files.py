@@ -496,7 +496,7 @@ def test_many_rows_take_little_more_than_their_parsing(tmp_path):
         ),
         ("wordle-tb/1767730664", "truncated: 78% of answers are cut off in the last tenth"),
         ("finqa/train.log", "no-signal: 58% of groups teach nothing"),
-        ("logic-rl/verl-console.log", "no verdict: 1 log steps with a reward are too few"),
+        ("logic-rl/verl-console.log", "no verdict: 1 log step with a reward is too few"),
     ],
 )
 def test_logs_of_other_people(log, headline):

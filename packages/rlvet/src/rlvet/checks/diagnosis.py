@@ -103,7 +103,10 @@ class Diagnosis:
         if not rewards:
             return "no key of the log is known to be the reward; name it by --map reward=KEY"
         if rewards < FEWEST_REWARDS:
-            return f"{rewards} log steps with a reward are too few, {FEWEST_REWARDS} are needed"
+            steps = (
+                "1 log step with a reward is" if rewards == 1 else f"{rewards} log steps with a reward are"
+            )
+            return f"{steps} too few, {FEWEST_REWARDS} are needed"
         undecided = sum(finding.ok is None for finding in self.tested)
         if rewards < PLATEAU_STEPS and undecided > len(self.tested) / 2:
             return (
