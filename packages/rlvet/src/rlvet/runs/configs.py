@@ -22,7 +22,7 @@ from rlvet.runs.compact_rows import layouts_of
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.config_lines import toml_lines, yaml_scalars
 from rlvet.runs.console_settings import ENDINGS, read_console_settings
-from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle
+from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle, reading_in
 from rlvet.runs.keys import FAMILIES, framework_of
 from rlvet.runs.limits import LARGEST_CONFIG
 from rlvet.runs.quantities import Row
@@ -231,6 +231,16 @@ def newest_configuration(path: Path) -> RunConfiguration:
                 unread=tuple(unread),
             )
     return RunConfiguration(folder=folder, adapter=adapter, adapter_file=adapter_file, unread=tuple(unread))
+
+
+def read_configuration_of(path: Path) -> RunConfiguration:
+    """Return what `newest_configuration` does, and raise an error for a link out of the run's folder.
+
+    Args:
+        path: The folder, or the log.
+    """
+    with reading_in(path):
+        return newest_configuration(path)
 
 
 def _is_configuration_of(framework: str, config: Config) -> bool:

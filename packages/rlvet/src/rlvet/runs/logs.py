@@ -1,4 +1,4 @@
-"""Read the log of a run, of any framework or tracker, with one name per quantity."""
+"""Read the log of a run, of any framework or tracker, with one name per quantity, and what lies beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.compact_rows import CompactRows, compact
-from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf
+from rlvet.runs.configs import RunConfiguration, newest_configuration, read_setup
+from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf, reading_in
 from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
 from rlvet.runs.keys import framework_of
 from rlvet.runs.legs import CONSOLE, METRICS, legs_of, run_folder
@@ -37,6 +38,7 @@ from rlvet.runs.quantities import (
     step_rank,
     unmeasured,
 )
+from rlvet.runs.setup import Setup
 from rlvet.runs.unread import Unread
 
 NAMES_FILE = "bandpo-names.json"
@@ -335,6 +337,26 @@ def _add_to_means(means: dict[str, float], row: Mapping[str, float], counts: dic
             counts[key] = n + 1
         else:
             means[key] = value
+
+
+def read_run(
+    path: Path, names: Mapping[str, str] | None, run_name: str | None, method: str | None
+) -> tuple[Log, RunConfiguration, Setup]:
+    """Read the log of a run and the configuration beside it.
+
+    Args:
+        path: The run's folder, or its log.
+        names: The log's keys for quantities, see `rlvet.runs.Run`.
+        run_name: The name of the run in a log of several.
+        method: The text of the method, used if no file names one.
+
+    Raises:
+        ValueError: if there is no log, it cannot be read, or it contains several runs.
+    """
+    with reading_in(path):
+        log = read_log(path, names, run_name)
+        configuration = newest_configuration(path)
+        return log, configuration, read_setup(path, log.rows, method, configuration)
 
 
 def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:

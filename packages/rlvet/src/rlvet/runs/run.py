@@ -7,40 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 from rlvet.runs import gate
-from rlvet.runs.configs import RunConfiguration, newest_configuration, read_setup
-from rlvet.runs.files import OutsideLink, reading_in
-from rlvet.runs.logs import Log, UnreadableLog, read_log
+from rlvet.runs.configs import RunConfiguration, read_configuration_of
+from rlvet.runs.files import OutsideLink
+from rlvet.runs.logs import Log, UnreadableLog, read_run
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup, Value
 
 LOG_TYPES = (Log, RunConfiguration, Setup, Value, UnreadableLog, OutsideLink)
 """The classes of what is read of a run."""
-
-
-def read_log_and_setup(
-    path: Path, names: Mapping[str, str] | None, run_name: str | None, method: str | None
-) -> tuple[Log, RunConfiguration, Setup]:
-    """Read the log of a run and the configuration beside it.
-
-    Args:
-        path: The run's folder, or its log.
-        names: The log's keys for quantities, see `Run`.
-        run_name: The name of the run in a log of several.
-        method: The text of the method, used if no file names one.
-
-    Raises:
-        ValueError: if there is no log, it cannot be read, or it contains several runs.
-    """
-    with reading_in(path):
-        log = read_log(path, names, run_name)
-        configuration = newest_configuration(path)
-        return log, configuration, read_setup(path, log.rows, method, configuration)
-
-
-def read_configuration_of(path: Path) -> RunConfiguration:
-    """Read the newest configuration in a run's folder, or beside its log."""
-    with reading_in(path):
-        return newest_configuration(path)
 
 
 class Run:
@@ -93,9 +67,7 @@ class Run:
     @cached_property
     def _log_and_setup(self) -> tuple[Log, RunConfiguration, Setup]:
         """The log, the configuration and the setup, which one process reads."""
-        return gate.answer_of(
-            read_log_and_setup, self.path, self.names, self.run_name, self.method, types=LOG_TYPES
-        )
+        return gate.answer_of(read_run, self.path, self.names, self.run_name, self.method, types=LOG_TYPES)
 
     @property
     def rows(self) -> Sequence[Row]:
