@@ -6,7 +6,7 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,10 +154,6 @@ class LossBatch:
             if array is not None:
                 changes[name] = np.where(bad_rows[:, None], np.zeros((), array.dtype), array)
         return replace(self, **changes), first
-
-
-ARRAYS = tuple(f.name for f in fields(LossBatch) if "Array" in str(f.type))
-"""The names of the attributes of a `LossBatch` that are arrays."""
 
 
 def record_files(path: Path) -> Sequence[Path]:
