@@ -21,7 +21,6 @@ SOUND = Node(
     libc=(2, 35),
     gpus=8 * (Gpu("NVIDIA H100 80GB HBM3", 79.6, 0.0, "Default", "580.65.06"),),
     driver_cuda="13.0",
-    links="NV18",
     torch_cuda="13.0",
     torch_gpus=8,
     packages=LOCKED | {"torch": "2.11.0+cu130", "flash-attn": "2.8.3"},
@@ -84,7 +83,6 @@ def test_what_would_end_a_run_is_named_with_what_to_do(changes, topic, words):
 @pytest.mark.parametrize(
     ("changes", "topic"),
     [
-        ({"links": "PHB"}, "links"),
         ({"packages": {**SOUND.packages, "vllm": "0.23.0"}}, "packages"),
         ({"python": "3.11.9"}, "packages"),
         ({"packages": LOCKED}, "FlashAttention"),
@@ -150,7 +148,6 @@ def test_sources_on_pythonpath_alone_are_not_seen_by_verl(tmp_path):
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
   --query-gpu=*) for _ in 1 2; do echo "NVIDIA H200, 143771, 1024, Exclusive_Process, 575.57.08"; done ;;
-  topo) printf '\\tGPU0\\tGPU1\\nGPU0\\t X \\tNV18\\nGPU1\\tNV18\\t X \\n' ;;
   *) echo '| NVIDIA-SMI 575.57.08    Driver Version: 575.57.08    CUDA Version: 12.9     |' ;;
 esac
 """
@@ -163,7 +160,7 @@ def test_the_machine_is_read(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     read = examine_node(tmp_path / "runs")
     assert read.gpus == 2 * (Gpu("NVIDIA H200", 143771 / 1024, 1.0, "Exclusive_Process", "575.57.08"),)
-    assert (read.driver_cuda, read.links) == ("12.9", "NV18")
+    assert read.driver_cuda == "12.9"
     assert read.environment["https_proxy"] == "http://proxy:3128"
     assert read.locked["verl"] == "0.9.1"
     assert read.memory > 0

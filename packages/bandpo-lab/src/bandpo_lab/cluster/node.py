@@ -64,8 +64,6 @@ class Node:
     gpus: tuple[Gpu, ...] = ()
     driver_cuda: str = ""
     """The newest version of CUDA that the driver supports; empty without nvidia-smi."""
-    links: str = ""
-    """The type of the link between the first two GPUs, such as NV18."""
     torch_cuda: str | None = None
     """The version of CUDA that torch was built for; None for a build without CUDA."""
     torch_gpus: int = 0
@@ -118,7 +116,7 @@ def examine_node(output: Path) -> Node:
     Args:
         output: The folder for checkpoints, whose free space is read.
     """
-    gpus, driver_cuda, links = _nvidia_smi()
+    gpus, driver_cuda = _nvidia_smi()
     torch_cuda, torch_gpus = _torch()
     versions = {name: _version(name) for name in (*PACKAGES, "flash-attn", *MEGATRON_PACKAGES)}
     shared_memory = 0.0
@@ -141,7 +139,6 @@ def examine_node(output: Path) -> Node:
         libc=_libc(),
         gpus=gpus,
         driver_cuda=driver_cuda,
-        links=links,
         torch_cuda=torch_cuda,
         torch_gpus=torch_gpus,
         packages={name: version for name, version in versions.items() if version},
@@ -189,11 +186,8 @@ def unseen_plugin() -> str | None:
     return None
 
 
-def _nvidia_smi() -> tuple[tuple[Gpu, ...], str, str]:
-    """Return the GPUs, the driver's version of CUDA, and the link between the first two GPUs.
-
-    All three are empty without nvidia-smi or a GPU.
-    """
+def _nvidia_smi() -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs and the driver's version of CUDA; both are empty without nvidia-smi or a GPU."""
     fields = "name,memory.total,memory.used,compute_mode,driver_version"
     table = _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
     gpus = []
@@ -202,10 +196,7 @@ def _nvidia_smi() -> tuple[tuple[Gpu, ...], str, str]:
             name, total, used, mode, driver = row
             gpus.append(Gpu(name, float(total) / 1024, float(used) / 1024, mode, driver))
     cuda = re.search(r"CUDA Version: *([\d.]+)", _output("nvidia-smi"))
-    link = None
-    if len(gpus) > 1:
-        link = re.search(r"^GPU0\s+X\s+(\S+)", _output("nvidia-smi", "topo", "-m"), re.M)
-    return tuple(gpus), cuda[1] if cuda else "", link[1] if link else ""
+    return tuple(gpus), cuda[1] if cuda else ""
 
 
 def _output(*command: str) -> str:
@@ -293,7 +284,6 @@ def check_node(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) 
         _check_gpus(node, gpus),
         _check_driver(node),
         *_check_use(node),
-        *([_check_links(node)] if gpus > 1 else []),
         _check_packages(node),
         _check_plugin(node),
         _check_attention(node),
@@ -392,20 +382,6 @@ def _check_use(node: Node) -> list[Finding]:
             )
         ]
     return [Finding("use of GPUs", "ok", evidence)]
-
-
-def _check_links(node: Node) -> Finding:
-    if not node.links:
-        return Finding("links", "look", "not known", "nvidia-smi topo -m shows how the GPUs are connected")
-    if node.links.startswith("NV"):
-        return Finding("links", "ok", f"{node.links} between the first two GPUs")
-    return Finding(
-        "links",
-        "look",
-        f"{node.links} between the first two GPUs, no NVLink",
-        "FSDP gathers weights over PCIe, which takes longer: with more tokens in a micro-batch it does so less often, "
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    )
 
 
 def _check_packages(node: Node) -> Finding:
