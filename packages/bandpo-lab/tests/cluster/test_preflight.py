@@ -89,7 +89,6 @@ def test_what_would_end_a_run_is_named_with_what_to_do(changes, topic, words):
         ({"nvcc": ""}, "CUDA compiler"),
         ({"cores": 8}, "processors"),
         ({"open_files": 1024}, "open files"),
-        ({"busy_ports": (6379,)}, "Ray"),
         ({"ray_running": True}, "Ray"),
         ({"infiniband": ()}, "network"),
     ],

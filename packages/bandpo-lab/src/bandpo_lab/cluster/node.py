@@ -32,8 +32,6 @@ EXTERNAL_MODULES = "VERL_USE_EXTERNAL_MODULES"
 """The environment variable with modules that each process of verl imports, separated by commas."""
 EXTERNAL_PLUGINS = "VERL_USE_EXTERNAL_PLUGINS"
 """The environment variable with the names of the plug-ins that verl loads: ``auto`` for all, ``none``, or a list."""
-PORTS = {6379: "Ray", 8265: "Ray's dashboard and jobs"}
-"""The ports of Ray's head node, with their services."""
 SHARED_MEMORY = 8.0
 """The smallest /dev/shm for NCCL, vLLM's workers and Ray's object store, in GiB; a container has 0.06 by default."""
 OPEN_FILES = 8192
@@ -86,7 +84,6 @@ class Node:
     address: str = ""
     """The IPv4 address of this machine's name."""
     infiniband: tuple[str, ...] = ()
-    busy_ports: tuple[int, ...] = ()
     ray_folder: str = ""
     ray_running: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -152,7 +149,6 @@ def examine_node(output: Path) -> Node:
         free_space={name: _free(folder) for name, folder in disks.items()},
         address=_address(),
         infiniband=tuple(sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))),
-        busy_ports=tuple(port for port in PORTS if _is_busy(port)),
         ray_folder=ray_folder,
         ray_running=(Path(ray_folder) / "ray_current_cluster").exists(),
         environment={name: value for name, value in environment.items() if value},
@@ -264,11 +260,6 @@ def _address() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return ""
-
-
-def _is_busy(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def check_node(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) -> list[Finding]:
@@ -518,14 +509,12 @@ def _check_disks(node: Node, checkpoints: float) -> Finding:
 
 
 def _check_ray(node: Node) -> Finding:
-    busy = [f"{port} ({PORTS[port]})" for port in node.busy_ports]
-    ports = f"in use: {', '.join(busy)}" if busy else "its ports are free"
-    evidence = f"its folder is {node.ray_folder}; {ports}"
+    evidence = f"its folder is {node.ray_folder}"
     if len(node.ray_folder.encode()) + RAY_SOCKET > SOCKET_PATH:
         return Finding(
             "Ray", "stop", evidence, f"A path of a socket may have {SOCKET_PATH} bytes: RAY_TMPDIR=/tmp/r"
         )
-    if node.ray_running or busy:
+    if node.ray_running:
         return Finding(
             "Ray",
             "look",
