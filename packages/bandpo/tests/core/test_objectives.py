@@ -175,6 +175,13 @@ def test_what_stands_around_an_objective_leaves_the_other_tokens_to_it(around):
         assert not torch.equal(expected[same], getattr(Surrogate(), name)(seen)[same])
 
 
+def test_a_token_whose_advantage_is_0_keeps_its_weight_in_self_anchored():
+    tokens = Batch.read(*(torch.tensor([[p]]).log() for p in (0.16, 0.08)), torch.zeros(1, 1)).tokens(
+        Unclipped()
+    )
+    torch.testing.assert_close(SelfAnchored().weight(tokens), torch.tensor([[2.0]]))
+
+
 def test_an_overflowing_ratio_that_is_blocked_has_no_gradient():
     logp, logp_old = torch.tensor([[-0.1, -1.0]]), torch.tensor([[-200.0, -1.0]])
     for objective in (Surrogate(), DropOutside()):

@@ -205,6 +205,14 @@ def of_ratios(log_ratio, logp_old):
     return ClipMask(log_ratio < 0.8, log_ratio > 1.2)
 
 
+def nearer(log_ratio, logp_old):
+    return ClipMask(log_ratio < -0.05, log_ratio > 0.05)
+
+
+def also_at_one(log_ratio, logp_old):
+    return ClipMask(log_ratio < -0.2, (log_ratio > 0.2) | (log_ratio == 0))
+
+
 WRONG_RULES = {
     "ratios": (
         rule(all_of(0.8), all_of(1.2)),
@@ -232,6 +240,14 @@ WRONG_RULES = {
     ),
     "clip_mask the other way": (rule(all_of(-0.2), all_of(0.2), clip_mask=the_other_way), "by clip_mask"),
     "clip_mask of ratios": (rule(all_of(-0.2), all_of(0.2), clip_mask=of_ratios), "by clip_mask"),
+    "clip_mask nearer": (
+        rule(all_of(-0.18), all_of(0.18), clip_mask=nearer),
+        r"log-ratio -0\.162 is clipped_low by clip_mask, but log_lower is -0\.18",
+    ),
+    "clip_mask also at a ratio of 1": (
+        rule(all_of(-0.2), all_of(0.2), clip_mask=also_at_one),
+        r"log-ratio 0 .*is clipped_high by clip_mask, but log_upper is 0\.2",
+    ),
     "clip_mask as one tensor": (
         rule(all_of(-0.2), all_of(0.2), clip_mask=lambda log_ratio, logp: log_ratio.abs() > 0.2),
         r"clip_mask returns a Tensor, not ClipMask\(clipped_low, clipped_high\)",

@@ -13,7 +13,7 @@ from bandpo.core.methods import METHODS, Method
 from bandpo.core.objectives import SequenceMask
 from bandpo.core.rules import Band, FixedClip
 from bandpo.core.schedules import Radius, TrainingState
-from bandpo.core.sequences import Sequences
+from bandpo.core.sequences import Sequences, part_sums
 from bandpo.core.text import as_method
 from helpers.losses import batch_loss
 
@@ -407,3 +407,11 @@ def test_a_view_of_packed_tokens():
     ).tokens(FixedClip(0.2), "sequence")
     assert tokens.log_ratio.tolist() == [[0, 0, -1]]
     assert SequenceMask(0.5, both_signs=True).weight(tokens)[0, :2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("length", [0, 1, 1023, 1024, 1500])
+def test_rows_are_one_part_unless_a_compiler_can_divide_them(length, monkeypatch):
+    assert part_sums(torch.ones(3, 2048)).tolist() == [[2048.0]] * 3
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+    assert part_sums(torch.ones(3, 2048)).tolist() == [[1024.0, 1024.0]] * 3
+    assert part_sums(torch.ones(3, length)).tolist() == [[float(length)]] * 3
