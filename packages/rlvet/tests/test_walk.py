@@ -62,6 +62,8 @@ def test_the_stays_are_in_the_order_of_the_calls(tmp_path, monkeypatch):
     calls, output = calls_of(["diagnose", str(tmp_path)])
     assert "the most that published runs use" in output
 
+    assert calls.count(("runs/gate.py", "answer_of")) == 1, "one process reads all of a run's files"
+
     listed = stays()
     assert [int(number) for number, _, _ in listed] == [*range(1, len(listed) + 1)]
     rest = iter(calls)
