@@ -16,6 +16,10 @@ def test_the_page_has_the_counts():
     assert f"In {weak.mattered} of {weak.others} settings" in PAGE
     assert f"In the {weak.nothing} settings" in PAGE
     assert re.search(rf"at most {weak.largest:.3f}", PAGE)
+    assert (
+        f"In the {weak.little} settings in which it dropped 1 to 5 %, by at most {weak.largest_little:.3f}"
+        in PAGE
+    )
     assert "a threshold was hardly better than a vote of the other settings" in PAGE
     # This is true of settings whose rewards can differ.
     assert verdicts.right - verdicts.right_votes <= 1

@@ -120,21 +120,43 @@ def test_no_clip_can_matter_where_no_rule_drops_a_hundredth(tmp_path):
     assert "a clip can matter" not in output
 
 
-def test_one_can_if_only_losers_are_blocked():
-    rates = {"clip_high": 0.0, "clip_low": 0.02, "blocked_mass_below_0.1": 0.0}
-    assert matter_line({"the run": {**rates, "clip_low": 0.0}, "clip 0.2": rates}).startswith(
-        "a clip can matter"
-    )
+def rates(blocked=0.0, low=0.0):
+    return {"clip_high": 0.0, "clip_low": low, "blocked_mass_below_0.1": blocked}
+
+
+@pytest.mark.parametrize(
+    ("run", "strict", "beginning"),
+    [
+        (
+            rates(),
+            rates(low=0.02),
+            "a clip can matter little here: each rule drops less than 5 % (docs/audit.md)",
+        ),
+        (rates(), rates(blocked=0.02), "a clip can matter little here"),
+        (rates(blocked=0.02), rates(), "a clip can matter little here"),
+        (rates(), rates(0.049, 0.049), "a clip can matter little here"),
+        (rates(), rates(0.05), "a clip can matter here"),
+        (rates(), rates(low=0.05), "a clip can matter here"),
+        (rates(0.05), rates(), "a clip can matter here"),
+        (rates(), rates(0.009, 0.009), "no clip can matter here: each rule drops less than 1 %"),
+    ],
+)
+def test_what_is_said_of_whether_a_clip_can_matter(run, strict, beginning):
+    """Also if only losers are blocked."""
+    assert matter_line({"the run": run, "clip 0.2": strict}).startswith(beginning)
+
+
+def test_a_wide_rule_that_drops_little_says_nothing_of_a_strict_one():
+    assert matter_line({"the run": rates()}) == ""
+    assert matter_line({"the run": rates(0.02)}).startswith("a clip can matter here")
     assert matter_line({"the run": {"tokens": 3.0}}) == matter_line({}) == ""
-    # A wide rule that drops nothing says nothing of a strict one.
-    assert matter_line({"the run": {"clip_high": 0.0, "clip_low": 0.0}}) == ""
 
 
 def test_of_few_rare_winners_no_share_is_said(tmp_path):
     output = audit(record(tmp_path, rows=7))
     assert "14 rare winners (p < 0.1, A > 0): too few to say" in output
     assert "of what" not in output
-    assert " 1. 0 ⟦1⟧ 2" in output
+    assert "│ 0 ⟦1⟧ 2 │" in output
 
 
 def test_a_rule_of_an_unknown_run_is_not_said_to_have_dropped_anything(tmp_path):

@@ -140,8 +140,9 @@ def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
     """Return a sentence on whether a clip can matter on these tokens; empty if that is not known.
 
     No clip can if no rule, clip 0.2 among them, drops a share of `NOTHING` of the gradient on rare winners, or blocks
-    that share of all tokens. How much they drop does not tell what a change of the rule would bring: in our studies a
-    verdict by it was hardly better than a vote, see docs/audit.md.
+    that share of all tokens. Below `LITTLE`, the settings of our studies differed little. From there on, how much they
+    drop does not tell what a change of the rule would bring: a verdict by it was hardly better than a vote, see
+    docs/audit.md.
 
     Args:
         metrics: The metrics of each rule.
@@ -149,22 +150,31 @@ def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
     >>> rates = {BLOCKED: 0.002, "clip_high": 0.0001, "clip_low": 0.0, "log_ratio_abs": 0.01}
     >>> matter_line({"the run": rates, "clip 0.2": rates})
     'no clip can matter here: each rule drops less than 1 % (mean abs(log r) 0.01)'
+    >>> rates[BLOCKED] = 0.02
+    >>> matter_line({"the run": rates, "clip 0.2": rates})
+    'a clip can matter little here: each rule drops less than 5 % (mean abs(log r) 0.01; docs/audit.md)'
     """
     dropped: dict[str, float] = {}
     for name, values in metrics.items():
         if "clip_high" in values and "clip_low" in values:
             dropped[name] = max(values.get(BLOCKED, 0.0), values["clip_high"] + values["clip_low"])
-    if max(dropped.values(), default=0.0) >= NOTHING:
+    largest = max(dropped.values(), default=0.0)
+    # A wide rule that drops little says nothing of a strict one.
+    is_known = STRICT in dropped
+    if largest >= LITTLE or (largest >= NOTHING and not is_known):
         return (
             "a clip can matter here; the size of these shares does not tell which, or by how much (docs/audit.md): "
             "train with two rules to see"
         )
-    # A wide rule that drops nothing says nothing of a strict one.
-    if STRICT not in dropped:
+    if not is_known:
         return ""
     spread = next(iter(metrics.values())).get("log_ratio_abs")
-    ratios = "" if spread is None else f" (mean abs(log r) {format_number(spread, 2)})"
-    return f"no clip can matter here: each rule drops less than {percent(NOTHING)}{ratios}"
+    ratios = [] if spread is None else [f"mean abs(log r) {format_number(spread, 2)}"]
+    if largest >= NOTHING:
+        notes = "; ".join([*ratios, "docs/audit.md"])
+        return f"a clip can matter little here: each rule drops less than {percent(LITTLE)} ({notes})"
+    note = f" ({ratios[0]})" if ratios else ""
+    return f"no clip can matter here: each rule drops less than {percent(NOTHING)}{note}"
 
 
 def percent(share: float) -> str:
