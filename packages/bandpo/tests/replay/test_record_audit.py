@@ -12,6 +12,7 @@ pytest.importorskip("rlvet")
 from bandpo.audit import Recorder
 from bandpo.cli.app import app
 from bandpo.replay.record_audit import NO_IDS, NO_TOKENIZER
+from bandpo.replay.tables import dropped_by
 from rlvet.runs.effect import Effect, matter_line
 
 pytest.importorskip("pyarrow")
@@ -58,14 +59,14 @@ def test_the_audit_opens_with_the_sentence_then_kinds_then_tokens_then_the_table
         "rare winners have 75 % of the gradient on all tokens with A > 0",
         "a clip can matter here",
         "of what the run dropped, 100 % was on numbers",
-        "the tokens of whose gradient the run dropped most:",
-        " 1. Yes ⟦12⟧ .",
+        "the tokens of whose gradient the run dropped most",
+        "│ Yes ⟦12⟧ . │",
         "rare winners by kind",
         "bounds around the trainer's policy",
     ]
     places = [output.index(line) for line in lines]
     assert places == sorted(places)
-    assert "gradient kept by the run 0%, clip 0.2 0%, Clip-Higher 0%, DCPO 100%, Band 100%" in output
+    assert "│ 1    │ 0.05 │ 2     │ +1 │ the run, clip 0.2, Clip-Higher │" in output
     assert NO_TOKENIZER not in output
 
 
@@ -73,7 +74,7 @@ def test_without_a_tokenizer_ids_are_shown_and_it_is_said_once(tmp_path):
     output = audit(record(tmp_path))
     assert output.count(NO_TOKENIZER) == 1
     assert output.count("tokenizer") == 3  # in this sentence
-    assert " 1. 0 ⟦1⟧ 2" in output
+    assert "│ 0 ⟦1⟧ 2 │" in output
     assert "100 % was on other tokens" in output
 
 
@@ -83,13 +84,13 @@ def test_a_tokenizer_of_the_run_that_cannot_be_read_is_no_error(tmp_path):
     pytest.importorskip("tokenizers")
     output = audit(folder)
     assert "tokens are shown as ids: " in output
-    assert " 1. 0 ⟦1⟧ 2" in output
+    assert "│ 0 ⟦1⟧ 2 │" in output
 
 
 def test_the_user_names_a_tokenizer(tmp_path):
     tokenizer(tmp_path / "mine", ["Yes", "12", "."])
     output = audit(record(tmp_path / "tokens"), "--tokenizer", tmp_path / "mine")
-    assert " 1. Yes ⟦12⟧ ." in output
+    assert "│ Yes ⟦12⟧ . │" in output
 
 
 def test_without_ids_no_token_is_shown_and_it_is_said(tmp_path):
@@ -111,7 +112,63 @@ def test_of_a_rule_that_drops_nothing_the_tokens_of_the_first_other_rule_are_sho
     assert "the run dropped 0 % (little), clip 0.2 would have dropped 67 % (much)" in output
     assert "of what the run dropped" not in output
     assert "of what clip 0.2 would have dropped, 100 % was on other tokens" in output
-    assert "the tokens of whose gradient clip 0.2 would have dropped most:" in output
+    assert "the tokens of whose gradient clip 0.2 would have dropped most" in output
+    assert "│ clip 0.2, Clip-Higher │" in output
+
+
+def record_of_two_kinds(folder, method="FixedClip(0.0, 0.6)", rows=ROWS):
+    """Write a record of answers with a token that clips of 0.6 and of 0.2 drop, and one that 0.2 alone drops."""
+    logp_old = torch.full((rows, 2), 0.05).log()
+    logp_old -= torch.arange(rows)[:, None] / 1000
+    with Recorder(folder, method=method) as recorder:
+        recorder.add(
+            logp=logp_old + torch.tensor([[2.0, 1.5]]).log(),
+            logp_old=logp_old,
+            advantages=torch.ones(rows),
+            tokens=torch.tensor([[1, 2]]).repeat(rows, 1) + torch.arange(rows)[:, None] * 10,
+            step=1,
+        )
+    return folder
+
+
+def listed(output):
+    """Return the token and the rules of each row of the list of tokens."""
+    rows = re.findall(r"│[^│\n]*⟦(\d+)⟧.*│ ([^│]*?) *│\n", output)
+    return [(int(word) % 10, rules) for word, rules in rows]
+
+
+def test_the_list_has_both_what_the_run_drops_and_what_clip_02_alone_would_drop(tmp_path):
+    output = audit(record_of_two_kinds(tmp_path))
+    assert (
+        "the tokens of whose gradient the run dropped most, then those that clip 0.2 would have dropped and the run "
+        "kept" in " ".join(output.split())
+    )
+    assert listed(output) == 5 * [(1, "the run, clip 0.2, Clip-Higher")] + 5 * [(2, "clip 0.2, Clip-Higher")]
+
+
+def test_a_list_of_few_is_filled_with_the_other_kind(tmp_path):
+    output = audit(record_of_two_kinds(tmp_path, rows=3))
+    assert listed(output) == 3 * [(1, "the run, clip 0.2, Clip-Higher")] + 3 * [(2, "clip 0.2, Clip-Higher")]
+    assert len(listed(audit(record_of_two_kinds(tmp_path / "same", "FixedClip(0.2)")))) == 10
+
+
+def test_the_list_compares_with_the_first_rule_that_is_named(tmp_path):
+    output = audit(record_of_two_kinds(tmp_path), "--method", "FixedClip(0.0, 0.8)")
+    assert "those that" not in output
+    assert listed(output) == 10 * [(1, "the run, FixedClip(0.0, 0.8)")]
+
+
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [
+        ({"a": 1.0, "b": 1.0000001}, "–"),
+        ({"a": 0.0, "b": -0.5, "c": 2.0}, "a, b"),
+        ({"a": 0.25, "b": 0.996}, "a (75 %)"),
+        ({"a": 0.001, "b": 0.99}, "a, b (1 %)"),
+    ],
+)
+def test_rules_are_named_with_the_share_that_they_drop(kept, shown):
+    assert dropped_by(kept) == shown
 
 
 def test_no_clip_can_matter_where_no_rule_drops_a_hundredth(tmp_path):
@@ -185,7 +242,7 @@ def test_the_record_in_the_folder_of_a_run_is_audited(tmp_path):
     record(tmp_path / "tokens")
     output = audit(tmp_path)
     assert output.startswith(f"{tmp_path}, 1 steps, 120 tokens")
-    assert " 1. Yes ⟦12⟧ ." in output
+    assert "│ Yes ⟦12⟧ . │" in output
 
 
 def test_of_a_run_whose_record_has_no_policy_in_training_the_log_is_audited(tmp_path):

@@ -139,8 +139,7 @@ def _print_line(line: str) -> None:
 
 def _print_record(path: str, audit: RecordAudit) -> None:
     """Print what the audit of a record found: sentences, tokens in context, and tables."""
-    from bandpo.replay.blocked_tokens import format_tokens
-    from bandpo.replay.tables import ages_table, kinds_table, methods_table
+    from bandpo.replay.tables import ages_table, kinds_table, methods_table, tokens_table
 
     replay = audit.replay
     tokens = replay.audits[replay.main_method].metrics()["tokens"]
@@ -150,9 +149,7 @@ def _print_record(path: str, audit: RecordAudit) -> None:
     for line in audit.lines:
         _print_line(line)
     if audit.tokens:
-        _print_line(f"the tokens of whose gradient {audit.verb} most:")
-        for line in format_tokens(audit.tokens, audit.decode).splitlines():
-            _print_line(line)
+        _console().print(tokens_table(audit.listed, audit.decode))
     if audit.kinds:
         _console().print(kinds_table(audit.kinds))
     if replay.ages.rows:

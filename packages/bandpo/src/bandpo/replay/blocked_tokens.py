@@ -140,6 +140,7 @@ class BlockedTokens:
         rules: The other rules, by name.
         count: The number of tokens that are collected.
         by: The name of the rule that drops the gradients.
+        kept_by: The name of another rule: what it drops too is not counted, in losses to which it was applied.
     """
 
     def __init__(
@@ -148,11 +149,13 @@ class BlockedTokens:
         rules: Mapping[str, Method | ClipRule | str] = RULES,
         count: int = DEFAULT_COUNT,
         by: str = RUN,
+        kept_by: str | None = None,
     ):
         self._recorded_method = RecordedMethod(method)
         self._rules = rules
         self._count = count
         self._by = by
+        self._kept_by = kept_by
         self._tokens: dict[object, BlockedToken] = {}
 
     def add(self, batch: LossBatch) -> None:
@@ -166,7 +169,8 @@ class BlockedTokens:
         assert batch.token is not None
         tokens = applied[self._by].tokens
         shares = {name: rule.kept for name, rule in applied.items()}
-        dropped = 1 - shares[self._by].clamp(0, 1)
+        kept_else = shares[self._kept_by].clamp(0, 1) if self._kept_by in shares else 1
+        dropped = (kept_else - shares[self._by].clamp(0, 1)).clamp(min=0)
         cost = tokens.ratio * tokens.advantages.abs() * dropped * tokens.mask
         p = tokens.logp_old.exp()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bandpo._terminal import printable
 from bandpo.audit.metrics import COUNTERFACTUALS
@@ -13,6 +13,7 @@ from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule
 from bandpo.core.text import as_method
 from bandpo.replay.blocked_tokens import (
+    DEFAULT_COUNT,
     BlockedToken,
     BlockedTokens,
     Decode,
@@ -51,7 +52,9 @@ class Words:
         self._recorded_method = RecordedMethod(method)
         self._rules = {name: as_method(rule) for name, rule in rules.items()}
         self._kinds = KindSums(decode)
-        self._blocked = {name: BlockedTokens(method, by=name) for name in (RUN, *list(self._rules)[:1])}
+        self._of_run = BlockedTokens(method)
+        self._rule = next(iter(self._rules), RUN)
+        self._of_rule = BlockedTokens(method, by=self._rule, kept_by=RUN)
         self.has_ids = False
         """True if a loss with ids was added."""
 
@@ -65,8 +68,10 @@ class Words:
         if method is None and self._rules:
             del applied[RUN]
         self._kinds.add(batch, applied)
-        for name in self._blocked.keys() & applied.keys():
-            self._blocked[name].add_applied(batch, applied)
+        if RUN in applied:
+            self._of_run.add_applied(batch, applied)
+        if self._rule != RUN:
+            self._of_rule.add_applied(batch, applied)
 
     @property
     def kinds(self) -> list[KindRow]:
@@ -74,15 +79,34 @@ class Words:
         return self._kinds.rows()
 
     @property
-    def largest(self) -> tuple[str, list[BlockedToken]]:
-        """The name of a rule, and the tokens of which it drops most.
+    def listed(self) -> ListedTokens:
+        """The tokens of which the run dropped most, and those of which the first other rule drops what the run kept."""
+        of_rule = self._of_rule.result()
+        of_run = self._of_run.result()[: DEFAULT_COUNT - min(len(of_rule), DEFAULT_COUNT // 2)]
+        places = {(*token.answer, token.at) for token in of_run}
+        of_rule = [token for token in of_rule if (*token.answer, token.at) not in places]
+        return ListedTokens(of_run, self._rule, of_rule[: DEFAULT_COUNT - len(of_run)])
 
-        The rule is the run's, or the first other one if the run's drops nothing.
-        """
-        for name, blocked in self._blocked.items():
-            if blocked.result():
-                return name, blocked.result()
-        return RUN, []
+
+class ListedTokens(NamedTuple):
+    """The tokens that an audit lists."""
+
+    of_run: Sequence[BlockedToken]
+    """Those of whose gradient the run dropped most."""
+    rule: str
+    """The first of the rules that are compared with the run's."""
+    of_rule: Sequence[BlockedToken]
+    """Others, of whose gradient that rule would have dropped most of what the run kept."""
+
+    @property
+    def title(self) -> str:
+        """What the tokens are, the run's first."""
+        if not self.of_rule:
+            return f"the tokens of whose gradient {RUN} dropped most"
+        if not self.of_run:
+            return f"the tokens of whose gradient {self.rule} would have dropped most"
+        others = f"then those that {self.rule} would have dropped and {RUN} kept"
+        return f"the tokens of whose gradient {RUN} dropped most, {others}"
 
 
 @dataclass(frozen=True)
@@ -95,10 +119,8 @@ class RecordAudit:
     """What each method drops of the gradient on rare winners."""
     kinds: Sequence[KindRow]
     """The rare winners by kind; empty without ids."""
-    rule: str
-    """The name of the rule that drops the gradient of `tokens`."""
-    tokens: Sequence[BlockedToken]
-    """The tokens of which the rule drops most; empty without ids."""
+    listed: ListedTokens
+    """The tokens of which rules drop most; empty without ids."""
     decode: Decode
     """A function that decodes token ids."""
     note: str
@@ -114,25 +136,19 @@ class RecordAudit:
             decode: The function that decodes token ids; None if there is no tokenizer.
             note: The reason why there is no tokenizer.
         """
-        rule, tokens = words.largest
         return cls(
             replay,
             Effect.from_replay(replay.metrics()),
             words.kinds,
-            rule,
-            tokens,
+            words.listed,
             decode or decode_to_numbers,
             note if words.has_ids else NO_IDS,
         )
 
     @property
-    def verb(self) -> str:
-        """The rule that drops the gradient of `tokens`, with its verb."""
-        return (
-            f"{self.rule} dropped"
-            if self.rule in (RUN, self.replay.main_method)
-            else f"{self.rule} would have dropped"
-        )
+    def tokens(self) -> list[BlockedToken]:
+        """The listed tokens, the run's first."""
+        return [*self.listed.of_run, *self.listed.of_rule]
 
     @property
     def lines(self) -> list[str]:
@@ -159,7 +175,7 @@ class RecordAudit:
             "lines": self.lines,
             "methods": self.replay.metrics(),
             "kinds": [row._asdict() for row in self.kinds],
-            "rule": self.rule,
+            "title": self.listed.title,
             "tokens": shown_tokens(self.tokens, self.decode),
         }
 

@@ -10,13 +10,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from bandpo._terminal import printable
+from bandpo.replay.blocked_tokens import in_context
 from bandpo.replay.directions import COSINE, EFFECTIVE
 from rlvet._numbers import format_number
+from rlvet.runs.effect import percent
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
+    from bandpo.replay.blocked_tokens import BlockedToken, Decode
     from bandpo.replay.kinds import KindRow
     from bandpo.replay.record import Replay
+    from bandpo.replay.record_audit import ListedTokens
     from rlvet.runs.summary import Summary
 
 UNKNOWN = "–"
@@ -135,6 +139,35 @@ def methods_table(replay: Replay) -> Table:
     section["winners' advantages on common tokens, hard prompts"] = _cells(columns, "luck")
     title = f"on the same tokens, bounds around the {replay.anchor}'s policy"
     return _table(["", *replay.by_step], [*rows, [], *_known_rows(section)], title)
+
+
+def tokens_table(listed: ListedTokens, decode: Decode) -> Table:
+    """Build the table of the tokens of which rules drop most, each in ⟦ ⟧ in its context, with these rules."""
+
+    def row(token: BlockedToken) -> list[str]:
+        before, word, after = in_context(token, decode)
+        step = UNKNOWN if token.step is None else str(token.step)
+        figures = [f"{token.p:.2g}", f"{token.ratio:.3g}", f"{token.advantage:+.2g}"]
+        return [f"{before} ⟦{word}⟧ {after}", step, *figures, dropped_by(token.kept)]
+
+    rows = [*map(row, listed.of_run), [], *map(row, listed.of_rule)]
+    return _table(["token", "step", "p", "ratio", "A", "dropped by"], rows, listed.title)
+
+
+def dropped_by(kept: Mapping[str, float]) -> str:
+    """Return the rules that drop of a token's gradient, with the share in per cent if it is not all.
+
+    >>> dropped_by({"the run": 0.0, "clip 0.2": 0.6, "Band": 1.0})
+    'the run, clip 0.2 (40 %)'
+    """
+    parts: list[str] = []
+    for name, share in kept.items():
+        dropped = 1 - min(max(share, 0.0), 1.0)
+        if dropped >= 0.995:
+            parts.append(name)
+        elif dropped >= 0.005:
+            parts.append(f"{name} ({percent(dropped)})")
+    return ", ".join(parts) or UNKNOWN
 
 
 def kinds_table(rows: Sequence[KindRow]) -> Table:

@@ -187,7 +187,7 @@ class TokenAnalysis:
             "tokens": moved.result(),
             "opening": audit.opening,
             "kinds": [row._asdict() for row in audit.kinds],
-            "verb": audit.verb,
+            "words_title": audit.listed.title,
             "words": shown_tokens(audit.tokens, audit.decode),
             "disagreeing": shown_tokens(disagreeing.result(), audit.decode),
         }

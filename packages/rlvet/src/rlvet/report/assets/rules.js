@@ -246,7 +246,7 @@ function words() {
   if (!runsWithWords.length) return;
   const lists = runsWithWords.flatMap(([run, number]) => [
     runsWithWords.length > 1 ? element("h3", {}, labels[number]) : "",
-    element("p", {}, `The tokens of whose gradient ${run.verb} most:`),
+    element("p", {}, `${run.words_title[0].toUpperCase()}${run.words_title.slice(1)}:`),
     element("ol", { class: "words" }, ...run.words.map((word) => element("li", {},
       element("p", { class: "text" }, word.text[0], " ", element("mark", {}, word.text[1]), " ", word.text[2]),
       element("p", { class: "soft" }, `${word.step === null ? "" : `step ${word.step}: `}p ${short(word.p)}, ratio ${short(word.ratio)}, A ${word.advantage > 0 ? "+" : ""}${short(word.advantage)}`),
