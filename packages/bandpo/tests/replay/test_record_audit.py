@@ -222,6 +222,19 @@ def test_a_rule_of_an_unknown_run_is_not_said_to_have_dropped_anything(tmp_path)
     assert "the run dropped" not in output
 
 
+def test_a_method_of_the_run_is_refused_for_a_record_that_names_another(tmp_path):
+    folder = record(tmp_path)
+    result = CliRunner().invoke(app, ["audit", str(folder), "--run-method", "GSPO(0.1)"])
+    assert result.exit_code == 1
+    message = str(result.exception)
+    assert message.startswith(f"{folder} was recorded with FixedClip(low=0.2, high=0.2), so --run-method ")
+    assert message.endswith("leave it out, or name it by --method (methods=) to compare")
+    assert "GSPO(0.1) would have dropped" in audit(folder, "--method", "GSPO(0.1)")
+    # The same method may be named, and so may that of a record without one.
+    assert audit(folder, "--run-method", "FixedClip(0.2)") == audit(folder)
+    assert "the run dropped" in audit(record(tmp_path / "unnamed", method=None), "--run-method", "GSPO(0.1)")
+
+
 HOSTILE = ["\x1b]0;mine\x07\u202e", "</script><img src=x onerror=alert(1)>", "[bold]\u2066" + "a" * 5000]
 
 
