@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,19 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from bandpo.core.errors import InvalidValue
+from bandpo.integrations._rewards import LARGEST_REWARD, say, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NOT_FINITE = "probability tensor contains"
 """A part of the error message of torch if it is to sample with a probability that is NaN or infinite."""
-LARGEST_REWARD = 1e18
-"""The largest size of a reward whose square is far from the largest number of float32, about 3e38."""
-
-
-def say(line: str) -> None:
-    """Print a line to stderr, on each process."""
-    print(f"bandpo: {line}", file=sys.stderr, flush=True)
 
 
 # Weights --------------------------------------------------------------------------------------------------------------
@@ -146,7 +139,7 @@ class UserFunctions:
             number = len(columns.get("completions", ()))
             if not _are_rewards(rewards, number):
                 self._notes.append(
-                    f"{where} returned {_shown(rewards)} {when}, and not one number or None for each of "
+                    f"{where} returned {shown(rewards)} {when}, and not one number or None for each of "
                     f"the {number} completions"
                 )
 
@@ -301,12 +294,6 @@ def _are_rewards(rewards: Any, number: int) -> bool:
     except (TypeError, ValueError):
         return False
     return len(values) == number
-
-
-def _shown(value: Any) -> str:
-    """Return a value as text of at most 80 characters in one line."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 class Unusable(NamedTuple):

@@ -12,7 +12,7 @@ Ray's workers too. So bandpo must be installed on every node, and this module im
   calls a loss of verl's own and reports sums over its tokens. Their settings are two dataclasses, which hydra
   constructs in verl's driver and in each worker.
 - **What is wrapped.** verl has no call-back for a whole run's settings, for sums among its metrics, or for a batch
-  before its update. `bandpo.integrations.verl.driver` wraps five functions for these. The table of what and why is in
+  before its update. `bandpo.integrations.verl.driver` wraps functions for these. The table of what and why is in
   `bandpo.integrations.verl.verl_names`.
 - **What a record has.** Each worker writes the tokens of its losses, and finds what only the driver knows of them
   among the driver's batches, see `bandpo.integrations.verl.record`.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bandpo.audit.metrics import Audit
     from bandpo.audit.recorder import Recorder
     from bandpo.core.methods import Method
+    from bandpo.integrations.verl.rewards import RewardWatch
     from bandpo.watch import RunWatch
 
 
@@ -93,6 +94,7 @@ class Driver:
         self._folder = ""
         self._record = ""
         self._last_step: int | None = None
+        self._rewards: RewardWatch | None = None
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Start to check and record batches by the settings of a run; do nothing if its loss is not audited."""
@@ -116,6 +118,10 @@ class Driver:
             from rlvet.runs import Setup
 
             self._watch = RunWatch(Setup("verl"), stop_on="fix" if reaction == "stop" else None)
+        if reaction != "off":
+            from bandpo.integrations.verl.rewards import RewardWatch
+
+            self._rewards = RewardWatch(config, reaction)
 
         folder = settings.get("record")
         if folder:
@@ -193,12 +199,22 @@ class Driver:
             def of_v1(
                 verls_method: Callable[..., Any], trainer: Any, batch: Any, *rest: Any, **named: Any
             ) -> Any:
+                if self._rewards is not None:
+                    self._rewards.check()
                 versions = [tag.get("min_global_steps") for tag in batch.tags]
                 step = trainer.global_steps
                 # This trainer computes advantages without the ids of the responses.
                 tokens = None if self._recorder is None else _responses(batch)
                 with self.knowing(step, versions, current_version=step - 1, tokens=tokens):
                     return verls_method(trainer, batch, *rest, **named)
+
+            @wrap("verl.trainer.ppo.v1.trainer_base.PPOTrainer.step")
+            def make_step(verls_method: Callable[..., Any], trainer: Any, *rest: Any, **named: Any) -> Any:
+                watching = (
+                    contextlib.nullcontext() if self._rewards is None else self._rewards.watching(trainer)
+                )
+                with watching:
+                    return verls_method(trainer, *rest, **named)
 
         if "verl.experimental.one_step_off_policy.ray_trainer" in sys.modules:
 

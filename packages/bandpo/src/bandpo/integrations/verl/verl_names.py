@@ -48,12 +48,14 @@ WRAPPED = {
     "checked, in runs with one of bandpo's config classes alone",
     "verl.trainer.ppo.v1.trainer_base.PPOTrainer._compute_advantage": "has the versions of the weights that sampled a "
     "batch; they are recorded with it, in the same runs",
+    "verl.trainer.ppo.v1.trainer_base.PPOTrainer.step": "makes a step; faults of the reward function in it are said, "
+    "in the same runs",
     "verl.experimental.separation.ray_trainer.SeparateRayPPOTrainer._fit_compute_advantage": "has them in the "
     "one-step-off trainer",
 }
 """The names that the integration wraps, each with verl's purpose and bandpo's addition.
 
-verl has no call-back for any of these. All but the last three are wrapped on every ``import verl``, and return at once
+verl has no call-back for any of these. All but the last four are wrapped on every ``import verl``, and return at once
 in a run without bandpo. Each wrapper calls verl's function with the arguments that it got. If verl renames one, the
 plug-in is not loaded, with a message on stderr, and a run with one of bandpo's config classes ends before Ray starts.
 """
