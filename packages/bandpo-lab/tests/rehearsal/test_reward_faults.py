@@ -16,7 +16,7 @@ needs("verl")
 
 from test_rehearsal import RECIPE, folder  # noqa: F401 - a fixture
 
-from bandpo_lab.modes import entry_point
+from bandpo_lab.cluster.modes import entry_point
 from bandpo_lab.rehearsal import files, run
 from bandpo_lab.rehearsal.inputs import RIGHT_ANSWER
 from bandpo_lab.rehearsal.processes import Forks
