@@ -15,6 +15,7 @@ import faulthandler
 import gc
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -298,6 +299,11 @@ def _reason_of_end(file: str, status: int, limits: Limits) -> str:
             f"{file} takes more than {limits.seconds} seconds of processor time to read, the limit; "
             f"{_remedy('time', f'{4 * limits.seconds}')}"
         )
+    if status == OUT_OF_MEMORY and (space := _address_space()) < limits.memory:
+        return (
+            f"{file} cannot be read in the {space / 1e9:g} GB of address space that this process may have; raise its "
+            "limit, as by ulimit -v in the shell that starts it"
+        )
     if status == OUT_OF_MEMORY:
         return (
             f"{file} takes more than {limits.memory / 1e9:g} GB of memory to read, the limit; "
@@ -315,6 +321,14 @@ def _reason_of_end(file: str, status: int, limits: Limits) -> str:
             "by which it would learn why; read it in a process that does not, as the command rlvet"
         )
     return f"{file} cannot be read: its reader ended with status {status}"
+
+
+def _address_space() -> float:
+    """Return the limit in bytes on the address space of this process, which its readers inherit."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def _remedy(name: str, value: str) -> str:
