@@ -200,6 +200,12 @@ def test_bounds_with_kl_load_no_torch(words):
     assert "p after at most" in printed_without_torch(f"bounds {words}")
 
 
+def test_the_audit_of_a_log_without_its_metrics_loads_no_torch(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.6}\n')
+    assert "has no metrics of the audit" in printed_without_torch(f"audit {log}")
+
+
 def test_a_shell_completes_methods_without_torch():
     # As bash asks for what completes the last word.
     asks = {"_BANDPO_COMPLETE": "complete_bash", "COMP_WORDS": "bandpo audit --method GS", "COMP_CWORD": "3"}

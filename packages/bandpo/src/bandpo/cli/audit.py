@@ -61,10 +61,8 @@ def audit_command(
     It does not judge these figures; `rlvet diagnose` does.
     """
     require_rlvet("bandpo audit")
-    from bandpo.replay.record import RUN
-    from bandpo.replay.tables import clip_table
     from rlvet import Run, open_run
-    from rlvet.runs.effect import Effect, matter_line, rules_of_log
+    from rlvet.runs.effect import RUN, Effect, matter_line, rules_of_log
     from rlvet.runs.summary import summarize
 
     runs = [open_run(path, method=run_method) for path in paths]
@@ -96,6 +94,8 @@ def audit_command(
         for line in lines[str(run.path)]:
             _print_line(line)
     if any(summary.metrics for summary in summaries.values()):
+        from bandpo.replay.tables import clip_table
+
         _console().print(clip_table(summaries))
     for path, summary in summaries.items():
         if "tokens" not in summary.metrics:
