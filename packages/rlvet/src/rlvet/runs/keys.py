@@ -140,19 +140,21 @@ def table_key(key: str, framework: str = "") -> str | None:
     >>> table_key("reward"), table_key("rewards/format/mean"), table_key("my/reward")
     ('reward', 'rewards/{name}/mean', None)
     """
-    literals, patterns = _known(framework)
+    literals, with_parts, pattern = _known(framework)
     if key in literals:
         return key
-    return next((known for known, pattern in patterns if pattern.fullmatch(key)), None)
+    match = pattern.fullmatch(key)
+    return with_parts[match.lastindex - 1] if match and match.lastindex else None
 
 
 @lru_cache(maxsize=64)
-def _known(framework: str) -> tuple[frozenset[str], tuple[tuple[str, re.Pattern[str]], ...]]:
-    """Return the keys of a framework without a part in braces, and the others with their patterns."""
+def _known(framework: str) -> tuple[frozenset[str], tuple[str, ...], re.Pattern[str]]:
+    """Return the keys of a framework without a part in braces, the others, and a pattern with a group for each."""
     frameworks = {AUDIT, framework, *BASES.get(framework, ()), OWN}
     keys = [key for key, uses in USES.items() if not framework or frameworks & uses.keys()]
-    patterns = tuple((key, pattern_of(key)) for key in keys if "{" in key)
-    return frozenset(key for key in keys if "{" not in key), patterns
+    with_parts = tuple(key for key in keys if "{" in key)
+    pattern = re.compile("|".join(f"({pattern_of(key).pattern})" for key in with_parts))
+    return frozenset(key for key in keys if "{" not in key), with_parts, pattern
 
 
 def endings(key: str) -> Iterator[str]:

@@ -339,7 +339,9 @@ def sources(
     for quantity, user_key in user_names:
         if user_key in exact_keys:
             result[quantity] = Source(quantity, user_key)
-    for quantity, entries in _sources_of(framework).items():
+    # Most keys of a wide table are of no quantity.
+    has_known = not all(map(_EXACT_KEYS.isdisjoint, candidates_of_keys))
+    for quantity, entries in _sources_of(framework).items() if has_known else ():
         if quantity in result:
             continue
         # Exact keys come first: ``critic/grad_norm`` ends like a key of another framework.
