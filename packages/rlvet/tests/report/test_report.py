@@ -16,6 +16,12 @@ from bandpo.audit import Recorder
 from bandpo.core import divergences as all_divergences
 from bandpo.replay.record import replay_record
 from bandpo_lab.study.interval import bootstrap
+from pages import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
+
+from log_scenarios import SCENARIOS
+
 from browser import Chromium, calculated, needs_browser, needs_javascript, opened
 from rlvet import diagnose
 from rlvet.checks import Diagnosis
@@ -399,6 +405,30 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     text = opened(page, tmp_path).text
     assert text.index("truncated: ") < text.index("since step") < text.index("All curves")
     assert "Not read: rewards/format/std, my/own" in text
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_page_of_each_fault_is_whole(tmp_path):
+    """A finding may rest on a quantity that has no chart of its own, such as the largest advantage."""
+    with Chromium(tmp_path) as browser:
+        for number, (name, scenario) in enumerate(SCENARIOS.items()):
+            path = log(tmp_path / f"{number}/metrics.jsonl", scenario.rows(1))
+            page = write_report([path], tmp_path / f"{number}.html")
+            tab = browser.open(page.as_uri())
+            tab.wait_for("document.readyState === 'complete'")
+            text = tab.evaluate("document.body.innerText")
+            assert "This file loads nothing from elsewhere" in text, name
+            assert "could not be drawn" not in text, name
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_a_finding_rests_on_has_a_chart(name, tmp_path):
+    path = log(tmp_path / "metrics.jsonl", SCENARIOS[name].rows(1))
+    content = held(write_report([path], tmp_path / "page.html"))
+    drawn = {chart["name"] for chart in content["charts"]} | {"clip"}
+    for finding in content["runs"][0]["findings"]:
+        assert {*finding["quantities"]} & content["runs"][0]["curves"].keys() <= drawn, finding["code"]
 
 
 @pytest.mark.slow

@@ -244,7 +244,7 @@ def charts(runs: Sequence[Curves], evidence: Collection[str]) -> dict[str, Any]:
     drawn: list[dict[str, Any]] = []
     constant: list[dict[str, Any]] = []
     same_as_reward: list[str] = []
-    for name, chart in _ordered_charts(names):
+    for name, chart in _ordered_charts(names, evidence):
         curves_of_name = [curves[name] for curves in runs if name in curves]
         heading = {"name": name, "title": chart.title, "unit": chart.unit}
         is_constant = all(len(set(curve.values)) == 1 for curve in curves_of_name)
@@ -272,8 +272,8 @@ def charts(runs: Sequence[Curves], evidence: Collection[str]) -> dict[str, Any]:
     }
 
 
-def _ordered_charts(names: Sequence[str]) -> list[tuple[str, Chart]]:
-    """Return the names and charts of curves in the order of `CHARTS`."""
+def _ordered_charts(names: Sequence[str], evidence: Collection[str]) -> list[tuple[str, Chart]]:
+    """Return the names and charts of curves in the order of `CHARTS`, and then of other curves that are evidence."""
     ordered: list[tuple[str, Chart]] = []
     for name, chart in CHARTS.items():
         if name == COMPONENTS:
@@ -286,7 +286,9 @@ def _ordered_charts(names: Sequence[str]) -> list[tuple[str, Chart]]:
             ordered.append((name, chart))
         if name == EVALUATION:
             ordered += [(key, Chart(key, "share")) for key in names if SCORES.match(key)]
-    return ordered
+    titled = {name for name, _ in ordered}
+    others = [name for name in names if name in evidence and name not in titled and name not in CHARTS]
+    return ordered + [(name, Chart(name.replace("_", " ").capitalize(), "")) for name in others]
 
 
 def _is_redundant(name: str, names: Collection[str]) -> bool:

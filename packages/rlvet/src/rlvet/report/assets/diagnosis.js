@@ -21,7 +21,7 @@ const line = (word, text, kind = "") => element("div", { class: kind }, element(
 function findingItem(run, number, finding, rank) {
   const codes = [finding.code, ...finding.or_else].join(" or ");
   const since = finding.onset === null ? "" : element("span", { class: "since" }, `since step ${short(finding.onset)}`);
-  const shown = finding.quantities.find((name) => run.curves[name]);
+  const shown = finding.quantities.find((name) => run.curves[name] && chartOf(name));
   const evidence = shown && finding.severity !== "note" ? element("figure", { class: "evidence" }) : "";
   // The chart beside the text is a link to the first curve; these are links to the others.
   const links = finding.quantities.filter((name) => chartOf(name) && name !== shown).flatMap((name, place) => [

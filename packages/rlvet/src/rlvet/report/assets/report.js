@@ -2,6 +2,8 @@
 "use strict";
 
 main.replaceChildren();
+addEventListener("error", ({ error }) => error
+  && main.prepend(element("p", { class: "soft" }, `A part of this page could not be drawn: ${error.message}`)));
 title();
 opening();
 diagnosis();
