@@ -75,6 +75,10 @@ def test_what_the_first_page_says_of_the_demo():
     assert (
         f"did as well: in the demo, the difference is {signed(value)} [{signed(low)}, {signed(high)}]" in text
     )
+    report = in_one_line("research/reports/by-kind-of-data.md")
+    for other, end in ((CLIP, "over clip 0.2"), (HIGH, "over a clip of [0.8, 2]")):
+        value, low, high = difference(4, other)
+        assert f"{value:+.3f} [{low:+.3f}, {high:+.3f}] {end}" in report
     for other in demo.OTHERS:
         _, low, high = difference(0, other)
         assert low < 0 < high

@@ -121,7 +121,9 @@ def test_a_record_from_before_the_update_has_its_tokens_by_age(anchor, tmp_path)
     rows = collector.result().rows
     assert [(row.name, row.tokens) for row in rows] == [("0", 480), ("1", 480), ("3", 480), ("5 to 8", 480)]
     (line, *more) = [note for note in diagnose(tmp_path).notes if "by age" in note]
-    assert line.startswith("by age (versions between sampling and update, an upper bound): 0: 480 tokens")
+    assert line.startswith(
+        "by age (versions, or updates of TRL, between sampling and update, an upper bound): 0: 480 tokens"
+    )
     if anchor == "rollout":
         assert all(math.isnan(row.spread) and math.isnan(row.effective) for row in rows)
         assert line.endswith("1: 480 tokens; 3: 480 tokens; 5 to 8: 480 tokens")
@@ -138,7 +140,9 @@ def test_a_record_from_before_the_update_has_its_tokens_by_age(anchor, tmp_path)
 
 def test_a_bound_is_named_so(tmp_path):
     output = CliRunner().invoke(app, ["audit", str(write(tmp_path, version_at="group"))]).output
-    assert "versions between sampling and update, an upper bound" in " ".join(output.split())
+    assert "versions, or updates of TRL, between sampling and update, an upper bound" in " ".join(
+        output.split()
+    )
     assert "upper bound" in " ".join(diagnose(tmp_path).notes)
 
 
@@ -152,7 +156,9 @@ def test_ratios_of_fresh_tokens_far_from_1_are_told_first(shift, tmp_path):
     assert output.index("tokens of age 0 have a mean abs(log r) of") < output.index("on the same tokens")
     diagnosis = diagnose(tmp_path)
     assert diagnosis.notes[0].startswith("tokens of age 0 have a mean abs(log r) of 0.")
-    assert diagnosis.notes[1].startswith("by age (versions between sampling and update): 0: 480")
+    assert diagnosis.notes[1].startswith(
+        "by age (versions, or updates of TRL, between sampling and update): 0: 480"
+    )
     assert diagnosis.notes[2].startswith(
         "the run blocks of the gradient on rare winners (p < 0.1), by age: 0: "
     )

@@ -6,8 +6,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 EXIT_STATUSES = (
-    "Exit status: 0 if all is well; 1 if there is a finding, a difference or a failed check; 2 after an error, also if "
-    "the output cannot be written; 130 after Ctrl-C."
+    "Exit status: 0 if all is well; 1 for a finding, a difference or a failed check, where the text above says so; 2 "
+    "after an error, also if the output cannot be written; 130 after Ctrl-C."
 )
 """The last paragraph of each help."""
 

@@ -80,13 +80,16 @@ class AlikeMetric:
     """The mean of the first run over the last window."""
     b: float
     """The mean of the second run."""
+    is_apart: bool = False
+    """True if all values of one run are above all of the other, which is so from the first step on."""
 
     def __str__(self) -> str:
-        return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
+        apart = " (no value in common)" if self.is_apart else ""
+        return f"{self.name} {format_number(self.a)} | {format_number(self.b)}{apart}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the metric as a dictionary for JSON."""
-        return {"name": self.name, "a": self.a, "b": self.b}
+        return {"name": self.name, "a": self.a, "b": self.b, "is_apart": self.is_apart}
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,9 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
         difference = first_difference(name, steps, values_a, values_b)
         if difference is None:
             window = window_of(len(steps))
-            alike.append(AlikeMetric(name, fmean(values_a[-window:]), fmean(values_b[-window:])))
+            ends = (fmean(values_a[-window:]), fmean(values_b[-window:]))
+            is_apart = min(values_a) > max(values_b) or min(values_b) > max(values_a)
+            alike.append(AlikeMetric(name, *ends, is_apart))
         else:
             parted.append(difference)
     if not parted and not alike:

@@ -87,7 +87,7 @@ class Ages:
     def meaning(self) -> str:
         """What the ages are, in a phrase."""
         bound = ", an upper bound" if self.is_upper_bound else ""
-        return f"versions between sampling and update{bound}"
+        return f"versions, or updates of TRL, between sampling and update{bound}"
 
     @property
     def unknown_line(self) -> str:

@@ -164,8 +164,8 @@ def _check_spread(case: Case) -> Finding:
         measure = "standard deviation of rewards, last tenth"
         finding = passed_check(spread, spread.last, measure, last_tenth(spread))
         cause = (
-            f"the standard deviation of rewards went {change_text(spread.first, spread.last)}: nearly all answers get "
-            f"the same reward{_why_alike(setup)}"
+            f"the standard deviation of rewards went {change_text(spread.first, spread.last)}: the answers to a "
+            f"prompt get nearly the same reward{_why_alike(setup)}"
         )
         start = onset(spread, lambda mean: mean < limit)
     else:
@@ -270,5 +270,8 @@ def check_baseline(case: Case) -> Finding:
         cause = f"{cause}, as each prompt has one answer"
     elif group_size:
         cause = f"{cause}, though the settings name {format_number(group_size, 6)} answers to each prompt"
+    reward = course.series("reward").values
+    if len(reward) >= FEW_STEPS and rises(reward):
+        cause = f"{cause}. The reward rises all the same"
     quantities = ["advantage_max", "advantage_min", "reward_max", "reward_min"]
     return finding.failed(NO_BASELINE, cause, onset=equal_steps[0], quantities=quantities)
