@@ -417,7 +417,8 @@ def _check_attention(node: Node) -> Finding:
         "FlashAttention",
         "look",
         "flash-attn is not installed",
-        "Add +actor_rollout_ref.model.override_config.attn_implementation=sdpa, which is slower and allows no sequence "
+        "A start with verl's default attention is refused without it. Add "
+        "+actor_rollout_ref.model.override_config.attn_implementation=sdpa, which is slower and allows no sequence "
         "parallelism, or install a wheel",
     )
 

@@ -27,8 +27,6 @@ from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
 from threading import Thread
 from typing import Any
 
-import psutil
-
 PYTHON = "BANDPO_REHEARSAL_PYTHON"
 """The environment variable with the path of the script that replaces `sys.executable` in forks."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -160,6 +158,8 @@ def prctl(option: int, value: int) -> None:
 
 def end_descendants(pid: int) -> None:
     """Kill all descendants of the process `pid`, and those that they start meanwhile."""
+    import psutil  # it comes with verl, and without verl a rehearsal says so first
+
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         while True:
