@@ -283,8 +283,8 @@ def test_what_the_pages_say_of_the_network(committed, settings):
     # The control costs entropy, surely; Band's lower side does also if adjusted for all comparisons.
     assert control.control_of(common).interval.high < 0
     assert (
-        "The control, that [0.8, 2] keeps entropy at equal step, shows in both policies and not in the network."
-        in when
+        "The control, that [0.8, 2], `FixedClip(0.2, 1.0)`, keeps entropy at equal step, shows in both policies and "
+        "not in the network." in when
     )
     for arm in ("1.2 over Band", "Band over Band"):
         assert common.measured["clip", arm, "entropy"].adjusted(comparisons).high < 0
