@@ -136,7 +136,8 @@ ROWS = [
         note="With the embedded model. AMC and AIME need a hub and a GPU.",
     ),
     Row(
-        "Band above GRPO and Clip-Higher on Qwen2.5-3B-Instruct, DeepSeek-R1-Distill-Qwen 1.5B and 7B, and -Llama-8B: mean@32 of 55.17 against 45.94, at least"
+        "Band above GRPO and Clip-Higher on Qwen2.5-3B-Instruct, DeepSeek-R1-Distill-Qwen 1.5B and 7B, and -Llama-8B:"
+        " mean@32 of 55.17 against 45.94, at least"
         " +2.0 points, pass@32 up to +28.9 %",
         note="Not run: needs eight GPUs for a day or more a model.",
     ),
