@@ -153,8 +153,8 @@ def _known(framework: str) -> tuple[frozenset[str], tuple[str, ...], re.Pattern[
     frameworks = {AUDIT, framework, *BASES.get(framework, ()), OWN}
     keys = [key for key, uses in USES.items() if not framework or frameworks & uses.keys()]
     with_parts = tuple(key for key in keys if "{" in key)
-    pattern = re.compile("|".join(f"({pattern_of(key).pattern})" for key in with_parts))
-    return frozenset(key for key in keys if "{" not in key), with_parts, pattern
+    text = "|".join(f"({pattern_of(key).pattern})" for key in with_parts)
+    return frozenset(key for key in keys if "{" not in key), with_parts, re.compile(text)
 
 
 def endings(key: str) -> Iterator[str]:

@@ -226,7 +226,13 @@ def _sources_of(framework: str) -> Mapping[str, Sequence[Source]]:
     return by_quantity
 
 
-_EXACT_KEYS = frozenset(source.key for sources in _sources_of("").values() for source in sources)
+@cache
+def _keys_of_sources(framework: str) -> frozenset[str]:
+    """Return the keys of the sources in the log of a framework; of all if it is empty."""
+    return frozenset(source.key for sources in _sources_of(framework).values() for source in sources)
+
+
+_EXACT_KEYS = _keys_of_sources("")
 """The keys of quantities."""
 
 
@@ -340,7 +346,7 @@ def sources(
         if user_key in exact_keys:
             result[quantity] = Source(quantity, user_key)
     # Most keys of a wide table are of no quantity.
-    has_known = not all(map(_EXACT_KEYS.isdisjoint, candidates_of_keys))
+    has_known = not all(map(_keys_of_sources(framework).isdisjoint, candidates_of_keys))
     for quantity, entries in _sources_of(framework).items() if has_known else ():
         if quantity in result:
             continue
