@@ -99,15 +99,17 @@ def _diagnose_log(run: Run) -> Diagnosis:
     """Diagnose a run from its log, and from the configuration beside it. Here its files are read."""
     log = run.log
     findings = [] if log.unjudged else log_findings(log.rows, run.setup)
-    # A configuration of a framework that did not write the log belongs to another run.
-    same_run = run.setup.framework == run.configuration.framework
+    configuration = run.configuration
+    if configuration is not None and configuration.framework != run.setup.framework:
+        # A configuration of a framework that did not write the log belongs to another run.
+        configuration = None
     return Diagnosis(
         findings,
         run.setup,
         log.rows,
         log=log,
-        configuration=lint_run_configuration(run.configuration) if same_run else None,
-        notes=run.configuration.unread,
+        configuration=None if configuration is None else lint_run_configuration(configuration),
+        notes=run.unread,
     )
 
 

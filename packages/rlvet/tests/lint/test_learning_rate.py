@@ -200,7 +200,7 @@ def test_nothing_is_found_in_what_the_project_ships(tmp_path):
             # A block of a page may be a fragment.
             assert name.startswith(("docs", "lab", "README"))
             continue
-        frameworks |= {configuration.framework.key for configuration in report.configurations}
+        frameworks |= {configuration.framework for configuration in report.configurations}
         findings += [(name, finding.id) for finding in report.findings if finding.severity != "note"]
     assert findings == []
     assert {"trl", "verl"} <= frameworks
@@ -238,17 +238,16 @@ def test_the_weights_of_a_run_tell_the_size_of_its_model(sizes, flagged, tmp_pat
     for name, size in sizes.items():
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)
-    report = lint_run_configuration(newest_configuration(tmp_path))
+    report = lint_run_configuration(newest_configuration(tmp_path).configuration)
     assert ("learning-rate" in [finding.id for finding in report.findings]) == flagged
 
 
 def test_the_folder_of_a_run_is_listed_once(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text("importance_sampling_level: token\nlearning_rate: 1e-6\n")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    configuration = newest_configuration(tmp_path)
     calls = []
     original = Path.glob
     monkeypatch.setattr(Path, "glob", lambda self, pattern: calls.append(pattern) or original(self, pattern))
-    lint_run_configuration(configuration)
+    configuration = newest_configuration(tmp_path).configuration
     lint_run_configuration(configuration)
     assert len(calls) == len(set(calls))

@@ -11,9 +11,9 @@ import pytest
 from helpers.missing import require
 from rlvet._severities import SEVERITIES
 from rlvet.lint.checks import lint_configurations, lint_findings, lint_run
-from rlvet.lint.configuration import Configuration
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.readers import parse_configurations
+from rlvet.runs.configuration import Configuration
 
 TRL = """from trl import GRPOConfig, GRPOTrainer
 
@@ -73,7 +73,7 @@ def read(framework, settings, *, program="skyrl.train.entrypoints.main_base"):
     name, template, separator = FILES[framework]
     text = template.format(settings=separator.join(settings), program=program)
     configurations = parse_configurations(text.encode(), name)
-    assert [one.framework.key for one in configurations] == [framework]
+    assert [one.framework for one in configurations] == [framework]
     return text, configurations
 
 
@@ -565,9 +565,7 @@ def test_only_settings_without_effect_are_named():
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_configuration_of_which_nothing_is_known_passes_no_check(framework):
-    report = lint_configurations(
-        [Configuration(FRAMEWORKS[framework], "file", {}, incomplete="another file")], "file"
-    )
+    report = lint_configurations([Configuration(framework, "file", {}, incomplete="another file")], "file")
     assert report.passed == 0
 
 
@@ -724,7 +722,7 @@ def test_rules_are_named_once_and_read_all_settings_with_a_default():
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_defaults_of_a_framework_give_nothing_but_notes(framework):
-    configuration = Configuration(FRAMEWORKS[framework], "file", {})
+    configuration = Configuration(framework, "file", {})
     assert [finding.id for finding in lint_findings(configuration) if finding.severity != "note"] == []
 
 

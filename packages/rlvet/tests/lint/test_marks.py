@@ -148,7 +148,7 @@ def test_a_framework_that_is_read_is_not_refused_for_a_word(tmp_path):
 )
 def test_a_mark_of_its_own_names_the_framework(name, text, framework):
     (configuration,) = parse_configurations(text.encode(), name)
-    assert configuration.framework.key == framework
+    assert configuration.framework == framework
 
 
 def test_marks_of_two_frameworks_are_both_named(tmp_path):

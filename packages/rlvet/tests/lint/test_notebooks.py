@@ -44,7 +44,7 @@ def test_the_arguments_of_a_cell_have_the_lines_of_the_file():
 )
 def test_commands_and_written_files_are_read(cell, framework):
     (configuration,) = parse_configurations(notebook("print(1)", cell).encode(), "train.ipynb")
-    assert configuration.framework.key == framework
+    assert configuration.framework == framework
     assert {one.line for one in configuration.settings.values()} <= {*range(12, 16)}
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rlvet.errors import RlvetError
 from rlvet.lint.checks import lint_configurations
-from rlvet.lint.configuration import Unread
 from rlvet.lint.readers import parse_configurations, read_configurations
 from rlvet.lint.shell import read_commands
+from rlvet.runs.configuration import Unresolved
 from rlvet.runs.limits import LARGEST_LINTED
 
 
@@ -85,7 +85,7 @@ def test_a_text_with_spaces_is_several_words_and_only_the_unknown_ones_are_unrea
 def test_a_value_that_only_the_run_knows_is_unread(script):
     configuration = read_one(f"{script}\nrun actor_rollout_ref.rollout.n=$n\n", "run.sh")
     setting = configuration.settings["actor_rollout_ref.rollout.n"]
-    assert isinstance(setting.value, Unread)
+    assert isinstance(setting.value, Unresolved)
     assert setting.value.reason
 
 
@@ -113,7 +113,7 @@ def test_words_that_a_branch_appends_are_unread():
         "A=(actor_rollout_ref.rollout.n=8)\nif true; then A+=(actor_rollout_ref.rollout.n=2); fi\nrun ${A[@]}"
     )
     setting = read_one(script, "run.sh").settings["actor_rollout_ref.rollout.n"]
-    assert isinstance(setting.value, Unread)
+    assert isinstance(setting.value, Unresolved)
 
 
 def test_several_commands_are_several_runs():
@@ -187,7 +187,7 @@ if os.environ:
 """
     configuration = read_one(script, "train.py")
     read = values(configuration)
-    known = {name: value for name, value in read.items() if not isinstance(value, Unread)}
+    known = {name: value for name, value in read.items() if not isinstance(value, Unresolved)}
     assert known == {
         "learning_rate": 1e-6,
         "num_generations": 8,
@@ -254,7 +254,7 @@ more["beta"] = 3
     configuration = read_one(script, "train.py")
     assert configuration.incomplete == ""
     read = values(configuration)
-    assert isinstance(read.pop("delta"), Unread)
+    assert isinstance(read.pop("delta"), Unresolved)
     assert read == {
         "learning_rate": 1e-6,
         "beta": 0.04,
@@ -274,7 +274,7 @@ def test_an_item_that_a_branch_sets_is_unread():
         "from trl import GRPOConfig\na = {'beta': 0.1}\nif b:\n    a['beta'] = 0.2\nGRPOConfig('o', **a)\n"
     )
     configuration = read_one(script, "train.py")
-    assert isinstance(configuration.settings["beta"].value, Unread)
+    assert isinstance(configuration.settings["beta"].value, Unresolved)
     assert configuration.incomplete == ""
 
 
@@ -335,7 +335,7 @@ actor_rollout_ref:
     assert read["actor_rollout_ref.rollout.top_p"] == 1
     assert read[f"{actor}.ppo_mini_batch_size"] == 64
     assert read[f"{actor}.clip_ratio"] == 0.3
-    assert isinstance(read[f"{actor}.shuffle"], Unread)
+    assert isinstance(read[f"{actor}.shuffle"], Unresolved)
     assert read[f"{actor}.optim.lr"] == 1e-6
     assert configuration.settings[f"{actor}.optim.lr"].line == 15
 
@@ -354,7 +354,7 @@ actor_rollout_ref:
     ],
 )
 def test_the_names_in_a_yaml_tell_the_framework(text, framework):
-    assert read_one(text, "config.yml").framework.key == framework
+    assert read_one(text, "config.yml").framework == framework
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ group_size = 1
     older = "[orchestrator]\nrollouts_per_example = 1\n[[orchestrator.env]]\nid = 'x'\n"
     report = lint_configurations([read_one(older, "rl.toml")], "rl.toml")
     assert [(finding.id, finding.line) for finding in report.findings] == [("group-of-one", 2)]
-    assert read_one("group_size = 8\nbatch_size = 20\n", "orch.toml").framework.key == "prime-rl"
+    assert read_one("group_size = 8\nbatch_size = 20\n", "orch.toml").framework == "prime-rl"
     trainer = read_one("[optim]\nlr = 1e-3\n[loss]\ntype = 'default'\n", "train.toml")
     report = lint_configurations([trainer], "train.toml")
     assert [(finding.id, finding.line) for finding in report.findings] == [("learning-rate", 2)]

@@ -157,7 +157,7 @@ def test_the_configuration_of_an_older_trl_is_checked_as_far_as_it_goes(tmp_path
     old = {"scale_rewards": True, "num_generations": 2, "learning_rate": 1e-3, "beta": 0.04, "use_vllm": True}
     save(tmp_path, **old, top_p=0.9, top_k=50, per_device_train_batch_size=8, gradient_accumulation_steps=2)
     assert {"group-of-two", "learning-rate"} <= ids(lint_run(tmp_path))
-    result = lint_run_configuration(newest_configuration(tmp_path))
+    result = lint_run_configuration(newest_configuration(tmp_path).configuration)
     assert "truncated-sampling" in ids(result.unchecked)
     assert "loss_type is not set, and its default is that of another version of TRL" in str(result)
     assert result.passed < count("trl")

@@ -83,9 +83,9 @@ def test_ordinary_files_are_within_the_limits(tmp_path):
     check_yaml("a: *unknown")
     shared = "base: &base {loss_type: dapo, epsilon: 0.2}\n<<: *base\nimportance_sampling_level: token\n"
     (tmp_path / "config.yaml").write_text(shared)
-    configuration = newest_configuration(tmp_path)
+    configuration = newest_configuration(tmp_path).configuration
     assert configuration.framework == "trl"
-    assert configuration.settings["epsilon"] == 0.2
+    assert configuration.settings["epsilon"].value == 0.2
 
 
 def test_a_diagnosis_names_the_file_that_was_not_read(tmp_path):

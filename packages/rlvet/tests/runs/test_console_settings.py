@@ -120,7 +120,7 @@ def test_damaged_and_hostile_headers_have_no_settings(text, tmp_path):
     log = tmp_path / "run.log"
     log.write_text(text)
     assert read_console_settings(log) is None
-    assert newest_configuration(log).framework is None
+    assert newest_configuration(log).configuration is None
 
 
 def test_a_configuration_file_comes_before_the_console(tmp_path):

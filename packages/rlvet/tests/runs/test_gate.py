@@ -518,7 +518,7 @@ def test_a_run_in_python_is_protected_too(tmp_path):
     run = open_run(tmp_path)
     assert run.rows == ({"step": 1.0, "reward": 0.5, "actor/pg_loss": 0.1},) or run.rows[0]["reward"] == 0.5
     assert run.setup.framework == "verl"
-    assert [text.partition(" was")[0] for text in run.configuration.unread] == ["training_args.bin"]
+    assert [text.partition(" was")[0] for text in run.unread] == ["training_args.bin"]
 
 
 def test_a_file_problem_is_raised_as_one():

@@ -145,9 +145,9 @@ def test_an_archive_with_a_forged_size_is_not_decompressed_as_a_whole(tmp_path):
         archive.writestr("archive/data.pkl", pickle.dumps(bytes(2**26)))
     forged = buffer.getvalue().replace((2**26 + 15).to_bytes(4, "little"), (100).to_bytes(4, "little"))
     (tmp_path / "training_args.bin").write_bytes(forged)
-    configuration = newest_configuration(tmp_path)
-    assert configuration.framework is None
-    assert len(configuration.unread) == 1
+    saved = newest_configuration(tmp_path)
+    assert saved.configuration is None
+    assert len(saved.unread) == 1
 
 
 def wide_table(folder):

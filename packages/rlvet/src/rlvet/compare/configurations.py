@@ -19,8 +19,9 @@ from rlvet.compare.vocabulary import (
     Reading,
     Training,
 )
-from rlvet.lint.configuration import Configuration, Unread
+from rlvet.lint.checks import without_defaults
 from rlvet.lint.known import FRAMEWORKS
+from rlvet.runs.configuration import Configuration, Unresolved
 
 COMPARED: Mapping[str, Mapping[str, Callable[[Settings], Any]]] = {
     "trl": trl.QUANTITIES,
@@ -180,20 +181,21 @@ def _plain(value: Any) -> Any:
     return str(value)[:LONGEST_VALUE]
 
 
-def read_training(configuration: Configuration, *, is_saved: bool = False) -> Training:
+def read_training(configuration: Configuration) -> Training:
     """Return what a configuration of one of the `COMPARED` frameworks trains.
 
     Args:
         configuration: The configuration.
-        is_saved: True if a run saved it, so that it has all settings of its version.
 
-    >>> training = read_training(Configuration(FRAMEWORKS["verl"], "run.sh", {}))
+    >>> training = read_training(Configuration("verl", "run.sh", {}))
     >>> training.value("average of the loss"), training.value("updates on a batch")
     ('mean over the tokens of an update', 4.0)
     """
-    framework = configuration.framework.key
-    settings = Settings(configuration, is_saved=is_saved)
-    title = configuration.framework.title
+    framework = configuration.framework
+    if configuration.is_saved:
+        configuration = without_defaults(configuration)
+    settings = Settings(configuration)
+    title = FRAMEWORKS[framework].title
     readings = {one.name: Reading(None, unknown=f"is not read for {title}") for one in QUANTITIES}
     for name, compute in COMPARED[framework].items():
         readings[name] = settings.reading(compute)
@@ -357,7 +359,7 @@ def _value_or_default(training: Training, name: str) -> Any:
     """Return the value of a setting, or its default."""
     if name in training.settings:
         value = training.settings[name]
-        return f"{value.reason} {value.known_part}" if isinstance(value, Unread) else value
+        return f"{value.reason} {value.known_part}" if isinstance(value, Unresolved) else value
     return DEFAULTS[training.framework]["defaults"].get(name)
 
 
@@ -366,4 +368,4 @@ def _text(training: Training, name: str) -> str:
     if name not in training.settings:
         return "not set"
     value = training.settings[name]
-    return (value.reason if isinstance(value, Unread) else str(value))[:LONGEST_OTHER]
+    return (value.reason if isinstance(value, Unresolved) else str(value))[:LONGEST_OTHER]

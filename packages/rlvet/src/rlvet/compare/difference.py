@@ -22,7 +22,7 @@ from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
 from rlvet.dispatch import open_run
 from rlvet.errors import FileProblem, InvalidValue, RlvetError
-from rlvet.lint.checks import NO_CONFIGURATION, configuration_of_run
+from rlvet.lint.checks import NO_CONFIGURATION
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.readers import read_configurations, read_in_limits
 from rlvet.records import RecordedRun
@@ -337,14 +337,14 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
     try:
         rows = run.rows
     except RlvetError:
-        if path.is_dir() and run.configuration.framework is not None:
+        if path.is_dir() and run.configuration is not None:
             return _saved_configuration(path, run)
         raise
     if not any("reward" in row for row in rows):
         raise InvalidValue(
             f"{path} is no log of RL: no key is known to be the reward; name it by --map reward=KEY"
         )
-    if run.setup.framework != run.configuration.framework:
+    if run.configuration is not None and run.configuration.framework != run.setup.framework:
         # A configuration of a framework that did not write the log belongs to another run.
         return Side(run.title, rows=rows, method=run.setup.method or "")
     training, note = _training_of_run(run)
@@ -366,13 +366,11 @@ def _saved_configuration(path: Path, run: Run) -> Side:
 def _training_of_run(run: Run) -> tuple[Training | None, str]:
     """Return what the configuration of a run trains; None with the reason if it is not compared."""
     saved = run.configuration
-    if saved.framework is None:
+    if saved is None:
         return None, ""
     if saved.framework not in COMPARED:
         return None, f"the settings of {run.path} are of {saved.framework}, which is not compared"
-    configuration = configuration_of_run(saved)
-    assert configuration is not None
-    return read_training(configuration, is_saved=True), ""
+    return read_training(saved), ""
 
 
 def supervised_trainer(path: Path) -> str:
@@ -404,10 +402,10 @@ def _training_of_file(path: Path) -> Training:
             "file of its own"
         )
     (configuration,) = configurations
-    if configuration.framework.key not in COMPARED:
+    if configuration.framework not in COMPARED:
         titles = ", ".join(FRAMEWORKS[key].title for key in COMPARED)
         raise InvalidValue(
-            f"{path} configures {configuration.framework.title}: `rlvet diff` compares "
+            f"{path} configures {FRAMEWORKS[configuration.framework].title}: `rlvet diff` compares "
             f"{titles}; `rlvet lint` checks it"
         )
     return read_training(configuration)

@@ -9,8 +9,9 @@ from typing import Any
 
 from rlvet.compare.other_defaults import OTHER_DEFAULTS
 from rlvet.compare.vocabulary import Origin, Reading
-from rlvet.lint.configuration import Configuration, Unread
-from rlvet.lint.values import UnknownValue
+from rlvet.lint.known import FRAMEWORKS
+from rlvet.lint.values import UnknownValue, reason_unknown
+from rlvet.runs.configuration import Configuration, Unresolved
 from rlvet.runs.files import load_table
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {**load_table("defaults"), **OTHER_DEFAULTS}
@@ -53,12 +54,11 @@ class Settings:
     """The settings of a configuration, with defaults. It remembers which ones were read.
 
     Args:
-        configuration: The configuration, of a framework with quantities.
-        is_saved: True if a run saved it, so that it has all settings of its version.
+        configuration: The configuration, of a framework with quantities; one that a run saved without the defaults,
+            see `rlvet.lint.checks.without_defaults`.
 
-    >>> from rlvet.lint.configuration import Setting
-    >>> from rlvet.lint.known import FRAMEWORKS
-    >>> file = Configuration(FRAMEWORKS["trl"], "a.yaml", {"beta": Setting("beta", 0.1, 3)})
+    >>> from rlvet.runs.configuration import Setting
+    >>> file = Configuration("trl", "a.yaml", {"beta": Setting("beta", 0.1, 3)})
     >>> settings = Settings(file)
     >>> settings("beta"), settings("temperature")
     (0.1, 1.0)
@@ -66,10 +66,9 @@ class Settings:
     ['default of TRL 1.16.0', 'a.yaml:3']
     """
 
-    def __init__(self, configuration: Configuration, *, is_saved: bool = False):
+    def __init__(self, configuration: Configuration):
         self._configuration = configuration
-        self._is_saved = is_saved
-        framework = configuration.framework
+        self._framework = framework = FRAMEWORKS[configuration.framework]
         table = DEFAULTS[framework.key]
         self._defaults = {**framework.defaults, **table["defaults"], **configuration.defaults}
         self._version = f"{framework.title} {table['version']}"
@@ -86,7 +85,7 @@ class Settings:
         self.names_read.add(name)
         setting = self._configuration.settings.get(name)
         if setting is not None:
-            if isinstance(setting.value, Unread):
+            if isinstance(setting.value, Unresolved):
                 raise UnknownValue(f"{setting.name} is {setting.value.reason}")
             value = setting.value
             if isinstance(value, str) and value.startswith("${"):
@@ -95,10 +94,10 @@ class Settings:
         if self._configuration.incomplete:
             elsewhere = f"may come from {self._configuration.incomplete}"
             raise NotSet(f"{name} {elsewhere}", elsewhere)
-        if self._is_saved and self._is_absent(name):
+        if self._configuration.is_saved and self._is_absent(name):
             # A version without the setting saved the file.
-            return BEFORE.get(self._configuration.framework.key, {}).get(name, self._defaults[name])
-        reason = self._configuration.reason_unknown(name)
+            return BEFORE.get(self._framework.key, {}).get(name, self._defaults[name])
+        reason = reason_unknown(self._configuration, self._framework, name)
         if reason:
             raise NotSet(reason, "has the default of another version")
         default = self._defaults[name]
@@ -108,7 +107,7 @@ class Settings:
 
     def _is_absent(self, name: str) -> bool:
         """Return whether a saved file has no such setting. Those with lint's defaults are left out on reading."""
-        in_lint = name in self._configuration.framework.defaults
+        in_lint = name in self._framework.defaults
         return name in self._configuration.absent or not in_lint
 
     def number(self, name: str) -> float:
@@ -170,7 +169,7 @@ class Settings:
             return Origin(name, self._defaults.get(name), f"default of {self._version}")
         file = PurePath(self._configuration.path).name
         source = file if setting.line is None else f"{file}:{setting.line}"
-        value = setting.value.reason if isinstance(setting.value, Unread) else setting.value
+        value = setting.value.reason if isinstance(setting.value, Unresolved) else setting.value
         return Origin(setting.name, value, source)
 
     def default(self, name: str) -> Any:

@@ -5,7 +5,7 @@ Nothing in a configuration is imported or executed. Only the standard library an
 """
 
 from rlvet.lint.checks import LintFinding, LintReport, Unchecked, lint_file, lint_findings, lint_run
-from rlvet.lint.configuration import Configuration
+from rlvet.runs.configuration import Configuration
 
 __all__ = [
     "Configuration",

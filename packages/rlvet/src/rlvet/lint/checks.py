@@ -11,7 +11,6 @@ from typing import Any
 from rlvet._numbers import format_setting
 from rlvet._severities import SEVERITIES, is_at_least
 from rlvet._terminal import printable
-from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.names import MOST_UNKNOWN, Names, names_of
 from rlvet.lint.readers import (
@@ -23,7 +22,7 @@ from rlvet.lint.readers import (
 from rlvet.lint.rules import Rule
 from rlvet.lint.values import UnknownValue, Values
 from rlvet.runs import Run
-from rlvet.runs.configs import RunConfiguration
+from rlvet.runs.configuration import Configuration, Setting, Unresolved
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class LintReport:
     @property
     def summary(self) -> str:
         """The frameworks and the number of findings, in one line."""
-        titles = [configuration.framework.title for configuration in self.configurations]
+        titles = [FRAMEWORKS[configuration.framework].title for configuration in self.configurations]
         frameworks = []
         for title, count in Counter(titles).items():
             frameworks.append(title if count == 1 else f"{title} ({count} runs)")
@@ -141,7 +140,7 @@ class LintReport:
         """Return the report as a dictionary for JSON."""
         return {
             "path": self.path,
-            "frameworks": [configuration.framework.key for configuration in self.configurations],
+            "frameworks": [configuration.framework for configuration in self.configurations],
             "findings": [asdict(finding) for finding in self.findings],
             "unchecked": [asdict(rule) for rule in self.unchecked],
             "passed": self.passed,
@@ -272,7 +271,9 @@ def lint_configurations(
     unchecked: list[Unchecked] = []
     passed = 0
     for configuration in configurations:
-        for rule in configuration.framework.rules:
+        if configuration.is_saved:
+            configuration = without_defaults(configuration)
+        for rule in FRAMEWORKS[configuration.framework].rules:
             if started and rule.only_before_start:
                 continue
             result = _check(rule, configuration)
@@ -291,7 +292,8 @@ def lint_configurations(
 def lint_findings(configuration: Configuration) -> list[LintFinding]:
     """Check one configuration, and return the findings, the gravest first.
 
-    >>> configuration = Configuration.from_mapping(FRAMEWORKS["trl"], {"num_generations": 2})
+    >>> from rlvet.runs.configs import configuration_of
+    >>> configuration = configuration_of("trl", {"num_generations": 2})
     >>> [finding.id for finding in lint_findings(configuration)]
     ['group-of-two']
     """
@@ -311,59 +313,53 @@ def lint_run(path: str | Path) -> list[LintFinding]:
     >>> [finding.id for finding in lint_run(folder)]
     ['group-of-two']
     """
-    report = lint_run_configuration(Run(path).configuration)
+    configuration = Run(path).configuration
+    report = None if configuration is None else lint_run_configuration(configuration)
     return [] if report is None else list(report.findings)
 
 
-def lint_run_configuration(newest: RunConfiguration) -> LintReport | None:
-    """Check the configuration of a run; return None if there are no rules for its framework.
+def lint_run_configuration(newest: Configuration) -> LintReport | None:
+    """Check the configuration that a run saved; return None if there are no rules for its framework.
 
     Args:
         newest: The newest configuration of the run.
     """
-    configuration = configuration_of_run(newest)
-    if configuration is None:
+    if newest.framework not in FRAMEWORKS:
         return None
-    return lint_configurations([configuration], configuration.path, started=True)
+    return lint_configurations([newest], newest.path, started=True)
 
 
-def configuration_of_run(newest: RunConfiguration) -> Configuration | None:
-    """Return the configuration that a run has saved; None if there are no rules for its framework.
+def without_defaults(saved: Configuration) -> Configuration:
+    """Return the configuration of a run without the settings that have the framework's default: they count as not set.
+
+    Settings that are missing are `Configuration.absent`: they are of a later version than the one that saved the file.
 
     Args:
-        newest: The newest configuration of the run.
+        saved: A configuration that a run saved, of one of `FRAMEWORKS`.
     """
-    if newest.framework is None or newest.framework not in FRAMEWORKS:
-        return None
-    path = str(newest.file)
-    nested = newest.settings
-    lines = newest.lines
-    if newest.framework == "prime-rl":
-        # The file has only the settings of the trainer, without a prefix.
-        nested = {"trainer": nested}
-        lines = {f"trainer.{name}": line for name, line in lines.items()}
-    configuration = Configuration.from_mapping(FRAMEWORKS[newest.framework], nested, path, lines)
-    if newest.framework == "prime-rl":
-        configuration = configuration.with_defaults("trainer.")
-        configuration = replace(configuration, incomplete="the file of the orchestrator")
-    if newest.framework == "trl" and (newest.adapter is not None or "LoRA rank" in newest.values):
-        # The adapter is no setting of TRL's configuration.
-        adapter = {"use_peft": Setting("use_peft", True)}
-        configuration = replace(configuration, settings={**adapter, **configuration.settings})
-    if (
-        newest.framework == "trl"
-        and "model_name_or_path" not in configuration.settings
-        and "model" in newest.values
-    ):
-        # TRL's arguments do not name the model, but its weights or its adapter are in the folder.
-        model = {"model_name_or_path": Setting("model_name_or_path", str(newest.values["model"].value))}
-        configuration = replace(configuration, settings={**configuration.settings, **model})
-    return configuration
+    framework = FRAMEWORKS[saved.framework]
+    defaults = framework.defaults
+    # Settings that are taken for their defaults where they are missing.
+    assumed = framework.optional | framework.stable
+    settings: dict[str, Setting] = {}
+    if framework.key == "prime-rl":
+        # Its file has the settings of the trainer alone, of which no other file has any.
+        settings |= framework.default_settings("trainer.")
+    for name, setting in saved.settings.items():
+        if isinstance(setting.value, Mapping):
+            default = defaults.get(name)
+            is_known = not default or name in assumed
+            value = default if is_known else Unresolved("an object of the program that saved it")
+            setting = replace(setting, value=value)
+        if name not in defaults or setting.value != defaults[name]:
+            settings[name] = setting
+    saved_names = {framework.older_names.get(name, name) for name in saved.settings}
+    return replace(saved, settings=settings, absent=defaults.keys() - saved_names - assumed)
 
 
 def check_names(configuration: Configuration) -> list[LintFinding]:
     """Check the names of the settings, and return a finding for each that is probably misspelt."""
-    framework = configuration.framework
+    framework = FRAMEWORKS[configuration.framework]
     names = names_of(framework)
     findings: list[LintFinding] = []
     earlier: list[Setting] = []
@@ -394,14 +390,14 @@ def _misspelt(
     configuration: Configuration, setting: Setting, meant: Sequence[str], names: Names
 ) -> LintFinding:
     """Return the finding about a name that is near that of a setting."""
-    framework = configuration.framework
+    title = FRAMEWORKS[configuration.framework].title
     return _finding_on_names(
         configuration,
         [setting],
         id="misspelt-setting",
         severity="fix",
         title=f"{setting.name}: did you mean {' or '.join(meant)}?",
-        happens=f"{framework.title} {names.version} has no setting {setting.name}: the run does not start, or the "
+        happens=f"{title} {names.version} has no setting {setting.name}: the run does not start, or the "
         "value has no effect.",
         fix=" or ".join(meant),
     )
@@ -409,7 +405,7 @@ def _misspelt(
 
 def _of_earlier(configuration: Configuration, settings: Sequence[Setting], names: Names) -> LintFinding:
     """Return the finding about settings that only earlier versions have."""
-    title = configuration.framework.title
+    title = FRAMEWORKS[configuration.framework].title
     versions = {setting.name: names.last_version(setting.name) for setting in settings}
     texts = [f"{name} (last in {version})" for name, version in versions.items()]
     return _finding_on_names(
@@ -428,18 +424,18 @@ def _finding_on_names(configuration: Configuration, settings: Sequence[Setting],
     values = {setting.name: setting.value for setting in settings}
     return LintFinding(
         **texts,
-        framework=configuration.framework.key,
+        framework=configuration.framework,
         path=configuration.path,
         line=next((setting.line for setting in settings if setting.line is not None), configuration.line),
-        settings={name: None if isinstance(value, Unread) else value for name, value in values.items()},
-        source=f"the settings in the code of {configuration.framework.title}, see docs/lint.md",
+        settings={name: None if isinstance(value, Unresolved) else value for name, value in values.items()},
+        source=f"the settings in the code of {FRAMEWORKS[configuration.framework].title}, see docs/lint.md",
     )
 
 
 def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked | None:
     """Apply a rule to a configuration; return None if the configuration does not have the fault."""
-    framework = configuration.framework.key
-    values = Values(configuration, rule.reads)
+    framework = configuration.framework
+    values = Values(configuration, FRAMEWORKS[framework], rule.reads)
     try:
         if not rule.condition(values):
             return None
@@ -468,7 +464,7 @@ def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked 
     setting_values = {}
     for setting in settings:
         if setting.name != THE_COMMAND:
-            setting_values[setting.name] = None if isinstance(setting.value, Unread) else setting.value
+            setting_values[setting.name] = None if isinstance(setting.value, Unresolved) else setting.value
     return LintFinding(
         id=rule.id,
         severity=rule.severity,

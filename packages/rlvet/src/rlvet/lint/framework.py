@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvet.lint.rules import Rule
+from rlvet.runs.configuration import Setting
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +96,16 @@ class Framework:
         if not known and self.extensions:
             known = any(name.startswith(self.extensions) for name in names)
         return {} if known else None
+
+    def default_settings(self, prefix: str) -> dict[str, Setting]:
+        """Return the settings under a prefix with their defaults.
+
+        Args:
+            prefix: The beginning of the names of a part of the configuration.
+        """
+        return {
+            name: Setting(name, value) for name, value in self.defaults.items() if name.startswith(prefix)
+        }
 
     def unknown_setting(self, names: Collection[str]) -> str:
         """Return the first name that `sections` should have and does not; an empty text if there is none.

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from rlvet._numbers import format_number, format_setting
-from rlvet.lint.configuration import Setting, Unread
 from rlvet.lint.values import UnknownValue, Values
+from rlvet.runs.configuration import Setting, Unresolved
 
 LARGEST_RATES = ((0.05, 1e-3), (0.2, 1e-4), (2.0, 3e-5), (float("inf"), 1e-5))
 """Largest learning rates of full fine-tuning without a finding, each below a model size (billions of parameters).
@@ -111,7 +111,7 @@ def learning_rate_is_high(v: Values) -> bool:
         return rate_is_high(v.rate, lora=False, model=v.get("model"))
 
     # A part of a path may be known, and contain the size.
-    is_unread = isinstance(model.value, Unread)
+    is_unread = isinstance(model.value, Unresolved)
     text = f"{model.value.known_part} {model.value.reason}" if is_unread else str(model.value)
     if billions(text) is not None:
         return rate_is_high(v.rate, lora=False, model=text)
@@ -186,7 +186,7 @@ def uses_lora(v: Values) -> bool:
     if any(_is_on(setting) for setting in deciding):
         return True
     for setting in deciding:
-        if isinstance(setting.value, Unread):
+        if isinstance(setting.value, Unresolved):
             raise UnknownValue(f"{setting.name} is {setting.value.reason}")
     # Other settings, such as lora_alpha, have no effect where the rank is 0 by default.
     is_off_by_rank = v.default("lora") == 0 and v.default("lora") is not False
@@ -197,4 +197,4 @@ def uses_lora(v: Values) -> bool:
 
 def _is_on(setting: Setting) -> bool:
     """Return whether a setting of LoRA has a value that enables it."""
-    return bool(setting.value) and not isinstance(setting.value, Unread)
+    return bool(setting.value) and not isinstance(setting.value, Unresolved)

@@ -10,8 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
-from rlvet.lint.configuration import Configuration, Setting, Unread
-from rlvet.lint.known.trl import TRL
+from rlvet.runs.configuration import Configuration, Setting, Unresolved
 from rlvet.runs.limits import DEEPEST_SCRIPT, MOST_EXPANDED
 
 CONFIGS = ("GRPOConfig", "BandGRPOConfig")
@@ -105,7 +104,7 @@ class _Script:
             if "Parser" in _last_name(call.func) and self._has_config_argument(call):
                 settings = self._read_trainer()
                 source = f"the command line, which {_last_name(call.func)} reads"
-                configurations.append(Configuration(TRL, self.path, settings, call.lineno, source))
+                configurations.append(Configuration("trl", self.path, settings, call.lineno, source))
         # If there are several, the one that the trainer uses is not known.
         if len(configurations) == 1:
             (configuration,) = configurations
@@ -127,7 +126,7 @@ class _Script:
         for node in self.nodes:
             if isinstance(node, ast.Call) and _last_name(node.func) in ADAPTERS:
                 reason = f"open, since line {node.lineno} makes a LoRA adapter that the trainer may get"
-                setting = Setting("use_peft", Unread(reason), node.lineno)
+                setting = Setting("use_peft", Unresolved(reason), node.lineno)
                 return replace(configuration, settings={**configuration.settings, "use_peft": setting})
         return configuration
 
@@ -193,29 +192,29 @@ class _Script:
         return blocks
 
     def _value(self, node: ast.expr, depth: int = 0) -> Any:
-        """Evaluate an expression of literals, arithmetic and names that are assigned once; `Unread` for any other."""
+        """Evaluate an expression of literals, arithmetic and names assigned once; `Unresolved` for any other."""
         if depth > DEEPEST_SCRIPT:
-            return Unread("a long expression")
+            return Unresolved("a long expression")
         if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str | None):
             return node.value
         if isinstance(node, ast.Name) and node.id in self.constants:
             # Each name is evaluated once: names of names of lists would take exponential time.
             if node.id not in self.values:
-                self.values[node.id] = Unread(f"the name {node.id}, whose value refers to itself")
+                self.values[node.id] = Unresolved(f"the name {node.id}, whose value refers to itself")
                 self.values[node.id] = self._value(self.constants[node.id], depth + 1)
             return self.values[node.id]
         if isinstance(node, ast.List | ast.Tuple):
             values = [self._value(item, depth + 1) for item in node.elts[:100]]
             if any(isinstance(value, list) for value in values):
-                return Unread("a list of lists")
-            return next((value for value in values if isinstance(value, Unread)), values)
+                return Unresolved("a list of lists")
+            return next((value for value in values if isinstance(value, Unresolved)), values)
         operands: list[Any] = []
         if isinstance(node, ast.UnaryOp):
             operands = [self._value(node.operand, depth + 1)]
         elif isinstance(node, ast.BinOp):
             operands = [self._value(node.left, depth + 1), self._value(node.right, depth + 1)]
         result = _compute(node, operands)
-        return Unread(f"the expression {_source(node)}") if result is None else result
+        return Unresolved(f"the expression {_source(node)}") if result is None else result
 
     def _read_call(self, call: ast.Call) -> Configuration:
         """Read the configuration of a call such as ``GRPOConfig(beta=0.1, **defaults)``."""
@@ -237,7 +236,7 @@ class _Script:
             if not is_complete:
                 incomplete = f"the arguments **{_source(keyword.value)}"
         settings |= self._read_attributes(call)
-        return Configuration(TRL, self.path, settings, call.lineno, incomplete)
+        return Configuration("trl", self.path, settings, call.lineno, incomplete)
 
     def _read_dictionary(
         self, node: ast.expr, before: int, depth: int = 0
@@ -311,7 +310,7 @@ class _Script:
                 if change.block != block or block is None:
                     # A statement in another block, such as a branch, may not run.
                     reason = f"set in line {setting.line} to a value that is not known"
-                    setting = Setting(key, Unread(reason), setting.line)
+                    setting = Setting(key, Unresolved(reason), setting.line)
                 settings[key] = setting
         return settings, is_complete
 
@@ -382,7 +381,7 @@ class _Script:
         if assignment is None:
             return settings
         for attribute, statement in self.attributes.get(_last_name(assignment.targets[0]), []):
-            value: Any = Unread(f"set in line {statement.lineno} to a value that is not known")
+            value: Any = Unresolved(f"set in line {statement.lineno} to a value that is not known")
             # A statement in another block, such as a branch, may not run.
             same_block = self.blocks.get(id(statement)) == self.blocks.get(id(assignment))
             if isinstance(statement, ast.Assign) and same_block:
@@ -403,7 +402,7 @@ class _Script:
             settings |= self._read_model(trainers[0].args[0])
         for keyword in trainers[0].keywords:
             if keyword.arg in ("optimizers", "optimizer_cls_and_kwargs"):
-                value = Unread(f"set by {keyword.arg} of the trainer")
+                value = Unresolved(f"set by {keyword.arg} of the trainer")
                 settings["optim"] = Setting("optim", value, keyword.lineno)
             elif keyword.arg == "peft_config":
                 value = self._uses_adapter(keyword.value)
@@ -412,10 +411,10 @@ class _Script:
                 settings |= self._read_model(keyword.value)
         return settings
 
-    def _uses_adapter(self, node: ast.expr) -> bool | Unread:
-        """Return whether the value of ``peft_config`` is one other than None; `Unread` if this is not known."""
+    def _uses_adapter(self, node: ast.expr) -> bool | Unresolved:
+        """Return whether the value of ``peft_config`` is one other than None; `Unresolved` if this is not known."""
         value = self._value(node)
-        if not isinstance(value, Unread):
+        if not isinstance(value, Unresolved):
             return value is not None
         if isinstance(node, ast.Name) and node.id in self.constants:
             node = self.constants[node.id]
@@ -439,11 +438,11 @@ class _Script:
                 return {"use_peft": Setting("model", True, line)}
             if source.endswith("from_pretrained") and arguments:
                 return {"model_name_or_path": Setting("model", self._value(arguments[0]), line)}
-            setting = Setting("model", Unread(f"the expression {_source(node)}"), line)
+            setting = Setting("model", Unresolved(f"the expression {_source(node)}"), line)
             return {"model_name_or_path": setting, "model.adapter": setting}
         value = self._value(node)
         settings = {"model_name_or_path": Setting("model", value, line)}
-        if isinstance(value, Unread):
+        if isinstance(value, Unresolved):
             settings["model.adapter"] = Setting("model", value, line)
         return settings
 

@@ -9,26 +9,26 @@ import codecs
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlvet._numbers import is_number
 from rlvet.errors import FileProblem, InvalidValue, OtherFormat
-from rlvet.lint.configuration import Configuration, Setting, Unread
 from rlvet.lint.framework import Framework
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.names import MOST_UNKNOWN, names_of
 from rlvet.lint.notebook import read_notebook
 from rlvet.lint.other_frameworks import named
 from rlvet.lint.python_script import read_script
-from rlvet.lint.scalars import read_scalar
 from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
 from rlvet.runs import gate
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.config_lines import line_of, toml_lines, yaml_scalars
+from rlvet.runs.configuration import Configuration, Setting, Unresolved
 from rlvet.runs.files import check_regular, is_leaf
 from rlvet.runs.limits import LARGEST_LINTED, LARGEST_NOTEBOOK, MOST_SETTINGS
+from rlvet.runs.scalars import read_scalar
 
 PYTHON = (".py",)
 YAML = (".yaml", ".yml")
@@ -66,7 +66,7 @@ def read_configurations(path: Path) -> list[Configuration]:
     >>> file = Path(tempfile.mkdtemp()) / "run.yaml"
     >>> _ = file.write_text("num_generations: 8\nlearning_rate: 1e-6\nmax_completion_length: 512\n")
     >>> (configuration,) = read_configurations(file)
-    >>> configuration.framework.key, configuration.settings["learning_rate"].line
+    >>> configuration.framework, configuration.settings["learning_rate"].line
     ('trl', 2)
     """
     if not is_leaf(path):
@@ -170,23 +170,7 @@ def read_in_limits(reader: Callable[..., list[Configuration]], *arguments: Any) 
     Raises:
         ValueError: as the reader, and if a limit is met.
     """
-    answers = gate.answer_of(_read_with_keys, reader, *arguments, types=(Setting, Unread))
-    return [Configuration(FRAMEWORKS[key], **values) for key, values in answers]
-
-
-def _read_with_keys(
-    reader: Callable[..., list[Configuration]], *arguments: Any
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return the key of the framework and all other fields of each configuration.
-
-    A framework has functions, which a process cannot return.
-    """
-    answers: list[tuple[str, dict[str, Any]]] = []
-    for configuration in reader(*arguments):
-        values = {field.name: getattr(configuration, field.name) for field in fields(configuration)}
-        del values["framework"]
-        answers.append((configuration.framework.key, values))
-    return answers
+    return gate.answer_of(reader, *arguments, types=(Configuration, Setting, Unresolved))
 
 
 def _decode(data: bytes, path: str) -> str:
@@ -230,7 +214,7 @@ def framework_of(names: Mapping[str, Any], path: str, program: str = "") -> Fram
 
 def _with_newest_names(configuration: Configuration) -> Configuration:
     """Return a configuration with its settings also under the framework's newest names."""
-    settings = _add_newest_names(configuration.framework, configuration.settings)
+    settings = _add_newest_names(FRAMEWORKS[configuration.framework], configuration.settings)
     return replace(configuration, settings=settings)
 
 
@@ -293,9 +277,9 @@ def _settings_of_command(command: Command) -> tuple[Settings, str]:
 
 
 def _value_of_word(word: Word, text: str) -> Any:
-    """Return the value of a text that is a part of a word; `Unread` if it has an unknown part."""
+    """Return the value of a text that is a part of a word; `Unresolved` if it has an unknown part."""
     if UNKNOWN in text:
-        return Unread(word.unread, text.replace(UNKNOWN, ""))
+        return Unresolved(word.unread, text.replace(UNKNOWN, ""))
     return read_scalar(text)
 
 
@@ -305,12 +289,12 @@ def _begins_a_setting(text: str) -> bool:
 
 
 def _value_of_flag(values: Sequence[Any]) -> Any:
-    """Return the value of a flag: True without a value, a single value, or a list; `Unread` if one is not known."""
+    """Return the value of a flag: True without a value, a single value, or a list; `Unresolved` if one is not known."""
     if not values:
         return True
     if len(values) == 1:
         return values[0]
-    return next((value for value in values if isinstance(value, Unread)), values)
+    return next((value for value in values if isinstance(value, Unresolved)), values)
 
 
 def _program(command: Command) -> str:
@@ -357,13 +341,13 @@ def _read_command(command: Command, path: str) -> Configuration | None:
     defaults = framework.defaults_of(program, settings)
     if defaults is None:
         incomplete = incomplete or f"the defaults of {program.replace(UNKNOWN, '?')}"
-    configuration = Configuration(framework, path, settings, line, incomplete, defaults or {})
+    configuration = Configuration(framework.key, path, settings, line, incomplete, defaults or {})
     return _with_defaults_of_its_version(configuration, command)
 
 
 def _with_defaults_of_its_version(configuration: Configuration, command: Command) -> Configuration:
     """Return a configuration that says which defaults are not known, if it sets what the framework does not have."""
-    framework = configuration.framework
+    framework = FRAMEWORKS[configuration.framework]
     overrides = [_OVERRIDE.fullmatch(word.text) for word in command if not word.text.startswith("+")]
     names = [override[1] for override in overrides if override]
     known = names_of(framework)
@@ -448,7 +432,7 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
         incomplete = "its list of defaults, or the command that names this file"
     elif framework.key in ("verl", "skyrl"):
         incomplete = "the defaults of the program that reads this file"
-    return [Configuration(framework, path, settings, 1, incomplete)]
+    return [Configuration(framework.key, path, settings, 1, incomplete)]
 
 
 def _read_commands_in_yaml(root: Any, path: str) -> list[Configuration]:
@@ -495,7 +479,7 @@ _INTERPOLATION = re.compile(r"\$\{(?:oc\.select:)?([A-Za-z_][\w.]*)(?:,([^{}]*))
 
 
 def _interpolate(settings: Settings) -> None:
-    """Replace hydra's interpolations ``${name}`` of settings of the same file; mark all others as `Unread`.
+    """Replace hydra's interpolations ``${name}`` of settings of the same file; mark all others as `Unresolved`.
 
     An interpolation is replaced only if it is the whole value.
     """
@@ -513,7 +497,7 @@ def _interpolate(settings: Settings) -> None:
             else:
                 break
         if isinstance(value, str) and "${" in value:
-            value = Unread(f"the interpolation {value[:60]}")
+            value = Unresolved(f"the interpolation {value[:60]}")
         settings[name] = Setting(setting.name, value, setting.line)
 
 
@@ -549,11 +533,11 @@ def _read_toml(text: str, path: str) -> list[Configuration]:
         settings |= {f"orchestrator.{name}": setting for name, setting in settings.items()}
     elif "optim.lr" in settings:
         settings |= {f"trainer.{name}": setting for name, setting in settings.items()}
-        trainer = Configuration(framework, path, settings, 1, "the file of the orchestrator")
-        return [trainer.with_defaults("trainer.")]
+        settings = {**framework.default_settings("trainer."), **settings}
+        return [Configuration(framework.key, path, settings, 1, "the file of the orchestrator")]
     settings = _add_newest_names(framework, settings)
     _add_smallest_group(content, settings)
-    return [Configuration(framework, path, settings, 1)]
+    return [Configuration(framework.key, path, settings, 1)]
 
 
 def _toml_values(content: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

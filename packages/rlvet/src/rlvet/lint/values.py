@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvet._numbers import format_setting
-from rlvet.lint.configuration import Configuration, Setting, Unread
+from rlvet.lint.framework import Framework
+from rlvet.runs.configuration import Configuration, Setting, Unresolved
 
 
 class UnknownValue(Exception):
@@ -25,7 +26,7 @@ class MessageSetting:
     value: Any
 
     def __str__(self) -> str:
-        if isinstance(self.value, Unread):
+        if isinstance(self.value, Unresolved):
             return self.value.reason
         if isinstance(self.value, float):
             return format_setting(self.value)
@@ -42,11 +43,13 @@ class Values:
 
     Args:
         configuration: The configuration.
+        framework: Its framework.
         reads: The dotted name of each setting, by its short name.
     """
 
-    def __init__(self, configuration: Configuration, reads: Mapping[str, str]):
+    def __init__(self, configuration: Configuration, framework: Framework, reads: Mapping[str, str]):
         self._configuration = configuration
+        self._framework = framework
         self._reads = reads
 
     def __getattr__(self, short_name: str) -> Any:
@@ -59,8 +62,8 @@ class Values:
         setting = self._configuration.settings.get(name)
         if setting is None:
             self._check_default(name)
-            return self._configuration.default(name)
-        if isinstance(setting.value, Unread):
+            return self._default(name)
+        if isinstance(setting.value, Unresolved):
             raise UnknownValue(f"{setting.name} is {setting.value.reason}")
         return setting.value
 
@@ -83,7 +86,7 @@ class Values:
         Raises:
             UnknownValue: if it may be set elsewhere, or is of another version.
         """
-        reason = self._configuration.reason_unknown(name)
+        reason = reason_unknown(self._configuration, self._framework, name)
         if reason:
             raise UnknownValue(reason)
 
@@ -125,7 +128,12 @@ class Values:
 
     def default(self, short_name: str) -> Any:
         """Return the default of a setting."""
-        return self._configuration.default(self._reads[short_name])
+        return self._default(self._reads[short_name])
+
+    def _default(self, name: str) -> Any:
+        """Return the default of a setting: that of the program, or else that of the framework."""
+        defaults = self._configuration.defaults
+        return defaults[name] if name in defaults else self._framework.defaults[name]
 
     def setting(self, short_name: str) -> Setting | None:
         """Return the setting of the configuration; None if the configuration does not set it."""
@@ -137,6 +145,17 @@ class Values:
         if setting is None:
             return MessageSetting(self._reads[short_name], self.get(short_name))
         return MessageSetting(setting.name, setting.value)
+
+
+def reason_unknown(configuration: Configuration, framework: Framework, name: str) -> str:
+    """Return the reason why the value of a setting that is not set is unknown; empty if it has its default."""
+    if name == "program" and configuration.incomplete:
+        return "the program that reads this file is not known"
+    if configuration.incomplete:
+        return f"{name} may come from {configuration.incomplete}"
+    if name in configuration.absent:
+        return f"{name} is not set, and its default is that of another version of {framework.title}"
+    return ""
 
 
 def largest(*values: Any) -> float:

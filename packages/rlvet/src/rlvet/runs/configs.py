@@ -10,22 +10,23 @@ import json
 import math
 import tomllib
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.compact_rows import layouts_of
 from rlvet.runs.config_limits import check_toml, check_yaml
-from rlvet.runs.config_lines import toml_lines, yaml_scalars
+from rlvet.runs.config_lines import line_of, toml_lines, yaml_scalars
+from rlvet.runs.configuration import Configuration, Setting, Unresolved
 from rlvet.runs.console_settings import ENDINGS, read_console_settings
 from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle, reading_in
 from rlvet.runs.keys import FAMILIES, framework_of
-from rlvet.runs.limits import LARGEST_CONFIG
+from rlvet.runs.limits import LARGEST_CONFIG, MOST_NODES
 from rlvet.runs.quantities import Row
+from rlvet.runs.scalars import read_scalar
 from rlvet.runs.setup import Setup, Value
 
 Config = Mapping[str, Any]
@@ -48,47 +49,45 @@ WEIGHTS = ("model.safetensors", "model-*.safetensors")
 """The files of a model's weights beside its configuration, in one file or in several."""
 
 
-@dataclass(frozen=True)
-class RunConfiguration:
-    """The newest configuration in a run's folder, or beside its log."""
+class Saved(NamedTuple):
+    """What the files of a run say about its settings."""
 
-    framework: str | None = None
-    """A key of `FRAMEWORKS`; None if there is no configuration of a known framework."""
-    settings: Config = field(default_factory=dict)
-    """The content of the file."""
-    lines: Mapping[str, int] = field(default_factory=dict)
-    """The line of each setting and table by its dotted name, as far as the format of the file has lines."""
-    file: Path = Path()
-    """The file of the configuration."""
-    folder: Path = Path()
-    """The run's folder, or that of its log."""
-    adapter: Config | None = None
-    """The content of the run's newest `ADAPTER_FILE`; None without one."""
-    adapter_file: Path = Path()
-    """The file of the adapter's configuration."""
-    unread: tuple[str, ...] = ()
+    configuration: Configuration | None
+    """The newest configuration of a known framework in the run's folder, or beside its log."""
+    setup: Setup
+    """What it says about the framework, the method and the settings that findings refer to."""
+    unread: tuple[str, ...]
     """For each configuration file that cannot be read, a sentence with the reason."""
 
-    @cached_property
-    def values(self) -> dict[str, Value]:
-        """The settings that findings refer to, as far as the configuration has them. The folder is listed once."""
-        if self.framework is None:
-            return {}
-        values = _values(self.framework, self.settings, self._relative(self.file))
-        if self.adapter is not None:
-            file = self._relative(self.adapter_file)
-            values["LoRA rank"] = Value("r", self.adapter.get("r"), file)
-            base_model = str(self.adapter.get("base_model_name_or_path"))
-            values.setdefault("model", Value("base_model_name_or_path", base_model, file))
-        if "model" not in values:
-            size = _size_of_weights(self.file.parent)
-            if size is not None:
-                values["model"] = Value("model.safetensors", size, self._relative(self.file.parent))
-        return values
 
-    def _relative(self, file: Path) -> str:
-        """Return the path of a file relative to the folder, if it is in it."""
-        return str(file.relative_to(self.folder)) if file.is_relative_to(self.folder) else str(file)
+class Adapter(NamedTuple):
+    """A file that peft wrote beside the weights of an adapter."""
+
+    file: Path
+    settings: Config
+    """The content of the file, with the LoRA rank."""
+
+
+def _saved_values(
+    framework: str, nested: Config, file: Path, folder: Path, adapter: Adapter | None
+) -> dict[str, Value]:
+    """Return the settings that findings refer to, as far as a configuration, an adapter or weights have them."""
+    values = _values(framework, nested, _relative(file, folder))
+    if adapter is not None:
+        name = _relative(adapter.file, folder)
+        values["LoRA rank"] = Value("r", adapter.settings.get("r"), name)
+        base_model = str(adapter.settings.get("base_model_name_or_path"))
+        values.setdefault("model", Value("base_model_name_or_path", base_model, name))
+    if "model" not in values:
+        size = _size_of_weights(file.parent)
+        if size is not None:
+            values["model"] = Value("model.safetensors", size, _relative(file.parent, folder))
+    return values
+
+
+def _relative(file: Path, folder: Path) -> str:
+    """Return the path of a file relative to a folder, if it is in it."""
+    return str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)
 
 
 def _size_of_weights(folder: Path) -> str | None:
@@ -131,7 +130,7 @@ def read_setup(
     path: Path,
     rows: Sequence[Row],
     method: str | None = None,
-    configuration: RunConfiguration | None = None,
+    saved: Saved | None = None,
 ) -> Setup:
     """Return the setup of a run from the keys of its log and the configuration beside it.
 
@@ -139,13 +138,13 @@ def read_setup(
         path: The run's folder, or its log.
         rows: The log. Its keys may show the framework.
         method: The text of the method, used if no configuration names one, such as ``"GSPO()"``.
-        configuration: The configuration of the run, if it was read already.
+        saved: The newest configuration of the run, if it was read already.
 
     >>> read_setup(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], "GSPO()").framework
     'verl'
     """
     logged_framework = _framework_of_log(rows)
-    setup = read_configuration(path, method, configuration)
+    setup = read_configuration(path, method, saved)
     if logged_framework in (None, setup.framework):
         return setup
     # The configuration beside the log belongs to another program.
@@ -160,15 +159,13 @@ def _framework_of_log(rows: Sequence[Row]) -> str | None:
     return framework if framework in FRAMEWORKS else None
 
 
-def read_configuration(
-    path: Path, method: str | None = None, configuration: RunConfiguration | None = None
-) -> Setup:
+def read_configuration(path: Path, method: str | None = None, saved: Saved | None = None) -> Setup:
     """Return the setup of a run from the newest configuration in its folder, or beside its log.
 
     Args:
         path: The folder, or the log.
         method: The text of the method, used if no configuration names one.
-        configuration: The configuration of the run, if it was read already.
+        saved: The newest configuration of the run, if it was read already.
 
     >>> import tempfile
     >>> run = Path(tempfile.mkdtemp())
@@ -186,54 +183,115 @@ def read_configuration(
             if isinstance(text, str):
                 return Setup("verl", text)
 
-    configuration = configuration or newest_configuration(path)
-    if configuration.framework is None:
-        return Setup(method=method, values=configuration.values)
-    setup = setup_of(configuration.framework, configuration.settings, method)
-    return replace(setup, values=configuration.values)
+    setup = (saved or newest_configuration(path)).setup
+    return replace(setup, method=method) if setup.method is None else setup
 
 
-def newest_configuration(path: Path) -> RunConfiguration:
-    """Return the newest configuration of a known framework in a run's folder, or beside a log.
+def newest_configuration(path: Path) -> Saved:
+    """Return what the newest configuration of a known framework says, in a run's folder or beside a log.
 
     Args:
         path: The folder, or the log.
     """
     folder = path if path.is_dir() else path.parent
     unread: list[str] = []
-    adapter, adapter_file = _newest_adapter(path, unread)
+    adapter = _newest_adapter(path, unread)
+    for framework, content, file in _configurations(path, unread):
+        try:
+            configuration = configuration_of(framework, content.settings, str(file), content.lines)
+        except InvalidValue as error:
+            unread.append(f"{file.name} was not read: {error}")
+            continue
+        values = _saved_values(framework, content.settings, file, folder, adapter)
+        if framework == "trl":
+            configuration = _with_adapter_and_model(configuration, values)
+        setup = replace(setup_of(framework, content.settings), values=values)
+        return Saved(configuration, setup, tuple(unread))
+    return Saved(None, Setup(), tuple(unread))
+
+
+def _configurations(path: Path, unread: list[str]) -> Iterator[tuple[str, Content, Path]]:
+    """Yield the framework, the content and the file of each configuration, the newest first, then those of consoles."""
     for file in _configuration_files(path, READERS):
         content = _read_config(file, unread)
         if content is None:
             continue
         for name in _STOCK_METHODS:
             if _is_configuration_of(name, content.settings):
-                return RunConfiguration(
-                    framework=name,
-                    settings=content.settings,
-                    lines=content.lines,
-                    file=file,
-                    folder=folder,
-                    adapter=adapter,
-                    adapter_file=adapter_file,
-                    unread=tuple(unread),
-                )
+                yield name, content, file
+                break
     for file in _console_files(path):
         printed = read_console_settings(file)
         if printed is not None:
-            return RunConfiguration(
-                framework=printed.framework,
-                settings=printed.settings,
-                file=file,
-                folder=folder,
-                adapter=adapter,
-                adapter_file=adapter_file,
-                unread=tuple(unread),
-            )
-    return RunConfiguration(folder=folder, adapter=adapter, adapter_file=adapter_file, unread=tuple(unread))
+            yield printed.framework, Content(printed.settings, {}), file
 
 
-def read_configuration_of(path: Path) -> RunConfiguration:
+def configuration_of(
+    framework: str, nested: Config, path: str = "", lines: Mapping[str, int] | None = None
+) -> Configuration:
+    """Return the configuration of the settings that a run saved.
+
+    Args:
+        framework: The key of the framework.
+        nested: The settings, in nested mappings as in the framework's file.
+        path: The path of the file.
+        lines: The lines of settings and tables by their dotted names, if they are known.
+
+    Raises:
+        ValueError: if there are more settings than `MOST_NODES`.
+
+    >>> configuration = configuration_of("verl", {"data": {"train_batch_size": 64, "train_files": "${files}"}})
+    >>> configuration.settings["data.train_batch_size"].value
+    64
+    >>> configuration.settings["data.train_files"].value
+    Unresolved(reason='the interpolation ${files}', known_part='')
+    """
+    # A file of prime-rl has only the settings of the trainer, without a prefix.
+    prefix = "trainer." if framework == "prime-rl" else ""
+    settings: dict[str, Setting] = {}
+    for name, value in _flattened(nested):
+        if len(settings) == MOST_NODES:
+            raise InvalidValue(f"it has more than {MOST_NODES:,} settings, and is no configuration")
+        if isinstance(value, str):
+            value = _value_of_text(value)
+        settings[f"{prefix}{name}"] = Setting(f"{prefix}{name}", value, line_of(lines or {}, name))
+    incomplete = "the file of the orchestrator" if framework == "prime-rl" else ""
+    return Configuration(framework, path, settings, incomplete=incomplete, is_saved=True)
+
+
+def _flattened(nested: Config) -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings with their dotted names; an empty mapping is a value."""
+    pending: list[tuple[str, Config]] = [("", nested)]
+    while pending:
+        prefix, mapping = pending.pop()
+        for key, value in mapping.items():
+            if isinstance(value, Mapping) and value:
+                pending.append((f"{prefix}{key}.", value))
+            else:
+                yield f"{prefix}{key}", value
+
+
+def _value_of_text(text: str) -> Any:
+    """Return the value of a text: `Unresolved` with an interpolation, else that of the scalar that it spells."""
+    return Unresolved(f"the interpolation {text[:60]}") if "${" in text else read_scalar(text)
+
+
+def _with_adapter_and_model(configuration: Configuration, values: Mapping[str, Value]) -> Configuration:
+    """Return a configuration of TRL with the adapter and the model, which stand in other files than its arguments."""
+    settings = dict(configuration.settings)
+    if "LoRA rank" in values and _is_unset(settings.get("use_peft"), False):
+        settings["use_peft"] = Setting("use_peft", True)
+    if "model" in values and _is_unset(settings.get("model_name_or_path"), None):
+        settings["model_name_or_path"] = Setting("model_name_or_path", str(values["model"].value))
+    return replace(configuration, settings=settings)
+
+
+def _is_unset(setting: Setting | None, default: object) -> bool:
+    """Return whether a setting is missing, has its default, or is an empty mapping."""
+    return setting is None or setting.value in (default, {})
+
+
+def read_configuration_of(path: Path) -> Saved:
     """Return what `newest_configuration` does, and raise an error for a link out of the run's folder.
 
     Args:
@@ -259,13 +317,13 @@ def _console_files(path: Path) -> list[Path]:
     return [file for file in sorted(path.glob("*")) if file.suffix in ENDINGS and is_leaf(file)]
 
 
-def _newest_adapter(path: Path, unread: list[str]) -> tuple[Config | None, Path]:
-    """Return the content and the path of the newest `ADAPTER_FILE` with a LoRA rank; None without one."""
+def _newest_adapter(path: Path, unread: list[str]) -> Adapter | None:
+    """Return the newest `ADAPTER_FILE` with a LoRA rank; None without one."""
     for file in _configuration_files(path, [ADAPTER_FILE]):
         content = _read_config(file, unread)
         if content is not None and isinstance(content.settings.get("r"), int):
-            return content.settings, file
-    return None, Path()
+            return Adapter(file, content.settings)
+    return None
 
 
 class Content(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.compact_rows import CompactRows, compact
-from rlvet.runs.configs import RunConfiguration, newest_configuration, read_setup
+from rlvet.runs.configs import Saved, newest_configuration, read_setup
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf, reading_in
 from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
 from rlvet.runs.keys import framework_of
@@ -341,8 +341,8 @@ def _add_to_means(means: dict[str, float], row: Mapping[str, float], counts: dic
 
 def read_run(
     path: Path, names: Mapping[str, str] | None, run_name: str | None, method: str | None
-) -> tuple[Log, RunConfiguration, Setup]:
-    """Read the log of a run and the configuration beside it.
+) -> tuple[Log, Saved, Setup]:
+    """Read the log of a run, what the configuration beside it says, and the setup that follows from both.
 
     Args:
         path: The run's folder, or its log.
@@ -355,8 +355,8 @@ def read_run(
     """
     with reading_in(path):
         log = read_log(path, names, run_name)
-        configuration = newest_configuration(path)
-        return log, configuration, read_setup(path, log.rows, method, configuration)
+        saved = newest_configuration(path)
+        return log, saved, read_setup(path, log.rows, method, saved)
 
 
 def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:

@@ -7,13 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 from rlvet.runs import gate
-from rlvet.runs.configs import RunConfiguration, read_configuration_of
+from rlvet.runs.configs import Saved, read_configuration_of
+from rlvet.runs.configuration import Configuration, Setting, Unresolved
 from rlvet.runs.files import OutsideLink
 from rlvet.runs.logs import Log, UnreadableLog, read_run
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup, Value
 
-LOG_TYPES = (Log, RunConfiguration, Setup, Value, UnreadableLog, OutsideLink)
+LOG_TYPES = (Log, Saved, Configuration, Setting, Unresolved, Setup, Value, UnreadableLog, OutsideLink)
 """The classes of what is read of a run."""
 
 
@@ -65,8 +66,8 @@ class Run:
         return self._log_and_setup[0]
 
     @cached_property
-    def _log_and_setup(self) -> tuple[Log, RunConfiguration, Setup]:
-        """The log, the configuration and the setup, which one process reads."""
+    def _log_and_setup(self) -> tuple[Log, Saved, Setup]:
+        """The log, what the configuration says, and the setup, which one process reads."""
         return gate.answer_of(read_run, self.path, self.names, self.run_name, self.method, types=LOG_TYPES)
 
     @property
@@ -78,9 +79,19 @@ class Run:
         """
         return self.log.rows
 
+    @property
+    def configuration(self) -> Configuration | None:
+        """The newest configuration of a known framework in the run's folder, or beside its log; None without one."""
+        return self._saved.configuration
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """For each configuration file that cannot be read, a sentence with the reason."""
+        return self._saved.unread
+
     @cached_property
-    def configuration(self) -> RunConfiguration:
-        """The configuration in the run's folder, or beside its log."""
+    def _saved(self) -> Saved:
+        """What the run's configuration says, which can be read without a log."""
         if "_log_and_setup" in self.__dict__:
             return self._log_and_setup[1]
         return gate.answer_of(read_configuration_of, self.path, types=LOG_TYPES)
