@@ -271,7 +271,7 @@ def check_baseline(case: Case) -> Finding:
     elif group_size:
         cause = f"{cause}, though the settings name {format_number(group_size, 6)} answers to each prompt"
     reward = course.series("reward").values
-    if len(reward) >= FEW_STEPS and rises(reward):
+    if len(reward) >= FEWEST_REWARDS and rises(reward):
         cause = f"{cause}. The reward rises all the same"
     quantities = ["advantage_max", "advantage_min", "reward_max", "reward_min"]
     return finding.failed(NO_BASELINE, cause, onset=equal_steps[0], quantities=quantities)
