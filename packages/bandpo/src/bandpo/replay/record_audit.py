@@ -93,7 +93,7 @@ class ListedTokens(NamedTuple):
     """The tokens that an audit lists."""
 
     of_run: Sequence[BlockedToken]
-    """Those of whose gradient the run dropped most."""
+    """The tokens of whose gradient the run dropped most."""
     rule: str
     """The first of the rules that are compared with the run's."""
     of_rule: Sequence[BlockedToken]
@@ -101,7 +101,7 @@ class ListedTokens(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What the tokens are, the run's first."""
+        """A phrase that says how the tokens were chosen, the run's first."""
         if not self.of_rule:
             return f"the tokens of whose gradient {RUN} dropped most"
         if not self.of_run:

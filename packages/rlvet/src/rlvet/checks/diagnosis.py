@@ -1,4 +1,4 @@
-"""What is wrong with a run: the results of all checks, as text, Markdown and JSON."""
+"""The diagnosis of a run: the results of all checks, as text, Markdown and JSON."""
 
 from __future__ import annotations
 

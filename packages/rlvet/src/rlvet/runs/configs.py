@@ -50,12 +50,12 @@ WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
 
 class Saved(NamedTuple):
-    """What the files of a run say about its settings."""
+    """The settings of a run, as far as its files say them."""
 
     configuration: Configuration | None
     """The newest configuration of a known framework in the run's folder, or beside its log."""
     setup: Setup
-    """What it says about the framework, the method and the settings that findings refer to."""
+    """The framework, the method and the settings that findings refer to, as far as it says them."""
     unread: tuple[str, ...]
     """For each configuration file that cannot be read, a sentence with the reason."""
 

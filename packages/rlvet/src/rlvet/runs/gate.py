@@ -299,12 +299,13 @@ def _reason_of_end(file: str, status: int, limits: Limits) -> str:
             f"{file} takes more than {limits.seconds} seconds of processor time to read, the limit; "
             f"{_remedy('time', f'{4 * limits.seconds}')}"
         )
-    if status == OUT_OF_MEMORY and (space := _address_space()) < limits.memory:
-        return (
-            f"{file} cannot be read in the {space / 1e9:g} GB of address space that this process may have; raise its "
-            "limit, as by ulimit -v in the shell that starts it"
-        )
     if status == OUT_OF_MEMORY:
+        space = _address_space()
+        if space < limits.memory:
+            return (
+                f"{file} cannot be read in the {space / 1e9:g} GB of address space that this process may have; raise "
+                "its limit, as by ulimit -v in the shell that starts it"
+            )
         return (
             f"{file} takes more than {limits.memory / 1e9:g} GB of memory to read, the limit; "
             f"{_remedy('memory', f'{4 * limits.memory / 1e9:g}GB')}"

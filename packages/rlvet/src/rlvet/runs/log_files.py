@@ -326,19 +326,19 @@ def _without_repetitions(runs: Sequence[RawRows], unread: Unread) -> list[RawRow
     if not 1 < len(runs) <= MOST_COMPARED:
         return list(runs)
     by_step = [_numbers_by_step(rows) for rows in runs]
-    kept = []
-    for place, rows in enumerate(runs):
+    different = []
+    for number, rows in enumerate(runs):
         # Of two runs that contain each other, the later one is kept.
         is_repeated = any(
-            len(other) + (later > place) > len(by_step[place])
-            for later, other in enumerate(by_step)
-            if later != place and _contains(other, by_step[place])
+            len(numbers) + (another > number) > len(by_step[number])
+            for another, numbers in enumerate(by_step)
+            if another != number and _contains(numbers, by_step[number])
         )
         if is_repeated:
             unread.add("row", "it is printed a second time", "", len(rows))
         else:
-            kept.append(rows)
-    return kept
+            different.append(rows)
+    return different
 
 
 def _numbers_by_step(rows: RawRows) -> dict[float, dict[str, float]]:

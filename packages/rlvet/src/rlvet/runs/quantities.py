@@ -345,9 +345,11 @@ def sources(
     for quantity, user_key in user_names:
         if user_key in exact_keys:
             result[quantity] = Source(quantity, user_key)
-    # Most keys of a wide table are of no quantity.
-    has_known = not all(map(_keys_of_sources(framework).isdisjoint, candidates_of_keys))
-    for quantity, entries in _sources_of(framework).items() if has_known else ():
+    by_quantity = _sources_of(framework)
+    if all(map(_keys_of_sources(framework).isdisjoint, candidates_of_keys)):
+        # Most keys of a wide table are of no quantity.
+        by_quantity = {}
+    for quantity, entries in by_quantity.items():
         if quantity in result:
             continue
         # Exact keys come first: ``critic/grad_norm`` ends like a key of another framework.

@@ -91,7 +91,7 @@ class Run:
 
     @cached_property
     def _saved(self) -> Saved:
-        """What the run's configuration says, which can be read without a log."""
+        """The settings of the run, which can be read without a log."""
         if "_log_and_setup" in self.__dict__:
             return self._log_and_setup[1]
         return gate.answer_of(read_configuration_of, self.path, types=LOG_TYPES)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import ray
@@ -30,7 +31,7 @@ REFILLS = "sync_refill_failed_groups"
 
 @dataclass
 class Fault:
-    """What a reward function did in place of returning a reward, for some answers of a step."""
+    """A fault of a reward function, for some answers of a step."""
 
     kind: str
     step: int
@@ -170,7 +171,7 @@ def take_faults(worker: Any) -> list[Fault]:
 
 
 class RewardWatch:
-    """What the driver says of the faults in its agent loops.
+    """The driver's reports on the faults in its agent loops.
 
     Args:
         config: The run's config.
@@ -227,7 +228,7 @@ class RewardWatch:
     def _take(self) -> list[Fault]:
         """Return the faults since the last call, those of one kind and step as one."""
         faults: dict[tuple[str, int], Fault] = {}
-        for fault in (fault for of_worker in self._ask(take_faults) for fault in of_worker):
+        for fault in chain.from_iterable(self._ask(take_faults)):
             known = faults.setdefault((fault.kind, fault.step), fault)
             if known is not fault:
                 known.answers += fault.answers
