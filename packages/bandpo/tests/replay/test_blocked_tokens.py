@@ -57,7 +57,7 @@ def test_without_ids_or_a_policy_in_training_no_token_is_shown(tmp_path):
 
 
 def test_the_user_names_the_rule_of_a_record_that_names_none(tmp_path):
-    """The default is FixedClip(0.2). A method that the record names takes precedence."""
+    """The default is FixedClip(0.2)."""
     old = torch.tensor([[0.5, 0.1, 0.1]]).log()
     new = torch.tensor([[0.5, 0.13, 0.17]]).log()
     batch = {"logp": new, "logp_old": old, "advantages": torch.ones(1), "tokens": torch.tensor([[7, 8, 9]])}
@@ -67,7 +67,8 @@ def test_the_user_names_the_rule_of_a_record_that_names_none(tmp_path):
     wider = parse("FixedClip(0.5)")
     assert [token.at for token in costliest(tmp_path / "none")] == [2, 1]
     assert [token.at for token in costliest(tmp_path / "none", wider)] == [2]
-    assert [token.at for token in costliest(tmp_path / "named", wider)] == [2, 1]
+    with pytest.raises(ValueError, match="names its method, FixedClip"):
+        costliest(tmp_path / "named", wider)
     assert [token.at for token in costliest(tmp_path / "named", count=1)] == [2]
     assert list(costliest(tmp_path / "named", rules={"mine": "Unclipped()"})[0].kept) == ["the run", "mine"]
 

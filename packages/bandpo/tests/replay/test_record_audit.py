@@ -13,6 +13,7 @@ from bandpo.audit import Recorder
 from bandpo.cli.app import app
 from bandpo.replay.record_audit import NO_IDS, NO_TOKENIZER
 from bandpo.replay.tables import dropped_by
+from rlvet.cli.app import app as rlvet_app
 from rlvet.runs.effect import Effect, matter_line
 
 pytest.importorskip("pyarrow")
@@ -222,16 +223,37 @@ def test_a_rule_of_an_unknown_run_is_not_said_to_have_dropped_anything(tmp_path)
     assert "the run dropped" not in output
 
 
-def test_a_method_of_the_run_is_refused_for_a_record_that_names_another(tmp_path):
-    folder = record(tmp_path)
-    result = CliRunner().invoke(app, ["audit", str(folder), "--run-method", "GSPO(0.1)"])
-    assert result.exit_code == 1
-    message = str(result.exception)
-    assert message.startswith(f"{folder} was recorded with FixedClip(low=0.2, high=0.2), so --run-method ")
-    assert message.endswith("leave it out, or name it by --method (methods=) to compare")
-    assert "GSPO(0.1) would have dropped" in audit(folder, "--method", "GSPO(0.1)")
-    # The same method may be named, and so may that of a record without one.
-    assert audit(folder, "--run-method", "FixedClip(0.2)") == audit(folder)
+def run_method(command, path, method):
+    """Return the error of a command that is told the method of a run; empty if it ends without one."""
+    commands = app if command == "audit" else rlvet_app
+    result = CliRunner().invoke(commands, [command, str(path), "--run-method", method])
+    return "" if isinstance(result.exception, SystemExit | None) else str(result.exception)
+
+
+@pytest.mark.parametrize("command", ["audit", "diagnose", "report"])
+def test_a_method_of_the_run_is_refused_for_a_record_that_names_another(tmp_path, command):
+    folder = record(tmp_path / "named")
+    message = run_method(command, folder, "GSPO(0.1)")
+    assert f"{folder} names its method, FixedClip(low=0.2, high=0.2), so --run-method " in message
+    assert "leave it out, or compare it by `bandpo audit --method` on a record" in message
+    assert run_method(command, folder, "FixedClip(0.2)") == ""
+    assert run_method(command, record(tmp_path / "unnamed", method=None), "GSPO(0.1)") == ""
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_a_method_of_the_run_is_refused_for_a_log_whose_configuration_names_another(tmp_path, command):
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(json.dumps({"step": step, "reward": 0.01 * step}) for step in range(30)))
+    assert run_method(command, log, "GSPO(0.1)") == ""
+    settings = "loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, ratio_clip_c: null}"
+    (tmp_path / "config.yaml").write_text(settings)
+    message = run_method(command, log, "GSPO(0.1)")
+    assert f"{log} names its method, FixedClip(low=0.2, high=0.28), so --run-method " in message
+    assert run_method(command, log, "FixedClip(0.2, 0.28)") == ""
+
+
+def test_a_method_is_compared_with_that_of_a_record(tmp_path):
+    assert "GSPO(0.1) would have dropped" in audit(record(tmp_path / "named"), "--method", "GSPO(0.1)")
     assert "the run dropped" in audit(record(tmp_path / "unnamed", method=None), "--run-method", "GSPO(0.1)")
 
 

@@ -73,7 +73,7 @@ def diagnose(
         The findings, with the part of the run that they are based on.
 
     Raises:
-        ValueError: if the run cannot be read, or if names are given for an open run.
+        ValueError: if the run cannot be read, if its files name another method, or if names are given for an open run.
         ImportError: if a method is given for a record, and bandpo is not installed.
     """
     if isinstance(run, str | Path):
@@ -83,13 +83,10 @@ def diagnose(
         raise InvalidValue(
             f"{run.title} is open already, so names and run_name have no effect: give them to open_run"
         )
-    if isinstance(run, Run):
-        if method is not None:
-            _check_method(method)
-        return _diagnose_log(run)
     if method is not None:
-        # Before numpy, which the package of the checks needs: without either, bandpo is what to install.
-        require_plugin(COLLECTORS, "replay", "the method of a record")
+        _check_method(method, run)
+    if isinstance(run, Run):
+        return _diagnose_log(run)
     from rlvet.records.diagnosis import diagnose_recorded_run
 
     return diagnose_recorded_run(run, method=method, collectors=collectors)
@@ -113,8 +110,17 @@ def _diagnose_log(run: Run) -> Diagnosis:
     )
 
 
-def _check_method(method: object) -> None:
-    """Raise an error if the text of a method cannot be read; without bandpo, nothing is checked."""
-    plugin = load_plugin(COLLECTORS, "replay")
-    if plugin is not None:
-        plugin(method)
+def _check_method(method: object, run: Run | RecordedRun) -> None:
+    """Check the method that the user names for a run. Of a log, it is checked only if bandpo is installed.
+
+    Raises:
+        ValueError: if its text cannot be read, or the files of the run name another.
+        ImportError: if the run is a record, and bandpo is not installed.
+    """
+    if isinstance(run, RecordedRun):
+        # Before numpy, which the package of the checks needs: without either, bandpo is what to install.
+        check = require_plugin(COLLECTORS, "method", "the method of a record")
+    else:
+        check = load_plugin(COLLECTORS, "method")
+    if check is not None:
+        check(method, run.setup, run.title)

@@ -1,8 +1,10 @@
 """What other packages add to rlvet by entry points. bandpo adds all of them; rlvet works without.
 
 - ``rlvet.readers``: a function for each type of file that needs more than the standard library, named by its suffix.
-- ``rlvet.collectors``: functions that return collectors of a record's tokens:
+- ``rlvet.collectors``: a function that checks the method which a user names, and those that return collectors of a
+  record's tokens:
 
+  - ``method(method, setup, location)``: raises an error if the text cannot be read, or the run's files name another;
   - ``replay(method)``: what the run's method and others do with the tokens, for a diagnosis: rows of metrics, and the
     share of the gradient that each method blocks by age;
   - ``words(method, tokenizer)``: the tokens whose gradient is blocked, and those on which engine and trainer disagree;

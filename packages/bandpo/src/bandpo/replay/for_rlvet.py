@@ -21,10 +21,11 @@ from bandpo.replay.blocked_tokens import (
     format_disagreeing_tokens,
     format_tokens,
 )
-from bandpo.replay.record import ReplayCollector
+from bandpo.replay.record import ReplayCollector, method_of
 from bandpo.replay.token_figures import TokenAnalysis, TokenFigures
 from rlvet.errors import InvalidValue
 from rlvet.records import RecordedRun
+from rlvet.runs import Setup
 
 
 @contextmanager
@@ -48,6 +49,21 @@ def read_tensors(source: Path | bytes) -> Any:
     """Load a file of torch, or its bytes, without unpickling other classes than tensors."""
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def check_method(method: Method | ClipRule | str, setup: Setup, location: str) -> None:
+    """Check the method that a user names for a run.
+
+    Args:
+        method: The method, or its text.
+        setup: The setup that the files of the run name.
+        location: The run, for an error.
+
+    Raises:
+        ValueError: if the text cannot be read, or if the files name another method.
+    """
+    with _as_rlvets_errors():
+        method_of(setup, _read_method(method), location=location)
 
 
 def replay(method: str | None = None) -> ReplayCollector:

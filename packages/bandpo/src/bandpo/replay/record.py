@@ -45,7 +45,10 @@ def method_of(setup: Setup, method: Method | None = None, *, location: object = 
     Args:
         setup: The training setup that the run's files name.
         method: The method that the user names.
-        location: The source of the text, for the warning.
+        location: The source of the text, for the warning and the error.
+
+    Raises:
+        ValueError: if the files name another method than the user.
     """
     if setup.method is None:
         return method
@@ -59,6 +62,11 @@ def method_of(setup: Setup, method: Method | None = None, *, location: object = 
                 stacklevel=2,
             )
         return method
+    if method is not None and method != run_method:
+        raise InvalidValue(
+            f"{location} names its method, {run_method}, so --run-method (method=) {method} would have no effect: leave "
+            "it out, or compare it by `bandpo audit --method` on a record"
+        )
     # With a clip rule alone, the level is the trainer's own setting.
     return replace(run_method, level=setup.level) if run_method.only_rule and setup.level else run_method
 
@@ -286,7 +294,8 @@ def replay_record(
 
     Raises:
         ValueError: if the record cannot be read, is empty, or lacks the log-probabilities of the anchor; a text cannot
-            be parsed; or a radius depends on something that records do not contain.
+            be parsed; a method is given for a record that names another; or a radius depends on something that records
+            do not contain.
 
     >>> import tempfile
     >>> from bandpo.audit import Recorder

@@ -27,7 +27,7 @@ from bandpo.replay.blocked_tokens import (
 )
 from bandpo.replay.kinds import KindRow, KindSums
 from bandpo.replay.opening import anchor_line, kind_lines
-from bandpo.replay.record import RUN, RecordedMethod, Replay, ReplayCollector, method_of, no_losses
+from bandpo.replay.record import RUN, RecordedMethod, Replay, ReplayCollector, no_losses
 from rlvet.records import LossBatch, RecordedRun
 from rlvet.runs.effect import Effect, matter_line
 
@@ -217,8 +217,6 @@ def audit_record(
             is given for a record that names another.
     """
     run_method = None if method is None else as_method(method)
-    if run_method is not None:
-        _check_unnamed(run.path, run_method)
     decode, note = decoder_and_note(run, tokenizer)
     collector = ReplayCollector(methods, run_method)
     words = Words(run_method, methods, decode)
@@ -227,16 +225,6 @@ def audit_record(
     if replay is None:
         raise no_losses(run.path)
     return RecordAudit.of(replay, words, decode, note)
-
-
-def _check_unnamed(path: Path, run_method: Method) -> None:
-    """Raise ValueError if a record names a method that is not the one that the user names."""
-    recorded = method_of(RecordedRun(path).setup, run_method)
-    if recorded != run_method:
-        raise InvalidValue(
-            f"{path} was recorded with {recorded}, so --run-method (method=) {run_method} would have no effect: "
-            "leave it out, or name it by --method (methods=) to compare"
-        )
 
 
 def decoder_and_note(run: RecordedRun, tokenizer: str | None) -> tuple[Decode | None, str]:

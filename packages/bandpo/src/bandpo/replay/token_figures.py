@@ -151,7 +151,7 @@ class TokenAnalysis:
         replay_result = replay.result()
         rows = [] if replay_result is None else replay_result.rows
         diagnosis = diagnose_record(first_pass.result(), advantages.result(), run.setup, rows)
-        method = method_of(run.setup, self._method)
+        method = method_of(run.setup, self._method, location=run.path)
         figures = TokenFigures(diagnosis, "" if method is None else str(method), rows)
         if with_method.error is not None:
             figures.no_tokens = str(with_method.error)

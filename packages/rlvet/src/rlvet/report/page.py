@@ -201,7 +201,7 @@ def _report_run(run: Run | RecordedRun, analysis: Any) -> ReportedRun:
                 f"{kind}, without the tokens of losses, which a record of bandpo.audit.Recorder has"
             )
         if token_diagnosis is None or path_of_losses != run.path:
-            log_diagnosis = diagnose(run)
+            log_diagnosis = diagnose(run, method=run.method)
             method = method or log_diagnosis.setup.method
 
     data |= _diagnosis_data(_merge_diagnoses(token_diagnosis, log_diagnosis), log_diagnosis)
