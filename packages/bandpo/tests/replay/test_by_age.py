@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -162,6 +163,14 @@ def test_ratios_of_fresh_tokens_far_from_1_are_told_first(shift, tmp_path):
     assert diagnosis.notes[2].startswith(
         "the run blocks of the gradient on rare winners (p < 0.1), by age: 0: "
     )
+
+
+def test_no_name_of_a_rule_is_folded_at_80_columns(tmp_path):
+    output = CliRunner().invoke(app, ["audit", str(write(tmp_path))], env={"COLUMNS": "80"}).output
+    headers = [line for line in output.splitlines() if line.startswith("┃")]
+    assert [line for line in headers if "Clip-Higher ┃" in line and "DCPO" in line]
+    assert not re.search(r"Clip-H\w*\s*[┃│]", output.replace("Clip-Higher", ""))
+    assert "│ Clip-Higher, p < 0.1" in output
 
 
 def test_later_updates_on_a_fresh_batch_are_no_mismatch(tmp_path):

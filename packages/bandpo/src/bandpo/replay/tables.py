@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 
+WHOLE_WIDTH = 12
+"""Number of characters up to which a word of a column is not cut in a narrow terminal, if it is not the first."""
+
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
     """Build a table; an empty row becomes a line between sections."""
@@ -34,9 +37,11 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
         return escape(printable(text))
 
     table = Table(title=plain(title) or None)
-    for name in header:
-        # A name that is cut at its end would lose what tells it from the others.
-        table.add_column(plain(name), overflow="fold")
+    for index, name in enumerate(header):
+        words = [word for cells in (header, *rows) if cells for word in plain(cells[index]).split()]
+        width = min(max(map(len, words), default=0), WHOLE_WIDTH)
+        # A name that is cut at its end would lose what tells it from the others, so it is folded.
+        table.add_column(plain(name), overflow="fold", min_width=width if index else None)
     for cells in rows:
         if cells:
             table.add_row(*map(plain, cells))
@@ -111,6 +116,12 @@ def _short_names(paths: Sequence[str]) -> list[str]:
     return [*paths]
 
 
+def _with_count(label: str, columns: Sequence[Mapping[str, float]], key: str) -> str:
+    """Return a label with a number of tokens, which is that of each method on the same tokens."""
+    counts = {int(metrics[key]) for metrics in columns if key in metrics}
+    return label if not counts else f"{label} ({max(counts):,})"
+
+
 def methods_table(replay: Replay) -> Table:
     """Build the table of a replay: each method is a column, on the same tokens."""
     columns = [audit.metrics() for audit in replay.audits.values()]
@@ -119,8 +130,8 @@ def methods_table(replay: Replay) -> Table:
     for side, sign in (("high", "positive"), ("low", "negative")):
         section = {f"clip-{side} rate": _cells(columns, f"clip_{side}")}
         for name in BINS:
-            cells = _cells(columns, f"clip_{side}/{name}", f"tokens_{sign}/{name}")
-            section[f"  {bin_label(name)}"] = cells
+            label = _with_count(bin_label(name), columns, f"tokens_{sign}/{name}")
+            section[f"  {label}"] = _cells(columns, f"clip_{side}/{name}")
         rows += [[], *_known_rows(section)]
 
     section = {
@@ -172,13 +183,12 @@ def dropped_by(kept: Mapping[str, float]) -> str:
 
 def kinds_table(rows: Sequence[KindRow]) -> Table:
     """Build the table of rare winners by kind: number, share of the gradient, and what each rule drops of it."""
-    header = ["rare winners by kind", "tokens", "of the gradient"]
-    header += [f"{name} drops" for name in rows[0].dropped]
+    header = ["kind (tokens)", "share", *rows[0].dropped]
     cells: list[list[str]] = []
     for row in rows:
         dropped = [f"{x:.0%}" for x in row.dropped.values()]
-        cells.append([row.kind, f"{row.tokens:,}", f"{row.share:.0%}", *dropped])
-    return _table(header, cells, "")
+        cells.append([f"{row.kind} ({row.tokens:,})", f"{row.share:.0%}", *dropped])
+    return _table(header, cells, "rare winners by kind: share of their gradient, and how much of it each rule drops")
 
 
 def ages_table(replay: Replay) -> Table:
@@ -195,9 +205,10 @@ def ages_table(replay: Replay) -> Table:
         [],
     ]
     for name, shares in replay.blocked_by_age.items():
-        rows.append([f"{name} blocks, p < 0.1", *(share(shares.get(column.name)) for column in columns)])
+        rows.append([f"{name}, p < 0.1", *(share(shares.get(column.name)) for column in columns)])
         for probabilities, shares_of_bin in replay.blocked_by_age_and_bin[name].items():
             cells = [share(shares_of_bin.get(column.name)) for column in columns]
             rows.append([f"  {bin_label(probabilities)}", *cells])
     header = ["age", *(column.name for column in columns)]
-    return _table(header, rows, f"by age: {replay.ages.meaning}")
+    title = f"by age ({replay.ages.meaning}): share of the gradient on winners that each rule blocks"
+    return _table(header, rows, title)
