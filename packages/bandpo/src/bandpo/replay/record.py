@@ -64,8 +64,8 @@ def method_of(setup: Setup, method: Method | None = None, *, location: object = 
         return method
     if method is not None and method != run_method:
         raise InvalidValue(
-            f"{location} names its method, {run_method}, so --run-method (method=) {method} would have no effect: leave "
-            "it out, or compare it by `bandpo audit --method` on a record"
+            f"{location} names its method, {run_method}, so --run-method (method=) {method} would have no effect: "
+            "leave it out, or compare it by `bandpo audit --method` on a record"
         )
     # With a clip rule alone, the level is the trainer's own setting.
     return replace(run_method, level=setup.level) if run_method.only_rule and setup.level else run_method

@@ -188,7 +188,9 @@ def kinds_table(rows: Sequence[KindRow]) -> Table:
     for row in rows:
         dropped = [f"{x:.0%}" for x in row.dropped.values()]
         cells.append([f"{row.kind} ({row.tokens:,})", f"{row.share:.0%}", *dropped])
-    return _table(header, cells, "rare winners by kind: share of their gradient, and how much of it each rule drops")
+    return _table(
+        header, cells, "rare winners by kind: share of their gradient, and how much of it each rule drops"
+    )
 
 
 def ages_table(replay: Replay) -> Table:
