@@ -423,10 +423,12 @@ def test_a_run_of_a_file_of_several_is_named_and_so_is_the_reward(tmp_path):
     assert "--map reward=KEY" in str(run(one, one).exception)
     same = run(several, several, *names, "--run-name", "x", "--run-name", "y")
     assert same.exit_code == 0
-    assert f"A: {several}, run x\nB: {several}, run y\n" in same.stdout
+    assert f"A: {several}, run x\n   rlvet diagnose: " in same.stdout
+    assert f"B: {several}, run y\n   rlvet diagnose: " in same.stdout
     other = run(several, one, *names, "--run-name", "y", "--run-name", "")
     assert other.exit_code == 1
-    assert f"A: {several}, run y\nB: {one}\n" in other.stdout
+    assert f"A: {several}, run y\n   rlvet diagnose: " in other.stdout
+    assert f"B: {one}\n   rlvet diagnose: " in other.stdout
     three = run(several, one, *("--run-name", "x") * 3)
     assert "--run-name is given once, or 2 times for 2 paths, got 3" in str(three.exception)
 
@@ -437,7 +439,8 @@ def test_a_run_of_a_file_of_several_is_named_and_so_is_the_reward(tmp_path):
 def test_the_json_has_its_fields_and_a_version(write):
     result = run(*write(VERL.format("actor_rollout_ref.rollout.n=8"), VERL.format("")), "--json")
     output = json.loads(result.stdout)
-    assert list(output) == ["schema", "headline", "differs", "a", "b", "configurations", "logs", "notes"]
+    fields = "schema headline differs a b configurations logs diagnoses notes"
+    assert list(output) == fields.split()
     assert output["schema"] == "urn:rlvet:diff:1"
     assert output["logs"] is None
     fields = "frameworks compared differences without_effect undecided in_neither speed unjudged names"

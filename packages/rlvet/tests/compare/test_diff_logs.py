@@ -1,9 +1,12 @@
 """Where the metrics of two logs part."""
 
+import json
 import random
 
 import pytest
 
+from rlvet import diagnose
+from rlvet.compare import diff
 from rlvet.compare.logs import FEWEST_STEPS, compare_logs, first_difference, metric_order, window_of
 
 
@@ -119,3 +122,40 @@ def test_the_second_log_gives_the_same_steps_in_the_other_order():
     a = rows(1, reward=learns, entropy=flat)
     b = rows(2, reward=fails_after(50), entropy=lambda step: 0.1)
     assert parted(a, b) == parted(b, a)
+
+
+def test_a_metric_within_the_noise_whose_ends_are_far_apart_is_listed_apart(tmp_path):
+    """A burst at the start makes the noise of a gradient norm large, and hides that one of them is lost at the end."""
+    written = []
+    for name, end in (("a", 7e-5), ("b", 1.0)):
+        log = rows(1, reward=learns, kl=flat)
+        for row in log:
+            row["grad_norm"] = 60.0 * (row["step"] % 2) if row["step"] < 40 else end
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join(map(json.dumps, log)))
+        written.append(file)
+    difference = diff(*written)
+    assert [(one.name, one.is_far) for one in difference.logs.alike] == [
+        ("grad_norm", True),
+        ("kl", False),
+        ("reward", False),
+    ]
+    assert "\nnor these, though 10 times apart or more at the end: grad_norm 7e-5 | 1" in str(difference)
+
+
+def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
+    written = []
+    for name, reward in (("good", learns), ("bad", fails_after(50))):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join(map(json.dumps, rows(1, reward=reward, entropy=flat))))
+        written.append(file)
+    difference = diff(*written)
+    headlines = [diagnose(file).headline for file in written]
+    assert headlines[0].startswith("ok: ")
+    assert headlines[1].startswith("collapse: ")
+    assert list(difference.diagnoses) == headlines
+    lines = str(difference).split("\n")
+    assert [lines[lines.index(f"{name}: {file}") + 1] for name, file in zip("AB", written, strict=True)] == [
+        f"   rlvet diagnose: {headline}" for headline in headlines
+    ]
+    assert "causes first, each with the means of up to 10 steps from there on (A | B):" in lines

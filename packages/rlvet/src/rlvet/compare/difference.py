@@ -17,10 +17,10 @@ from rlvet.compare.configurations import (
     format_value,
     read_training,
 )
-from rlvet.compare.logs import LogComparison, compare_logs
+from rlvet.compare.logs import FAR_APART, LogComparison, compare_logs
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
-from rlvet.dispatch import open_run
+from rlvet.dispatch import diagnose, open_run
 from rlvet.errors import FileProblem, InvalidValue, RlvetError
 from rlvet.lint.checks import NO_CONFIGURATION
 from rlvet.lint.known import FRAMEWORKS
@@ -56,6 +56,8 @@ class Side:
     """The reason why its configuration is not compared; empty if it is, or if there is none."""
     method: str = ""
     """The method of the run; empty if it is not known."""
+    diagnosis: str = ""
+    """What `rlvet diagnose` says of its log in one line; empty for a configuration."""
 
     @property
     def kind(self) -> str:
@@ -77,6 +79,8 @@ class Difference:
     """Sentences about what was not compared."""
     methods: str = ""
     """The method of each run, and the share of the gradient that it blocked; empty if neither run measured it."""
+    diagnoses: Sequence[str] = ()
+    """What `rlvet diagnose` says of each log in one line; empty if no logs are compared."""
 
     @property
     def differs(self) -> bool:
@@ -99,7 +103,10 @@ class Difference:
     def __str__(self) -> str:
         """Return what differs as text that is safe to print."""
         lines = [self.methods, self.headline] if self.methods else [self.headline]
-        lines += [f"{name}: {text}" for name, text in zip("AB", self._titles(), strict=True)]
+        for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
+            lines.append(f"{name}: {title}")
+            if self.diagnoses:
+                lines.append(f"   rlvet diagnose: {self.diagnoses[index]}")
         if self.logs is not None:
             lines += _lines_of_logs(self.logs)
         if self.configurations is not None:
@@ -126,6 +133,7 @@ class Difference:
             "b": self.b,
             "configurations": None if self.configurations is None else self.configurations.as_json(),
             "logs": None if self.logs is None else self.logs.as_json(),
+            "diagnoses": list(self.diagnoses),
             "notes": [*filter(None, [self.methods]), *self.notes],
         }
 
@@ -164,10 +172,15 @@ def _headline_of_logs(comparison: LogComparison) -> str:
 
 def _lines_of_logs(comparison: LogComparison) -> list[str]:
     """Return the metrics that part, numbered, and lines about the others."""
-    lines = [""] if comparison.parted else []
+    lines: list[str] = []
+    if comparison.parted:
+        lines += ["", f"causes first, each with the means of up to {comparison.window} steps from there on (A | B):"]
     lines += [f"{number}. {parted}" for number, parted in enumerate(comparison.parted, 1)]
+    far = [str(metric) for metric in comparison.alike if metric.is_far]
+    near = [str(metric) for metric in comparison.alike if not metric.is_far]
     names = (
-        ("not told apart by the rule (A | B, means at the end)", [*map(str, comparison.alike)]),
+        ("not told apart by the rule (A | B, means at the end)", near),
+        (f"nor these, though {FAR_APART:g} times apart or more at the end", far),
         ("too few common steps", comparison.short),
         ("only A has", comparison.only_a),
         ("only B has", comparison.only_b),
@@ -296,7 +309,8 @@ def diff(
     if logs is None and any(side.rows for side in sides):
         notes.append("only the configurations were compared, as only one of the two has a log")
     methods = _methods_of(first, second)
-    return Difference(first.path, second.path, configurations, logs, notes, methods)
+    diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
+    return Difference(first.path, second.path, configurations, logs, notes, methods, diagnoses)
 
 
 def _methods_of(first: Side, second: Side) -> str:
@@ -344,11 +358,11 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
         raise InvalidValue(
             f"{path} is no log of RL: no key is known to be the reward; name it by --map reward=KEY"
         )
-    if run.configuration is not None and run.configuration.framework != run.setup.framework:
+    training, note = None, ""
+    if run.configuration is None or run.configuration.framework == run.setup.framework:
         # A configuration of a framework that did not write the log belongs to another run.
-        return Side(run.title, rows=rows, method=run.setup.method or "")
-    training, note = _training_of_run(run)
-    return Side(run.title, training, rows, note, run.setup.method or "")
+        training, note = _training_of_run(run)
+    return Side(run.title, training, rows, note, run.setup.method or "", diagnose(run).headline)
 
 
 def _saved_configuration(path: Path, run: Run) -> Side:

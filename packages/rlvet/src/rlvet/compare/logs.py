@@ -70,6 +70,10 @@ class MetricDifference:
         return {"name": self.name, "step": self.step, "a": self.a, "b": self.b, "noise": self.noise}
 
 
+FAR_APART = 10.0
+"""Ratio of the means at the end from which a metric that does not part by the rule is listed apart from the others."""
+
+
 @dataclass(frozen=True)
 class AlikeMetric:
     """A metric that does not part in two runs."""
@@ -82,6 +86,16 @@ class AlikeMetric:
     """The mean of the second run."""
     is_apart: bool = False
     """True if all values of one run are above all of the other, which is so from the first step on."""
+
+    @property
+    def is_far(self) -> bool:
+        """True if one mean is `FAR_APART` times the other, or more.
+
+        >>> AlikeMetric("grad_norm", 7e-5, 1.03).is_far, AlikeMetric("kl", 2.3, 1.4).is_far, AlikeMetric("clip", 0, 0).is_far
+        (True, False, False)
+        """
+        small, large = sorted((abs(self.a), abs(self.b)))
+        return large >= FAR_APART * small and large > 0
 
     def __str__(self) -> str:
         apart = " (no value in common)" if self.is_apart else ""
@@ -105,6 +119,8 @@ class LogComparison:
     """The metrics that only the first log has."""
     only_b: Sequence[str] = ()
     """The metrics that only the second log has."""
+    window: int = 0
+    """The largest number of steps over which a mean is taken."""
     notes: Sequence[str] = ()
     """Sentences about what was compared."""
 
@@ -121,6 +137,7 @@ class LogComparison:
             "short": list(self.short),
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
+            "window": self.window,
             "notes": list(self.notes),
         }
 
@@ -160,6 +177,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     alike: list[AlikeMetric] = []
     short: list[str] = []
     only: tuple[list[str], list[str]] = ([], [])
+    longest = 0
     for name in metric_order():
         first, second = (course.series(name) for course in courses)
         if not first.values or not second.values:
@@ -172,8 +190,9 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
             short.append(name)
             continue
         difference = first_difference(name, steps, values_a, values_b)
+        window = window_of(len(steps))
+        longest = max(longest, window)
         if difference is None:
-            window = window_of(len(steps))
             ends = (fmean(values_a[-window:]), fmean(values_b[-window:]))
             is_apart = min(values_a) > max(values_b) or min(values_b) > max(values_a)
             alike.append(AlikeMetric(name, *ends, is_apart))
@@ -183,7 +202,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
         raise InvalidValue(
             f"the logs have no metric with {FEWEST_STEPS} common steps; both have {', '.join(short) or 'none'}"
         )
-    return LogComparison(parted, alike, short, *only)
+    return LogComparison(parted, alike, short, *only, window=longest)
 
 
 def _aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:

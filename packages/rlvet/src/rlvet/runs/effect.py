@@ -34,6 +34,8 @@ class Effect(NamedTuple):
     """The share of the gradient that each rule drops, the run's own first if it is known."""
     of_winners: float | None = None
     """The share of rare winners in the gradient on all tokens with A > 0; None if it is not known."""
+    of_dropped: Mapping[str, float] = {}
+    """The share of rare winners in what each rule drops of the gradient on all tokens with A > 0, where it is known."""
 
     @classmethod
     def from_replay(cls, metrics: Mapping[str, Mapping[str, float]]) -> Effect:
@@ -42,11 +44,7 @@ class Effect(NamedTuple):
         Args:
             metrics: The metrics of each method, from `bandpo.replay.record.Replay.metrics`.
         """
-        dropped: dict[str, float] = {}
-        for name, values in metrics.items():
-            if BLOCKED in values:
-                dropped[name] = values[BLOCKED]
-        return cls._of(next(iter(metrics.values()), {}), dropped)
+        return cls._of(next(iter(metrics.values()), {}), metrics)
 
     @classmethod
     def from_log(cls, metrics: Mapping[str, float]) -> Effect:
@@ -55,19 +53,25 @@ class Effect(NamedTuple):
         Args:
             metrics: The metrics over all log steps, without the prefix ``audit/``.
         """
-        by_rule = rules_of_log(metrics)
-        return cls._of(
-            metrics, {rule: values[BLOCKED] for rule, values in by_rule.items() if BLOCKED in values}
-        )
+        return cls._of(metrics, rules_of_log(metrics))
 
     @classmethod
-    def _of(cls, metrics: Mapping[str, float], dropped: Mapping[str, float]) -> Effect:
-        rare, common = metrics.get("mass_positive_below_0.1"), metrics.get("mass_positive/above_0.1")
-        share = None
-        if rare is not None and common is not None and rare + common > 0:
-            share = rare / (rare + common)
+    def _of(cls, metrics: Mapping[str, float], by_rule: Mapping[str, Mapping[str, float]]) -> Effect:
+        """Return the effect from the metrics of the run, which have the size of the gradient, and those of rules."""
         count = metrics.get("tokens_positive_below_0.1")
-        return cls(round(count or 0), {} if count is None else dropped, share)
+        if count is None:
+            return cls(0, {})
+        dropped = {rule: values[BLOCKED] for rule, values in by_rule.items() if BLOCKED in values}
+        rare, common = metrics.get("mass_positive_below_0.1"), metrics.get("mass_positive/above_0.1")
+        if rare is None or common is None or rare + common <= 0:
+            return cls(round(count), dropped)
+        of_winners = rare / (rare + common)
+        of_dropped: dict[str, float] = {}
+        for rule, share in dropped.items():
+            share_of_all = by_rule[rule].get(BLOCKED_OF_ALL, 0.0)
+            if share_of_all > 0:
+                of_dropped[rule] = min(1.0, share * of_winners / share_of_all)
+        return cls(round(count), dropped, of_winners, of_dropped)
 
     @property
     def lines(self) -> list[str]:
@@ -77,7 +81,7 @@ class Effect(NamedTuple):
         >>> print(*lines, sep="\n")  # doctest: +NORMALIZE_WHITESPACE
         of the gradient on 132 rare winners (p < 0.1, A > 0) the run dropped 69 % (much), Clip-Higher would have dropped
         12 % (some), Band 4 % (little)
-        rare winners have 16 % of the gradient on all tokens with A > 0
+        rare winners have 16 % of the gradient on all winners (A > 0)
         """
         if not self.dropped:
             return []
@@ -96,13 +100,25 @@ class Effect(NamedTuple):
         lines = [f"of the gradient on {winners} {', '.join(clauses)}"]
         if self.of_winners is not None:
             lines.append(
-                f"rare winners have {percent(self.of_winners)} of the gradient on all tokens with A > 0"
+                f"rare winners have {percent(self.of_winners)} of the gradient on all winners (A > 0){self._of_strictest}"
             )
         return lines
+
+    @property
+    def _of_strictest(self) -> str:
+        """A clause on what the rule that drops most of all drops of the gradient on all winners; empty if unknown."""
+        strictest = max(self.dropped, key=lambda name: self.dropped[name])
+        if strictest not in self.of_dropped:
+            return ""
+        verb = "dropped" if strictest == RUN else "would have dropped"
+        return f", and {percent(self.of_dropped[strictest])} of what {strictest} {verb} of it"
 
 
 BLOCKED = "blocked_mass_below_0.1"
 """The metric of the audit that is the share of the gradient on rare winners that a rule drops."""
+
+BLOCKED_OF_ALL = "blocked_mass"
+"""The same of all winners."""
 
 
 def rules_of_log(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
