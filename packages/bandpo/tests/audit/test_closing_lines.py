@@ -61,17 +61,20 @@ def test_the_shares_are_those_of_the_metrics(method, name, others):
     assert further.endswith(f" · {AGE}")
 
 
-def test_the_second_line_names_the_bin_in_which_the_strictest_rule_drops_most():
-    """Thirty tokens of p = 0.05 whose ratio is 2, and thirty of p = 0.005 whose ratio is 1.25."""
-    p = torch.tensor([[0.05, 0.005]]).expand(30, -1)
-    ratio = torch.tensor([[2.0, 1.25]])
+def test_the_second_line_says_how_much_of_what_the_strictest_rule_drops_is_rare():
+    """Thirty tokens each of the probabilities 0.05, 0.4 and 0.8, whose ratios are 2, 1.25 and 1.1."""
+    p = torch.tensor([[0.05, 0.4, 0.8]]).expand(30, -1)
+    ratio = torch.tensor([[2.0, 1.25, 1.1]])
     audit = Audit.from_batch(Batch.read((p * ratio).log(), p.log(), torch.ones(30)), method="BandAbove()")
     line, further = describe_rare_winners(audit, as_method("BandAbove()"), "mine")
     assert line == (
-        "of the gradient on your 60 rare winners (p < 0.1) clip 0.2 would have dropped 100 %, Clip-Higher 62 %; "
+        "of the gradient on your 30 rare winners (p < 0.1) clip 0.2 would have dropped 100 %, Clip-Higher 100 %; "
         "mine dropped 0 %"
     )
-    assert further == "of what clip 0.2 would have dropped, 62 % was at p = 0.01 to 0.1"
+    # Of 2 + 1.25 + 1.1 the rare ones have 46 %, and of 2 + 1.25 that clip 0.2 drops 62 %.
+    assert further == (
+        "rare winners had 46 % of all winners' gradient, and 62 % of what clip 0.2 would have dropped of it"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 4, FEWEST_RARE_WINNERS - 1])

@@ -57,9 +57,9 @@ def test_the_audit_opens_with_the_sentence_then_kinds_then_tokens_then_the_table
         # Each of 40 tokens has 2 of a gradient of 3 on rare winners, and 40 of 120 tokens are common.
         "of the gradient on 80 rare winners (p < 0.1, A > 0) the run dropped 67 % (much), clip 0.2 would have dropped "
         "67 % (much), Clip-Higher 67 % (much), DCPO 0 % (little), Band 0 % (little)",
-        "rare winners have 75 % of the gradient on all tokens with A > 0",
+        "rare winners have 75 % of the gradient on all winners (A > 0), and 100 % of what the run dropped of it",
         "a clip can matter here",
-        "of what the run dropped, 100 % was on numbers",
+        "of the rare winners' gradient that the run dropped, 100 % was on numbers",
         "the tokens of whose gradient the run dropped most",
         "│ Yes ⟦12⟧ . │",
         "rare winners by kind",
@@ -111,10 +111,20 @@ def test_another_anchor_is_said_before_the_sentence(tmp_path):
 def test_of_a_rule_that_drops_nothing_the_tokens_of_the_first_other_rule_are_shown(tmp_path):
     output = audit(record(tmp_path, method="Band()"))
     assert "the run dropped 0 % (little), clip 0.2 would have dropped 67 % (much)" in output
-    assert "of what the run dropped" not in output
-    assert "of what clip 0.2 would have dropped, 100 % was on other tokens" in output
+    assert "gradient that the run dropped" not in output
+    assert "of the rare winners' gradient that clip 0.2 would have dropped, 100 % was on other tokens" in output
     assert "the tokens of whose gradient clip 0.2 would have dropped most" in output
     assert "│ clip 0.2, Clip-Higher │" in output
+
+
+def test_how_much_of_what_a_rule_drops_is_rare_is_said(tmp_path):
+    """Thirty tokens each of the probabilities 0.05, 0.4 and 0.8, whose ratios are 2, 1.25 and 1.1."""
+    p = torch.tensor([[0.05, 0.4, 0.8]]).expand(30, -1)
+    logp = (p * torch.tensor([[2.0, 1.25, 1.1]])).log()
+    with Recorder(tmp_path, method="BandAbove()") as recorder:
+        recorder.add(logp=logp, logp_old=p.log(), advantages=torch.ones(30), step=1)
+    share = "rare winners have 46 % of the gradient on all winners (A > 0), and 62 % of what clip 0.2 would have dropped"
+    assert f"{share} of it\n" in audit(tmp_path)
 
 
 def record_of_two_kinds(folder, method="FixedClip(0.0, 0.6)", rows=ROWS):
@@ -213,7 +223,7 @@ def test_a_wide_rule_that_drops_little_says_nothing_of_a_strict_one():
 def test_of_few_rare_winners_no_share_is_said(tmp_path):
     output = audit(record(tmp_path, rows=7))
     assert "14 rare winners (p < 0.1, A > 0): too few to say" in output
-    assert "of what" not in output
+    assert "would have dropped" not in output
     assert "│ 0 ⟦1⟧ 2 │" in output
 
 

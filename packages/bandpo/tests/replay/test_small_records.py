@@ -45,7 +45,7 @@ def test_the_first_sentence_is_that_of_the_reading(name):
 @pytest.mark.parametrize("name", READINGS)
 def test_the_kinds_of_the_tokens_are_in_words(name):
     output = CliRunner().invoke(app, ["audit", str(FOLDER / name)], env={"COLUMNS": "200"}).output
-    assert "of what clip 0.2 would have dropped, " in output
+    assert "of the rare winners' gradient that clip 0.2 would have dropped, " in output
     assert "shown as ids" not in output
     # Another anchor is said before the sentence.
     has_anchor = "anchor: rollout" in output.partition("of the gradient on")[0]

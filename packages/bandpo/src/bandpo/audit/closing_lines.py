@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bandpo.audit.metric_names import BINS, RARE
+from bandpo.audit.metric_names import RARE
 from bandpo.audit.metrics import COUNTERFACTUALS, POSITIVE, Audit
 from bandpo.core.methods import Method
 from bandpo.core.text import as_method
@@ -23,26 +23,34 @@ COMPARED = (*_SHOWN, _IN_PLACE)
 
 
 class _Dropped(NamedTuple):
-    """What a rule drops of the gradient of a run's rare winners."""
+    """What a rule drops of the gradient of a run's winners, the tokens with A > 0."""
 
     rule: str
     """What the rule is called."""
+    rare_size: float
+    """The size of the gradient of rare winners without a clip."""
     size: float
-    """The size of the gradient without a clip."""
-    by_bin: list[float]
-    """The size of the part that it drops, by bin of the old probability."""
+    """The same of all winners."""
+    rare_dropped: float
+    """The size of the part of the gradient of rare winners that it drops."""
+    dropped: float
+    """The same of all winners."""
 
     @property
     def share(self) -> float:
-        """The share of the gradient that it drops; 0 without a gradient."""
-        return sum(self.by_bin) / self.size if self.size > 0 else 0.0
+        """The share of the gradient of rare winners that it drops; 0 without a gradient."""
+        return _share(self.rare_dropped, self.rare_size)
 
     @property
-    def largest_bin(self) -> str:
-        """The bin in which it drops most, with the share of what it drops: ``67 % was at p = 0.01 to 0.1``."""
-        largest = max(self.by_bin)
-        probabilities = BINS[self.by_bin.index(largest)].replace("_", " ")
-        return f"{percent(largest / sum(self.by_bin))} was at p = {probabilities}"
+    def rarity(self) -> str:
+        """The share of rare winners in the gradient of all winners, and in what the rule drops of that, in words."""
+        of_size = percent(_share(self.rare_size, self.size))
+        return f"{of_size} of all winners' gradient, and {percent(_share(self.rare_dropped, self.dropped))} of what"
+
+
+def _share(part: float, whole: float) -> float:
+    """Return the share of a part; 0 of nothing."""
+    return part / whole if whole > 0 else 0.0
 
 
 def short_name(text: str) -> str:
@@ -59,8 +67,8 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
     r"""Return lines about the gradient of a run's rare winners, the tokens with p < 0.1 and A > 0.
 
     The first has the shares that clip 0.2 and Clip-Higher would have dropped, and that the run's rule dropped. The
-    second has the probabilities at which the strictest of these rules drops most, and the age of the data. A token
-    counts once for each update that uses it.
+    second says how much of the gradient of all winners the rare ones have, and of what the strictest of these rules
+    drops of it; and the age of the data. A token counts once for each update that uses it.
 
     Args:
         audit: The sum of a run's audits, on the CPU, with the rules `COMPARED` among its counterfactuals.
@@ -70,13 +78,14 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
 
     >>> from bandpo.core.batch import Batch
     >>> logp_old = torch.tensor([[0.05, 0.08, 0.5]]).log().expand(20, -1)
-    >>> logp = torch.tensor([[0.055, 0.18, 0.6]]).log().expand(20, -1)
+    >>> logp = torch.tensor([[0.055, 0.18, 0.65]]).log().expand(20, -1)
     >>> audit = Audit.from_batch(Batch.read(logp, logp_old, torch.ones(20)), method="BandPO()")
     >>> lines = describe_rare_winners(audit, as_method("BandPO()"), "BandPO()", "each batch served 4 updates")
     >>> print(*lines, sep="\n")  # doctest: +NORMALIZE_WHITESPACE
     of the gradient on your 40 rare winners (p < 0.1) clip 0.2 would have dropped 67 %, Clip-Higher 67 %; BandPO()
     dropped 0 %
-    of what clip 0.2 would have dropped, 100 % was at p = 0.01 to 0.1 · each batch served 4 updates
+    rare winners had 72 % of all winners' gradient, and 63 % of what clip 0.2 would have dropped of it · each batch
+    served 4 updates
     """
     count = int(audit.sums["tokens"][0, POSITIVE, : RARE["below_0.1"]].sum())
     if count < FEWEST_RARE_WINNERS:
@@ -95,7 +104,7 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
     strictest = max((*compared, run_drop), key=lambda drop: drop.share)
     if strictest.share > 0:
         verb = "dropped" if strictest is run_drop else "would have dropped"
-        details.append(f"of what {strictest.rule} {verb}, {strictest.largest_bin}")
+        details.append(f"rare winners had {strictest.rarity} {strictest.rule} {verb} of it")
     if age:
         details.append(age)
     return [shares, " · ".join(details)] if details else [shares]
@@ -110,16 +119,18 @@ def _drops(audit: Audit, method: Method | None, name: str) -> list[_Dropped]:
         name: As for `describe_rare_winners`. A method that is one of the counterfactual rules has the rule's name, and
             is not compared with itself.
     """
-    bins = RARE["below_0.1"]
-    sizes = audit.sums["mass"][:, POSITIVE, :bins].sum(-1).tolist()
-    dropped = audit.sums["blocked_mass"][:, POSITIVE, :bins].tolist()
+    rare = RARE["below_0.1"]
+    sizes = audit.sums["mass"][:, POSITIVE]
+    dropped = audit.sums["blocked_mass"][:, POSITIVE]
+    sums = [sizes[:, :rare].sum(-1), sizes.sum(-1), dropped[:, :rare].sum(-1), dropped.sum(-1)]
+    of_rules = list(zip(*(column.tolist() for column in sums), strict=True))
     equal_rules = [rule for rule in audit.counterfactuals if _is_clip_of(method, rule)]
     run_name = equal_rules[0] if equal_rules else name
-    run_drop = _Dropped(run_name, sizes[0], dropped[0])
-
-    by_rule: dict[str, _Dropped] = {}
-    for index, rule in enumerate(audit.counterfactuals, 1):
-        by_rule[rule] = _Dropped(rule, sizes[index], dropped[index])
+    run_drop = _Dropped(run_name, *of_rules[0])
+    by_rule = {
+        rule: _Dropped(rule, *of_rule)
+        for rule, of_rule in zip(audit.counterfactuals, of_rules[1:], strict=True)
+    }
     compared = [rule for rule in COMPARED if rule not in equal_rules]
     return [run_drop, *(by_rule[rule] for rule in compared[: len(_SHOWN)])]
 

@@ -38,7 +38,7 @@ def kind_lines(rows: Sequence[KindRow], effect: Effect) -> list[str]:
         largest = sorted(shares, key=lambda kind: -shares[kind])[:NAMED_KINDS]
         parts = [f"{percent(shares[kind])} was on {kind}" for kind in largest if shares[kind] > 0]
         verb = "dropped" if name == RUN else "would have dropped"
-        lines.append(f"of what {name} {verb}, {', '.join(parts)}")
+        lines.append(f"of the rare winners' gradient that {name} {verb}, {', '.join(parts)}")
     return lines
 
 
