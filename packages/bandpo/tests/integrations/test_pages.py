@@ -90,7 +90,8 @@ def test_one_more_command_says_which_kinds_of_tokens_the_clip_drops(first_progra
     ]
     for line in shown.splitlines()[:2]:
         assert re.sub(r"\b(some|much|little)\b", "AMOUNT", NUMBER.sub("N", line)) in said
-    assert re.search("of the rare winners' gradient that clip 0.2 would have dropped, .* was on first tokens of an answer", output)
+    dropped = "of the rare winners' gradient that clip 0.2 would have dropped"
+    assert re.search(f"{dropped}, .* was on first tokens of an answer", output)
     assert "the tokens of whose gradient" in output
     assert "first tokens of an answer" in output
     assert "shown as ids" not in output

@@ -174,7 +174,10 @@ def _lines_of_logs(comparison: LogComparison) -> list[str]:
     """Return the metrics that part, numbered, and lines about the others."""
     lines: list[str] = []
     if comparison.parted:
-        lines += ["", f"causes first, each with the means of up to {comparison.window} steps from there on (A | B):"]
+        lines += [
+            "",
+            f"causes first, each with the means of up to {comparison.window} steps from there on (A | B):",
+        ]
     lines += [f"{number}. {parted}" for number, parted in enumerate(comparison.parted, 1)]
     far = [str(metric) for metric in comparison.alike if metric.is_far]
     near = [str(metric) for metric in comparison.alike if not metric.is_far]

@@ -91,8 +91,8 @@ class AlikeMetric:
     def is_far(self) -> bool:
         """True if one mean is `FAR_APART` times the other, or more.
 
-        >>> AlikeMetric("grad_norm", 7e-5, 1.03).is_far, AlikeMetric("kl", 2.3, 1.4).is_far, AlikeMetric("clip", 0, 0).is_far
-        (True, False, False)
+        >>> [AlikeMetric("grad_norm", *ends).is_far for ends in ((7e-5, 1.03), (2.3, 1.4), (0, 0))]
+        [True, False, False]
         """
         small, large = sorted((abs(self.a), abs(self.b)))
         return large >= FAR_APART * small and large > 0

@@ -99,9 +99,8 @@ class Effect(NamedTuple):
         winners = f"{self.tokens:,} rare winners (p < 0.1, A > 0)"
         lines = [f"of the gradient on {winners} {', '.join(clauses)}"]
         if self.of_winners is not None:
-            lines.append(
-                f"rare winners have {percent(self.of_winners)} of the gradient on all winners (A > 0){self._of_strictest}"
-            )
+            share = f"{percent(self.of_winners)} of the gradient on all winners (A > 0)"
+            lines.append(f"rare winners have {share}{self._of_strictest}")
         return lines
 
     @property
