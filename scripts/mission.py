@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,7 +185,8 @@ ROWS = [
         "`start_grpo_official.sh`, `bandpo__…bandkl005.sh`: 48 scripts",
         EVERY_RULE,
         r"\d+ of \d+ commands composed",
-        note="Trainings need eight GPUs.",
+        note="Six models times seven rules; of two of the models the authors have no script. Trainings need eight "
+        "GPUs.",
     ),
     Row(
         "the log of Ray's driver",
@@ -298,7 +300,7 @@ def outcome_of(row: Row, folder: Path) -> str:
     if process.returncode != row.status or printed is None:
         print(process.stdout[-3000:], file=sys.stderr)
         return f"**failed**, exit {process.returncode}"
-    return f"exit {process.returncode}: `{' '.join(printed[0].split())[:90]}`"
+    return f"exit {process.returncode}: `{textwrap.shorten(printed[0], 90, placeholder=' …')}`"
 
 
 def cells(number: int, row: Row, folder: Path) -> str:

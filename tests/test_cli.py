@@ -92,6 +92,8 @@ def test_bounds_of_a_value_that_is_none_are_refused_by_the_core(words):
         ("bandchi2", ["--radius", "0.2"], "Band(PearsonChi2(), 0.2)"),
         ("Band(KL(), 0.2, 1.5)", [], "Band(KL(), 0.2, 1.5)"),
         ("BandPO(radius=0.1)", ["--max-ratio", "2"], "Band(KL(), 0.1, 2)"),
+        ("band-tv", [], "Band(TotalVariation(), 0.15)"),
+        ("band-chi2", ["--radius", "0.2"], "Band(PearsonChi2(), 0.2)"),
     ],
 )
 def test_bounds_reads_the_names_that_method_reads(text, options, rule):
@@ -104,10 +106,27 @@ def test_bounds_reads_the_names_that_method_reads(text, options, rule):
     assert printed == [pytest.approx(pair) for pair in pairs]
 
 
-@pytest.mark.parametrize("text", ["DAPO", "bandkl005_relax"])
-def test_bounds_of_a_method_without_one_band_are_refused(text):
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("DAPO", "FixedClip(low=0.2, high=0.28)"),
+        ("bandkl005_relax", "Loosest(a=Band(divergence=KL(), radius=0.05, max_ratio=10.0), b=FixedClip("),
+    ],
+)
+def test_bounds_of_a_method_without_one_band_are_refused(text, rule):
     result = CliRunner().invoke(app, ["bounds", "--divergence", text])
-    assert f"'{text}' does not clip by Band: name a divergence" in str(result.exception)
+    assert str(result.exception).startswith(f"'{text}' is {rule}")
+    assert "whose bounds are not Band's alone: name a divergence such as KL" in str(result.exception)
+
+
+def test_bounds_has_the_radius_of_each_recipe_with_a_band():
+    rules = ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes/paper/rule"
+    names = ["band-kl", "band-tv", "band-chi2"]
+    assert sorted(path.stem for path in rules.glob("band-*.yaml")) == sorted([*names, "band-kl-relaxed"])
+    for name in names:
+        radius = re.search(r"every_radius,([\d.]+)", (rules / f"{name}.yaml").read_text())[1]
+        printed = CliRunner().invoke(app, ["bounds", "0.5", "--json", "--divergence", name]).output
+        assert next(key for key in json.loads(printed) if key != "p").endswith(f"radius {radius}")
 
 
 def test_the_bounds_on_the_page_of_methods_are_those_of_the_rules():

@@ -100,7 +100,7 @@ def test_a_data_file_that_is_missing_is_named(here, split):
 def test_the_folder_of_the_data_is_named_with_what_makes_it(here):
     why = refusal(*RECIPE, "--data", "elsewhere")
     assert f"{Path.cwd()}/elsewhere/" in why
-    assert "bandpo-lab data prepare" in why
+    assert "bandpo-lab setup` with the same --model, --settings and --task" in why
     assert "--stand-in" not in why
     assert here == []
 
@@ -136,6 +136,8 @@ def test_a_name_of_the_hub_is_not_looked_up(here, name):
         ("qwen2.5-3b-instruct", "band-k", "'band-k' is no rule of the recipes.*did you mean band-kl?"),
         ("qwen2.5-3b-instruct", "cliphigher", "did you mean clip-higher?"),
         ("qwen2.5-3b-instruct", "vanila", "did you mean vanilla?"),
+        ("qwen2.5-3b-instruct", "start_grpo_official", "the recipes have .*docs/which-method.md has the methods"),
+        ("qwen2.5-3b-instruct", "band-x", "is no rule of the recipes.*band-chi2, band-kl, "),
         ("qwen2.5-3b-instruct", "GSPPO(0.01)", "did you mean GSPO?"),
     ],
 )  # fmt: skip

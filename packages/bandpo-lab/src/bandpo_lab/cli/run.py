@@ -358,7 +358,8 @@ def _check_method(method: str, recipes: Path) -> None:
     """Check the text of a method that is not a rule of the recipes.
 
     Raises:
-        ValueError: The text cannot be read; if it is a single name, the message suggests a similar one.
+        ValueError: The text cannot be read; if it is a single name, the message suggests a similar one, or has the
+            rules of the recipes.
     """
     from bandpo.cli import read_method
     from bandpo.core.methods import METHODS
@@ -367,12 +368,15 @@ def _check_method(method: str, recipes: Path) -> None:
     try:
         read_method(method)
     except ValueError as error:
-        hint = did_you_misspell(method, [*METHODS, *recipe_names(recipes, "rule"), VANILLA])
-        if hint and re.fullmatch(r"[\w.-]+", method):
-            raise InvalidValue(
-                f"{method!r} is no rule of the recipes in {recipes}, and no method{hint}"
-            ) from error
-        raise
+        if not re.fullmatch(r"[\w-]+", method):
+            raise
+        rules = [*recipe_names(recipes, "rule"), VANILLA]
+        hint = did_you_misspell(method, [*METHODS, *rules]) or (
+            f"; the recipes have {', '.join(rules)}, and docs/which-method.md has the methods, such as BandAbove()"
+        )
+        raise InvalidValue(
+            f"{method!r} is no rule of the recipes in {recipes}, and no method{hint}"
+        ) from error
 
 
 def _check_radius(method: str, user_overrides: Sequence[str], recipes: Path) -> None:

@@ -384,7 +384,8 @@ def launch_problems(config: Any) -> list[str]:
         of_data = [number for number, problem in enumerate(problems) if problem.startswith("data.")]
         if of_data:
             problems[of_data[-1]] += (
-                "; `bandpo-lab data prepare` writes the data of the recipes, and --data names their folder"
+                "; `bandpo-lab setup` with the same --model, --settings and --task writes the data of the recipes, and "
+                "--data names their folder"
             )
     if _trains_on_cuda(config) and not _joins_cluster(config):
         per_node = config.trainer.n_gpus_per_node

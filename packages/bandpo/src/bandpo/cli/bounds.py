@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -43,7 +44,7 @@ def bounds_command(
         str,
         typer.Option(
             help="Divergence of the trust region, e.g. KL or TotalVariation, or your own as my_module.MyDivergence; "
-            "or a method with Band, as --method names it, e.g. bandkl005."
+            "or a rule with Band, as --method names it, e.g. bandkl005 or band-tv."
         ),
     ] = "KL",
     radius: Annotated[
@@ -147,11 +148,17 @@ def _print_table(p_old: Sequence[float], columns: Columns) -> None:
 
 
 def _read_band(text: str) -> Band:
-    """Return Band with a divergence, or the rule of a method with Band, from its text form."""
+    """Return Band with a divergence, or the rule of a method with Band, from its text form.
+
+    The recipes of bandpo-lab name a Band ``band-kl``, ``band-tv`` or ``band-chi2``, each with its divergence's radius.
+    """
     from bandpo import Band, Divergence, parse
     from bandpo.core.errors import did_you_mean
     from bandpo.core.text import PAPER_DIVERGENCES
 
+    recipe = re.fullmatch(r"band-(\w+)", text)
+    if recipe and (divergence := PAPER_DIVERGENCES.get(f"band{recipe[1]}")):
+        return Band(divergence())
     try:
         return Band(parse(text, Divergence))
     except InvalidValue as error:
@@ -161,6 +168,7 @@ def _read_band(text: str) -> Band:
             raise (method_error if did_you_mean(text, PAPER_DIVERGENCES) else error) from None
         if not isinstance(clip, Band):
             raise InvalidValue(
-                f"{text!r} does not clip by Band: name a divergence such as KL, or a method such as bandkl005"
+                f"{text!r} is {clip}, whose bounds are not Band's alone: name a divergence such as KL, or a rule such "
+                "as bandkl005"
             ) from None
         return clip
