@@ -102,11 +102,11 @@ class ListedTokens(NamedTuple):
     def title(self) -> str:
         """A phrase that says how the tokens were chosen, the run's first."""
         if not self.of_rule:
-            return f"the tokens of whose gradient {RUN} dropped most"
+            return f"the tokens of whose gradient {RUN} dropped most, of either sign of A"
         if not self.of_run:
-            return f"the tokens of whose gradient {self.rule} would have dropped most"
+            return f"the tokens of whose gradient {self.rule} would have dropped most, of either sign of A"
         others = f"then those that {self.rule} would have dropped and {RUN} kept"
-        return f"the tokens of whose gradient {RUN} dropped most, {others}"
+        return f"the tokens of whose gradient {RUN} dropped most, {others}, of either sign of A"
 
 
 @dataclass(frozen=True)

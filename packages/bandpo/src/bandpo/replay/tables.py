@@ -145,7 +145,7 @@ def methods_table(replay: Replay) -> Table:
     section["gradient's cosine with the run's"] = [
         format_number(metrics[COSINE], 3) if COSINE in metrics else UNKNOWN for metrics in directions
     ]
-    section["effective sample size"] = _cells(directions, EFFECTIVE)
+    section["effective sample size of its weights"] = _cells(directions, EFFECTIVE)
     # This depends on the batch only, so all columns are equal.
     section["winners' advantages on common tokens, hard prompts"] = _cells(columns, "luck")
     title = f"on the same tokens, bounds around the {replay.anchor}'s policy"
