@@ -380,8 +380,103 @@ def _equal_share(text: str, value: float) -> bool:
     return abs(float(text) / 100 - value) < LOWEST_SHARE_WITH_ROUNDING
 
 
+CHANGE = re.compile(rf"{NUMBER}%? → {NUMBER}%?")
+"""Two values of a quantity, before and after."""
+
+WINDOWS = re.compile(
+    r"from the (?:first|best) (?:tenth|third) of (?:the run|these steps|the log steps before step [\d.]+) to the last"
+    r"|from the first log step to the last tenth|from steps [\d.]+ to [\d.]+ to the last tenth"
+    r"|from (?:its lowest|the ninth) tenth to the last|in the first \d+ log steps"
+    r"|from step [\d.]+ (?:on|to [\d.]+)|all at once"
+    r"|scores: the best mean of \d+ and the last; rewards: the first third of these steps and the last"
+)
+"""The rows to which the two values of a change belong."""
+
+QUANTITIES = {
+    "reward": "reward",
+    "where it falls": "reward",
+    "entropy": "entropy",
+    "mean length": "length",
+    "KL to the reference": "kl",
+    "the standard deviation of rewards": "reward_std",
+    "score on other prompts": "evaluation",
+}
+"""The names of quantities in a sentence, each with that of the rows."""
+
+OTHER_NAMES = re.compile(r"\w+ norm|\w+_\w+|\w+/\w+|\bkl\b|\bcut\b|sample size|the loss|share of")
+"""Names of quantities whose values are not read again here."""
+
+
+def _named(text: str) -> str | None:
+    """Return the quantity that a sentence names last, the longest of its names; None if it is another one."""
+    ends = {name: text.rfind(name) + len(name) for name in QUANTITIES if name in text}
+    others = [match.end() for match in OTHER_NAMES.finditer(text)]
+    last = max(ends, key=lambda name: (ends[name], len(name)), default=None)
+    return QUANTITIES[last] if last and ends[last] >= max(others, default=0) else None
+
+
+def _rows_of(window: str, before: str, values: list[float], steps: list[float]) -> tuple[float, float] | None:
+    """Return the two values that a window has; None if they are not computed again.
+
+    Args:
+        window: The words for it.
+        before: The sentence up to the change.
+        values: The values of the quantity.
+        steps: Their steps.
+    """
+    if match := re.match(r"scores: the best mean of (\d+) and the last", window):
+        size = int(match[1])
+        if "the reward rose" not in before:
+            means = [fmean(values[row : row + size]) for row in range(len(values) - size + 1)]
+            return max(means), means[-1]
+    if "these steps" in window:
+        if "two thirds of the run" in before:
+            values = values[len(values) // 3 :]
+        elif match := re.search(
+            r"KL to the reference went .* in the first (\d+) log steps.* after that", before
+        ):
+            values = values[int(match[1]) - 1 :]
+        elif match := re.search(rf"(?:since|from) step {NUMBER}", before):
+            values = [value for value, step in zip(values, steps, strict=True) if step >= _value(match[1])]
+        else:
+            return None
+        if "third" in window:
+            return start(values, 3), end(values, 3)
+        parts = equal_parts(values)
+        return parts[0], parts[-1]
+    if match := re.search(r"of the log steps before step ([\d.]+)", window):
+        values = [value for value, step in zip(values, steps, strict=True) if step < _value(match[1])]
+        return start(values), end(values)
+    if window == "from the first tenth of the run to the last":
+        return start(values), end(values)
+    if window == "from the first third of the run to the last":
+        return start(values, 3), end(values, 3)
+    if window == "from the best tenth of the run to the last":
+        return max(equal_parts(values)), equal_parts(values)[-1]
+    if window == "from the first log step to the last tenth":
+        return values[0], end(values)
+    return None
+
+
+def false_changes_of(text: str, c: Columns) -> Iterator[str]:
+    """Yield the changes in a finding's sentence whose rows are not named, or whose values are not those of them."""
+    for match in CHANGE.finditer(text):
+        window = WINDOWS.search(text, match.end())
+        if window is None:
+            yield f"the rows of a change: {match[0]}"
+            continue
+        name = _named(text[: match.start()])
+        values = [] if name is None else c[name]
+        if not values:
+            continue
+        rows = _rows_of(window[0], text[: match.start()], values, c.steps(name))
+        if rows is not None and not (_equal(match[1], rows[0]) and _equal(match[2], rows[1])):
+            yield f"a change of {name}: {match[0]}, not {rows[0]:.3g} → {rows[1]:.3g} {window[0]}"
+
+
 def false_parts_of(text: str, c: Columns) -> Iterator[str]:
     """Yield the parts of a finding's sentence that the rows contradict."""
+    yield from false_changes_of(text, c)
     match = re.search(rf"KL to the reference is {NUMBER} at step {NUMBER}", text)
     if match and (not _equal(match[1], c["kl"][0]) or c["kl"][0] <= 0.1):
         yield "KL at the first step"
@@ -393,11 +488,8 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
             yield "KL of the first steps"
         elif c["kl"][row] < 1 or c["kl"][row] <= c["kl"][0]:
             yield "a growth of the KL that is none"
-    if match := re.search(rf"^KL to the reference {NUMBER} → {NUMBER} nats per token", text):
-        if not (_equal(match[1], c["kl"][0]) and _equal(match[2], end(c["kl"]))):
-            yield "KL of the first and last steps"
-        elif end(c["kl"]) <= c["kl"][0]:
-            yield "a drift of the KL that is none"
+    if re.search(rf"^KL to the reference {NUMBER} → {NUMBER} nats", text) and end(c["kl"]) <= c["kl"][0]:
+        yield "a drift of the KL that is none"
     if match := re.search(rf"KL to the reference is above {NUMBER} in (\d+) of (\d+) log steps", text):
         above = sum(value > _value(match[1]) for value in c["kl"])
         if above != int(match[2]) or len(c["kl"]) != int(match[3]):
@@ -414,11 +506,9 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
         if not any(_equal_share(match[1], share) for share in shares):
             yield "share of groups without signal"
     if match := re.search(
-        rf"in the last two thirds, the reward (still rises|.*rise)(?: \({NUMBER} → {NUMBER}\))?", text
+        r"in the last two thirds of the run, the reward (still rises|does not clearly rise)", text
     ):
         later = c["reward"][len(c["reward"]) // 3 :]
-        if match[2] and not (_equal(match[2], start(later, 3)) and _equal(match[3], end(later, 3))):
-            yield "reward in the last two thirds"
         means = blocks(later)
         if match[1] == "still rises" and means[-1] + means[-2] + means[-3] < sum(means[:3]):
             yield "a rise of the reward that is none"
@@ -427,19 +517,8 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
         is_share = min(c["reward"]) >= 0 and max(c["reward"]) <= 1
         if not is_share or (mean < 0.89 if "nearly all" in text else mean > 0.11):
             yield "difficulty of the prompts"
-    match = re.match(rf"reward {NUMBER} → {NUMBER}.*, from the best tenth of the run to the last$", text)
-    if match and not (
-        _equal(match[1], max(equal_parts(c["reward"]))) and _equal(match[2], equal_parts(c["reward"])[-1])
-    ):
-        yield "reward in the best and in the last tenth"
     if "the reward did not rise: the policy" in text and end(c["reward"], 3) > start(c["reward"], 3):
         yield "a reward that rose is said not to have risen"
-    match = re.match(rf"entropy {NUMBER} → {NUMBER} nats", text)
-    if match and not (_equal(match[1], start(c["entropy"])) and _equal(match[2], end(c["entropy"]))):
-        yield "entropy at both ends"
-    match = re.match(rf"mean length {NUMBER} → {NUMBER} tokens", text)
-    if match and not (_equal(match[1], start(c["length"])) and _equal(match[2], end(c["length"]))):
-        yield "length at both ends"
     if match := re.match(rf"mean reward {NUMBER} from step {NUMBER} to {NUMBER}", text):
         first, last = _value(match[2]), _value(match[3])
         values = [v for s, v in zip(c.steps("reward"), c["reward"], strict=True) if first <= s <= last]
@@ -449,7 +528,7 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
         deviation = math.sqrt(fmean([(v - fmean(values)) ** 2 for v in values]))
         if fall > 1.2 * deviation > 0 and "falls" not in text:
             yield "a reward that falls is called level"
-    if match := re.search(rf"^(.*): {NUMBER} → {NUMBER}(?:; data is|$)", text):
+    if match := re.search(rf"^(.*): {NUMBER} → {NUMBER}, from the first tenth", text):
         names = {"KL between": "mismatch_kl", "log-prob": "mismatch", "probabilities from": "mismatch_probs"}
         name = next((name for words, name in names.items() if words in match[1]), None)
         if name and not (_equal(match[2], start(c[name])) and _equal(match[3], end(c[name]))):

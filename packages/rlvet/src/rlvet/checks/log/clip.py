@@ -7,7 +7,15 @@ from statistics import fmean
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import Case, Course, Series, onset
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import FEW_STEPS, MOST, last_tenth, later_half, passed_check, undecided_check
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    MOST,
+    TENTHS,
+    last_tenth,
+    later_half,
+    passed_check,
+    undecided_check,
+)
 from rlvet.checks.registry import LOGS
 from rlvet.runs.summary import summarize
 
@@ -87,14 +95,15 @@ def check_clip_share(case: Case) -> Finding:
     # With one reward in all rows no token has a gradient to lose. Of a policy that has not moved no token is clipped.
     if is_unmoved or (rewards and min(rewards) == max(rewards)):
         return undecided_check()
+    part = ""
+    if share > shares.last:
+        part = " in the later half"
+        finding = passed_check(shares, share, f"share of tokens clipped{part}", later_half(shares))
     change = f"{shares.first:.1%} → {shares.last:.1%}"
     cause = (
-        f"{format_share(share)} of tokens are clipped ({change}): their gradient is lost, and updates go far from the "
-        "sampling policy"
+        f"{format_share(share)} of tokens are clipped{part} ({change}, {TENTHS}): their gradient is lost, and updates "
+        "go far from the sampling policy"
     )
-    if share > shares.last:
-        measure = "share of tokens clipped in the later half"
-        finding = passed_check(shares, share, measure, later_half(shares))
     if setup.level is None and setup.method is None and share <= MUCH_CLIPPED_SEQUENCES:
         cause = f"{cause}; unless ratios are per sequence, where this is usual"
     severity = "fix" if share > fix_limit else "look"

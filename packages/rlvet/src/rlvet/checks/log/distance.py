@@ -15,6 +15,8 @@ from rlvet.checks.course import Case, Course, Series, onset, rises, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
+    FIRST_ROW_TO_LAST_TENTH,
+    TENTHS_OF_STEPS,
     change_text,
     last_tenth,
     later_half,
@@ -203,7 +205,8 @@ def check_step_size(case: Case) -> Finding:
     severity = "fix" if len(reward.values) >= 2 * EARLY_ROWS and rises(reward.values) else None
     if severity:
         means = tenths(reward.values)
-        cause = f"{cause}; the reward rose after that, {change_text(means[0], means[-1])}"
+        change = change_text(means[0], means[-1])
+        cause = f"{cause}; the reward rose after that ({change}, {TENTHS_OF_STEPS})"
     return finding.failed(STEP_TOO_LARGE, cause, severity=severity, onset=kl.steps[row], quantities=["kl"])
 
 
@@ -263,7 +266,7 @@ def check_divergence(case: Case) -> Finding:
             step = kl.steps[row]
             cause = (
                 f"KL to the reference was {format_number(kl.values[row])} nats per token at step {format_step(step)}, "
-                f"and is {format_number(kl.last)} at the end"
+                f"and is {format_number(kl.last)} in the last tenth"
             )
             measure = "KL to the reference in this log step"
             finding = passed_check(kl, kl.values[row], measure, slice(row, row + 1))
@@ -283,16 +286,17 @@ def check_divergence(case: Case) -> Finding:
             finding = passed_check(kl, median(kl.values[rows]), measure, rows)
     start = onset(kl, lambda mean: mean > LARGE_KL)
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
+    change = change_text(kl.values[0], kl.last)
     if grew:
-        cause = f"KL to the reference {change_text(kl.values[0], kl.last)} nats per token"
+        cause = f"KL to the reference {change} nats per token, {FIRST_ROW_TO_LAST_TENTH}"
         peak = max(kl.values)
         if peak > PEAK * kl.last:
             cause = f"{cause}, and up to {format_number(peak)} between"
         return finding.failed(KL_DRIFT, cause, severity=severity, onset=start, quantities=["kl"])
     rows_above = sum(value > LARGE_KL for value in kl.values)
     cause = (
-        f"KL to the reference is above {format_number(LARGE_KL)} in {rows_above} of {len(kl.values)} log steps, "
-        f"{change_text(kl.values[0], kl.last)}: the policy is far from the reference"
+        f"KL to the reference is above {format_number(LARGE_KL)} in {rows_above} of {len(kl.values)} log steps "
+        f"({change}, {FIRST_ROW_TO_LAST_TENTH}): the policy is far from the reference"
     )
     alternatives = (OTHER_REFERENCE,) if _is_far_from_the_start(kl) else ()
     return finding.failed(KL_DRIFT, cause, *alternatives, severity=severity, onset=start, quantities=["kl"])

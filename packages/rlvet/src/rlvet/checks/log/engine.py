@@ -18,7 +18,14 @@ from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Case, Course, Series, onset
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.liveness import Streak, streaks_of
-from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    TENTHS,
+    change_text,
+    last_tenth,
+    passed_check,
+    undecided_check,
+)
 from rlvet.checks.registry import LOGS
 from rlvet.runs.setup import Setup
 
@@ -175,7 +182,7 @@ def check_agreement(case: Case) -> Finding:
         finding = passed_check(metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric))
         late = fmean(metric.later_half)
         if metric.last > distance.limit and late > distance.limit / 2:
-            cause = f"{distance.description}: {change_text(metric.first, metric.last)}{age_text}"
+            cause = f"{distance.description}: {change_text(metric.first, metric.last)}, {TENTHS}{age_text}"
             start = onset(metric, lambda mean, limit=distance.limit: mean > limit)
             quantities = [name, *age_quantities]
             return finding.failed(ENGINE_MISMATCH, cause, STALE_WEIGHTS, onset=start, quantities=quantities)
@@ -229,19 +236,21 @@ def _check_synchronisation(course: Course, setup: Setup) -> Finding | None:
         if len(metric.values) < fewest:
             continue
         means, spent = _parts(metric, course)
-        first = median(metric.values[: max(START_ROWS, len(metric.values) // 50)])
+        start_rows = max(START_ROWS, len(metric.values) // 50)
+        first = median(metric.values[:start_rows])
         is_growing = metric.last >= distance.growth * first and _grows_with_training(means, spent)
         if metric.last <= distance.floor or not is_growing or _is_reset(metric.values):
             continue
         factor = f"{metric.last / first:.0f}-fold, " if first > 0 else ""
+        start_steps = f"{format_step(metric.steps[0])} to {format_step(metric.steps[start_rows - 1])}"
         cause = (
-            f"{distance.description} grew {change_text(first, metric.last)}, {factor}in step with the training, and "
-            "never fell back: the engine seems to keep its first weights"
+            f"{distance.description} grew {change_text(first, metric.last)}, {factor}from steps {start_steps} to the "
+            "last tenth, in step with the training, and never fell back: the engine seems to keep its first weights"
         )
         quantities = [name]
         samples = course.series("effective_samples")
         if samples.values and samples.last < FEW_SAMPLES and samples.last < samples.first:
-            cause = f"{cause}; the effective sample size fell {change_text(samples.first, samples.last)}"
+            cause = f"{cause}; the effective sample size fell {change_text(samples.first, samples.last)}, {TENTHS}"
             quantities.append("effective_samples")
         finding = passed_check(metric, metric.last, f"{distance.description}, last tenth", last_tenth(metric))
         # The first part of the run from which on all are above twice the start.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import fmean, median
 
-from rlvet._numbers import format_number, format_share
+from rlvet._numbers import format_number, format_share, format_step
 from rlvet.checks.course import (
     Case,
     Course,
@@ -21,6 +20,7 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.data import check_data
 from rlvet.checks.log.results import (
     FEW_STEPS,
+    TENTHS,
     change_text,
     first_tenth,
     last_tenth,
@@ -119,6 +119,36 @@ def _before_change_of_data(case: Case) -> Case:
     return Case(Course(before), case.setup)
 
 
+def _window(case: Case, part: Case) -> str:
+    """Return the rows whose means are compared, in words.
+
+    Args:
+        case: The run.
+        part: The value of `_before_change_of_data`.
+    """
+    change = case.of(check_data).onset
+    if part is case or change is None:
+        return TENTHS
+    return f"from the first tenth of the log steps before step {format_step(change)} to the last"
+
+
+def _describe_no_rise(part: Series, reward: Series) -> str:
+    """Return a clause on rewards that do not clearly rise, with their steps and their mean if they are not all.
+
+    Args:
+        part: The rewards of which this is said.
+        reward: All rewards.
+    """
+    before, after = end_means(part.values, 3)
+    is_all = len(part.values) == len(reward.values)
+    is_higher = after > before or (is_all and reward.last > reward.first)
+    words = "did not clearly rise" if is_higher else "did not rise"
+    if is_all:
+        return f"the reward {words}"
+    mean = format_number(fmean(part.values))
+    return f"from step {format_step(part.steps[0])} on the reward {words} (mean {mean})"
+
+
 def _flat_since(case: Case) -> float:
     """Return the step from which the reward is flat; minus infinity if it is not."""
     flat = case.of(find_flat_part)
@@ -156,14 +186,14 @@ def check_entropy(case: Case) -> Finding:
     change = f"entropy {change_text(first, last)} nats per token"
 
     reward = course.series("reward")
-    late_rewards = reward.since(flat_since).values
+    late_reward = reward.since(flat_since)
     reason = "no reward is known"
     rose = False
-    if len(late_rewards) > 1:
-        before, after = end_means(late_rewards, 3)
-        change += f", while the reward went {change_text(before, after)}"
-        reason = "the reward did not rise"
-        rose = clearly_rises(late_rewards)
+    if len(late_reward.values) > 1:
+        change += f", while the reward went {change_text(reward.first, reward.last)}"
+        reason = _describe_no_rise(late_reward, reward)
+        rose = clearly_rises(late_reward.values)
+    change += f", {_window(case, part)}"
 
     measure = "entropy of the last tenth, divided by that of the first"
     ends = (first_tenth(entropy), last_tenth(entropy))
@@ -179,12 +209,12 @@ def check_entropy(case: Case) -> Finding:
     if collapsed and rose and last < LEAST_ENTROPY * first:
         # Next to nothing is left of the entropy, so the reward must have risen after it was lost.
         collapse_step = onset(entropy, lambda mean: mean < LEAST_ENTROPY * 3 * first)
-        rewards_after: Sequence[float] = ()
+        reward_after = Series((), ())
         if collapse_step is not None:
-            rewards_after = reward.since(collapse_step).values
-        if len(rewards_after) >= 3 * FEW_STEPS and not clearly_rises(rewards_after):
+            reward_after = reward.since(collapse_step)
+        if len(reward_after.values) >= 3 * FEW_STEPS and not clearly_rises(reward_after.values):
             rose = False
-            reason = f"the reward did not rise after step {collapse_step:.0f}"
+            reason = _describe_no_rise(reward_after, reward)
     if collapsed and not rose and not solved:
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
         cause = f"{change}: the policy has stopped exploring, and {reason}"

@@ -64,7 +64,8 @@ def check_evaluation(case: Case) -> Finding:
     reward_before, reward_after = end_means(later_reward.values, 3)
     cause = (
         f"the score on other prompts fell {change_text(means[best], last)} since step {start:.0f}, while the reward "
-        f"rose {change_text(reward_before, reward_after)}: the policy exploits the reward"
+        f"rose {change_text(reward_before, reward_after)}: the policy exploits the reward (scores: the best mean of "
+        f"{window} and the last; rewards: the first third of these steps and the last)"
     )
     after_best = Series(score.steps[best:], score.values[best:])
     fall_start = onset(after_best, lambda mean: mean < means[best] - largest_loss)

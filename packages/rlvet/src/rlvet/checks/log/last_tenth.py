@@ -105,7 +105,8 @@ def check_last_tenth(case: Case) -> Finding:
         return undecided_check() if is_unlike else finding
     step = tenth_blocks(course.rows.column("step"))[-1][0]
     cause = (
-        f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}"
+        f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}, from the "
+        "ninth tenth to the last"
     )
     finding = finding._replace(figure=len(changes), measure="quantities that differ in the last tenth")
     return finding.failed(LATE_CHANGE, cause, onset=min(starts), quantities=[*changes])

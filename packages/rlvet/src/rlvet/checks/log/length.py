@@ -23,6 +23,8 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
     MOST,
+    TENTHS,
+    THIRDS,
     change_text,
     first_tenth,
     last_tenth,
@@ -298,7 +300,7 @@ def check_length(case: Case) -> Finding:
     finding = passed_check(length, growth, measure, first_tenth(length), last_tenth(length))
     reward = course.series("reward")
     score = course.series(EVALUATION)
-    change = f"mean length {change_text(length.first, length.last)} tokens"
+    change = f"mean length {change_text(length.first, length.last)} tokens, {TENTHS}"
     start = onset(length, lambda mean: mean >= LONGER * length.first)
 
     if len(score.values) >= 6 and len(reward.values) >= 6:
@@ -307,7 +309,7 @@ def check_length(case: Case) -> Finding:
         if rise_in_errors(reward) < 3:
             return finding if ends_higher(reward) else undecided_check()
         before, after = end_means(score.values, 3)
-        cause = f"{change}, while the score on other prompts went {change_text(before, after)}"
+        cause = f"{change}, while the score on other prompts went {change_text(before, after)}, {THIRDS}"
         # The relative rise of a reward that may be negative is not comparable.
         severity = "look" if min(reward.values) < 0 else "fix"
         quantities = ["length", EVALUATION]
@@ -371,10 +373,9 @@ def check_short_answers(case: Case) -> Finding:
     rose = rise_in_errors(reward) > 3 and clearly_rises(reward.values)
     if left >= LENGTH_LEFT or end >= LENGTH_LEFT * length.first or rose:
         return finding if ends_higher(reward) else undecided_check()
-    before, after = end_means(reward.values, 3)
     cause = (
         f"mean length {change_text(length.first, length.last)} tokens, while the reward went "
-        f"{change_text(before, after)}: answers have shrunk to a few tokens"
+        f"{change_text(reward.first, reward.last)}, {TENTHS}: answers have shrunk to a few tokens"
     )
     start = onset(length, lambda mean: mean < LENGTH_LEFT * length.first)
     return finding.failed(LENGTH_COLLAPSE, cause, onset=start, quantities=["length", "reward"])

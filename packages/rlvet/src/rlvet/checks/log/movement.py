@@ -5,7 +5,14 @@ from __future__ import annotations
 from rlvet._numbers import format_number
 from rlvet.checks.course import Case, Course, end_means, ends_higher, rise_in_errors, rises, tenths
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import FEW_STEPS, change_text, last_tenth, passed_check, undecided_check
+from rlvet.checks.log.results import (
+    FEW_STEPS,
+    THIRDS,
+    change_text,
+    last_tenth,
+    passed_check,
+    undecided_check,
+)
 from rlvet.checks.registry import LOGS
 
 NO_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
@@ -163,7 +170,7 @@ def check_small_steps(case: Case) -> Finding:
         # A small learning rate is no evidence against a change that the reward shows.
         return undecided_check("the reward fell, so that something has changed")
     before, after = end_means(reward.values, 3)
-    course_of_reward = f"went {change_text(before, after)}" if after > before else "did not rise"
+    course_of_reward = f"went {change_text(before, after)}, {THIRDS}" if after > before else "did not rise"
     # A small learning rate makes small updates likely. A small KL shows them.
     has_moved = "has hardly moved" if quantity == "kl" else "has probably hardly moved"
     cause = f"{evidence}, and the reward {course_of_reward}: the policy {has_moved}"

@@ -16,8 +16,25 @@ FEW_STEPS = 8
 """Number of log steps below which trends of a metric are not checked."""
 
 
+TENTHS = "from the first tenth of the run to the last"
+"""The rows whose means are the two values of a change. A sentence with a change names them, once for all changes of the
+same rows, so that two changes in it can be compared."""
+
+THIRDS = "from the first third of the run to the last"
+"""The same for thirds."""
+
+TENTHS_OF_STEPS = "from the first tenth of these steps to the last"
+"""The same for tenths of the steps that the sentence has named."""
+
+THIRDS_OF_STEPS = "from the first third of these steps to the last"
+"""The same for thirds of them."""
+
+FIRST_ROW_TO_LAST_TENTH = "from the first log step to the last tenth"
+"""The same for a change since before training."""
+
+
 def change_text(before: float, after: float) -> str:
-    """Return two values of a metric as a change.
+    """Return two values of a metric as a change. The sentence names their rows, as by `TENTHS`.
 
     >>> change_text(0.25, 1200)
     '0.25 → 1200'

@@ -27,6 +27,7 @@ from rlvet.checks.course import (
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
+    THIRDS_OF_STEPS,
     change_text,
     last_tenth,
     later_half,
@@ -355,7 +356,7 @@ def check_plateau(case: Case) -> Finding:
     part_of_run = "the whole run" if not turn else f"{format_share(share)} of the run"
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
     if falls:
-        cause = f"{cause}, where it falls {change_text(before, after)}"
+        cause = f"{cause}, where it falls ({change_text(before, after)}, {THIRDS_OF_STEPS})"
     if is_coarse:
         cause = f"{cause}; too short or too noisy to tell whether it rises: a rise by {unseen_rise} would not show"
     elif not is_constant:

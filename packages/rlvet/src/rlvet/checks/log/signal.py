@@ -11,6 +11,9 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
     MOST,
+    TENTHS,
+    THIRDS,
+    THIRDS_OF_STEPS,
     change_text,
     last_tenth,
     later_half,
@@ -119,12 +122,12 @@ def check_signal(case: Case) -> Finding:
     if len(later_rewards) >= FEWEST_REWARDS:
         # A run that still learns wastes a part of its answers. One that does not may do so because of this.
         before, after = end_means(later_rewards, 3)
-        change = f" ({change_text(before, after)})" if after > before else ""
+        change = f" ({change_text(before, after)}, {THIRDS_OF_STEPS})" if after > before else ""
         if rises(later_rewards):
             severity = "look"
-            cause = f"{cause}; in the last two thirds, the reward still rises{change}"
+            cause = f"{cause}; in the last two thirds of the run, the reward still rises{change}"
         else:
-            cause = f"{cause}; in the last two thirds, the reward does not clearly rise{change}"
+            cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
     cause = f"{cause}{_why_equal(reward)}"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["dead"])
 
@@ -164,8 +167,8 @@ def _check_spread(case: Case) -> Finding:
         measure = "standard deviation of rewards, last tenth"
         finding = passed_check(spread, spread.last, measure, last_tenth(spread))
         cause = (
-            f"the standard deviation of rewards went {change_text(spread.first, spread.last)}: the answers to a "
-            f"prompt get nearly the same reward{_why_alike(setup)}"
+            f"the standard deviation of rewards went {change_text(spread.first, spread.last)}, {TENTHS}: the answers "
+            f"to a prompt get nearly the same reward{_why_alike(setup)}"
         )
         start = onset(spread, lambda mean: mean < limit)
     else:
@@ -175,7 +178,7 @@ def _check_spread(case: Case) -> Finding:
     if len(reward.values) >= FEW_STEPS:
         rose = rise_in_errors(reward) > 3
         before, after = end_means(reward.values, 3)
-        rise = f"rose ({change_text(before, after)})" if rose else "did not clearly rise"
+        rise = f"rose ({change_text(before, after)}, {THIRDS})" if rose else "did not clearly rise"
         cause = f"{cause}; the reward {rise}"
     cause = f"{cause}{_why_equal(reward)}"
     severity = "look" if case.of(is_solved) or rose else "fix"
