@@ -466,9 +466,9 @@ def false_changes_of(text: str, c: Columns) -> Iterator[str]:
             yield f"the rows of a change: {match[0]}"
             continue
         name = _named(text[: match.start()])
-        values = [] if name is None else c[name]
-        if not values:
+        if name is None or not c[name]:
             continue
+        values = c[name]
         rows = _rows_of(window[0], text[: match.start()], values, c.steps(name))
         if rows is not None and not (_equal(match[1], rows[0]) and _equal(match[2], rows[1])):
             yield f"a change of {name}: {match[0]}, not {rows[0]:.3g} → {rows[1]:.3g} {window[0]}"

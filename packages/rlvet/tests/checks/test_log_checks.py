@@ -494,9 +494,9 @@ def test_faults_come_before_what_is_worth_a_look_and_a_plateau_last():
 
 def test_advice_names_the_settings_of_the_framework():
     (finding,) = findings(course(kl=lambda t: 3 * t**3), framework="trl")
-    assert "(learning_rate) or strengthen the KL term (beta)" in finding.advice
+    assert "(learning_rate) or raise the weight of the KL term (beta)" in finding.advice
     (finding,) = findings(course(kl=lambda t: 3 * t**3), framework="a framework without a table")
-    assert "learning rate or strengthen" in finding.advice
+    assert "learning rate or raise the weight" in finding.advice
 
 
 def test_statistics():

@@ -189,7 +189,7 @@ def test_a_checkpoint_from_before_the_onset_is_named_only_if_there_may_be_one():
     late = found(course(kl=lambda t: 0.001 if t < 0.5 else 2.0 + t), "kl-drift")
     assert early.onset <= 10 < 40 < late.onset
     assert "checkpoint" not in early.advice
-    assert late.advice.endswith("resume from a checkpoint before the onset")
+    assert late.advice.endswith(f"resume from a checkpoint before step {late.onset:.0f}")
 
 
 # --- Words that say what was seen ---
@@ -209,7 +209,7 @@ def test_groups_without_signal_are_explained_and_the_level_is_justified():
     assert "the reward does not clearly rise" in level.cause
     rising = found(course(reward=lambda t: 0.3 + 0.2 * t, **shares(0.7)), "no-signal")
     assert rising.severity == "look"
-    assert re.search(r"the reward still rises \(0\.\d+ → 0\.\d+\)", rising.cause)
+    assert re.search(r"the reward still rises \(0\.\d+ → 0\.\d+, from", rising.cause)
     assert "advantages" in level.advice
 
 

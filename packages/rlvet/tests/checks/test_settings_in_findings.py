@@ -1,6 +1,7 @@
 """Findings of a log read the configuration of the run, and name the settings that they rest on."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -8,6 +9,8 @@ from typer.testing import CliRunner
 
 from rlvet import diagnose
 from rlvet.cli.app import app
+from rlvet.records.catalogue import KINDS
+from rlvet.runs.setup import ALTERNATIVES, Setup
 
 TRL = {"importance_sampling_level": "token", "learning_rate": 1e-6, "num_generations": 8, "beta": 0.04}
 """Some settings of TRL, as wandb's config.yaml has them."""
@@ -203,3 +206,75 @@ def test_a_rate_of_sgd_is_not_compared_with_those_of_adam(tmp_path):
     folder.mkdir()
     write_run(folder, settings | {"optim": "sgd"}, **collapse)
     assert finding_of(diagnose(folder), "entropy-collapse").settings == ()
+
+
+# --- Alternatives that the settings exclude ---
+
+
+def advice(folder, settings, code, **metrics):
+    return finding_of(diagnose(write_run(folder, settings, **metrics)), code).advice
+
+
+ONE_UPDATE = {"num_iterations": 1, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
+TOO_FAST = {"kl": lambda t: 1.6 * min(1.0, 5 * (t - 0.025))}
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_it"),
+    [
+        (ONE_UPDATE, False),
+        (ONE_UPDATE | {"num_iterations": 2}, True),
+        ({"num_iterations": 4}, True),
+        (None, True),
+    ],
+)
+def test_fewer_updates_than_one_are_not_proposed(settings, has_it, tmp_path):
+    text = advice(tmp_path, None if settings is None else TRL | settings, "step-too-large", **TOO_FAST)
+    assert text.startswith("use a learning rate ten times smaller")
+    assert ("fewer updates" in text) == has_it
+    heavy = advice(
+        tmp_path,
+        None if settings is None else TRL | settings,
+        "clip-heavy",
+        clip_ratio__region_mean=lambda t: 0.5,
+    )
+    assert heavy.startswith("make fewer updates" if has_it else "lower the learning rate")
+
+
+@pytest.mark.parametrize(("temperature", "has_it"), [(0.7, True), (1.0, False), (1.2, False), (None, True)])
+def test_a_high_temperature_is_not_to_be_raised(temperature, has_it, tmp_path):
+    settings = TRL if temperature is None else TRL | {"temperature": temperature}
+    text = advice(tmp_path, settings, "low-entropy", entropy=lambda t: 0.05)
+    assert ("temperature" in text) == has_it
+    assert text.endswith("start from an earlier checkpoint of supervised fine-tuning")
+
+
+@pytest.mark.parametrize(("group", "has_it"), [(1, True), (8, False)])
+def test_groups_that_are_known_to_have_several_answers_are_not_proposed(group, has_it, tmp_path):
+    same = {
+        f"critic__{name}__{end}": lambda t, at=at: at + t
+        for name in ("score", "rewards", "advantages")
+        for end, at in (("max", 1.0), ("min", -0.5))
+    }
+    text = advice(tmp_path, verl(group=group), "no-baseline", **same)
+    assert ("sample several answers" in text) == has_it
+    assert text.endswith("use an estimator that has a baseline of its own")
+
+
+@pytest.mark.parametrize(("coefficient", "has_it"), [(0, False), (0.0, False), (0.01, True), (None, True)])
+def test_an_entropy_bonus_of_nothing_is_not_to_be_lowered(coefficient, has_it, tmp_path):
+    settings = verl()
+    if coefficient is not None:
+        settings["actor_rollout_ref"]["actor"]["entropy_coeff"] = coefficient
+    text = advice(
+        tmp_path, settings, "entropy-rise", actor__entropy=lambda t: 0.5 + 4 * t, reward=lambda t: 0.3
+    )
+    assert ("entropy bonus" in text) == has_it
+    assert "the learning rate (actor_rollout_ref.actor.optim.lr)" in text
+
+
+def test_each_alternative_of_a_remedy_is_known():
+    remedies = [kind.remedy for kind in KINDS if "|" in kind.remedy]
+    used = {name for remedy in remedies for name in re.findall(r"\[([^|\]]+)\|", remedy)}
+    assert used == ALTERNATIVES.keys()
+    assert not any(set("|{}") & {*Setup("trl").fill(kind.remedy)} for kind in KINDS)

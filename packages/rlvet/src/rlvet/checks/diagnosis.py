@@ -66,6 +66,34 @@ class Diagnosis:
         return [finding._replace(advice=self.setup.fill(finding.advice)) for finding in findings]
 
     @property
+    def order(self) -> dict[float, list[str]]:
+        """The codes of the findings by their onsets, the earliest first. Notes are no part of it.
+
+        The findings themselves are in the order of causes and effects that is usual, whatever their onsets.
+        """
+        found = [finding for finding in self.findings if finding.severity != "note"]
+        onsets = sorted({finding.onset for finding in found if finding.onset is not None})
+        return {
+            step: list(dict.fromkeys(finding.code for finding in found if finding.onset == step))
+            for step in onsets
+        }
+
+    @property
+    def order_text(self) -> str:
+        """The order in which the findings began, in a line; empty if all began at one step.
+
+        >>> from rlvet.checks.log.distance import KL_DRIFT
+        >>> from rlvet.checks.log.reward import COLLAPSE
+        >>> drift = Finding("ok", True, "a").failed(KL_DRIFT, "KL 0 → 5", onset=46)
+        >>> Diagnosis([drift, Finding("ok", True, "b").failed(COLLAPSE, "reward 1 → 0", onset=42)]).order_text
+        'in order: collapse from step 42, kl-drift from step 46'
+        """
+        if len(self.order) < 2:
+            return ""
+        parts = [f"{_enumerate(codes)} from step {format_step(step)}" for step, codes in self.order.items()]
+        return f"in order: {', '.join(parts)}"
+
+    @property
     def passed(self) -> list[str]:
         """The names of the checks that passed."""
         return [finding.tested for finding in self.tested if finding.ok]
@@ -221,6 +249,7 @@ class Diagnosis:
             lines += self.log.notes
         lines += self._all_notes
 
+        lines += filter(None, [self.order_text])
         for number, finding in enumerate(self.findings, 1):
             is_told = self.headline == _first_line(finding)
             lines += ["", *_finding_lines(number, finding, is_told=is_told)]
@@ -282,6 +311,7 @@ class Diagnosis:
             "coverage": None if self.coverage is None else self.coverage.as_json(),
             "log": None if self.log is None else self._log_as_json(self.log),
             "findings": [finding.as_json() for finding in self.findings],
+            "order": [{"step": step, "codes": codes} for step, codes in self.order.items()],
             "passed": self.passed,
             "untested": self.untested,
             "configuration": None if self.configuration is None else self.configuration.as_json(),
@@ -312,8 +342,7 @@ class Diagnosis:
                 finding.cost,
             )
             lines.append(f"| {' | '.join(cells)} |")
-        if self.legend:
-            lines += ["", self.legend]
+        lines += [f"\n{line}" for line in (self.order_text, self.legend) if line]
 
         notes_of_log = () if self.log is None else self.log.notes
         lines += [f"\n{_as_code(note)}" for note in (*notes_of_log, *self._all_notes)]
@@ -343,6 +372,16 @@ class Diagnosis:
             "unread_values": dict(log.unread_values),
             "notes": list(log.notes),
         }
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    """Return names as a list in words.
+
+    >>> _enumerate(["a"]), _enumerate(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _first_line(finding: Finding) -> str:

@@ -34,8 +34,8 @@ class Kind:
     condition: str
     """The values that a log or a record must have for this finding, in words, with the limits."""
     remedy: str
-    """The change to make. Each ``{NAME}`` becomes the name of that setting in the run's framework, see
-    `rlvet.runs.setup.Setup.fill`."""
+    """The change to make. Each ``{NAME}`` becomes the name of that setting in the run's framework, and each
+    ``[ALTERNATIVE|TEXT]`` is left out if the run's settings exclude it, see `rlvet.runs.setup.Setup.fill`."""
     evidence: tuple[str, ...]
     """The quantities of a log, as in `rlvet.runs.quantities.QUANTITIES`, or the columns of a record, from which it is
     concluded."""
@@ -50,11 +50,19 @@ class Kind:
     no_scenario: str = ""
     """The reason if no run of ``benchmarks/doctor`` has it."""
     resume: str = ""
-    """The end of the remedy that needs a checkpoint from before the onset. It is left out if the onset is in the first
-    tenth of the run."""
+    """What joins the remedy with the advice to resume from an earlier checkpoint, such as ``, or``; empty without this
+    advice."""
 
     def __str__(self) -> str:
         return self.code
+
+    def resumption(self, checkpoint: str) -> str:
+        """Return the end of the remedy that needs a checkpoint from before the run broke; empty if there is none.
+
+        Args:
+            checkpoint: The checkpoint, in words such as ``before step 40``.
+        """
+        return f"{self.resume} resume from a checkpoint {checkpoint}" if self.resume else ""
 
 
 class Finding(NamedTuple):

@@ -6,13 +6,16 @@ The checks are in the files of `rlvet.checks.log`. Their thresholds were chosen 
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Sequence
 
-from rlvet._numbers import format_number
-from rlvet.checks.course import Case, Course
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.course import SPIKE_REACH, Case, Course
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
-from rlvet.checks.log.length import LENGTH_COLLAPSE
+from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
+from rlvet.checks.log.length import LENGTH_COLLAPSE, with_cut_answers_after_cause
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
@@ -38,7 +41,10 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     for check in LOGS.checks():
         case.findings.append(case.of(check.function))
     findings = _with_fall_before_floor(_with_lost_signal_last(case.findings))
-    findings = [_with_cost(finding, case.course.rows) for finding in _with_full_advice(findings, rows)]
+    findings = with_jump_before_fault(findings, case.course)
+    findings = with_cut_answers_after_cause(findings, case.course)
+    findings = _with_full_advice(findings, case.course.rows)
+    findings = [_with_cost(finding, case.course.rows) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
 
 
@@ -76,16 +82,39 @@ EARLY_SHARE = 0.1
 """Share of a run up to which an onset is so early that there may be no checkpoint from before it."""
 
 
-def _with_full_advice(findings: Sequence[Finding], rows: Sequence[Row]) -> list[Finding]:
-    """Return the findings with the parts of their advice that depend on the onset and on the findings before them."""
+def _first_onset(findings: Sequence[Finding], rows: CompactRows) -> float:
+    """Return the first step of a run that is broken, from which on no checkpoint helps; infinity if there is none.
+
+    It is the first onset of all faults, or that of gradients that jump right before it.
+    """
+    faults = [finding.onset for finding in findings if finding.ok is False and finding.onset is not None]
+    if not faults:
+        return math.inf
+    first = min(faults)
+    steps = rows.column("step")
+    near = steps[max(0, bisect.bisect_left(steps, first) - SPIKE_REACH)]
+    jumps = [
+        finding.onset
+        for finding in findings
+        if finding.kind is GRADIENT_SPIKES and finding.onset is not None and near <= finding.onset
+    ]
+    return min([first, *jumps])
+
+
+def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Finding]:
+    """Return the findings with the parts of their advice that depend on the onsets and on the findings before them."""
     first = rows[0]["step"]
     early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
+    broken_from = _first_onset(findings, rows)
     result = []
     has_fault = False
     for finding in findings:
         kind = finding.kind
-        if kind is not None and finding.onset is not None and finding.onset > early_end:
-            finding = finding._replace(advice=f"{finding.advice}{kind.resume}")
+        if kind is not None and finding.onset is not None:
+            step = min(finding.onset, broken_from)
+            if step > early_end:
+                resumption = kind.resumption(f"before step {format_step(step)}")
+                finding = finding._replace(advice=f"{finding.advice}{resumption}")
         if kind is COLLAPSE and has_fault:
             finding = finding._replace(
                 advice=f"look at the faults above first, which may be its cause; {finding.advice}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,6 +15,19 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 }
 """Each framework's names of settings. The data file has the version or commit of the framework with which each name was
 compared."""
+
+
+ALTERNATIVES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
+    "fewer updates": ("updates", lambda updates: updates <= 1),
+    "higher temperature": ("temperature", lambda temperature: temperature >= 1),
+    "larger groups": ("group size", lambda size: size > 1),
+    "smaller entropy bonus": ("entropy bonus", lambda coefficient: coefficient == 0),
+}
+"""Alternatives in advice that a setting can exclude, each with the setting, and whether its value leaves nothing to
+change."""
+
+ALTERNATIVE = re.compile(r"\[([^\[\]|]+)\|([^\[\]|]*)\]")
+"""An alternative in advice: its key in `ALTERNATIVES`, and its text."""
 
 
 class Value(NamedTuple):
@@ -59,7 +72,7 @@ class Setup:
     values: Mapping[str, Value] = field(default_factory=dict, compare=False, repr=False)
     """Settings of the run's configuration by quantity: ``learning rate``, ``group size``, ``length cap``,
     ``temperature``, ``estimator`` (of advantages), ``weight level`` (of importance weights), ``reward scale``,
-    ``KL term``, ``LoRA rank``, ``model``, ``optimizer``."""
+    ``KL term``, ``entropy bonus``, ``LoRA rank``, ``model``, ``optimizer``."""
 
     def number(self, name: str) -> float | None:
         """Return the value of a setting that is a number; None if it is not known.
@@ -91,9 +104,34 @@ class Setup:
         framework_name = SETTINGS.get(self.framework, {}).get(name)
         return f" ({framework_name})" if framework_name else ""
 
+    def excludes(self, alternative: str) -> bool:
+        """Return True if the settings are known to leave nothing to change by an alternative.
+
+        Args:
+            alternative: A key of `ALTERNATIVES`.
+
+        >>> Setup(updates=1).excludes("fewer updates"), Setup().excludes("fewer updates")
+        (True, False)
+        """
+        name, is_at_end = ALTERNATIVES[alternative]
+        value = self.updates if name == "updates" else self.number(name)
+        return value is not None and is_at_end(value)
+
     def fill(self, advice: str) -> str:
-        """Return advice with each ``{NAME}`` in it replaced by ``setting(NAME)``."""
-        return re.sub(r"{([^{}]+)}", lambda match: self.setting(match[1]), advice)
+        """Return advice with the framework's names of settings, without the alternatives that the settings exclude.
+
+        Args:
+            advice: The advice. Each ``{NAME}`` becomes ``setting(NAME)``, each ``[ALTERNATIVE|TEXT]`` becomes the text,
+                or nothing if the settings exclude the alternative.
+
+        >>> advice = "[fewer updates|make fewer updates{updates}, or ]lower the learning rate{learning rate}"
+        >>> Setup("trl", updates=1).fill(advice)
+        'lower the learning rate (learning_rate)'
+        >>> Setup().fill(advice)
+        'make fewer updates, or lower the learning rate'
+        """
+        kept = ALTERNATIVE.sub(lambda match: "" if self.excludes(match[1]) else match[2], advice)
+        return re.sub(r"{([^{}]+)}", lambda match: self.setting(match[1]), kept)
 
 
 def framework_of(text: str) -> str | None:

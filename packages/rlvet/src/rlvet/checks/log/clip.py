@@ -39,7 +39,9 @@ CLIP_HEAVY = Kind(
         f"more than {SOME_CLIPPED:.0%} of tokens are clipped; above {MUCH_CLIPPED:.0%} this is a fault. For "
         f"sequence-level ratios the limit is {MUCH_CLIPPED_SEQUENCES:.0%}"
     ),
-    remedy="make fewer updates on each batch{updates}, or lower the learning rate{learning rate}",
+    remedy=(
+        "[fewer updates|make fewer updates on each batch{updates}, or ]lower the learning rate{learning rate}"
+    ),
     is_effect_of_large_steps=True,
     evidence=("clip", "clip_high", "clip_low"),
     source=(

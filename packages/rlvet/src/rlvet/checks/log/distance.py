@@ -149,7 +149,9 @@ STEP_TOO_LARGE = Kind(
         f"on average; or the KL divergence to the reference reaches {EARLY_KL:g} within ten log steps, "
         "which is `fix` if the reward rises after that"
     ),
-    remedy="use a learning rate ten times smaller{learning rate}, or fewer updates per batch{updates}",
+    remedy=(
+        "use a learning rate ten times smaller{learning rate}[fewer updates|, or fewer updates per batch{updates}]"
+    ),
     is_effect_of_large_steps=True,
     evidence=("kl", "ratios of a record"),
     source="log 1767733342 of alexchilton/CAS_NLP_MODULE4_GRPO, at a learning rate of 5e-4",
@@ -234,8 +236,8 @@ KL_DRIFT = Kind(
         "tenth, or that of the later half, as single log steps can be a thousand times the others. If it was "
         f"above it up to {RECENT_ROWS} log steps ago, this is worth a look"
     ),
-    remedy="lower the learning rate{learning rate} or strengthen the KL term{KL term}",
-    resume=", and resume from a checkpoint before the onset",
+    remedy="lower the learning rate{learning rate} or raise the weight of the KL term{KL term}",
+    resume=", and",
     settings=("KL term",),
     is_effect_of_large_steps=True,
     evidence=("kl",),

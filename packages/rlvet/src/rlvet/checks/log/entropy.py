@@ -63,7 +63,7 @@ ENTROPY_COLLAPSE = Kind(
         "without a higher reward; judged up to a change of the prompts in the later half"
     ),
     remedy="add an entropy bonus{entropy bonus} or lower the learning rate{learning rate}",
-    resume=", or resume from a checkpoint before the onset",
+    resume=", or",
     is_effect_of_large_steps=True,
     evidence=("entropy",),
     source="a log of JuncyLu/trl_DAPO, arXiv:2505.22617",
@@ -78,8 +78,8 @@ ENTROPY_RISES = Kind(
     severity="fix",
     meaning="entropy rises, and the policy becomes random",
     condition=f"entropy is {ENTROPY_RISE:g} times its start and at least one nat higher",
-    remedy="lower the entropy bonus{entropy bonus} or the learning rate{learning rate}",
-    resume=", and resume from a checkpoint before the onset",
+    remedy="lower [smaller entropy bonus|the entropy bonus{entropy bonus} or ]the learning rate{learning rate}",
+    resume=", and",
     is_effect_of_large_steps=True,
     evidence=("entropy",),
     source="verl-project/verl issue 2738, rllm-org/rllm issue 116; simulated runs of `benchmarks/doctor`",
@@ -95,8 +95,8 @@ LOW_ENTROPY_AT_START = Kind(
     meaning="the policy had almost no entropy from the start",
     condition=f"entropy is below {LOW_ENTROPY:g} nats per token from the start",
     remedy=(
-        "raise the sampling temperature{sampling}, or start from an earlier checkpoint of supervised "
-        "fine-tuning"
+        "[higher temperature|raise the sampling temperature{sampling}, or ]start from an earlier checkpoint of "
+        "supervised fine-tuning"
     ),
     evidence=("entropy",),
     source="the log of wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO",

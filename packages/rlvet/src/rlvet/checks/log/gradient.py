@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from rlvet._numbers import format_number
-from rlvet.checks.course import SPIKE_REACH, Case, find_spikes
+import bisect
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.course import SPIKE_REACH, Case, Course, Series, find_spikes
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.liveness import HISTORY
 from rlvet.checks.log.results import FEW_STEPS, passed_check, undecided_check
 from rlvet.checks.log.reward import check_fall
 from rlvet.checks.registry import LOGS
@@ -15,6 +21,15 @@ SPIKE = 15.0
 FEWEST_SPIKES = 3
 """Number of spikes below which they are not reported."""
 
+JUMP = 10.0
+"""Factor above the usual norm from which the norms of consecutive log steps may be the begin of another fault."""
+
+JUMP_ROWS = 3
+"""Number of such log steps from which they are told."""
+
+ROWS_BEFORE = 10
+"""Number of norms before them that are needed to know the usual one."""
+
 GRADIENT_SPIKES = Kind(
     code="gradient-spikes",
     severity="look",
@@ -22,7 +37,8 @@ GRADIENT_SPIKES = Kind(
     condition=(
         f"at least {FEWEST_SPIKES} gradient norms are more than {SPIKE:g} times the median of the {SPIKE_REACH} "
         f"log steps before, and of the {SPIKE_REACH} after. If more than a tenth are, they are a wide "
-        "spread and no spikes"
+        f"spread and no spikes; or {JUMP_ROWS} in a row are more than {JUMP:g} times the usual norm as another fault "
+        "begins"
     ),
     remedy="lower the gradient clipping norm{gradient clipping}, and look at the batches of these steps",
     is_effect_of_large_steps=True,
@@ -32,8 +48,12 @@ GRADIENT_SPIKES = Kind(
 )
 
 
+SPIKES_OF_GRADIENT = "spikes of the gradient norm"
+"""The name of the check in the output."""
+
+
 @LOGS.check(
-    "spikes of the gradient norm",
+    SPIKES_OF_GRADIENT,
     after="size of the first updates",
     tested="spikes of the gradient norm are few",
     explained="few norms are far above those around them",
@@ -63,3 +83,65 @@ def check_gradient_spikes(case: Case) -> Finding:
     severity = "fix" if case.of(check_fall).ok is False else "look"
     start = norm.steps[spikes[0]]
     return finding.failed(GRADIENT_SPIKES, cause, severity=severity, onset=start, quantities=["grad_norm"])
+
+
+def with_jump_before_fault(findings: Sequence[Finding], course: Course) -> list[Finding]:
+    """Return the findings of a run, with that on its gradient norm if the norm jumps right before another fault.
+
+    Args:
+        findings: The results of all checks.
+        course: The metrics.
+    """
+    norm = course.series("grad_norm")
+    faults = [finding for finding in findings if finding.ok is False and finding.code != GRADIENT_SPIKES.code]
+    # Onsets by their rows, the earliest first. Of several faults that begin together, a jump is before the first.
+    begins = sorted(
+        (bisect.bisect_right(norm.steps, fault.onset) - 1, place)
+        for place, fault in enumerate(faults)
+        if fault.onset is not None
+    )
+    firsts = begins[:1]
+    firsts += [after for before, after in pairwise(begins) if after[0] > before[0] + 2 * SPIKE_REACH]
+    jumps = [(rows, faults[place]) for row, place in firsts if (rows := _jump_at(norm, row)) is not None]
+    if not jumps:
+        return [*findings]
+    rows, fault = jumps[0]
+    return [
+        _jump(finding, norm, rows, fault)
+        if finding.subject == SPIKES_OF_GRADIENT and not finding.cause
+        else finding
+        for finding in findings
+    ]
+
+
+def _usual(norm: Series, row: int) -> float:
+    """Return the median of the norms before a row; 0 if they are few."""
+    before = norm.values[max(0, row - HISTORY) : row]
+    return median(before) if len(before) >= ROWS_BEFORE else 0.0
+
+
+def _jump_at(norm: Series, at: int) -> slice | None:
+    """Return the rows of a jump of the norm that begins at most `SPIKE_REACH` rows before a row; None without one."""
+    for start in range(max(0, at - SPIKE_REACH), at + 1):
+        limit = JUMP * _usual(norm, start)
+        end = start
+        while end < len(norm.values) and norm.values[end] > limit > 0:
+            end += 1
+        if end - start >= JUMP_ROWS:
+            return slice(start, end)
+    return None
+
+
+def _jump(finding: Finding, norm: Series, rows: slice, fault: Finding) -> Finding:
+    """Return the finding on a jump of the norm before a fault. It is a remark, as either may cause the other."""
+    values = norm.values[rows]
+    steps = norm.steps[rows]
+    ends = dict.fromkeys(map(format_number, (min(values), max(values))))
+    until = "on" if rows.stop == len(norm.values) else f"to {format_step(steps[-1])}"
+    cause = (
+        f"from step {format_step(steps[0])} {until} the gradient norm is {' to '.join(ends)}, where "
+        f"{format_number(_usual(norm, rows.start))} is usual, as {fault.code} begins"
+    )
+    measured = passed_check(norm, max(values), "largest gradient norm in these log steps", rows)
+    measured = measured._replace(tested=finding.tested, subject=finding.subject)
+    return measured.failed(GRADIENT_SPIKES, cause, onset=steps[0], quantities=["grad_norm"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, median
 
-from rlvet._numbers import format_number, format_share
+from rlvet._numbers import format_number, format_share, format_step
 from rlvet.checks.course import (
     Case,
     Course,
@@ -155,6 +156,50 @@ def check_truncation(case: Case) -> Finding:
         cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
     return finding
+
+
+RARELY_CUT = 0.05
+"""Share of answers cut off before another fault below which most are cut off since then as its effect."""
+
+
+def with_cut_answers_after_cause(findings: Sequence[Finding], course: Course) -> list[Finding]:
+    """Return the findings of a run, with cut answers as the effect of an earlier fault, and after it, if they are that.
+
+    Args:
+        findings: The results of all checks.
+        course: The metrics.
+    """
+    cut = next((finding for finding in findings if finding.kind is TRUNCATED), None)
+    shares = course.series("cut")
+    if cut is None or cut.onset is None or not shares.values:
+        return [*findings]
+    causes = []
+    for finding in findings:
+        kind = finding.kind
+        is_broken = finding.ok is False and kind is not None and kind.is_effect_of_large_steps
+        # The death of a run may be that of the share itself.
+        is_other = "cut" not in finding.quantities
+        if is_broken and is_other and finding.onset is not None and finding.onset <= cut.onset:
+            causes.append(finding)
+    if not causes:
+        return [*findings]
+    cause = min(causes, key=lambda finding: finding.onset or 0.0)
+    began = cause.onset or 0.0
+    before = [share for step, share in shares.points if step < began]
+    is_rare = before and max(fmean(before), fmean(before[-FEW_STEPS:])) < RARELY_CUT
+    if not is_rare or max(shares.last, fmean(shares.later_half)) <= MOST:
+        return [*findings]
+
+    share = format_share(fmean(before))
+    effect = cut._replace(
+        cause=f"{cut.cause}; it was {share} before step {format_step(began)}: probably an effect of {cause.code}",
+        advice=f"follow the advice on {cause.code} first; if answers are still cut off then, {cut.advice}",
+    )
+    ordered = [effect if finding is cut else finding for finding in findings]
+    if ordered.index(effect) < ordered.index(cause):
+        ordered.remove(effect)
+        ordered.insert(ordered.index(cause) + 1, effect)
+    return ordered
 
 
 def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:

@@ -57,7 +57,8 @@ RUN_DIED = Kind(
         f"missing, repeat one value, or are far from all values before; or the reward alone for {ALONE}, from "
         f"{TOGETHER} on as `fix`. If the run lives again, `look`"
     ),
-    remedy="look at the log and the answers of the step before, and resume from a checkpoint before it",
+    remedy="look at the log and the answers of the step before",
+    resume=", and",
     is_effect_of_large_steps=True,
     evidence=(
         "reward",

@@ -176,7 +176,7 @@ COLLAPSE = Kind(
         "read answers from before and after the fall with their rewards, and check what else changed at that "
         "step"
     ),
-    resume="; resume from a checkpoint before the onset",
+    resume=";",
     is_effect_of_large_steps=True,
     evidence=("reward", "quantities that changed with it"),
     source="a log of Rithwik-Ravi/OpenEnv-Dynamic-Guardrails",

@@ -216,8 +216,8 @@ NO_BASELINE = Kind(
         "steps, as with one answer to each prompt"
     ),
     remedy=(
-        "sample several answers to each prompt{group size}, or use an estimator that has a baseline of its "
-        "own"
+        "[larger groups|sample several answers to each prompt{group size}, or ]use an estimator that has a baseline "
+        "of its own"
     ),
     evidence=("advantage_max", "advantage_min", "reward_max", "reward_min"),
     source="four logs of verl with groups of one answer",

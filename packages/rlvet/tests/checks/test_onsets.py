@@ -1,0 +1,215 @@
+"""Findings know each other's onsets: the order in which a run broke, the checkpoint to go back to, and effects."""
+
+import random
+
+import pytest
+
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log_checks import log_findings
+from rlvet.runs.logs import Log
+from rlvet.runs.setup import Setup
+
+
+def diagnose_rows(rows, setup=None):
+    log = Log.of(rows)
+    return Diagnosis(log_findings(log.rows, setup), setup or Setup(), log.rows, log=log)
+
+
+def found(diagnosis, code):
+    """Return the one finding of a code."""
+    (finding,) = [finding for finding in diagnosis.findings if finding.code == code]
+    return finding
+
+
+def blown_up(norms=(12, 35, 60, 20), *, seed=7, breaks_at=41, steps=60, level=3.0):
+    """Return a log that learns, until its gradient norm jumps and everything breaks.
+
+    Args:
+        norms: The gradient norms from there on.
+        seed: The seed of the noise.
+        breaks_at: The step of the first of them.
+        steps: Log steps.
+        level: The gradient norm after them.
+    """
+    draw = random.Random(seed)
+    rows = []
+    for step in range(1, steps + 1):
+        since = step - breaks_at + 1
+        row = {
+            "step": step,
+            "reward": 0.1 + 0.5 * min(1, step / 30) + draw.gauss(0, 0.02),
+            "kl": 5e-4 * step,
+            "entropy": 0.9 - 0.006 * step + draw.gauss(0, 0.02),
+            "grad_norm": 0.4 + abs(draw.gauss(0, 0.08)),
+        }
+        if since > 0:
+            row["reward"] = 0.55 * 0.6**since
+            row["kl"] = 0.02 * 2.2 ** min(since, 8)
+            row["entropy"] = 0.65 + 0.5 * min(since, 8) + draw.gauss(0, 0.05)
+            row["grad_norm"] = norms[since - 1] if since <= len(norms) else level * draw.uniform(0.5, 1.0)
+        rows.append(row)
+    return rows
+
+
+# --- The order in which a run broke ---
+
+
+def test_the_order_of_onsets_is_told_once_in_each_output():
+    diagnosis = diagnose_rows(blown_up())
+    onsets = {finding.code: finding.onset for finding in diagnosis.findings}
+    assert {"collapse", "entropy-rise", "kl-drift", "gradient-spikes"} <= onsets.keys()
+    steps = [one["step"] for one in diagnosis.as_json()["order"]]
+    assert steps == sorted(set(onsets.values()))
+    assert {code: one["step"] for one in diagnosis.as_json()["order"] for code in one["codes"]} == onsets
+    line = diagnosis.order_text
+    assert line.startswith("in order: gradient-spikes from step 41, ")
+    assert str(diagnosis).splitlines().count(line) == 1
+    assert diagnosis.as_markdown().count(line) == 1
+
+
+def test_findings_of_one_step_are_told_together():
+    rows = [
+        {"step": n, "reward": 0.5 if n < 31 else 0.0, "kl": 0.001 if n < 31 else 3.0} for n in range(1, 61)
+    ]
+    rows = [row | {"completions/clipped_ratio": 0.0 if row["step"] < 45 else 0.9} for row in rows]
+    text = diagnose_rows(rows).order_text
+    assert text == "in order: kl-drift, collapse and reward-flat from step 31, truncated from step 45"
+
+
+@pytest.mark.parametrize("shape", ["healthy", "one finding", "one step"])
+def test_without_two_onsets_there_is_no_order(shape):
+    rows = [{"step": n, "reward": n / 60} for n in range(1, 61)]
+    if shape != "healthy":
+        rows = [row | {"kl": 0.001 if row["step"] < 31 else 3.0} for row in rows]
+    if shape == "one step":
+        rows = [row | {"reward": 0.5 if row["step"] < 31 else 0.0} for row in rows]
+    diagnosis = diagnose_rows(rows)
+    assert diagnosis.order_text == ""
+    assert "in order" not in str(diagnosis) + diagnosis.as_markdown()
+    assert len(diagnosis.as_json()["order"]) == (shape != "healthy")
+
+
+# --- The checkpoint to go back to ---
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_advice_to_resume_names_the_first_onset_of_the_run(seed):
+    diagnosis = diagnose_rows(blown_up(seed=seed))
+    resumed = [finding for finding in diagnosis.findings if "resume" in finding.advice]
+    assert {"collapse", "kl-drift", "entropy-rise"} <= {finding.code for finding in resumed}
+    assert min(finding.onset for finding in diagnosis.findings) == 41
+    assert all("resume from a checkpoint before step 41" in finding.advice for finding in resumed)
+
+
+def test_no_checkpoint_is_named_if_the_run_was_broken_from_its_start():
+    """Its later faults have earlier checkpoints, but those are of a broken policy."""
+    rows = [
+        {
+            "step": n,
+            "reward": 0.2 + 0.001 * (n % 7),
+            "kl": [0.0, 0.0, 1.3, 3.2][n - 1] if n < 5 else 3.5,
+            "entropy": 1.0 if n < 60 else 0.01,
+        }
+        for n in range(1, 101)
+    ]
+    diagnosis = diagnose_rows(rows)
+    assert found(diagnosis, "entropy-collapse").onset >= 55
+    assert not [finding.advice for finding in diagnosis.findings if "resume" in finding.advice]
+
+
+def test_a_remark_is_no_reason_to_go_further_back():
+    """A component that never changes does no harm to a checkpoint."""
+    rows = [
+        {
+            "step": n,
+            "reward": n / 60,
+            "kl": 0.001 if n < 31 else 3.0,
+            "rewards/a/mean": n / 60,
+            "rewards/b/mean": 0.0,
+        }
+        for n in range(1, 61)
+    ]
+    diagnosis = diagnose_rows(rows)
+    assert found(diagnosis, "component-constant").onset == 1
+    assert found(diagnosis, "kl-drift").advice.endswith("resume from a checkpoint before step 31")
+
+
+# --- Gradients that jump right before a fault ---
+
+
+@pytest.mark.parametrize("norms", [(12, 35, 60, 20), (9, 9, 9), (80, 80, 80, 80, 80, 80, 80)])
+def test_gradients_that_jump_before_a_fault_are_told(norms):
+    diagnosis = diagnose_rows(blown_up(norms, level=0.8))
+    spikes = found(diagnosis, "gradient-spikes")
+    assert (spikes.onset, spikes.severity) == (41, "look")
+    last = 40 + len(norms)
+    assert spikes.cause.startswith(f"from step 41 to {last} the gradient norm is {min(norms)}")
+    assert "spikes of the gradient norm are few" not in diagnosis.passed
+    assert spikes.figure == max(norms)
+    assert spikes.steps == (41, last)
+
+
+@pytest.mark.parametrize(
+    ("norms", "breaks_at", "level"),
+    [((12, 35), 41, 0.5), ((3, 3, 3, 3), 41, 1.0), ((*[0.4] * 8, 5, 5, 5), 41, 0.5)],
+    ids=["two rows", "six times the usual", "after the fault"],
+)
+def test_other_gradients_are_not(norms, breaks_at, level):
+    diagnosis = diagnose_rows(blown_up(norms, breaks_at=breaks_at, level=level))
+    assert "collapse" in [finding.code for finding in diagnosis.findings]
+    assert "gradient-spikes" not in [finding.code for finding in diagnosis.findings]
+
+
+def test_a_jump_of_gradients_without_a_fault_is_not_told():
+    rows = [{"step": n, "reward": n / 60, "grad_norm": 20.0 if 40 < n < 45 else 0.4} for n in range(1, 61)]
+    assert [finding.code for finding in diagnose_rows(rows).findings] == []
+
+
+# --- Answers that are cut off since another fault ---
+
+
+def cut(share, **metrics):
+    """Return a log with shares of answers cut off, and other metrics, as functions of the step."""
+    metrics = {"completions/clipped_ratio": share, "reward": lambda n: n / 100} | metrics
+    return [{"step": n} | {name: value(n) for name, value in metrics.items()} for n in range(1, 101)]
+
+
+def test_answers_cut_off_since_another_fault_are_called_its_effect():
+    rows = cut(lambda n: 0.01 if n < 33 else 1.0, kl=lambda n: 0.001 if n < 31 else 3.0)
+    diagnosis = diagnose_rows(rows, Setup("trl"))
+    truncated = found(diagnosis, "truncated")
+    assert truncated.cause.endswith("; it was 1% before step 32: probably an effect of kl-drift")
+    assert truncated.advice.startswith(
+        "follow the advice on kl-drift first; if answers are still cut off then, allow"
+    )
+    assert "(max_completion_length)" in truncated.advice
+
+
+def test_the_effect_is_listed_after_its_cause():
+    rows = cut(
+        lambda n: 0.0 if n < 33 else 1.0,
+        reward=lambda n: min(0.6, n / 40) if n < 31 else 0.01 * (n % 3),
+        entropy=lambda n: 0.5 if n < 31 else 4.0,
+    )
+    diagnosis = diagnose_rows(rows)
+    codes = [finding.code for finding in diagnosis.findings]
+    cause = found(diagnosis, "truncated").cause.rpartition("effect of ")[2]
+    assert cause in ("collapse", "entropy-rise")
+    assert codes.index("truncated") == codes.index(cause) + 1
+
+
+@pytest.mark.parametrize(
+    ("share", "kl"),
+    [
+        (lambda n: 0.3 if n < 33 else 1.0, lambda n: 0.001 if n < 31 else 3.0),
+        (lambda n: min(1.0, n / 40), lambda n: 0.001 if n < 31 else 3.0),
+        (lambda n: 0.01 if n < 20 else 1.0, lambda n: 0.001 if n < 31 else 3.0),
+        (lambda n: 0.01 if n < 33 else 1.0, lambda n: 0.001),
+        (lambda n: 1.0, lambda n: 3.0),
+    ],
+    ids=["many before", "more and more", "cut before the fault", "no other fault", "from the start"],
+)
+def test_other_answers_cut_off_are_a_fault_of_their_own(share, kl):
+    truncated = found(diagnose_rows(cut(share, kl=kl)), "truncated")
+    assert "effect" not in truncated.cause
+    assert truncated.advice.startswith("allow longer answers")
