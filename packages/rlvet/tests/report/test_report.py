@@ -36,6 +36,8 @@ from rlvet.report.curves import CHARTS, COMPONENTS, SEGMENTS, running_median
 
 pytest.importorskip("pyarrow")
 
+ASSETS = ROOT / "packages/rlvet/src/rlvet/report/assets"
+
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"
 
 
@@ -237,6 +239,7 @@ def test_the_page_holds_the_findings_with_their_onset_and_what_they_rest_on(tmp_
     assert first["onset"] == diagnosis.findings[0].onset == pytest.approx(50, abs=5)
     assert first["quantities"] == ["cut", "length"]
     assert (run["state"], run["basis"], run["no_verdict"]) == ("fault", diagnosis.basis, "")
+    assert (run["order_text"], run["legend"]) == (diagnosis.order_text, diagnosis.legend)
     assert run["unread"] == ["rewards/format/std", "my/own"]
     assert {"cut", "length"} <= run["curves"].keys()
 
@@ -405,6 +408,68 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     text = opened(page, tmp_path).text
     assert text.index("truncated: ") < text.index("since step") < text.index("All curves")
     assert "Not read: rewards/format/std, my/own" in text
+
+
+def broken_run():
+    """Return a log whose KL jumps at once, whose gradient and entropy then vanish, and whose reward rises a little."""
+    return [
+        {
+            "step": step,
+            "reward": 0.1 + 0.001 * min(step, 45) + 0.01 * (7 * step % 10),
+            "kl": [0.0, 0.0, 1.3][step - 1] if step < 4 else 2.3,
+            "entropy": 1.0 + 0.1 * (step % 5) if step < 40 else 1e-3 + 1e-5 * (step % 3),
+            "grad_norm": 5.0 + step % 7 if step < 36 else 1e-5 * (1 + step % 3),
+        }
+        for step in range(1, 121)
+    ]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_in_a_browser_the_verdict_is_whole_and_its_charts_can_be_read(tmp_path):
+    path = log(tmp_path / "metrics.jsonl", broken_run())
+    diagnosis = diagnose(path)
+    page = write_report([path], tmp_path / "page.html")
+    first = diagnosis.findings[0]
+    # The headline is too short for the reason of the severity.
+    assert "the reward rose after that" in first.cause
+    assert "the reward rose after that" not in diagnosis.headline
+    with Chromium(tmp_path) as browser:
+        tab = browser.open(page.as_uri())
+        tab.wait_for("document.querySelectorAll('[data-panel] .onset').length > 1")
+        text = tab.evaluate("document.querySelector('.verdict').innerText")
+        for sentence in (first.cause, diagnosis.order_text, diagnosis.legend):
+            assert text.count(sentence) == 1, sentence
+        # No line goes through the label of another one that could be read behind it.
+        labels = tab.evaluate("""
+          [...document.querySelectorAll("[data-panel='entropy'] .onset")].map((line) => {
+            const { left, top, right } = line.firstChild.getBoundingClientRect();
+            return { line: line.getBoundingClientRect().left, left, top, right };
+          })""")
+        assert len(labels) == 2
+        for label in labels:
+            for other in labels:
+                goes_through = (
+                    other["top"] < label["top"] and label["left"] + 2 < other["line"] < label["right"]
+                )
+                assert not goes_through, labels
+
+
+@needs_javascript
+def test_the_ticks_of_a_logarithmic_axis_have_room(tmp_path):
+    curves = (ASSETS / "curves.js").read_text()
+    (function,) = re.findall(r"^function wholePowers.*?^}", curves, re.S | re.M)
+    (texts,) = re.findall(r"^function powers.*?^}", (ASSETS / "chart.js").read_text(), re.S | re.M)
+    names = "\n".join(re.findall(r"^const (?:LABEL_HEIGHT|AROUND) = \d+;", curves, re.M))
+    ticks = [digit * 10.0**power for power in range(-5, 4) for digit in range(1, 10)]
+
+    def shown(height):
+        kept = f"wholePowers({{ height: {height} }}, {ticks})"
+        script = f"(() => {{ {names}\n{function}\n{texts}\nreturn powers(null, {kept}); }})()"
+        return [text for text in calculated(script, tmp_path) if text]
+
+    assert shown(140) == ["1e-5", "0.001", "0.1", "10", "1000"]
+    assert shown(400) == ["1e-5", "1e-4", "0.001", "0.01", "0.1", "1", "10", "100", "1000"]
 
 
 @pytest.mark.slow

@@ -252,7 +252,9 @@ def _merge_diagnoses(of_tokens: Diagnosis | None, of_log: Diagnosis | None) -> D
         diagnosis = of_tokens or of_log
         assert diagnosis is not None
         return diagnosis
-    return Diagnosis([*of_tokens.tested, *of_log.tested], of_tokens.setup, coverage=of_tokens.coverage)
+    tested = [*of_tokens.tested, *of_log.tested]
+    configuration = of_log.configuration
+    return Diagnosis(tested, of_tokens.setup, coverage=of_tokens.coverage, configuration=configuration)
 
 
 def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> dict[str, Any]:
@@ -277,6 +279,8 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
     return {
         **diagnosis.as_json(),
         "findings": [{**finding.as_json(), "evidence": finding.evidence} for finding in diagnosis.findings],
+        "order_text": diagnosis.order_text,
+        "legend": diagnosis.legend,
         "state": state,
         "setup": str(diagnosis.setup),
         "coverage_text": "" if coverage is None else str(coverage),

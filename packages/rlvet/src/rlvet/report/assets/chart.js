@@ -12,10 +12,11 @@ function color(host, name) {
 }
 
 function axis(host, label, more = {}) {
+  const shown = more.filter ? { filter: more.filter } : {};
   return {
     stroke: () => color(host, "--soft"),
-    grid: { stroke: () => color(host, "--line"), width: 1 },
-    ticks: { stroke: () => color(host, "--line"), width: 1, size: 5 },
+    grid: { stroke: () => color(host, "--line"), width: 1, ...shown },
+    ticks: { stroke: () => color(host, "--line"), width: 1, size: 5, ...shown },
     font: "12px system-ui, sans-serif",
     labelFont: "12px system-ui, sans-serif",
     labelSize: 20,
@@ -39,12 +40,13 @@ function chart(host, height, options, data) {
   return plot;
 }
 
-/** The texts of a logarithmic axis's ticks: powers of ten only. */
+/** The texts of a logarithmic axis's ticks: powers of ten only, such as 0.001, 100 and 1e-5. */
 function powers(plot, values) {
   return values.map((x) => {
     if (x === null) return "";
-    const power = Math.log10(x);
-    return Math.abs(power - Math.round(power)) < 1e-9 ? String(Number(x.toPrecision(1))) : "";
+    const power = Math.round(Math.log10(x));
+    if (Math.abs(Math.log10(x) - power) >= 1e-9) return "";
+    return power < -3 || power > 5 ? `1e${power}` : String(Number(x.toPrecision(1)));
   });
 }
 

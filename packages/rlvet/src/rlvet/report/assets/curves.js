@@ -3,6 +3,7 @@
 
 const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((x) => x * 10 ** power)); // between ticks of steps
 const LABEL_HEIGHT = 16; // of a line's label, in pixels
+const AROUND = 60; // about the height of what is above and below a chart's curves, in pixels
 const FEW_POINTS = 30; // a curve up to which its points are drawn
 
 const chartOf = (name) => data.charts.find((one) => one.name === name);
@@ -29,8 +30,14 @@ function plainRange(low, high) {
   return [nearZero || low === 0 ? 0 : low - pad, high + pad];
 }
 
-/** The ticks of a logarithmic axis that are powers of ten. */
-const wholePowers = (plot, ticks) => ticks.map((x) => (Math.abs(Math.log10(x) - Math.round(Math.log10(x))) < 1e-9 ? x : null));
+/** The ticks of a vertical logarithmic axis that are powers of ten, as many as have room for their texts. */
+function wholePowers(plot, ticks) {
+  const powersOfTen = ticks.map((x) => Math.log10(x)).map((power) => (Math.abs(power - Math.round(power)) < 1e-9 ? Math.round(power) : null));
+  const whole = powersOfTen.filter((power) => power !== null);
+  const room = Math.max(2, Math.floor((plot.height - AROUND) / LABEL_HEIGHT));
+  const distance = Math.ceil(whole.length / room);
+  return ticks.map((x, place) => (powersOfTen[place] !== null && (powersOfTen[place] - whole[0]) % distance === 0 ? x : null));
+}
 
 /** The powers of ten around the values above 0. */
 function logRange(tables) {
@@ -49,11 +56,13 @@ function onsets(name, runs) {
 
 /** Draws lines over a chart at the first steps of findings, each with a label. Returns a function that moves them with the axis. */
 function onsetLines(plot, marks) {
-  const lines = marks.map(({ number, rank, finding }, row) => {
+  // The first step has the highest label, so that no line on its right goes through it.
+  const lines = [...marks].sort((a, b) => a.finding.onset - b.finding.onset).map(({ number, rank, finding }, row) => {
     const run = data.runs.length > 1 ? [element("i", { class: "dot", style: { "--run": `var(${hue(number)})` } })] : [];
     const text = `${rank + 1} ${finding.code} · step ${short(finding.onset)}`;
     const label = element("span", {}, ...run, text);
-    const line = element("div", { class: `onset ${finding.severity}`, style: { "--row": marks.length - row } }, label);
+    const crowded = marks.length > 1 ? " crowded" : "";
+    const line = element("div", { class: `onset ${finding.severity}${crowded}`, style: { "--row": marks.length - row } }, label);
     plot.over.append(line);
     return { line, label, step: finding.onset };
   });

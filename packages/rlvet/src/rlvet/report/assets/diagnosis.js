@@ -26,8 +26,9 @@ function findingItem(run, number, finding, rank) {
   // The chart beside the text is a link to the first curve; these are links to the others.
   const links = finding.quantities.filter((name) => chartOf(name) && name !== shown).flatMap((name, place) => [
     place ? ", " : "", element("a", { href: `#${panelId(name)}` }, chartOf(name).title)]);
-  // The cause of the first finding is the headline, unless it is a note on a healthy run.
-  const cause = (rank || finding.severity === "note") && element("p", { class: "cause" }, finding.cause);
+  // The headline is the cause of the first finding, unless it is cut, or the finding is a note on a healthy run.
+  const isTold = run.headline === `${codes}: ${finding.cause}`;
+  const cause = !isTold && element("p", { class: "cause" }, finding.cause);
   const item = element("li", { class: `finding ${finding.severity}`, id: findingId(number, rank) },
     element("div", { class: "told" },
       element("div", { class: "kind" }, element("span", { class: "badge" }, finding.severity), element("strong", {}, codes), since),
@@ -94,8 +95,10 @@ function diagnosis() {
       element("div", { class: "name" }, run.name),
       element("div", { class: "headline" }, mark(run), run.headline),
       run.expected_fall ? element("p", { class: "fall" }, run.expected_fall) : "",
+      run.order_text ? element("p", { class: "fall order" }, run.order_text) : "",
       items.length ? element("ol", { class: "findings" }, ...items.map(({ item }) => item)) : "",
-      configuration(run));
+      configuration(run),
+      run.legend ? element("p", { class: "soft legend" }, run.legend) : "");
     main.append(element("section", { class: "run", id: `run-${number + 1}`, style: { "--run": `var(${hue(number)})` } }, verdict));
     items.forEach(({ draw }) => draw());
   });
