@@ -412,7 +412,7 @@ def own_loop_table() -> Iterator[str]:
     pairs = [pair for pair in async_trainer.GAINS if "BandPO" not in pair]
     names = async_trainer.NAMES
     gains = [f"{names[arm]} minus {names[minus]}" for arm, minus in pairs]
-    yield f"| lag, in batches | mean reward with clip 0.2 | {' | '.join(gains)} |"
+    yield f"| lag, in batches of four updates | mean reward with clip 0.2 | {' | '.join(gains)} |"
     yield "|---|---|" + "---|" * len(pairs)
     for lag in (0, 2, 4, 8):
         world = worlds[f"lag {lag}"]

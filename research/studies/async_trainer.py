@@ -264,11 +264,14 @@ def gains_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:
     """Return the table of the page on old data: the mean reward with clip 0.2 and the differences, by lag."""
     cells: list[list[str]] = []
     for lag in LAGS:
-        of_clip = [mean_reward(row) for key, row in rows.items() if (key.lag, key.arm) == (lag, CLIP)]
+        of_clip = [row for key, row in rows.items() if (key.lag, key.arm) == (lag, CLIP)]
+        age = _mean([row["age"] for row in of_clip])
+        reward = _mean([*map(mean_reward, of_clip)])
         gains = [signed(student(differences(rows, lag, arm, minus))) for arm, minus in GAINS]
-        cells.append([str(lag), f"{_mean(of_clip):.3f}", *gains])
+        cells.append([f"{lag} ({age:.1f})", f"{reward:.3f}", *gains])
     names = [f"{NAMES[arm]} minus {NAMES[minus]}" for arm, minus in GAINS]
-    return Table([f"lag, in versions of {UPDATES} updates", "mean reward with clip 0.2", *names], cells)
+    lag_name = f"lag, in versions of {UPDATES} updates (mean age, in updates)"
+    return Table([lag_name, "mean reward with clip 0.2", *names], cells)
 
 
 def runs_table(rows: Mapping[Key, Mapping[str, Any]]) -> Table:

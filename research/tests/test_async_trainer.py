@@ -90,7 +90,7 @@ def test_a_seed_counts_with_its_last_run(tmp_path):
     assert "| lag 0 | BandAbove − clip 0.2 | equal | 2 | +0.100 [" in page(rows)
     whole = {key: row for key, row in rows.items() if key.seed in (1, 2)}
     assert [line.split(" | ")[:3] for line in gains_table(whole).markdown().splitlines()[2:]] == [
-        [f"| {lag}", "0.315", "+0.100 [+0.100, +0.100]"] for lag in LAGS
+        [f"| {lag} (2.0)", "0.315", "+0.100 [+0.100, +0.100]"] for lag in LAGS
     ]
     # The rows of a finished study are compressed, as one file.
     lines = "".join(json.dumps(row) + "\n" for row in rows.values())
