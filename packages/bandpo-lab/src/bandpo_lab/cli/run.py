@@ -318,14 +318,17 @@ def experiment(model: str, method: str, task: str, settings: str, recipes: Path)
 
 
 def _similar_models(model: str, names: Sequence[str]) -> str:
-    """Return the end of an error about an unknown model: the closest one, or those whose names contain it.
+    """Return the end of an error about an unknown model: those whose names contain it, or the closest one.
 
+    >>> _similar_models("qwen2.5-3b", ["qwen2.5-7b", "qwen2.5-3b-instruct"])
+    '; did you mean qwen2.5-3b-instruct?'
     >>> _similar_models("Qwen", ["qwen2.5-7b", "llama-3.2-3b-instruct", "deepseek-r1-distill-qwen-7b"])
     '; the recipes have qwen2.5-7b, deepseek-r1-distill-qwen-7b.'
     """
     containing = [name for name in names if model.lower() in name]
-    listed = f"; the recipes have {', '.join(containing)}." if containing else ""
-    return did_you_mean(model, names) or listed
+    if len(containing) == 1:
+        return f"; did you mean {containing[0]}?"
+    return f"; the recipes have {', '.join(containing)}." if containing else did_you_mean(model, names)
 
 
 def _local_model(name: str, data: Path, recipes: Path, *, convert: bool) -> list[str]:

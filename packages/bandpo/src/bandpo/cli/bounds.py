@@ -59,7 +59,10 @@ def bounds_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Print the allowed ratios under Band, clip 0.2 and Clip-Higher, and the largest new probability under Band."""
+    """Print the allowed ratios under Band, clip 0.2 and Clip-Higher, and the largest new probability under Band.
+
+    KL is KL(π_old ‖ π), as in the paper. ReverseKL has the other direction.
+    """
     p_old = probabilities or [*PROBABILITIES]
     for p in p_old:
         if not 0 < p <= 1:
