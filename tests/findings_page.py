@@ -95,7 +95,9 @@ def example() -> str:
     """Return the output of a demo, without its rows, with an ellipsis for all findings but the first."""
     _, beginning, first, *_, end = demo_text("entropy-collapse").rstrip().split("\n\n")
     text = f"{beginning}\n\n{first}\n…\n{end}"
-    return "".join(f"    {line}".rstrip() + "\n" for line in text.splitlines())
+    lines = [f"    {line}".rstrip() for line in text.splitlines()]
+    # An indented block of Markdown stands between empty lines.
+    return "\n".join(["", *lines, "", ""])
 
 
 def page_as_made() -> str:
