@@ -510,6 +510,19 @@ def test_on_a_phone_a_row_of_a_table_is_a_card_and_no_button_lies_over_code(site
     opened.call("Page.close")
 
 
+@in_browser
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("page", ["", "audit/", "trl/"])
+def test_what_a_program_prints_is_read_to_its_end(width, page, site, browser):
+    opened = browser.open(f"{site.address}/{page}", width=width)
+    widths = """JSON.stringify([...document.querySelectorAll(".language-text code")].map(
+      (code) => [code.scrollWidth, code.clientWidth]))"""
+    blocks = json.loads(opened.evaluate(widths))
+    assert blocks
+    assert all(needed <= shown for needed, shown in blocks)
+    opened.call("Page.close")
+
+
 # --- Without a browser ---
 
 
