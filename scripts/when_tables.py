@@ -412,12 +412,14 @@ def own_loop_table() -> Iterator[str]:
     pairs = [pair for pair in async_trainer.GAINS if "BandPO" not in pair]
     names = async_trainer.NAMES
     gains = [f"{names[arm]} minus {names[minus]}" for arm, minus in pairs]
-    yield f"| lag, in batches of four updates | mean reward with clip 0.2 | {' | '.join(gains)} |"
+    yield f"| lag, in batches of four updates (age, in updates) | mean reward with clip 0.2 | {' | '.join(gains)} |"
     yield "|---|---|" + "---|" * len(pairs)
     for lag in (0, 2, 4, 8):
         world = worlds[f"lag {lag}"]
         cells = [signed(world.difference(*pair)) for pair in pairs]
-        yield f"| {lag} | {world.at_best(CLIP, 'AUC'):.3f} | {' | '.join(cells)} |"
+        youngest = lag * async_trainer.UPDATES
+        age = f"{youngest} to {youngest + async_trainer.UPDATES - 1}"
+        yield f"| {lag} ({age}) | {world.at_best(CLIP, 'AUC'):.3f} | {' | '.join(cells)} |"
 
 
 COMPARED = ROOT / "research/reports/rules-compared.md"

@@ -104,8 +104,29 @@ def test_the_words_on_which_engine_and_trainer_disagree(tmp_path, bypass):
     assert (far.p, far.p_engine) == pytest.approx((0.01, 0.4), rel=1e-4)
     assert near.distance == pytest.approx(math.log(2), rel=1e-4)
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--words"])
-    assert "engine and trainer disagree, the farthest apart first:\n 1.  ⟦8⟧ 9\n" in result.output
+    # The old log-probabilities are the engine's, and no age says whether the policy has moved since sampling.
+    stale = ", or the policy has moved since sampling" if bypass else ""
+    assert f"engine and trainer disagree{stale}, the farthest apart first:\n 1.  ⟦8⟧ 9\n" in result.output
     assert "    step 3: p 0.01 in the trainer, 0.4 in the engine (-3.69 nats)" in result.output
+
+
+def test_an_old_token_that_moved_is_no_disagreement_of_engine_and_trainer(tmp_path):
+    """Two tokens of each answer are equally far from the engine, which sampled; one answer is fresh."""
+    engine = torch.full((2, 2), 0.5).log()
+    with Recorder(tmp_path, anchor="rollout") as recorder:
+        recorder.add(
+            logp=engine - 1,
+            logp_old=engine,
+            logp_rollout=engine,
+            advantages=torch.ones(2),
+            tokens=torch.tensor([[1, 2], [3, 4]]),
+            step=9,
+            version=torch.tensor([9, 5]),
+        )
+    tokens = DisagreeingTokens()
+    open_run(tmp_path).scan([tokens])
+    assert [token.answer for token in tokens.result()] == [[1, 2], [1, 2]]
+    assert not tokens.may_be_stale
 
 
 def test_words_that_disagree_are_escaped_in_a_terminal():

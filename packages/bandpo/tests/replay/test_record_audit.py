@@ -168,7 +168,18 @@ def test_a_list_of_few_is_filled_with_the_other_kind(tmp_path):
 def test_the_list_compares_with_the_first_rule_that_is_named(tmp_path):
     output = audit(record_of_two_kinds(tmp_path), "--method", "FixedClip(0.0, 0.8)")
     assert "those that" not in output
-    assert listed(output) == 10 * [(1, "the run, FixedClip(0.0, 0.8)")]
+    assert listed(output) == 10 * [(1, "the run, FixedClip(0.0, 0.8), clip 0.2")]
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5])
+@pytest.mark.parametrize("method", ["Band()", "FixedClip(0.2)", None])
+def test_the_verdict_does_not_depend_on_the_rules_that_are_named(tmp_path, p, method):
+    folder = record(tmp_path, p=p, method=method)
+    verdicts = set()
+    for named in ([], ["FixedClip(0.2)"], ["GRPO()"], ["FixedClip(0.2, 1.0)"], ["GSPO()", "Band()"]):
+        output = audit(folder, *(word for name in named for word in ("--method", name)))
+        verdicts.add(re.search(r"^(?:no|a) clip can matter[^:;]*", output, re.M)[0])
+    assert len(verdicts) == 1
 
 
 @pytest.mark.parametrize(
@@ -308,7 +319,7 @@ def test_of_a_run_whose_record_has_no_policy_in_training_the_log_is_audited(tmp_
 def test_the_json_has_the_sentences_the_kinds_and_the_tokens(tmp_path):
     tokenizer(tmp_path, ["Yes", "12", "."])
     result = json.loads(audit(record(tmp_path), "--json"))[str(tmp_path)]
-    assert result["lines"][1].startswith("of the gradient on 80 rare winners")
+    assert result["lines"][0].startswith("of the gradient on 80 rare winners")
     assert list(result["methods"]) == ["the run", "clip 0.2", "Clip-Higher", "DCPO", "Band"]
     [numbers, signs] = result["kinds"]
     assert (numbers["kind"], numbers["tokens"]) == ("numbers", ROWS)

@@ -203,6 +203,9 @@ class BlockedTokens:
 class DisagreeingTokens:
     """A collector of the tokens on which engine and trainer disagree most, among those whose ids are recorded.
 
+    If the old log-probabilities are the engine's own, only tokens of age 0 are compared where ages are recorded: with
+    others, the policy has moved since sampling.
+
     Args:
         count: The number of tokens that are collected.
     """
@@ -210,6 +213,8 @@ class DisagreeingTokens:
     def __init__(self, count: int = DEFAULT_COUNT):
         self._count = count
         self._tokens: dict[object, DisagreeingToken] = {}
+        self.may_be_stale = False
+        """True if a policy was compared with the engine's that may have moved since sampling, as no age is recorded."""
 
     def add(self, batch: LossBatch) -> None:
         """Add the tokens of one loss."""
@@ -223,6 +228,10 @@ class DisagreeingTokens:
             if not batch.has_logp or batch.update:
                 return
             trainer = batch.logp
+            if batch.lag is None:
+                self.may_be_stale = True
+            else:
+                engine = np.where(batch.lag == 0, engine, np.nan)
         distance = np.nan_to_num(trainer - engine)
         farthest = np.argsort(-np.abs(distance), axis=None)[: self._count]
         for index in farthest.tolist():

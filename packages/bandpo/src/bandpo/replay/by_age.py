@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bandpo.audit.closing_lines import FEWEST_RARE_WINNERS
 from bandpo.audit.metric_names import BINS, RARE
 from bandpo.audit.metrics import EDGES, gradient_size, lost_share
 from bandpo.core.batch import Batch, Tokens
@@ -36,7 +37,7 @@ class BlockedByAge:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        """By method the sizes of the gradient and of the blocked part, (2, bins, classes)."""
+        """By method the number of winners, the sizes of their gradient and of the blocked part, (3, bins, classes)."""
 
     def add(self, name: str, method: Method, tokens: Tokens, batch: Batch, recorded: LossBatch) -> None:
         """Add one loss under one method. A loss whose record has no versions is left out.
@@ -50,7 +51,8 @@ class BlockedByAge:
         """
         if recorded.lag is None:
             return
-        size = gradient_size(tokens, batch) * (tokens.advantages > 0) * batch.mask
+        winners = (tokens.advantages > 0) * batch.mask
+        size = gradient_size(tokens, batch) * winners
         blocked = size * lost_share(method.weight(tokens) / tokens.ratio)
 
         bins = torch.stack([tokens.logp_anchor >= math.log(edge) for edge in EDGES]).sum(0)
@@ -61,7 +63,7 @@ class BlockedByAge:
                 torch.bincount(cells, values.flatten().double(), minlength=count).view(
                     len(BINS), len(CLASSES)
                 )
-                for values in (size, blocked)
+                for values in (winners, size, blocked)
             ]
         )
         self._sums[name] = self._sums[name] + sums if name in self._sums else sums
@@ -69,15 +71,21 @@ class BlockedByAge:
     def shares(self) -> dict[str, dict[str, float]]:
         """Return the share that each method blocks on rare winners, by the name of the method and the class of ages.
 
-        Classes in which no rare winner has a gradient are left out.
+        Classes with fewer rare winners than `FEWEST_RARE_WINNERS` are left out.
         """
         rare = slice(RARE["below_0.1"])
         return {name: _shares(sums[:, rare].sum(1)) for name, sums in self._sums.items()}
 
+    def rare_winners(self) -> dict[str, int]:
+        """Return the number of rare winners of each class of ages that has one."""
+        rare = slice(RARE["below_0.1"])
+        counts = next(iter(self._sums.values()))[0, rare].sum(0).tolist() if self._sums else []
+        return {label: int(count) for label, count in zip(CLASSES, counts, strict=False) if count}
+
     def shares_by_bin(self) -> dict[str, dict[str, dict[str, float]]]:
         """Return the share that each method blocks on winners, by its name, the bin and the class of ages.
 
-        Bins and classes in which no winner has a gradient are left out.
+        Bins and classes with fewer winners than `FEWEST_RARE_WINNERS` are left out.
         """
         result: dict[str, dict[str, dict[str, float]]] = {}
         for name, sums in self._sums.items():
@@ -87,10 +95,9 @@ class BlockedByAge:
 
 
 def _shares(sums: Tensor) -> dict[str, float]:
-    """Return the blocked share of each class of ages that has a gradient, from sums of shape (2, classes)."""
-    sizes, blocked = sums.tolist()
+    """Return the blocked share of each class of ages that has enough winners, from sums of shape (3, classes)."""
     shares: dict[str, float] = {}
-    for label, size, part in zip(CLASSES, sizes, blocked, strict=True):
-        if size > 0:
+    for label, count, size, part in zip(CLASSES, *sums.tolist(), strict=True):
+        if count >= FEWEST_RARE_WINNERS and size > 0:
             shares[label] = part / size
     return shares

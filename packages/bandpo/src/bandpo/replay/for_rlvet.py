@@ -102,9 +102,10 @@ class Words:
         """
         with _as_rlvets_errors():
             decode = decoder(path, self._tokenizer)
+        stale = ", or the policy has moved since sampling" if self._disagreeing.may_be_stale else ""
         return (
             f"blocked, the largest gradient first:\n{format_tokens(self._blocked.result(), decode)}\n"
-            "\nengine and trainer disagree, the farthest apart first:\n"
+            f"\nengine and trainer disagree{stale}, the farthest apart first:\n"
             f"{format_disagreeing_tokens(self._disagreeing.result(), decode)}"
         )
 

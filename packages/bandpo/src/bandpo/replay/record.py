@@ -128,6 +128,8 @@ class Replay:
     """The training setup of the run."""
     ages: Ages = field(default_factory=Ages)
     """The tokens by age."""
+    rare_winners_by_age: Mapping[str, int] = field(default_factory=dict)
+    """The number of rare winners by the class of ages."""
     blocked_by_age: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The share of the gradient on rare winners that each method blocks, by the name of the method and the class of
     ages, see `bandpo.replay.by_age`."""
@@ -270,6 +272,7 @@ class ReplayCollector:
             self._anchor,
             self._setup,
             ages,
+            self._blocked_by_age.rare_winners(),
             self._blocked_by_age.shares(),
             self._blocked_by_age.shares_by_bin(),
             self._directions.result(),

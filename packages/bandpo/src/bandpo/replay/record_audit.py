@@ -28,7 +28,7 @@ from bandpo.replay.kinds import KindRow, KindSums
 from bandpo.replay.opening import anchor_line, kind_lines
 from bandpo.replay.record import RUN, RecordedMethod, Replay, ReplayCollector, no_losses
 from rlvet.records import LossBatch, RecordedRun
-from rlvet.runs.effect import Effect, matter_line
+from rlvet.runs.effect import STRICT, Effect, matter_line
 
 NO_IDS = "the record has no token ids, so which tokens a rule drops is not known"
 NO_TOKENIZER = (
@@ -155,9 +155,9 @@ class RecordAudit:
         """What the audit opens with, as sentences: another fault than the clip first, then the effect and the kinds."""
         ages = self.replay.ages
         # Another anchor, or another fault than old data, would explain the figures.
-        lines = [anchor_line(self.replay.anchor), ages.mismatch, ages.unknown_line]
+        lines = [anchor_line(self.replay.anchor), ages.mismatch]
         lines += [*self.effect.lines, matter_line(self.replay.metrics())]
-        lines += [*kind_lines(self.kinds, self.effect), self.note]
+        lines += [*kind_lines(self.kinds, self.effect), self.note, ages.unknown_line]
         return [line for line in lines if line]
 
     @property
@@ -207,7 +207,8 @@ def audit_record(
 
     Args:
         run: The record.
-        methods: Rules and methods to audit, by name, as for `bandpo.replay.record.replay_record`.
+        methods: Rules and methods to audit, by name, as for `bandpo.replay.record.replay_record`. Clip 0.2 is audited
+            too, by which it is judged whether a clip can matter.
         method: The run's own method, if the record does not name it.
         tokenizer: The tokenizer for recorded ids, as for `bandpo.replay.blocked_tokens.decoder`.
 
@@ -216,6 +217,7 @@ def audit_record(
             is given for a record that names another.
     """
     run_method = None if method is None else as_method(method)
+    methods = _with_strict(methods)
     decode, note = decoder_and_note(run, tokenizer)
     collector = ReplayCollector(methods, run_method)
     words = Words(run_method, methods, decode)
@@ -224,6 +226,13 @@ def audit_record(
     if replay is None:
         raise no_losses(run.path)
     return RecordAudit.of(replay, words, decode, note)
+
+
+def _with_strict(methods: Mapping[str, Method | ClipRule | str]) -> dict[str, Method | ClipRule | str]:
+    """Return methods by name with clip 0.2 among them, under its own name."""
+    clip = COUNTERFACTUALS[STRICT]
+    named = {STRICT if as_method(rule) == as_method(clip) else name: rule for name, rule in methods.items()}
+    return {**named, STRICT: clip}
 
 
 def decoder_and_note(run: RecordedRun, tokenizer: str | None) -> tuple[Decode | None, str]:

@@ -197,13 +197,15 @@ def ages_table(replay: Replay) -> Table:
     """Build the table of a replay by the age of the tokens: each class of ages is a column.
 
     Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size as a share of the
-    tokens, and the share of the gradient on winners that each method blocks: on rare ones, and by the old probability.
+    tokens, the number of rare winners, and the share of the gradient on winners that each method blocks: on rare ones,
+    and by the old probability. Of few winners no share is said.
     """
     columns = replay.ages.rows
     rows = [
         ["tokens", *(f"{column.tokens:,}" for column in columns)],
         ["spread of log r (nats)", *(format_number(column.spread, 2) for column in columns)],
         ["effective sample size", *(f"{column.effective:.0%}" for column in columns)],
+        ["rare winners", *(f"{replay.rare_winners_by_age.get(column.name, 0):,}" for column in columns)],
         [],
     ]
     for name, shares in replay.blocked_by_age.items():

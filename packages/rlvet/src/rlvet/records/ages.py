@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlvet._numbers import format_number
+from rlvet.runs.setup import framework_of
 
 if TYPE_CHECKING:
     from numpy import ndarray as Array
@@ -69,6 +70,8 @@ class Ages:
     """Number of counted tokens without an age."""
     is_upper_bound: bool = False
     """True if versions were read at the start of an answer or a group, so that a token may be younger than it says."""
+    unit: str = "versions"
+    """What an age counts: ``versions`` of the weights, or in a record of TRL ``updates``."""
     fresh_distance: float = 0.0
     """Mean abs log-ratio (nats) of the tokens of age 0, before an update on their batch where updates are numbered."""
 
@@ -87,7 +90,7 @@ class Ages:
     def meaning(self) -> str:
         """What the ages are, in a phrase."""
         bound = ", an upper bound" if self.is_upper_bound else ""
-        return f"versions, or updates of TRL, between sampling and update{bound}"
+        return f"{self.unit} between sampling and update{bound}"
 
     @property
     def unknown_line(self) -> str:
@@ -147,6 +150,7 @@ class AgeCollector:
     """Number of tokens, number with a log-ratio, Σ(log r)², Σr and Σr², each by class, (5, classes)."""
     _unknown: int = 0
     _is_upper_bound: bool = False
+    _unit: str = "versions"
     _fresh: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """Σabs(log r) of the tokens of age 0 before an update on their batch, and their number."""
 
@@ -159,6 +163,8 @@ class AgeCollector:
             self._unknown += int(mask.sum())
             return
         self._is_upper_bound |= batch.version_at != "token"
+        if framework_of(batch.framework) == "trl":
+            self._unit = "updates"
         ages = batch.lag[mask]
         recorded = _log_ratio(batch)
         log_ratio = np.full(len(ages), np.nan) if recorded is None else recorded[mask].astype(np.float64)
@@ -187,4 +193,4 @@ class AgeCollector:
                     rows.append(AgeRow(name, int(tokens), spread, effective))
         total, count = self._fresh
         distance = total / count if count >= FEWEST_TOKENS else 0.0
-        return Ages(rows, self._unknown, self._is_upper_bound, distance)
+        return Ages(rows, self._unknown, self._is_upper_bound, self._unit, distance)
