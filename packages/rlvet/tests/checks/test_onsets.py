@@ -213,3 +213,52 @@ def test_other_answers_cut_off_are_a_fault_of_their_own(share, kl):
     truncated = found(diagnose_rows(cut(share, kl=kl)), "truncated")
     assert "effect" not in truncated.cause
     assert truncated.advice.startswith("allow longer answers")
+
+
+def test_a_norm_that_returns_to_an_earlier_level_has_not_jumped():
+    """Every third block of ten log steps has norms like those as the fault begins, so the usual one is far below."""
+    rows = blown_up(norms=(12, 35, 60, 20), breaks_at=81, steps=100)
+    for row in rows[:80]:
+        if row["step"] % 30 >= 20:
+            row["grad_norm"] = 60.0
+    assert "gradient-spikes" not in [finding.code for finding in diagnose_rows(rows).findings]
+    unlike = blown_up(norms=(12, 35, 60, 20), breaks_at=81, steps=100)
+    assert found(diagnose_rows(unlike), "gradient-spikes").onset == 81
+
+
+# --- What is passed is true ---
+
+
+def result_of(rows, subject):
+    """Return the result of the check of a subject."""
+    (finding,) = [finding for finding in log_findings(Log.of(rows).rows) if finding.subject == subject]
+    return finding
+
+
+@pytest.mark.parametrize(("reward_end", "passes"), [(0.2, None), (0.9, True)])
+def test_entropy_that_falls_is_kept_only_if_the_reward_rises(reward_end, passes):
+    draw = random.Random(3)
+    rows = []
+    for step in range(1, 61):
+        part = step / 60
+        reward = 0.5 + (reward_end - 0.5) * part + draw.gauss(0, 0.01)
+        rows.append({"step": step, "reward": reward, "entropy": 0.9 - 0.6 * part, "grad_norm": 0.4})
+    assert result_of(rows, "entropy of the policy").ok is passes
+
+
+@pytest.mark.parametrize(("often", "passes"), [(3, None), (30, True)])
+def test_a_policy_that_is_often_far_from_the_reference_is_not_said_to_stay_near(often, passes):
+    rows = [
+        {"step": step, "reward": 0.01 * step, "kl": 1.4 if step % often == 0 else 0.5, "grad_norm": 0.4}
+        for step in range(1, 61)
+    ]
+    assert result_of(rows, "KL to the reference").ok is passes
+
+
+def test_answers_that_are_cut_off_more_and_more_have_their_rewards_beside_them():
+    rows = [
+        {"step": step, "reward": 0.2 + 0.1 * (step > 54), "cut": 0.9 if step > 45 else 0.05, "grad_norm": 0.4}
+        for step in range(1, 61)
+    ]
+    cause = found(diagnose_rows(rows), "truncated").cause
+    assert "in the last tenth, 5% in the first half; the mean reward is 0.3 and 0.2 there" in cause

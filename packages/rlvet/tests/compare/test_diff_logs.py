@@ -140,7 +140,7 @@ def test_a_metric_within_the_noise_whose_ends_are_far_apart_is_listed_apart(tmp_
         ("kl", False),
         ("reward", False),
     ]
-    assert "\nnor these, though 10 times apart or more at the end: grad_norm 7e-5 | 1" in str(difference)
+    assert "\nnor these, though 10 times apart or more there: grad_norm 7e-5 | 1" in str(difference)
 
 
 def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
@@ -159,3 +159,10 @@ def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
         f"   rlvet diagnose: {headline}" for headline in headlines
     ]
     assert "causes first, each with the means of up to 10 steps from there on (A | B):" in lines
+
+
+def test_the_steps_that_only_one_log_has_are_told():
+    whole = rows(1, reward=learns, kl=flat)
+    assert compare_logs(whole, rows(2, reward=learns, kl=flat)).notes == []
+    (note,) = compare_logs(whole[:60], whole).notes
+    assert note == "the common steps end at 60; B goes on to 100, and its end is not compared"

@@ -24,6 +24,9 @@ from rlvet.runs.quantities import Row
 LONGEST_HEADLINE = 120
 """Largest number of characters of the first line."""
 
+HOW_SURE = "how sure: docs/diagnose.md has how often each code was right on logs of others"
+"""The line below findings that says where their accuracy stands."""
+
 FEWEST_REWARDS = 10
 """Number of log steps with a reward below which a log without findings gets no verdict."""
 
@@ -255,6 +258,8 @@ class Diagnosis:
             lines += ["", *_finding_lines(number, finding, is_told=is_told)]
 
         lines += ["", *(self._list_lines() if verbose else self._count_lines())]
+        if self.findings:
+            lines.append(HOW_SURE)
         if self.legend:
             lines.append(self.legend)
         # Some of these lines contain names from the run's log and folders.

@@ -182,8 +182,8 @@ def _lines_of_logs(comparison: LogComparison) -> list[str]:
     far = [str(metric) for metric in comparison.alike if metric.is_far]
     near = [str(metric) for metric in comparison.alike if not metric.is_far]
     names = (
-        ("not told apart by the rule (A | B, means at the end)", near),
-        (f"nor these, though {FAR_APART:g} times apart or more at the end", far),
+        ("not told apart by the rule (A | B, means at the end of the common steps)", near),
+        (f"nor these, though {FAR_APART:g} times apart or more there", far),
         ("too few common steps", comparison.short),
         ("only A has", comparison.only_a),
         ("only B has", comparison.only_b),

@@ -202,7 +202,17 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
         raise InvalidValue(
             f"the logs have no metric with {FEWEST_STEPS} common steps; both have {', '.join(short) or 'none'}"
         )
-    return LogComparison(parted, alike, short, *only, window=longest)
+    return LogComparison(parted, alike, short, *only, window=longest, notes=_notes_on_ends(a, b))
+
+
+def _notes_on_ends(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
+    """Return a sentence on the steps that only the longer of two logs has; none if they end alike."""
+    ends = (a[-1]["step"], b[-1]["step"])
+    if ends[0] == ends[1]:
+        return []
+    longer = "A" if ends[0] > ends[1] else "B"
+    last, common = (format_step(end) for end in (max(ends), min(ends)))
+    return [f"the common steps end at {common}; {longer} goes on to {last}, and its end is not compared"]
 
 
 def _aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:

@@ -254,6 +254,15 @@ def optimizer_name(name: Any) -> str:
     )
 
 
+def precision_text(computation: str, weights: str) -> str:
+    """Return a precision, with that of the weights if a setting changes it: a script may load them in any.
+
+    >>> precision_text("bfloat16", "float32"), precision_text("bfloat16", "bfloat16")
+    ('bfloat16', 'bfloat16, weights in bfloat16')
+    """
+    return computation if weights == "float32" else f"{computation}, weights in {weights}"
+
+
 def _precision(s: Settings) -> str:
     weights = "float32"
     if s("model_init_kwargs") is not None:
@@ -263,7 +272,7 @@ def _precision(s: Settings) -> str:
     is_half = s("fp16")
     is_brain = s("bf16")
     computation = "float16" if is_half else "bfloat16" if is_brain or is_brain is None else "float32"
-    return f"{computation}, weights in {weights}"
+    return precision_text(computation, weights)
 
 
 def _lora_rank(s: Settings) -> int | None:

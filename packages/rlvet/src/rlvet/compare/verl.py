@@ -11,7 +11,14 @@ from typing import Any
 
 from rlvet._numbers import format_setting
 from rlvet.compare.settings import NotSet, Settings, last_parts
-from rlvet.compare.trl import OF_ANSWERS, OF_THE_UPDATE, optimizer_name, schedule_name, weights_text
+from rlvet.compare.trl import (
+    OF_ANSWERS,
+    OF_THE_UPDATE,
+    optimizer_name,
+    precision_text,
+    schedule_name,
+    weights_text,
+)
 from rlvet.lint.values import UnknownValue
 
 ACTOR = "actor_rollout_ref.actor."
@@ -219,11 +226,11 @@ def _betas(s: Settings) -> str:
 
 def _precision(s: Settings) -> str:
     if s(f"{ACTOR}strategy") == "megatron":
-        return "bfloat16, weights in float32"
+        return precision_text("bfloat16", "float32")
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     computation = s(f"{ACTOR}fsdp_config.dtype")
     weights = s(f"{ACTOR}fsdp_config.model_dtype")
-    return f"{names.get(computation, computation)}, weights in {names.get(weights, weights)}"
+    return precision_text(names.get(computation, computation), names.get(weights, weights))
 
 
 def _lora_rank(s: Settings) -> int | None:

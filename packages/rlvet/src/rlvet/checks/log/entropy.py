@@ -235,8 +235,8 @@ def check_entropy(case: Case) -> Finding:
         finding = passed_check(entropy, first, measure, first_tenth(entropy))
         start = next(step for step, value in entropy.points if value < LOW_ENTROPY)
         return finding.failed(LOW_ENTROPY_AT_START, cause, onset=start, quantities=["entropy"])
-    if last < ENTROPY_LEFT * first and not rose and not ends_higher(reward):
-        return undecided_check("it has fallen, but is not low")
+    if last < FALLEN * first and not rose and not ends_higher(reward):
+        return undecided_check("it has fallen while the reward did not rise, but is not low")
     return finding
 
 

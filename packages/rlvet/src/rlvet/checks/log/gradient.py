@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -30,6 +31,9 @@ JUMP_ROWS = 3
 ROWS_BEFORE = 10
 """Number of norms before them that are needed to know the usual one."""
 
+RARELY_ABOVE = 0.95
+"""Share of the norms before them that must be smaller. A norm that has gone up and down returns to an earlier level."""
+
 GRADIENT_SPIKES = Kind(
     code="gradient-spikes",
     severity="look",
@@ -37,8 +41,8 @@ GRADIENT_SPIKES = Kind(
     condition=(
         f"at least {FEWEST_SPIKES} gradient norms are more than {SPIKE:g} times the median of the {SPIKE_REACH} "
         f"log steps before, and of the {SPIKE_REACH} after. If more than a tenth are, they are a wide "
-        f"spread and no spikes; or {JUMP_ROWS} in a row are more than {JUMP:g} times the usual norm as another fault "
-        "begins"
+        f"spread and no spikes; or {JUMP_ROWS} in a row are more than {JUMP:g} times the usual norm, and more "
+        f"than {RARELY_ABOVE:.0%} of those before, as another fault begins"
     ),
     remedy="lower the gradient clipping norm{gradient clipping}, and look at the batches of these steps",
     is_effect_of_large_steps=True,
@@ -120,12 +124,21 @@ def _usual(norm: Series, row: int) -> float:
     return median(before) if len(before) >= ROWS_BEFORE else 0.0
 
 
+def _limit(norm: Series, row: int) -> float:
+    """Return the norm above which one at a row has jumped; infinity if the norms before it are few, or 0."""
+    usual = _usual(norm, row)
+    if usual <= 0:
+        return math.inf
+    before = sorted(norm.values[:row])
+    return max(JUMP * usual, before[int(RARELY_ABOVE * len(before))])
+
+
 def _jump_at(norm: Series, at: int) -> slice | None:
     """Return the rows of a jump of the norm that begins at most `SPIKE_REACH` rows before a row; None without one."""
     for start in range(max(0, at - SPIKE_REACH), at + 1):
-        limit = JUMP * _usual(norm, start)
+        limit = _limit(norm, start)
         end = start
-        while end < len(norm.values) and norm.values[end] > limit > 0:
+        while end < len(norm.values) and norm.values[end] > limit:
             end += 1
         if end - start >= JUMP_ROWS:
             return slice(start, end)

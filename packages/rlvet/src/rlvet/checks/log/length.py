@@ -127,6 +127,11 @@ def check_truncation(case: Case) -> Finding:
             f"{format_share(last)} of answers are cut off{at_cap} in the last tenth, {format_share(before)} in the "
             "first half"
         )
+        rewards = [row["reward"] for row in course.rows if "reward" in row]
+        if len(rewards) >= 2 * FEW_STEPS:
+            late_reward = fmean(rewards[-max(3, len(rewards) // 10) :])
+            early_reward = fmean(rewards[: len(rewards) // 2])
+            cause = f"{cause}; the mean reward is {format_number(late_reward)} and {format_number(early_reward)} there"
         start = onset(shares, lambda share: share > MANY_CUT / 2, lambda share: share > MANY_CUT)
         finding = passed_check(
             shares, last, "share of answers cut off in the last tenth", slice(-len(end), None)

@@ -36,6 +36,7 @@ function findingItem(run, number, finding, rank) {
       line("Do:", finding.advice),
       finding.cost ? line("For:", finding.cost) : "",
       finding.evidence ? line("Measured:", figureOf(finding), "soft") : "",
+      finding.settings.length ? line("Configuration:", finding.settings.join("; "), "soft") : "",
       links.length ? element("div", { class: "soft" }, element("b", {}, "See also: "), ...links) : ""),
     evidence);
   return { item, draw: () => evidence && evidenceOf(evidence, run, number, rank, shown) };
