@@ -171,7 +171,8 @@ class Recorder:
             generation: Number of the generated batch that the sequences belong to.
             update: Number of optimiser steps before this loss, from 0, on that batch or on all with the same
                 ``current_version``.
-            group: Index of each sequence's prompt.
+            group: Number of each sequence's group, the answers to one prompt, which is the same in all losses of the
+                ``generation``.
             reward: Total reward of each sequence, before any baseline.
             truncated: True for each sequence that was cut off at the length limit.
             method: The run's method in this loss, if it differs from that of the constructor, as with a radius that

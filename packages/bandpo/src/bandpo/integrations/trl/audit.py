@@ -17,6 +17,7 @@ at generation, and a term that a subclass computes before or after TRL's loss.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -69,6 +70,8 @@ REWARD = "bandpo_reward"
 """The key, in a batch of TRL, of each sequence's total reward."""
 TRUNCATED = "bandpo_truncated"
 """The key, in a batch of TRL, of the flag of each sequence that was cut off at the length limit."""
+GROUP = "bandpo_group"
+"""The key, in a batch of TRL, of the number of each sequence's group in the generated batch of all processes."""
 
 
 class _Loss(NamedTuple):
@@ -110,6 +113,8 @@ class AuditMixin(RunAudit, GRPOTrainer):
     """True once TRL's loss has returned, since the last call of `compute_loss`."""
     _rewards: Tensor | None = None
     """The rewards of the batch that is being generated, in all processes; shape (sequences, reward functions)."""
+    _first_generation: int | None = None
+    """The number of the first batch that this process trains on; None before its first loss."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -262,13 +267,17 @@ class AuditMixin(RunAudit, GRPOTrainer):
 
     def _check_and_record(self, inputs: dict[str, Any], logp: Tensor, entropy: Tensor | None) -> None:
         """Check and record the tokens of a loss."""
-        generation, loss_of_batch = divmod(self._step, self.losses_per_batch)
-        update = loss_of_batch // cast("Any", self.args).gradient_accumulation_steps
         step = self.state.global_step
+        losses_per_update = cast("Any", self.args).gradient_accumulation_steps
+        batches, loss_of_batch = divmod(self._step, self.losses_per_batch)
+        update = loss_of_batch // losses_per_update
+        if self._first_generation is None:
+            # A resumed run counts its losses from 0, and begins with a new batch.
+            self._first_generation = math.ceil(step * losses_per_update / self.losses_per_batch)
+        generation = self._first_generation + batches
         version = inputs.get("version")
 
         run_watch = self._due_watch(generation, update, version)
-        # Return early, as most losses are neither checked nor recorded and finding the groups costs time.
         if run_watch is None and self._recorder is None:
             return
 
@@ -280,7 +289,7 @@ class AuditMixin(RunAudit, GRPOTrainer):
             "mask": counted_tokens(inputs),
             "entropy": entropy,
             "tokens": inputs["completion_ids"],
-            "group": torch.unique(inputs["prompt_ids"], dim=0, return_inverse=True)[1],
+            "group": inputs.get(GROUP),
             "reward": inputs.get(REWARD),
             "truncated": inputs.get(TRUNCATED),
             "generation": generation,
@@ -301,9 +310,36 @@ class AuditMixin(RunAudit, GRPOTrainer):
         self._rewards = None
         with self._user_functions.watching(self):
             outputs = super()._generate_and_score_completions(inputs)
-        if self.training and (self._watch is not None or self._recorder is not None):
-            self._add_reward_and_truncated(outputs)
+        if self.training:
+            outputs[GROUP] = self._groups_of(outputs["prompt_ids"])
+            if self._watch is not None or self._recorder is not None:
+                self._add_reward_and_truncated(outputs)
         return outputs
+
+    def _has_rewards_of(self, rows: int) -> bool:
+        """Return whether the rewards are those of a batch with this number of rows in each process.
+
+        They are not if a subclass has left answers out after scoring them, or has added some.
+        """
+        return self._rewards is not None and len(self._rewards) == rows * self.accelerator.num_processes
+
+    def _groups_of(self, prompt_ids: Tensor) -> Tensor:
+        """Return the number of the group of each sequence in a generated batch.
+
+        TRL shuffles the batch and splits it into the batches of several losses, so a number from one of these would be
+        another group's in the next.
+
+        Args:
+            prompt_ids: The prompts of this process, (sequences, tokens).
+        """
+        rows = len(prompt_ids)
+        if self._has_rewards_of(rows):
+            # TRL takes consecutive answers as a group, over the processes in their order.
+            first = self.accelerator.process_index * rows
+            answers = torch.arange(first, first + rows, device=prompt_ids.device)
+            return answers // cast("int", self.num_generations)
+        of_process = torch.unique(prompt_ids, dim=0, return_inverse=True)[1]
+        return of_process * self.accelerator.num_processes + self.accelerator.process_index
 
     def _add_reward_and_truncated(self, outputs: dict[str, Any]) -> None:
         """Add each sequence's reward and truncation flag to a batch, so that TRL shuffles and splits them with it."""
@@ -313,7 +349,7 @@ class AuditMixin(RunAudit, GRPOTrainer):
 
         # With other aggregations each reward function is normalised by itself, so there is no single reward.
         has_total = self.multi_objective_aggregation == "sum_then_normalize"
-        if self._rewards is not None and has_total:
+        if self._rewards is not None and self._has_rewards_of(rows) and has_total:
             # The same weighted sum as TRL's, but NaN for a sequence without any score.
             is_unscored = self._rewards.isnan().all(dim=1)
             weights = self.reward_weights.to(self._rewards)
@@ -369,8 +405,8 @@ class AuditMixin(RunAudit, GRPOTrainer):
         return None
 
     def _training_state(self, inputs: dict[str, Any]) -> TrainingState | None:
-        """Return the training state for the method's schedules and controllers; None if it has none."""
-        return None
+        """Return the training state of a loss; None if nothing of it is known."""
+        return TrainingState(group=inputs[GROUP]) if GROUP in inputs else None
 
 
 class AuditedGRPOTrainer(AuditMixin):

@@ -117,7 +117,7 @@ class MethodTrainer(RunAudit):
 
         Args:
             age: The number of updates by which the weights that sampled are behind, per sequence; None if unknown.
-            group: The index of each sequence's prompt; None if unknown.
+            group: The number of each sequence's group; None if unknown.
         """
         process_group = torch.distributed.group.WORLD if self.accelerator.num_processes > 1 else None
         return replace(self._generated.state, age=age, group=group, processes=process_group)

@@ -24,7 +24,7 @@ loss:
   `BandGRPOTrainer._prepare_loss`, which changes the loss's copy of the batch. The copy has no advantages until then. So
   a TRL that reads them earlier, or reads another copy, cannot train without the method: its loss ends with an error.
 - **What else is overridden.** ``train`` starts the probe. ``_generate_and_score_completions`` updates schedules, and
-  adds rewards and truncation to the batch for the record; ``_calculate_rewards`` keeps the rewards for it.
+  adds groups, rewards and truncation to the batch; ``_calculate_rewards`` keeps the rewards for it.
   ``training_step`` checks that no callback changed the clip, and updates controllers. ``log`` adds metrics,
   ``_save_checkpoint`` first writes the record, and ``create_model_card`` names the method.
 - **What is restored.** After the loss, ``epsilon_low``, ``epsilon_high`` and ``args.delta`` are restored, also after an
@@ -60,7 +60,7 @@ from bandpo.core.errors import InvalidType, InvalidValue, RunProblem
 from bandpo.core.schedules import TrainingState
 from bandpo.core.sequences import Sequences
 from bandpo.integrations.trl.announcements import sampling_lines
-from bandpo.integrations.trl.audit import AuditedGRPOTrainer, AuditMixin
+from bandpo.integrations.trl.audit import GROUP, AuditedGRPOTrainer, AuditMixin
 from bandpo.integrations.trl.config import BandGRPOConfig
 from bandpo.integrations.trl.method_trainer import ClippedTokens, MethodTrainer
 from bandpo.integrations.trl.probe import high_entropy_mask, without_clip
@@ -292,7 +292,7 @@ class BandGRPOTrainer(MethodTrainer, AuditMixin):
 
     def _training_state(self, inputs: dict[str, Any]) -> TrainingState:
         age = None if "version" not in inputs else self.state.global_step - inputs["version"]
-        return self._state_of_loss(age)
+        return self._state_of_loss(age, inputs.get(GROUP))
 
     def training_step(self, *arguments: Any, **kwargs: Any) -> Tensor:
         self._check_unchanged_settings()

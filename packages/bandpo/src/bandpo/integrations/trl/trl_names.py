@@ -115,6 +115,7 @@ _OF_TRAINER = {
     "reward_func_names": "are their names",
     "temperature": "is the temperature of the log-probabilities",
     "max_completion_length": "normalises loss_type='dr_grpo'",
+    "num_generations": "is the number of answers to each prompt",
     "num_iterations": "is the number of updates with each batch",
     "multi_objective_aggregation": "says how rewards are added up",
     "reward_weights": "has the weights of the rewards",
