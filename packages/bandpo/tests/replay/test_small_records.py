@@ -14,7 +14,7 @@ pytest.importorskip("rlvet")
 from bandpo.audit.closing_lines import percent
 from bandpo.cli.app import app
 from bandpo.replay.record_audit import audit_record
-from rlvet import open_run
+from rlvet import diagnose, open_run
 from rlvet.runs.effect import amount
 
 pytest.importorskip("pyarrow")
@@ -50,6 +50,20 @@ def test_the_kinds_of_the_tokens_are_in_words(name):
     # Another anchor is said before the sentence.
     has_anchor = "anchor: rollout" in output.partition("of the gradient on")[0]
     assert has_anchor == (name != "trl")
+
+
+def test_groups_that_a_record_of_trl_once_numbered_in_each_loss_are_not_judged():
+    """Its answers were in groups of 16, and its advantages were TRL's."""
+    diagnosis = diagnose(FOLDER / "trl")
+    assert diagnosis.healthy
+    assert [note for note in diagnosis.notes if "advantages" in note] == [
+        "the formula of the advantages was not tested: groups have 2 to 24 answers, and no size is that of most, as "
+        "where a batch is split over losses that number their groups anew"
+    ]
+    untested = {
+        finding.subject for finding in diagnosis.tested if "no size is that of most" in finding.advice
+    }
+    assert untested == {"missing answers of a group", "formula of the advantages"}
 
 
 def test_every_record_has_a_reading():

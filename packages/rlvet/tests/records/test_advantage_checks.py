@@ -339,9 +339,147 @@ class TestGroups:
 
     def test_answers_that_are_missing_here_and_there(self):
         data = recorded()
-        kept = np.random.default_rng(0).random(SEQUENCES) < 0.8
-        assert check_groups(data.select(kept)).ok
+        generator = np.random.default_rng(0)
+        assert check_groups(data.select(generator.random(SEQUENCES) < 0.95)).ok
+        # Of these, fewer than half of the groups have the same size, so nothing says how many answers they should have.
+        assert check_groups(data.select(generator.random(SEQUENCES) < 0.7)).ok is None
         assert check_groups(data).ok
+
+
+def drawn(sizes_of_batches, group_size, *, seed=0, binary=False, processes=1):
+    """Return sequences with Dr. GRPO's advantages, whose groups are numbered over the run, in the order of the groups.
+
+    Args:
+        sizes_of_batches: The number of sequences of each batch.
+        group_size: The number of answers of a group.
+        seed: The seed of the rewards.
+        binary: True for rewards of 0 and 1.
+        processes: The number of processes, each with successive sequences of a batch.
+    """
+    generator = np.random.default_rng(seed)
+    count = sum(sizes_of_batches)
+    reward = generator.random(count).round(3)
+    if binary:
+        reward = (reward < np.repeat(generator.random(count // group_size), group_size)).astype(float)
+    grouped = reward.reshape(-1, group_size)
+    batch = np.repeat(np.arange(len(sizes_of_batches)), sizes_of_batches)
+    row = np.concatenate([np.arange(size) for size in sizes_of_batches])
+    process = np.concatenate([np.arange(size) * processes // size for size in sizes_of_batches])
+    columns = {
+        "batch": batch,
+        "step": 10 * batch,
+        "process": process,
+        "row": row,
+        "advantage": (grouped - grouped.mean(1, keepdims=True)).ravel(),
+        "uniform": np.ones(count),
+        "reward": reward,
+        "group": np.repeat(np.arange(float(count // group_size)), group_size),
+        "truncated": np.zeros(count),
+        "length": generator.integers(2, 9, count),
+        "answer": np.arange(count),
+        "first_token": generator.integers(5, 9, count),
+        "first_logp": np.full(count, -1.0),
+        "last_token": np.full(count, 1),
+    }
+    counts = {"token_counts": np.array([0, count, 50, 50]), "end_counts": np.array([0, count, 5, 5])}
+    return RecordedAdvantages(**columns, **counts, losses=len(sizes_of_batches))
+
+
+def numbered_in_losses(data: RecordedAdvantages, losses: int, seed: int = 0) -> RecordedAdvantages:
+    """Shuffle each batch over losses, each of which numbers its groups from 0, as a record once did in TRL."""
+    generator = np.random.default_rng(seed)
+    order, group = [], []
+    for batch in np.unique(data.batch):
+        shuffled = generator.permutation(np.flatnonzero(data.batch == batch))
+        for rows in np.split(shuffled, losses):
+            order.append(rows)
+            group.append(np.unique(data.group[rows], return_inverse=True)[1].astype(float))
+    return replace(data.select(np.concatenate(order)), group=np.concatenate(group))
+
+
+class TestSplitGroups:
+    @pytest.mark.parametrize("binary", [False, True])
+    @pytest.mark.parametrize(("group_size", "losses"), [(16, 8), (8, 4), (4, 12)])
+    def test_numbers_of_each_loss_are_no_groups(self, group_size, losses, binary):
+        """They are said to be none, and no fault of the advantages is."""
+        for seed in range(5):
+            whole = drawn([192] * 3, group_size, seed=seed, binary=binary)
+            data = numbered_in_losses(whole, losses, seed)
+            assert not [finding.code for finding in advantage_findings(data) if finding.cause]
+            for finding in (check_groups(data), check_advantages(data)):
+                assert finding.ok is None
+                assert "answers, and no size is that of most" in finding.advice
+            (note,) = advantage_notes(data)
+            assert note.startswith("the formula of the advantages was not tested: groups have ")
+
+    def test_numbers_of_the_batch_are_groups_in_any_order(self):
+        whole = drawn([192] * 3, 16)
+        shuffled = whole.select(np.random.default_rng(0).permutation(len(whole.group)))
+        assert advantage_notes(shuffled) == ["advantages are those of Dr. GRPO, in all 3 batches"]
+        assert check_groups(shuffled).ok
+        assert check_advantages(shuffled).ok
+
+    def test_a_wrong_sign_shows_without_groups(self):
+        data = numbered_in_losses(drawn([192] * 3, 16), 8)
+        finding = check_advantages(replace(data, advantage=-data.advantage))
+        assert finding.code == "reward-sign"
+
+    def test_equal_answers_to_different_prompts_are_no_noise(self):
+        whole = drawn([192] * 3, 16, binary=True)
+        data = numbered_in_losses(replace(whole, answer=np.arange(len(whole.group)) % 3), 8)
+        assert check_rewards(data).ok is not False
+
+    def test_few_groups_are_judged_as_before(self):
+        data = drawn([60], 20)
+        kept = np.isin(np.arange(60), [0, 20, 21, 40, 41, 42], invert=True)
+        assert check_groups(data.select(kept)).ok
+
+    def test_answers_left_out_of_large_groups_are_still_found(self):
+        data = drawn([320] * 3, 16)
+        kept = np.random.default_rng(1).random(len(data.group)) > 0.2
+        finding = check_advantages(data.select(kept))
+        assert (finding.code, "were left out after the advantages" in finding.cause) == ("advantages", True)
+        assert check_groups(data.select(kept)).ok is None
+
+
+class TestGroupsOfSeveralBatches:
+    """An asynchronous trainer takes answers from a queue, and a group may be in the batches of two steps."""
+
+    @pytest.mark.parametrize("size", [24, 20, 8, 40])
+    def test_they_are_whole(self, size):
+        data = drawn([size] * (960 // size), 16)
+        finding = check_groups(data)
+        assert finding.ok
+        assert finding.figure == 1
+        (note,) = advantage_notes(data)
+        assert note.startswith("advantages are those of Dr. GRPO in groups of several batches, in all ")
+        assert not [finding.code for finding in advantage_findings(data) if finding.cause]
+
+    def test_a_record_may_begin_and_end_within_a_group(self):
+        data = drawn([24] * 40, 16)
+        part = data.select((data.batch > 0) & (data.batch < 38))
+        assert not [finding.code for finding in advantage_findings(part) if finding.cause]
+        assert "of Dr. GRPO in groups of several batches" in advantage_notes(part)[0]
+
+    def test_numbers_of_each_batch_are_not_those_of_the_run(self):
+        data = drawn([192] * 3, 16)
+        repeated = replace(data, group=data.group % 12)
+        kept = repeated.row < 192 - 3
+        assert check_groups(repeated.select(kept)).code == "micro-batch-lost"
+
+
+class TestGroupsOfSeveralProcesses:
+    def test_half_a_group_in_each_is_no_lost_micro_batch(self):
+        data = drawn([11 * 16] * 4, 16, processes=2)
+        finding = check_groups(replace(data, group=data.group % 11))
+        assert (finding.ok, finding.figure) == (True, 1)
+
+    def test_a_micro_batch_that_one_of_them_loses(self):
+        data = drawn([12 * 16] * 4, 16, processes=2)
+        kept = data.row != 95
+        of_process = replace(data, group=data.group % 6)
+        assert check_groups(of_process.select(kept)).ok
+        assert check_groups(of_process.select(data.row % 96 < 92)).code == "micro-batch-lost"
 
 
 def make_loss(values: list[float], *, generation: int = 0, update: int | None = 0, **columns) -> LossBatch:

@@ -82,7 +82,8 @@ def test_what_the_recorder_was_given(dtype, tmp_path):
     check_record(tmp_path, losses, **settings, tolerance=tolerance)
     # Arrays and lists are as good as tensors, and groups may have other numbers.
     lists = [{name: torch.as_tensor(values).tolist() for name, values in loss.items()} for loss in losses]
-    lists[0]["group"] = [0, 0, 0, 1, 1, 1]
+    for values in lists:
+        values["group"] = [0, 0, 0, 1, 1, 1]
     check_record(tmp_path, lists, tolerance=tolerance)
     with pytest.raises(AssertionError, match="3 losses were read, and 2 were expected"):
         check_record(tmp_path, losses[:2], tolerance=tolerance)
@@ -92,6 +93,36 @@ def test_what_the_recorder_was_given(dtype, tmp_path):
         AssertionError, match=r"sampling is \{'temperature': 0.7\}, expected \{'temperature': 1.0\}"
     ):
         check_record(tmp_path, losses, sampling={"temperature": 1.0}, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            [[0, 0, 0, 1, 1, 1]] * 2,
+            "loss 2, column group: 0 is another group than in loss 1, of the same generated",
+        ),
+        (
+            [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]],
+            "loss 2, column group: a group that is 0 in loss 1, of the same generated batch, is 2",
+        ),
+    ],
+)
+def test_groups_that_each_loss_numbers_anew(written, message, tmp_path):
+    """A batch is split over two losses. The first mistake joins groups, and the second divides them."""
+    joins = written[0] == written[1]
+    groups = [[5, 5, 5, 6, 6, 6], [7, 7, 7, 8, 8, 8] if joins else [5, 5, 5, 6, 6, 6]]
+    losses = [known_loss(seed) | {"generation": 3} for seed in range(2)]
+    with Recorder(tmp_path) as recorder:
+        for loss, numbers in zip(losses, written, strict=True):
+            recorder.add(**loss | {"group": torch.tensor(numbers)})
+    expected = [loss | {"group": torch.tensor(numbers)} for loss, numbers in zip(losses, groups, strict=True)]
+    with pytest.raises(AssertionError, match=message):
+        check_record(tmp_path, expected)
+    # Losses of two batches may use a number for two groups.
+    check_record(
+        tmp_path, [expected[0], {name: expected[1][name] for name in expected[1] if name != "generation"}]
+    )
 
 
 def test_what_another_writer_wrote(tmp_path):

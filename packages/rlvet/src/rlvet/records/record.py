@@ -76,7 +76,7 @@ class LossBatch:
     update: int | None = None
     """The number of optimiser steps on that batch before this loss."""
     group: Array | None = None
-    """The number of each sequence's prompt, (batch,)."""
+    """The number of each sequence's group, the answers to one prompt, in the generated batch, (batch,)."""
     reward: Array | None = None
     """The reward of each sequence, (batch,)."""
     truncated: Array | None = None

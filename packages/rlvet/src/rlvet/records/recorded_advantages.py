@@ -64,7 +64,7 @@ class RecordedAdvantages:
     reward: Floats = field(default_factory=_no_values)
     """Reward of the sequence."""
     group: Floats = field(default_factory=_no_values)
-    """Number of the prompt."""
+    """Number of the group, the answers to one prompt, in its batch or in the run."""
     truncated: Floats = field(default_factory=_no_values)
     """1 if the sequence was cut off, else 0."""
     length: Integers = field(default_factory=_no_numbers)

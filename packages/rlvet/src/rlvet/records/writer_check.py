@@ -50,7 +50,10 @@ MEANINGS = {
     "tokens": "token is the id of the sampled token",
     "version": "version is that of the weights that sampled, one per token or one per sequence",
     "collision": "collision is Σ q²·(log q + H) over the vocabulary, for the probabilities q and entropy H of π",
-    "group": "group is a number that the answers to one prompt share, and those to others do not",
+    "group": (
+        "group is a number that the answers to one prompt share in all losses of a generated batch, and those to "
+        "others do not"
+    ),
     "reward": "reward is that of the whole sequence, before any baseline",
     "truncated": "truncated is true if the answer was cut off at the length limit",
     "step": "step is the trainer's step",
@@ -84,7 +87,8 @@ def check_record(
 
     Each loss is described by the arguments of `bandpo.audit.Recorder.add`, under the same names, as tensors, arrays or
     lists. Quantities that a loss does not name are not checked, so leave out ``entropy`` for a writer without
-    entropies. Groups may be numbered differently, but the same sequences must share one.
+    entropies. Groups may be numbered differently, but the same sequences must share one, in all losses of a
+    ``generation``.
 
     Args:
         path: The file or folder that the writer created, as for `rlvet diagnose`.
@@ -128,6 +132,8 @@ def check_record(
         )
     for batch, loss in zip(batches, expected, strict=False):
         problems += loss.differences(batch, tolerance)
+    if not problems:
+        problems += _group_differences_between_losses(batches, expected)
     settings = {"method": method, "anchor": anchor, "sampling": None if sampling is None else dict(sampling)}
     for name, value in settings.items():
         if value is not None and batches and getattr(batches[0], name) != value:
@@ -360,6 +366,39 @@ class _Expected:
                 f"{self.label}, column group: sequences {first + 1} and {second + 1} {text}, and the opposite was "
                 f"expected; {MEANINGS['group']}"
             )
+
+
+def _group_differences_between_losses(
+    batches: Sequence[LossBatch], expected: Sequence[_Expected]
+) -> Iterator[str]:
+    """Describe the first number of a generated batch that is another group's in a later loss of it.
+
+    Args:
+        batches: The losses that were read, which do not differ by themselves.
+        expected: The expected ones.
+    """
+    numbers: dict[tuple[int, float], tuple[float, str]] = {}
+    groups: dict[tuple[int, float], tuple[float, str]] = {}
+    for batch, loss in zip(batches, expected, strict=True):
+        generation = loss.of_loss.get("generation")
+        if generation is None or "group" not in loss.of_sequences:
+            continue
+        pairs = zip(np.asarray(batch.group).tolist(), loss.of_sequences["group"].tolist(), strict=True)
+        for read, group in pairs:
+            known_group, label = groups.setdefault((generation, read), (group, loss.label))
+            known_number, label_of_number = numbers.setdefault((generation, group), (read, loss.label))
+            if known_group != group:
+                yield (
+                    f"{loss.label}, column group: {read:g} is another group than in {label}, of the same generated "
+                    f"batch; {MEANINGS['group']}"
+                )
+                return
+            if known_number != read:
+                yield (
+                    f"{loss.label}, column group: a group that is {known_number:g} in {label_of_number}, of the same "
+                    f"generated batch, is {read:g}; {MEANINGS['group']}"
+                )
+                return
 
 
 def _values_of(batch: LossBatch, name: str) -> Array | None:

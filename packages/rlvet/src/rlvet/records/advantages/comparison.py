@@ -22,6 +22,12 @@ from rlvet.records.advantages.formulas import (
     estimator_family,
     estimators,
 )
+from rlvet.records.advantages.groups import (
+    complete_groups,
+    describe_sizes,
+    group_index,
+    has_groups_of_several_batches,
+)
 from rlvet.records.advantages.statistics import (
     FEWEST_CORRELATED,
     FEWEST_SEQUENCES,
@@ -131,7 +137,10 @@ class Comparison:
         self.whole_groups = whole_groups
         has_reward_and_group = ~np.isnan(recorded.reward) & ~np.isnan(recorded.group)
         # Answers without a counted token have no advantage, but their rewards may count in the mean of their group.
-        self.data = recorded.select(has_reward_and_group)
+        data = recorded.select(has_reward_and_group)
+        self.split_groups = describe_sizes(data) if whole_groups else ""
+        """What speaks against the recorded groups being whole ones; empty for nothing."""
+        self.data = complete_groups(data) if whole_groups else data
         self.has_advantage = ~np.isnan(self.data.advantage)
 
     @cached_property
@@ -163,13 +172,18 @@ class Comparison:
         """The advantages of each estimator, with the group index of each sequence, by the estimator's name.
 
         Different processes may use the same numbers for different prompts. Groups are therefore formed within each
-        process and, if there are several processes, also across all of them.
+        process and, if there are several processes, also across all of them. So are those of several batches.
         """
         data = self.data
         group = distinct_index(self.batch, data.process, data.group)
         values: dict[str, tuple[Floats, Integers]] = {}
         for name, advantages in estimators(data.reward, group, self.batch, data.length).items():
             values[name] = (advantages, group)
+        if has_groups_of_several_batches(data):
+            group_of_run = distinct_index(data.group)
+            for name, advantages in estimators(data.reward, group_of_run, self.batch, data.length).items():
+                if estimator_family(name) in GROUP_ESTIMATORS:
+                    values[f"{name} in groups of several batches"] = (advantages, group_of_run)
         if len(np.unique(data.process)) <= 1:
             return values
 
@@ -184,9 +198,8 @@ class Comparison:
 
     @cached_property
     def group(self) -> Integers:
-        """Index of each sequence's group, formed within each process, (sequences,)."""
-        _, group = next(iter(self.candidates.values()))
-        return group
+        """Index of each sequence's group, (sequences,)."""
+        return group_index(self.data)
 
     def fits(self, expected: Floats) -> Flags:
         """Return True for sequences whose advantage equals the expected one, (sequences,)."""
@@ -264,6 +277,8 @@ class Comparison:
         if not self.is_exact:
             if self.departure:
                 return ""
+            if self.split_groups:
+                return f"the formula of the advantages was not tested: {self.split_groups}"
             r_squared = max(0.0, self.correlation) ** 2
             return (
                 f"advantages follow the reward (R² {r_squared:.2f} within groups), but match no known formula"
@@ -314,6 +329,10 @@ class Comparison:
             self._find_wrong_groups,
             self._find_wrong_correlation,
         )
+        if self.split_groups:
+            # These would take answers to different prompts for those to one.
+            wrong = (self._find_nonzero_ties, self._find_wrong_groups)
+            searches = tuple(search for search in searches if search not in wrong)
         for search in searches:
             departure = search()
             if departure is not None:
@@ -732,6 +751,8 @@ def check_advantages(case: RecordCase) -> Finding:
         measure = "correlation of reward and advantage"
     passed = Finding("ok", True, "", figure, None, count, measure=measure)
     departure = comparison.departure
+    if departure is None and comparison.split_groups and not comparison.is_exact:
+        return Finding("ok", None, "", advice=comparison.split_groups)
     if departure is None:
         return passed
     return passed.failed(departure.kind, departure.cause, severity=departure.severity, onset=departure.onset)

@@ -71,7 +71,8 @@ def estimators(reward: Floats, group: Integers, batch: Integers, length: Integer
 
 
 def estimator_family(name: str) -> str:
-    """Return the name of an estimator without its epsilon, its factor and its scope of processes."""
-    for addition in (" (epsilon", " times ", " over all processes", " within each process"):
+    """Return the name of an estimator without its epsilon, its factor and its scope."""
+    scopes = (" over all processes", " in groups of several batches", " within each process")
+    for addition in (" (epsilon", " times ", *scopes):
         name = name.partition(addition)[0]
     return name

@@ -6,6 +6,12 @@ import numpy as np
 
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.findings import Finding, Kind
+from rlvet.records.advantages.groups import (
+    group_index,
+    has_groups_of_several_batches,
+    unusual_sizes,
+    usual_size,
+)
 from rlvet.records.advantages.statistics import FEWEST_CORRELATED, MAJORITY, NEARLY_ALL, distinct_index
 from rlvet.records.recorded_advantages import NO_TOKEN, RecordCase, RecordedAdvantages
 from rlvet.records.registry import ADVANTAGES
@@ -47,18 +53,25 @@ def check_groups(case: RecordCase) -> Finding:
     has_group = ~np.isnan(recorded.group)
     if not has_group.any() or not case.whole_groups:
         return Finding("ok", None, "", advice="record group=")
+    split = case.of(unusual_sizes)
+    if split:
+        return Finding("ok", None, "", advice=split)
     data = recorded.select(has_group)
-    batch = distinct_index(data.batch, data.process)
-    group = distinct_index(batch, data.group)
+    group = group_index(data)
     sizes = np.bincount(group)
-    batch_of_group = np.zeros(len(sizes), np.int64)
-    batch_of_group[group] = batch
     # The most frequent size is that of a complete group.
-    group_size = int(np.bincount(sizes).argmax())
+    group_size = usual_size(sizes)
     smaller_sizes = sizes[sizes < group_size]
     complete_share = float((sizes >= group_size).mean())
     measure = "share of groups with all of their answers"
     passed = Finding("ok", True, "", complete_share, None, len(sizes), measure=measure)
+    if has_groups_of_several_batches(data):
+        return passed
+
+    is_in_one_process = int(distinct_index(group, data.process).max()) == int(group.max())
+    batch = distinct_index(data.batch, data.process) if is_in_one_process else distinct_index(data.batch)
+    batch_of_group = np.zeros(len(sizes), np.int64)
+    batch_of_group[group] = batch
     incomplete_groups = np.bincount(batch_of_group, weights=sizes < group_size)
     groups_per_batch = float(np.bincount(batch_of_group).mean())
     if len(incomplete_groups) < FEWEST_BATCHES or not len(smaller_sizes) or groups_per_batch < FEWEST_BATCHES:
@@ -177,7 +190,7 @@ def share_of_identical(recorded: RecordedAdvantages) -> tuple[float, int]:
     data = recorded.select(has_answer)
     if not len(data.answer):
         return 0.0, 0
-    prompt = distinct_index(data.batch, data.process, data.group)
+    prompt = group_index(data)
     sizes = np.bincount(prompt)
     answers = distinct_index(prompt, data.answer)
     # The prompt of each distinct answer.
@@ -214,7 +227,7 @@ def check_prompts(case: RecordCase) -> Finding:
     if not has_data.any():
         return Finding("ok", None, "", advice="record tokens= and group=")
     data = recorded.select(has_data)
-    index = distinct_index(data.batch, data.process, data.group)
+    index = group_index(data)
     sizes = np.bincount(index)
     smallest_id = np.full(len(sizes), np.iinfo(np.int64).max)
     largest_id = np.full(len(sizes), NO_TOKEN)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.findings import Finding, Kind
+from rlvet.records.advantages.groups import group_index, unusual_sizes
 from rlvet.records.advantages.statistics import MIN_PAIRS, distinct_index, means_by_index
 from rlvet.records.recorded_advantages import NO_TOKEN, RecordCase
 from rlvet.records.registry import ADVANTAGES
@@ -49,7 +50,7 @@ def check_rewards(case: RecordCase) -> Finding:
         ~np.isnan(recorded.reward + recorded.group) & (recorded.answer != NO_TOKEN) & (recorded.length > 0)
     )
     data = recorded.select(has_data)
-    prompt = distinct_index(data.batch, data.process, data.group)
+    prompt = group_index(data)
     answer = distinct_index(prompt, data.answer)
     sizes = np.bincount(answer) if len(answer) else np.zeros(0, np.int64)
     pairs = int((sizes * (sizes - 1) // 2).sum())
@@ -70,6 +71,9 @@ def check_rewards(case: RecordCase) -> Finding:
     passed = Finding("ok", True, "", share, None, pairs, measure=measure)
     if share < NOISE_SHARE or math.sqrt(noise) < NOISE_OF_RANGE * value_range:
         return passed
+    split = case.of(unusual_sizes)
+    if split:  # equal answers to different prompts
+        return Finding("ok", None, "", advice=split)
     cause = (
         f"rewards of the same answer to one prompt differ by {format_number(math.sqrt(noise), 2)} (standard "
         f"deviation), which is {format_share(share)} of the variance among all answers to it"
