@@ -482,3 +482,16 @@ def test_the_page_has_the_limits_of_the_noise():
     assert f"more than {logs.LIMIT:g} · noise / √window" in page
     assert f"{100 * logs.SHIFT:g} % of the steps" in page
     assert f"fewer than {logs.FEWEST_STEPS} common steps" in page
+
+
+def test_settings_in_json_are_a_configuration_and_a_state_of_the_trainer_a_log(tmp_path):
+    for name, rate in (("a", 1e-5), ("b", 1e-6)):
+        settings = {"learning_rate": rate, "num_generations": 8, "max_completion_length": 64}
+        (tmp_path / f"{name}.json").write_text(json.dumps(settings))
+    difference = diff(tmp_path / "a.json", tmp_path / "b.json")
+    assert difference.headline.startswith("1 difference in effect: learning rate")
+    rows = [{"step": step, "reward": step / 40, "kl": 0.1} for step in range(1, 41)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    state = diff(tmp_path / "trainer_state.json", tmp_path / "trainer_state.json")
+    assert state.configurations is None
+    assert state.logs is not None

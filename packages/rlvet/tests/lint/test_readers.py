@@ -615,3 +615,73 @@ def test_a_boolean_is_no_group_size():
         (configuration,) = parse_configurations(text.format(value).encode(), "rl.toml")
         sizes[value] = configuration.settings["orchestrator.train.source.group_size"].value
     assert sizes == {"1": 1, "true": 8}
+
+
+# JSON, and texts whose name tells no format
+
+
+TRL_SETTINGS = {"learning_rate": 5e-4, "num_generations": 1, "max_completion_length": 64, "beta": 1e-3}
+
+
+@pytest.mark.parametrize(
+    "name", ["settings.json", "settings.JSON", "settings.txt", "settings", "-", "args.conf"]
+)
+@pytest.mark.parametrize("indent", [None, 2, "\t"], ids=["one line", "spaces", "tabs"])
+def test_settings_in_json_are_read_whatever_the_name(name, indent):
+    configuration = read_one(json.dumps(TRL_SETTINGS, indent=indent), name)
+    assert configuration.framework == "trl"
+    assert values(configuration) == TRL_SETTINGS
+    assert configuration.settings["num_generations"].line == (1 if indent is None else 3)
+
+
+@pytest.mark.parametrize("name", ["settings.txt", "settings", "-"])
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ("num_generations: 8\nlearning_rate: 1e-6\nmax_completion_length: 64\n", "trl"),
+        ("actor_rollout_ref:\n  rollout:\n    n: 8\nalgorithm:\n  adv_estimator: grpo\n", "verl"),
+        ('[loss]\ntype = "default"\n[optim]\nlr = 1e-6\n[orchestrator]\ngroup_size = 8\n', "prime-rl"),
+        ("from trl import GRPOConfig\nargs = GRPOConfig('out', num_generations=8)\n", "trl"),
+        (
+            "python -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=8 algorithm.adv_estimator=grpo\n",
+            "verl",
+        ),
+    ],
+    ids=["TRL", "verl", "prime-rl", "a script", "a command"],
+)
+def test_a_name_without_a_known_suffix_says_nothing_of_the_format(name, text, framework):
+    assert read_one(text, name).framework == framework
+
+
+@pytest.mark.parametrize(
+    "text", ["{ ls; }", "group_size: [", "the rollout: of\n\tgrpo", '{"rollout": ', "[grpo"]
+)
+@pytest.mark.parametrize("name", ["notes.txt", "-"])
+def test_another_text_holds_no_configuration(text, name):
+    assert parse_configurations(text.encode(), name) == []
+
+
+def test_damaged_json_is_refused_with_its_line():
+    with pytest.raises(RlvetError, match=r"a\.json, line 3: not JSON"):
+        parse_configurations(b'{"num_generations": 8,\n"beta": 0\n"epsilon": 0.2}', "a.json")
+
+
+@pytest.mark.parametrize("text", ['{"log_history": [{"reward": 1.0}]}', "[]", '{"model_type": "qwen2"}', "1"])
+def test_json_of_another_kind_holds_no_configuration(text):
+    assert parse_configurations(text.encode(), "a.json") == []
+
+
+def test_arguments_that_a_run_wrote_are_those_of_a_run_that_started():
+    """transformers fills in what the user left out, so that settings that exclude each other stand together."""
+    written = {**TRL_SETTINGS, "num_generations": 8, "generation_batch_size": 8, "steps_per_generation": 2}
+    twice = read_one(json.dumps(written), "a.json")
+    assert not twice.is_saved
+    dumped = read_one(json.dumps({**written, "hub_token": "<HUB_TOKEN>"}), "a.json")
+    assert dumped.is_saved
+    found = {True: set(), False: set()}
+    for configuration in (twice, dumped):
+        report = lint_configurations([configuration], "a.json")
+        found[configuration.is_saved] = {finding.id for finding in report.findings}
+    assert "batch-set-twice" in found[False]
+    assert "batch-set-twice" not in found[True]
+    assert "learning-rate" in found[True]

@@ -29,8 +29,8 @@ def lint_command(
     config: Annotated[
         list[str],
         typer.Argument(
-            help="A Python script or notebook with a GRPOConfig, a YAML or TOML file, or a shell script with a "
-            "training command; - reads a shell script from standard input.",
+            help="A Python script or notebook with a GRPOConfig, a YAML, JSON or TOML file, or a shell script with a "
+            "training command; - reads one of these from standard input.",
         ),
     ],
     fail_on: Annotated[

@@ -24,7 +24,7 @@ from rlvet.dispatch import diagnose, open_run
 from rlvet.errors import FileProblem, InvalidValue, RlvetError
 from rlvet.lint.checks import NO_CONFIGURATION
 from rlvet.lint.known import FRAMEWORKS
-from rlvet.lint.readers import read_configurations, read_in_limits
+from rlvet.lint.readers import JSON, read_configurations, read_in_limits
 from rlvet.records import RecordedRun
 from rlvet.runs import Run, gate
 from rlvet.runs.configs import READERS
@@ -344,7 +344,7 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
         raise FileProblem(f"{path} does not exist")
     if path.is_file() and path.name in READERS and path.suffix not in CONFIGURATIONS:
         return _saved_configuration(path, Run(path.parent))
-    if path.is_file() and path.suffix.lower() in CONFIGURATIONS:
+    if path.is_file() and (path.suffix.lower() in CONFIGURATIONS or _is_configuration_in_json(path)):
         return Side(str(path), _training_of_file(path))
     run = open_run(path, names=names, run_name=run_name)
     if isinstance(run, RecordedRun):
@@ -366,6 +366,16 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
         # A configuration of a framework that did not write the log belongs to another run.
         training, note = _training_of_run(run)
     return Side(run.title, training, rows, note, run.setup.method or "", diagnose(run).headline)
+
+
+def _is_configuration_in_json(path: Path) -> bool:
+    """Return whether a file is JSON with a configuration. Others are logs, such as trainer_state.json."""
+    if path.suffix.lower() not in JSON:
+        return False
+    try:
+        return bool(read_in_limits(read_configurations, path))
+    except InvalidValue:
+        return False
 
 
 def _saved_configuration(path: Path, run: Run) -> Side:

@@ -11,7 +11,7 @@ from rlvet.compare.other_defaults import OTHER_DEFAULTS
 from rlvet.compare.vocabulary import Origin, Reading
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.values import UnknownValue, reason_unknown
-from rlvet.runs.configuration import Configuration, Unresolved
+from rlvet.runs.configuration import Configuration, Unresolved, title_of
 from rlvet.runs.files import load_table
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {**load_table("defaults"), **OTHER_DEFAULTS}
@@ -99,7 +99,8 @@ class Settings:
             return BEFORE.get(self._framework.key, {}).get(name, self._defaults[name])
         reason = reason_unknown(self._configuration, self._framework, name)
         if reason:
-            raise NotSet(reason, "has the default of another version")
+            is_unsaid = name in self._configuration.unsaid
+            raise NotSet(reason, "is not in it" if is_unsaid else "has the default of another version")
         default = self._defaults[name]
         if isinstance(default, str) and default.startswith("${"):
             raise UnknownValue(f"{name} is the interpolation {default[:60]}")
@@ -167,7 +168,7 @@ class Settings:
         setting = self._configuration.settings.get(name)
         if setting is None:
             return Origin(name, self._defaults.get(name), f"default of {self._version}")
-        file = PurePath(self._configuration.path).name
+        file = title_of(PurePath(self._configuration.path).name, self._configuration.part)
         source = file if setting.line is None else f"{file}:{setting.line}"
         value = setting.value.reason if isinstance(setting.value, Unresolved) else setting.value
         return Origin(setting.name, value, source)

@@ -228,7 +228,7 @@ def lint_file(path: str | Path) -> LintReport:
     r"""Check the configurations in a file.
 
     Args:
-        path: A Python script (TRL), a YAML or TOML file, or a shell script with the training command.
+        path: A Python script (TRL), a YAML, JSON or TOML file, or a shell script with the training command.
 
     Raises:
         ValueError: if the file cannot be read.
@@ -271,10 +271,11 @@ def lint_configurations(
     unchecked: list[Unchecked] = []
     passed = 0
     for configuration in configurations:
+        has_started = started or configuration.is_saved
         if configuration.is_saved:
             configuration = without_defaults(configuration)
         for rule in FRAMEWORKS[configuration.framework].rules:
-            if started and rule.only_before_start:
+            if has_started and rule.only_before_start:
                 continue
             result = _check(rule, configuration)
             if isinstance(result, LintFinding):
@@ -283,7 +284,7 @@ def lint_configurations(
                 unchecked.append(result)
             else:
                 passed += 1
-        if not started:
+        if not has_started:
             findings += check_names(configuration)
     findings.sort(key=lambda finding: (SEVERITIES.index(finding.severity), finding.line or 0))
     return LintReport(path, configurations, findings, unchecked, passed)
@@ -297,7 +298,7 @@ def lint_findings(configuration: Configuration) -> list[LintFinding]:
     >>> [finding.id for finding in lint_findings(configuration)]
     ['group-of-two']
     """
-    return list(lint_configurations([configuration], configuration.path).findings)
+    return list(lint_configurations([configuration], configuration.title).findings)
 
 
 def lint_run(path: str | Path) -> list[LintFinding]:
@@ -326,7 +327,7 @@ def lint_run_configuration(newest: Configuration) -> LintReport | None:
     """
     if newest.framework not in FRAMEWORKS:
         return None
-    return lint_configurations([newest], newest.path, started=True)
+    return lint_configurations([newest], newest.title, started=True)
 
 
 def without_defaults(saved: Configuration) -> Configuration:
@@ -425,7 +426,7 @@ def _finding_on_names(configuration: Configuration, settings: Sequence[Setting],
     return LintFinding(
         **texts,
         framework=configuration.framework,
-        path=configuration.path,
+        path=configuration.title,
         line=next((setting.line for setting in settings if setting.line is not None), configuration.line),
         settings={name: None if isinstance(value, Unresolved) else value for name, value in values.items()},
         source=f"the settings in the code of {FRAMEWORKS[configuration.framework].title}, see docs/lint.md",
@@ -440,12 +441,12 @@ def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked 
         if not rule.condition(values):
             return None
     except UnknownValue as error:
-        return Unchecked(rule.id, framework, configuration.path, configuration.line, str(error))
+        return Unchecked(rule.id, framework, configuration.title, configuration.line, str(error))
     except (TypeError, ValueError, AttributeError, ArithmeticError):
         reason = (
             f"one of {', '.join(rule.reads.values())} has a value of another type than {framework} expects"
         )
-        return Unchecked(rule.id, framework, configuration.path, configuration.line, reason)
+        return Unchecked(rule.id, framework, configuration.title, configuration.line, reason)
 
     message_settings: dict[str, object] = {name: values.for_message(name) for name in rule.reads}
     concerned: Iterable[str] = rule.reads
@@ -469,7 +470,7 @@ def _check(rule: Rule, configuration: Configuration) -> LintFinding | Unchecked 
         id=rule.id,
         severity=rule.severity,
         framework=framework,
-        path=configuration.path,
+        path=configuration.title,
         line=line,
         settings=setting_values,
         title=rule.title,

@@ -104,7 +104,14 @@ def learning_rate_is_high(v: Values) -> bool:
     if v.reads("optimizer"):
         # Raises an error if the optimizer is not known.
         _ = v.optimizer
-    if uses_lora(v):
+    try:
+        is_lora = uses_lora(v)
+    except UnknownValue:
+        # A rate above both limits is high with LoRA and without.
+        if v.rate <= LARGEST_RATE_LORA:
+            raise
+        is_lora = False
+    if is_lora:
         return v.rate > LARGEST_RATE_LORA
     model = v.setting("model")
     if model is None or model.value is None:

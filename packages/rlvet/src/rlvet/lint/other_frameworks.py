@@ -112,7 +112,7 @@ def named(text: str, path: str) -> OtherFramework | None:
     >>> named("swift rlhf --rlhf_type grpo --num_generations 8", "run.sh").title
     'ms-swift'
     """
-    if not any(word in text for word in _GROUP_WORDS):
+    if not may_configure(text):
         return None
     if path.lower().endswith(".py"):
         return next((framework for framework in OTHER_FRAMEWORKS if framework.is_imported(text)), None)
@@ -131,3 +131,8 @@ _GROUP_WORDS = (
     "adv_",
 )
 """Words of which each configuration of such training has at least one. A file without them is no configuration."""
+
+
+def may_configure(text: str) -> bool:
+    """Return whether a text has a word of such training."""
+    return any(word in text for word in _GROUP_WORDS)

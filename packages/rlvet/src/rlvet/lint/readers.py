@@ -1,4 +1,4 @@
-"""Read the configurations in a file: a Python script, a notebook, YAML, TOML, or a shell script with commands.
+"""Read the configurations in a file: a Python script, a notebook, YAML, JSON, TOML, or a shell script with commands.
 
 Nothing in a file is imported or executed.
 """
@@ -9,6 +9,7 @@ import codecs
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from rlvet.lint.framework import Framework
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.lint.names import MOST_UNKNOWN, names_of
 from rlvet.lint.notebook import read_notebook
-from rlvet.lint.other_frameworks import named
+from rlvet.lint.other_frameworks import may_configure, named
 from rlvet.lint.python_script import read_script
 from rlvet.lint.shell import UNKNOWN, Command, Word, read_commands
 from rlvet.runs import gate
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.config_lines import line_of, toml_lines, yaml_scalars
+from rlvet.runs.configs import with_unknown_adapter
 from rlvet.runs.configuration import Configuration, Setting, Unresolved
 from rlvet.runs.files import check_regular, is_leaf
 from rlvet.runs.limits import LARGEST_LINTED, LARGEST_NOTEBOOK, MOST_SETTINGS
@@ -32,9 +34,11 @@ from rlvet.runs.scalars import read_scalar
 
 PYTHON = (".py",)
 YAML = (".yaml", ".yml")
+JSON = (".json",)
 TOML = (".toml",)
 NOTEBOOKS = (".ipynb",)
-# Files with other suffixes are read as shell scripts.
+SHELL = (".sh", ".bash", ".sbatch", ".slurm")
+# Files with other suffixes may be in any of these formats, but for notebooks. A shell script is looked for first.
 
 VERL_DEFAULTS = (
     "ppo_trainer",
@@ -118,14 +122,29 @@ def _read_text(text: str, name: str, path: str) -> list[Configuration]:
         configurations = read_script(text, path)
     elif suffix in YAML:
         configurations = _read_yaml(text, path)
+    elif suffix in JSON:
+        configurations = _read_json(text, path)
     elif suffix in TOML:
         configurations = _read_toml(text, path)
     else:
         configurations = _read_shell(text, path)
+        if not configurations and suffix not in SHELL and may_configure(text):
+            configurations = _read_any(text, path)
     other = None if configurations else named(text, name)
     if other is not None:
         raise OtherFormat(f"{path} is for {other.title}, which `rlvet lint` does not read: {other.instead}")
     return configurations
+
+
+def _read_any(text: str, path: str) -> list[Configuration]:
+    """Read the configurations in a text of which no suffix tells the format, in the first one in which it has some."""
+    for reader in (_read_json if text.lstrip().startswith("{") else _read_yaml, _read_toml, read_script):
+        # A text in another format is an error of most readers.
+        with suppress(InvalidValue):
+            configurations = reader(text, path)
+            if configurations:
+                return configurations
+    return []
 
 
 def _read_notebook(text: str, path: str) -> list[Configuration]:
@@ -397,12 +416,24 @@ def _add_verl_strategy(command: Command, settings: Settings) -> None:
 # YAML
 
 
-def _read_yaml(text: str, path: str) -> list[Configuration]:
-    """Read the configuration in a YAML file, if it is one of a known framework."""
+def _read_json(text: str, path: str) -> list[Configuration]:
+    """Read the configuration in a JSON file, if it is one of a known framework."""
+    # JSON is YAML, but for tabs between values. Within a text of JSON there is none.
+    return _read_yaml(text.replace("\t", " "), path, "JSON")
+
+
+def _read_yaml(text: str, path: str, language: str = "YAML") -> list[Configuration]:
+    """Read the configuration in a YAML file, if it is one of a known framework.
+
+    Args:
+        text: The text.
+        path: The path of the file, for messages.
+        language: The name of its language, for messages.
+    """
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise InvalidValue(f"{path} is YAML, which needs PyYAML: pip install PyYAML") from error
+        raise InvalidValue(f"{path} is {language}, which needs PyYAML: pip install PyYAML") from error
 
     try:
         check_yaml(text, path)
@@ -411,11 +442,11 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise InvalidValue(f"{path}{line}: not YAML, {problem}") from error
+        raise InvalidValue(f"{path}{line}: not {language}, {problem}") from error
     except InvalidValue:
         raise
     except ValueError as error:
-        raise InvalidValue(f"{path}: not YAML, {error}") from error
+        raise InvalidValue(f"{path}: not {language}, {error}") from error
     if not isinstance(root, yaml.MappingNode):
         return []
 
@@ -432,7 +463,14 @@ def _read_yaml(text: str, path: str) -> list[Configuration]:
         incomplete = "its list of defaults, or the command that names this file"
     elif framework.key in ("verl", "skyrl"):
         incomplete = "the defaults of the program that reads this file"
-    return [Configuration(framework.key, path, settings, 1, incomplete)]
+    configuration = Configuration(framework.key, path, settings, 1, incomplete)
+    if MASKED in settings and settings[MASKED].value == f"<{MASKED.upper()}>":
+        configuration = replace(with_unknown_adapter(configuration), is_saved=True)
+    return [configuration]
+
+
+MASKED = "hub_token"
+"""The setting in whose place transformers writes its name in capitals, where it saves the arguments of a run."""
 
 
 def _read_commands_in_yaml(root: Any, path: str) -> list[Configuration]:

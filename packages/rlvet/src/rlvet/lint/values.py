@@ -153,6 +153,8 @@ def reason_unknown(configuration: Configuration, framework: Framework, name: str
         return "the program that reads this file is not known"
     if configuration.incomplete:
         return f"{name} may come from {configuration.incomplete}"
+    if name in configuration.unsaid:
+        return f"{name} is not among the arguments of the trainer"
     if name in configuration.absent:
         return f"{name} is not set, and its default is that of another version of {framework.title}"
     return ""

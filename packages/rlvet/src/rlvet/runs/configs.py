@@ -20,11 +20,14 @@ from rlvet.errors import InvalidValue
 from rlvet.runs.compact_rows import layouts_of
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.config_lines import line_of, toml_lines, yaml_scalars
-from rlvet.runs.configuration import Configuration, Setting, Unresolved
+from rlvet.runs.configuration import Configuration, Setting, Unresolved, title_of
 from rlvet.runs.console_settings import ENDINGS, read_console_settings
 from rlvet.runs.files import check_regular, is_leaf, load_table, read_pickle, reading_in
+from rlvet.runs.formats import FORMATS
+from rlvet.runs.held_settings import Held, read_held_settings
 from rlvet.runs.keys import FAMILIES, framework_of
-from rlvet.runs.limits import LARGEST_CONFIG, MOST_NODES
+from rlvet.runs.limits import LARGEST_CONFIG, MOST_FILES, MOST_NODES
+from rlvet.runs.log_files import format_of
 from rlvet.runs.quantities import Row
 from rlvet.runs.scalars import read_scalar
 from rlvet.runs.setup import Setup, Value
@@ -53,11 +56,24 @@ class Saved(NamedTuple):
     """The settings of a run, as far as its files say them."""
 
     configuration: Configuration | None
-    """The newest configuration of a known framework in the run's folder, or beside its log."""
+    """The configuration of a known framework that the log holds, or the newest one in the run's folder or beside its
+    log."""
     setup: Setup
     """The framework, the method and the settings that findings refer to, as far as it says them."""
     unread: tuple[str, ...]
-    """For each configuration file that cannot be read, a sentence with the reason."""
+    """For each configuration that cannot be read, a sentence with the reason."""
+
+
+class Found(NamedTuple):
+    """A configuration of a run, as a file has it."""
+
+    framework: str
+    content: Content
+    file: Path
+    part: str = ""
+    """Its name in a file that holds more than it, see `Configuration.part`."""
+    is_of_log: bool = False
+    """True if a log holds or prints it, with nothing that is not an argument of the trainer."""
 
 
 class Adapter(NamedTuple):
@@ -68,11 +84,10 @@ class Adapter(NamedTuple):
     """The content of the file, with the LoRA rank."""
 
 
-def _saved_values(
-    framework: str, nested: Config, file: Path, folder: Path, adapter: Adapter | None
-) -> dict[str, Value]:
+def _saved_values(found: Found, folder: Path, adapter: Adapter | None) -> dict[str, Value]:
     """Return the settings that findings refer to, as far as a configuration, an adapter or weights have them."""
-    values = _values(framework, nested, _relative(file, folder))
+    file = found.file
+    values = _values(found.framework, found.content.settings, title_of(_relative(file, folder), found.part))
     if adapter is not None:
         name = _relative(adapter.file, folder)
         values["LoRA rank"] = Value("r", adapter.settings.get("r"), name)
@@ -187,43 +202,113 @@ def read_configuration(path: Path, method: str | None = None, saved: Saved | Non
     return replace(setup, method=method) if setup.method is None else setup
 
 
-def newest_configuration(path: Path) -> Saved:
-    """Return what the newest configuration of a known framework says, in a run's folder or beside a log.
+def newest_configuration(path: Path, files: Sequence[str] = (), run_name: str | None = None) -> Saved:
+    """Return what the configuration of a run says.
+
+    One that the log holds belongs to the run for sure, and comes first. It is followed by the newest one of a known
+    framework in the run's folder or beside its log.
 
     Args:
         path: The folder, or the log.
+        files: The files of the log, if it was read.
+        run_name: The name of the run in a log of several.
     """
     folder = path if path.is_dir() else path.parent
     unread: list[str] = []
     adapter = _newest_adapter(path, unread)
-    for framework, content, file in _configurations(path, unread):
+    for found in _configurations(path, files, run_name, unread):
+        framework, content = found.framework, found.content
         try:
-            configuration = configuration_of(framework, content.settings, str(file), content.lines)
+            configuration = configuration_of(framework, content.settings, str(found.file), content.lines)
         except InvalidValue as error:
-            unread.append(f"{file.name} was not read: {error}")
+            unread.append(f"{title_of(found.file.name, found.part)} was not read: {error}")
             continue
-        values = _saved_values(framework, content.settings, file, folder, adapter)
+        configuration = replace(configuration, part=found.part)
+        values = _saved_values(found, folder, adapter)
         if framework == "trl":
             configuration = _with_adapter_and_model(configuration, values)
+            if found.is_of_log:
+                # A checkpoint has the file of its adapter beside it, and a log has none.
+                configuration = with_unknown_adapter(configuration)
         setup = replace(setup_of(framework, content.settings), values=values)
         return Saved(configuration, setup, tuple(unread))
     return Saved(None, Setup(), tuple(unread))
 
 
-def _configurations(path: Path, unread: list[str]) -> Iterator[tuple[str, Content, Path]]:
-    """Yield the framework, the content and the file of each configuration, the newest first, then those of consoles."""
+def _configurations(
+    path: Path, files: Sequence[str], run_name: str | None, unread: list[str]
+) -> Iterator[Found]:
+    """Yield each configuration of a run: those that its log holds, files, those of consoles, and of other logs."""
+    own = [Path(file) for file in files] or ([path] if is_leaf(path) else [])
+    for file in reversed(own):
+        yield from _held_configurations(read_held_settings(file, unread, run_name), unread)
     for file in _configuration_files(path, READERS):
         content = _read_config(file, unread)
         if content is None:
             continue
-        for name in _STOCK_METHODS:
-            if _is_configuration_of(name, content.settings):
-                yield name, content, file
-                break
+        framework = _framework_of_settings(content.settings)
+        if framework is not None:
+            yield Found(framework, content, file)
     for file in _console_files(path):
         printed = read_console_settings(file)
         if printed is not None:
-            yield printed.framework, Content(printed.settings, {}), file
+            yield Found(printed.framework, Content(printed.settings, {}), file, is_of_log=True)
+    for file in own:
+        for beside in _files_of_settings(file):
+            held = read_held_settings(beside, unread)
+            # The folder may also be that of another run, which holds its own.
+            yield from _held_configurations((one for one in held if one.is_of_folder), unread)
+    for file in _other_logs(path, own):
+        # Nothing is said of what cannot be read of a log that may be another run's.
+        yield from _held_configurations(read_held_settings(file, []), [])
+
+
+def _held_configurations(held: Iterable[Held], unread: list[str]) -> Iterator[Found]:
+    """Yield the configurations among the settings that logs hold.
+
+    Args:
+        held: The settings.
+        unread: The list to which a sentence is added for those of no known framework.
+    """
+    for one in held:
+        framework = _framework_of_settings(one.settings)
+        if framework is None:
+            unread.append(f"{one.name} of {one.file.name} was not read: it is of no known framework")
+        else:
+            yield Found(framework, Content(one.settings, {}), one.file, one.name, is_of_log=True)
+
+
+def _framework_of_settings(settings: Config) -> str | None:
+    """Return the framework whose settings these are; None if it is no known one."""
+    return next((name for name in _STOCK_METHODS if _is_configuration_of(name, settings)), None)
+
+
+def _files_of_settings(log: Path) -> list[Path]:
+    """Return the files beside a log that may hold its settings, the newest first."""
+    known = format_of(log)
+    if known is None or not known.settings_beside:
+        return []
+    files = [file for file in log.parent.glob(known.settings_beside) if is_leaf(file)]
+    return _newest_first(file for file in files if file.stat().st_size <= LARGEST_CONFIG)
+
+
+HOLDING = tuple(
+    pattern for known in FORMATS.values() if known.settings is not None for pattern in known.patterns
+)
+"""The names of logs that may hold settings."""
+
+
+def _other_logs(path: Path, own: Collection[Path]) -> list[Path]:
+    """Return the logs in a folder that may hold settings, but for the run's own, the newest first."""
+    if not path.is_dir():
+        return []
+    files = [file for pattern in HOLDING for file in path.rglob(pattern)]
+    return _newest_first(file for file in files[:MOST_FILES] if is_leaf(file) and file not in own)
+
+
+def _newest_first(files: Iterable[Path]) -> list[Path]:
+    """Return files in the order of their times, those of one time in that of their names."""
+    return sorted(files, key=lambda file: (file.stat().st_mtime, file.name), reverse=True)
 
 
 def configuration_of(
@@ -284,6 +369,12 @@ def _with_adapter_and_model(configuration: Configuration, values: Mapping[str, V
     if "model" in values and _is_unset(settings.get("model_name_or_path"), None):
         settings["model_name_or_path"] = Setting("model_name_or_path", str(values["model"].value))
     return replace(configuration, settings=settings)
+
+
+def with_unknown_adapter(configuration: Configuration) -> Configuration:
+    """Return the arguments of TRL's trainer, to which an adapter is given beside them, as ones that do not tell it."""
+    is_told = "use_peft" in configuration.settings
+    return configuration if is_told else replace(configuration, unsaid=("use_peft",))
 
 
 def _is_unset(setting: Setting | None, default: object) -> bool:

@@ -50,5 +50,19 @@ class Configuration:
     absent: Collection[str] = ()
     """Settings whose defaults are not known, since another version of the framework saved the file without them, or is
     to read it."""
+    unsaid: Collection[str] = ()
+    """Settings of which a saved configuration says nothing, as they are given to the trainer beside its arguments."""
     is_saved: bool = False
     """True if a run saved it. Then it has every setting of the version that saved it, also those with their default."""
+    part: str = ""
+    """Its name in a file that holds more than it, such as a log; empty for other files."""
+
+    @property
+    def title(self) -> str:
+        """The path, with its name in the file."""
+        return title_of(self.path, self.part)
+
+
+def title_of(path: str, part: str) -> str:
+    """Return the path of a configuration with its name in the file, see `Configuration.part`."""
+    return f"{path}, {part}" if part else path

@@ -50,6 +50,13 @@ class RawRun:
     """The rows of the file that were not read."""
     trainer: str = ""
     """The trainer of RL that the file names."""
+    later_files: tuple[Path, ...] = ()
+    """The files whose rows follow those of the first, of a run that went on in others."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files, in the order of their rows."""
+        return (self.file, *self.later_files)
 
 
 Runs = dict[str, RawRun]

@@ -100,6 +100,8 @@ class Log:
     """Sentences about the rows, such as those that were not read, and steps that were logged twice."""
     unjudged: str = ""
     """The reason why nothing is judged: more rows than `MOST_LOST` were not read. Empty for other logs."""
+    files: tuple[str, ...] = ()
+    """The paths of its files, in the order of their steps."""
 
     @classmethod
     def of(
@@ -355,7 +357,7 @@ def read_run(
     """
     with reading_in(path):
         log = read_log(path, names, run_name)
-        saved = newest_configuration(path)
+        saved = newest_configuration(path, log.files, run_name)
         return log, saved, read_setup(path, log.rows, method, saved)
 
 
@@ -411,6 +413,7 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
         notes=(*run.replaced, *run.unread.notes(), *log.notes, *run.left_out),
         unread_rows=log.unread_rows + run.unread.count,
         unjudged=_reason_not_to_judge(run.unread.lost + unknown, len(raw) - unknown),
+        files=tuple(map(str, run.files)),
     )
     kind = kind_of_training(log, raw)
     if kind is not None and run.trainer:
@@ -757,7 +760,11 @@ def _join_files(runs: Runs) -> Runs:
             unread.add_all(run.unread)
             notes = tuple(dict.fromkeys((*last.left_out, *run.left_out)))
             group[last_name] = RawRun(
-                last.file, CompactRows(chain(last.rows, run.rows)), left_out=notes, unread=unread
+                last.file,
+                CompactRows(chain(last.rows, run.rows)),
+                left_out=notes,
+                unread=unread,
+                later_files=(*last.later_files, run.file),
             )
         else:
             group[name] = run

@@ -10,9 +10,9 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from rlvet.runs.formats._format import Format, NoLog, RawLog, RawRows
+from rlvet.runs.formats._format import Format, HeldSettings, NoLog, RawLog, RawRows
 
-__all__ = ["ACCEPTED_FILES", "FORMATS", "IN_FOLDERS", "Format", "NoLog", "RawLog", "RawRows"]
+__all__ = ["ACCEPTED_FILES", "FORMATS", "IN_FOLDERS", "Format", "HeldSettings", "NoLog", "RawLog", "RawRows"]
 
 FORMATS: Mapping[str, Format] = {
     module.name: importlib.import_module(f"{__name__}.{module.name}").FORMAT

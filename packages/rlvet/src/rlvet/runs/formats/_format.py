@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
 from rlvet.runs.unread import Unread
@@ -28,6 +28,23 @@ class RawLog:
     """The trainer of RL that the file itself names, such as a notebook's code; empty if it names none."""
 
 
+class HeldSettings(NamedTuple):
+    """Settings of a run that a file of its log holds beside the metrics."""
+
+    name: str
+    """The name under which the file holds them, such as ``args/text_summary``."""
+    content: str | Mapping[str, Any]
+    """Their text in JSON, or their values by name."""
+    run: str = ""
+    """The name of the run in a file of several."""
+    is_of_model: bool = False
+    """True if they are those of the model, of which only its name is a setting of the run."""
+    is_of_folder: bool = False
+    """True if they are of the log in the folder above, for which the tracker writes a file of its own."""
+    problem: str = ""
+    """The reason why they cannot be read; empty if they can."""
+
+
 class NoLog(InvalidValue):
     """The error of a reader for a file that is no log; the message to the user goes on with what can be read."""
 
@@ -48,6 +65,10 @@ class Format:
     """Its row in the table of docs/diagnose.md: the files,"""
     written_by: str
     """and the programs that write them."""
+    settings: Callable[[Path], Iterable[HeldSettings]] | None = None
+    """The reader of the settings that its files hold, the newest last; None if they hold none."""
+    settings_beside: str = ""
+    """Pattern of the files that hold the settings of a log, beside it; empty if there are none."""
     if_named: tuple[str, ...] = ()
     """Patterns of files that are read if they are named. In the folder of a run they are mostly its description."""
     parts_share: Callable[[Path], object] | None = None

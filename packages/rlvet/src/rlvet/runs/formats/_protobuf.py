@@ -65,3 +65,7 @@ def fields(message: bytes, number: int) -> list[Any]:
 def warn(file: Path, problem: str) -> None:
     """Warn of a problem with a file."""
     warnings.warn(f"{file}: {problem}", stacklevel=2)
+
+
+def ignore(file: Path, problem: str) -> None:
+    """Say nothing of a problem, of which another reader of the same file warns."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+from rlvet.errors import InvalidValue
 from rlvet.runs.files import check_file
-from rlvet.runs.formats._format import Format, RawLog
-from rlvet.runs.formats._protobuf import Raw, fields, parse_protobuf, warn
-from rlvet.runs.limits import LARGEST_TEXT
+from rlvet.runs.formats._format import Format, HeldSettings, RawLog
+from rlvet.runs.formats._protobuf import Raw, fields, ignore, parse_protobuf, warn
+from rlvet.runs.limits import LARGEST_CONFIG, LARGEST_TEXT
 
 BLOCK_SIZE = 2**15
 """The number of bytes in a block of a LevelDB log."""
@@ -46,29 +48,59 @@ def read_wandb(file: Path) -> Raw:
             yield row
 
 
-def _records_once(file: Path) -> Iterator[bytes]:
+def read_settings(file: Path) -> Iterator[HeldSettings]:
+    """Yield the settings that a run was given at its start and later on, if there are any."""
+    check_file(file, LARGEST_TEXT)
+    settings: dict[str, Any] = {}
+    size = 0
+    for record in _records_once(file, report=ignore):
+        configs = fields(record, 5)
+        for run in fields(record, 17):
+            configs += fields(run, 4)
+        for config in configs:
+            size += len(config)
+            if size > LARGEST_CONFIG:
+                raise InvalidValue(f"they have more than {LARGEST_CONFIG:,} bytes")
+            for item in fields(config, 1):
+                names = fields(item, 2) or fields(item, 1)  # the nested key, or the key
+                name = ".".join(part.decode("utf-8", "replace") for part in names)
+                settings[name] = json.loads(fields(item, 16)[0])
+    # wandb itself adds one of its own to every run.
+    if settings.keys() - {"_wandb"}:
+        yield HeldSettings("config", settings)
+
+
+def _records_once(file: Path, report: Callable[[Path, str], None] = warn) -> Iterator[bytes]:
     """Yield the records of a file of wandb, each once.
 
     wandb numbers the records of a file as it writes them. A record whose number is not above those before it is there
     twice, as after a copy that was begun again, and is left out with a warning: its checksum is right.
+
+    Args:
+        file: The file.
+        report: The function that is called with the file and a problem.
     """
     highest = 0
     has_warned = False
-    for record in _leveldb_records(file):
+    for record in _leveldb_records(file, report):
         number = next(iter(fields(record, 1)), highest + 1)
         if number > highest:
             highest = number
             yield record
         elif not has_warned:
             has_warned = True
-            warn(file, f"record {number} is there twice, and what is repeated is left out")
+            report(file, f"record {number} is there twice, and what is repeated is left out")
 
 
-def _leveldb_records(file: Path) -> Iterator[bytes]:
+def _leveldb_records(file: Path, report: Callable[[Path, str], None]) -> Iterator[bytes]:
     """Yield the records of a LevelDB log, after a check of their checksums.
 
     A record is stored in several parts if it does not fit into its block. A record with a wrong checksum is left out
     with a warning. As its size may be wrong too, reading continues at the next block.
+
+    Args:
+        file: The file.
+        report: The function that is called with the file and a problem.
     """
     data = file.read_bytes()
     position = HEADER_SIZE
@@ -82,12 +114,12 @@ def _leveldb_records(file: Path) -> Iterator[bytes]:
         checksum, size, part_type = struct.unpack_from("<IHB", data, position)
         content = data[position + HEADER_SIZE : position + HEADER_SIZE + size]
         if len(content) < size and position + left_in_block >= len(data):
-            warn(file, "the last record is cut off and is left out")
+            report(file, "the last record is cut off and is left out")
             return
 
         if zlib.crc32(content, zlib.crc32(bytes([part_type]))) != checksum:
             if not has_warned:
-                warn(
+                report(
                     file, f"a record at byte {position} is damaged, and what follows in its block is left out"
                 )
             has_warned = True
@@ -116,6 +148,7 @@ FORMAT = Format(
     kind="wandb's history",
     patterns=("*.wandb",),
     read=_read,
+    settings=read_settings,
     example="wandb's run-….wandb",
     described="`run-….wandb`",
     written_by="wandb, for any framework; its package is not needed",

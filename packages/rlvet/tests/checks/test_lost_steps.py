@@ -1,0 +1,185 @@
+"""A gradient or learning rate that falls to 0 for good is told, and zeros that have a reason are not."""
+
+import json
+import random
+
+import pytest
+
+from rlvet import diagnose
+from rlvet.checks.log_checks import log_findings
+from rlvet.runs.setup import Setup, Value
+
+
+def rows_of(steps=50, stops=20, places=None, **metrics):
+    """Return the rows of a run whose gradient is 0 from a row on, while its rewards differ.
+
+    Args:
+        steps: Number of rows.
+        stops: The first row without a gradient.
+        places: The number of decimals of all values; None for all that they have.
+        **metrics: Functions of the row, for further metrics or in place of these.
+    """
+    draw = random.Random(3)
+    functions = {
+        "reward": lambda row: 0.3 + 0.2 * draw.random(),
+        "reward_std": lambda row: 0.2 + 0.1 * draw.random(),
+        "kl": lambda row: 0.02 + 0.01 * draw.random(),
+        "entropy": lambda row: 1 + 0.1 * draw.random(),
+        "grad_norm": lambda row: 0.0 if row >= stops else 0.3 + 0.1 * draw.random(),
+    } | metrics
+    rows = []
+    for row in range(steps):
+        values = {name: function(row) for name, function in functions.items()}
+        rounded = {
+            name: value if places is None else round(value, places)
+            for name, value in values.items()
+            if value is not None
+        }
+        rows.append({"step": row + 1, **rounded})
+    return rows
+
+
+def tested(rows, **setup):
+    return {finding.check: finding for finding in log_findings(rows, Setup(**setup))}
+
+
+def movement(rows):
+    return tested(rows)["whether weights move"]
+
+
+def test_a_gradient_of_0_for_good_is_a_fault_from_its_first_row_on(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows_of()))
+    diagnosis = diagnose(log)
+    assert diagnosis.headline == "no-step: grad_norm is 0 in the last 30 log steps, though rewards of a group differ"
+    (finding,) = diagnosis.findings
+    assert (finding.code, finding.severity, finding.onset) == ("no-step", "stop", 21)
+    assert finding.quantities == ("grad_norm",)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"reward_std": lambda row: None, "dead": lambda row: 0.4},
+        {"dead": lambda row: 0.4},
+        {"reward_std": lambda row: None},
+        {"reward_std": lambda row: 0.3 if row % 2 else 0.0},
+    ],
+    ids=["share of groups", "both", "rewards alone", "in half of the rows"],
+)
+def test_what_shows_that_rewards_differ(metrics):
+    finding = movement(rows_of(**metrics))
+    assert finding.code == "no-step"
+    assert finding.onset == 21
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"reward_std": lambda row: 0.3 if row < 20 else 0.0},
+        {"dead": lambda row: 0.4 if row < 20 else 1.0},
+        {"reward_std": lambda row: None, "reward": lambda row: 0.4 if row < 20 else 1.0},
+    ],
+    ids=["spread", "share of groups", "solved"],
+)
+def test_a_gradient_of_0_where_all_rewards_are_equal_is_no_fault_and_no_movement(metrics):
+    finding = movement(rows_of(**metrics))
+    assert finding.ok is None
+    assert finding.advice == "grad_norm is 0 in the last 30 log steps"
+
+
+@pytest.mark.parametrize(
+    ("steps", "gradient"),
+    [
+        (50, lambda row: 0.0 if row >= 45 else 0.3 + row / 1000),
+        (51, lambda row: 0.0 if 20 <= row < 50 else 0.3 + row / 1000),
+        (50, lambda row: 0.0 if row % 2 else 0.3 + row / 1000),
+        (50, lambda row: None if row >= 20 else 0.3 + row / 1000),
+        (50, lambda row: 0.3 * 0.7**row),
+    ],
+    ids=["the last five rows", "it comes back", "every other row", "it is not logged", "it falls"],
+)
+def test_other_zeros_are_no_stop(steps, gradient):
+    assert movement(rows_of(steps, grad_norm=gradient)).ok is True
+
+
+def test_a_gradient_that_may_have_been_rounded_to_0_is_not_said_to_be_0():
+    finding = movement(rows_of(places=3))
+    assert finding.cause == "grad_norm is 0, to 3 decimals, in the last 30 log steps, though rewards of a group differ"
+    assert (finding.code, finding.severity) == ("no-step", "fix")
+
+
+def test_a_learning_rate_of_0_for_good_moves_nothing():
+    """The schedule is shorter than the run."""
+    finding = movement(rows_of(stops=99, learning_rate=lambda row: max(0.0, 1e-6 * (1 - row / 30))))
+    assert finding.code == "no-step"
+    assert finding.cause == "learning_rate is 0 in the last 20 log steps"
+    assert finding.onset == 31
+
+
+@pytest.mark.parametrize(
+    ("rate", "places"),
+    [
+        (lambda row: 1e-6 * (1 - row / 49), None),
+        (lambda row: 1e-6 * max(0.0, 1 - row / 45), None),
+        (lambda row: 1e-3 * 0.7**row, 4),
+        (lambda row: 0.0 if row < 10 else 1e-6, None),
+    ],
+    ids=["its end", "five rows", "rounded", "a warm-up"],
+)
+def test_a_learning_rate_that_ends_at_0_is_usual(rate, places):
+    rows = rows_of(stops=99, learning_rate=rate)
+    if places is not None:
+        rows = [{**row, "learning_rate": round(row["learning_rate"], places)} for row in rows]
+    assert movement(rows).ok is True
+
+
+@pytest.mark.parametrize("name", ["clip", "clip_high", "clip_low", "kl_old", "cut", "dead", "mismatch_kl"])
+def test_shares_that_fall_to_0_for_good_are_no_fault(name):
+    draw = random.Random(5)
+    rows = rows_of(stops=99, **{name: lambda row: 0.0 if row >= 20 else 0.05 + 0.05 * draw.random()})
+    assert {finding.code for finding in log_findings(rows, Setup())} <= {None, "plateau", ""}
+
+
+@pytest.mark.parametrize(("name", "code"), [("kl", "metric-lost"), ("entropy", "entropy-collapse")])
+def test_what_is_never_0_by_itself_is_told_where_it_falls_to_0(name, code):
+    draw = random.Random(5)
+    rows = rows_of(stops=99, **{name: lambda row: 0.0 if row >= 20 else 0.5 + 0.5 * draw.random()})
+    assert code in {finding.code for finding in log_findings(rows, Setup())}
+
+
+# The share of groups with equal rewards, of which TRL with scale_rewards='batch' logs that of batches
+
+
+def signal(shares, framework="trl", scale=None):
+    values = {} if scale is None else {"reward scale": Value("scale_rewards", scale, "config.yaml")}
+    rows = rows_of(stops=99, dead=lambda row: shares[row % len(shares)])
+    return tested(rows, framework=framework, values=values)["groups with equal rewards"]
+
+
+@pytest.mark.parametrize("shares", [[0.0], [0.0, 0.0, 0.0, 0.0, 1.0]], ids=["never", "some"])
+def test_shares_of_0_or_1_do_not_show_that_groups_carry_signal_where_the_scale_is_not_known(shares):
+    finding = signal(shares)
+    assert finding.ok is None
+    assert finding.advice.startswith("the share is 0 or 1 in each log step")
+    assert signal(shares, scale="batch").ok is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "framework", "scale"),
+    [
+        ([0.0, 0.25, 0.125], "trl", None),
+        ([0.0] * 9 + [0.25], "trl", None),
+        ([0.0], "trl", "group"),
+        ([0.0], "trl", "none"),
+        ([0.0], "verl", None),
+        ([0.0], None, None),
+    ],
+)
+def test_shares_of_groups_show_that_they_carry_signal(shares, framework, scale):
+    assert signal(shares, framework, scale).ok is True
+
+
+def test_batches_without_spread_have_no_group_with_one():
+    """So most of them are a fault under either meaning."""
+    assert signal([0.0, 1.0, 1.0, 1.0]).code == "no-signal"
