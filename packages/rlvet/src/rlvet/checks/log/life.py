@@ -23,6 +23,7 @@ from rlvet.checks.liveness import (
     streaks_by_name,
 )
 from rlvet.checks.log.length import TRUNCATED
+from rlvet.checks.log.movement import NO_STEP
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import undecided_check
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
@@ -194,6 +195,8 @@ def check_metrics(case: Case) -> Finding:
     for finding in case.findings:
         if finding.kind is NOT_A_NUMBER:
             told |= {*finding.quantities, LOSS}
+        elif finding.kind is NO_STEP:
+            told |= {*finding.quantities}
         elif finding.kind is not None:
             told |= TOLD_BY.get(finding.kind, set())
     lost = [streak for streak in lost if streak.name not in told]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from itertools import groupby
+
 from rlvet._numbers import format_number
-from rlvet.checks.course import Case, Course, end_means, ends_higher, rise_in_errors, rises, tenths
+from rlvet.checks.course import Case, Course, Series, end_means, ends_higher, rise_in_errors, rises, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
@@ -19,13 +22,18 @@ NO_MOVEMENT = {"learning_rate": 1e-9, "grad_norm": 0.0}
 """For each quantity, the value up to which weights do not change. Adam changes them by about the learning rate, and in
 float32 0.02 + 1e-9 is rounded to 0.02."""
 
+MOST_PLACES = 4
+"""Number of decimals up to which a metric may have been rounded, so that its 0 is only a small number."""
+
 NO_STEP = Kind(
     code="no-step",
     severity="stop",
     meaning="the weights do not move",
     condition=(
         f"the learning rate never exceeds {NO_MOVEMENT['learning_rate']:g}, as float32 weights do not change "
-        "by less; or the gradient is 0 although rewards differ; or ratios stay 1 after updates"
+        "by less; or the gradient is 0 although rewards differ; or ratios stay 1 after updates; or either is 0 in the "
+        f"last {FEW_STEPS} or more log steps, more than twice as long as ever before; a gradient that may have been "
+        "rounded to 0 is a `fix`"
     ),
     remedy=(
         "if the learning rate is 0, raise it{learning rate} or check its schedule; if the gradient is 0, "
@@ -59,6 +67,67 @@ def _has_signal_without_gradient(course: Course) -> bool:
     return has_signal and bool(norms) and not any(norms)
 
 
+def _rows_at_0(metric: Series) -> int:
+    """Return the number of last values that are 0; 0 if all are, or earlier ones were for half as long.
+
+    Some loops log a row for each part of a batch, and a gradient only in the row of the update.
+
+    >>> _rows_at_0(Series(range(9), [0.3, 0.2, 0.3, 0, 0.3, 0, 0, 0, 0])), _rows_at_0(Series(range(4), [0, 0.3, 0, 0]))
+    (4, 0)
+    """
+    streaks = [(is_0, sum(1 for _ in rows)) for is_0, rows in groupby(metric.values, lambda value: not value)]
+    *earlier, (is_0, rows) = streaks
+    longest = max((length for was_0, length in earlier if was_0), default=0)
+    return rows if is_0 and earlier and rows > 2 * longest else 0
+
+
+def _places(metric: Series) -> int:
+    """Return the largest number of decimals of the values.
+
+    >>> _places(Series([1, 2], [0.25, 0.0])), _places(Series([1], [1e-7]))
+    (2, 7)
+    """
+    return max(-int(Decimal(repr(value)).as_tuple().exponent) for value in metric.values if value)
+
+
+def _have_signal(course: Course, since: float) -> bool:
+    """Check whether rewards of a group differ in several log steps from one on.
+
+    Without a metric that shows it, rewards that change from step to step take its place.
+    """
+    shares = course.series("dead").since(since).values
+    spreads = course.series("reward_std").since(since).values
+    if shares:
+        return sum(share < 1 for share in shares) >= FEW_STEPS
+    if spreads:
+        return sum(spread > 0 for spread in spreads) >= FEW_STEPS
+    return len(set(course.series("reward").since(since).values)) > 1
+
+
+def _check_last_rows(course: Course, name: str) -> Finding | None:
+    """Check that a metric is not 0 in the last log steps; return None if it is not."""
+    metric = course.series(name)
+    rows = _rows_at_0(metric)
+    if rows < FEW_STEPS:
+        return None
+    places = _places(metric)
+    is_rounded = places <= MOST_PLACES
+    if is_rounded and name == "learning_rate":
+        return None
+    start = metric.steps[-rows]
+    decimals = f", to {places} decimals," if is_rounded else ""
+    cause = f"{name} is 0{decimals} in the last {rows} log steps"
+    if name == "grad_norm":
+        if not _have_signal(course, start):
+            return undecided_check(cause)
+        has_groups = course.series("dead").values or course.series("reward_std").values
+        reason = "rewards of a group differ" if has_groups else "the reward changes"
+        cause = f"{cause}, though {reason}"
+    finding = passed_check(metric, rows, f"last log steps with a {name} of 0", slice(-rows, None))
+    severity = "fix" if is_rounded else "stop"
+    return finding.failed(NO_STEP, cause, severity=severity, onset=start, quantities=[name])
+
+
 @LOGS.check(
     "whether weights move",
     after="values that are no numbers",
@@ -83,6 +152,9 @@ def check_movement(case: Case) -> Finding:
             continue
         largest = max(metric.values)
         if largest > limit:
+            of_last_rows = _check_last_rows(course, name)
+            if of_last_rows is not None:
+                return of_last_rows
             # If the gradient is 0, a learning rate above 0 shows no movement.
             if finding.ok is None or name == "grad_norm":
                 finding = passed_check(metric, largest, f"largest {name}")

@@ -78,7 +78,12 @@ def check_signal(case: Case) -> Finding:
     if len(shares.values) < FEW_STEPS:
         return undecided_check(f"needs at least {FEW_STEPS} log steps")
     # TRL then compares the rewards of the whole batch, of which groups with equal rewards are a part.
-    is_of_batches = "reward scale" in setup.values and setup.values["reward scale"].value == "batch"
+    scale = setup.values["reward scale"].value if "reward scale" in setup.values else None
+    is_of_batches = scale == "batch"
+    # A log step of one batch then has a share of 0 or 1, as has one of a single group. Settings without one are of a
+    # version that compares groups.
+    is_unknown = setup.framework == "trl" and not setup.values
+    may_be_of_batches = is_unknown and set(shares.values) <= {0.0, 1.0}
     late = shares.later_half
     mean = fmean(late)
     error = standard_error(late)
@@ -97,6 +102,11 @@ def check_signal(case: Case) -> Finding:
             return undecided_check("about half of the groups have equal rewards")
         if is_of_batches:
             return undecided_check("with scale_rewards='batch', the share is that of whole batches")
+        if may_be_of_batches:
+            return undecided_check(
+                "the share is 0 or 1 in each log step, as it is of whole batches with scale_rewards='batch'; put the "
+                "configuration beside the log"
+            )
         return finding
     if end > mean:
         rows = slice(-len(last_rows), None)
