@@ -373,9 +373,12 @@ def test_the_text_on_a_stored_log_is_short_unless_asked(path):
     check_short_text(diagnosis)
     check_long_text(diagnosis)
     # Without the findings, six lines: headline, what was read, counts, severities, and two empty lines.
-    without_findings = 6 + 2 * bool(diagnosis.configuration)
+    # A configuration has a line and an empty one, and if it has findings, a heading and five lines for each.
+    without_findings = 6 + 2 * (diagnosis.configuration is not None)
     if not diagnosis.log.notes and not diagnosis.notes:
         lines_of_findings = sum(7 for _ in diagnosis.findings)
+        if diagnosis.configuration is not None and diagnosis.configuration.findings:
+            lines_of_findings += 1 + 5 * len(diagnosis.configuration.findings)
         assert len(diagnosis.as_text().splitlines()) <= without_findings + lines_of_findings
 
 

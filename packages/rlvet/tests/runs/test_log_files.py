@@ -494,7 +494,7 @@ def test_many_rows_take_little_more_than_their_parsing(tmp_path):
             "wordle-tb/1767733342",
             "step-too-large: KL to the reference went 0 → 1.28 in the first 3 log steps",
         ),
-        ("wordle-tb/1767730664", "truncated: 78% of answers are cut off in the last tenth"),
+        ("wordle-tb/1767730664", "truncated: 78% of answers are cut off at the cap of 16 tokens in the last"),
         ("finqa/train.log", "no-signal: 58% of groups teach nothing"),
         ("logic-rl/verl-console.log", "no verdict: 1 log step with a reward is too few"),
     ],
