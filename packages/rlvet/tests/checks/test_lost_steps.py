@@ -1,4 +1,4 @@
-"""A gradient or learning rate that falls to 0 for good is told, and zeros that have a reason are not."""
+"""A gradient that falls to 0 for good is told, and zeros that have a reason are not."""
 
 import json
 import random
@@ -124,29 +124,24 @@ def test_a_gradient_that_may_have_been_rounded_to_0_is_not_said_to_be_0():
     assert (finding.code, finding.severity) == ("no-step", "fix")
 
 
-def test_a_learning_rate_of_0_for_good_moves_nothing():
+def test_a_learning_rate_of_0_for_good_is_no_fault_and_no_movement():
     """The schedule is shorter than the run."""
     finding = movement(rows_of(stops=99, learning_rate=lambda row: max(0.0, 1e-6 * (1 - row / 30))))
-    assert finding.code == "no-step"
-    assert finding.cause == "learning_rate is 0 in the last 20 log steps"
-    assert finding.onset == 31
+    assert finding.ok is None
+    assert finding.advice == "learning_rate is 0 in the last 20 log steps"
 
 
 @pytest.mark.parametrize(
-    ("rate", "places"),
+    "rate",
     [
-        (lambda row: 1e-6 * (1 - row / 49), None),
-        (lambda row: 1e-6 * max(0.0, 1 - row / 45), None),
-        (lambda row: 1e-3 * 0.7**row, 4),
-        (lambda row: 0.0 if row < 10 else 1e-6, None),
+        lambda row: 1e-6 * (1 - row / 49),
+        lambda row: 1e-6 * max(0.0, 1 - row / 45),
+        lambda row: 0.0 if row < 10 else 1e-6,
     ],
-    ids=["its end", "five rows", "rounded", "a warm-up"],
+    ids=["its end", "five rows", "a warm-up"],
 )
-def test_a_learning_rate_that_ends_at_0_is_usual(rate, places):
-    rows = rows_of(stops=99, learning_rate=rate)
-    if places is not None:
-        rows = [{**row, "learning_rate": round(row["learning_rate"], places)} for row in rows]
-    assert movement(rows).ok is True
+def test_a_learning_rate_that_ends_at_0_is_usual(rate):
+    assert movement(rows_of(stops=99, learning_rate=rate)).ok is True
 
 
 @pytest.mark.parametrize("name", ["clip", "clip_high", "clip_low", "kl_old", "cut", "dead", "mismatch_kl"])

@@ -31,9 +31,9 @@ NO_STEP = Kind(
     meaning="the weights do not move",
     condition=(
         f"the learning rate never exceeds {NO_MOVEMENT['learning_rate']:g}, as float32 weights do not change "
-        "by less; or the gradient is 0 although rewards differ; or ratios stay 1 after updates; or either is 0 in the "
-        f"last {FEW_STEPS} or more log steps, more than twice as long as ever before; a gradient that may have been "
-        "rounded to 0 is a `fix`"
+        "by less; or the gradient is 0 although rewards differ, in all log steps or from one on: the last "
+        f"{FEW_STEPS} or more, more than twice as many as ever before (`fix` if they may be rounded to 0); or ratios "
+        "stay 1 after updates"
     ),
     remedy=(
         "if the learning rate is 0, raise it{learning rate} or check its schedule; if the gradient is 0, "
@@ -112,17 +112,14 @@ def _check_last_rows(course: Course, name: str) -> Finding | None:
         return None
     places = _places(metric)
     is_rounded = places <= MOST_PLACES
-    if is_rounded and name == "learning_rate":
-        return None
     start = metric.steps[-rows]
     decimals = f", to {places} decimals," if is_rounded else ""
     cause = f"{name} is 0{decimals} in the last {rows} log steps"
-    if name == "grad_norm":
-        if not _have_signal(course, start):
-            return undecided_check(cause)
-        has_groups = course.series("dead").values or course.series("reward_std").values
-        reason = "rewards of a group differ" if has_groups else "the reward changes"
-        cause = f"{cause}, though {reason}"
+    # A learning rate of 0 may be the end of a schedule that is shorter than the run.
+    if name == "learning_rate" or not _have_signal(course, start):
+        return undecided_check(cause)
+    has_groups = course.series("dead").values or course.series("reward_std").values
+    cause = f"{cause}, though {'rewards of a group differ' if has_groups else 'the reward changes'}"
     finding = passed_check(metric, rows, f"last log steps with a {name} of 0", slice(-rows, None))
     severity = "fix" if is_rounded else "stop"
     return finding.failed(NO_STEP, cause, severity=severity, onset=start, quantities=[name])
