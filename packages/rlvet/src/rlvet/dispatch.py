@@ -123,4 +123,4 @@ def _check_method(method: object, run: Run | RecordedRun) -> None:
     else:
         check = load_plugin(COLLECTORS, "method")
     if check is not None:
-        check(method, run.setup, run.title)
+        check(method, run)

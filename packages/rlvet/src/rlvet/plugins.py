@@ -4,7 +4,7 @@
 - ``rlvet.collectors``: a function that checks the method which a user names, and those that return collectors of a
   record's tokens:
 
-  - ``method(method, setup, location)``: raises an error if the text cannot be read, or the run's files name another;
+  - ``method(method, run)``: raises an error if the text cannot be read, or the run's files name another;
   - ``replay(method)``: what the run's method and others do with the tokens, for a diagnosis: rows of metrics, and the
     share of the gradient that each method blocks by age;
   - ``words(method, tokenizer)``: the tokens whose gradient is blocked, and those on which engine and trainer disagree;

@@ -25,7 +25,7 @@ from bandpo.replay.record import ReplayCollector, method_of
 from bandpo.replay.token_figures import TokenAnalysis, TokenFigures
 from rlvet.errors import InvalidValue
 from rlvet.records import RecordedRun
-from rlvet.runs import Setup
+from rlvet.runs import Run
 
 
 @contextmanager
@@ -51,19 +51,19 @@ def read_tensors(source: Path | bytes) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def check_method(method: Method | ClipRule | str, setup: Setup, location: str) -> None:
-    """Check the method that a user names for a run.
+def check_method(method: Method | ClipRule | str, run: Run | RecordedRun) -> None:
+    """Check the method that a user names for a run, first its text, and then with the files of the run.
 
     Args:
         method: The method, or its text.
-        setup: The setup that the files of the run name.
-        location: The run, for an error.
+        run: The run.
 
     Raises:
         ValueError: if the text cannot be read, or if the files name another method.
     """
+    read = _read_method(method)
     with _as_rlvets_errors():
-        method_of(setup, _read_method(method), location=location)
+        method_of(run.setup, read, location=run.title)
 
 
 def replay(method: str | None = None) -> ReplayCollector:
