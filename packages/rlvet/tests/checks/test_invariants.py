@@ -314,6 +314,8 @@ MUTATIONS = {
         distance,
         "return max(end, late) > LARGE_KL",
         "return max(end, late) > LARGE_KL * max(1.0, 3 * abs(values[0]))",
+        "if kl.last > LARGE_KL or rows_above > MANY_ABOVE * len(kl.values):",
+        "if kl.last > LARGE_KL * max(1.0, 3 * abs(kl.values[0])):",
     ),
     "KL at the first step, relative to later ones": (
         distance,
@@ -346,17 +348,19 @@ MUTATIONS = {
         "if equal_rows > len(reward.values):",
     ),
 }
-"""For each mutation, its module, and the text in it before and after."""
+"""For each mutation, its module, and texts in it, each before and after."""
 
 
 @contextmanager
-def mutated(module, old, new):
-    """Replace one text of a module of checks, whose checks register themselves anew."""
+def mutated(module, *texts):
+    """Replace texts of a module of checks, whose checks register themselves anew."""
     source = Path(module.__file__).read_text(encoding="utf-8")
-    assert source.count(old) == 1, "the check was rewritten: write its mutation anew"
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        assert source.count(old) == 1, "the check was rewritten: write its mutation anew"
+        source = source.replace(old, new)
     originals = registry.LOGS.checks()
     mutant = types.ModuleType(module.__name__)
-    exec(compile(source.replace(old, new), module.__file__, "exec"), mutant.__dict__)
+    exec(compile(source, module.__file__, "exec"), mutant.__dict__)
     assert registry.LOGS.checks() != originals
     try:
         yield
