@@ -230,7 +230,7 @@ def _precision(s: Settings) -> str:
     names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     computation = s(f"{ACTOR}fsdp_config.dtype")
     weights = s(f"{ACTOR}fsdp_config.model_dtype")
-    return precision_text(names.get(computation, computation), names.get(weights, weights))
+    return precision_text(*(names.get(name, str(name)) for name in (computation, weights)))
 
 
 def _lora_rank(s: Settings) -> int | None:
