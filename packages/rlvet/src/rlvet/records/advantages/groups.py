@@ -33,17 +33,18 @@ def has_groups_of_several_batches(data: RecordedAdvantages) -> bool:
     """
     batch = distinct_index(data.step, data.batch)
     group = distinct_index(data.group)
-    pairs = np.unique(np.stack([group, batch]), axis=1)
-    batches_of_group = np.bincount(pairs[0])
+    batches = int(batch.max(initial=0)) + 1
+    group_of_pair, batch_of_pair = np.divmod(np.unique(group * batches + batch), batches)
+    batches_of_group = np.bincount(group_of_pair)
     if not len(batches_of_group) or batches_of_group.max() < 2:
         return False
     # Numbers that begin anew in each batch are used by other batches too.
     last = np.zeros(len(batches_of_group), np.int64)
     first = np.full(len(batches_of_group), len(data.group))
-    np.maximum.at(last, pairs[0], pairs[1])
-    np.minimum.at(first, pairs[0], pairs[1])
+    np.maximum.at(last, group_of_pair, batch_of_pair)
+    np.minimum.at(first, group_of_pair, batch_of_pair)
     are_successive = bool((last - first + 1 == batches_of_group).all())
-    return are_successive and len(batches_of_group) > int(np.bincount(pairs[1]).max())
+    return are_successive and len(batches_of_group) > int(np.bincount(batch_of_pair).max())
 
 
 def complete_groups(data: RecordedAdvantages) -> RecordedAdvantages:
