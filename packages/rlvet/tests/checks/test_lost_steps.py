@@ -124,6 +124,63 @@ def test_a_gradient_that_may_have_been_rounded_to_0_is_not_said_to_be_0():
     assert (finding.code, finding.severity) == ("no-step", "fix")
 
 
+def lost_signal(rows):
+    return by_check(rows)["most groups carry signal"]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 0.3])
+@pytest.mark.parametrize("steps", [8, 12, 19])
+def test_a_gradient_of_0_while_every_mean_reward_is_the_same_teaches_nothing(steps, value):
+    """A log may have neither the share of groups with equal rewards nor the spread of rewards."""
+    finding = lost_signal(rows_of(steps, 0, reward_std=lambda row: None, reward=lambda row: value))
+    assert (finding.code, finding.severity, finding.onset) == ("no-signal", "fix", 1)
+    assert finding.cause.startswith(
+        f"the gradient is 0 in all {steps} log steps, and the mean reward is {value:g} in each: nothing is learned"
+    )
+
+
+def test_it_is_told_from_the_later_half_on():
+    finding = lost_signal(
+        rows_of(30, 13, reward_std=lambda row: None, reward=lambda row: 0.0 if row >= 13 else 0.1 + row / 100)
+    )
+    assert (finding.code, finding.severity, finding.onset) == ("no-signal", "fix", 14)
+    assert finding.cause.startswith("the gradient is 0 in the last 17 log steps, and the mean reward is 0 in")
+
+
+@pytest.mark.parametrize(
+    "reward", [lambda row: 1.0, lambda row: 2.0 if row >= 12 else 0.1 * row], ids=["solved", "risen to its best"]
+)
+def test_at_the_best_reward_a_gradient_of_0_is_no_fault(reward):
+    finding = lost_signal(rows_of(30, 12, reward_std=lambda row: None, reward=reward))
+    assert (finding.code, finding.severity) == ("no-signal", "look")
+
+
+@pytest.mark.parametrize(
+    ("steps", "stops", "reward"),
+    [
+        (7, 0, lambda row: 0.0),
+        (40, 0, lambda row: 0.1 * (row % 2)),
+        (40, 30, lambda row: 0.0 if row >= 30 else 0.3),
+        (40, 99, lambda row: 0.0),
+    ],
+    ids=["few rows", "rewards differ", "the last quarter", "a gradient"],
+)
+def test_what_is_no_lost_signal(steps, stops, reward):
+    assert not lost_signal(rows_of(steps, stops, reward_std=lambda row: None, reward=reward)).cause
+
+
+def test_a_reward_that_never_changes_is_told_once():
+    findings = by_check(rows_of(40, 0, reward_std=lambda row: None, reward=lambda row: 0.0))
+    assert findings["rewards differ"].code == "reward-flat"
+    assert not findings["most groups carry signal"].cause
+
+
+def test_a_gradient_of_0_whose_rewards_differ_is_told_once():
+    rows = rows_of(40, 0, reward=lambda row: 0.0)
+    assert movement(rows).code == "no-step"
+    assert not lost_signal(rows).cause
+
+
 def test_a_learning_rate_of_0_for_good_is_no_fault_and_no_movement():
     """The schedule is shorter than the run."""
     finding = movement(rows_of(stops=99, learning_rate=lambda row: max(0.0, 1e-6 * (1 - row / 30))))

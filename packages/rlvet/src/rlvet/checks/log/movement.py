@@ -32,8 +32,8 @@ NO_STEP = Kind(
     condition=(
         f"the learning rate never exceeds {NO_MOVEMENT['learning_rate']:g}, as float32 weights do not change "
         "by less; or the gradient is 0 although rewards differ, in all log steps or from one on: the last "
-        f"{FEW_STEPS} or more, more than twice as many as ever before (`fix` if they may be rounded to 0); or ratios "
-        "stay 1 after updates"
+        f"{FEW_STEPS} or more, more than twice as many as ever before (`fix` if they may be rounded to 0), while it is "
+        "`no-signal` if all rewards are equal; or ratios stay 1 after updates"
     ),
     remedy=(
         "if the learning rate is 0, raise it{learning rate} or check its schedule; if the gradient is 0, "
@@ -67,12 +67,12 @@ def _has_signal_without_gradient(course: Course) -> bool:
     return has_signal and bool(norms) and not any(norms)
 
 
-def _rows_at_0(metric: Series) -> int:
+def rows_at_0(metric: Series) -> int:
     """Return the number of last values that are 0; 0 if all are, or earlier ones were for half as long.
 
     Some loops log a row for each part of a batch, and a gradient only in the row of the update.
 
-    >>> _rows_at_0(Series(range(9), [0.3, 0.2, 0.3, 0, 0.3, 0, 0, 0, 0])), _rows_at_0(Series(range(4), [0, 0.3, 0, 0]))
+    >>> rows_at_0(Series(range(9), [0.3, 0.2, 0.3, 0, 0.3, 0, 0, 0, 0])), rows_at_0(Series(range(4), [0, 0.3, 0, 0]))
     (4, 0)
     """
     streaks = [(is_0, sum(1 for _ in rows)) for is_0, rows in groupby(metric.values, lambda value: not value)]
@@ -107,7 +107,7 @@ def _have_signal(course: Course, since: float) -> bool:
 def _check_last_rows(course: Course, name: str) -> Finding | None:
     """Check that a metric is not 0 in the last log steps; return None if it is not."""
     metric = course.series(name)
-    rows = _rows_at_0(metric)
+    rows = rows_at_0(metric)
     if rows < FEW_STEPS:
         return None
     places = _places(metric)

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import Case, Series, end_means, onset, rise_in_errors, rises, standard_error
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.movement import check_movement, rows_at_0
 from rlvet.checks.log.results import (
     FEW_STEPS,
     MOST,
@@ -20,7 +21,7 @@ from rlvet.checks.log.results import (
     passed_check,
     undecided_check,
 )
-from rlvet.checks.log.reward import describe_solved, is_solved
+from rlvet.checks.log.reward import SOLVED, check_constant_reward, describe_solved, is_solved
 from rlvet.checks.registry import LOGS
 from rlvet.runs.setup import Setup
 
@@ -35,14 +36,15 @@ NO_SIGNAL = Kind(
     condition=(
         "most groups have equal rewards in the second half of the run; if their share is not logged, the "
         f"standard deviation of rewards falls below {SPREAD_LEFT:.0%} of its start, or is 0 in most of these log "
-        "steps. If answers or entropy collapsed before, that comes first"
+        "steps. If answers or entropy collapsed before, that comes first; or in that half, of "
+        f"{FEW_STEPS} or more log steps, the gradient is 0 and the mean reward always the same (`look` at the best)"
     ),
     remedy=(
         "read one such group: if better answers get no higher reward, fix the reward; if rewards differ but "
         "advantages are 0, fix the computation of advantages; else drop such prompts, or sample others"
     ),
     settings=("group size",),
-    evidence=("dead", "reward_std"),
+    evidence=("dead", "reward_std", "grad_norm", "reward"),
     source=(
         "the log of wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO, zhaochenyang20/Awesome-ML-SYS-Tutorial "
         "issue 106, arXiv:2503.14476"
@@ -70,6 +72,14 @@ FEWEST_REWARDS = 20
 )
 def check_signal(case: Case) -> Finding:
     """Check that the rewards of most groups differ, so that their advantages are not all 0."""
+    finding = _check_groups(case)
+    if finding.cause or case.of(check_movement).ok is False or case.of(check_constant_reward).ok is False:
+        return finding
+    return _check_gradient(case) or finding
+
+
+def _check_groups(case: Case) -> Finding:
+    """Check that in most groups rewards differ, by their share or by the spread of rewards."""
     course, setup = case.course, case.setup
     solved = case.of(is_solved)
     shares = course.series("dead")
@@ -193,6 +203,41 @@ def _check_spread(case: Case) -> Finding:
     cause = f"{cause}{_why_equal(reward)}"
     severity = "look" if case.of(is_solved) or rose else "fix"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["reward_std"])
+
+
+def _check_gradient(case: Case) -> Finding | None:
+    """Check that no gradient of 0 shows that rewards are equal; return None if it is not 0, or rewards differ.
+
+    Many logs have neither the share of groups with equal rewards nor the spread of rewards.
+    """
+    norm = case.course.series("grad_norm")
+    is_always = not any(norm.values)
+    rows = len(norm.values) if is_always else rows_at_0(norm)
+    if rows < max(FEW_STEPS, len(norm.values) // 2):
+        return None
+    start = norm.steps[-rows]
+    reward = case.course.series("reward")
+    rewards = reward.since(start)
+    if len(rewards.values) < FEW_STEPS or min(rewards.values) != max(rewards.values):
+        return None
+    finding = passed_check(norm, rows, "last log steps with a gradient norm of 0", slice(-rows, None))
+    value = rewards.values[-1]
+    part = f"all {rows} log steps" if is_always else f"the last {rows} log steps"
+    cause = (
+        f"the gradient is 0 in {part}, and the mean reward is {format_number(value)} in each: nothing is learned, as "
+        "when all answers to a prompt get the same reward"
+    )
+    # Only of rewards between 0 and 1, or of one that has risen, is the best reward known.
+    has_risen = min(reward.values) < value == max(reward.values)
+    is_best = has_risen or (value >= SOLVED and max(reward.values) <= 1)
+    severity = "look" if is_best else "fix"
+    return finding.failed(
+        NO_SIGNAL,
+        f"{cause}{_why_equal(rewards)}",
+        severity=severity,
+        onset=start,
+        quantities=["grad_norm", "reward"],
+    )
 
 
 LOW_TEMPERATURE = 0.1
