@@ -3,6 +3,7 @@
 import random
 import re
 import shlex
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -27,6 +28,21 @@ RULES = [
 ]
 INCOMPLETE = ("LogClip", "Loosest", "Tightest", "TwoSided")
 """Rules that need arguments."""
+OF_THE_ENGINE = ("DPPO", "IcePop", "CPPO", "PrimeRL", "IPO", "TRM")
+"""Methods whose ratio refers to the log-probabilities of the rollout engine."""
+OF_A_MINI_BATCH = ("BAPO", "M2PO", "KLCov", "ClipCov", "BalancedBounds", "SecondMoment")
+"""Methods and rules with sums over a whole mini-batch."""
+BYPASS = (
+    "algorithm.rollout_correction.bypass_mode=true",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
+)
+ONE_MICRO_BATCH = (
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=128",
+)
+"""With the recipes, 64 prompts × 16 responses on 8 GPUs."""
 NAMES = [*RECIPES, VANILLA, *OF_THE_AUTHORS, *METHODS, *(name for name in RULES if name not in INCOMPLETE)]
 
 
@@ -43,29 +59,93 @@ def composed(printed):
     return compose(words[words.index("--config-dir") + 2 :], SHIPPED, "ppo_trainer")
 
 
-def asked_to_set(config):
-    """Return what verl's configuration is asked to set for the method; empty if it accepts it as it is."""
+def refusal(config):
+    """Return what verl says against a configuration; empty if it accepts it."""
     from bandpo_lab.rehearsal.preflight import validate
 
     check = validate(config)
-    if check.ok:
-        return ""
-    assert "actor_rollout_ref.actor.policy_loss.method: " in check.detail
-    return check.detail
+    return "" if check.ok else check.detail
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", ["recommended", "authors"])
 @pytest.mark.parametrize("name", NAMES)
-def test_verl_accepts_the_printed_command(name):
-    """Some methods need the engine's log-probabilities, or a whole mini-batch: there verl says what to set."""
+def test_verl_accepts_the_printed_command(name, settings):
     needs("verl")
-    found = invoked(name)
+    found = invoked(name, "--settings", settings)
+    if name in OF_THE_ENGINE or name in OF_A_MINI_BATCH:
+        assert found.exit_code == 1
+        assert "policy_loss" not in found.output
+        return
     assert found.exit_code == 0, found.exception
-    detail = asked_to_set(composed(found.output))
-    if name not in METHODS and name not in RULES:
-        assert detail == ""
-    elif detail:
-        assert re.search(r"[Ss]et actor_rollout_ref|set algorithm\.rollout_correction", detail)
+    assert refusal(composed(found.output)) == ""
+
+
+@pytest.mark.parametrize(
+    "text", [*OF_THE_ENGINE, *OF_A_MINI_BATCH, "DPPO(radius=0.1)", "M2PO(0.1)", "BAPO(0.4)"]
+)
+def test_a_method_that_the_recipes_cannot_train_is_refused_with_one_that_works(text):
+    message = str(invoked(text).exception)
+    assert message.startswith(f"--method {text!r}: it")
+    spelling = re.search(r"--method (?:'([^']*)'|\"(.*)\")", message.removeprefix(f"--method {text!r}"))
+    if text not in ("BalancedBounds", "SecondMoment") or spelling:
+        again = invoked(spelling[1] or spelling[2])
+        assert again.exit_code == 0, again.exception
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OF_THE_ENGINE, *OF_A_MINI_BATCH])
+def test_the_settings_of_the_refusal_are_those_with_which_verl_accepts_the_method(name):
+    needs("verl")
+    settings = BYPASS if name in OF_THE_ENGINE else ONE_MICRO_BATCH
+    message = str(invoked(name).exception)
+    assert all(setting.removesuffix("128") in message for setting in settings)
+    found = invoked(name, *settings)
+    assert found.exit_code == 0, found.exception
+    assert refusal(composed(found.output)) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_THE_ENGINE)
+def test_an_asynchronous_trainer_has_the_ratio_to_the_engine(name):
+    needs("verl")
+    found = invoked(name, "--mode", "colocate_async")
+    assert found.exit_code == 0, found.exception
+    assert refusal(composed(found.output)) == ""
+
+
+def test_an_override_that_turns_the_setting_off_does_not_help():
+    assert invoked("DPPO", "algorithm.rollout_correction.bypass_mode=false").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "own"),
+    [
+        ("DPPO", "bypass_mode: false", "bypass_mode: true"),
+        ("M2PO", "use_dynamic_bsz: true", "use_dynamic_bsz: false\n    ppo_micro_batch_size_per_gpu: 128"),
+    ],
+)
+def test_the_settings_of_ones_own_recipes_are_left_to_verl(name, line, own, tmp_path):
+    recipes = tmp_path / "recipes"
+    shutil.copytree(SHIPPED, recipes)
+    assert invoked(name, "--config-dir", str(recipes)).exit_code == 1
+    settings = recipes / "paper/recommended.yaml"
+    settings.write_text(settings.read_text().replace(line, own))
+    assert invoked(name, "--config-dir", str(recipes)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Band(KL(), Linear(0.05, 0.01))", "depends on progress"),
+        ("FixedClip(0.2, 28)", "at no probability"),
+        ("Band(KL(), 5)", "at no probability"),
+    ],
+)
+def test_what_verl_can_never_train_is_refused_without_verl(text, reason):
+    message = str(invoked(text).exception)
+    assert message.startswith("--method: ")
+    assert reason in message
 
 
 @pytest.mark.parametrize("name", INCOMPLETE)

@@ -16,6 +16,7 @@ import typer
 
 from bandpo_lab.cli.names import VANILLA, complete_method, complete_model, recipe_names
 from bandpo_lab.cli.recipes import SHIPPED
+from bandpo_lab.cli.refused_methods import check_for_verl
 from bandpo_lab.cluster.modes import MAIN, ModeName, entry_point, mode_overrides
 from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
 from bandpo_lab.output.console import echo
@@ -82,6 +83,8 @@ def run_command(
     output = Path(output_dir).resolve()
     all_overrides = experiment(model, method, task, settings, config_dir)
     _check_radius(method, user_overrides, config_dir)
+    if method not in (VANILLA, *recipe_names(config_dir, "rule")):
+        check_for_verl(method, mode != "sync", user_overrides, config_dir)
     all_overrides += [f"recipe.data={Path(data).resolve()}", f"recipe.output={output}"]
     all_overrides += _local_model(model, Path(data).resolve(), config_dir, convert=not (rehearse or dry_run))
     all_overrides += user_overrides
