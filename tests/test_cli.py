@@ -109,24 +109,78 @@ def test_bounds_reads_the_names_that_method_reads(text, options, rule):
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("DAPO", "FixedClip(low=0.2, high=0.28)"),
-        ("bandkl005_relax", "Loosest(a=Band(divergence=KL(), radius=0.05, max_ratio=10.0), b=FixedClip("),
+        ("DAPO", "FixedClip(0.2, 0.28)"),
+        ("DCPO", "DCPO()"),
+        ("dcpodac", "DCPO()"),
+        ("bandkl005_relax", "Loosest(Band(KL(), 0.05), FixedClip(0.2, 0.28))"),
+        ("bandtv(0.2)", "Band(TotalVariation(), 0.2)"),
+        ("BandAbove", "TwoSided(FixedClip(0.2), Band(KL(), 0.05))"),
+        ("GMPO", "LogClip(0.4, 0.4)"),
     ],
 )
-def test_bounds_of_a_method_without_one_band_are_refused(text, rule):
+def test_bounds_of_any_rule_by_the_probability_are_those_of_the_rule(text, rule):
+    result = CliRunner().invoke(app, ["bounds", "0.01", "0.5", "--json", "--divergence", text])
+    assert result.exit_code == 0, result.exception
+    expected = bandpo.parse(rule, bandpo.ClipRule).bounds(
+        torch.tensor([0.01, 0.5], dtype=torch.float64).log()
+    )
+    printed = next(value for key, value in json.loads(result.output).items() if key != "p")
+    pairs = torch.stack([expected.lower, expected.upper], -1).tolist()
+    assert printed == [pytest.approx(pair) for pair in pairs]
+    assert CliRunner().invoke(app, ["bounds", "0.01", "--divergence", text]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("GSPO", "bounds the ratio of a whole answer"),
+        ("BAPO", "computes its bounds from the tokens of a batch"),
+        ("CPPO", "computes its bounds from the tokens of a batch"),
+        ("SAPO", "has no bounds"),
+        ("KLCov()", "has no bounds"),
+    ],
+)
+def test_bounds_of_a_method_without_them_are_refused_with_what_works(text, reason):
     result = CliRunner().invoke(app, ["bounds", "--divergence", text])
-    assert str(result.exception).startswith(f"'{text}' is {rule}")
-    assert "whose bounds are not Band's alone: name a divergence such as KL" in str(result.exception)
+    message = str(result.exception)
+    assert message.startswith(f"{text!r} {reason}")
+    for word in re.findall(r"KL|bandkl005|BandAbove\(\)|DCPO\(\)", message.partition("such as")[2]):
+        assert CliRunner().invoke(app, ["bounds", "--divergence", word]).exit_code == 0
 
 
-def test_bounds_has_the_radius_of_each_recipe_with_a_band():
+@pytest.mark.parametrize(("option", "value"), [("--radius", "0.1"), ("--max-ratio", "5")])
+def test_a_number_of_band_beside_another_rule_is_refused(option, value):
+    result = CliRunner().invoke(app, ["bounds", "--divergence", "DCPO", option, value])
+    assert str(result.exception).startswith(f"{option} is of Band alone, and 'DCPO' is another rule")
+    assert "as in 'DCPO(low=0.16, high=0.2, max_ratio=10.0)'" in str(result.exception)
+
+
+def test_a_bound_that_is_infinite_is_null_in_json():
+    result = CliRunner().invoke(app, ["bounds", "0.5", "--json", "--divergence", "FixedClip(0.2, inf)"])
+    assert json.loads(result.output)["FixedClip(0.2, inf)"] == [[0.8, None]]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("bounds --method GRPO", "--divergence"), ("audit runs/x --divergence KL", "--method")],
+)
+def test_an_option_that_another_command_has_is_named_as_here(words, meant):
+    output = CliRunner().invoke(app, words.split(), env={"COLUMNS": "80"}).output
+    assert re.search(rf"No such option: --\w+.*{meant}", output)
+
+
+def test_bounds_knows_each_rule_of_the_recipes():
     rules = ROOT / "packages/bandpo-lab/src/bandpo_lab/recipes/paper/rule"
-    names = ["band-kl", "band-tv", "band-chi2"]
-    assert sorted(path.stem for path in rules.glob("band-*.yaml")) == sorted([*names, "band-kl-relaxed"])
-    for name in names:
-        radius = re.search(r"every_radius,([\d.]+)", (rules / f"{name}.yaml").read_text())[1]
-        printed = CliRunner().invoke(app, ["bounds", "0.5", "--json", "--divergence", name]).output
-        assert next(key for key in json.loads(printed) if key != "p").endswith(f"radius {radius}")
+    of_bounds = sys.modules["bandpo.cli.bounds"].RECIPES
+    assert {path.stem for path in rules.glob("*.yaml")} == of_bounds.keys()
+    for name, text in of_bounds.items():
+        recipe = (rules / f"{name}.yaml").read_text()
+        radius = re.search(r"every_radius,([\d.]+)", recipe)
+        method = re.search(r"method: (.*)", recipe)[1].replace(
+            "${recipe.radius}", radius[1] if radius else ""
+        )
+        assert bandpo.parse(method) == bandpo.parse(text)
+        assert CliRunner().invoke(app, ["bounds", "0.5", "--divergence", name]).exit_code == 0
 
 
 def test_the_bounds_on_the_page_of_methods_are_those_of_the_rules():

@@ -42,7 +42,7 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Any:
         """Register a subcommand: see `typer.Typer.command`."""
-        return super().command(name, cls=Command, **{"epilog": EXIT_STATUSES, **settings})
+        return super().command(name, **{"cls": Command, "epilog": EXIT_STATUSES, **settings})
 
 
 def new_app(description: str, installed_version: str) -> App:
