@@ -71,6 +71,31 @@ def test_the_page_shows_what_the_command_found(shown, audited):
     assert "img" not in [tag for tag, _ in page.elements]
 
 
+def test_of_few_tokens_the_page_shows_numbers_and_no_shares(shown, audited):
+    [found] = json.loads(audited).values()
+    found["tokens"] = []
+    kind = {
+        **found["kinds"][0],
+        "kind": "words",
+        "tokens": 3,
+        "dropped_tokens": {"the run": 2},
+        "dropped": {"the run": 0.9},
+    }
+    few = {
+        **found["methods"]["the run"],
+        "tokens": 5,
+        "tokens_positive_below_0.1": 3,
+        "tokens_positive_below_0.01": 0,
+    }
+    page = shown(
+        json.dumps(
+            {"run": {"lines": [], "tokens": [], "kinds": [kind], "methods": {"the run": few, "Band": few}}}
+        )
+    )
+    assert "words3–2 of 3" in page.text
+    assert "%" not in page.text
+
+
 def test_the_page_shows_the_rules_of_a_log(shown):
     metrics = {"blocked_mass_below_0.1": 0.3, "if/Clip-Higher/blocked_mass_below_0.1": 0.25}
     page = shown(json.dumps({"run": {"lines": ["a sentence"], "methods": {"the run": metrics}}}))

@@ -5,16 +5,17 @@
   const host = document.getElementById("audit-summary");
   const LARGEST = 50e6; // bytes
   const MOST = 200; // rows of a table, and tokens
+  const FEWEST = 30; // tokens of which shares are said
   const percent = (x) => (typeof x === "number" ? `${(100 * x).toFixed(1)} %` : "–");
   const plain = (x) => (typeof x === "number" ? String(Number(x.toPrecision(3))) : "–");
   const ROWS = [
-    ["gradient on winners dropped, p < 0.1", "blocked_mass_below_0.1", percent],
-    ["gradient on winners dropped, p < 0.01", "blocked_mass_below_0.01", percent],
-    ["gradient on winners dropped", "blocked_mass", percent],
-    ["clip-high rate", "clip_high", percent],
-    ["clip-low rate", "clip_low", percent],
+    ["gradient on winners dropped, p < 0.1", "blocked_mass_below_0.1", percent, "tokens_positive_below_0.1"],
+    ["gradient on winners dropped, p < 0.01", "blocked_mass_below_0.01", percent, "tokens_positive_below_0.01"],
+    ["gradient on winners dropped", "blocked_mass", percent, "tokens"],
+    ["clip-high rate", "clip_high", percent, "tokens"],
+    ["clip-low rate", "clip_low", percent, "tokens"],
     ["gradient's cosine with the run's", "gradient_cosine", plain],
-    ["effective sample size", "effective_sample_size", percent],
+    ["effective sample size", "effective_sample_size", percent, "tokens"],
   ];
 
   /** Text in which control characters, and those that change the direction of writing, are escaped. */
@@ -46,7 +47,11 @@
     const rules = rulesOf(run);
     const kinds = objects(run.kinds);
     const names = kinds.length ? entries(kinds[0].dropped).map(([rule]) => rule) : [];
-    const byRule = ROWS.map(([label, key, format]) => [label, ...rules.map(([, metrics]) => format((metrics || {})[key]))]);
+    const own = (rules[0] || [])[1] || {};
+    const few = (key) => typeof own[key] === "number" && own[key] < FEWEST;
+    const byRule = ROWS.map(([label, key, format, over]) => [label, ...rules.map(([, metrics]) => few(over) ? "–" : format((metrics || {})[key]))]);
+    const fewRare = kinds.reduce((sum, row) => sum + (row.tokens || 0), 0) < FEWEST;
+    const dropped = (row, rule) => row.tokens < FEWEST ? `${plain((row.dropped_tokens || {})[rule])} of ${row.tokens}` : percent((row.dropped || {})[rule]);
     return element("section", {},
       element("h4", {}, visible(name)),
       ...(Array.isArray(run.lines) ? run.lines : []).slice(0, MOST).map((line) => element("p", {}, visible(line))),
@@ -58,7 +63,7 @@
           element("p", { class: "caption" }, visible(`p ${plain(token.p)}, ratio ${plain(token.ratio)}, A ${plain(token.advantage)}; gradient kept by ${kept}`)));
       })),
       table(["rare winners by kind", "tokens", "of the gradient", ...names.map((rule) => `${rule} drops`)],
-        kinds.map((row) => [row.kind, plain(row.tokens), percent(row.share), ...names.map((rule) => percent((row.dropped || {})[rule]))])),
+        kinds.map((row) => [row.kind, plain(row.tokens), fewRare ? "–" : percent(row.share), ...names.map((rule) => dropped(row, rule))])),
       table(["", ...rules.map(([rule]) => rule)], byRule.filter(([, ...values]) => values.some((value) => value !== "–"))));
   }
 

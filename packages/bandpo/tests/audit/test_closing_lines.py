@@ -86,6 +86,27 @@ def test_of_few_tokens_nothing_is_said(count):
     assert line == f"{number} (p < 0.1, A > 0): too few to say what the clip does to them"
 
 
+@pytest.mark.parametrize("count", [1, 12, 29, 30])
+def test_of_few_tokens_that_a_rule_drops_no_share_is_said(count):
+    """Forty rare winners, of which the clip drops some, and common ones that no rule drops."""
+    p = torch.tensor([[0.05, 0.5]]).expand(40, -1)
+    ratio = torch.ones(40, 2)
+    ratio[:count, 0] = 1.5
+    audit = Audit.from_batch(Batch.read((p * ratio).log(), p.log(), torch.ones(40)), method="FixedClip(0.2)")
+    line, further = describe_rare_winners(audit, as_method("FixedClip(0.2)"), "mine", AGE)
+    assert "40 rare winners" in line
+    assert (
+        further == AGE if count < FEWEST_RARE_WINNERS else "100 % of what Clip-Higher would have" in further
+    )
+
+
+def test_of_a_soft_rule_that_drops_a_part_of_many_tokens_the_share_is_said():
+    p = torch.full((40, 2), 0.05)
+    audit = Audit.from_batch(Batch.read((p * 1.1).log(), p.log(), torch.ones(40)), method="SAPO()")
+    _, further = describe_rare_winners(audit, as_method("SAPO()"), "SAPO", AGE)
+    assert "100 % of what SAPO dropped of it" in further
+
+
 def test_where_every_ratio_is_one_no_rule_drops_anything():
     logp_old = torch.full((40, 1), 0.05).log()
     audit = Audit.from_batch(Batch.read(logp_old, logp_old, torch.ones(40)), method="BandAbove()")

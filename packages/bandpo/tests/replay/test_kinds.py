@@ -17,11 +17,15 @@ from bandpo.replay.kinds import (
     SPECIAL,
     TAG,
     WORD,
+    KindRow,
     kinds_of,
 )
+from bandpo.replay.opening import kind_lines
 from bandpo.replay.record import RUN
 from bandpo.replay.record_audit import Words
+from bandpo.replay.tables import kinds_table
 from rlvet import open_run
+from rlvet.runs.effect import Effect
 
 pytest.importorskip("pyarrow")
 
@@ -114,6 +118,12 @@ def test_what_rules_drop_of_each_kind(tmp_path):
         }
         assert row.of_dropped[RUN] == pytest.approx(by_run[kind] / 11.5, rel=1e-4)
         assert row.of_dropped["no clip"] == 0
+        counts = {FIRST: 1, NUMBER: 1, TAG: 1, NAME: 0}
+        assert row.dropped_tokens == {
+            RUN: counts[kind],
+            "Clip-Higher": counts[kind] if kind != TAG else 0,
+            "no clip": 0,
+        }
     assert sum(row.share for row in rows.values()) == pytest.approx(1)
 
 
@@ -122,6 +132,40 @@ def test_without_a_tokenizer_only_the_first_token_of_an_answer_is_known(tmp_path
     rows = rows_of(folder, None, {})
     assert {kind: row.tokens for kind, row in rows.items()} == {FIRST: 1, NOT_DECODED: 2}
     assert set(rows) <= set(KINDS)
+
+
+def row(kind, tokens, dropped_tokens):
+    share = dropped_tokens / 40
+    return KindRow(kind, tokens, tokens / 40, {RUN: share}, {RUN: share}, {RUN: dropped_tokens})
+
+
+@pytest.mark.parametrize(
+    ("dropped", "sentence"),
+    [
+        ((1, 0), "the run dropped gradient of 1 rare winner: numbers 1"),
+        ((2, 3), "the run dropped gradient of 5 rare winners: words 3, numbers 2"),
+        ((15, 14), "the run dropped gradient of 29 rare winners: numbers 15, words 14"),
+        (
+            (16, 14),
+            "of the rare winners' gradient that the run dropped, 40 % was on numbers, 35 % was on words",
+        ),
+    ],
+)
+def test_of_few_dropped_tokens_their_numbers_are_said(dropped, sentence):
+    rows = [row(NUMBER, 20, dropped[0]), row(WORD, 20, dropped[1])]
+    assert kind_lines(rows, Effect(40, {RUN: 0.5})) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cells"),
+    [
+        ((20, 5), [["numbers (20)", "–", "3 of 20"], ["words (5)", "–", "1 of 5"]]),
+        ((20, 40), [["numbers (20)", "50%", "3 of 20"], ["words (40)", "100%", "2%"]]),
+    ],
+)
+def test_the_table_has_numbers_of_few_tokens(tokens, cells):
+    table = kinds_table([row(NUMBER, tokens[0], 3), row(WORD, tokens[1], 1)])
+    assert [list(line) for line in zip(*(column.cells for column in table.columns), strict=True)] == cells
 
 
 def test_losses_without_rare_winners_have_no_kinds(tmp_path):

@@ -233,6 +233,27 @@ def test_a_wide_rule_that_drops_little_says_nothing_of_a_strict_one():
     assert matter_line({"the run": {"tokens": 3.0}}) == matter_line({}) == ""
 
 
+@pytest.mark.parametrize(
+    ("counts", "beginning"),
+    [
+        ({"tokens": 500, "tokens_positive_below_0.1": 29}, "no clip can matter here"),
+        ({"tokens": 500, "tokens_positive_below_0.1": 30}, "a clip can matter here"),
+        ({"tokens": 29, "tokens_positive_below_0.1": 3}, ""),
+    ],
+)
+def test_what_a_rule_drops_of_few_rare_winners_does_not_tell_whether_a_clip_can_matter(counts, beginning):
+    line = matter_line({"the run": rates(0.5) | counts, "clip 0.2": rates(0.5) | counts})
+    assert line.startswith(beginning)
+    assert bool(line) == bool(beginning)
+
+
+def test_of_few_tokens_the_tables_have_numbers_and_no_shares(tmp_path):
+    """Seven answers of three tokens: nothing is said in per cent."""
+    output = audit(record(tmp_path, rows=7))
+    assert "%" not in output
+    assert "7 of 14" in output
+
+
 def test_of_few_rare_winners_no_share_is_said(tmp_path):
     output = audit(record(tmp_path, rows=7))
     assert "14 rare winners (p < 0.1, A > 0): too few to say" in output

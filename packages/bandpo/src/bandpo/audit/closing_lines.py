@@ -13,7 +13,7 @@ from bandpo.core.methods import Method
 from bandpo.core.text import as_method
 
 FEWEST_RARE_WINNERS = 30
-"""The smallest number of rare winners of which shares are said."""
+"""The smallest number of rare winners, or of tokens of another kind, of which shares are said."""
 _SHOWN = ("clip 0.2", "Clip-Higher")
 """The rules with which a run's rule is compared."""
 _IN_PLACE = "Band"
@@ -35,6 +35,8 @@ class _Dropped(NamedTuple):
     """The size of the part of the gradient of rare winners that it drops."""
     dropped: float
     """The same of all winners."""
+    tokens: float
+    """The number of tokens that it drops, winners, or lowers the weight of, at either sign of A."""
 
     @property
     def share(self) -> float:
@@ -68,7 +70,7 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
 
     The first has the shares that clip 0.2 and Clip-Higher would have dropped, and that the run's rule dropped. The
     second says how much of the gradient of all winners the rare ones have, and of what the strictest of these rules
-    drops of it; and the age of the data. A token counts once for each update that uses it.
+    drops of it, if these are enough tokens; and the age of the data. A token counts once for each update that uses it.
 
     Args:
         audit: The sum of a run's audits, on the CPU, with the rules `COMPARED` among its counterfactuals.
@@ -102,7 +104,7 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
 
     details: list[str] = []
     strictest = max((*compared, run_drop), key=lambda drop: drop.share)
-    if strictest.share > 0:
+    if strictest.share > 0 and strictest.tokens >= FEWEST_RARE_WINNERS:
         verb = "dropped" if strictest is run_drop else "would have dropped"
         details.append(f"rare winners had {strictest.rarity} {strictest.rule} {verb} of it")
     if age:
@@ -122,7 +124,8 @@ def _drops(audit: Audit, method: Method | None, name: str) -> list[_Dropped]:
     rare = RARE["below_0.1"]
     sizes = audit.sums["mass"][:, POSITIVE]
     dropped = audit.sums["blocked_mass"][:, POSITIVE]
-    sums = [sizes[:, :rare].sum(-1), sizes.sum(-1), dropped[:, :rare].sum(-1), dropped.sum(-1)]
+    counts = audit.sums["blocked"][:, POSITIVE].sum(-1) + audit.sums["softened"]
+    sums = [sizes[:, :rare].sum(-1), sizes.sum(-1), dropped[:, :rare].sum(-1), dropped.sum(-1), counts]
     of_rules = list(zip(*(column.tolist() for column in sums), strict=True))
     equal_rules = [rule for rule in audit.counterfactuals if _is_clip_of(method, rule)]
     run_name = equal_rules[0] if equal_rules else name

@@ -92,6 +92,10 @@ def _kind_of_text(piece: str, before: str) -> str:
     return NAME if is_capitalised and begins_word and not begins_sentence else WORD
 
 
+LEAST_SHARE = 0.005
+"""The smallest share of a token's gradient of which it is said that a rule drops it."""
+
+
 class KindRow(NamedTuple):
     """The rare winners of one kind."""
 
@@ -105,6 +109,8 @@ class KindRow(NamedTuple):
     """The share of their gradient that each rule drops, the run's first."""
     of_dropped: Mapping[str, float]
     """The share that they have of what each rule drops of all rare winners; 0 if it drops nothing."""
+    dropped_tokens: Mapping[str, int]
+    """The number of those of whose gradient each rule drops a share that is not below `LEAST_SHARE`."""
 
 
 class KindSums:
@@ -119,7 +125,7 @@ class KindSums:
         self._pieces: dict[int, str] = {}
         self._counts = torch.zeros(len(KINDS), dtype=torch.int64)
         self._sums: dict[str, Tensor] = {}
-        """By rule the sizes of the gradient and of the part that is dropped, (2, kinds)."""
+        """By rule the gradient's size, that of its dropped part, and the tokens with such a part, (3, kinds)."""
 
     def add(self, batch: LossBatch, applied: Mapping[str, Applied]) -> None:
         """Add one loss.
@@ -142,6 +148,7 @@ class KindSums:
                 [
                     torch.bincount(kinds, sizes, minlength=len(KINDS)),
                     torch.bincount(kinds, sizes * lost, minlength=len(KINDS)),
+                    torch.bincount(kinds, (lost >= LEAST_SHARE).double(), minlength=len(KINDS)),
                 ]
             )
             self._sums[name] = self._sums[name] + sums if name in self._sums else sums
@@ -181,11 +188,14 @@ class KindSums:
                 continue
             dropped: dict[str, float] = {}
             of_dropped: dict[str, float] = {}
-            for name, (sizes, lost) in self._sums.items():
+            dropped_tokens: dict[str, int] = {}
+            for name, (sizes, lost, tokens) in self._sums.items():
                 dropped[name] = _share(lost[index], sizes[index])
                 of_dropped[name] = _share(lost[index], lost.sum())
+                dropped_tokens[name] = int(tokens[index])
             sizes = next(iter(self._sums.values()))[0]
-            result.append(KindRow(kind, count, _share(sizes[index], sizes.sum()), dropped, of_dropped))
+            share = _share(sizes[index], sizes.sum())
+            result.append(KindRow(kind, count, share, dropped, of_dropped, dropped_tokens))
         return sorted(result, key=lambda row: -row.share)
 
 

@@ -13,7 +13,7 @@ from bandpo._terminal import printable
 from bandpo.replay.blocked_tokens import in_context
 from bandpo.replay.directions import COSINE, EFFECTIVE
 from rlvet._numbers import format_number
-from rlvet.runs.effect import percent
+from rlvet.runs.effect import FEWEST_RARE_WINNERS, percent
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bandpo.replay.kinds import KindRow
     from bandpo.replay.record import Replay
     from bandpo.replay.record_audit import ListedTokens
+    from rlvet.records.ages import AgeRow
     from rlvet.runs.summary import Summary
 
 UNKNOWN = "–"
@@ -53,11 +54,15 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
 def share(x: float | None, over: float | None = None) -> str:
     """Format a share in per cent, with the number of tokens that it refers to; a dash if it is None.
 
-    >>> share(0.4), share(0.4, 20.0), share(None)
-    ('40.00%', '40.00% of 20', '–')
+    Of few tokens it is their number.
+
+    >>> share(0.4), share(0.4, 200.0), share(0.4, 20.0), share(None)
+    ('40.00%', '40.00% of 200', '8 of 20', '–')
     """
     if x is None:
         return UNKNOWN
+    if over is not None and over < FEWEST_RARE_WINNERS:
+        return f"{x * over:.0f} of {over:.0f}"
     return f"{x:.2%}" if over is None else f"{x:.2%} of {over:.0f}"
 
 
@@ -74,6 +79,29 @@ def _known_rows(rows: Mapping[str, Sequence[str]]) -> list[list[str]]:
 def _cells(columns: Iterable[Mapping[str, float]], key: str, over: str = "") -> list[str]:
     """Format a metric of each column, with the number of tokens under the key ``over``."""
     return [share(metrics.get(key), metrics.get(over)) for metrics in columns]
+
+
+def _rates(columns: Iterable[Mapping[str, float]], key: str, tokens: str) -> list[str]:
+    """Format the share of tokens of each column; of fewer than `FEWEST_RARE_WINNERS`, their number.
+
+    Args:
+        columns: The metrics of each column.
+        key: The name of the share.
+        tokens: The name of the number of tokens that it refers to.
+    """
+    counts = [metrics.get(tokens) for metrics in columns]
+    return [
+        share(metrics.get(key), count if count is not None and count < FEWEST_RARE_WINNERS else None)
+        for metrics, count in zip(columns, counts, strict=True)
+    ]
+
+
+def _enough(columns: Iterable[Mapping[str, float]], key: str, tokens: str) -> list[str]:
+    """Format a share of the gradient in each column; a dash if it refers to fewer tokens than `FEWEST_RARE_WINNERS`."""
+    return [
+        share(metrics.get(key) if metrics.get(tokens, FEWEST_RARE_WINNERS) >= FEWEST_RARE_WINNERS else None)
+        for metrics in columns
+    ]
 
 
 def clip_table(runs: Mapping[str, Summary]) -> Table:
@@ -93,12 +121,13 @@ def clip_table(runs: Mapping[str, Summary]) -> Table:
         suffix = f"_{name}" if name in RARE else f"/{name}"
         cells = _cells(columns, f"clip_high{suffix}", f"tokens_positive{suffix}")
         rows[f"  clip-high, {bin_label(name)}"] = cells
-    rows["positive gradient blocked, p < 0.1"] = _cells(columns, "blocked_mass_below_0.1")
+    rare = "tokens_positive_below_0.1"
+    rows["positive gradient blocked, p < 0.1"] = _enough(columns, "blocked_mass_below_0.1", rare)
     rows["radius used"] = _cells(columns, "radius_used")
     for rule in COUNTERFACTUALS:
         rows[f"{rule} would clip high"] = _cells(columns, f"if/{rule}/clip_high")
         rows[f"{rule} would clip low"] = _cells(columns, f"if/{rule}/clip_low")
-        rows[f"{rule} would block, p < 0.1"] = _cells(columns, f"if/{rule}/blocked_mass_below_0.1")
+        rows[f"{rule} would block, p < 0.1"] = _enough(columns, f"if/{rule}/blocked_mass_below_0.1", rare)
     return _table(["", *_short_names([*runs])], _known_rows(rows), "on the run's own tensors")
 
 
@@ -128,26 +157,29 @@ def methods_table(replay: Replay) -> Table:
     directions = [replay.directions.get(name, {}) for name in replay.by_step]
     rows: list[list[str]] = []
     for side, sign in (("high", "positive"), ("low", "negative")):
-        section = {f"clip-{side} rate": _cells(columns, f"clip_{side}")}
+        section = {f"clip-{side} rate": _rates(columns, f"clip_{side}", "tokens")}
         for name in BINS:
             label = _with_count(bin_label(name), columns, f"tokens_{sign}/{name}")
-            section[f"  {label}"] = _cells(columns, f"clip_{side}/{name}")
+            section[f"  {label}"] = _rates(columns, f"clip_{side}/{name}", f"tokens_{sign}/{name}")
         rows += [[], *_known_rows(section)]
 
     section = {
-        "softened": _cells(columns, "softened"),
-        "amplified": _cells(columns, "amplified"),
-        "losses untouched": _cells(columns, "inert"),
-        "positive gradient blocked": _cells(columns, "blocked_mass"),
+        "softened": _rates(columns, "softened", "tokens"),
+        "amplified": _rates(columns, "amplified", "tokens"),
+        "losses untouched": _rates(columns, "inert", "calls"),
+        "positive gradient blocked": _enough(columns, "blocked_mass", "tokens"),
     }
     for name in RARE:
-        section[f"  {bin_label(name)}"] = _cells(columns, f"blocked_mass_{name}")
+        section[f"  {bin_label(name)}"] = _enough(columns, f"blocked_mass_{name}", f"tokens_positive_{name}")
     section["gradient's cosine with the run's"] = [
         format_number(metrics[COSINE], 3) if COSINE in metrics else UNKNOWN for metrics in directions
     ]
-    section["effective sample size of its weights"] = _cells(directions, EFFECTIVE)
+    tokens = columns[0]["tokens"]
+    section["effective sample size of its weights"] = _enough(
+        [{**metrics, "tokens": tokens} for metrics in directions], EFFECTIVE, "tokens"
+    )
     # This depends on the batch only, so all columns are equal.
-    section["winners' advantages on common tokens, hard prompts"] = _cells(columns, "luck")
+    section["winners' advantages on common tokens, hard prompts"] = _enough(columns, "luck", "tokens")
     title = f"on the same tokens, bounds around the {replay.anchor}'s policy"
     return _table(["", *replay.by_step], [*rows, [], *_known_rows(section)], title)
 
@@ -182,15 +214,30 @@ def dropped_by(kept: Mapping[str, float]) -> str:
 
 
 def kinds_table(rows: Sequence[KindRow]) -> Table:
-    """Build the table of rare winners by kind: number, share of the gradient, and what each rule drops of it."""
+    """Build the table of rare winners by kind: number, share of the gradient, and what each rule drops of it.
+
+    Of few tokens it has the number of those of which a rule drops gradient.
+    """
+    of_all = sum(row.tokens for row in rows)
     header = ["kind (tokens)", "share", *rows[0].dropped]
     cells: list[list[str]] = []
     for row in rows:
-        dropped = [f"{x:.0%}" for x in row.dropped.values()]
-        cells.append([f"{row.kind} ({row.tokens:,})", f"{row.share:.0%}", *dropped])
+        if row.tokens < FEWEST_RARE_WINNERS:
+            dropped = [f"{count} of {row.tokens}" for count in row.dropped_tokens.values()]
+        else:
+            dropped = [f"{x:.0%}" for x in row.dropped.values()]
+        share_of_all = UNKNOWN if of_all < FEWEST_RARE_WINNERS else f"{row.share:.0%}"
+        cells.append([f"{row.kind} ({row.tokens:,})", share_of_all, *dropped])
     return _table(
-        header, cells, "rare winners by kind: share of their gradient, and how much of it each rule drops"
+        header,
+        cells,
+        "rare winners by kind: share of their gradient, and how much of it each rule drops, or of how many tokens",
     )
+
+
+def _effective(column: AgeRow) -> str:
+    """Return the effective sample size of a class of ages; a dash of few tokens."""
+    return UNKNOWN if column.tokens < FEWEST_RARE_WINNERS else f"{column.effective:.0%}"
 
 
 def ages_table(replay: Replay) -> Table:
@@ -198,13 +245,13 @@ def ages_table(replay: Replay) -> Table:
 
     Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size as a share of the
     tokens, the number of rare winners, and the share of the gradient on winners that each method blocks: on rare ones,
-    and by the old probability. Of few winners no share is said.
+    and by the old probability. Of few tokens or winners no share is said.
     """
     columns = replay.ages.rows
     rows = [
         ["tokens", *(f"{column.tokens:,}" for column in columns)],
         ["spread of log r (nats)", *(format_number(column.spread, 2) for column in columns)],
-        ["effective sample size", *(f"{column.effective:.0%}" for column in columns)],
+        ["effective sample size", *(_effective(column) for column in columns)],
         ["rare winners", *(f"{replay.rare_winners_by_age.get(column.name, 0):,}" for column in columns)],
         [],
     ]

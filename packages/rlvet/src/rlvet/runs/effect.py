@@ -14,7 +14,8 @@ from rlvet.runs.metric_names import COUNTERFACTUALS
 RUN = "the run"
 """The name of a run's own rule."""
 FEWEST_RARE_WINNERS = 30
-"""The smallest number of rare winners of which shares are said. A test compares it with that of bandpo."""
+"""The smallest number of rare winners, or of other tokens, of which shares are said. A test compares it with that of
+bandpo."""
 LITTLE = 0.05
 """Share of the gradient on rare winners below which what a rule drops is little."""
 MUCH = 0.25
@@ -69,7 +70,7 @@ class Effect(NamedTuple):
         of_dropped: dict[str, float] = {}
         for rule, share in dropped.items():
             share_of_all = by_rule[rule].get(BLOCKED_OF_ALL, 0.0)
-            if share_of_all > 0:
+            if share_of_all > 0 and _drops_enough(by_rule[rule], metrics):
                 of_dropped[rule] = min(1.0, share * of_winners / share_of_all)
         return cls(round(count), dropped, of_winners, of_dropped)
 
@@ -111,6 +112,20 @@ class Effect(NamedTuple):
             return ""
         verb = "dropped" if strictest == RUN else "would have dropped"
         return f", and {percent(self.of_dropped[strictest])} of what {strictest} {verb} of it"
+
+
+def _drops_enough(of_rule: Mapping[str, float], of_run: Mapping[str, float]) -> bool:
+    """Return True if a rule drops gradient of enough winners for a share of them, or if their number is not known.
+
+    Args:
+        of_rule: The metrics of the rule.
+        of_run: The metrics of the run, with the number of all tokens.
+    """
+    if "tokens" not in of_run or "clip_high" not in of_rule:
+        return True
+    # A soft rule drops a part of many tokens, and blocks none.
+    share = of_rule["clip_high"] + of_rule.get("softened", 0.0)
+    return round(share * of_run["tokens"]) >= FEWEST_RARE_WINNERS
 
 
 BLOCKED = "blocked_mass_below_0.1"
@@ -157,7 +172,7 @@ def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
     No clip can if no rule, clip 0.2 among them, drops a share of `NOTHING` of the gradient on rare winners, or blocks
     that share of all tokens. Below `LITTLE`, the settings of our studies differed little. From there on, how much they
     drop does not tell what a change of the rule would bring: a verdict by it was hardly better than a vote, see
-    docs/audit.md.
+    docs/audit.md. Of few rare winners the share is not looked at, and of few tokens nothing is said.
 
     Args:
         metrics: The metrics of each rule.
@@ -169,10 +184,15 @@ def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
     >>> matter_line({"the run": rates, "clip 0.2": rates})
     'a clip can matter little here: each rule drops less than 5 % (mean abs(log r) 0.01; docs/audit.md)'
     """
+    of_run = next(iter(metrics.values()), {})
+    if of_run.get("tokens", FEWEST_RARE_WINNERS) < FEWEST_RARE_WINNERS:
+        return ""
+    has_rare = of_run.get("tokens_positive_below_0.1", FEWEST_RARE_WINNERS) >= FEWEST_RARE_WINNERS
     dropped: dict[str, float] = {}
     for name, values in metrics.items():
         if "clip_high" in values and "clip_low" in values:
-            dropped[name] = max(values.get(BLOCKED, 0.0), values["clip_high"] + values["clip_low"])
+            of_rare = values.get(BLOCKED, 0.0) if has_rare else 0.0
+            dropped[name] = max(of_rare, values["clip_high"] + values["clip_low"])
     largest = max(dropped.values(), default=0.0)
     # A wide rule that drops little says nothing of a strict one.
     is_known = STRICT in dropped
@@ -183,7 +203,7 @@ def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
         )
     if not is_known:
         return ""
-    spread = next(iter(metrics.values())).get("log_ratio_abs")
+    spread = of_run.get("log_ratio_abs")
     ratios = [] if spread is None else [f"mean abs(log r) {format_number(spread, 2)}"]
     if largest >= NOTHING:
         notes = "; ".join([*ratios, "docs/audit.md"])
