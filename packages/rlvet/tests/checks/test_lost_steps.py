@@ -148,7 +148,9 @@ def test_it_is_told_from_the_later_half_on():
 
 
 @pytest.mark.parametrize(
-    "reward", [lambda row: 1.0, lambda row: 2.0 if row >= 12 else 0.1 * row], ids=["solved", "risen to its best"]
+    "reward",
+    [lambda row: 1.0, lambda row: 2.0 if row >= 12 else 0.1 * row],
+    ids=["solved", "risen to its best"],
 )
 def test_at_the_best_reward_a_gradient_of_0_is_no_fault(reward):
     finding = lost_signal(rows_of(30, 12, reward_std=lambda row: None, reward=reward))

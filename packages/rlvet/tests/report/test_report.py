@@ -637,6 +637,22 @@ def test_a_log_with_metrics_of_the_audit_opens_with_what_the_rule_dropped(tmp_pa
     assert other["expected_fall"] == ""
 
 
+def test_what_a_metric_did_in_passing_is_below_the_verdict(tmp_path):
+    rows = [
+        {
+            "step": step,
+            "reward": 0.2 if 300 <= step <= 400 else 0.6 + step % 7 / 100,
+            "entropy": 1 + step % 5 / 50,
+        }
+        for step in range(1, 1001)
+    ]
+    path = log(tmp_path / "metrics.jsonl", rows)
+    (run,) = held(write_report([path], tmp_path / "page.html"))["runs"]
+    (line,) = run["in_passing"]
+    assert line.startswith("in passing, from step 300 to 400: reward 0.6")
+    assert line in str(diagnose(path))
+
+
 @pytest.mark.slow
 @needs_browser
 def test_in_a_browser_the_effect_the_verdict_and_three_curves_are_open(tmp_path):

@@ -15,6 +15,7 @@ from rlvet.checks.course import Course
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
+from rlvet.checks.passing import in_passing
 from rlvet.lint.checks import LintReport
 from rlvet.runs import Setup
 from rlvet.runs.compact_rows import compact
@@ -198,9 +199,16 @@ class Diagnosis:
         return expected_fall(Course(self.rows)) if is_ok else ""
 
     @property
+    def in_passing(self) -> list[str]:
+        """Sentences on parts of the run in which metrics left their usual values and returned."""
+        if not self.rows or (self.log is not None and self.log.unjudged):
+            return []
+        return in_passing(Course(self.rows), self.findings)
+
+    @property
     def _all_notes(self) -> list[str]:
-        """The notes, after a large change that is expected in learning, if the run has no findings."""
-        return [*filter(None, [self.expected_fall]), *self.notes]
+        """The notes, after a large change that is expected in learning, if the run has no findings, and what passed."""
+        return [*filter(None, [self.expected_fall]), *self.in_passing, *self.notes]
 
     @property
     def counts(self) -> str:

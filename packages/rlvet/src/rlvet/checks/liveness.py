@@ -152,7 +152,7 @@ def _states(values: Sequence[float], region: Callable[[Sequence[float]], tuple[f
     The region is computed anew from the newest live values, after four rows at first and after 64 of a long log.
     """
     states = [0] * min(len(values), FEWEST_LIVE)
-    live = _NewestValues(values[:FEWEST_LIVE])
+    live = NewestValues(values[:FEWEST_LIVE])
     start = FEWEST_LIVE
     while start < len(values):
         low, high = region(live.ordered())
@@ -168,13 +168,13 @@ def _states(values: Sequence[float], region: Callable[[Sequence[float]], tuple[f
     return states
 
 
-class _NewestValues:
+class NewestValues:
     """The newest `HISTORY` values.
 
     Args:
         values: The first values.
 
-    >>> newest = _NewestValues([0.3, 0.1])
+    >>> newest = NewestValues([0.3, 0.1])
     >>> newest.add([0.2])
     >>> newest.ordered()
     [0.1, 0.2, 0.3]

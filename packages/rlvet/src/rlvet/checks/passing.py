@@ -1,0 +1,317 @@
+"""Say what went wrong for a part of a run, and away again, of which no finding tells. Needs only the standard library.
+
+A value is compared with those before it. The running median of five rows of a metric must leave a region around them,
+and return, by far more than the metric otherwise differs between parts of that length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, islice, pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.course import Course, Series
+from rlvet.checks.findings import Finding
+from rlvet.checks.liveness import ALL_GROUPS, FEWEST_LIVE, LARGEST_KL, NewestValues
+from rlvet.checks.log.entropy import ENTROPY_LEFT, NO_ENTROPY
+from rlvet.checks.log.gradient import GRADIENT_SPIKES
+from rlvet.checks.log.life import RUN_DIED, WORDS
+from rlvet.checks.log.results import MOST
+
+FEWEST_ROWS = 30
+"""Number of log steps of a metric below which no part of it is told."""
+
+SHORTEST = 5
+"""Number of log steps of a part below which it is not told."""
+
+SHORTEST_SHARE = 0.01
+"""The same as a share of the log steps, so that a reader of the curve sees it."""
+
+DIFFERENCES = 8.0
+"""A part must differ from the values before by this many times the usual difference of two parts that follow."""
+
+COMPARED_PARTS = 16
+"""The longest part whose usual difference is known is this fraction of the run."""
+
+REWARD_ROWS = 10
+"""Smallest number of rows of the running mean that is the reward which was reached."""
+
+MOST_TOLD = 3
+"""Number of parts of a run, and of metrics in one, that are told."""
+
+
+class Limits(NamedTuple):
+    """The values below and above which a metric leaves its usual region, and those at which it is back."""
+
+    low: float
+    """The value below which it has left."""
+    high: float
+    """The value above which it has left."""
+    back_from_low: float
+    """The value above which it is back."""
+    back_from_high: float
+    """The value below which it is back."""
+    reached: float = -math.inf
+    """The largest mean so far, of a metric that may have fallen slowly."""
+
+
+class _Past:
+    """The values of a metric that were usual up to a row.
+
+    Args:
+        values: The first values.
+        window: Number of values of a running mean.
+    """
+
+    def __init__(self, values: Sequence[float], window: int):
+        self._newest = NewestValues(values)
+        self._window = window
+        self._sums = [0.0, *accumulate(values)]
+        rows = min(window, len(values))
+        self.best = self.lowest = (self._sums[-1] - self._sums[-1 - rows]) / rows
+
+    def add(self, values: Sequence[float]) -> None:
+        """Add the values of the next rows."""
+        self._newest.add(values)
+        start = len(self._sums)
+        self._sums += islice(accumulate(values, initial=self._sums[-1]), 1, None)
+        first = max(start, self._window)
+        means = [
+            (end - start) / self._window
+            for start, end in zip(
+                self._sums[first - self._window : -self._window], self._sums[first:], strict=True
+            )
+        ]
+        if means:
+            # The largest and the smallest running mean.
+            self.best = max(self.best, *means)
+            self.lowest = min(self.lowest, *means)
+
+    @property
+    def usual(self) -> float:
+        """The median of the newest values."""
+        return median(self._newest.ordered())
+
+
+def _half_of_reward(past: _Past) -> Limits:
+    """Return the limits of a reward, of which half is lost. A negative one is measured from the lowest so far."""
+    height = past.best - min(0.0, past.lowest)
+    low = past.best - height / 2
+    return Limits(low, math.inf, past.best - height / 4, math.inf, past.best)
+
+
+def _no_entropy(past: _Past) -> Limits:
+    usual = past.usual
+    return Limits(min(ENTROPY_LEFT * usual, NO_ENTROPY), math.inf, usual / 2, math.inf)
+
+
+def _shorter_or_longer(past: _Past) -> Limits:
+    usual = past.usual
+    return Limits(usual / 4, 4 * usual, usual / 2, 2 * usual)
+
+
+def _above(factor: float, smallest: float) -> Callable[[_Past], Limits]:
+    def limits(past: _Past) -> Limits:
+        usual = abs(past.usual)
+        high = max(factor * usual, smallest)
+        return Limits(-math.inf, high, -math.inf, (usual + high) / 2)
+
+    return limits
+
+
+def _most(share: float, most_before: float) -> Callable[[_Past], Limits]:
+    def limits(past: _Past) -> Limits:
+        usual = past.usual
+        high = share if usual <= most_before else math.inf
+        return Limits(-math.inf, high, -math.inf, (usual + share) / 2)
+
+    return limits
+
+
+LIMITS: dict[str, Callable[[_Past], Limits]] = {
+    "reward": _half_of_reward,
+    "dead": _most(ALL_GROUPS, 0.6),
+    "cut": _most(MOST, 0.25),
+    "length": _shorter_or_longer,
+    "kl": _above(5.0, LARGEST_KL),
+    "entropy": _no_entropy,
+    "grad_norm": _above(10.0, 0.0),
+    "mismatch_kl": _above(10.0, 0.05),
+    "mismatch": _above(10.0, 0.1),
+    "mismatch_probs": _above(10.0, 0.05),
+}
+"""For each quantity, a function that returns its limits."""
+
+NAMES = {**WORDS, "entropy": "entropy", "reward": "reward"}
+"""The names of the quantities in the sentence."""
+
+
+class Passing(NamedTuple):
+    """A part of a run in which a metric had left its usual region."""
+
+    name: str
+    first: int
+    """The first row of the metric."""
+    last: int
+    """The last row."""
+    before: float
+    """The mean of as many rows before; of a reward, the largest mean if that was higher."""
+    value: float
+    """The mean of its rows."""
+    after: float
+    """The mean of as many rows after it."""
+
+
+def _median_around(values: Sequence[float], row: int) -> float:
+    """Return the median of the five values around a row; of fewer at the ends."""
+    return median(values[max(0, row - 2) : row + 3])
+
+
+def _parts_outside(
+    values: Sequence[float], limits_of: Callable[[_Past], Limits]
+) -> list[tuple[int, int, Limits]]:
+    """Return the first and the last row of each part outside the usual region that ends, with the limits."""
+    past = _Past(values[:FEWEST_LIVE], max(REWARD_ROWS, len(values) // 20))
+    limits = limits_of(past)
+    parts: list[tuple[int, int, Limits]] = []
+    start = 0
+    is_low = False
+    first = FEWEST_LIVE
+    while first < len(values):
+        block = values[first : first + max(4, min(64, first // 16))]
+        usual_values = block
+        # Most blocks have no value outside, so that few medians are computed.
+        if start or min(block) < limits.low or max(block) > limits.high:
+            usual_values = []
+            for row in range(first, first + len(block)):
+                value = _median_around(values, row)
+                if start:
+                    if value > limits.back_from_low if is_low else value < limits.back_from_high:
+                        parts.append((start, row - 1, limits))
+                        start = 0
+                elif value < limits.low or value > limits.high:
+                    start = row
+                    is_low = value < limits.low
+                if not start:
+                    usual_values.append(values[row])
+        if len(usual_values):
+            past.add(usual_values)
+            limits = limits_of(past)
+        first += len(block)
+    return parts
+
+
+def _joined(parts: Sequence[tuple[int, int, Limits]]) -> list[tuple[int, int, Limits]]:
+    """Return the parts, those that follow soon after another as one with it."""
+    joined: list[tuple[int, int, Limits]] = []
+    for first, last, limits in parts:
+        if joined and first - joined[-1][1] - 1 < max(SHORTEST, (joined[-1][1] - joined[-1][0]) // 2):
+            joined[-1] = (joined[-1][0], last, joined[-1][2])
+        else:
+            joined.append((first, last, limits))
+    return joined
+
+
+def _without(values: Sequence[float], parts: Sequence[tuple[int, int]]) -> list[float]:
+    """Return the values outside some parts, which are in their order."""
+    kept: list[float] = []
+    start = 0
+    for first, last in parts:
+        kept += values[start:first]
+        start = last + 1
+    return [*kept, *values[start:]]
+
+
+def _usual_difference(values: Sequence[float], rows: int) -> float:
+    """Return the median difference of the means of two parts that follow, in standard deviations of normal noise.
+
+    Args:
+        values: The values outside the part.
+        rows: Number of rows of a part.
+    """
+    size = max(1, min(rows, len(values) // COMPARED_PARTS))
+    means = [fmean(values[row : row + size]) for row in range(0, len(values) - size + 1, size)]
+    differences = [abs(after - before) for before, after in pairwise(means)]
+    return median(differences) / 0.954 if differences else math.inf
+
+
+def _passing_of(name: str, metric: Series) -> list[Passing]:
+    """Return the parts of a metric to tell."""
+    values = metric.values
+    n = len(values)
+    if n < FEWEST_ROWS or not _may_leave(name, values):
+        return []
+    parts = _joined(_parts_outside(values, LIMITS[name]))
+    result = []
+    for first, last, limits in parts:
+        rows = last - first + 1
+        if rows < max(SHORTEST, SHORTEST_SHARE * n) or n - 1 - last < SHORTEST:
+            continue
+        before = max(limits.reached, fmean(values[max(0, first - rows) : first]))
+        value = fmean(values[first : last + 1])
+        after = fmean(values[last + 1 : last + 1 + rows])
+        # The median of a metric that is 0 or 1 in each row may be outside, and its mean not.
+        is_outside = value < limits.low or value > limits.high
+        is_back = (after - value) * (before - value) >= (before - value) ** 2 / 2
+        # A reward of few answers leaves its region by noise, which the other parts show.
+        left_out = [(first, last)] if name == "reward" else [part[:2] for part in parts]
+        others = _without(values, left_out)
+        if is_outside and is_back and abs(before - value) > DIFFERENCES * _usual_difference(others, rows):
+            result.append(Passing(name, first, last, before, value, after))
+    return result
+
+
+def _may_leave(name: str, values: Sequence[float]) -> bool:
+    """Return whether any value can be outside the usual region, which most metrics never leave."""
+    if name == "entropy":
+        return min(values) < NO_ENTROPY
+    return max(values) > min(values)
+
+
+def _has_told(finding: Finding, name: str, start: float, end: float) -> bool:
+    """Return whether a finding tells of a metric in these steps, and that it has lived again."""
+    if finding.onset is None or name not in finding.quantities:
+        return False
+    if finding.kind is GRADIENT_SPIKES:
+        return True
+    return finding.kind is RUN_DIED and start <= finding.onset <= end
+
+
+def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
+    """Return a sentence on each part of a run in which metrics left their usual values, and returned.
+
+    Args:
+        course: The metrics.
+        findings: The findings, which are not repeated.
+    """
+    # A record has several rows of one step.
+    if not course.has_a_row_for_each_step:
+        return []
+    spells: list[tuple[float, float, list[str]]] = []
+    found = []
+    for name in LIMITS:
+        metric = course.series(name)
+        for part in _passing_of(name, metric):
+            start, end = metric.steps[part.first], metric.steps[part.last]
+            if not any(_has_told(finding, name, start, end) for finding in findings):
+                found.append((start, end, part))
+    for start, end, part in sorted(found, key=lambda one: one[0]):
+        text = (
+            f"{NAMES[part.name]} {format_number(part.before)} → {format_number(part.value)}, "
+            f"then {format_number(part.after)}"
+        )
+        if spells and start <= spells[-1][1]:
+            spells[-1] = (spells[-1][0], max(end, spells[-1][1]), [*spells[-1][2], text])
+        else:
+            spells.append((start, end, [text]))
+    lines = []
+    for start, end, texts in spells[:MOST_TOLD]:
+        more = f"; and {len(texts) - MOST_TOLD} more" if len(texts) > MOST_TOLD else ""
+        steps = f"from step {format_step(start)} to {format_step(end)}"
+        lines.append(f"in passing, {steps}: {'; '.join(texts[:MOST_TOLD])}{more} (means)")
+    if len(spells) > MOST_TOLD:
+        lines.append(f"in passing, {len(spells) - MOST_TOLD} more such parts of the run")
+    return lines

@@ -1,0 +1,159 @@
+"""What went wrong for a part of a run and away again is told, and a healthy course has no such part."""
+
+import json
+import random
+import sys
+
+import pytest
+
+from pages import ROOT
+from rlvet import diagnose
+from rlvet.checks.course import Course
+from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log_checks import log_findings
+from rlvet.runs.logs import Log
+
+sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
+
+from log_scenarios import SHAPES, healthy, rough
+
+DIPS = ("falls and recovers", "dips first")
+"""Shapes of healthy rewards that fall and rise again."""
+
+
+def rows_of(steps=1000, first=300, last=500, **other):
+    """Return the rows of a healthy run that has other values in some of its steps.
+
+    Args:
+        steps: Number of rows.
+        first: The first step with other values.
+        last: The last one.
+        **other: For each such metric, the value in these steps.
+    """
+    draw = random.Random(5)
+    usual = {
+        "reward": 0.6,
+        "entropy": 0.5,
+        "kl": 0.05,
+        "cut": 0.02,
+        "grad_norm": 0.3,
+        "length": 400.0,
+        "dead": 0.3,
+    }
+    rows = []
+    for step in range(1, steps + 1):
+        values = usual | (other if first <= step <= last else {})
+        noisy = {name: value * (1 + 0.1 * draw.uniform(-1, 1)) for name, value in values.items()}
+        rows.append({"step": step, **noisy})
+    return rows
+
+
+def told(rows):
+    log = Log.of(rows)
+    return Diagnosis(log_findings(log.rows), rows=log.rows, log=log).in_passing
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("reward", 0.05, "reward 0.6"),
+        ("entropy", 0.002, "entropy 0.5"),
+        ("kl", 3.0, "KL to the reference 0.05"),
+        ("cut", 0.9, "the share of answers cut off 0.02"),
+        ("length", 20.0, "the mean length 4"),
+        ("length", 4000.0, "the mean length 4"),
+        ("dead", 1.0, "the share of groups with equal rewards 0.3"),
+        ("grad_norm", 30.0, "the gradient norm 0.3"),
+    ],
+)
+def test_a_part_with_other_values_is_told(name, value, words):
+    rows = rows_of(**{name: value})
+    findings = log_findings(Log.of(rows).rows)
+    (line,) = told(rows) or [finding.cause for finding in findings if finding.code == "run-died"]
+    assert "from step 300 to 500" in line
+    assert words[:-1] in line
+
+
+def test_it_stands_below_the_verdict_and_leaves_it(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows_of(reward=0.2, cut=0.7, first=301)))
+    diagnosis = diagnose(log)
+    (line,) = diagnosis.in_passing
+    assert line.startswith("in passing, from step 301 to 500: reward 0.6")
+    assert "; the share of answers cut off 0.02" in line
+    assert line.endswith(" (means)")
+    assert diagnosis.healthy
+    assert line in str(diagnosis).splitlines()
+    assert line in diagnosis.as_json()["notes"]
+    assert f"`{line}`" in diagnosis.as_markdown()
+
+
+def test_a_part_that_a_finding_tells_with_its_end_is_not_repeated():
+    rows = rows_of(reward=0.0, dead=1.0)
+    codes = [finding.code for finding in log_findings(Log.of(rows).rows) if finding.cause]
+    assert "run-died" in codes
+    assert told(rows) == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        rows_of(first=300, last=1000, reward=0.2),
+        rows_of(first=1, last=300, reward=0.2),
+        rows_of(first=300, last=303, kl=3.0),
+        rows_of(steps=2000, first=300, last=310, kl=3.0),
+        rows_of(first=300, last=500, reward=0.4),
+        rows_of(first=300, last=500, kl=0.4),
+        rows_of(steps=29, first=15, last=22, reward=0.0),
+    ],
+    ids=[
+        "to the end",
+        "from the start",
+        "few rows",
+        "a small share",
+        "a small fall",
+        "a small KL",
+        "a short log",
+    ],
+)
+def test_what_is_no_such_part(rows):
+    assert told(rows) == []
+
+
+def test_metrics_that_are_0_or_1_in_each_row_are_compared_by_their_means():
+    draw = random.Random(1)
+    rows = [
+        {"step": step, "reward": 0.5 + draw.gauss(0, 0.1), "dead": float(draw.random() < 0.5)}
+        for step in range(600)
+    ]
+    assert told(rows) == []
+
+
+def test_three_parts_are_told_and_the_number_of_the_others():
+    rows = rows_of()
+    for first in range(100, 1000, 150):
+        for row in rows[first : first + 40]:
+            row["kl"] = 4.0
+    lines = told(rows)
+    assert len(lines) == 4
+    assert lines[-1] == "in passing, 3 more such parts of the run"
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape not in DIPS])
+@pytest.mark.parametrize("course", [healthy, rough])
+def test_prefixes_of_healthy_runs_have_none(course, shape):
+    for seed in range(40, 60):
+        rows = course(seed, shape)
+        assert told(rows[: random.Random(seed).randint(30, len(rows))]) == [], seed
+
+
+@pytest.mark.parametrize("shape", DIPS)
+def test_a_dip_of_a_healthy_reward_is_told_as_one_of_the_reward(shape):
+    lines = [line for seed in range(80) for line in told(healthy(seed, shape))]
+    assert lines
+    assert all(": reward " in line for line in lines)
+
+
+def test_rows_of_a_record_have_none():
+    rows = [row for row in rows_of(kl=3.0) for _ in range(2)]
+    assert Diagnosis([], rows=Course(rows).rows).in_passing == []
