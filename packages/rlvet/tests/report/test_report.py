@@ -639,11 +639,7 @@ def test_a_log_with_metrics_of_the_audit_opens_with_what_the_rule_dropped(tmp_pa
 
 def test_what_a_metric_did_in_passing_is_below_the_verdict(tmp_path):
     rows = [
-        {
-            "step": step,
-            "reward": 0.2 if 300 <= step <= 400 else 0.6 + step % 7 / 100,
-            "entropy": 1 + step % 5 / 50,
-        }
+        {"step": step, "reward": (0.2 if 300 <= step <= 400 else 0.6) + step % 7 / 100, "entropy": 1.0}
         for step in range(1, 1001)
     ]
     path = log(tmp_path / "metrics.jsonl", rows)
