@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -152,12 +151,12 @@ ROWS = [
         "the share of rare winners that a clip blocks is measured",
         "bandpo-lab compare 'FixedClip(0.2)' 'BandPO()' --batches 30 --output-dir runs/pair"
         " && bandpo audit runs/pair/FixedClip-0.2-seed-0",
-        r"rare winners.*",
+        r"of the gradient on [\d,]+ rare winners \(p < 0\.1, A > 0\) .*",
     ),
     Row(
         "the share falls under Band",
         "bandpo audit runs/pair/BandPO-seed-0",
-        r"rare winners.*",
+        r"of the gradient on [\d,]+ rare winners \(p < 0\.1, A > 0\) .*",
         note="The run of the row above.",
     ),
     Row(
@@ -180,7 +179,7 @@ ROWS = [
         "`python init.py` in the Quick Start",
         note="Not runnable: their repository has no such file. `init.sh` is meant.",
     ),
-    Row("`utils/ray/initialization.sh`", "recipes/cluster.sh --dry-run head", "ray start --head.*"),
+    Row("`utils/ray/initialization.sh`", "recipes/cluster.sh --dry-run head", r"ray start --head --port \d+"),
     Row(
         "`start_grpo_official.sh`, `bandpo__…bandkl005.sh`: 48 scripts",
         EVERY_RULE,
@@ -300,7 +299,7 @@ def outcome_of(row: Row, folder: Path) -> str:
     if process.returncode != row.status or printed is None:
         print(process.stdout[-3000:], file=sys.stderr)
         return f"**failed**, exit {process.returncode}"
-    return f"exit {process.returncode}: `{textwrap.shorten(printed[0], 90, placeholder=' …')}`"
+    return f"exit {process.returncode}: `{' '.join(printed[0].split())}`"
 
 
 def cells(number: int, row: Row, folder: Path) -> str:
