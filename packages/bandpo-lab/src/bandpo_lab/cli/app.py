@@ -20,6 +20,8 @@ app = new_app(
     "The lab of bandpo: prepare data, train, evaluate and compare.",
     bandpo_lab.__version__,
 )
+# `bandpo-lab train` has TRL's name of this option. As a second name, it would be cut in the help.
+app.info.context_settings["token_normalize_func"] = lambda name: {"output_dir": "output-dir"}.get(name, name)
 
 # All arguments of train go to TRL's parser, --help included.
 app.command(

@@ -24,7 +24,7 @@ def compare_command(
         typer.Argument(
             help="Two or more methods or rules: 'DAPO()', 'FixedClip(0.2)', 'my_module.Rule()', ...; none for the "
             "demo: clip 0.2, BandAbove, Clip-Higher, BandPO and a constant clip of [0.8, 2].",
-            metavar="[METHOD METHOD...]",
+            metavar="METHOD",
             show_default=False,
             autocompletion=complete_method,
         ),
@@ -50,7 +50,6 @@ def compare_command(
         Path,
         typer.Option(
             "--output-dir",
-            "--output_dir",
             help="Folder for the logs, the checkpoints and the picture; the same command goes on with what is there.",
         ),
     ] = Path("runs/compare"),

@@ -28,9 +28,7 @@ def prepare_command(
             help=f"From the hub: {', '.join(HUB)}. Generated: {', '.join(GENERATED)}. Or files, or NAME=FILE."
         ),
     ],
-    output_dir: Annotated[
-        Path, typer.Option("--output-dir", "--output_dir", help="Folder to write to.")
-    ] = Path("data"),
+    output_dir: Annotated[Path, typer.Option("--output-dir", help="Folder to write to.")] = Path("data"),
     instruction: Annotated[
         str | None,
         typer.Option(help="Instruction on the form of the answer, added to each problem; empty for none."),

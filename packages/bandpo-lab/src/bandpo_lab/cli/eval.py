@@ -39,13 +39,11 @@ def eval_command(
     n: Annotated[int, typer.Option("--n", "-n", help="Completions per problem.")] = 32,
     output_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--output-dir", "--output_dir", help="Folder for samples and report; by default runs/eval-MODEL."
-        ),
+        typer.Option("--output-dir", help="Folder for samples and report; by default runs/eval-MODEL."),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(help="Address of an OpenAI-compatible server, such as http://localhost:8000/v1."),
+        typer.Option(help="Address of an OpenAI-compatible server, such as http://HOST:8000/v1."),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Probability mass kept at each step.")] = 1.0,

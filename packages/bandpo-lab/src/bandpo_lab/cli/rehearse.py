@@ -15,7 +15,9 @@ from bandpo_lab.output.console import echo
 
 def rehearse_command(
     overrides: Annotated[list[str], typer.Argument(help="The arguments of verl's program on the cluster.")],
-    mode: Annotated[ModeName, typer.Option(help="verl's trainer, as for `bandpo-lab run verl`.")] = "sync",
+    mode: Annotated[
+        ModeName, typer.Option(help="verl's trainer, as for `bandpo-lab run verl`.", metavar="MODE")
+    ] = "sync",
     config_dir: Annotated[Path, typer.Option(help="Your copy of the recipes.", show_default=False)] = SHIPPED,
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
     timeout: Annotated[
@@ -31,7 +33,6 @@ def rehearse_command(
         Path | None,
         typer.Option(
             "--output-dir",
-            "--output_dir",
             help="Folder for logs and metrics. Its path has at most 39 bytes, as Ray's sockets are in it.",
         ),
     ] = None,

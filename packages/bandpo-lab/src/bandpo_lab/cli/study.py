@@ -28,9 +28,7 @@ def run_command(
     file: Annotated[str, typer.Argument(help="A study file, or quick, the study that comes with bandpo.")],
     output_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--output-dir", "--output_dir", help="Folder for runs and results; by default runs/study-NAME."
-        ),
+        typer.Option("--output-dir", help="Folder for runs and results; by default runs/study-NAME."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Simultaneous runs on this machine.")] = CORES,
 ) -> None:

@@ -28,7 +28,7 @@ def audit_command(
         typer.Argument(
             help="Run folders, trainer_state.json files, the .jsonl of verl's file logger, or records of "
             "bandpo.audit.Recorder. Several are compared.",
-            metavar="RUN...",
+            metavar="RUN",
         ),
     ],
     run_method: Annotated[

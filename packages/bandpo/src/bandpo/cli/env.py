@@ -98,8 +98,7 @@ def env_command(
 ) -> None:
     """List the installed frameworks with their versions, and which of them have an adapter of bandpo.
 
-    Exits with 1 if the adapter of an installed framework cannot be used: verl does not load bandpo's plugin, or, with
-    --import, the adapter cannot be imported.
+    Exits with 1 if verl does not load bandpo's plugin, or if an adapter cannot be imported, which --import tries.
     """
     torch_version = "absent" if importlib.util.find_spec("torch") is None else installed_version("torch")
     print(
