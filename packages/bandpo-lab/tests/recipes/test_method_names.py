@@ -173,3 +173,10 @@ def test_the_radius_of_a_recipe_is_what_verl_gets(name):
     needs("verl")
     config = composed(invoked(name, "recipe.radius=0.03").output)
     assert "radius=0.03" in repr(parse(config.actor_rollout_ref.actor.policy_loss.method))
+
+
+@pytest.mark.parametrize("name", ["bandkl5", "bandkl05", "bandtv0005", "bandkl05_relax", "bndkl005"])
+def test_digits_that_are_no_radius_are_refused_with_how_a_radius_is_written(name):
+    message = str(invoked(name).exception)
+    digits, call = re.search(r"as in (\w+), which is (\S+)$", message).groups()
+    assert parse(digits) == parse(call)

@@ -65,6 +65,11 @@ def test_short_forms():
         ),
         ("bndkl", "unknown name 'bndkl'; did you mean bandkl?"),
         ("bandkl5", "unknown name 'bandkl5'; did you mean bandkl?"),
+        (
+            "bandtv05",
+            "did you mean bandtv? Three digits are its radius without the point, as in bandtv005, which is",
+        ),
+        ("bandch2", "as in bandchi2005, which is bandchi2"),
         ("Band(KL()", "cannot be read; write a clip rule"),
         ("KL()", "is not a clip rule"),
         ("", "cannot be read; write a clip rule"),

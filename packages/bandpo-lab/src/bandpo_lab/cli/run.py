@@ -17,13 +17,13 @@ import typer
 from bandpo_lab.cli.names import VANILLA, complete_method, complete_model, recipe_names
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.cli.refused_methods import check_for_verl
-from bandpo_lab.cluster.modes import MAIN, ModeName, entry_point, mode_overrides
+from bandpo_lab.cluster.modes import MAIN, MODES, ModeName, entry_point, mode_overrides
 from bandpo_lab.errors import InvalidValue, did_you_mean, error_about
 from bandpo_lab.output.console import echo
 from rlvet.runs.legs import CONSOLE
 
 LOSS = "actor_rollout_ref.actor.policy_loss."
-MODE = "verl's trainer. All but sync train on old data, with the ratio to the policy that sampled."
+MODE = f"verl's trainer: {', '.join(MODES)}. All but sync train on old data, with the ratio to the policy that sampled."
 METHOD = "A rule of the recipes, any method such as 'GSPO(0.01)', or vanilla for verl's own loss."
 
 
@@ -40,7 +40,7 @@ def run_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Further overrides for verl, which take precedence.")
     ] = None,
-    mode: Annotated[ModeName, typer.Option(help=MODE)] = "sync",
+    mode: Annotated[ModeName, typer.Option(help=MODE, metavar="MODE")] = "sync",
     task: Annotated[str, typer.Option(help="math, or a task of the recipes.")] = "math",
     settings: Annotated[
         str, typer.Option(help="recommended, or authors for those of the paper's authors.")
@@ -369,7 +369,7 @@ def _check_method(method: str, recipes: Path) -> None:
     """
     from bandpo.cli import read_method
     from bandpo.core.methods import METHODS
-    from bandpo.core.text import did_you_misspell
+    from bandpo.core.text import did_you_misspell, paper_name_hint
 
     try:
         read_method(method)
@@ -379,7 +379,8 @@ def _check_method(method: str, recipes: Path) -> None:
         if not is_unknown or not re.fullmatch(r"[\w-]+", method):
             raise
         rules = [*recipe_names(recipes, "rule"), VANILLA]
-        hint = did_you_misspell(method, [*METHODS, *rules]) or (
+        hint = did_you_misspell(method, [*METHODS, *rules]) or paper_name_hint(method)
+        hint = hint or (
             f"; the recipes have {', '.join(rules)}, and docs/which-method.md has the methods, such as BandAbove()"
         )
         raise InvalidValue(

@@ -336,7 +336,7 @@ def _hint(name: str, candidates: Sequence[str], kinds: tuple[type, ...]) -> str:
     if hint:
         return hint
     if Method in kinds or ClipRule in kinds:
-        hint = did_you_mean(name, PAPER_DIVERGENCES)
+        hint = paper_name_hint(name)
     else:
         abbreviations = {re.sub(r"[^A-Z]", "", candidate): candidate for candidate in candidates}
         candidate = abbreviations.get(name.upper())
@@ -351,6 +351,19 @@ def _hint(name: str, candidates: Sequence[str], kinds: tuple[type, ...]) -> str:
     )
     methods = "; bandpo.core.methods.METHODS lists the methods" if Method in kinds else ""
     return f"; known are {', '.join(nearest)}{methods}"
+
+
+def paper_name_hint(name: str) -> str:
+    """Return the end of an error about an unknown name that is near one of the BandPO authors' scripts; else empty.
+
+    >>> paper_name_hint("bandkl5")
+    '; did you mean bandkl? Three digits are its radius without the point, as in bandkl005, which is bandkl(0.05)'
+    """
+    meant = did_you_mean(re.sub(r"\d.*", "", name), PAPER_DIVERGENCES)
+    if not meant:
+        return ""
+    known = next(known for known in PAPER_DIVERGENCES if f" {known}?" in meant)
+    return f"{meant} Three digits are its radius without the point, as in {known}005, which is {known}(0.05)"
 
 
 def did_you_misspell(name: str, candidates: Iterable[str]) -> str:
