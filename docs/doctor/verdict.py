@@ -49,7 +49,7 @@ def _described(diagnosis: Diagnosis) -> dict[str, Any]:
     notes = [] if log is None else list(log.notes)
     if diagnosis.replaced_keys:
         notes.append(f"read from another key: {diagnosis.replaced_text}")
-    notes += diagnosis.in_passing
+    notes += diagnosis.remarks
     notes += filter(None, [diagnosis.order_text])
     return {
         "text": str(diagnosis),

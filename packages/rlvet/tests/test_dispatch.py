@@ -248,3 +248,15 @@ def test_a_tolerant_collector_tolerates_no_bug(tmp_path):
     with pytest.raises(ZeroDivisionError, match="a bug"):
         open_run(tmp_path).scan([tolerant])
     assert tolerant.error is None
+
+
+def test_without_a_verdict_the_record_beside_the_log_is_named(tmp_path):
+    write_record(tmp_path / "tokens")
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {s}, "reward": 0.{s}}}\n' for s in range(1, 6))
+    )
+    assert f"rlvet diagnose {tmp_path / 'tokens'}" in str(diagnose(tmp_path))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {s}, "reward": 0.{s}}}\n' for s in range(1, 60))
+    )
+    assert "rlvet diagnose" not in str(diagnose(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlvet.checks.diagnosis import Diagnosis
@@ -10,7 +11,7 @@ from rlvet.checks.log_checks import log_findings
 from rlvet.errors import InvalidValue
 from rlvet.lint.checks import lint_run_configuration
 from rlvet.plugins import COLLECTORS, load_plugin, require_plugin
-from rlvet.records.run import Collector, RecordedRun, is_recorded
+from rlvet.records.run import Collector, RecordedRun, find_record, is_recorded
 from rlvet.runs import Run
 
 
@@ -100,7 +101,7 @@ def _diagnose_log(run: Run) -> Diagnosis:
     if configuration is not None and configuration.framework != run.setup.framework:
         # A configuration of a framework that did not write the log belongs to another run.
         configuration = None
-    return Diagnosis(
+    diagnosis = Diagnosis(
         findings,
         run.setup,
         log.rows,
@@ -108,6 +109,13 @@ def _diagnose_log(run: Run) -> Diagnosis:
         configuration=None if configuration is None else lint_run_configuration(configuration),
         notes=run.unread,
     )
+    record = find_record(run.path) if diagnosis.no_verdict else None
+    if record is None:
+        return diagnosis
+    note = (
+        f"the run has a record of its tokens, which gets a verdict from fewer steps: rlvet diagnose {record}"
+    )
+    return replace(diagnosis, notes=[*diagnosis.notes, note])
 
 
 def _check_method(method: object, run: Run | RecordedRun) -> None:

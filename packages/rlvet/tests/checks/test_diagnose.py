@@ -391,3 +391,70 @@ def test_identical_answers_come_before_what_they_look_like(tmp_path):
     assert findings[0].code == "no-signal"
     assert not any("do not depend on the reward" in finding.cause for finding in findings)
     assert "no-signal" not in diagnose(simulate(tmp_path / "third")).headline
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (
+            [
+                {"step": s} | ({"reward": 0.3 + s / 900} if s % 8 == 1 else {}) | {"loss": 0.1}
+                for s in range(1, 81)
+            ],
+            "a verdict needs a log of about 240 steps: 10 of 80 log steps have a reward, one in 8 steps",
+        ),
+        (
+            [
+                {"step": s, "kl": 0.1} | ({"reward": 0.3 + s / 900} if s % 4 == 1 else {})
+                for s in range(1, 25)
+            ],
+            "a verdict needs a log of about 40 steps: 6 of 24 log steps have a reward, one in 4 steps",
+        ),
+        (
+            [{"step": s, "reward": 0.3 + s / 900} for s in range(1, 5)],
+            "a verdict needs a log of about 10 steps",
+        ),
+        (
+            [{"step": s, "reward": 0.3 + s / 900} for s in range(1, 20)],
+            "a verdict needs a log of about 30 steps",
+        ),
+        (
+            [{"step": 10 * s, "reward": 0.3 + s / 900} for s in range(1, 7)],
+            "a verdict needs every step in the log, and not one in 10",
+        ),
+        (
+            [{"step": 2 * s, "reward": 0.3 + s / 900} for s in range(1, 5)],
+            "a verdict needs every step in the log, and not one in 2, and at least 10 steps",
+        ),
+    ],
+    ids=[
+        "rows without a known metric",
+        "one reward a generated batch",
+        "few steps",
+        "no trend",
+        "logged rarely",
+        "rarely and few",
+    ],
+)
+def test_without_a_verdict_it_says_what_a_log_needs_for_one(tmp_path, rows, sentence):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    diagnosis = diagnose(log)
+    assert diagnosis.no_verdict
+    assert sentence in str(diagnosis).splitlines()
+    assert sentence in diagnosis.as_json()["notes"]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"step": 1, "reward": 0.3}],
+        [{"step": s, "entropy": 0.3 + s / 100} for s in range(1, 9)],
+        [{"step": s, "reward": 0.3 + s / 900, "entropy": 0.5 + s % 3 / 50} for s in range(1, 60)],
+    ],
+    ids=["one step", "no reward", "a verdict"],
+)
+def test_what_a_verdict_needs_is_not_guessed(tmp_path, rows):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "a verdict needs" not in str(diagnose(log))

@@ -325,6 +325,37 @@ def test_the_number_of_answers_is_named_beside_a_missing_baseline():
         assert text in findings(rows, framework="verl", values=values)[0].cause
 
 
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        (lambda row: 2, "; a step has 2 answers (its tokens"),
+        (lambda row: 1, "; a step has 1 answer (its tokens"),
+        (lambda row: 8 - row % 2, "; a step has 7 to 8 answers (its tokens"),
+        (lambda row: 2.4, "How many answers a prompt has is not known: put the configuration beside the log"),
+        (None, "How many answers a prompt has is not known: put the configuration beside the log"),
+    ],
+    ids=["two", "one", "different numbers", "no integer", "not logged"],
+)
+def test_the_number_of_answers_follows_from_tokens_and_mean_lengths(answers, words):
+    """No key of verl has it. Without settings, this is all that is known of the groups."""
+    edges = {"reward_max": lambda t: 0.5 + t, "reward_min": lambda t: -0.2 - t}
+    same = {
+        "advantage_max": edges["reward_max"],
+        "advantage_min": edges["reward_min"],
+        "length": lambda t: 18.0,
+    }
+    rows = course(**edges | same)
+    if answers:
+        for number, row in enumerate(rows):
+            # A console prints three decimals.
+            prompt = round(874.123456 + number / 7, 3)
+            tokens = answers(number) * (prompt + 18)
+            row |= {"prompt_length/mean": prompt, "perf/total_num_tokens": float(round(tokens))}
+    finding = findings(rows)[0]
+    assert finding.code == "no-baseline"
+    assert words in finding.cause
+
+
 def test_length_collapse():
     def length(t):
         return 53.4 if t < 0.3 else 2.6
@@ -440,7 +471,7 @@ def test_entropy_that_falls_in_learning_is_not_told_beside_a_finding_or_without_
     headline, told, _ = notes(course(100, **fall, **{"completions/clipped_ratio": lambda t: 0.9}))
     assert (headline.split(":")[0], told) == ("truncated", [])
     headline, told, _ = notes(course(8, **fall))
-    assert (headline.split(":")[0], told) == ("no verdict", [])
+    assert (headline.split(":")[0], told) == ("no verdict", ["a verdict needs a log of about 10 steps"])
 
 
 def test_low_entropy():

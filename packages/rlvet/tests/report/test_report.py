@@ -644,7 +644,7 @@ def test_what_a_metric_did_in_passing_is_below_the_verdict(tmp_path):
     ]
     path = log(tmp_path / "metrics.jsonl", rows)
     (run,) = held(write_report([path], tmp_path / "page.html"))["runs"]
-    (line,) = run["in_passing"]
+    (line,) = run["remarks"]
     assert line.startswith("in passing, from step 300 to 400: reward 0.6")
     assert line in str(diagnose(path))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from rlvet._numbers import format_step
 from rlvet._severities import MEANINGS, SEVERITIES, is_at_least
 from rlvet._shown import as_html
 from rlvet._terminal import printable
-from rlvet.checks.course import Course
+from rlvet.checks.course import Course, Series
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
@@ -131,7 +134,7 @@ class Diagnosis:
             return self.log.unjudged
         if self.log is None or any(finding.severity != "note" for finding in self.findings):
             return ""
-        rewards = len(compact(self.rows).column("reward"))
+        rewards = len(self._rewards.values)
         if not rewards:
             return "no key of the log is known to be the reward; name it by --map reward=KEY"
         if rewards < FEWEST_REWARDS:
@@ -146,6 +149,45 @@ class Diagnosis:
                 f"show whether it falls: {PLATEAU_STEPS} are needed"
             )
         return ""
+
+    @property
+    def _rewards(self) -> Series:
+        """The mean rewards of the log steps that have one."""
+        return Course(self.rows).series("reward")
+
+    @property
+    def for_a_verdict(self) -> str:
+        """What a log with too few rewards must have for a verdict, in a sentence; empty if it gets one.
+
+        TRL logs a reward only in the first of the steps that train on the same generated answers, and any framework may
+        log once in several steps.
+        """
+        steps = self._rewards.steps
+        if not self.no_verdict or len(steps) < 2 or (self.log is not None and self.log.unjudged):
+            return ""
+        needed = FEWEST_REWARDS if len(steps) < FEWEST_REWARDS else PLATEAU_STEPS
+        rows = compact(self.rows).column("step")
+        distance = median(after - before for before, after in pairwise(steps))
+        distance_of_rows = median(after - before for before, after in pairwise(rows))
+        # Rows without a metric that is known are not among those that were read.
+        unread_rows = 0 if self.log is None else self.log.unread_rows
+        if distance_of_rows > 1 and not unread_rows:
+            need = f"every step in the log, and not one in {format_step(distance_of_rows)}"
+            if len(steps) * distance < needed:
+                need = f"{need}, and at least {needed} steps"
+        else:
+            need = f"a log of about {format_step(math.ceil(needed * max(1, distance)))} steps"
+        reason = ""
+        log_steps = len(rows) + unread_rows
+        if len(steps) < log_steps:
+            share = f"{len(steps)} of {log_steps} log steps have a reward"
+            reason = f": {share}, one in {format_step(distance)} steps"
+        return f"a verdict needs {need}{reason}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a verdict needs, if there is none, and what metrics did in passing."""
+        return [*filter(None, [self.for_a_verdict]), *self.in_passing]
 
     @property
     def unread(self) -> list[str]:
@@ -207,8 +249,8 @@ class Diagnosis:
 
     @property
     def _all_notes(self) -> list[str]:
-        """The notes, after a large change that is expected in learning, if the run has no findings, and what passed."""
-        return [*filter(None, [self.expected_fall]), *self.in_passing, *self.notes]
+        """The notes, after a large change that is expected in learning, if the run has no findings, and the remarks."""
+        return [*filter(None, [self.expected_fall]), *self.remarks, *self.notes]
 
     @property
     def counts(self) -> str:

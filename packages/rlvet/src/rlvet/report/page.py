@@ -292,7 +292,7 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         "expected_fall": ""
         if diagnosis.is_at_least("look") or log_diagnosis is None
         else log_diagnosis.expected_fall,
-        "in_passing": [] if log_diagnosis is None else log_diagnosis.in_passing,
+        "remarks": [] if log_diagnosis is None else log_diagnosis.remarks,
         "notes": notes,
         "unread": [] if log_diagnosis is None else log_diagnosis.unread,
     }

@@ -6,7 +6,7 @@ import math
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Case, Series, end_means, onset, rise_in_errors, rises, standard_error
+from rlvet.checks.course import Case, Course, Series, end_means, onset, rise_in_errors, rises, standard_error
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.movement import check_movement, rows_at_0
 from rlvet.checks.log.results import (
@@ -23,6 +23,7 @@ from rlvet.checks.log.results import (
 )
 from rlvet.checks.log.reward import SOLVED, check_constant_reward, describe_solved, is_solved
 from rlvet.checks.registry import LOGS
+from rlvet.runs.keys import KEYS
 from rlvet.runs.setup import Setup
 
 SPREAD_LEFT = 0.1
@@ -280,6 +281,56 @@ NO_BASELINE = Kind(
 )
 
 
+LENGTH_OF_PROMPTS, TOKENS = "length_prompt", "tokens"
+"""The names, in the table of keys, of the mean length of a step's prompts, and of its number of tokens."""
+
+NEAR_AN_INTEGER = 0.02
+"""Distance from an integer up to which a computed number of answers is one, as logs round the lengths."""
+
+
+def answers_of_steps(course: Course) -> tuple[int, int] | None:
+    """Return the smallest and the largest number of answers of a step, which few frameworks log; None if not known.
+
+    The tokens of a step are as many as its answers times the mean length of a prompt and an answer.
+
+    >>> row = {"step": 1, "perf/total_num_tokens": 1785, "prompt_length/mean": 874.5, "length": 18}
+    >>> answers_of_steps(Course([row])), answers_of_steps(Course([row | {"length": 20}]))
+    ((2, 2), None)
+    """
+    names: dict[str, str] = {}
+    for entry in KEYS:
+        if entry.quantity in (LENGTH_OF_PROMPTS, TOKENS) and entry.use == "yes" and entry.key in course.names:
+            names.setdefault(entry.quantity, entry.key)
+    if len(names) < 2:
+        return None
+    keys = (names[TOKENS], names[LENGTH_OF_PROMPTS], "length")
+    counts = set()
+    for row in course.rows:
+        if any(key not in row for key in keys):
+            continue
+        tokens, prompt, answer = (row[key] for key in keys)
+        count = tokens / (prompt + answer) if prompt + answer > 0 else 0.0
+        if count < 1 - NEAR_AN_INTEGER or abs(count - round(count)) > NEAR_AN_INTEGER:
+            return None
+        counts.add(round(count))
+    return (min(counts), max(counts)) if counts else None
+
+
+def _answers_text(course: Course) -> str:
+    """Return what is known of the number of answers, if no setting names that of a prompt."""
+    answers = answers_of_steps(course)
+    if answers is None:
+        return (
+            ". How many answers a prompt has is not known: put the configuration beside the log, or log the tokens "
+            "of a step and the mean length of its prompts"
+        )
+    fewest, most = answers
+    count = (
+        f"{fewest} to {most} answers" if fewest < most else f"{fewest} answers" if fewest > 1 else "1 answer"
+    )
+    return f"; a step has {count} (its tokens, divided by the mean length of a prompt and its answer)"
+
+
 @LOGS.check(
     "baseline of the advantages",
     after="KL to the reference",
@@ -328,6 +379,8 @@ def check_baseline(case: Case) -> Finding:
         cause = f"{cause}, as each prompt has one answer"
     elif group_size:
         cause = f"{cause}, though the settings name {format_number(group_size, 6)} answers to each prompt"
+    else:
+        cause = f"{cause}{_answers_text(course)}"
     reward = course.series("reward").values
     if len(reward) >= FEWEST_REWARDS and rises(reward):
         cause = f"{cause}. The reward rises all the same"

@@ -96,7 +96,7 @@ function diagnosis() {
       element("div", { class: "name" }, run.name),
       element("div", { class: "headline" }, mark(run), run.headline),
       run.expected_fall ? element("p", { class: "fall" }, run.expected_fall) : "",
-      ...run.in_passing.map((text) => element("p", { class: "fall" }, text)),
+      ...run.remarks.map((text) => element("p", { class: "fall" }, text)),
       run.order_text ? element("p", { class: "fall order" }, run.order_text) : "",
       items.length ? element("ol", { class: "findings" }, ...items.map(({ item }) => item)) : "",
       configuration(run),
