@@ -60,3 +60,14 @@ def test_an_unknown_model_hints_at_those_that_contain_it():
 @pytest.mark.parametrize("complete", [complete_model, complete_method])
 def test_nothing_is_offered_for_what_is_no_beginning(complete):
     assert complete(typer.Context(typer.main.get_command(app)), "zzz") == []
+
+
+@pytest.mark.parametrize("words", ["compare", "data prepare", "eval", "rehearse", "study run"])
+def test_the_folder_has_the_name_of_trl_too_and_no_help_is_cut(words):
+    output = (
+        CliRunner()
+        .invoke(app, [*words.split(), "--output_dir", "x", "--unknown"], env={"COLUMNS": "80"})
+        .output
+    )
+    assert "No such option: --unknown" in output
+    assert "…" not in CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "80"}).output

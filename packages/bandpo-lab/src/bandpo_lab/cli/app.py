@@ -21,7 +21,11 @@ app = new_app(
     bandpo_lab.__version__,
 )
 # `bandpo-lab train` has TRL's name of this option. As a second name, it would be cut in the help.
-app.info.context_settings["token_normalize_func"] = lambda name: {"output_dir": "output-dir"}.get(name, name)
+NORMALIZED = {"output_dir": "output-dir"}
+app.info.context_settings = {
+    **(app.info.context_settings or {}),
+    "token_normalize_func": lambda name: NORMALIZED.get(name, name),
+}
 
 # All arguments of train go to TRL's parser, --help included.
 app.command(
