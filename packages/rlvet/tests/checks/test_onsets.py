@@ -6,6 +6,7 @@ import pytest
 
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
+from rlvet.checks.registry import LOGS
 from rlvet.runs.logs import Log
 from rlvet.runs.setup import Setup
 
@@ -62,7 +63,7 @@ def test_the_order_of_onsets_is_told_once_in_each_output():
     assert steps == sorted(set(onsets.values()))
     assert {code: one["step"] for one in diagnosis.as_json()["order"] for code in one["codes"]} == onsets
     line = diagnosis.order_text
-    assert line.startswith("in order: gradient-spikes from step 41, ")
+    assert line.startswith("in order: collapse and gradient-spikes from step 41, ")
     assert str(diagnosis).splitlines().count(line) == 1
     assert diagnosis.as_markdown().count(line) == 1
 
@@ -132,6 +133,149 @@ def test_a_remark_is_no_reason_to_go_further_back():
     diagnosis = diagnose_rows(rows)
     assert found(diagnosis, "component-constant").onset == 1
     assert found(diagnosis, "kl-drift").advice.endswith("resume from a checkpoint before step 31")
+
+
+def test_lost_signal_is_no_reason_to_go_further_back():
+    """Groups with equal rewards leave the weights as they are, so that a checkpoint from after it is as good."""
+    rows = blown_up(level=0.8)
+    for row in rows:
+        row["dead"] = 0.2 if row["step"] < 25 else 0.9
+    diagnosis = diagnose_rows(rows)
+    assert found(diagnosis, "no-signal").onset < 30
+    resumed = [finding.advice for finding in diagnosis.findings if "resume" in finding.advice]
+    assert resumed
+    assert all("before step 41" in advice for advice in resumed)
+
+
+def test_advice_to_resume_is_given_for_damage_of_the_weights_only():
+    kinds = LOGS.kinds()
+    assert {kind.code for kind in kinds if kind.resume} <= {
+        kind.code for kind in kinds if kind.is_in_the_weights
+    }
+    outside = {kind.code for kind in kinds if not kind.is_in_the_weights}
+    assert {"no-signal", "truncated", "reward-flat", "no-step", "reference-kl", "weight-sync"} <= outside
+
+
+# --- A slow fall of the reward ---
+
+
+def falling(from_part, to_part, *, top=0.5, bottom=0.0, steps=200, noise=0.02, seed=1, **metrics):
+    """Return a log whose reward rises a little, and falls from one part of the run to another."""
+    draw = random.Random(f"falling {seed}")
+    rows = []
+    for step in range(1, steps + 1):
+        part = step / steps
+        fallen = min(1.0, max(0.0, (part - from_part) / (to_part - from_part)))
+        reward = top - 0.05 * max(0.0, 0.2 - part) + (bottom - top) * fallen + draw.gauss(0, noise)
+        rows.append({"step": step, "reward": reward} | {name: value(step) for name, value in metrics.items()})
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("from_part", "to_part"), [(0.3, 0.9), (0.4, 0.6), (0.6, 0.8), (0.5, 1.0), (0.2, 1.0)]
+)
+@pytest.mark.parametrize("bottom", [0.0, 0.1])
+def test_a_slow_fall_begins_where_the_reward_begins_to_fall(from_part, to_part, bottom, seed):
+    rows = falling(from_part, to_part, bottom=bottom, seed=seed)
+    fall = found(diagnose_rows(rows), "collapse")
+    assert from_part - 0.1 < fall.onset / len(rows) < from_part + 0.25 * (to_part - from_part)
+    assert f"resume from a checkpoint before step {fall.onset:.0f}" in fall.advice
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_fall_from_the_start_begins_near_it(seed):
+    fall = found(diagnose_rows(falling(0.0, 0.9, seed=seed)), "collapse")
+    assert fall.onset < 35
+    # There is no checkpoint from before the first steps.
+    assert ("resume" in fall.advice) == (fall.onset > 20)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_other_advice_to_resume_leads_to_before_a_slow_fall_too(seed):
+    rows = falling(0.4, 0.9, seed=seed, kl=lambda step: 0.01 if step < 170 else 3.0)
+    diagnosis = diagnose_rows(rows)
+    fall = found(diagnosis, "collapse")
+    assert fall.onset < 105
+    assert found(diagnosis, "kl-drift").advice.endswith(f"before step {fall.onset:.0f}")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_death_that_the_reward_falls_into_slowly_begins_with_the_fall(seed):
+    draw = random.Random(f"slow death {seed}")
+    late = [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0]
+    rewards = [0.6 + draw.gauss(0, 0.02) for _ in range(180)] + late
+    diagnosis = diagnose_rows([{"step": n, "reward": value} for n, value in enumerate(rewards, 1)])
+    died = found(diagnosis, "run-died")
+    assert died.onset in (180, 181, 182)
+    assert died.steps[0] == 186
+    assert died.cause.endswith(f"from step 186 on; the reward falls from step {died.onset:.0f} on")
+    assert died.advice.endswith(f"before step {died.onset:.0f}")
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("from_part", "bottom"), [(0.0, 0.3), (0.25, 0.35), (0.0, 0.35)])
+def test_a_steady_fall_is_no_plateau(from_part, bottom, seed):
+    diagnosis = diagnose_rows(falling(from_part, 1.0, bottom=bottom, seed=seed))
+    (fall,) = diagnosis.findings
+    assert (fall.code, fall.severity) == ("collapse", "look")
+    assert fall.cause.endswith("from the best tenth of the run to the last: it falls steadily")
+    assert "rise" not in fall.cause
+    assert fall.onset / 200 < from_part + 0.2
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("bottom", [0.5, 0.47, 0.55])
+def test_a_level_reward_or_a_small_change_is_no_fall(bottom, seed):
+    diagnosis = diagnose_rows(falling(0.0, 1.0, bottom=bottom, noise=0.08, seed=seed))
+    assert "collapse" not in [finding.code for finding in diagnosis.findings]
+
+
+def test_lost_signal_beside_a_falling_reward_does_not_say_that_it_does_not_rise():
+    rows = falling(0.0, 1.0, bottom=0.3, dead=lambda step: 0.7)
+    cause = found(diagnose_rows(rows), "no-signal").cause
+    assert "in the last two thirds of the run, the reward falls (0.4" in cause
+    assert "rise" not in cause
+
+
+# --- Answers that were cut off from the start ---
+
+
+def noisy_shares(levels, seed):
+    """Return shares of answers cut off in batches of eight answers, with a level for each tenth of the run."""
+    draw = random.Random(f"shares {seed}")
+    rows = []
+    for step in range(1, 201):
+        level = levels[(step - 1) // 20]
+        share = sum(draw.random() < level for _ in range(8)) / 8
+        rows.append({"step": step, "reward": step / 200, "cut": share})
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    "levels", [[0.9, 0.7] + [0.6] * 8, [0.65] * 10, [0.8, 0.7, 0.6, 0.4, 0.7, 0.7, 0.7, 0.7, 0.6, 0.6]]
+)
+def test_answers_cut_off_from_the_start_are_said_to_be(levels, seed):
+    truncated = found(diagnose_rows(noisy_shares(levels, seed)), "truncated")
+    assert truncated.onset <= 8
+    assert ", as from the start" in truncated.cause
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_many_answers_cut_off_from_the_start_are_said_to_be(seed):
+    truncated = found(diagnose_rows(noisy_shares([0.75] + [0.4] * 9, seed)), "truncated")
+    assert truncated.onset <= 8
+    assert "in the later half, as from the start (" in truncated.cause
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("since", [3, 5])
+def test_answers_cut_off_later_are_not_said_to_be_from_the_start(since, seed):
+    levels = [0.05] * since + [0.7] * (10 - since)
+    truncated = found(diagnose_rows(noisy_shares(levels, seed)), "truncated")
+    assert 20 * since - 3 <= truncated.onset <= 20 * since + 8
+    assert "start" not in truncated.cause
 
 
 # --- Gradients that jump right before a fault ---

@@ -230,6 +230,16 @@ def rises(values: Sequence[float]) -> bool:
     return slope.rise > 2 * slope.error + 10 * ROUNDING * largest
 
 
+def falls(values: Sequence[float]) -> bool:
+    """Check whether a curve of at least ten values falls, as `rises` checks a rise, to a lower mean of the last third.
+
+    >>> falls([1 - step / 50 for step in range(50)])
+    True
+    """
+    before, after = end_means(values, 3)
+    return after < before and rises([-value for value in values])
+
+
 class ChangePoint(NamedTuple):
     """The point at which a curve stops rising linearly and becomes flat."""
 
@@ -371,6 +381,19 @@ def onset(
         if row_condition(values[row]):
             return metric.steps[row]
     return None
+
+
+def lasting_row(values: Sequence[float], limit: float) -> int:
+    """Return the row from which on values are above a limit, but for dips that the values around them outweigh.
+
+    The values must end above the limit. The row is that at which the sum of all earlier distances from the limit is the
+    lowest, so that neither a single high value before it nor a low one after it counts.
+
+    >>> lasting_row([0.0, 0.6, 0.0, 0.9, 0.4, 0.9, 0.9], 0.5)
+    3
+    """
+    sums = [0.0, *accumulate(value - limit for value in values)]
+    return len(values) - sums[::-1].index(min(sums))
 
 
 SPIKE_REACH = 5

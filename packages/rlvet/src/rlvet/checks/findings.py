@@ -45,6 +45,9 @@ class Kind:
     """The settings whose values are shown with it: keys of `rlvet.runs.Setup.values`."""
     is_effect_of_large_steps: bool = False
     """True if a learning rate that is too large may cause it. A high rate is then shown with it."""
+    is_in_the_weights: bool = False
+    """True if the policy or the critic itself is damaged, so that every checkpoint since the onset has the fault.
+    One of the data, the rewards, the engine or the settings ends with its cause, and no checkpoint has it."""
     scenarios: tuple[str, ...] = ()
     """The names of runs of ``benchmarks/doctor`` that have this fault."""
     no_scenario: str = ""

@@ -85,12 +85,19 @@ EARLY_SHARE = 0.1
 def _first_onset(findings: Sequence[Finding], rows: CompactRows) -> float:
     """Return the first step of a run that is broken, from which on no checkpoint helps; infinity if there is none.
 
-    It is the first onset of all faults, or that of gradients that jump right before it.
+    It is the first onset of all faults that are in the weights and of a steady fall of the reward, or that of gradients
+    that jump right before it. A checkpoint from after the onset of another fault, such as lost signal, is as good as
+    one from before it.
     """
-    faults = [finding.onset for finding in findings if finding.ok is False and finding.onset is not None]
-    if not faults:
+    onsets = []
+    for finding in findings:
+        is_damage = finding.kind is not None and finding.kind.is_in_the_weights
+        is_sure = finding.ok is False or finding.kind is COLLAPSE
+        if is_damage and is_sure and finding.onset is not None:
+            onsets.append(finding.onset)
+    if not onsets:
         return math.inf
-    first = min(faults)
+    first = min(onsets)
     steps = rows.column("step")
     near = steps[max(0, bisect.bisect_left(steps, first) - SPIKE_REACH)]
     jumps = [

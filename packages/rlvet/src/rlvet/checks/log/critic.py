@@ -58,6 +58,7 @@ CRITIC_DIVERGES = Kind(
     remedy=(
         "lower the learning rate of the critic, clip its gradient and its values, and check the scale of the rewards"
     ),
+    is_in_the_weights=True,
     evidence=("value_loss", "critic_grad_norm", "explained_variance"),
     source="verl-project/verl issue 498, with an explained variance of -72; simulated runs of `benchmarks/doctor`",
     scenarios=("critic diverges",),

@@ -152,6 +152,7 @@ STEP_TOO_LARGE = Kind(
     remedy=(
         "use a learning rate ten times smaller{learning rate}[fewer updates|, or fewer updates per batch{updates}]"
     ),
+    is_in_the_weights=True,
     is_effect_of_large_steps=True,
     evidence=("kl", "ratios of a record"),
     source="log 1767733342 of alexchilton/CAS_NLP_MODULE4_GRPO, at a learning rate of 5e-4",
@@ -242,6 +243,7 @@ KL_DRIFT = Kind(
     remedy="lower the learning rate{learning rate} or raise the weight of the KL term{KL term}",
     resume=", and",
     settings=("KL term",),
+    is_in_the_weights=True,
     is_effect_of_large_steps=True,
     evidence=("kl",),
     source="logs of Ning-Guo/hotpotqa-agent and alexchilton/CAS_NLP_MODULE4_GRPO",

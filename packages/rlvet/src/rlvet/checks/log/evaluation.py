@@ -24,6 +24,7 @@ REWARD_HACKED = Kind(
         "read answers with a high reward from the end of the run, and use the checkpoint with the best "
         "score on other prompts"
     ),
+    is_in_the_weights=True,
     evidence=("evaluation", "reward"),
     source="arXiv:2210.10760; simulated runs of `benchmarks/doctor` and of `rldoctor`",
     scenarios=("evaluation falls as reward rises",),

@@ -45,6 +45,7 @@ GRADIENT_SPIKES = Kind(
         f"than {RARELY_ABOVE:.0%} of those before, as another fault begins"
     ),
     remedy="lower the gradient clipping norm{gradient clipping}, and look at the batches of these steps",
+    is_in_the_weights=True,
     is_effect_of_large_steps=True,
     evidence=("grad_norm",),
     source="a log of Sunshine535/nips-grpo-dynamics",

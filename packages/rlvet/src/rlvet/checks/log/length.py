@@ -13,7 +13,9 @@ from rlvet.checks.course import (
     clearly_rises,
     end_means,
     ends_higher,
+    falls,
     largest_mean,
+    lasting_row,
     onset,
     rise_in_errors,
     standard_error,
@@ -107,15 +109,15 @@ def check_truncation(case: Case) -> Finding:
     if len(late) > 1:
         finding = finding._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
-        cause = f"{format_share(mean)} of answers are cut off{at_cap}"
-        start = onset(shares, lambda share: share > MOST)
+        start, since = _since(shares, MOST, mean)
+        cause = f"{format_share(mean)} of answers are cut off{at_cap}{since}"
         return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
         if mean <= SOME_CUT:
             return finding if max(shares.values) <= MOST else undecided_check()
         part = " in the later half" if len(late) > 1 else ""
         cause = f"{format_share(mean)} of answers are cut off{at_cap}{part}"
-        start = _first_step_above(shares, SOME_CUT, len(shares.values) // 2)
+        start, _ = _since(shares, SOME_CUT, mean)
         return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
 
     # The share has grown towards the end.
@@ -141,9 +143,9 @@ def check_truncation(case: Case) -> Finding:
 
     # Many answers are cut off in the later half.
     if mean > SOME_CUT:
-        cause = f"{format_share(mean)} of answers are cut off{at_cap} in the later half"
+        start, since = _since(shares, SOME_CUT, mean)
+        cause = f"{format_share(mean)} of answers are cut off{at_cap} in the later half{since}"
         severity = "fix" if mean > 3 * before else "look"
-        start = _first_step_above(shares, SOME_CUT, len(shares.steps) // 2)
         return finding.failed(TRUNCATED, cause, severity=severity, onset=start, quantities=quantities)
 
     # Most answers were cut off in some tenth of the run.
@@ -205,6 +207,25 @@ def with_cut_answers_after_cause(findings: Sequence[Finding], course: Course) ->
         ordered.remove(effect)
         ordered.insert(ordered.index(cause) + 1, effect)
     return ordered
+
+
+def _since(shares: Series, limit: float, mean: float) -> tuple[float, str]:
+    """Return the step from which on more answers are cut off than a limit, and a clause if that is the run's start.
+
+    Args:
+        shares: The shares of answers cut off, which end above the limit.
+        limit: The share above which they are too many.
+        mean: The share that the sentence names.
+    """
+    values = shares.values
+    if shares.first <= limit or len(values) < 2 * FEW_STEPS:
+        return shares.steps[lasting_row(values, limit)], ""
+    row = next(row for row, value in enumerate(values) if value > limit)
+    if row and fmean(values[:row]) < RARELY_CUT:
+        return shares.steps[row], ""
+    first = format_share(shares.first)
+    other = "" if first == format_share(mean) else f" ({first} in the first tenth)"
+    return shares.steps[row], f", as from the start{other}"
 
 
 def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:
@@ -326,6 +347,7 @@ LENGTH_GROWTH = Kind(
     remedy=(
         "add a penalty on length, or a normalisation that does not reward it, and read some long answers"
     ),
+    is_in_the_weights=True,
     evidence=("length", "evaluation", "reward"),
     source="agentscope-ai/Trinity-RFT issue 176; simulated runs of `benchmarks/doctor` and of `rldoctor`",
     scenarios=("length pays, evaluation does not",),
@@ -367,7 +389,7 @@ def check_length(case: Case) -> Finding:
 
     if growth < MUCH_LONGER or len(reward.values) < 30 or rise_in_errors(reward) > 2:
         return finding if growth < LONGER or ends_higher(reward) else undecided_check()
-    cause = f"{change}, and the reward does not rise"
+    cause = f"{change}, and the reward {'falls' if falls(reward.values) else 'does not rise'}"
     start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
     return finding.failed(LENGTH_GROWTH, cause, severity="look", onset=start, quantities=["length", "reward"])
 
@@ -394,6 +416,7 @@ LENGTH_COLLAPSE = Kind(
         "read some answers from before and after the fall; a reward that short answers can get, or a length "
         "penalty that is too strong, are common causes"
     ),
+    is_in_the_weights=True,
     evidence=("length", "reward"),
     source="a log of JuncyLu/trl_DAPO",
     scenarios=("answers collapse",),

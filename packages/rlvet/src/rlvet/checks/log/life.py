@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+from statistics import fmean
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Case
+from rlvet.checks.course import Case, Course, Series, noise_of_differences, tenth_blocks, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.liveness import (
     ALONE,
@@ -26,7 +28,7 @@ from rlvet.checks.log.length import TRUNCATED
 from rlvet.checks.log.movement import NO_STEP
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import undecided_check
-from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
+from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT, start_of_fall
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import QUANTITIES
@@ -60,6 +62,7 @@ RUN_DIED = Kind(
     ),
     remedy="look at the log and the answers of the step before",
     resume=", and",
+    is_in_the_weights=True,
     is_effect_of_large_steps=True,
     evidence=(
         "reward",
@@ -136,13 +139,44 @@ def check_life(case: Case) -> Finding:
     severity = "look"
     if death.lasts:
         severity = "stop" if death.is_sure else "fix"
+        fall = _fall_into(death, course)
+        if fall is not None and fall < start:
+            start = fall
+            cause = f"{cause}; the reward falls from step {format_step(start)} on"
     return finding.failed(RUN_DIED, cause, severity=severity, onset=start, quantities=quantities)
 
 
+NEAR_ROWS = 3
+"""Number of log steps right before a death whose mean reward shows whether it fell slowly."""
+
+
+def _fall_into(death: Death, course: Course) -> float | None:
+    """Return the step from which on the reward fell slowly to that of a dead run; None if it did not."""
+    streak = death.streaks[0]
+    if streak.name != "reward" or not streak.value < streak.before:
+        return None
+    reward = course.series("reward")
+    live = bisect.bisect_left(reward.steps, course.rows[death.first]["step"])
+    if live < FEWEST_ROWS:
+        return None
+    means = tenths(reward.values[:live])
+    best = max(range(10), key=lambda tenth: means[tenth])
+    loss = means[best] - streak.value
+    # Most of the reward is still there right before a sudden death.
+    if fmean(reward.values[live - NEAR_ROWS : live]) > means[best] - loss / 2:
+        return None
+    first = sum(len(block) for block in tenth_blocks(reward.values[:live])[:best])
+    noise = noise_of_differences(reward.values[:live]) / math.sqrt(live / 10)
+    end = live + streak.rows
+    since_best = Series(reward.steps[first:end], reward.values[first:end])
+    return start_of_fall(since_best, means[best], loss, 2 * noise)
+
+
 def _is_told(case: Case, death: Death, start: float) -> bool:
-    """Return whether a finding before has told the loss of the reward."""
+    """Return whether a fault before has told the loss of the reward."""
     for finding in case.findings:
-        if finding.kind in (COLLAPSE, REWARD_FLAT) and finding.onset is not None and finding.onset <= start:
+        is_loss = finding.kind in (COLLAPSE, REWARD_FLAT) and finding.ok is False
+        if is_loss and finding.onset is not None and finding.onset <= start:
             return death.streaks[0].name == "reward"
     return False
 

@@ -18,6 +18,7 @@ NOT_A_NUMBER = Kind(
         "find the first step with NaN; common causes are a reward function that returns NaN, an overflow in half "
         "precision and a sequence without tokens"
     ),
+    is_in_the_weights=True,
     is_effect_of_large_steps=True,
     evidence=("all quantities",),
     source="AgentR1/Agent-R1 issue 30, verl-project/verl issue 498",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import (
@@ -18,8 +18,8 @@ from rlvet.checks.course import (
     find_change_point,
     fit_slope,
     largest_mean,
+    lasting_row,
     noise_of_differences,
-    onset,
     rises,
     tenth_blocks,
     tenths,
@@ -164,19 +164,30 @@ WANDERING = 3.0
 COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
 """A pattern for the names of the metrics that are compared before and after a fall of the reward."""
 
+ROUNDING_ERROR = 1e-9
+"""Relative difference of two means that rounding may give to equal rewards."""
+
+STEADY_LOSS = 0.1
+"""Share of the reward of the best tenth that a steady fall must lose."""
+
+FLAT_SHARE = 0.5
+"""Share of a run that must be flat to be a plateau, or in which the reward must fall for the fall to be steady."""
+
 COLLAPSE = Kind(
     code="collapse",
     severity="stop",
     meaning="the run lost the reward that it had reached",
     condition=(
-        "the last tenth of a run has lost half of the reward of its best tenth. The finding lists what else "
-        "doubled or halved"
+        "the last tenth of a run has lost half of the reward of its best tenth; or, as `look`, a tenth of it in a "
+        "steady fall over half of the run. The finding begins where the fall does, and lists what else doubled or "
+        "halved"
     ),
     remedy=(
         "read answers from before and after the fall with their rewards, and check what else changed at that "
         "step"
     ),
     resume=";",
+    is_in_the_weights=True,
     is_effect_of_large_steps=True,
     evidence=("reward", "quantities that changed with it"),
     source="a log of Rithwik-Ravi/OpenEnv-Dynamic-Guardrails",
@@ -188,11 +199,11 @@ COLLAPSE = Kind(
     "a fall of the reward",
     after="whether the policy moves",
     tested="the reward does not collapse",
-    explained="the end of the run keeps half of its best reward",
+    explained="the end of the run keeps half of its best reward, and the reward does not fall steadily",
     reports=(COLLAPSE,),
 )
 def check_fall(case: Case) -> Finding:
-    """Check that the last tenth of a run keeps at least half of the reward of the best tenth.
+    """Check that the last tenth of a run keeps at least half of the reward of the best tenth, and no steady fall.
 
     The finding names the metrics that have doubled or halved by then. A log does not show whether they are the cause.
     """
@@ -207,15 +218,23 @@ def check_fall(case: Case) -> Finding:
     # The height of the best tenth is measured from 0, or from the lowest tenth if rewards are negative.
     lowest = min(0.0, *means)
     height = means[best] - lowest
+    loss = means[best] - means[-1]
     # If the reward wanders, neighbouring tenths differ by more than the noise of single steps explains.
     wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
     largest_loss = max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering)
-    if means[best] - means[-1] <= largest_loss:
+    first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
+    after_best = Series(reward.steps[first_row:], reward.values[first_row:])
+    # Of a constant reward only rounding errors are left.
+    is_lost = loss > max(largest_loss, ROUNDING_ERROR * max(1.0, abs(means[best])))
+    is_steady = loss > max(STEADY_LOSS * height, STANDARD_ERRORS * noise) and _falls_steadily(
+        after_best.values, len(reward.values)
+    )
+    if not is_lost and not is_steady:
         # The best and the last part by other splits, so that the limits between tenths do not decide.
         size = len(reward.values) // 10
         last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
-        is_lost = largest_mean(reward.values, size) - last_mean > 0.4 * height
-        return undecided_check("its noise is too large") if is_lost else finding
+        is_nearly_lost = largest_mean(reward.values, size) - last_mean > 0.4 * height
+        return undecided_check("its noise is too large") if is_nearly_lost else finding
 
     # Values in the best and in the last tenth of the metrics that may explain the fall.
     ends = {}
@@ -240,37 +259,74 @@ def check_fall(case: Case) -> Finding:
         before, after = ends[name]
         changes.append(f"{name} {change_text(before, after)}")
     cause = f"{', '.join(changes)}, from the best tenth of the run to the last"
-    first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
-    after_best = Series(reward.steps[first_row:], reward.values[first_row:])
-    start = _first_row_of_fall(after_best, lambda value: means[best] - value > largest_loss)
+    if not is_lost:
+        cause = f"{cause}: it falls steadily"
+    start = start_of_fall(after_best, means[best], loss, max(2 * noise, wandering / 2))
     # A fall to a constant reward begins with it at the latest.
     floor = case.of(check_constant_reward)
-    if start is not None and floor.onset is not None and floor.onset > after_best.steps[0]:
+    if floor.onset is not None and floor.onset > after_best.steps[0]:
         start = min(start, floor.onset)
     quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
-    return finding.failed(COLLAPSE, cause, onset=start, quantities=quantities)
+    severity = "stop" if is_lost else "look"
+    return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
 
 
-def _first_row_of_fall(metric: Series, is_low: Callable[[float], bool]) -> float | None:
-    """Return the step of the onset of a fall, or the first of the low rows directly before it.
-
-    The running mean of `onset` falls later than the rows.
+def _falls_steadily(values: Sequence[float], rows: int) -> bool:
+    """Return whether values fall from tenth to tenth along a line, in a large part of a run.
 
     Args:
-        metric: The metric, from its best part on.
-        is_low: Returns True for a value after the fall.
+        values: The rewards from the best tenth on.
+        rows: Number of rewards in the whole run.
     """
-    start = onset(metric, is_low)
-    if start is None:
-        return None
-    row = metric.steps.index(start)
-    while row > 0 and is_low(metric.values[row - 1]):
-        row -= 1
-    return metric.steps[row]
+    if len(values) < max(PLATEAU_STEPS, FLAT_SHARE * rows):
+        return False
+    slope = fit_slope(values)
+    falls = sum(after < before for before, after in pairwise(tenths(values)))
+    return -slope.rise > STANDARD_ERRORS * slope.error and falls >= FEWEST_FALLS
 
 
-FLAT_SHARE = 0.5
-"""Share of a run that must be flat to be a plateau."""
+FEWEST_FALLS = 7
+"""Number of the nine changes from tenth to tenth that must be falls in a steady fall."""
+
+BEGUN = 0.2
+"""Share of its loss by which the reward is lower at a step that certainly is in the fall."""
+
+
+CLEARLY_LOWER = 4.0
+"""Median changes from row to row by which a single row is below the level before a fall."""
+
+FEW_ROWS = 5
+"""Number of rows right before a fall that may be in it."""
+
+
+def start_of_fall(reward: Series, level: float, loss: float, noise: float) -> float:
+    """Return the step from which on the reward never comes back to a level.
+
+    It is where the line through the steps at which a fifth and a half of the loss are lost begins. Of a sudden fall,
+    these are one step.
+
+    Args:
+        reward: The reward from its best part on.
+        level: Its mean there.
+        loss: The difference of this and its mean at the end.
+        noise: A difference from the level that does not count.
+    """
+    lower = [-value for value in reward.values]
+    begun = min(max(BEGUN * loss, noise), loss / 2)
+    row = lasting_row(lower, begun - level)
+    half_row = lasting_row(lower, loss / 2 - level)
+    if begun < loss / 2:
+        row = max(0, row - int((half_row - row) * begun / (loss / 2 - begun)))
+    # Single rows right before that are clearly lower are in the fall.
+    usual_row = level - CLEARLY_LOWER * median(abs(after - before) for before, after in pairwise(lower))
+    for _ in range(FEW_ROWS):
+        if row > 0 and reward.values[row - 1] < usual_row:
+            row -= 1
+    # The best row is not in the fall.
+    while reward.values[row] == max(reward.values):
+        row += 1
+    return reward.steps[row]
+
 
 PLATEAU = Kind(
     code="plateau",
@@ -320,9 +376,8 @@ def check_plateau(case: Case) -> Finding:
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
         return undecided_check(f"needs at least {PLATEAU_STEPS} log steps")
-    if fall.ok is False:
-        # `check_fall` has reported it.
-        return undecided_check()
+    if fall.cause:
+        return undecided_check("reported by another finding")
     finding = passed_check(
         reward, fmean(reward.later_half), "mean reward of the later half", later_half(reward)
     )
@@ -340,9 +395,10 @@ def check_plateau(case: Case) -> Finding:
     share = len(late_rewards) / len(reward.values)
     mean = fmean(late_rewards)
     # Of a constant reward only rounding errors are left.
-    is_constant = largest_unseen_rise <= 1e-9 * max(1.0, abs(mean))
+    is_constant = largest_unseen_rise <= ROUNDING_ERROR * max(1.0, abs(mean))
     before, after = end_means(late_rewards, 3)
-    falls = slope.rise < -2 * slope.error or before - after > deviation(late_rewards)
+    falls_surely = slope.rise < -STANDARD_ERRORS * slope.error or before - after > deviation(late_rewards)
+    falls = falls_surely or slope.rise < -2 * slope.error
     unseen_rise = format_number(largest_unseen_rise, 2)
     # A rise as large as the reward, or as its rise before, would not show.
     scale = fmean(abs(part) for part in tenths(late_rewards))
@@ -357,9 +413,9 @@ def check_plateau(case: Case) -> Finding:
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
     if falls:
         cause = f"{cause}, where it falls ({change_text(before, after)}, {THIRDS_OF_STEPS})"
-    if is_coarse:
+    if is_coarse and not falls_surely:
         cause = f"{cause}; too short or too noisy to tell whether it rises: a rise by {unseen_rise} would not show"
-    elif not is_constant:
+    elif not is_constant and not falls_surely:
         cause = f"{cause}; a rise by {unseen_rise} or less would not show in its noise"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"

@@ -6,7 +6,17 @@ import math
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Case, Course, Series, end_means, onset, rise_in_errors, rises, standard_error
+from rlvet.checks.course import (
+    Case,
+    Course,
+    Series,
+    end_means,
+    falls,
+    onset,
+    rise_in_errors,
+    rises,
+    standard_error,
+)
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.movement import check_movement, rows_at_0
 from rlvet.checks.log.results import (
@@ -147,6 +157,9 @@ def _check_groups(case: Case) -> Finding:
         if rises(later_rewards):
             severity = "look"
             cause = f"{cause}; in the last two thirds of the run, the reward still rises{change}"
+        elif falls(later_rewards):
+            fall = f"({change_text(before, after)}, {THIRDS_OF_STEPS})"
+            cause = f"{cause}; in the last two thirds of the run, the reward falls {fall}"
         else:
             cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
     cause = f"{cause}{_why_equal(reward)}"
@@ -199,8 +212,13 @@ def _check_spread(case: Case) -> Finding:
     if len(reward.values) >= FEW_STEPS:
         rose = rise_in_errors(reward) > 3
         before, after = end_means(reward.values, 3)
-        rise = f"rose ({change_text(before, after)}, {THIRDS})" if rose else "did not clearly rise"
-        cause = f"{cause}; the reward {rise}"
+        change = f"({change_text(before, after)}, {THIRDS})"
+        words = "did not clearly rise"
+        if rose:
+            words = f"rose {change}"
+        elif len(reward.values) >= FEWEST_REWARDS and falls(reward.values):
+            words = f"fell {change}"
+        cause = f"{cause}; the reward {words}"
     cause = f"{cause}{_why_equal(reward)}"
     severity = "look" if case.of(is_solved) or rose else "fix"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["reward_std"])
