@@ -144,6 +144,24 @@ def test_the_rate_of_lora_is_compared_with_that_of_lora(tmp_path):
     assert "learning-rate" in [finding.id for finding in diagnosis.configuration.findings]
 
 
+@pytest.mark.parametrize(
+    ("rate", "end"),
+    [
+        (1e-4, "above 3e-05, the most that published runs use to train all weights (LoRA adapters: 0.0002)"),
+        (
+            5e-4,
+            "above 3e-05, the most that published runs use to train all weights, and above 0.0002, the most for LoRA "
+            "adapters",
+        ),
+    ],
+)
+def test_a_rate_is_compared_with_both_where_it_is_not_known_whether_lora_is_used(tmp_path, rate, end):
+    run = write_run(tmp_path, TRL | {"learning_rate": rate}, kl=lambda t: 4 * max(0.0, t - 0.4))
+    assert (
+        finding_of(diagnose(run), "kl-drift").settings[-1] == f"learning_rate={rate:g} (config.yaml), {end}"
+    )
+
+
 # --- The rules of lint ---
 
 

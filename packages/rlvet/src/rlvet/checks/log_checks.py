@@ -174,6 +174,11 @@ def _related_settings(kind: Kind | None, setup: Setup) -> tuple[str, ...]:
     return tuple(texts)
 
 
+RANK_IN_CONFIGURATION = ("verl", "openrlhf", "skyrl", "prime-rl")
+"""Frameworks whose configuration has the rank of LoRA, so that one without it trains all weights. TRL's trainer gets
+the adapter beside its configuration."""
+
+
 def _high_rate(setup: Setup) -> list[str]:
     """Return the learning rate as a text, if it is far above those of published runs."""
     rate = setup.number("learning rate")
@@ -181,5 +186,9 @@ def _high_rate(setup: Setup) -> list[str]:
         return []
     model = setup.values["model"].value if "model" in setup.values else None
     optimizer = setup.values["optimizer"].value if "optimizer" in setup.values else "adamw"
-    description = describe_high_rate(rate, bool(setup.number("LoRA rank")), model, str(optimizer))
+    rank = setup.number("LoRA rank")
+    lora = None if rank is None else rank > 0
+    if rank is None and setup.framework in RANK_IN_CONFIGURATION:
+        lora = False
+    description = describe_high_rate(rate, lora, model, str(optimizer))
     return [f"{setup.values['learning rate']}, {description}"] if description else []

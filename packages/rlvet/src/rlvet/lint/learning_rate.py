@@ -64,17 +64,19 @@ def largest_rate(lora: Any, model: Any) -> float:
     return next(rate for size_limit, rate in LARGEST_RATES if size < size_limit)
 
 
-def describe_high_rate(rate: float, lora: bool, model: Any, optimizer: str) -> str:
+def describe_high_rate(rate: float, lora: bool | None, model: Any, optimizer: str) -> str:
     """Say what a learning rate is above, if it is far above those of published runs; return an empty text if it is not.
 
     Args:
         rate: The learning rate.
-        lora: True if only an adapter is trained.
+        lora: True if only an adapter is trained; None if this is not known.
         model: The model's name, from which its size is read; None if it is not known.
         optimizer: The name of the optimizer. The limits are those of Adam.
 
     >>> describe_high_rate(5e-4, False, "Qwen2.5-7B", "adamw")
     'above 1e-05, the most that published runs use to train all weights of a model of 7 billion parameters'
+    >>> describe_high_rate(5e-5, None, None, "adamw")
+    'above 3e-05, the most that published runs use to train all weights (LoRA adapters: 0.0002)'
     """
     if not is_adam(optimizer) or not rate_is_high(rate, lora, model):
         return ""
@@ -85,7 +87,13 @@ def describe_high_rate(rate: float, lora: bool, model: Any, optimizer: str) -> s
     elif size is not None:
         weights = f"all weights of a model of {format_number(size, 6)} billion parameters"
     limit = largest_rate(lora, model)
-    return f"above {format_setting(limit)}, the most that published runs use to train {weights}"
+    text = f"above {format_setting(limit)}, the most that published runs use to train {weights}"
+    if lora is not None:
+        return text
+    lora_limit = format_setting(LARGEST_RATE_LORA)
+    if rate > LARGEST_RATE_LORA:
+        return f"{text}, and above {lora_limit}, the most for LoRA adapters"
+    return f"{text} (LoRA adapters: {lora_limit})"
 
 
 def learning_rate_is_high(v: Values) -> bool:
