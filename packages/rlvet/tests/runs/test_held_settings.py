@@ -90,7 +90,8 @@ def test_the_arguments_that_transformers_writes_are_the_configuration_of_the_run
         source = "events.out.tfevents.1.host.1.0, args/text_summary"
         assert str(run.setup.values["learning rate"]) == f"learning_rate=0.0005 ({source})"
         diagnosis = diagnose(path)
-        assert diagnosis.headline == "truncated: 100% of answers are cut off at the cap of 16 tokens"
+        cause = "100% of answers are cut off at the cap of 16 tokens, as from the start"
+        assert diagnosis.headline == f"truncated: {cause}"
         assert f"{log}, args/text_summary: look: the learning rate is far above" in str(diagnosis)
         assert not run.unread
     assert [finding.path for finding in lint_run(log)] == [f"{log}, args/text_summary"]
@@ -373,3 +374,82 @@ def test_a_database_that_is_no_log_is_not_spoken_of(tmp_path):
     run = open_run(tmp_path)
     assert len(run.rows) == 40
     assert not run.unread
+
+
+# --- The shape of a model without a name ---
+
+QWEN = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "vocab_size": 151936,
+    "dtype": "float32",
+}
+LARGER = QWEN | {"hidden_size": 2048, "num_hidden_layers": 36}
+IN_4_BITS = {"quantization_config": {"load_in_4bit": True, "quant_method": "bitsandbytes"}}
+
+
+def models(folder, first, second):
+    """Return the comparison of two runs of TRL that differ in the configuration of the model only."""
+    logs = []
+    for name, model in (("a", first), ("b", second)):
+        held = event(text("model_config/text_summary", json.dumps(model)))
+        logs.append(write(folder / name, arguments(), held, scalars()))
+    return diff(*logs)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "values"),
+    [
+        (QWEN, LARGER, ("hidden size 896, layers 24", "hidden size 2048, layers 36")),
+        (QWEN, QWEN | IN_4_BITS, ("not quantized", "4 bits by bitsandbytes")),
+        (QWEN, QWEN | {"dtype": "float16"}, ("float32", "float16")),
+        (QWEN | {"_name_or_path": ""}, LARGER | {"_name_or_path": ""}, ("hidden size 896, layers 24", None)),
+        ({"n_embd": 768}, {"text_config": {"hidden_size": 1024}}, ("hidden size 768", "hidden size 1024")),
+        (QWEN, {**LARGER, "torch_dtype": "float32"} | {"dtype": None}, ("hidden size 896, layers 24", None)),
+        (
+            QWEN | {"_name_or_path": "Qwen/Qwen2.5-0.5B"},
+            QWEN | IN_4_BITS | {"_name_or_path": "Qwen/Qwen2.5-0.5B"},
+            ("not quantized", "4 bits by bitsandbytes"),
+        ),
+    ],
+)
+def test_models_of_other_shapes_differ(tmp_path, first, second, values):
+    difference = models(tmp_path, first, second)
+    (model,) = [
+        one for one in difference.as_json()["configurations"]["differences"] if one["name"] == "model"
+    ]
+    assert model["a"]["value"] == values[0]
+    assert values[1] in (None, model["b"]["value"])
+    assert f"   A  {values[0]}" in str(difference)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (QWEN, QWEN),
+        (QWEN, {"vocab_size": 151936}),
+        (QWEN, {}),
+        (QWEN | {"transformers_version": "4.57.3"}, QWEN | {"transformers_version": "5.0.0"}),
+        (QWEN | {"use_cache": True}, QWEN | {"use_cache": False}),
+    ],
+)
+def test_models_of_one_shape_are_not_said_to_differ_or_to_be_equal(tmp_path, first, second):
+    comparison = models(tmp_path, first, second).as_json()["configurations"]
+    assert comparison["differences"] == comparison["unjudged"] == []
+    assert "model" in comparison["in_neither"]
+
+
+def test_the_file_of_settings_without_lines_is_named_once(tmp_path):
+    name = "events.out.tfevents.1767733342.a-host-with-a-long-name.21148.0"
+    folders = []
+    for run, rate in (("a", 1e-5), ("b", 1e-6)):
+        folders.append(
+            write(tmp_path / run, arguments(TRL | {"learning_rate": rate}), scalars(), name=name).parent
+        )
+    output = str(diff(*folders))
+    assert output.count(name) == 2
+    assert f"A: {folders[0]} (TRL, defaults of 1.16.0; settings in {name}, args/text_summary)" in output
+    assert "   A  1e-05  learning_rate=1e-05\n" in output
+    files = str(diff(*(folder / name for folder in folders)))
+    assert files.count(name) == 2

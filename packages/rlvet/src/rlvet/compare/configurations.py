@@ -22,6 +22,7 @@ from rlvet.compare.vocabulary import (
 from rlvet.lint.checks import without_defaults
 from rlvet.lint.known import FRAMEWORKS
 from rlvet.runs.configuration import Configuration, Unresolved
+from rlvet.runs.held_settings import MODEL_CONFIG, QUANTIZATION
 
 COMPARED: Mapping[str, Mapping[str, Callable[[Settings], Any]]] = {
     "trl": trl.QUANTITIES,
@@ -199,8 +200,15 @@ def read_training(configuration: Configuration) -> Training:
     readings = {one.name: Reading(None, unknown=f"is not read for {title}") for one in QUANTITIES}
     for name, compute in COMPARED[framework].items():
         readings[name] = settings.reading(compute)
-    values = {name: setting.value for name, setting in configuration.settings.items()}
-    return Training(framework, configuration.path, readings, values, frozenset(settings.names_read))
+    prefix = f"{MODEL_CONFIG}."
+    names = [name for name in configuration.settings if name.startswith(prefix)]
+    shape = {name.removeprefix(prefix): settings.origin(name) for name in names}
+    values = {name: setting.value for name, setting in configuration.settings.items() if name not in names}
+    has_lines = any(setting.line is not None for setting in configuration.settings.values())
+    file = "" if has_lines else settings.file
+    return Training(
+        framework, configuration.path, readings, values, shape, file, frozenset(settings.names_read)
+    )
 
 
 def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
@@ -220,6 +228,12 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
         readings = (a.readings[quantity.name], b.readings[quantity.name])
         if not _applies(quantity, a, b):
             continue
+        if quantity.name == "model":
+            shapes = _shapes_that_differ(a, b)
+            if shapes is not None:
+                differences.append(QuantityDifference(quantity, *shapes))
+                compared += 1
+                continue
         # TRL names a data set of the hub, verl a file.
         is_of_two_kinds = quantity.name == "data set" and a.framework != b.framework
         if is_of_two_kinds or all(reading.unknown for reading in readings):
@@ -258,6 +272,59 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
         names=[setting.name for setting in without_quantity["names"]],
         compared=compared,
     )
+
+
+SHAPE_WORDS = {
+    "model_type": "",
+    "hidden_size": "hidden size ",
+    "num_hidden_layers": "layers ",
+    "num_experts": "experts ",
+    QUANTIZATION: "",
+    "dtype": "",
+    "vocab_size": "vocabulary ",
+    "intermediate_size": "intermediate size ",
+    "num_attention_heads": "attention heads ",
+    "num_key_value_heads": "key-value heads ",
+}
+"""The words before each part of a model's shape, the most telling part first."""
+
+
+def _shapes_that_differ(a: Training, b: Training) -> tuple[Reading, Reading] | None:
+    """Return the parts of the shapes of two models that differ, each as a reading of the model.
+
+    None if they do not differ, if one is not known, or if the names of the models tell them apart.
+    """
+    names = [a.readings["model"], b.readings["model"]]
+    are_named = not any(reading.unknown for reading in names)
+    if (are_named and not _are_equal(names[0].value, names[1].value)) or not (a.shape and b.shape):
+        return None
+    parts = []
+    for name in SHAPE_WORDS:
+        values = [training.shape[name].value if name in training.shape else None for training in (a, b)]
+        is_known = None not in values or name == QUANTIZATION
+        if is_known and not _are_equal(values[0], values[1]):
+            parts.append(name)
+    if not parts:
+        return None
+    first, second = (
+        Reading(_shape_text(one, parts), tuple(one.shape[name] for name in parts if name in one.shape))
+        for one in (a, b)
+    )
+    return first, second
+
+
+def _shape_text(training: Training, parts: Sequence[str]) -> str:
+    """Return parts of a model's shape in words, as many as `LONGEST_VALUE` has space for."""
+    text = ""
+    for name in parts:
+        words = "not quantized"
+        if name in training.shape:
+            words = f"{SHAPE_WORDS[name]}{training.shape[name].value}"
+        longer = f"{text}, {words}" if text else words
+        if len(longer) > LONGEST_VALUE:
+            break
+        text = longer
+    return text
 
 
 def _applies(quantity: Quantity, a: Training, b: Training) -> bool:

@@ -115,13 +115,16 @@ class Difference:
         return "\n".join(map(printable, lines))
 
     def _titles(self) -> list[str]:
-        """Return the paths, each with its framework and the version of the defaults."""
+        """Return the paths, each with its framework, the version of the defaults, and the file of the settings."""
         titles = [self.a, self.b]
         if self.configurations is not None:
             for index, training in enumerate((self.configurations.a, self.configurations.b)):
                 framework = FRAMEWORKS[training.framework].title
                 version = DEFAULTS[training.framework]["version"]
-                titles[index] += f" ({framework}, defaults of {version})"
+                # A path that is that file is not repeated.
+                file = training.file.removeprefix(Path(titles[index]).name).removeprefix(", ")
+                settings = f"; settings in {file}" if file else ""
+                titles[index] += f" ({framework}, defaults of {version}{settings})"
         return titles
 
     def as_json(self) -> dict[str, Any]:
@@ -198,8 +201,10 @@ def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
     for number, difference in enumerate(comparison.differences, 1):
         lines.append(f"{number}. {difference.quantity.name} ({difference.quantity.effect})")
         lines += [
-            f"   {name}  {format_value(difference.quantity, reading)}  {_origins(reading)}"
-            for name, reading in zip("AB", (difference.a, difference.b), strict=True)
+            f"   {name}  {format_value(difference.quantity, reading)}  {_origins(reading, training)}"
+            for name, reading, training in zip(
+                "AB", (difference.a, difference.b), (comparison.a, comparison.b), strict=True
+            )
         ]
     if comparison.differences:
         lines.append("")
@@ -241,12 +246,15 @@ def _pair(difference: QuantityDifference) -> str:
     return f"{difference.quantity.name} {texts[0]} | {texts[1]}"
 
 
-def _origins(reading: Reading) -> str:
-    """Return the settings from which a value is computed, at most two, with their sources."""
-    texts = [
-        f"{origin.name}={str(origin.value)[:LONGEST_VALUE]} ({origin.source})"
-        for origin in reading.origins[:2]
-    ]
+def _origins(reading: Reading, training: Training) -> str:
+    """Return the settings from which a value is computed, at most two, with their sources.
+
+    A file whose settings have no lines is named once, beside the path of the run.
+    """
+    texts = []
+    for origin in reading.origins[:2]:
+        source = "" if origin.source == training.file else f" ({origin.source})"
+        texts.append(f"{origin.name}={str(origin.value)[:LONGEST_VALUE]}{source}")
     return ", ".join(texts)
 
 

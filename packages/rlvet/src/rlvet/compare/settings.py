@@ -136,6 +136,11 @@ class Settings:
         setting = self._configuration.settings.get("program")
         return str(setting.value) if setting is not None else ""
 
+    @property
+    def file(self) -> str:
+        """The name of the file, with that of the settings in it."""
+        return title_of(PurePath(self._configuration.path).name, self._configuration.part)
+
     def reading(self, compute: Callable[[Settings], Any]) -> Reading:
         """Return the value of a quantity, with the settings that were read to compute it.
 
@@ -160,16 +165,15 @@ class Settings:
         names = list(dict.fromkeys(self._current))
         # The setting that is read first is the one of the quantity; the others are conditions.
         conditions = [name for name in names[1:] if self.is_set(name)]
-        origins = tuple(self._origin(name) for name in (*names[:1], *conditions))
+        origins = tuple(self.origin(name) for name in (*names[:1], *conditions))
         return Reading(value, origins, unknown, elsewhere)
 
-    def _origin(self, name: str) -> Origin:
+    def origin(self, name: str) -> Origin:
         """Return a setting with its value and its source."""
         setting = self._configuration.settings.get(name)
         if setting is None:
             return Origin(name, self._defaults.get(name), f"default of {self._version}")
-        file = title_of(PurePath(self._configuration.path).name, self._configuration.part)
-        source = file if setting.line is None else f"{file}:{setting.line}"
+        source = self.file if setting.line is None else f"{self.file}:{setting.line}"
         value = setting.value.reason if isinstance(setting.value, Unresolved) else setting.value
         return Origin(setting.name, value, source)
 

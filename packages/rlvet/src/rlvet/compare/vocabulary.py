@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlvet._numbers import format_number
@@ -145,6 +145,10 @@ class Training:
     """The quantities, by name."""
     settings: Mapping[str, Any]
     """The settings that the configuration sets, by the framework's names."""
+    shape: Mapping[str, Origin] = field(default_factory=dict)
+    """What the run saved of the shape of its model, by the names of `rlvet.runs.held_settings.SHAPE`."""
+    file: str = ""
+    """The name of the file with the settings, and that of them in it; empty if each setting has a line."""
     read: frozenset[str] = frozenset()
     """The names of the settings that the quantities were computed from."""
 

@@ -16,6 +16,25 @@ from rlvet.runs.log_files import format_of
 MODEL_NAME = "_name_or_path"
 """The name of a model in its configuration, which is no argument of a trainer."""
 
+MODEL_CONFIG = "model_config"
+"""The name under which the shape of a model stands among the settings of its run."""
+
+SHAPE = {
+    "model_type": ("model_type",),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads",),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "vocab_size": ("vocab_size",),
+    "dtype": ("dtype", "torch_dtype"),
+}
+"""The names of what tells the shapes of two models apart, each with those that configurations of models use for it."""
+
+QUANTIZATION = "quantization"
+"""The name of a model's quantization in its shape, which a model that is not quantized lacks."""
+
 LONGEST_REASON = 120
 """The largest number of characters of the reason why settings were not read."""
 
@@ -53,7 +72,7 @@ def read_held_settings(file: Path, unread: list[str], run_name: str | None = Non
         return
     if run_name is None and len({one.run for one in held}) > 1:
         return
-    model: Any = None
+    model: dict[str, Any] = {}
     found: list[Held] = []
     for one in held:
         if run_name is not None and one.run not in ("", run_name):
@@ -66,11 +85,40 @@ def read_held_settings(file: Path, unread: list[str], run_name: str | None = Non
             unread.append(f"{one.name} of {file.name} was not read: {_reason(error, file)}")
             continue
         if one.is_of_model:
-            model = settings.get(MODEL_NAME)
+            model = _model_settings(settings)
         else:
             found.append(Held(file, one.name, settings, one.is_of_folder))
     for one in reversed(found):
-        yield one if model is None else one._replace(settings={MODEL_NAME: model, **one.settings})
+        yield one._replace(settings={**model, **one.settings})
+
+
+def _model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name and the shape of a model, of its configuration in transformers' format.
+
+    >>> _model_settings({"n_embd": 768, "text_config": {"n_layer": 12}, "quantization_config": {"load_in_4bit": True}})
+    {'model_config': {'hidden_size': 768, 'num_hidden_layers': 12, 'quantization': '4 bits'}}
+    """
+    # A model of texts and images has that of texts as a part.
+    inner = config.get("text_config")
+    parts = [config, inner] if isinstance(inner, Mapping) else [config]
+    shape = {}
+    for name, names in SHAPE.items():
+        values = [part[one] for part in parts for one in names if isinstance(part.get(one), int | str)]
+        if values:
+            shape[name] = values[0]
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, Mapping):
+        bits = 4 if quantization.get("load_in_4bit") else 8 if quantization.get("load_in_8bit") else None
+        bits = bits or quantization.get("bits")
+        method = quantization.get("quant_method")
+        texts = [f"{bits} bits" if bits else "", str(method) if method else ""]
+        shape[QUANTIZATION] = " by ".join(filter(None, texts)) or "quantized"
+    settings: dict[str, Any] = {}
+    if config.get(MODEL_NAME) is not None:
+        settings[MODEL_NAME] = config[MODEL_NAME]
+    if shape:
+        settings[MODEL_CONFIG] = shape
+    return settings
 
 
 def _parse(held: HeldSettings) -> dict[str, Any]:
