@@ -44,7 +44,7 @@ def write(folder, ages=AGES, shift=0.0, current=True, **settings):
 
 def test_each_age_has_its_tokens_and_what_each_method_blocks_of_them(tmp_path):
     replay = replay_record(write(tmp_path), {"Clip-Higher": "FixedClip(0.2, 0.28)"})
-    assert [row.name for row in replay.ages.rows] == ["0", "1", "3", "5 to 8"]
+    assert [row.name for row in replay.ages.rows] == ["0", "1", "3 to 4", "5 to 7"]
     for age, row in zip(AGES, replay.ages.rows, strict=True):
         loss = loss_of_age(age)
         log_ratio = (loss["logp"] - loss["logp_old"]).double()
@@ -86,7 +86,7 @@ def test_the_share_of_a_class_is_that_of_all_its_tokens(tmp_path):
     replay = replay_record(tmp_path, {})
     audit = Audit.from_batch(Batch.read(*both.values()), method=DAPO()).metrics()
     assert replay.blocked_by_age == {
-        RUN: {"5 to 8": pytest.approx(audit["blocked_mass_below_0.1"], rel=1e-5)}
+        RUN: {"5 to 7": pytest.approx(audit["blocked_mass_below_0.1"], rel=1e-5)}
     }
     assert [row.tokens for row in replay.ages.rows] == [960]
 
@@ -122,12 +122,17 @@ def test_a_record_from_before_the_update_has_its_tokens_by_age(anchor, tmp_path)
     collector = AgeCollector()
     open_run(tmp_path).scan([collector])
     rows = collector.result().rows
-    assert [(row.name, row.tokens) for row in rows] == [("0", 480), ("1", 480), ("3", 480), ("5 to 8", 480)]
+    assert [(row.name, row.tokens) for row in rows] == [
+        ("0", 480),
+        ("1", 480),
+        ("3 to 4", 480),
+        ("5 to 7", 480),
+    ]
     (line, *more) = [note for note in diagnose(tmp_path).notes if "by age" in note]
     assert line.startswith("by age (versions between sampling and update, an upper bound): 0: 480 tokens")
     if anchor == "rollout":
         assert all(math.isnan(row.spread) and math.isnan(row.effective) for row in rows)
-        assert line.endswith("1: 480 tokens; 3: 480 tokens; 5 to 8: 480 tokens")
+        assert line.endswith("1: 480 tokens; 3 to 4: 480 tokens; 5 to 7: 480 tokens")
         assert "so the spread of the ratios by age is unknown" in more[0]
         return
     for age, row in zip(AGES, rows, strict=True):
@@ -202,11 +207,11 @@ def test_the_metrics_of_ages_are_in_the_json(tmp_path):
     write(tmp_path)
     output = CliRunner().invoke(app, ["audit", str(tmp_path), "--json"]).output
     metrics = json.loads(output)[str(tmp_path)]["methods"]
-    assert metrics[RUN]["age/3/tokens"] == 480
+    assert metrics[RUN]["age/3 to 4/tokens"] == 480
     assert (
         0
-        < metrics["Clip-Higher"]["age/3/blocked_mass_below_0.1"]
-        < metrics[RUN]["age/3/blocked_mass_below_0.1"]
+        < metrics["Clip-Higher"]["age/3 to 4/blocked_mass_below_0.1"]
+        < metrics[RUN]["age/3 to 4/blocked_mass_below_0.1"]
     )
 
 
@@ -224,4 +229,4 @@ def test_classes_cover_all_ages():
     ages = np.arange(-3, 40)
     names = [CLASSES[k] for k in age_classes(ages)]
     assert list(dict.fromkeys(names)) == list(CLASSES)
-    assert [name for age, name in zip(ages, names, strict=True) if 0 <= age < 5] == ["0", "1", "2", "3", "4"]
+    assert [name for age, name in zip(ages, names, strict=True) if 0 <= age < 4] == ["0", "1", "2", "3 to 4"]

@@ -14,6 +14,7 @@ from bandpo.audit.metrics import gradient_size, method_at_level
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule, FixedClip
+from bandpo.replay.kinds import LEAST_SHARE
 from bandpo.replay.record import RUN, RecordedMethod, as_batch
 from rlvet.records import LossBatch
 from rlvet.records.record import record_files
@@ -157,6 +158,9 @@ class BlockedTokens:
         self._by = by
         self._kept_by = kept_by
         self._tokens: dict[object, BlockedToken] = {}
+        self.total = 0
+        """The number of tokens of which the rule drops a share that is not below `LEAST_SHARE`, once for each update
+        that uses them."""
 
     def add(self, batch: LossBatch) -> None:
         """Add the tokens of one loss."""
@@ -173,6 +177,7 @@ class BlockedTokens:
         dropped = (kept_else - shares[self._by].clamp(0, 1)).clamp(min=0)
         cost = tokens.ratio * tokens.advantages.abs() * dropped * tokens.mask
         p = tokens.logp_old.exp()
+        self.total += int(((dropped >= LEAST_SHARE) & (cost > 0)).sum())
 
         largest = cost.flatten().topk(min(self._count, cost.numel())).indices.tolist()
         for index in largest:

@@ -85,7 +85,8 @@ class Words:
         of_run = self._of_run.result()[: DEFAULT_COUNT - min(len(of_rule), DEFAULT_COUNT // 2)]
         places = {(*token.answer, token.at) for token in of_run}
         of_rule = [token for token in of_rule if (*token.answer, token.at) not in places]
-        return ListedTokens(of_run, self._rule, of_rule[: DEFAULT_COUNT - len(of_run)])
+        of_rule = of_rule[: DEFAULT_COUNT - len(of_run)]
+        return ListedTokens(of_run, self._of_run.total, self._rule, of_rule, self._of_rule.total)
 
 
 class ListedTokens(NamedTuple):
@@ -93,20 +94,27 @@ class ListedTokens(NamedTuple):
 
     of_run: Sequence[BlockedToken]
     """The tokens of whose gradient the run dropped most."""
+    run_total: int
+    """The number of tokens whose gradient the run dropped, once for each update that uses them."""
     rule: str
     """The first of the rules that are compared with the run's."""
     of_rule: Sequence[BlockedToken]
     """Others, of whose gradient that rule would have dropped most of what the run kept."""
+    rule_total: int
+    """The number of tokens of whose gradient that rule would have dropped what the run kept, as above."""
 
     @property
     def title(self) -> str:
         """A phrase that says how the tokens were chosen, the run's first."""
+        own = f"({len(self.of_run)} of {self.run_total:,})"
+        others = f"({len(self.of_rule)} of {self.rule_total:,})"
         if not self.of_rule:
-            return f"the tokens of whose gradient {RUN} dropped most, of either sign of A"
-        if not self.of_run:
-            return f"the tokens of whose gradient {self.rule} would have dropped most, of either sign of A"
-        others = f"then those that {self.rule} would have dropped and {RUN} kept"
-        return f"the tokens of whose gradient {RUN} dropped most, {others}, of either sign of A"
+            chosen = f"{RUN} dropped most {own}"
+        elif not self.of_run:
+            chosen = f"{self.rule} would have dropped most {others}"
+        else:
+            chosen = f"{RUN} dropped most {own}, then those that {self.rule} would have dropped and {RUN} kept {others}"
+        return f"the tokens of whose gradient {chosen}, of either sign of A"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich.table import Table
 from bandpo._terminal import printable
 from bandpo.replay.blocked_tokens import in_context
 from bandpo.replay.directions import COSINE, EFFECTIVE
+from bandpo.replay.kinds import LEAST_SHARE
 from rlvet._numbers import format_number
 from rlvet.runs.effect import FEWEST_RARE_WINNERS, percent
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 UNKNOWN = "–"
 
 WHOLE_WIDTH = 12
-"""Number of characters up to which a word of a column is not cut in a narrow terminal, if it is not the first."""
+"""Number of characters up to which a word of a column is not cut in a narrow terminal."""
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> Table:
@@ -42,7 +43,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
         words = [word for cells in (header, *rows) if cells for word in plain(cells[index]).split()]
         width = min(max(map(len, words), default=0), WHOLE_WIDTH)
         # A name that is cut at its end would lose what tells it from the others, so it is folded.
-        table.add_column(plain(name), overflow="fold", min_width=width if index else None)
+        table.add_column(plain(name), overflow="fold", min_width=width)
     for cells in rows:
         if cells:
             table.add_row(*map(plain, cells))
@@ -208,7 +209,7 @@ def dropped_by(kept: Mapping[str, float]) -> str:
         dropped = 1 - min(max(share, 0.0), 1.0)
         if dropped >= 0.995:
             parts.append(name)
-        elif dropped >= 0.005:
+        elif dropped >= LEAST_SHARE:
             parts.append(f"{name} ({percent(dropped)})")
     return ", ".join(parts) or UNKNOWN
 
@@ -261,5 +262,6 @@ def ages_table(replay: Replay) -> Table:
             cells = [share(shares_of_bin.get(column.name)) for column in columns]
             rows.append([f"  {bin_label(probabilities)}", *cells])
     header = ["age", *(column.name for column in columns)]
-    title = f"by age ({replay.ages.meaning}): share of the gradient on winners that each rule blocks"
+    shares = f"share of the gradient on winners that each rule blocks ({UNKNOWN}: too few)"
+    title = f"by age ({replay.ages.meaning}): {shares}"
     return _table(header, rows, title)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from rlvet.records.record import LossBatch
 
-FIRST_AGES = (0, 1, 2, 3, 4, 5, 9, 17)
-"""The smallest age of each class of ages."""
-CLASSES = ("below 0", "0", "1", "2", "3", "4", "5 to 8", "9 to 16", "17 or more")
+FIRST_AGES = (0, 1, 2, 3, 5, 8, 17)
+"""The smallest age of each class of ages. A table of all these classes has 80 columns."""
+CLASSES = ("below 0", "0", "1", "2", "3 to 4", "5 to 7", "8 to 16", "17+")
 """The names of the classes. A token whose version is above that of the weights in training is in the first."""
 
 ROUNDING_DISTANCE = 0.02
@@ -39,7 +39,7 @@ def age_classes(ages: Array) -> Array:
 
     >>> import numpy as np
     >>> [CLASSES[k] for k in age_classes(np.array([-1, 0, 4, 6, 40]))]
-    ['below 0', '0', '4', '5 to 8', '17 or more']
+    ['below 0', '0', '3 to 4', '5 to 7', '17+']
     """
     import numpy as np
 
