@@ -382,7 +382,7 @@ def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
     assert result.stdout.startswith(
         "1 of 2 shared metrics part beyond their noise, first entropy from step 30; 1 diff"
     )
-    assert re.search(r"^1\. entropy from step 30: 0\.8\d* \| 0\.4\d* ", result.stdout, re.M)
+    assert re.search(r"^- entropy from step 30: 0\.8\d* \| 0\.4\d* ", result.stdout, re.M)
     assert (
         "not told apart by the rule (A | B, means at the end of the common steps): reward 0." in result.stdout
     )
@@ -441,7 +441,7 @@ def test_a_run_of_a_file_of_several_is_named_and_so_is_the_reward(tmp_path):
 def test_the_json_has_its_fields_and_a_version(write):
     result = run(*write(VERL.format("actor_rollout_ref.rollout.n=8"), VERL.format("")), "--json")
     output = json.loads(result.stdout)
-    fields = "schema headline differs a b configurations logs diagnoses notes"
+    fields = "schema headline differs a b configurations logs keys diagnoses notes"
     assert list(output) == fields.split()
     assert output["schema"] == "urn:rlvet:diff:1"
     assert output["logs"] is None

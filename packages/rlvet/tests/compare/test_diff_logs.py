@@ -2,11 +2,13 @@
 
 import json
 import random
+import re
 
 import pytest
 
 from rlvet import diagnose
 from rlvet.compare import diff
+from rlvet.compare.keys import by_beginning, listed
 from rlvet.compare.logs import FEWEST_STEPS, compare_logs, first_difference, metric_order, window_of
 
 
@@ -66,7 +68,7 @@ def test_runs_of_one_setting_do_not_part():
     assert alarms <= 5
 
 
-def test_causes_are_listed_before_their_effects_whatever_parts_first():
+def test_metrics_are_listed_in_the_order_of_their_steps():
     a = rows(1, reward=learns, kl=flat, mismatch_kl=flat)
     b = rows(
         2,
@@ -75,8 +77,132 @@ def test_causes_are_listed_before_their_effects_whatever_parts_first():
         mismatch_kl=lambda step: 0.5 + 2 * (step >= 60),
     )
     comparison = compare_logs(a, b)
-    assert [one.name for one in comparison.parted] == ["kl", "mismatch_kl", "reward"]
-    assert comparison.first.name == "reward"
+    assert [one.name for one in comparison.parted] == ["reward", "kl", "mismatch_kl"]
+    assert [one.name for one in comparison.earliest] == ["reward"]
+
+
+def written(tmp_path, *logs):
+    """Return the paths of logs of JSON lines."""
+    files = []
+    for name, log in zip("ab", logs, strict=True):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join(map(json.dumps, log)))
+        files.append(file)
+    return files
+
+
+def test_of_metrics_that_part_at_one_step_none_is_called_the_first_or_a_cause(tmp_path):
+    a = rows(1, reward=learns, kl=flat, entropy=flat, length=flat)
+    level = dict.fromkeys(("kl", "entropy"), lambda step: 2.0)
+    difference = diff(*written(tmp_path, a, rows(2, reward=learns, length=flat, **level)))
+    assert difference.headline == "2 of 4 shared metrics part beyond their noise, all from step 1"
+    title = "parted, all at the same step, so that their order shows no cause (A | B, means of up to 10 steps"
+    assert title in str(difference)
+
+    later = rows(2, reward=learns, length=lambda step: 0.5 + 2 * (step >= 50), **level)
+    difference = diff(*written(tmp_path, a, later))
+    assert difference.headline == "3 of 4 shared metrics part beyond their noise, the first 2 from step 1"
+    assert "parted, the earliest first; the order within one step shows no cause (A | B, " in str(difference)
+
+    apart = rows(2, reward=learns, entropy=lambda step: 2.0, kl=flat, length=lambda step: 0.5 + (step >= 50))
+    difference = diff(*written(tmp_path, a, apart))
+    assert difference.headline == "2 of 4 shared metrics part beyond their noise, first entropy from step 1"
+    assert "\nparted, the earliest first (A | B, means of up to 10 steps from there on):\n" in str(difference)
+
+    one = rows(2, reward=learns, entropy=lambda step: 2.0, kl=flat, length=flat)
+    assert "\nparted (A | B, means of up to 10 steps from there on):\n" in str(
+        diff(*written(tmp_path, a, one))
+    )
+
+
+def noisy(least, most):
+    """Return values that go up and down by as much as their size, so that their noise hides a distance."""
+    return [least if step % 2 else most for step in range(1, 41)]
+
+
+def test_a_metric_without_a_value_in_common_is_told_in_the_headline_and_is_a_difference(tmp_path):
+    a = [{"step": k, "reward": 0.0, "clip": 0.0, "entropy": 0.5} for k in range(1, 41)]
+    b = [
+        {"step": k, "reward": reward, "clip": reward / 100, "entropy": 0.5}
+        for k, reward in enumerate(noisy(0.05, 0.95), 1)
+    ]
+    difference = diff(*written(tmp_path, a, b))
+    assert not difference.logs.parted
+    assert [one.name for one in difference.logs.apart] == ["reward", "clip"]
+    assert [one.name for one in difference.logs.not_told_apart] == ["entropy"]
+    assert difference.differs
+    assert difference.headline == (
+        "none of 3 shared metrics parts by the rule, but 2 have no value in common: reward, clip"
+    )
+    assert (
+        "\n\nno value in common, but no step from which the rule tells them apart (A | B, means at the end of the "
+        "common steps):\n- reward 0 | 0.59\n- clip 0 | 0.0059\n\nnot told apart" in str(difference)
+    )
+    # One value in common is enough.
+    b[7]["reward"] = b[9]["clip"] = 0.0
+    difference = diff(*written(tmp_path, a, b))
+    assert (difference.logs.apart, difference.differs) == ([], False)
+    assert difference.headline == "none of 3 shared metrics parts by the rule"
+
+
+def test_keys_that_are_not_read_are_told_if_one_log_alone_has_them_or_their_values_differ(tmp_path):
+    a = rows(1, reward=learns, entropy=flat, **{"my/weight": flat, "my/noise": flat})
+    names = [f"actor/prefix_{name}" for name in ("loss", "ratio", "count", "mask")]
+    b = rows(
+        2,
+        reward=learns,
+        entropy=flat,
+        **{"my/weight": lambda step: 3.0, "my/noise": flat, "my/seed": flat},
+        **dict.fromkeys(names, flat),
+    )
+    difference = diff(*written(tmp_path, a, b))
+    assert (difference.keys.only_a, difference.keys.only_b) == ([], ["my/seed", *names])
+    assert [one.name for one in difference.keys.apart] == ["my/weight"]
+    text = str(difference)
+    assert "\nnot known to rlvet, and only B logs: 5 keys, actor/prefix_… (4), my/seed\n" in text
+    assert "\nnot known to rlvet, and no value in common (1 of 2 such keys of both; A | B, means at" in text
+    assert text.endswith(
+        "\nnot read, so that no step is searched at which they part: 2 of 4 keys of A, 7 of 9 keys of B; "
+        "rlvet diagnose -v lists them"
+    )
+    # A key that is not known decides nothing.
+    assert not difference.differs
+    assert difference.as_json()["keys"]["unread"] == [2, 7]
+
+
+def test_logs_of_which_all_keys_are_read_have_no_line_about_keys(tmp_path):
+    a, b = (rows(seed, reward=learns, entropy=flat) for seed in (1, 2))
+    text = str(diff(*written(tmp_path, a, b)))
+    assert "not read" not in text
+    assert "not known" not in text
+
+
+def test_keys_of_two_frameworks_are_not_matched(tmp_path):
+    trl = [{"step": k, "reward": 0.5, "frac_reward_zero_std": 0.1, "my_key": 1.0} for k in range(1, 31)]
+    verl = [
+        {"step": k, "critic/score/mean": 0.5, "actor/entropy": 0.2, "other_key": 1.0} for k in range(1, 31)
+    ]
+    keys = diff(*written(tmp_path, trl, verl)).keys
+    assert (keys.only_a, keys.only_b, keys.unread) == ([], [], (1, 1))
+
+
+def test_a_key_that_one_log_calls_otherwise_is_not_called_missing(tmp_path):
+    """The key of B is read, and that of A is not, as it has no numbers."""
+    a = [{**row, "kl": "none"} for row in rows(1, reward=learns)]
+    keys = diff(*written(tmp_path, a, rows(2, reward=learns, kl=flat))).keys
+    assert (keys.only_a, keys.only_b, keys.apart) == ([], [], [])
+
+
+@pytest.mark.parametrize("number", [7, 60, 5000])
+def test_a_list_of_keys_takes_a_line_or_two(number):
+    keys = [f"layer.{index % 9}.attention_{index}/norm" for index in range(number)]
+    names, numbers = by_beginning(keys)
+    assert sum(numbers) == number
+    text = listed(names, numbers)
+    assert len(text) <= 130
+    # Each key is in a beginning, named, or counted at the end.
+    counts = map(int, re.findall(r"\d+(?=\)| more)", text))
+    assert sum(counts) + len(set(text.split(", ")) & set(keys)) == number
 
 
 def test_the_order_has_every_quantity_but_time_and_memory_once():
@@ -95,7 +221,7 @@ def test_metrics_of_one_log_and_short_ones_are_named():
     comparison = compare_logs(a, b)
     assert (comparison.only_a, comparison.only_b) == (["kl"], ["cut"])
     assert comparison.short == ["entropy"]
-    assert [one.name for one in comparison.alike] == ["reward"]
+    assert [one.name for one in comparison.not_told_apart] == ["reward"]
 
 
 def test_logs_of_few_steps_are_refused():
@@ -126,39 +252,34 @@ def test_the_second_log_gives_the_same_steps_in_the_other_order():
 
 def test_a_metric_within_the_noise_whose_ends_are_far_apart_is_listed_apart(tmp_path):
     """A burst at the start makes the noise of a gradient norm large, and hides that one of them is lost at the end."""
-    written = []
-    for name, end in (("a", 7e-5), ("b", 1.0)):
+    logs = []
+    for end in (7e-5, 1.0):
         log = rows(1, reward=learns, kl=flat)
         for row in log:
             row["grad_norm"] = 60.0 * (row["step"] % 2) if row["step"] < 40 else end
-        file = tmp_path / f"{name}.jsonl"
-        file.write_text("\n".join(map(json.dumps, log)))
-        written.append(file)
-    difference = diff(*written)
-    assert [(one.name, one.is_far) for one in difference.logs.alike] == [
+        logs.append(log)
+    difference = diff(*written(tmp_path, *logs))
+    assert [(one.name, one.is_far) for one in difference.logs.not_told_apart] == [
         ("grad_norm", True),
         ("kl", False),
         ("reward", False),
     ]
-    assert "\nnor these, though 10 times apart or more there: grad_norm 7e-5 | 1" in str(difference)
+    title = "not told apart by the rule, though 10 times apart or more (A | B, means at the end of the common steps)"
+    assert f"\n{title}: grad_norm 7e-5 | 1\n" in str(difference)
 
 
 def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
-    written = []
-    for name, reward in (("good", learns), ("bad", fails_after(50))):
-        file = tmp_path / f"{name}.jsonl"
-        file.write_text("\n".join(map(json.dumps, rows(1, reward=reward, entropy=flat))))
-        written.append(file)
-    difference = diff(*written)
-    headlines = [diagnose(file).headline for file in written]
+    files = written(tmp_path, *(rows(1, reward=reward, entropy=flat) for reward in (learns, fails_after(50))))
+    difference = diff(*files)
+    headlines = [diagnose(file).headline for file in files]
     assert headlines[0].startswith("ok: ")
     assert headlines[1].startswith("collapse: ")
     assert list(difference.diagnoses) == headlines
     lines = str(difference).split("\n")
-    assert [lines[lines.index(f"{name}: {file}") + 1] for name, file in zip("AB", written, strict=True)] == [
+    assert [lines[lines.index(f"{name}: {file}") + 1] for name, file in zip("AB", files, strict=True)] == [
         f"   rlvet diagnose: {headline}" for headline in headlines
     ]
-    assert "causes first, each with the means of up to 10 steps from there on (A | B):" in lines
+    assert "parted (A | B, means of up to 10 steps from there on):" in lines
 
 
 def test_the_steps_that_only_one_log_has_are_told():

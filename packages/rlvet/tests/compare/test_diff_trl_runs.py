@@ -45,3 +45,4 @@ def test_the_page_has_the_number_of_pairs_that_part(arm, runs):
     assert f"| {ROWS[arm]} | {parted} of {len(pairs)} |" in PAGE.read_text()
     if arm == "base":
         assert parted <= 0.05 * len(pairs)
+        assert not any(compare_logs(*pair).apart for pair in pairs)

@@ -17,6 +17,7 @@ from rlvet.compare.configurations import (
     format_value,
     read_training,
 )
+from rlvet.compare.keys import KeyComparison, compare_keys, listed
 from rlvet.compare.logs import FAR_APART, LogComparison, compare_logs
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
@@ -30,6 +31,7 @@ from rlvet.runs import Run, gate
 from rlvet.runs.configs import READERS
 from rlvet.runs.files import check_regular
 from rlvet.runs.limits import LARGEST_LINTED
+from rlvet.runs.logs import Log
 from rlvet.runs.quantities import Row
 from rlvet.runs.summary import summarize
 
@@ -58,6 +60,10 @@ class Side:
     """The method of the run; empty if it is not known."""
     diagnosis: str = ""
     """What `rlvet diagnose` says of its log in one line; empty for a configuration."""
+    log: Log | None = None
+    """Its log with the keys that were read; None for a configuration."""
+    framework: str = ""
+    """The framework that wrote the log; empty if it is not known."""
 
     @property
     def kind(self) -> str:
@@ -81,13 +87,15 @@ class Difference:
     """The method of each run, and the share of the gradient that it blocked; empty if neither run measured it."""
     diagnoses: Sequence[str] = ()
     """What `rlvet diagnose` says of each log in one line; empty if no logs are compared."""
+    keys: KeyComparison | None = None
+    """The keys of the logs that were not read; None if no logs are compared."""
 
     @property
     def differs(self) -> bool:
-        """True if a setting differs in effect, or a metric parts."""
+        """True if a setting differs in effect, or a metric parts or has no value in common."""
         return bool(
             (self.configurations is not None and self.configurations.differs)
-            or (self.logs is not None and self.logs.parted)
+            or (self.logs is not None and self.logs.differs)
         )
 
     @property
@@ -108,7 +116,7 @@ class Difference:
             if self.diagnoses:
                 lines.append(f"   rlvet diagnose: {self.diagnoses[index]}")
         if self.logs is not None:
-            lines += _lines_of_logs(self.logs)
+            lines += _lines_of_logs(self.logs, self.keys)
         if self.configurations is not None:
             lines += _lines_of_configurations(self.configurations)
         lines += self.notes
@@ -136,9 +144,14 @@ class Difference:
             "b": self.b,
             "configurations": None if self.configurations is None else self.configurations.as_json(),
             "logs": None if self.logs is None else self.logs.as_json(),
+            "keys": None if self.keys is None else self.keys.as_json(),
             "diagnoses": list(self.diagnoses),
             "notes": [*filter(None, [self.methods]), *self.notes],
         }
+
+
+MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
+"""What stands beside the name of a metric that does not part."""
 
 
 def _count(number: int, noun: str) -> str:
@@ -163,36 +176,62 @@ def _headline_of_configurations(comparison: ConfigurationComparison) -> str:
 
 def _headline_of_logs(comparison: LogComparison) -> str:
     """Return the result of comparing two logs in a phrase."""
-    total = len(comparison.parted) + len(comparison.alike)
-    first = comparison.first
-    if first is None:
-        return f"none of {_count(total, 'shared metric')} parts by the rule"
-    return (
-        f"{len(comparison.parted)} of {_count(total, 'shared metric')} part beyond their noise, "
-        f"first {first.name} from step {first.step:g}"
+    parted = comparison.parted
+    apart = comparison.apart
+    metrics = _count(len(parted) + len(apart) + len(comparison.not_told_apart), "shared metric")
+    names = listed([one.name for one in apart])
+    verb = "has" if len(apart) == 1 else "have"
+    if not parted:
+        none = f"none of {metrics} parts by the rule"
+        return f"{none}, but {len(apart)} {verb} no value in common: {names}" if apart else none
+    earliest = comparison.earliest
+    if len(earliest) == 1:
+        first = f"first {earliest[0].name}"
+    else:
+        first = "all" if len(earliest) == len(parted) else f"the first {len(earliest)}"
+    headline = f"{len(parted)} of {metrics} part beyond their noise, {first} from step {parted[0].step:g}"
+    return f"{headline}, and {len(apart)} more {verb} no value in common: {names}" if apart else headline
+
+
+def _order_of(comparison: LogComparison) -> str:
+    """Return the title of the list of metrics that part, with what its order says about causes."""
+    metrics = len(comparison.parted)
+    steps = len({parted.step for parted in comparison.parted})
+    if metrics == 1:
+        return "parted"
+    if steps == 1:
+        return "parted, all at the same step, so that their order shows no cause"
+    return "parted, the earliest first" + (
+        "; the order within one step shows no cause" if steps < metrics else ""
     )
 
 
-def _lines_of_logs(comparison: LogComparison) -> list[str]:
-    """Return the metrics that part, numbered, and lines about the others."""
+def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> list[str]:
+    """Return the metrics that part, those that are apart, the keys that were not read, and lines about the others."""
     lines: list[str] = []
     if comparison.parted:
+        means = f"(A | B, means of up to {comparison.window} steps from there on)"
+        lines += ["", f"{_order_of(comparison)} {means}:"]
+        lines += [f"- {parted}" for parted in comparison.parted]
+    if comparison.apart:
         lines += [
             "",
-            f"causes first, each with the means of up to {comparison.window} steps from there on (A | B):",
+            f"no value in common, but no step from which the rule tells them apart {MEANS_AT_THE_END}:",
         ]
-    lines += [f"{number}. {parted}" for number, parted in enumerate(comparison.parted, 1)]
-    far = [str(metric) for metric in comparison.alike if metric.is_far]
-    near = [str(metric) for metric in comparison.alike if not metric.is_far]
-    names = (
-        ("not told apart by the rule (A | B, means at the end of the common steps)", near),
-        (f"nor these, though {FAR_APART:g} times apart or more there", far),
-        ("too few common steps", comparison.short),
-        ("only A has", comparison.only_a),
-        ("only B has", comparison.only_b),
-    )
-    lines += [f"{title}: {', '.join(metrics)}" for title, metrics in names if metrics]
-    return [*lines, *comparison.notes]
+        lines += [f"- {metric}" for metric in comparison.apart]
+    if lines:
+        lines.append("")
+    far = [str(metric) for metric in comparison.not_told_apart if metric.is_far]
+    near = [str(metric) for metric in comparison.not_told_apart if not metric.is_far]
+    metrics = {
+        f"not told apart by the rule, though {FAR_APART:g} times apart or more {MEANS_AT_THE_END}": far,
+        f"not told apart by the rule {MEANS_AT_THE_END}": near,
+        "too few common steps": comparison.short,
+        "only A has": comparison.only_a,
+        "only B has": comparison.only_b,
+    }
+    lines += [f"{title}: {', '.join(names)}" for title, names in metrics.items() if names]
+    return [*lines, *([] if keys is None else keys.lines), *comparison.notes]
 
 
 def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
@@ -302,9 +341,13 @@ def diff(
     sides = (_open_side(Path(a), names, run_a), _open_side(Path(b), names, run_b))
     first, second = sides
     notes = [side.note for side in sides if side.note]
-    logs = None
-    if first.rows and second.rows:
+    logs = keys = None
+    if first.log is not None and second.log is not None:
         logs = compare_logs(first.rows, second.rows)
+        has_two_frameworks = (
+            bool(first.framework and second.framework) and first.framework != second.framework
+        )
+        keys = compare_keys(first.log, second.log, is_one_framework=not has_two_frameworks)
     configurations = None
     if first.training is not None and second.training is not None:
         configurations = compare_configurations(first.training, second.training)
@@ -321,7 +364,7 @@ def diff(
         notes.append("only the configurations were compared, as only one of the two has a log")
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
-    return Difference(first.path, second.path, configurations, logs, notes, methods, diagnoses)
+    return Difference(first.path, second.path, configurations, logs, notes, methods, diagnoses, keys)
 
 
 def _methods_of(first: Side, second: Side) -> str:
@@ -373,7 +416,16 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
     if run.configuration is None or run.configuration.framework == run.setup.framework:
         # A configuration of a framework that did not write the log belongs to another run.
         training, note = _training_of_run(run)
-    return Side(run.title, training, rows, note, run.setup.method or "", diagnose(run).headline)
+    return Side(
+        run.title,
+        training,
+        rows,
+        note,
+        run.setup.method or "",
+        diagnose(run).headline,
+        run.log,
+        run.setup.framework or "",
+    )
 
 
 def _is_configuration_in_json(path: Path) -> bool:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -75,44 +76,44 @@ FAR_APART = 10.0
 
 
 @dataclass(frozen=True)
-class AlikeMetric:
-    """A metric that does not part in two runs."""
+class MetricMeans:
+    """The means of a metric at the end of the common steps of two logs."""
 
     name: str
-    """A quantity of `rlvet.runs.quantities.QUANTITIES`."""
+    """A quantity of `rlvet.runs.quantities.QUANTITIES`, or a logged key."""
     a: float
     """The mean of the first run over the last window."""
     b: float
     """The mean of the second run."""
-    is_apart: bool = False
-    """True if all values of one run are above all of the other, which is so from the first step on."""
 
     @property
     def is_far(self) -> bool:
         """True if one mean is `FAR_APART` times the other, or more.
 
-        >>> [AlikeMetric("grad_norm", *ends).is_far for ends in ((7e-5, 1.03), (2.3, 1.4), (0, 0))]
+        >>> [MetricMeans("grad_norm", *ends).is_far for ends in ((7e-5, 1.03), (2.3, 1.4), (0, 0))]
         [True, False, False]
         """
         small, large = sorted((abs(self.a), abs(self.b)))
         return large >= FAR_APART * small and large > 0
 
     def __str__(self) -> str:
-        apart = " (no value in common)" if self.is_apart else ""
-        return f"{self.name} {format_number(self.a)} | {format_number(self.b)}{apart}"
+        return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the metric as a dictionary for JSON."""
-        return {"name": self.name, "a": self.a, "b": self.b, "is_apart": self.is_apart}
+        """Return the means as a dictionary for JSON."""
+        return {"name": self.name, "a": self.a, "b": self.b}
 
 
 @dataclass(frozen=True)
 class LogComparison:
-    """The metrics of two logs that part, causes before their effects, and those that do not."""
+    """The metrics of two logs that part, those that are apart at all steps, and those that are not told apart."""
 
     parted: Sequence[MetricDifference] = ()
-    alike: Sequence[AlikeMetric] = ()
-    """The metrics that do not part."""
+    """The metrics that part, the earliest first; those of one step with causes before their effects."""
+    apart: Sequence[MetricMeans] = ()
+    """Other metrics of which all values of one run are above all of the other, results first."""
+    not_told_apart: Sequence[MetricMeans] = ()
+    """The metrics that do neither."""
     short: Sequence[str] = ()
     """The metrics with fewer common steps than `FEWEST_STEPS`."""
     only_a: Sequence[str] = ()
@@ -125,15 +126,21 @@ class LogComparison:
     """Sentences about what was compared."""
 
     @property
-    def first(self) -> MetricDifference | None:
-        """The metric that parts first, of several the first cause; None if none parts."""
-        return min(self.parted, key=lambda one: one.step, default=None)
+    def differs(self) -> bool:
+        """True if a metric parts, or has no value in common."""
+        return bool(self.parted or self.apart)
+
+    @property
+    def earliest(self) -> list[MetricDifference]:
+        """The metrics that part first, all from one step; empty if none parts."""
+        return [one for one in self.parted if one.step == self.parted[0].step]
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as a dictionary for JSON."""
         return {
             "parted": [one.as_json() for one in self.parted],
-            "alike": [one.as_json() for one in self.alike],
+            "apart": [one.as_json() for one in self.apart],
+            "not_told_apart": [one.as_json() for one in self.not_told_apart],
             "short": list(self.short),
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
@@ -174,7 +181,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     """
     courses = (Course(a), Course(b))
     parted: list[MetricDifference] = []
-    alike: list[AlikeMetric] = []
+    apart: list[MetricMeans] = []
+    not_told_apart: list[MetricMeans] = []
     short: list[str] = []
     only: tuple[list[str], list[str]] = ([], [])
     longest = 0
@@ -185,24 +193,38 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
                 if series.values:
                     names.append(name)
             continue
-        steps, values_a, values_b = _aligned(first, second)
+        steps, values_a, values_b = aligned(first, second)
         if len(steps) < FEWEST_STEPS:
             short.append(name)
             continue
         difference = first_difference(name, steps, values_a, values_b)
-        window = window_of(len(steps))
-        longest = max(longest, window)
-        if difference is None:
-            ends = (fmean(values_a[-window:]), fmean(values_b[-window:]))
-            is_apart = min(values_a) > max(values_b) or min(values_b) > max(values_a)
-            alike.append(AlikeMetric(name, *ends, is_apart))
-        else:
+        longest = max(longest, window_of(len(steps)))
+        if difference is not None:
             parted.append(difference)
-    if not parted and not alike:
+        elif have_no_value_in_common(values_a, values_b):
+            apart.append(means_at_the_end(name, values_a, values_b))
+        else:
+            not_told_apart.append(means_at_the_end(name, values_a, values_b))
+    if not parted and not apart and not not_told_apart:
         raise InvalidValue(
             f"the logs have no metric with {FEWEST_STEPS} common steps; both have {', '.join(short) or 'none'}"
         )
-    return LogComparison(parted, alike, short, *only, window=longest, notes=_notes_on_ends(a, b))
+    # A sort keeps the order of causes and effects among metrics of one step.
+    parted.sort(key=attrgetter("step"))
+    apart.sort(key=lambda one: one.name not in RESULTS)
+    notes = _notes_on_ends(a, b)
+    return LogComparison(parted, apart, not_told_apart, short, *only, window=longest, notes=notes)
+
+
+def have_no_value_in_common(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether all values of one run are above all values of the other."""
+    return min(a) > max(b) or min(b) > max(a)
+
+
+def means_at_the_end(name: str, a: Sequence[float], b: Sequence[float]) -> MetricMeans:
+    """Return the means of a metric of two runs over the last window of its common steps."""
+    window = window_of(len(a))
+    return MetricMeans(name, fmean(a[-window:]), fmean(b[-window:]))
 
 
 def _notes_on_ends(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
@@ -215,13 +237,13 @@ def _notes_on_ends(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     return [f"the common steps end at {common}; {longer} goes on to {last}, and its end is not compared"]
 
 
-def _aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:
+def aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:
     """Return the steps of the series that is logged less often, and the values of both series at these steps.
 
     A series that has no value at a step has its value of the last step before it.
     """
     if len(second.steps) < len(first.steps):
-        steps, values_b, values_a = _aligned(second, first)
+        steps, values_b, values_a = aligned(second, first)
         return steps, values_a, values_b
     steps: list[float] = []
     values: tuple[list[float], list[float]] = ([], [])

@@ -1,0 +1,177 @@
+"""Compare the keys of two logs that `rlvet diagnose` does not read: those of one log only, and values that differ.
+
+No quantity of these keys is known, so no step is searched at which they part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from rlvet.checks.course import Course
+from rlvet.compare.logs import (
+    FEWEST_STEPS,
+    MetricMeans,
+    aligned,
+    have_no_value_in_common,
+    means_at_the_end,
+)
+from rlvet.runs.logs import Log
+
+LONGEST_LIST = 110
+"""The largest number of characters of a list of keys, which is a line or two of a terminal."""
+FEWEST_OF_GROUP = 3
+"""The smallest number of keys that are named by their common beginning."""
+FIRST_WORDS = re.compile(r"(?:[^/._]+[/._]+){1,2}")
+"""The first two words of a key, or the first one of a key of two, with what divides them from the rest."""
+
+
+@dataclass(frozen=True)
+class KeyComparison:
+    """The keys of two logs that were not read. Counters and times are not among them."""
+
+    only_a: Sequence[str] = ()
+    """Those that only the first log has; empty if the logs are of two frameworks, which name keys differently."""
+    only_b: Sequence[str] = ()
+    """Those that only the second log has."""
+    shared: int = 0
+    """The number of those that both logs have."""
+    apart: Sequence[MetricMeans] = ()
+    """Those of both logs of which all values of one run are above all of the other."""
+    unread: tuple[int, int] = (0, 0)
+    """The number of keys of each log that were not read."""
+    logged: tuple[int, int] = (0, 0)
+    """The number of keys of each log."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines about the keys, the most telling first."""
+        lines = []
+        if self.apart:
+            lines.append(
+                f"not known to rlvet, and no value in common ({len(self.apart)} of {self.shared} such keys of both; "
+                f"A | B, means at the end): {listed([str(one) for one in self.apart])}"
+            )
+        for name, keys in (("A", self.only_a), ("B", self.only_b)):
+            if keys:
+                number = "1 key" if len(keys) == 1 else f"{len(keys)} keys"
+                names = listed(*by_beginning(keys))
+                lines.append(f"not known to rlvet, and only {name} logs: {number}, {names}")
+        counts = [
+            f"{unread} of {logged} keys of {name}"
+            for name, unread, logged in zip("AB", self.unread, self.logged, strict=True)
+            if unread
+        ]
+        if counts:
+            lines.append(
+                f"not read, so that no step is searched at which they part: {', '.join(counts)}; "
+                "rlvet diagnose -v lists them"
+            )
+        return lines
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as a dictionary for JSON."""
+        return {
+            "only_a": list(self.only_a),
+            "only_b": list(self.only_b),
+            "apart": [one.as_json() for one in self.apart],
+            "unread": list(self.unread),
+            "logged": list(self.logged),
+        }
+
+
+def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyComparison:
+    """Compare the keys of two logs that were not read.
+
+    Args:
+        a: The first log.
+        b: The second log.
+        is_one_framework: False if the logs are of two frameworks, whose keys have other names for the same.
+
+    >>> rows = [{"step": step, "reward": 0.5, "my/weight": 0.1} for step in range(30)]
+    >>> other = [{**row, "my/weight": 0.3, "my/loss": 1.0} for row in rows]
+    >>> compared = compare_keys(Log.of(rows), Log.of(other))
+    >>> compared.only_b, str(compared.apart[0]), compared.unread, compared.logged
+    (['my/loss'], 'my/weight 0.1 | 0.3', (1, 2), (2, 3))
+    """
+    unread = (len(a.unread), len(b.unread))
+    logged = (a.keys_of_learning, b.keys_of_learning)
+    if not is_one_framework:
+        return KeyComparison([], [], unread=unread, logged=logged)
+    of_a, of_b = (_all_keys(log) for log in (a, b))
+    courses = (Course(a.rows), Course(b.rows))
+    shared = [key for key in a.unread if key in b.unread]
+    apart = []
+    for key in shared:
+        first, second = (course.series(key) for course in courses)
+        if not first.values or not second.values:
+            continue
+        steps, *values = aligned(first, second)
+        if len(steps) >= FEWEST_STEPS and have_no_value_in_common(*values):
+            apart.append(means_at_the_end(key, *values))
+    return KeyComparison(
+        [key for key in a.unread if key not in of_b],
+        [key for key in b.unread if key not in of_a],
+        len(shared),
+        apart,
+        unread,
+        logged,
+    )
+
+
+def _all_keys(log: Log) -> set[str]:
+    return {*log.unread, *log.counters, *log.replaced}.union(*log.read.values())
+
+
+def by_beginning(keys: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Return the common beginnings of keys, the most common first, and the other keys; and the number of keys of each.
+
+    >>> by_beginning(["my/score", "actor/prefix_a", "actor/prefix_b", "actor/prefix_c", "actor/lag"])
+    (['actor/prefix_… (3)', 'my/score', 'actor/lag'], [3, 1, 1])
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for key in keys:
+        start = FIRST_WORDS.match(key)
+        groups[start[0] if start else key].append(key)
+    large = [group for group in groups.values() if len(group) >= FEWEST_OF_GROUP]
+    large.sort(key=len, reverse=True)
+    grouped = {key for group in large for key in group}
+    single = [key for key in keys if key not in grouped]
+    texts = [f"{_common_beginning(group)}… ({len(group)})" for group in large]
+    return [*texts, *single], [*map(len, large), *(1 for _ in single)]
+
+
+def _common_beginning(keys: Sequence[str]) -> str:
+    """Return the beginning that keys have in common, up to the end of a word.
+
+    >>> _common_beginning(["actor/prefix_mask_sum", "actor/prefix_mask_mean", "actor/prefix_may"])
+    'actor/prefix_'
+    """
+    # What the first and the last key in the alphabet have in common, all between them have.
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(min(keys), max(keys), strict=False))
+    return re.sub(r"[^/._]*$", "", "".join(first for first, _ in equal))
+
+
+def listed(texts: Sequence[str], numbers: Sequence[int] = ()) -> str:
+    """Return texts with commas, and the number of those that are left out as the list would be too long.
+
+    Args:
+        texts: The texts.
+        numbers: The number of things that each text stands for; by default one.
+
+    >>> listed(["a" * 60, "b" * 60, "c"]).endswith("a, and 2 more")
+    True
+    >>> listed(["a" * 60, "b" * 60, "c"], [5, 4, 1]).endswith("a, and 5 more")
+    True
+    """
+    shown = list(texts[:1])
+    for text in texts[1:]:
+        if len(", ".join([*shown, text])) > LONGEST_LIST:
+            break
+        shown.append(text)
+    rest = sum(numbers[len(shown) :]) if numbers else len(texts) - len(shown)
+    return ", ".join([*shown, *([f"and {rest} more"] if rest else [])])
