@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from log_scenarios import SCENARIOS, Rows, healthy
+from log_scenarios import SCENARIOS, Course, Rows, healthy
 
 from rlvet.checks.findings import Kind
 from rlvet.checks.log_checks import log_findings
@@ -45,8 +45,11 @@ def place_of(rows: Rows, kind: Kind) -> int | None:
 
 
 def low_entropy(seed: int) -> Rows:
-    """Return a healthy log whose entropy is low from the start."""
-    return [row | {"entropy": 0.08 * row["entropy"]} for row in healthy(seed, "line", 60)]
+    """Return the log of a run with short answers of low entropy, whose reward does not rise."""
+    course = Course(seed)
+    course.steps = 60
+    course.curves |= {"reward": lambda t: 0.4, "completions/mean_length": lambda t: 30.0}
+    return [row | {"entropy": 0.08 * row["entropy"]} for row in course.rows()]
 
 
 def without_clip(seed: int) -> Rows:

@@ -126,7 +126,7 @@ def test_processes_give_the_bits_of_this_process_and_their_logs_are_gone_on_with
     assert (tmp_path / "BandPO-seed-0/scores.json").stat().st_mtime_ns == before
     assert more.runs[BAND] == elsewhere.runs[BAND]
     with pytest.raises(RunProblem, match="has a run with other settings: batches 3, now 4"):
-        compare([CLIP, BAND], workers=1, folder=tmp_path, **SMALL | {"batches": 4})
+        compare([CLIP, BAND], workers=2, folder=tmp_path, **SMALL | {"batches": 4})
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_verls_log(tmp_path):
     ]
     log.write_text("".join(json.dumps({"step": k, "data": row}) + "\n" for k, row in enumerate(rows)))
     diagnosis = diagnose(log)
-    assert [f.code for f in diagnosis.findings] == ["reward-flat", "entropy-collapse", "plateau"]
+    assert [f.code for f in diagnosis.findings] == ["reward-flat", "entropy-collapse"]
     assert "actor_rollout_ref.actor.entropy_coeff" in diagnosis.findings[1].advice
 
 

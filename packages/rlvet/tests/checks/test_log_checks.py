@@ -195,7 +195,7 @@ def test_reward_flat():
     assert (first.code, first.severity, first.onset) == ("reward-flat", "stop", 1)
     assert codes(course(reward=lambda t: 1.0)) == ["plateau"]
     # A gradient of 0 is no other cause then.
-    assert codes(course(reward=lambda t: 0.0, grad_norm=lambda t: 0.0)) == ["reward-flat", "plateau"]
+    assert codes(course(reward=lambda t: 0.0, grad_norm=lambda t: 0.0)) == ["reward-flat"]
 
 
 @pytest.mark.parametrize(
@@ -474,8 +474,30 @@ def test_entropy_that_falls_in_learning_is_not_told_beside_a_finding_or_without_
     assert (headline.split(":")[0], told) == ("no verdict", ["a verdict needs a log of about 10 steps"])
 
 
-def test_low_entropy():
-    assert codes(course(entropy=lambda t: 0.05)) == ["low-entropy"]
+LOW = {"entropy": lambda t: 0.05, "reward": lambda t: 0.4 + 0.01 * math.sin(300 * t)}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_said"),
+    [
+        ({}, True),
+        ({"length": lambda t: 40.0}, True),
+        ({"length": lambda t: 90.0}, True),
+        # An answer of so many tokens has many courses, however few a token has.
+        ({"length": lambda t: 2000.0}, False),
+        ({"reward": lambda t: t}, False),
+        ({"entropy": lambda t: 0.2}, False),
+    ],
+)
+def test_low_entropy(metrics, is_said):
+    assert ("low-entropy" in codes(course(**LOW | metrics))) == is_said
+
+
+def test_low_entropy_is_that_of_an_answer_too():
+    found = findings(course(**LOW, length=lambda t: 40.0 + math.sin(200 * t)))
+    [cause] = [finding.cause for finding in found if finding.code == "low-entropy"]
+    assert cause.startswith("entropy is 0.05 nats per token at the start, 2 in an answer of ")
+    assert cause.endswith(" tokens: there is little to explore")
 
 
 @pytest.mark.parametrize(
@@ -693,3 +715,28 @@ def test_the_first_kl_of_a_resumed_run_is_not_that_before_any_update(first, is_k
     """Its steps begin at 1 again, and its epoch at 0.18."""
     rows = noisy(kl=lambda step: 0.2 if step == 1 else 0.1, epoch=lambda step: first + 0.001 * step)
     assert ("reference-kl" in findings_of(rows)) is is_known
+
+
+@pytest.mark.parametrize(
+    ("rewards", "onset", "cause"),
+    [
+        # Single other values do not cut the part in two.
+        ([0.0] * 20 + [0.1] + [0.0] * 2 + [0.1] + [0.0] * 25, 1, "in 47 of all 49 log steps, from step 1 on"),
+        # The part does not begin before the reward became constant.
+        (
+            [0.0, *(0.01 * k for k in range(1, 14))] + [0.0] * 400,
+            15,
+            "in every one of the last 400 log steps",
+        ),
+        (
+            [0.2, 0.3] * 20 + [0.0] * 19 + [0.1] + [0.0] * 20,
+            41,
+            "in 39 of the last 40 log steps, from step 41 on",
+        ),
+    ],
+)
+def test_a_constant_reward_begins_where_it_became_constant(rewards, onset, cause):
+    rows = [{"step": float(step), "reward": value} for step, value in enumerate(rewards, 1)]
+    [found] = [finding for finding in findings(rows) if finding.code == "reward-flat"]
+    assert found.onset == onset
+    assert cause in found.cause

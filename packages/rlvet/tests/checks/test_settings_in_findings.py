@@ -1,6 +1,7 @@
 """Findings of a log read the configuration of the run, and name the settings that they rest on."""
 
 import json
+import math
 import re
 
 import pytest
@@ -262,7 +263,13 @@ def test_fewer_updates_than_one_are_not_proposed(settings, has_it, tmp_path):
 @pytest.mark.parametrize(("temperature", "has_it"), [(0.7, True), (1.0, False), (1.2, False), (None, True)])
 def test_a_high_temperature_is_not_to_be_raised(temperature, has_it, tmp_path):
     settings = TRL if temperature is None else TRL | {"temperature": temperature}
-    text = advice(tmp_path, settings, "low-entropy", entropy=lambda t: 0.05)
+    text = advice(
+        tmp_path,
+        settings,
+        "low-entropy",
+        entropy=lambda t: 0.05,
+        reward=lambda t: 0.4 + 0.01 * math.sin(300 * t),
+    )
     assert ("temperature" in text) == has_it
     assert text.endswith("start from an earlier checkpoint of supervised fine-tuning")
 

@@ -21,7 +21,7 @@ from bandpo_lab.errors import InvalidValue, RunProblem
 from bandpo_lab.output.console import echo
 from bandpo_lab.study.interval import Interval, signed, student
 from bandpo_lab.study.jobs import run_in_processes
-from bandpo_lab.toy.fast_loop import Run, Settings, check_method, train
+from bandpo_lab.toy.fast_loop import Run, Settings, check_folder, check_method, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -155,8 +155,13 @@ def _run(jobs: Sequence[_Job], workers: int, say: Callable[[str], None] | None) 
     """Make all runs, and return those of each method in order of the seeds.
 
     Raises:
-        RunProblem: A run has failed in its process, which has printed the reason.
+        RunProblem: A folder has a run with other settings, or a run has failed in its process, which has printed the
+            reason.
     """
+    # Each process would print the same refusal, below a traceback.
+    for job in jobs:
+        if job.folder is not None:
+            check_folder(job.settings, job.folder)
     runs: dict[int, Run] = {}
     # A class of a notebook exists in this process only.
     is_here = [workers == 1 or "__main__." in job.settings.method for job in jobs]

@@ -486,7 +486,8 @@ def train(settings: Settings, folder: Path | None, say: Callable[[str], None] | 
             return Training(settings, None).run(say)
         folder.mkdir(parents=True, exist_ok=True)
         with nullcontext() if (folder / SCORES).exists() else locked(folder):
-            _check_settings(settings, folder)
+            check_folder(settings, folder)
+            _write_settings(settings, folder)
             if (folder / SCORES).exists():
                 return read_run(folder)
             return Training(settings, folder).run(say)
@@ -515,24 +516,35 @@ def read_run(folder: Path) -> Run:
     return Run(settings, log, json.loads((folder / SCORES).read_text(encoding="utf-8")))
 
 
-def _check_settings(settings: Settings, folder: Path) -> None:
-    """Write the settings of a new run, or check that those of an earlier one are the same.
+def check_folder(settings: Settings, folder: Path) -> None:
+    """Check that a folder has no run, or one with the same settings and versions.
 
     Raises:
         RunProblem: A setting or a version differs; the message names it.
     """
-    # The version of rlvet is that of bandpo-lab too, as `bandpo_lab.__version__` says.
-    content = {**asdict(settings), "torch": torch.__version__, "bandpo-lab": rlvet.__version__}
     file = folder / SETTINGS
-    if file.exists():
-        earlier = json.loads(file.read_text(encoding="utf-8"))
-        differing = [name for name in content if earlier.get(name) != content[name]]
-        if differing:
-            changes = ", ".join(f"{name} {earlier.get(name)!r}, now {content[name]!r}" for name in differing)
-            raise RunProblem(f"{folder} has a run with other settings: {changes}; choose another folder")
+    if not file.exists():
         return
-    with replacing(file) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content = _identity(settings)
+    earlier = json.loads(file.read_text(encoding="utf-8"))
+    differing = [name for name in content if earlier.get(name) != content[name]]
+    if differing:
+        changes = ", ".join(f"{name} {earlier.get(name)!r}, now {content[name]!r}" for name in differing)
+        raise RunProblem(f"{folder} has a run with other settings: {changes}; choose another folder")
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    """Return the settings of a run and the versions that it depends on."""
+    # The version of rlvet is that of bandpo-lab too, as `bandpo_lab.__version__` says.
+    return {**asdict(settings), "torch": torch.__version__, "bandpo-lab": rlvet.__version__}
+
+
+def _write_settings(settings: Settings, folder: Path) -> None:
+    """Write the settings of a new run; keep those of an earlier one."""
+    file = folder / SETTINGS
+    if not file.exists():
+        with replacing(file) as unfinished:
+            unfinished.write_text(json.dumps(_identity(settings), indent=1) + "\n", encoding="utf-8")
 
 
 class Training:

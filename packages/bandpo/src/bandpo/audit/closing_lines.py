@@ -103,7 +103,8 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
     )
 
     details: list[str] = []
-    strictest = max((*compared, run_drop), key=lambda drop: drop.share)
+    # Of rules that drop as much, the run's own is named.
+    strictest = max((run_drop, *compared), key=lambda drop: drop.share)
     if strictest.share > 0 and strictest.tokens >= FEWEST_RARE_WINNERS:
         verb = "dropped" if strictest is run_drop else "would have dropped"
         details.append(f"rare winners had {strictest.rarity} {strictest.rule} {verb} of it")

@@ -114,10 +114,10 @@ def check_constant_reward(case: Case) -> Finding:
         return undecided_check()
     equal_rows, others = _equal_rows_at_the_end(reward.values)
     last = reward.values[-equal_rows]
-    finding = passed_check(reward, equal_rows, "log steps at the end with equal rewards")
+    finding = passed_check(reward, equal_rows - others, "log steps at the end with equal rewards")
     spreads = course.series("reward_std").values[-equal_rows:]
     is_best = last >= SOLVED and max(reward.values) <= 1
-    is_short = equal_rows < CONSTANT_ROWS or equal_rows < CONSTANT_SHARE * len(reward.values)
+    is_short = equal_rows - others < CONSTANT_ROWS or equal_rows < CONSTANT_SHARE * len(reward.values)
     if is_short or is_best or any(spreads):
         # The mean reward has not changed for some log steps, but that is no fault yet.
         if equal_rows >= min(FEW_STEPS, len(reward.values)):
@@ -127,27 +127,25 @@ def check_constant_reward(case: Case) -> Finding:
     value = format_number(last)
     cause = f"the reward is {value} in every one of the last {equal_rows} log steps, from step {start:.0f} on"
     if others:
-        cause = (
-            f"the reward is {value} in {equal_rows - others} of the last {equal_rows} log steps, from step "
-            f"{start:.0f} on"
-        )
+        rows = f"all {equal_rows}" if equal_rows == len(reward.values) else f"the last {equal_rows}"
+        cause = f"the reward is {value} in {equal_rows - others} of {rows} log steps, from step {start:.0f} on"
     return finding.failed(REWARD_FLAT, cause, onset=start, quantities=["reward"])
 
 
 def _equal_rows_at_the_end(values: Sequence[float]) -> tuple[int, int]:
     """Return the number of rows at the end that have the same value, and how many of these have another one.
 
-    One row in `ROWS_PER_EXCEPTION` may have another value, so that a single one does not hide a constant reward.
+    One row in `ROWS_PER_EXCEPTION` may have another value, so that a single one does not hide a constant reward. Of the
+    first `FEW_STEPS` of these rows only one may, so that the part does not begin before the reward became constant.
     """
     usual = Counter(values[-FEW_STEPS:]).most_common(1)[0][0]
+    is_other = [value != usual for value in reversed(values)]
     others = 0
     best = (0, 0)
-    for count, value in enumerate(reversed(values), 1):
-        if value != usual:
-            others += 1
-        if others * ROWS_PER_EXCEPTION > max(count, ROWS_PER_EXCEPTION):
-            break
-        if value == usual:
+    for count, differs in enumerate(is_other, 1):
+        others += differs
+        is_exception = others * ROWS_PER_EXCEPTION <= max(count, ROWS_PER_EXCEPTION)
+        if not differs and is_exception and sum(is_other[max(0, count - FEW_STEPS) : count]) <= 1:
             best = (count, others)
     return best
 
@@ -376,7 +374,7 @@ def check_plateau(case: Case) -> Finding:
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
         return undecided_check(f"needs at least {PLATEAU_STEPS} log steps")
-    if fall.cause:
+    if fall.cause or case.of(check_constant_reward).cause:
         return undecided_check("reported by another finding")
     finding = passed_check(
         reward, fmean(reward.later_half), "mean reward of the later half", later_half(reward)
