@@ -149,6 +149,33 @@ def test_the_page_says_how_much_of_a_record_was_looked_at(tmp_path, monkeypatch)
     assert (run["coverage_text"], run["covered_part"], run["coverage"]) == ("", "", None)
 
 
+TRL = {"reward": 0.5, "frac_reward_zero_std": 0.25, "completions/mean_length": 20.0}
+VERL = {"critic/score/mean": 0.5, "actor/entropy": 0.2, "actor/pg_clipfrac": 0.01}
+SLIME = {"rollout/rewards": 0.5, "rollout/raw_reward": 0.5, "train/ppo_kl": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("logs", "codes"),
+    [
+        ([TRL], ["from bandpo.integrations.trl import AuditedGRPOTrainer as GRPOTrainer"]),
+        ([VERL], ["AuditedPolicyLossConfig"]),
+        ([VERL, VERL], ["AuditedPolicyLossConfig"]),
+        ([TRL, VERL], ["AuditedGRPOTrainer", "AuditedPolicyLossConfig"]),
+        ([{"reward": 0.5}], ["docs/audit.md"]),
+        ([SLIME], ["docs/audit.md"]),
+        ([VERL, {"reward": 0.5}], ["AuditedPolicyLossConfig", "docs/audit.md"]),
+    ],
+)
+def test_what_adds_the_audit_is_told_for_the_frameworks_of_the_runs(tmp_path, logs, codes):
+    paths = [
+        log(tmp_path / str(number) / "log.jsonl", [{"step": step, **row} for step in (1, 2, 3)])
+        for number, row in enumerate(logs)
+    ]
+    ways = held(write_report(paths, tmp_path / "page.html"))["audit_ways"]
+    assert len(ways) == len(codes)
+    assert all(code in way[1] for code, way in zip(codes, ways, strict=True))
+
+
 @pytest.mark.slow
 @needs_browser
 def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
@@ -165,7 +192,7 @@ def test_in_a_browser_a_record_and_a_log_beside_it(tmp_path):
     assert HOSTILE in seen.text  # as a column's name
     assert {"reward", "entropy", "clip_high", "audit/approx_kl"} <= {*seen.having("data-panel")}
     assert "cut" not in seen.having("data-panel")
-    assert re.search("Not drawn, as no run logs it: [^.]*Answers cut off", seen.text)
+    assert re.search("Not drawn, as no key that rlvet knows has it: [^.]*Answers cut off", seen.text)
     assert "log.jsonl has no picture of single tokens: a log, without the tokens" in seen.text
     assert "the last line is cut off" in seen.text
     assert "nan: 1 of 2 log steps hold NaN" in seen.text

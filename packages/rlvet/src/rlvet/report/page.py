@@ -6,7 +6,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -85,6 +85,7 @@ def write_report(
         "grid": [] if analysis is None else analysis.grid,
         **_curves_data(reported),
         "runs": [run.data for run in reported],
+        "audit_ways": _ways_to_audit({run.framework for run in reported}),
     }
     # Escape every <, so that no text can close the script element that contains the data.
     text = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
@@ -151,6 +152,8 @@ class ReportedRun:
     """The diagnosis and the figures of recorded tokens, in the form that the page's scripts read."""
     curves: Curves
     """The curves of the run."""
+    framework: str = ""
+    """The framework that wrote the log; empty if it is not known."""
 
     @property
     def evidence(self) -> set[str]:
@@ -204,7 +207,8 @@ def _report_run(run: Run | RecordedRun, analysis: Any) -> ReportedRun:
             log_diagnosis = diagnose(run, method=run.method)
             method = method or log_diagnosis.setup.method
 
-    data |= _diagnosis_data(_merge_diagnoses(token_diagnosis, log_diagnosis), log_diagnosis)
+    diagnosis = _merge_diagnoses(token_diagnosis, log_diagnosis)
+    data |= _diagnosis_data(diagnosis, log_diagnosis)
     data["method"] = method or ""
     data["warnings"] = list(dict.fromkeys(str(warning.message) for warning in caught))
 
@@ -216,7 +220,35 @@ def _report_run(run: Run | RecordedRun, analysis: Any) -> ReportedRun:
     if "opening" not in data and data["audit"]["columns"]:
         data["opening"] = _effect_lines(log_rows)
     data["rule_colors"] = _colours_of_rules(data)
-    return ReportedRun(data, curves)
+    framework = (log_diagnosis or diagnosis).setup.framework
+    return ReportedRun(data, curves, framework or "")
+
+
+AUDIT_WAYS: Mapping[str, tuple[str, str]] = {
+    "trl": (
+        "In TRL one import adds it",
+        "from bandpo.integrations.trl import AuditedGRPOTrainer as GRPOTrainer",
+    ),
+    "verl": (
+        "In verl one setting adds it",
+        "actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.AuditedPolicyLossConfig",
+    ),
+}
+"""What adds bandpo's audit to a run of a framework: a clause, and a line of code."""
+
+AUDIT_ELSEWHERE = ("How it is added to another framework", "docs/audit.md")
+"""Where it is told for other frameworks."""
+
+
+def _ways_to_audit(frameworks: Collection[str]) -> list[tuple[str, str]]:
+    """Return what adds bandpo's audit to the runs of a page, for each framework.
+
+    >>> [code for _, code in _ways_to_audit(["slime", "skyrl"])]
+    ['docs/audit.md']
+    """
+    ways = [way for framework, way in AUDIT_WAYS.items() if framework in frameworks]
+    is_complete = len(ways) == len(frameworks)
+    return [*ways, *([] if is_complete else [AUDIT_ELSEWHERE])]
 
 
 def _effect_lines(rows: Sequence[Row]) -> list[str]:

@@ -245,7 +245,7 @@ function curves() {
     others.length ? element("div", { class: "panels" }, ...others.map(({ figure }) => figure)) : "",
     constants(),
     data.same_as_reward.length ? element("p", { class: "soft", id: "same" }, `All of the reward, and so not drawn again: ${data.same_as_reward.join("; ")}.`) : "",
-    data.missing.length ? element("p", { class: "soft", id: "missing" }, `Not drawn, as no run logs it: ${data.missing.join("; ")}.`) : "",
+    data.missing.length ? element("p", { class: "soft", id: "missing" }, `Not drawn, as no key that rlvet knows has it: ${data.missing.join("; ")}.`) : "",
     data.others.length ? element("div", { class: "controls" }, element("label", {}, "Another column", choose)) : "", other);
   [...open, ...others].forEach(({ draw }) => draw());
 }

@@ -275,8 +275,8 @@ function disagreeingWords() {
 function missingTokens() {
   if (!data.runs.some((run) => rulesOf(run).length)) {
     return element("p", { class: "soft" },
-      "What other clip rules would have blocked is not shown, as no run logs what its clip did by probability. In TRL one import adds it: ",
-      element("code", {}, "from bandpo.integrations.trl import AuditedGRPOTrainer as GRPOTrainer"), ".");
+      "What other clip rules would have blocked is not shown, as no run logs what its clip did by probability.",
+      ...data.audit_ways.flatMap(([clause, code]) => [` ${clause}: `, element("code", {}, code), "."]));
   }
   if (data.runs.some((run) => run.words && run.words.length)) return "";
   return element("p", { class: "soft" }, data.runs.some((run) => run.tokens)
