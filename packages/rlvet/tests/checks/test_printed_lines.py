@@ -93,9 +93,9 @@ def check_lines(diagnosis):
 
     # What is listed as not read is no quantity that was read.
     log = diagnosis.log
-    not_read = re.findall(r"^not read: (.*)$", own_text, re.M)
-    if log is not None and not_read:
-        assert not set(not_read[0].split(", ")) & log.read.keys(), not_read
+    not_read = re.search(r"^not read: (.*(?:\n- .*)*)$", own_text, re.M)
+    if log is not None and not_read is not None:
+        assert not set(re.split(r", |\n- ", not_read[1])) & log.read.keys(), not_read[1]
 
 
 def check_onsets(diagnosis):
@@ -445,3 +445,15 @@ def test_a_long_cause_is_complete_in_its_finding():
     lines = str(Diagnosis([finding])).splitlines()
     assert lines[0].endswith("a cause; a cause") or lines[0].endswith("a cause")
     assert lines[2] == f"1. {KINDS[0].code} ({KINDS[0].severity}): {'a cause; ' * 40}"
+
+
+@pytest.mark.parametrize("number", [1, 12, 13, 60])
+def test_with_v_every_key_that_was_not_read_is_named(number):
+    keys = [f"{('actor/prefix', 'worker', 'alone')[index % 3]}_{index}" for index in range(number)]
+    rows = [{"step": step, "reward": step / 20, **dict.fromkeys(keys, 1.0)} for step in range(20)]
+    text = diagnose_rows(rows).as_text(verbose=True)
+    listed = text[text.index("not read: ") :].partition("steps, counters and times")[0]
+    assert sorted(re.findall(r"\w[\w/]*_\d+", listed)) == sorted(keys)
+    assert " more" not in listed
+    if number > 12:
+        assert listed.startswith(f"not read: {number} keys\n- actor/prefix_0, actor/prefix_3, ")

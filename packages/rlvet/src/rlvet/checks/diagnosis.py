@@ -21,9 +21,13 @@ from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.passing import in_passing
 from rlvet.lint.checks import LintReport
 from rlvet.runs import Setup
+from rlvet.runs.beginnings import groups_of
 from rlvet.runs.compact_rows import compact
 from rlvet.runs.logs import Log, shorten
 from rlvet.runs.quantities import Row
+
+MOST_IN_LINE = 12
+"""The most keys that a line names."""
 
 LONGEST_HEADLINE = 120
 """Largest number of characters of the first line."""
@@ -327,8 +331,7 @@ class Diagnosis:
             lines.append(f"cannot be tested: {self._untested_text()}")
         if self.replaced_keys:
             lines.append(f"read from another key: {self.replaced_text}")
-        if self.unread:
-            lines.append(f"not read: {shorten(self.unread)}")
+        lines += _lines_of_keys(self.unread)
         if self.log is not None and self.log.counters:
             lines.append(f"steps, counters and times: {shorten(self.log.counters)}")
         if self.configuration is not None:
@@ -442,6 +445,21 @@ def _enumerate(names: Sequence[str]) -> str:
 def _first_line(finding: Finding) -> str:
     """Return the codes of a finding and its cause."""
     return f"{' or '.join((finding.code, *finding.or_else))}: {finding.cause}"
+
+
+def _lines_of_keys(keys: Sequence[str]) -> list[str]:
+    """Return lines that name all keys that were not read: many of them in groups with the same beginning.
+
+    >>> _lines_of_keys(["my/score", "my/loss"])
+    ['not read: my/score, my/loss']
+    """
+    if len(keys) <= MOST_IN_LINE:
+        return [f"not read: {', '.join(keys)}"] if keys else []
+    groups, single = groups_of(keys)
+    return [
+        f"not read: {len(keys)} keys",
+        *(f"- {', '.join(group)}" for group in (*groups, single) if group),
+    ]
 
 
 def shorten_sentence(text: str, longest: int) -> str:

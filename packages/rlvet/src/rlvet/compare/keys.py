@@ -5,11 +5,8 @@ No quantity of these keys is known, so no step is searched at which they part.
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from rlvet.checks.course import Course
@@ -20,14 +17,11 @@ from rlvet.compare.logs import (
     have_no_value_in_common,
     means_at_the_end,
 )
+from rlvet.runs.beginnings import common_beginning, groups_of
 from rlvet.runs.logs import Log
 
 LONGEST_LIST = 110
 """The largest number of characters of a list of keys, which is a line or two of a terminal."""
-FEWEST_OF_GROUP = 3
-"""The smallest number of keys that are named by their common beginning."""
-FIRST_WORDS = re.compile(r"(?:[^/._]+[/._]+){1,2}")
-"""The first two words of a key, or the first one of a key of two, with what divides them from the rest."""
 
 
 @dataclass(frozen=True)
@@ -133,27 +127,9 @@ def by_beginning(keys: Sequence[str]) -> tuple[list[str], list[int]]:
     >>> by_beginning(["my/score", "actor/prefix_a", "actor/prefix_b", "actor/prefix_c", "actor/lag"])
     (['actor/prefix_… (3)', 'my/score', 'actor/lag'], [3, 1, 1])
     """
-    groups: dict[str, list[str]] = defaultdict(list)
-    for key in keys:
-        start = FIRST_WORDS.match(key)
-        groups[start[0] if start else key].append(key)
-    large = [group for group in groups.values() if len(group) >= FEWEST_OF_GROUP]
-    large.sort(key=len, reverse=True)
-    grouped = {key for group in large for key in group}
-    single = [key for key in keys if key not in grouped]
-    texts = [f"{_common_beginning(group)}… ({len(group)})" for group in large]
-    return [*texts, *single], [*map(len, large), *(1 for _ in single)]
-
-
-def _common_beginning(keys: Sequence[str]) -> str:
-    """Return the beginning that keys have in common, up to the end of a word.
-
-    >>> _common_beginning(["actor/prefix_mask_sum", "actor/prefix_mask_mean", "actor/prefix_may"])
-    'actor/prefix_'
-    """
-    # What the first and the last key in the alphabet have in common, all between them have.
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(min(keys), max(keys), strict=False))
-    return re.sub(r"[^/._]*$", "", "".join(first for first, _ in equal))
+    groups, single = groups_of(keys)
+    texts = [f"{common_beginning(group)}… ({len(group)})" for group in groups]
+    return [*texts, *single], [*map(len, groups), *(1 for _ in single)]
 
 
 def listed(texts: Sequence[str], numbers: Sequence[int] = ()) -> str:
