@@ -128,7 +128,9 @@ def check_constant_reward(case: Case) -> Finding:
     cause = f"the reward is {value} in every one of the last {equal_rows} log steps, from step {start:.0f} on"
     if others:
         rows = f"all {equal_rows}" if equal_rows == len(reward.values) else f"the last {equal_rows}"
-        cause = f"the reward is {value} in {equal_rows - others} of {rows} log steps, from step {start:.0f} on"
+        cause = (
+            f"the reward is {value} in {equal_rows - others} of {rows} log steps, from step {start:.0f} on"
+        )
     return finding.failed(REWARD_FLAT, cause, onset=start, quantities=["reward"])
 
 
