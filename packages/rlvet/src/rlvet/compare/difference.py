@@ -189,7 +189,8 @@ def _headline_of_logs(comparison: LogComparison) -> str:
         first = f"first {earliest[0].name}"
     else:
         first = "all" if len(earliest) == len(parted) else f"the first {len(earliest)}"
-    headline = f"{len(parted)} of {metrics} part beyond their noise, {first} from step {parted[0].step:g}"
+    part = "parts beyond its noise" if len(parted) == 1 else "part beyond their noise"
+    headline = f"{len(parted)} of {metrics} {part}, {first} from step {parted[0].step:g}"
     return f"{headline}, and {len(apart)} more {verb} no value in common: {names}" if apart else headline
 
 
