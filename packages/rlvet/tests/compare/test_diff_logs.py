@@ -287,3 +287,65 @@ def test_the_steps_that_only_one_log_has_are_told():
     assert compare_logs(whole, rows(2, reward=learns, kl=flat)).notes == []
     (note,) = compare_logs(whole[:60], whole).notes
     assert note == "the common steps end at 60; B goes on to 100, and its end is not compared"
+
+
+def drifting(seed, level, steps=200, memory=0.6):
+    """Return a log whose reward has noise that lasts for some steps."""
+    chance = random.Random(seed)
+    log, noise = [], 0.0
+    for step in range(1, steps + 1):
+        noise = memory * noise + chance.gauss(0, 0.1)
+        log.append({"step": step, "reward": level + noise})
+    return log
+
+
+def test_the_reward_has_a_line_after_the_headline_with_its_means_and_interval(tmp_path):
+    a, b = drifting(1, 0.7), drifting(2, 0.55)
+    difference = diff(*written(tmp_path, a, b[:150]))
+    line = str(difference).split("\n")[1]
+    means = [sum(row["reward"] for row in log[:150]) / 150 for log in (a, b)]
+    assert line.startswith(
+        f"reward {means[0]:.3g} | {means[1]:.3g} (A | B, means of the 150 common steps, 1 to 150)"
+    )
+    assert "95 % interval" in line
+    assert "surely higher in A" in line
+    assert "not told apart" not in str(difference)
+    output = difference.as_json()["logs"]["reward"]
+    low, high = output["interval"]
+    assert 0 < low < output["a"] - output["b"] < high
+    assert not difference.differs
+
+    swapped = diff(*written(tmp_path, b[:150], a))
+    assert "surely higher in B" in str(swapped)
+    assert swapped.as_json()["logs"]["reward"]["interval"] == pytest.approx([-high, -low])
+
+
+def test_a_reward_that_may_be_equal_is_not_called_higher(tmp_path):
+    line = str(diff(*written(tmp_path, drifting(1, 0.5), drifting(2, 0.5)))).split("\n")[1]
+    assert line.endswith("not sure which is higher")
+    same = drifting(1, 0.1)
+    assert "A − B is 0, 95 % interval 0 to 0, not sure" in str(diff(*written(tmp_path, same, same)))
+
+
+def test_a_reward_that_parts_or_is_apart_or_short_has_no_line_of_its_own():
+    parts = compare_logs(rows(1, reward=learns, kl=flat), rows(2, reward=fails_after(50), kl=flat))
+    assert "reward" in {one.name for one in parts.parted}
+    assert parts.reward is None
+    levels = [[{"step": k, "reward": level, "kl": 0.5} for k in range(40)] for level in (0.0, 0.5)]
+    assert compare_logs(*levels).reward is None
+    few = [
+        row if row["step"] < 10 else {"step": row["step"], "kl": row["kl"]}
+        for row in rows(1, reward=flat, kl=flat)
+    ]
+    assert compare_logs(few, rows(2, reward=flat, kl=flat)).reward is None
+
+
+@pytest.mark.parametrize(("memory", "most"), [(0.0, 30), (0.6, 35), (0.8, 45)])
+def test_the_interval_counts_noise_that_lasts(memory, most):
+    """Of 400 pairs of equal rewards, 5 % have an interval without 0 by design. Independent steps would give 30 %."""
+    wrong = 0
+    for seed in range(400):
+        logs = [drifting(2 * seed + part, 0.5, memory=memory) for part in (0, 1)]
+        reward = compare_logs(*logs).reward
+        wrong += reward is not None and bool(reward.higher)
+    assert 8 <= wrong <= most

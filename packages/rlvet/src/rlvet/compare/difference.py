@@ -111,6 +111,8 @@ class Difference:
     def __str__(self) -> str:
         """Return what differs as text that is safe to print."""
         lines = [self.methods, self.headline] if self.methods else [self.headline]
+        if self.logs is not None and self.logs.reward is not None:
+            lines.append(str(self.logs.reward))
         for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
             lines.append(f"{name}: {title}")
             if self.diagnoses:
@@ -223,7 +225,12 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
     if lines:
         lines.append("")
     far = [str(metric) for metric in comparison.not_told_apart if metric.is_far]
-    near = [str(metric) for metric in comparison.not_told_apart if not metric.is_far]
+    # The reward has a line of its own.
+    near = [
+        str(metric)
+        for metric in comparison.not_told_apart
+        if not (metric.is_far or (metric.name == "reward" and comparison.reward is not None))
+    ]
     metrics = {
         f"not told apart by the rule, though {FAR_APART:g} times apart or more {MEANS_AT_THE_END}": far,
         f"not told apart by the rule {MEANS_AT_THE_END}": near,

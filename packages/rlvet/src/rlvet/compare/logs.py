@@ -20,9 +20,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import attrgetter
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from rlvet._numbers import format_number, format_step
@@ -30,6 +30,7 @@ from rlvet.checks.course import Course, Series, end_means, noise_of_differences
 from rlvet.checks.registry import LOGS
 from rlvet.errors import InvalidValue
 from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row
+from rlvet.runs.summary import student_quantile
 
 LIMIT = 10.0
 """Standard errors of the distance of two smoothed curves from which they part. It was chosen on half of the settings of
@@ -104,6 +105,89 @@ class MetricMeans:
         return {"name": self.name, "a": self.a, "b": self.b}
 
 
+BLOCKS = 10
+"""Number of blocks of consecutive steps whose means tell the error of a mean. Values of neighbouring steps are alike, so
+that they are not as many observations; means of long blocks are nearly so."""
+
+
+@dataclass(frozen=True)
+class RewardDifference:
+    """The mean rewards of two logs over their common steps, with a 95 % interval of the difference."""
+
+    a: float
+    """The mean of the first run."""
+    b: float
+    """The mean of the second run over the same steps."""
+    low: float
+    """The lower end of the interval of A − B."""
+    high: float
+    """The upper end."""
+    first: float
+    """The first common step."""
+    last: float
+    """The last common step."""
+    steps: int
+    """The number of common steps."""
+
+    @classmethod
+    def of(cls, steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> RewardDifference:
+        """Compute the difference, and its error from the means of `BLOCKS` blocks of consecutive steps.
+
+        Args:
+            steps: The common steps, (n,) with n of at least `FEWEST_STEPS`.
+            a: The rewards of the first run, (n,).
+            b: The rewards of the second run, (n,).
+
+        >>> reward = RewardDifference.of(range(20), [0.5, 0.7] * 10, [0.4, 0.2] * 10)
+        >>> round(reward.low, 3), round(reward.high, 3)
+        (0.3, 0.3)
+        """
+        n = len(steps)
+        differences = [first - second for first, second in zip(a, b, strict=True)]
+        ends = [n * block // BLOCKS for block in range(BLOCKS + 1)]
+        means = [fmean(differences[start:end]) for start, end in pairwise(ends)]
+        half_width = student_quantile(BLOCKS - 1) * stdev(means) / math.sqrt(BLOCKS)
+        mean = fmean(differences)
+        return cls(fmean(a), fmean(b), mean - half_width, mean + half_width, steps[0], steps[-1], n)
+
+    @property
+    def higher(self) -> str:
+        """``A`` or ``B``, the run whose mean is surely higher; empty if the interval has 0 in it.
+
+        >>> RewardDifference(0.6, 0.5, 0.05, 0.15, 1, 20, 20).higher
+        'A'
+        """
+        # Means of equal values differ by rounding.
+        rounding = 1e-9 * max(abs(self.a), abs(self.b))
+        if self.low > rounding:
+            return "A"
+        return "B" if self.high < -rounding else ""
+
+    def __str__(self) -> str:
+        low, high = (format_number(end, 2) for end in (self.low, self.high))
+        steps = f"{self.steps} common steps, {format_step(self.first)} to {format_step(self.last)}"
+        verdict = (
+            f"surely higher in {self.higher} of these two runs, though another seed may change it"
+            if self.higher
+            else "not sure which is higher"
+        )
+        return (
+            f"reward {format_number(self.a)} | {format_number(self.b)} (A | B, means of the {steps}): "
+            f"A − B is {format_number(self.a - self.b)}, 95 % interval {low} to {high}, {verdict}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the difference as a dictionary for JSON."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "interval": [self.low, self.high],
+            "first": self.first,
+            "last": self.last,
+            "steps": self.steps,
+        }
+
+
 @dataclass(frozen=True)
 class LogComparison:
     """The metrics of two logs that part, those that are apart at all steps, and those that are not told apart."""
@@ -124,6 +208,8 @@ class LogComparison:
     """The largest number of steps over which a mean is taken."""
     notes: Sequence[str] = ()
     """Sentences about what was compared."""
+    reward: RewardDifference | None = None
+    """The difference of the reward; None if the reward is among the metrics that part or are apart, or is short."""
 
     @property
     def differs(self) -> bool:
@@ -146,6 +232,7 @@ class LogComparison:
             "only_b": list(self.only_b),
             "window": self.window,
             "notes": list(self.notes),
+            "reward": None if self.reward is None else self.reward.as_json(),
         }
 
 
@@ -186,6 +273,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     short: list[str] = []
     only: tuple[list[str], list[str]] = ([], [])
     longest = 0
+    reward = None
     for name in metric_order():
         first, second = (course.series(name) for course in courses)
         if not first.values or not second.values:
@@ -205,6 +293,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
             apart.append(means_at_the_end(name, values_a, values_b))
         else:
             not_told_apart.append(means_at_the_end(name, values_a, values_b))
+            if name == "reward":
+                reward = RewardDifference.of(steps, values_a, values_b)
     if not parted and not apart and not not_told_apart:
         raise InvalidValue(
             f"the logs have no metric with {FEWEST_STEPS} common steps; both have {', '.join(short) or 'none'}"
@@ -213,7 +303,9 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     parted.sort(key=attrgetter("step"))
     apart.sort(key=lambda one: one.name not in RESULTS)
     notes = _notes_on_ends(a, b)
-    return LogComparison(parted, apart, not_told_apart, short, *only, window=longest, notes=notes)
+    return LogComparison(
+        parted, apart, not_told_apart, short, *only, window=longest, notes=notes, reward=reward
+    )
 
 
 def have_no_value_in_common(a: Sequence[float], b: Sequence[float]) -> bool:

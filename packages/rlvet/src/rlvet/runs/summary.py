@@ -67,7 +67,7 @@ class Summary:
         share = self.blocked_share or 0.0
         squares = sum((blocked - share * mass) ** 2 for blocked, mass in self.blocked)
         error = math.sqrt(n / (n - 1) * squares) / total
-        half_width = _student_quantile(n - 1) * error
+        half_width = student_quantile(n - 1) * error
 
         tokens, clipped = self.rare
         low = max(0.0, share - half_width)
@@ -75,12 +75,12 @@ class Summary:
         return low, max(high, _wilson_upper(clipped, tokens, NormalDist().inv_cdf(0.975)))
 
 
-def _student_quantile(degrees: int) -> float:
+def student_quantile(degrees: int) -> float:
     """Compute the 97.5 % quantile of Student's t distribution by its expansion around the normal quantile.
 
     The error is below 0.001 from 9 degrees of freedom on.
 
-    >>> round(_student_quantile(9), 3), round(_student_quantile(30), 3)
+    >>> round(student_quantile(9), 3), round(student_quantile(30), 3)
     (2.262, 2.042)
     """
     z = NormalDist().inv_cdf(0.975)
