@@ -349,3 +349,42 @@ def test_the_interval_counts_noise_that_lasts(memory, most):
         reward = compare_logs(*logs).reward
         wrong += reward is not None and bool(reward.higher)
     assert 8 <= wrong <= most
+
+
+def with_epochs(log, steps, key="train/epoch", digits=None):
+    for row in log:
+        epoch = row["step"] / steps
+        row[key] = int(epoch) if digits == 0 else epoch if digits is None else round(epoch, digits)
+    return log
+
+
+@pytest.mark.parametrize(("key", "digits"), [("train/epoch", None), ("epoch", 2), ("training/epoch", 0)])
+def test_steps_an_epoch_that_differ_are_told(key, digits):
+    a = with_epochs(rows(1, reward=learns), 10, key, digits)
+    b = with_epochs(rows(2, reward=learns), 30, key, digits)
+    comparison = compare_logs(a, b)
+    assert comparison.notes == ["steps an epoch 10 | 30 (A | B): data sets, or batches, of other sizes"]
+    assert compare_logs(a, with_epochs(rows(2, reward=learns), 10, key, digits)).notes == []
+
+
+@pytest.mark.parametrize(
+    "epochs",
+    [
+        pytest.param(lambda step: 0, id="none has ended"),
+        pytest.param(lambda step: int(step > 50), id="one has begun"),
+        pytest.param(lambda step: step / 1000, id="a tenth of one"),
+        pytest.param(lambda step: step / 10 if step < 50 else 5 + (step - 50) / 40, id="its size changes"),
+        pytest.param(lambda step: step % 10 / 10, id="counted anew"),
+    ],
+)
+def test_steps_an_epoch_that_a_log_does_not_tell_are_not_guessed(epochs):
+    a = with_epochs(rows(1, reward=learns), 10)
+    b = [{**row, "train/epoch": epochs(row["step"])} for row in rows(2, reward=learns)]
+    comparison = compare_logs(a, b)
+    assert (comparison.steps_an_epoch, comparison.notes) == ((10.0, None), [])
+
+
+def test_metrics_that_part_at_the_first_common_step_are_known_if_both_logs_begin_there():
+    a, b = rows(1, reward=learns, entropy=flat), rows(2, reward=fails_after(50), entropy=lambda step: 2.0)
+    assert compare_logs(a, b).from_start == ["entropy"]
+    assert compare_logs(a, b[20:]).from_start == []

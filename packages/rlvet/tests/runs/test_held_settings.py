@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import struct
 from contextlib import closing
@@ -438,6 +439,72 @@ def test_models_of_one_shape_are_not_said_to_differ_or_to_be_equal(tmp_path, fir
     comparison = models(tmp_path, first, second).as_json()["configurations"]
     assert comparison["differences"] == comparison["unjudged"] == []
     assert "model" in comparison["in_neither"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        (QWEN, QWEN, True),
+        (QWEN, {name: value for name, value in QWEN.items() if name != "vocab_size"}, True),
+        (QWEN, {"vocab_size": 151936}, False),
+        (QWEN, {}, False),
+        (QWEN, LARGER, False),
+        (QWEN | {"_name_or_path": "Qwen/A"}, QWEN | {"_name_or_path": "Qwen/A"}, False),
+    ],
+)
+def test_models_of_one_shape_are_said_to_have_it(tmp_path, first, second, is_same):
+    difference = str(models(tmp_path, first, second))
+    line = "\nmodels of the same shape, whose weights may differ: qwen2, hidden size 896, layers 24"
+    assert (line in difference) == is_same
+    assert re.search(r"known of neither: .*\bmodel\b", difference) is None or not is_same
+
+
+def epochs_of(steps, cut=1.0, first=1):
+    """Return events of a run whose epoch has some steps."""
+    events = b""
+    for step in range(first, 61):
+        values = {"reward": 0.1 + 0.01 * (step % 7), "completions/clipped_ratio": cut, "epoch": step / steps}
+        events += event(b"".join(scalar(f"train/{tag}", value) for tag, value in values.items()), step)
+    return events
+
+
+def pair(folder, first, second, *, cut=0.2, begins=1):
+    """Return the difference of two runs of 10 and 30 steps an epoch."""
+    a = write(folder / "a", arguments(first), epochs_of(10))
+    return diff(a, write(folder / "b", arguments(second), epochs_of(30, cut, begins)))
+
+
+def test_epochs_are_told_in_steps_where_the_logs_have_the_epoch(tmp_path):
+    difference = pair(tmp_path, TRL | {"num_train_epochs": 100}, TRL | {"num_train_epochs": 50})
+    planned = "planned steps 1,000 | 1,500, as an epoch has 10 | 30 steps"
+    assert re.search(rf"^   B  50 epochs .*\n   {re.escape(planned)}$", str(difference), re.M)
+    assert planned in difference.as_json()["notes"]
+    equal = pair(tmp_path / "equal", TRL, TRL)
+    assert equal.planned == "planned steps 30 | 90, as an epoch has 10 | 30 steps"
+    assert equal.planned in str(equal)
+    assert pair(tmp_path / "steps", TRL | {"max_steps": 60}, TRL | {"max_steps": 60}).planned == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "others", "is_told"),
+    [
+        ({}, {}, True),
+        ({"num_train_epochs": 50}, {}, True),
+        ({"run_name": "other"}, {}, True),
+        ({"beta": 0.1}, {}, False),
+        ({"reward_of_mine": 2}, {}, False),
+        ({}, {"cut": 1.0}, False),
+        ({}, {"begins": 20}, False),
+    ],
+)
+def test_of_equal_settings_what_is_left_as_the_cause_is_said(tmp_path, settings, others, is_told):
+    difference = pair(tmp_path, TRL, TRL | settings, **others)
+    assert (
+        "cut parts at the first common step, and no setting that was compared" in str(difference)
+    ) == is_told
+    assert ("start weights" in difference.rest) == is_told
+    assert ("but the length of the run" in difference.rest) == ("num_train_epochs" in settings)
+    assert (difference.rest in difference.as_json()["notes"]) == is_told
 
 
 def test_the_file_of_settings_without_lines_is_named_once(tmp_path):

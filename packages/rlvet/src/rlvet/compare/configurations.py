@@ -125,6 +125,8 @@ class ConfigurationComparison:
     """Settings of names, paths, logging and evaluation that differ."""
     compared: int = 0
     """The number of quantities whose two values are known."""
+    shape: str = ""
+    """The shape of both models in words; empty if their names are known, or one shape is not, or they differ."""
 
     @property
     def differs(self) -> bool:
@@ -271,6 +273,7 @@ def compare_configurations(a: Training, b: Training) -> ConfigurationComparison:
         unjudged=without_quantity["unjudged"] if is_one_framework else (),
         names=[setting.name for setting in without_quantity["names"]],
         compared=compared,
+        shape=_common_shape(a, b),
     )
 
 
@@ -311,6 +314,20 @@ def _shapes_that_differ(a: Training, b: Training) -> tuple[Reading, Reading] | N
         for one in (a, b)
     )
     return first, second
+
+
+MAIN_PARTS = ("hidden_size", "num_hidden_layers")
+"""Parts without which a model's shape is not known."""
+
+
+def _common_shape(a: Training, b: Training) -> str:
+    """Return the shape of two models in words if it is the same and their names do not tell more."""
+    are_named = not (a.readings["model"].unknown or b.readings["model"].unknown)
+    is_known = all(name in training.shape for name in MAIN_PARTS for training in (a, b))
+    if are_named or not is_known or _shapes_that_differ(a, b) is not None:
+        return ""
+    common = [name for name in SHAPE_WORDS if name in a.shape and name in b.shape]
+    return _shape_text(a, common)
 
 
 def _shape_text(training: Training, parts: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvet._numbers import format_number
 from rlvet._terminal import printable
 from rlvet.compare.configurations import (
     COMPARED,
@@ -37,6 +38,11 @@ from rlvet.runs.summary import summarize
 
 CONFIGURATIONS = (".py", ".yaml", ".yml", ".toml", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb")
 """Suffixes of files that are read as configurations; those of other files are logs."""
+
+LENGTH = "length of the run"
+"""The quantity whose value may be a number of epochs."""
+EPOCHS = re.compile(r"(\d+(?:\.\d+)?) epochs?")
+"""A length of a run in epochs."""
 
 SUPERVISED = re.compile(
     rb"\b(SFT|DPO|KTO|ORPO|Reward)(Config|Trainer)\b|\bsft_trainer\b|\btrl (sft|dpo|kto)\b"
@@ -91,6 +97,45 @@ class Difference:
     """The keys of the logs that were not read; None if no logs are compared."""
 
     @property
+    def planned(self) -> str:
+        """The numbers of steps that the two runs were to take; empty if one of them is not known."""
+        if self.logs is None or self.configurations is None:
+            return ""
+        texts = []
+        trainings = (self.configurations.a, self.configurations.b)
+        for training, of_epoch in zip(trainings, self.logs.steps_an_epoch, strict=True):
+            epochs = EPOCHS.fullmatch(str(training.readings[LENGTH].value))
+            if epochs is None or of_epoch is None:
+                return ""
+            texts.append(f"{float(epochs[1]) * of_epoch:,.0f}")
+        numbers = " | ".join(format_number(number) for number in self.logs.steps_an_epoch if number)
+        return f"planned steps {texts[0]} | {texts[1]}, as an epoch has {numbers} steps"
+
+    @property
+    def rest(self) -> str:
+        """What is left as the cause of metrics that part from the start at settings equal in effect; else empty."""
+        settings = self.configurations
+        if self.logs is None or settings is None or settings.a.framework != settings.b.framework:
+            return ""
+        names = self.logs.from_start
+        differences = [one.quantity.name for one in settings.differences]
+        # The length of a run acts by the schedule of the learning rate only.
+        if not names or "learning_rate" in names or settings.unjudged or differences not in ([], [LENGTH]):
+            return ""
+        unknown = [
+            *(one.quantity.name for one in settings.undecided),
+            *(name for name in settings.in_neither if name not in ("model", "data set")),
+        ]
+        verb = "parts" if len(names) == 1 else "part"
+        but = f" but the {LENGTH}" if differences else ""
+        causes = "prompts or template, data, reward function, start weights"
+        known = f", or what is not known: {', '.join(unknown)}" if unknown else ""
+        return (
+            f"{listed(names)} {verb} at the first common step, and no setting that was compared differs in "
+            f"effect{but}, so the cause is elsewhere: {causes}{known}"
+        )
+
+    @property
     def differs(self) -> bool:
         """True if a setting differs in effect, or a metric parts or has no value in common."""
         return bool(
@@ -113,6 +158,8 @@ class Difference:
         lines = [self.methods, self.headline] if self.methods else [self.headline]
         if self.logs is not None and self.logs.reward is not None:
             lines.append(str(self.logs.reward))
+        if self.rest:
+            lines.append(self.rest)
         for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
             lines.append(f"{name}: {title}")
             if self.diagnoses:
@@ -120,7 +167,11 @@ class Difference:
         if self.logs is not None:
             lines += _lines_of_logs(self.logs, self.keys)
         if self.configurations is not None:
-            lines += _lines_of_configurations(self.configurations)
+            lines += _lines_of_configurations(self.configurations, self.planned)
+            if self.planned and not any(
+                one.quantity.name == LENGTH for one in self.configurations.differences
+            ):
+                lines.append(self.planned)
         lines += self.notes
         return "\n".join(map(printable, lines))
 
@@ -148,7 +199,7 @@ class Difference:
             "logs": None if self.logs is None else self.logs.as_json(),
             "keys": None if self.keys is None else self.keys.as_json(),
             "diagnoses": list(self.diagnoses),
-            "notes": [*filter(None, [self.methods]), *self.notes],
+            "notes": [*filter(None, [self.methods, self.rest, self.planned]), *self.notes],
         }
 
 
@@ -242,8 +293,13 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
     return [*lines, *([] if keys is None else keys.lines), *comparison.notes]
 
 
-def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
-    """Return the quantities that differ, numbered, and one line for each of the other groups."""
+def _lines_of_configurations(comparison: ConfigurationComparison, planned: str) -> list[str]:
+    """Return the quantities that differ, numbered, and one line for each of the other groups.
+
+    Args:
+        comparison: The comparison.
+        planned: The numbers of steps that the runs were to take; empty if they are not known.
+    """
     lines = [""] if comparison.differences else []
     for number, difference in enumerate(comparison.differences, 1):
         lines.append(f"{number}. {difference.quantity.name} ({difference.quantity.effect})")
@@ -253,13 +309,18 @@ def _lines_of_configurations(comparison: ConfigurationComparison) -> list[str]:
                 "AB", (difference.a, difference.b), (comparison.a, comparison.b), strict=True
             )
         ]
+        if planned and difference.quantity.name == LENGTH:
+            lines.append(f"   {planned}")
     if comparison.differences:
         lines.append("")
     if comparison.unjudged:
         lines.append(f"effect not known: {_joined(map(str, comparison.unjudged))}")
     lines += _lines_of_undecided(comparison.undecided)
-    if comparison.in_neither:
-        lines.append(f"known of neither: {', '.join(comparison.in_neither)}")
+    if comparison.shape:
+        lines.append(f"models of the same shape, whose weights may differ: {comparison.shape}")
+    in_neither = [name for name in comparison.in_neither if not (name == "model" and comparison.shape)]
+    if in_neither:
+        lines.append(f"known of neither: {', '.join(in_neither)}")
     if comparison.without_effect:
         pairs = ", ".join(map(_pair, comparison.without_effect))
         lines.append(f"no effect here: {pairs}; {comparison.without_effect[0].note}")

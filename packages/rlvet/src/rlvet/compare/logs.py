@@ -16,6 +16,7 @@ their mean square.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Course, Series, end_means, noise_of_differences
 from rlvet.checks.registry import LOGS
 from rlvet.errors import InvalidValue
-from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row
+from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row, plain_key
 from rlvet.runs.summary import student_quantile
 
 LIMIT = 10.0
@@ -107,7 +108,7 @@ class MetricMeans:
 
 BLOCKS = 10
 """Number of blocks of consecutive steps whose means tell the error of a mean. Values of neighbouring steps are alike, so
-that they are not as many observations; means of long blocks are nearly so."""
+that single steps would make it too small."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,10 @@ class LogComparison:
     """Sentences about what was compared."""
     reward: RewardDifference | None = None
     """The difference of the reward; None if the reward is among the metrics that part or are apart, or is short."""
+    from_start: Sequence[str] = ()
+    """The metrics that part at their first common step, of two logs that begin at the same step."""
+    steps_an_epoch: tuple[float | None, float | None] = (None, None)
+    """The number of steps in an epoch of each run; None for one whose log does not tell it."""
 
     @property
     def differs(self) -> bool:
@@ -274,6 +279,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     only: tuple[list[str], list[str]] = ([], [])
     longest = 0
     reward = None
+    from_start = []
     for name in metric_order():
         first, second = (course.series(name) for course in courses)
         if not first.values or not second.values:
@@ -289,6 +295,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
         longest = max(longest, window_of(len(steps)))
         if difference is not None:
             parted.append(difference)
+            if a[0]["step"] == b[0]["step"] and difference.step == steps[0]:
+                from_start.append(name)
         elif have_no_value_in_common(values_a, values_b):
             apart.append(means_at_the_end(name, values_a, values_b))
         else:
@@ -302,9 +310,18 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     # A sort keeps the order of causes and effects among metrics of one step.
     parted.sort(key=attrgetter("step"))
     apart.sort(key=lambda one: one.name not in RESULTS)
-    notes = _notes_on_ends(a, b)
+    steps_an_epoch = (steps_of_epoch(courses[0]), steps_of_epoch(courses[1]))
     return LogComparison(
-        parted, apart, not_told_apart, short, *only, window=longest, notes=notes, reward=reward
+        parted,
+        apart,
+        not_told_apart,
+        short,
+        *only,
+        window=longest,
+        notes=[*_notes_on_ends(a, b), *_notes_on_epochs(*steps_an_epoch)],
+        reward=reward,
+        from_start=from_start,
+        steps_an_epoch=steps_an_epoch,
     )
 
 
@@ -327,6 +344,47 @@ def _notes_on_ends(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     longer = "A" if ends[0] > ends[1] else "B"
     last, common = (format_step(end) for end in (max(ends), min(ends)))
     return [f"the common steps end at {common}; {longer} goes on to {last}, and its end is not compared"]
+
+
+EPOCH = re.compile(r"(^|/)epoch$|^training[_.]epoch$")
+"""Keys of the number of passes over the data."""
+SHORTEST_RANGE = 0.25
+"""Epochs that a log has to go through. An epoch may be logged with two decimals."""
+SAME_EPOCH = 0.05
+"""Relative difference of two numbers of steps up to which they are taken for one, for the same reason."""
+
+
+def steps_of_epoch(course: Course) -> float | None:
+    """Return the number of steps in an epoch; None if the log does not tell it, or it changes.
+
+    >>> steps_of_epoch(Course([{"step": step, "train/epoch": step / 30} for step in range(1, 100)]))
+    30.0
+    >>> steps_of_epoch(Course([{"step": step, "training/epoch": step // 30} for step in range(1, 100)]))
+    30.0
+    """
+    for key in (key for key in course.names if EPOCH.search(plain_key(key))):
+        points = list(course.series(key).points)
+        if all(epoch == int(epoch) for _, epoch in points):
+            # Of whole epochs only the steps at which one begins are known.
+            points = [after for before, after in pairwise(points) if after[1] != before[1]]
+        if len(points) < 2:
+            continue
+        (first, start), (last, end) = points[0], points[-1]
+        if last <= first or end - start < SHORTEST_RANGE:
+            continue
+        of_epoch = (last - first) / (end - start)
+        farthest = max(abs(start + (step - first) / of_epoch - epoch) for step, epoch in points)
+        if farthest <= SAME_EPOCH * (end - start):
+            return round(of_epoch, 6)
+    return None
+
+
+def _notes_on_epochs(a: float | None, b: float | None) -> list[str]:
+    """Return a sentence on the numbers of steps in an epoch; none if they are equal or one is not known."""
+    if a is None or b is None or math.isclose(a, b, rel_tol=SAME_EPOCH):
+        return []
+    numbers = " | ".join(format_number(number) for number in (a, b))
+    return [f"steps an epoch {numbers} (A | B): data sets, or batches, of other sizes"]
 
 
 def aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:
