@@ -740,3 +740,43 @@ def test_a_constant_reward_begins_where_it_became_constant(rewards, onset, cause
     [found] = [finding for finding in findings(rows) if finding.code == "reward-flat"]
     assert found.onset == onset
     assert cause in found.cause
+
+
+def test_norms_that_alternate_between_two_levels_have_no_spikes():
+    """Large norms among small ones are spikes, unless there are many of their size around them."""
+    alone = {20: 6.0, 45: 6.0, 70: 6.0}
+    spikes = course(100, grad_norm=lambda t: alone.get(round(100 * t), 0.3))
+    assert codes(spikes) == ["gradient-spikes"]
+    beside = {row + distance: 4.0 for row in alone for distance in (-4, -2, 2)} | alone
+    alternating = course(100, grad_norm=lambda t: beside.get(round(100 * t), 0.3))
+    assert codes(alternating) == []
+
+
+def test_a_kl_that_comes_back_for_a_time_is_large_since_it_first_was():
+    spells = {"kl": lambda t: 1.5 if 0.2 < t <= 0.5 or t > 0.7 else 0.05 if t <= 0.2 else 0.5}
+    [drift] = [finding for finding in findings(course(200, **spells)) if finding.code == "kl-drift"]
+    assert 41 <= drift.onset <= 50
+
+
+@pytest.mark.parametrize(
+    ("reward", "rose"),
+    [
+        (lambda t: 0.84 + 0.09 * t, True),
+        (lambda t: 0.84 + 0.02 * math.sin(300 * t), False),
+        (lambda t: 8.4 + 0.2 * t, False),
+    ],
+)
+def test_a_reward_near_its_best_rises_by_what_is_missing(reward, rose):
+    fall = {"entropy": lambda t: 0.4 * math.exp(-3 * t)}
+    assert ("entropy-collapse" in codes(course(200, reward=reward, **fall))) != rose
+
+
+@pytest.mark.parametrize(("reward", "is_told"), [(lambda t: 0.4 + 0.4 * t, True), (lambda t: 0.4, False)])
+def test_a_reward_that_rises_though_all_answers_are_cut_off_is_told(reward, is_told):
+    [cut] = [f for f in findings(course(60, reward=reward, cut=lambda t: 1.0)) if f.code == "truncated"]
+    assert ("the reward went 0.423 → 0.783 all the same" in cut.cause) == is_told
+
+
+def test_no_length_of_finished_answers_is_lost_where_all_are_cut_off():
+    rows = course(100, cut=lambda t: 1.0, length_finished=lambda t: 14.0 if 0.3 < t < 0.4 else 0.0)
+    assert "metric-lost" not in codes(rows)

@@ -356,13 +356,36 @@ def onset(
     >>> onset(Series([1, 2, 3, 4, 5], [0.0, 0.0, 1.0, 0.0, 1.0]), lambda mean: mean > 0.5)
     5
     """
-    row_condition = row_condition or condition
-    values = metric.values
+    window, parts = _parts(metric.values, condition)
+    if not parts:
+        return None
+    first, last = parts[-1]
+    if last < len(metric.values) - window:
+        first, last = max(parts, key=lambda part: part[1] - part[0])
+    return _first_step_in(metric, first, last, window, row_condition or condition)
+
+
+def earliest_onset(metric: Series, condition: Callable[[float], bool]) -> float | None:
+    """Return the first step of the earliest tenth or more of a run in which the running mean meets a condition.
+
+    It is that of a fault that stays in the weights while its metric comes back for a time. If no part is so long, it is
+    the `onset`.
+
+    >>> earliest_onset(Series(range(1, 21), [0.0] * 4 + [1.0] * 6 + [0.0] * 5 + [1.0] * 5), lambda mean: mean > 0.5)
+    5
+    """
+    window, parts = _parts(metric.values, condition)
+    for first, last in parts:
+        if last - first + 1 >= len(metric.values) / 10:
+            return _first_step_in(metric, first, last, window, condition)
+    return onset(metric, condition)
+
+
+def _parts(values: Sequence[float], condition: Callable[[float], bool]) -> tuple[int, list[tuple[int, int]]]:
+    """Return the length of a window, and the first and last one of each part in which its mean meets a condition."""
     window = max(1, len(values) // 20)
     sums = [0.0, *accumulate(values)]
     meets = [condition((after - before) / window) for before, after in zip(sums, sums[window:], strict=False)]
-
-    # The parts of the run in which the mean meets the condition, as their first and last window.
     parts: list[tuple[int, int]] = []
     start = 0
     for window_meets, windows in groupby(meets):
@@ -370,15 +393,19 @@ def onset(
         if window_meets:
             parts.append((start, end - 1))
         start = end
-    if not parts:
-        return None
-    first, last = parts[-1]
-    if last < len(meets) - 1:
-        first, last = max(parts, key=lambda part: part[1] - part[0])
-    # The last row of the first window, unless the condition is met from the start on, or a row near it.
+    return window, parts
+
+
+def _first_step_in(
+    metric: Series, first: int, last: int, window: int, row_condition: Callable[[float], bool]
+) -> float | None:
+    """Return the step at which a part begins: one whose value meets a condition too.
+
+    It is the last row of the first window, unless the condition is met from the start on, or a row near it.
+    """
     middle = first + window - 1 if first else 0
     for row in chain(range(middle, last + window), range(first, middle)):
-        if row_condition(values[row]):
+        if row_condition(metric.values[row]):
             return metric.steps[row]
     return None
 
@@ -494,11 +521,18 @@ def ends_higher(reward: Series) -> bool:
 
 
 def clearly_rises(rewards: Sequence[float]) -> bool:
-    """Check whether the last third of the rewards is above the first by 10 % and by two standard errors."""
+    """Check whether the last third of the rewards is above the first by 10 % and by two standard errors.
+
+    Of rewards between 0 and 1 it is enough that a tenth less is missing to 1, by four standard errors, as near 1 they
+    cannot rise by 10 %.
+    """
     # The noise of one step is estimated from neighbouring steps; a third of the steps is averaged at either end.
     error = noise_of_differences(rewards) / math.sqrt(max(1, len(rewards) // 3))
     before, after = end_means(rewards, 3)
-    return after - before > max(0.1 * abs(before), 2 * error)
+    if after - before > max(0.1 * abs(before), 2 * error):
+        return True
+    is_share = min(rewards) >= 0 and max(rewards) <= 1
+    return is_share and after - before > max(0.1 * (1 - before), 4 * error)
 
 
 def largest_mean(values: Sequence[float], window: int) -> float:

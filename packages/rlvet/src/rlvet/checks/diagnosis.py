@@ -32,7 +32,7 @@ MOST_IN_LINE = 12
 LONGEST_HEADLINE = 120
 """Largest number of characters of the first line."""
 
-HOW_SURE = "how sure: docs/diagnose.md has how often each code was right on logs of others"
+HOW_SURE = "how sure: docs/diagnose.md says on how many logs of others each code was right, if on any"
 """The line below findings that says where their accuracy stands."""
 
 FEWEST_REWARDS = 10

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Case, Course, Series, onset, rises, tenths
+from rlvet.checks.course import Case, Course, Series, earliest_onset, rises, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
@@ -294,7 +294,7 @@ def check_divergence(case: Case) -> Finding:
             rows = _end_rows(kl.values)
             measure = "median KL to the reference in the last log steps"
             finding = passed_check(kl, median(kl.values[rows]), measure, rows)
-    start = onset(kl, lambda mean: mean > LARGE_KL)
+    start = earliest_onset(kl, lambda mean: mean > LARGE_KL)
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
     change = change_text(kl.values[0], kl.last)
     if grew:

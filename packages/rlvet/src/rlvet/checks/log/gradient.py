@@ -22,6 +22,10 @@ SPIKE = 15.0
 FEWEST_SPIKES = 3
 """Number of spikes below which they are not reported."""
 
+MOST_BESIDE = 2
+"""Number of the log steps around a spike that may have a third of its norm, as norms that alternate between two levels
+have no spikes."""
+
 JUMP = 10.0
 """Factor above the usual norm from which the norms of consecutive log steps may be the begin of another fault."""
 
@@ -40,8 +44,9 @@ GRADIENT_SPIKES = Kind(
     meaning="some gradients are many times larger than those around them",
     condition=(
         f"at least {FEWEST_SPIKES} gradient norms are more than {SPIKE:g} times the median of the {SPIKE_REACH} "
-        f"log steps before, and of the {SPIKE_REACH} after. If more than a tenth are, they are a wide "
-        f"spread and no spikes; or {JUMP_ROWS} in a row are more than {JUMP:g} times the usual norm, and more "
+        f"log steps before, of the {SPIKE_REACH} after, and half of that of the run; at most {MOST_BESIDE} of these "
+        f"steps have a third of it. If more than a tenth are, they are a wide spread and no spikes; or {JUMP_ROWS} in "
+        f"a row are more than {JUMP:g} times the usual norm, and more "
         f"than {RARELY_ABOVE:.0%} of those before, as another fault begins"
     ),
     remedy="lower the gradient clipping norm{gradient clipping}, and look at the batches of these steps",
@@ -74,20 +79,29 @@ def check_gradient_spikes(case: Case) -> Finding:
     # If many rows are far from their neighbours, the norm has a wide spread and no spikes.
     if len(spikes) < FEWEST_SPIKES:
         return finding
-    if len(spikes) > len(norm.values) / 10:
+    alone = [row for row in spikes if _is_alone(norm.values, row)]
+    if len(spikes) > len(norm.values) / 10 or len(alone) < FEWEST_SPIKES:
         return undecided_check("the norm has a wide spread")
+    spikes = alone
+    finding = passed_check(norm, len(spikes), "log steps with a spike")
     largest = max(norm.values[row] for row in spikes)
     usual = sorted(norm.values)[len(norm.values) // 2]
     steps = ", ".join(f"{norm.steps[row]:.0f}" for row in spikes[:5])
     if len(spikes) > 5:
         steps = f"{steps}, …"
     cause = (
-        f"in {len(spikes)} log steps (step {steps}) the gradient norm is more than {SPIKE:.0f} times the norms around "
-        f"it, up to {format_number(largest)} where {format_number(usual)} is usual"
+        f"in {len(spikes)} log steps (step {steps}) the gradient norm is more than {SPIKE:.0f} times the median around "
+        f"it, up to {format_number(largest)} where {format_number(usual)} is usual in the run"
     )
     severity = "fix" if case.of(check_fall).ok is False else "look"
     start = norm.steps[spikes[0]]
     return finding.failed(GRADIENT_SPIKES, cause, severity=severity, onset=start, quantities=["grad_norm"])
+
+
+def _is_alone(norms: Sequence[float], row: int) -> bool:
+    """Return whether few of the log steps around a spike have norms of its size."""
+    around = (*norms[row - SPIKE_REACH : row], *norms[row + 1 : row + 1 + SPIKE_REACH])
+    return sum(norm > norms[row] / 3 for norm in around) <= MOST_BESIDE
 
 
 def with_jump_before_fault(findings: Sequence[Finding], course: Course) -> list[Finding]:

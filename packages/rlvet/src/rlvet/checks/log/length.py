@@ -66,8 +66,8 @@ TRUNCATED = Kind(
         "step"
     ),
     remedy=(
-        "allow longer answers{length cap}, or ask for shorter ones: an answer that is cut off cannot earn "
-        "the reward for its result"
+        "allow longer answers{length cap}, or ask for shorter ones; what an answer that is cut off earns is not "
+        "for its result"
     ),
     settings=("length cap",),
     evidence=("cut", "length", "length_max"),
@@ -110,7 +110,7 @@ def check_truncation(case: Case) -> Finding:
         finding = finding._replace(error=standard_error(late))
     if mean - 2 * standard_error(late) > MOST:
         start, since = _since(shares, MOST, mean)
-        cause = f"{format_share(mean)} of answers are cut off{at_cap}{since}"
+        cause = f"{format_share(mean)} of answers are cut off{at_cap}{since}{_rise_all_the_same(course)}"
         return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
         if mean <= SOME_CUT:
@@ -163,6 +163,15 @@ def check_truncation(case: Case) -> Finding:
         cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
     return finding
+
+
+def _rise_all_the_same(course: Course) -> str:
+    """Return a clause on a reward that rises though most answers are cut off; empty if it does not."""
+    reward = course.series("reward")
+    if len(reward.values) < 2 * FEW_STEPS or not clearly_rises(reward.values):
+        return ""
+    change = change_text(reward.first, reward.last)
+    return f"; the reward went {change} all the same, {TENTHS}: check what it pays for"
 
 
 RARELY_CUT = 0.05

@@ -184,7 +184,7 @@ def _is_told(case: Case, death: Death, start: float) -> bool:
 TOLD_BY = {
     REWARD_FLAT: {"reward"},
     # Answers that are all cut off have the cap as their length.
-    TRUNCATED: {"cut", "length"},
+    TRUNCATED: {"cut", "length", "length_finished"},
     NO_SIGNAL: {"dead", "reward_std"},
 }
 """The kinds of findings that tell of metrics with one value, each with these metrics."""

@@ -100,6 +100,7 @@ function diagnosis() {
       run.order_text ? element("p", { class: "fall order" }, run.order_text) : "",
       items.length ? element("ol", { class: "findings" }, ...items.map(({ item }) => item)) : "",
       configuration(run),
+      run.how_sure ? element("p", { class: "soft legend" }, run.how_sure) : "",
       run.legend ? element("p", { class: "soft legend" }, run.legend) : "");
     main.append(element("section", { class: "run", id: `run-${number + 1}`, style: { "--run": `var(${hue(number)})` } }, verdict));
     items.forEach(({ draw }) => draw());
