@@ -130,10 +130,10 @@ def test_markdown_for_the_summary_of_a_job(tmp_path):
     trl_log(tmp_path, **{"completions/clipped_ratio": lambda t: 0.9, "my|`key`\x1b": lambda t: 1.0})
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--format", "markdown"])
     lines = result.output.splitlines()
-    assert (
-        lines[0]
-        == "**rlvet diagnose:** `truncated: 90% of answers are cut off, as from the start; the reward went 0.127 → 0.664 all the same`"
+    cut = (
+        "truncated: 90% of answers are cut off, as from the start; the reward went 0.127 → 0.664 all the same"
     )
+    assert lines[0] == f"**rlvet diagnose:** `{cut}`"
     assert "| severity | finding | since step | what to do | for |" in lines
     (row,) = [line for line in lines if line.startswith("| fix |")]
     assert row.count(" | ") == 4
