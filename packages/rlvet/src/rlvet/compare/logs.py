@@ -107,8 +107,8 @@ class MetricMeans:
 
 
 BLOCKS = 10
-"""Number of blocks of consecutive steps whose means tell the error of a mean. Values of neighbouring steps are alike, so
-that single steps would make it too small."""
+"""Number of blocks of consecutive steps whose means tell the error of a mean. Values of neighbouring steps are alike,
+so that single steps would make it too small."""
 
 
 @dataclass(frozen=True)
