@@ -389,18 +389,6 @@ def test_in_a_browser_the_configuration_follows_the_findings(tmp_path, monkeypat
         assert places == sorted(places)
 
 
-def in_a_window(page, folder, width, script):
-    """Return what a script of a page posts to its parent, where the page is so many pixels wide."""
-    inner = folder / "inner.html"
-    inner.write_text(f"{page.read_text()}<script>{script}</script>")
-    outer = folder / "outer.html"
-    outer.write_text(
-        "<body><script>onmessage = ({ data }) => { document.body.textContent = data; };</script>"
-        f'<iframe src="{inner.name}" style="border: 0; width: {width}px; height: 900px"></iframe>'
-    )
-    return json.loads(opened(outer, folder).text)
-
-
 @pytest.mark.slow
 @needs_browser
 def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
@@ -408,30 +396,26 @@ def test_in_a_browser_a_finding_is_a_line_in_its_curves(tmp_path):
     page = write_report([path], tmp_path / "page.html")
     onset = diagnose(path).findings[0].onset
     assert onset is not None
-    script = """
-      document.querySelectorAll("details").forEach((one) => { one.open = true; });
-      const report = () => {
-        const drawn = [...document.querySelectorAll("[data-panel] .onset")];
-        // A chart is drawn at its width some time after its part opens.
-        const first = drawn.filter((line) => line.textContent.startsWith("1 "));
-        if (!first.length || first.some((line) => !parseFloat(line.style.left))) return setTimeout(report, 100);
-        const lines = drawn.map((line) => [
-          line.closest("[data-panel]").dataset.panel, line.textContent, getComputedStyle(line).borderLeftColor,
-          parseFloat(line.style.left) / line.parentElement.clientWidth]);
-        const wide = document.documentElement.scrollWidth;
-        parent.postMessage(JSON.stringify({ lines, wide, window: innerWidth }), "*");
-      };
-      report();
-    """
+    lines = "[...document.querySelectorAll('[data-panel] .onset')]"
+    is_first = "(line) => line.textContent.startsWith('1 ')"
     label = f"1 truncated · step {onset:g}"
-    for width in (400, 1280):
-        drawn = in_a_window(page, tmp_path, width, script)
-        shown = [line for line in drawn["lines"] if line[1] == label]
-        assert [line[0] for line in shown] == ["length", "cut"]
-        for _, _, colour, place in shown:
-            assert colour == "rgb(184, 74, 0)"
-            assert place == pytest.approx((onset - 1) / 99, abs=0.01)
-        assert drawn["wide"] <= drawn["window"] == width
+    with Chromium(tmp_path) as browser:
+        for width in (400, 1280):
+            tab = browser.open(page.as_uri(), width=width)
+            tab.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+            # A chart is drawn at its width some time after its part opens.
+            drawn = f"{lines}.filter({is_first})"
+            tab.wait_for(f"{drawn}.length === 2 && {drawn}.every((line) => parseFloat(line.style.left) > 0)")
+            shown = tab.evaluate(
+                f"{drawn}.map((line) => [line.closest('[data-panel]').dataset.panel, line.textContent, "
+                "getComputedStyle(line).borderLeftColor, "
+                "parseFloat(line.style.left) / line.parentElement.clientWidth])"
+            )
+            assert [line[:2] for line in shown] == [["length", label], ["cut", label]]
+            for _, _, colour, place in shown:
+                assert colour == "rgb(184, 74, 0)"
+                assert place == pytest.approx((onset - 1) / 99, abs=0.01)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= tab.evaluate("innerWidth") == width
     text = opened(page, tmp_path).text
     assert text.index("truncated: ") < text.index("since step") < text.index("All curves")
     assert "Not read: rewards/format/std, my/own" in text
