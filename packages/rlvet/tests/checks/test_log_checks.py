@@ -780,3 +780,27 @@ def test_a_reward_that_rises_though_all_answers_are_cut_off_is_told(reward, is_t
 def test_no_length_of_finished_answers_is_lost_where_all_are_cut_off():
     rows = course(100, cut=lambda t: 1.0, length_finished=lambda t: 14.0 if 0.3 < t < 0.4 else 0.0)
     assert "metric-lost" not in codes(rows)
+
+
+@pytest.mark.parametrize(("end", "is_told"), [(0.02, True), (0.5, False)])
+def test_a_plateau_names_a_learning_rate_that_is_spent(end, is_told):
+    rows = course(
+        60,
+        reward=lambda t: 0.4 + 0.01 * math.sin(300 * t),
+        learning_rate=lambda t: 1e-6 * (1 + (end - 1) * t),
+    )
+    [plateau] = [finding for finding in findings(rows) if finding.code == "plateau"]
+    assert ("the learning rate has fallen to 2e-8 at the end, from 9.84e-7" in plateau.cause) == is_told
+
+
+def test_a_rise_before_the_later_half_does_not_show_that_it_rises_there():
+    """A steep rise in which the change point lies, and then no rise."""
+    level = course(200, reward=lambda t: min(0.36, 0.15 + 1.5 * t) + 0.02 * math.sin(3000 * t))
+    for row in level[:100]:
+        row["reward"] += 0.0001 * row["step"]
+    of_reward = [
+        one
+        for one in log_findings(level, Setup())
+        if one.tested == "the reward is not flat for half of the run"
+    ]
+    assert of_reward[0].ok is not True

@@ -264,8 +264,11 @@ def test_a_metric_within_the_noise_whose_ends_are_far_apart_is_listed_apart(tmp_
         ("kl", False),
         ("reward", False),
     ]
-    title = "not told apart by the rule, though 10 times apart or more (A | B, means at the end of the common steps)"
-    assert f"\n{title}: grad_norm 7e-5 | 1\n" in str(difference)
+    title = (
+        "not told apart by the rule, though 10 times apart or more at the end (A | B, means at the start → at the end "
+        "of the common steps)"
+    )
+    assert re.search(rf"\n{re.escape(title)}: grad_norm \d+ → 7e-5 \| \d+ → 1\n", str(difference))
 
 
 def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
@@ -388,3 +391,34 @@ def test_metrics_that_part_at_the_first_common_step_are_known_if_both_logs_begin
     a, b = rows(1, reward=learns, entropy=flat), rows(2, reward=fails_after(50), entropy=lambda step: 2.0)
     assert compare_logs(a, b).from_start == ["entropy"]
     assert compare_logs(a, b[20:]).from_start == []
+
+
+def test_rewards_of_other_components_are_not_comparable_and_shared_ones_are_compared():
+    def rows(seed, **components):
+        draw = random.Random(seed)
+        noisy = {f"rewards/{name}/mean": value for name, value in components.items()}
+        return [
+            {"step": step, "reward": sum(noisy.values()) + draw.gauss(0, 0.01)}
+            | {key: value + draw.gauss(0, 0.01) for key, value in noisy.items()}
+            for step in range(1, 101)
+        ]
+
+    comparison = compare_logs(rows(1, bleu=0.1), rows(2, bleu=0.1, tests=0.5))
+    assert comparison.components == (
+        "the rewards are of other components, and not comparable: only B has tests"
+    )
+    assert "rewards/bleu/mean" in [one.name for one in comparison.not_told_apart]
+    # A single component is the reward.
+    assert compare_logs(rows(1, bleu=0.1), rows(2, bleu=0.1)).components == ""
+    [alone] = compare_logs(rows(1, bleu=0.1), rows(2, bleu=0.1)).not_told_apart
+    assert alone.name == "reward"
+
+
+def test_a_metric_without_a_common_value_parts_at_the_first_step():
+    draw = random.Random(3)
+    low = [
+        {"step": step, "reward": 0.5, "reward_std": 0.01 + draw.uniform(0, 0.005)} for step in range(1, 101)
+    ]
+    high = [row | {"reward_std": 0.03 + 0.002 * row["step"] + draw.uniform(0, 0.03)} for row in low]
+    [parted] = [one for one in compare_logs(low, high).parted if one.name == "reward_std"]
+    assert parted.step == 1

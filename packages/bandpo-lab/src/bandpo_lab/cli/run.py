@@ -379,7 +379,9 @@ def _check_method(method: str, recipes: Path) -> None:
         if not is_unknown or not re.fullmatch(r"[\w-]+", method):
             raise
         rules = [*recipe_names(recipes, "rule"), VANILLA]
-        hint = did_you_misspell(method, [*METHODS, *rules]) or paper_name_hint(method)
+        # The authors' names have no hyphen, those of the recipes do.
+        of_paper = "" if "-" in method else paper_name_hint(method)
+        hint = did_you_misspell(method, [*METHODS, *rules]) or of_paper
         hint = hint or (
             f"; the recipes have {', '.join(rules)}, and docs/which-method.md has the methods, such as BandAbove()"
         )

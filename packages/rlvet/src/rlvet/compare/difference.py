@@ -158,6 +158,8 @@ class Difference:
         lines = [self.methods, self.headline] if self.methods else [self.headline]
         if self.logs is not None and self.logs.reward is not None:
             lines.append(str(self.logs.reward))
+        if self.logs is not None and self.logs.components:
+            lines.append(self.logs.components)
         if self.rest:
             lines.append(self.rest)
         for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
@@ -204,7 +206,9 @@ class Difference:
 
 
 MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
-"""What stands beside the name of a metric that does not part."""
+"""What stands beside the name of a metric that is apart."""
+MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common steps)"
+"""What stands beside the name of a metric that is not told apart."""
 
 
 def _count(number: int, noun: str) -> str:
@@ -283,8 +287,8 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
         if not (metric.is_far or (metric.name == "reward" and comparison.reward is not None))
     ]
     metrics = {
-        f"not told apart by the rule, though {FAR_APART:g} times apart or more {MEANS_AT_THE_END}": far,
-        f"not told apart by the rule {MEANS_AT_THE_END}": near,
+        f"not told apart by the rule, though {FAR_APART:g} times apart or more at the end {MEANS_AT_BOTH_ENDS}": far,
+        f"not told apart by the rule {MEANS_AT_BOTH_ENDS}": near,
         "too few common steps": comparison.short,
         "only A has": comparison.only_a,
         "only B has": comparison.only_b,

@@ -19,8 +19,8 @@ import math
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from statistics import fmean, stdev
@@ -30,7 +30,7 @@ from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Course, Series, end_means, noise_of_differences
 from rlvet.checks.registry import LOGS
 from rlvet.errors import InvalidValue
-from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row, plain_key
+from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row, component_name, plain_key
 from rlvet.runs.summary import student_quantile
 
 LIMIT = 10.0
@@ -52,7 +52,7 @@ class MetricDifference:
     """A metric that parts in two runs."""
 
     name: str
-    """A quantity of `rlvet.runs.quantities.QUANTITIES`."""
+    """A quantity of `rlvet.runs.quantities.QUANTITIES`, or the key of a reward component."""
     step: float
     """The first step at which it has parted."""
     a: float
@@ -87,6 +87,8 @@ class MetricMeans:
     """The mean of the first run over the last window."""
     b: float
     """The mean of the second run."""
+    start: tuple[float, float] | None = None
+    """The means over the first window, if they are told."""
 
     @property
     def is_far(self) -> bool:
@@ -99,7 +101,10 @@ class MetricMeans:
         return large >= FAR_APART * small and large > 0
 
     def __str__(self) -> str:
-        return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
+        if self.start is None:
+            return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
+        courses = zip(self.start, (self.a, self.b), strict=True)
+        return f"{self.name} {' | '.join(f'{format_number(one)} → {format_number(end)}' for one, end in courses)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the means as a dictionary for JSON."""
@@ -211,6 +216,8 @@ class LogComparison:
     """Sentences about what was compared."""
     reward: RewardDifference | None = None
     """The difference of the reward; None if the reward is among the metrics that part or are apart, or is short."""
+    components: str = ""
+    """A sentence on components of the reward that one run alone has; empty if both have the same, or a log has none."""
     from_start: Sequence[str] = ()
     """The metrics that part at their first common step, of two logs that begin at the same step."""
     steps_an_epoch: tuple[float | None, float | None] = (None, None)
@@ -236,7 +243,7 @@ class LogComparison:
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
             "window": self.window,
-            "notes": list(self.notes),
+            "notes": [*filter(None, [self.components]), *self.notes],
             "reward": None if self.reward is None else self.reward.as_json(),
         }
 
@@ -280,7 +287,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     longest = 0
     reward = None
     from_start = []
-    for name in metric_order():
+    components = (components_of(courses[0]), components_of(courses[1]))
+    for name in [*metric_order(), *_shared_components(*components)]:
         first, second = (course.series(name) for course in courses)
         if not first.values or not second.values:
             for names, series in zip(only, (first, second), strict=True):
@@ -292,15 +300,22 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
             short.append(name)
             continue
         difference = first_difference(name, steps, values_a, values_b)
-        longest = max(longest, window_of(len(steps)))
+        window = window_of(len(steps))
+        longest = max(longest, window)
+        are_apart = have_no_value_in_common(values_a, values_b)
         if difference is not None:
+            if are_apart:
+                # They are apart before their distance is above the noise.
+                means = (fmean(values[:window]) for values in (values_a, values_b))
+                difference = MetricDifference(name, steps[0], *means, difference.noise)
             parted.append(difference)
             if a[0]["step"] == b[0]["step"] and difference.step == steps[0]:
                 from_start.append(name)
-        elif have_no_value_in_common(values_a, values_b):
+        elif are_apart:
             apart.append(means_at_the_end(name, values_a, values_b))
         else:
-            not_told_apart.append(means_at_the_end(name, values_a, values_b))
+            start = (fmean(values_a[:window]), fmean(values_b[:window]))
+            not_told_apart.append(replace(means_at_the_end(name, values_a, values_b), start=start))
             if name == "reward":
                 reward = RewardDifference.of(steps, values_a, values_b)
     if not parted and not apart and not not_told_apart:
@@ -320,9 +335,37 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
         window=longest,
         notes=[*_notes_on_ends(a, b), *_notes_on_epochs(*steps_an_epoch)],
         reward=reward,
+        components=_other_components(*components),
         from_start=from_start,
         steps_an_epoch=steps_an_epoch,
     )
+
+
+def components_of(course: Course) -> dict[str, str]:
+    """Return the key of each component of the reward, by its name.
+
+    >>> components_of(Course([{"step": 1, "reward": 0.5, "rewards/format/mean": 0.2, "kl": 0.1}]))
+    {'format': 'rewards/format/mean'}
+    """
+    names = {key: component_name(key) for key in course.names}
+    return {name: key for key, name in names.items() if name is not None}
+
+
+def _shared_components(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """Return the keys of the components that both runs have; none if it is one, which is the reward itself."""
+    if len(a) == len(b) == 1:
+        return []
+    return [key for name, key in a.items() if b.get(name) == key]
+
+
+def _other_components(a: Mapping[str, str], b: Mapping[str, str]) -> str:
+    """Return a sentence on components of the reward that one run alone has; empty if both log the same."""
+    only = {"A": [name for name in a if name not in b], "B": [name for name in b if name not in a]}
+    # A log without any component does not tell of which its reward is.
+    if not a or not b or not any(only.values()):
+        return ""
+    clauses = [f"only {run} has {', '.join(names)}" for run, names in only.items() if names]
+    return f"the rewards are of other components, and not comparable: {'; '.join(clauses)}"
 
 
 def have_no_value_in_common(a: Sequence[float], b: Sequence[float]) -> bool:

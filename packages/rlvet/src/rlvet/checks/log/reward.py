@@ -328,6 +328,9 @@ def start_of_fall(reward: Series, level: float, loss: float, noise: float) -> fl
     return reward.steps[row]
 
 
+SPENT = 0.1
+"""Share of the largest learning rate below which a schedule hardly moves the policy any more."""
+
 PLATEAU = Kind(
     code="plateau",
     severity="look",
@@ -384,7 +387,10 @@ def check_plateau(case: Case) -> Finding:
     flat = case.of(find_flat_part)
     if flat is None:
         is_constant = min(reward.later_half) == max(reward.later_half)
-        return undecided_check() if is_constant else finding
+        if is_constant:
+            return undecided_check()
+        # A change point within a steep rise leaves the rest of it to the part that is looked at.
+        return finding if rises(reward.later_half) else undecided_check("no rise is sure in the later half")
 
     _, turn = flat
     late_rewards = reward.values[turn:]
@@ -419,4 +425,8 @@ def check_plateau(case: Case) -> Finding:
         cause = f"{cause}; a rise by {unseen_rise} or less would not show in its noise"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
+    rates = course.series("learning_rate")
+    if rates.values and 0 < rates.values[-1] < SPENT * max(rates.values):
+        rate, largest = (format_number(value) for value in (rates.values[-1], max(rates.values)))
+        cause = f"{cause}; the learning rate has fallen to {rate} at the end, from {largest}"
     return finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])
