@@ -14,7 +14,6 @@ from bandpo.audit.metrics import gradient_size, method_at_level
 from bandpo.core.errors import InvalidValue
 from bandpo.core.methods import Method
 from bandpo.core.rules import ClipRule, FixedClip
-from bandpo.replay.kinds import LEAST_SHARE
 from bandpo.replay.record import RUN, RecordedMethod, as_batch
 from rlvet.records import LossBatch
 from rlvet.records.record import record_files
@@ -32,6 +31,9 @@ RULES: Mapping[str, Method | ClipRule | str] = {
     "Band above": "BandAbove()",
 }
 """The rules that are compared with the run's own."""
+
+LEAST_SHARE = 0.005
+"""The smallest share of a token's gradient of which it is said that a rule drops it."""
 
 DEFAULT_COUNT = 10
 """Number of tokens that are listed."""

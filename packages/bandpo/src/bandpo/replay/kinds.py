@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from bandpo.audit.metrics import lost_share
+from bandpo.replay.blocked_tokens import LEAST_SHARE
 from bandpo.replay.by_age import is_rare_winner
 
 if TYPE_CHECKING:
@@ -90,10 +91,6 @@ def _kind_of_text(piece: str, before: str) -> str:
     begins_sentence = before in _ENDS_OF_SENTENCES or "\n" in piece
     is_capitalised = len(word) > 1 and word[0].isupper() and word[1:].islower()
     return NAME if is_capitalised and begins_word and not begins_sentence else WORD
-
-
-LEAST_SHARE = 0.005
-"""The smallest share of a token's gradient of which it is said that a rule drops it."""
 
 
 class KindRow(NamedTuple):

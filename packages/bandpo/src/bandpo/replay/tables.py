@@ -10,9 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from bandpo._terminal import printable
-from bandpo.replay.blocked_tokens import in_context
+from bandpo.replay.blocked_tokens import LEAST_SHARE, in_context
 from bandpo.replay.directions import COSINE, EFFECTIVE
-from bandpo.replay.kinds import LEAST_SHARE
 from rlvet._numbers import format_number
 from rlvet.runs.effect import FEWEST_RARE_WINNERS, percent
 from rlvet.runs.metric_names import BINS, COUNTERFACTUALS, RARE
