@@ -185,7 +185,7 @@ class Diagnosis:
         log_steps = len(rows) + unread_rows
         if len(steps) < log_steps:
             share = f"{len(steps)} of {log_steps} log steps have a reward"
-            reason = f": {share}, one in {format_step(distance)} steps"
+            reason = f": {share}, one in {format_step(distance)} steps" if distance > 1 else f": {share}"
         return f"a verdict needs {need}{reason}"
 
     @property
