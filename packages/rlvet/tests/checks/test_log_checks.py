@@ -804,3 +804,25 @@ def test_a_rise_before_the_later_half_does_not_show_that_it_rises_there():
         if one.tested == "the reward is not flat for half of the run"
     ]
     assert of_reward[0].ok is not True
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_told"),
+    [
+        ({"group_reward_all_zero_rate": lambda t: 0.59}, True),
+        ({"group_reward_all_zero_rate": lambda t: 0.3}, False),
+        ({"group_reward_all_zero_rate": lambda t: 5.0}, False),
+        ({"solve_none": lambda t: 0.8}, True),
+        ({"group_reward_all_zero_rate": lambda t: 0.59, "frac_reward_zero_std": lambda t: 0.1}, False),
+        ({"my_rate": lambda t: 0.8}, False),
+    ],
+)
+def test_a_key_that_may_tell_of_groups_without_signal_is_named(metrics, is_told):
+    text = notes(course(60, **metrics))[2].as_text()
+    assert ("--map dead=" in text) == is_told
+
+
+def test_a_share_of_cut_off_answers_that_fell_is_not_as_from_the_start():
+    shares = {"cut": lambda t: 0.8 if t < 0.3 else 0.35}
+    [cut] = [finding for finding in findings(course(100, **shares)) if finding.code == "truncated"]
+    assert cut.cause.endswith("in the later half, down from 80% in the first tenth")

@@ -18,6 +18,7 @@ from rlvet.checks.course import Course, Series
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
+from rlvet.checks.log.signal import unread_share_of_groups
 from rlvet.checks.passing import in_passing
 from rlvet.lint.checks import LintReport
 from rlvet.runs import Setup
@@ -190,8 +191,9 @@ class Diagnosis:
 
     @property
     def remarks(self) -> list[str]:
-        """What a verdict needs, if there is none, and what metrics did in passing."""
-        return [*filter(None, [self.for_a_verdict]), *self.in_passing]
+        """What a verdict needs, if there is none, a key that may tell of lost signal, and metrics in passing."""
+        share = unread_share_of_groups(Course(self.rows), self.unread) if self.rows else ""
+        return [*filter(None, [self.for_a_verdict, share]), *self.in_passing]
 
     @property
     def unread(self) -> list[str]:

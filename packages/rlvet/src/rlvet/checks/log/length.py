@@ -174,6 +174,9 @@ def _rise_all_the_same(course: Course) -> str:
     return f"; the reward went {change} all the same, {TENTHS}: check what it pays for"
 
 
+FALLEN = 1.25
+"""Factor above the later share from which that of the first tenth has fallen."""
+
 RARELY_CUT = 0.05
 """Share of answers cut off before another fault below which most are cut off since then as its effect."""
 
@@ -233,6 +236,8 @@ def _since(shares: Series, limit: float, mean: float) -> tuple[float, str]:
     if row and fmean(values[:row]) < RARELY_CUT:
         return shares.steps[row], ""
     first = format_share(shares.first)
+    if shares.first > FALLEN * mean:
+        return shares.steps[row], f", down from {first} in the first tenth"
     other = "" if first == format_share(mean) else f" ({first} in the first tenth)"
     return shares.steps[row], f", as from the start{other}"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
@@ -69,6 +71,11 @@ EASY = 0.9
 
 HARD = 0.1
 """Mean of rewards between 0 and 1 up to which groups have equal rewards because nearly no answer is right."""
+
+LIKE_DEAD = re.compile(
+    r"all_?(zero|same|equal|wrong|correct)|solve_?(none|all)|zero_?(std|variance)", re.IGNORECASE
+)
+"""Keys of shares of groups whose rewards may be equal, such as ``group_reward_all_zero_rate``."""
 
 FEWEST_REWARDS = 20
 """Number of rewards below which it is not said whether they rise."""
@@ -312,7 +319,7 @@ def answers_of_steps(course: Course) -> tuple[int, int] | None:
     The tokens of a step are as many as its answers times the mean length of a prompt and an answer.
 
     >>> row = {"step": 1, "perf/total_num_tokens": 1785, "prompt_length/mean": 874.5, "length": 18}
-    >>> answers_of_steps(Course([row])), answers_of_steps(Course([row | {"length": 20}]))
+    >>> answers_of_steps(Course([row])), answers_of_steps(Course([row | {"length": 40}]))
     ((2, 2), None)
     """
     names: dict[str, str] = {}
@@ -404,3 +411,30 @@ def check_baseline(case: Case) -> Finding:
         cause = f"{cause}. The reward rises all the same"
     quantities = ["advantage_max", "advantage_min", "reward_max", "reward_min"]
     return finding.failed(NO_BASELINE, cause, onset=equal_steps[0], quantities=quantities)
+
+
+def unread_share_of_groups(course: Course, unread: Sequence[str]) -> str:
+    """Return a sentence on a key that may be a share of groups with equal rewards, if it is of most; empty without one.
+
+    Args:
+        course: The metrics of a run.
+        unread: The keys of which no quantity is known.
+
+    >>> rows = [{"step": step, "reward": 0.1, "solve_none": 0.6} for step in range(20)]
+    >>> print(unread_share_of_groups(Course(rows), ["solve_none"]))  # doctest: +NORMALIZE_WHITESPACE
+    solve_none is 60% in the later half: if these groups have equal rewards, they teach nothing
+    (--map dead=solve_none)
+    """
+    if course.series("dead").values or course.series("reward_std").values:
+        return ""
+    for key in filter(LIKE_DEAD.search, unread):
+        shares = course.series(key)
+        if len(shares.values) < FEW_STEPS or min(shares.values) < 0 or max(shares.values) > 1:
+            continue
+        late = fmean(shares.later_half)
+        if late > MOST:
+            return (
+                f"{key} is {format_share(late)} in the later half: if these groups have equal rewards, they teach "
+                f"nothing (--map dead={key})"
+            )
+    return ""
