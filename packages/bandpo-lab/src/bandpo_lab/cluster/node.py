@@ -500,7 +500,7 @@ def _check_disks(node: Node, checkpoints: float) -> Finding:
             "disks",
             "stop",
             evidence,
-            f"The checkpoints that are kept take {checkpoints:.0f} GB: name another folder",
+            f"The checkpoints that the recommended settings keep take {checkpoints:.0f} GB: name another folder",
         )
     if any(free < 20 for free in node.free_space.values()):
         return Finding(

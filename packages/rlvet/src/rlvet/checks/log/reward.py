@@ -341,7 +341,7 @@ PLATEAU = Kind(
         "before, the check is undecided, unless the reward may have fallen"
     ),
     remedy=(
-        "compare early and late answers with their rewards; a longer run, or harder prompts, show whether "
+        "compare early and late answers with their rewards; a longer run, or other prompts, show whether "
         "the reward can still rise"
     ),
     evidence=("reward",),

@@ -72,10 +72,9 @@ EASY = 0.9
 HARD = 0.1
 """Mean of rewards between 0 and 1 up to which groups have equal rewards because nearly no answer is right."""
 
-LIKE_DEAD = re.compile(
-    r"all_?(zero|same|equal|wrong|correct)|solve_?(none|all)|zero_?(std|variance)", re.IGNORECASE
-)
-"""Keys of shares of groups whose rewards may be equal, such as ``group_reward_all_zero_rate``."""
+PART_OF_DEAD = re.compile(r"all_?(zero|wrong)|solve_?none", re.IGNORECASE)
+"""Keys of shares of groups without a right answer, such as ``group_reward_all_zero_rate``. Groups whose answers are all
+right have equal rewards too, so that such a share shows lost signal and never that there is some."""
 
 FEWEST_REWARDS = 20
 """Number of rewards below which it is not said whether they rise."""
@@ -414,27 +413,24 @@ def check_baseline(case: Case) -> Finding:
 
 
 def unread_share_of_groups(course: Course, unread: Sequence[str]) -> str:
-    """Return a sentence on a key that may be a share of groups with equal rewards, if it is of most; empty without one.
+    """Return a sentence on a key of the share of groups without a right answer, if that is of most; empty without one.
 
     Args:
         course: The metrics of a run.
         unread: The keys of which no quantity is known.
 
     >>> rows = [{"step": step, "reward": 0.1, "solve_none": 0.6} for step in range(20)]
-    >>> print(unread_share_of_groups(Course(rows), ["solve_none"]))  # doctest: +NORMALIZE_WHITESPACE
-    solve_none is 60% in the later half: if these groups have equal rewards, they teach nothing
-    (--map dead=solve_none)
+    >>> unread_share_of_groups(Course(rows), ["solve_none"])
+    'at least 60% of groups seem to teach nothing in the later half, by solve_none: read one such group'
     """
     if course.series("dead").values or course.series("reward_std").values:
         return ""
-    for key in filter(LIKE_DEAD.search, unread):
+    for key in filter(PART_OF_DEAD.search, unread):
         shares = course.series(key)
         if len(shares.values) < FEW_STEPS or min(shares.values) < 0 or max(shares.values) > 1:
             continue
         late = fmean(shares.later_half)
         if late > MOST:
-            return (
-                f"{key} is {format_share(late)} in the later half: if these groups have equal rewards, they teach "
-                f"nothing (--map dead={key})"
-            )
+            share = format_share(late)
+            return f"at least {share} of groups seem to teach nothing in the later half, by {key}: read one such group"
     return ""
