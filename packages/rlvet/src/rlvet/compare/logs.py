@@ -306,8 +306,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
         if difference is not None:
             if are_apart:
                 # They are apart before their distance is above the noise.
-                means = (fmean(values[:window]) for values in (values_a, values_b))
-                difference = MetricDifference(name, steps[0], *means, difference.noise)
+                mean_a, mean_b = (fmean(values[:window]) for values in (values_a, values_b))
+                difference = MetricDifference(name, steps[0], mean_a, mean_b, difference.noise)
             parted.append(difference)
             if a[0]["step"] == b[0]["step"] and difference.step == steps[0]:
                 from_start.append(name)
