@@ -206,7 +206,7 @@ def dropped_by(kept: Mapping[str, float]) -> str:
     parts: list[str] = []
     for name, share in kept.items():
         dropped = 1 - min(max(share, 0.0), 1.0)
-        if dropped >= 0.995:
+        if dropped >= 1 - LEAST_SHARE:
             parts.append(name)
         elif dropped >= LEAST_SHARE:
             parts.append(f"{name} ({percent(dropped)})")

@@ -162,7 +162,7 @@ class Diagnosis:
 
     @property
     def for_a_verdict(self) -> str:
-        """What a log with too few rewards must have for a verdict, in a sentence; empty if it gets one.
+        """A sentence on the steps or rows that a log with too few rewards needs for a verdict; empty if it gets one.
 
         TRL logs a reward only in the first of the steps that train on the same generated answers, and any framework may
         log once in several steps.
@@ -191,7 +191,7 @@ class Diagnosis:
 
     @property
     def remarks(self) -> list[str]:
-        """What a verdict needs, if there is none, a key that may tell of lost signal, and metrics in passing."""
+        """Sentences on a missing verdict, on an unread share of groups without signal, and on parts in passing."""
         share = unread_share_of_groups(Course(self.rows), self.unread) if self.rows else ""
         return [*filter(None, [self.for_a_verdict, share]), *self.in_passing]
 

@@ -113,7 +113,7 @@ class Difference:
 
     @property
     def rest(self) -> str:
-        """What is left as the cause of metrics that part from the start at settings equal in effect; else empty."""
+        """A sentence on the causes left if metrics part from the start at settings equal in effect; else empty."""
         settings = self.configurations
         if self.logs is None or settings is None or settings.a.framework != settings.b.framework:
             return ""
@@ -160,8 +160,9 @@ class Difference:
             lines.append(str(self.logs.reward))
         if self.logs is not None and self.logs.components:
             lines.append(self.logs.components)
-        if self.rest:
-            lines.append(self.rest)
+        rest = self.rest
+        if rest:
+            lines.append(rest)
         for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
             lines.append(f"{name}: {title}")
             if self.diagnoses:
@@ -169,11 +170,12 @@ class Difference:
         if self.logs is not None:
             lines += _lines_of_logs(self.logs, self.keys)
         if self.configurations is not None:
-            lines += _lines_of_configurations(self.configurations, self.planned)
-            if self.planned and not any(
-                one.quantity.name == LENGTH for one in self.configurations.differences
-            ):
-                lines.append(self.planned)
+            planned = self.planned
+            lines += _lines_of_configurations(self.configurations, planned)
+            # Where the length of the run differs, they stand beside it.
+            stand_there = any(one.quantity.name == LENGTH for one in self.configurations.differences)
+            if planned and not stand_there:
+                lines.append(planned)
         lines += self.notes
         return "\n".join(map(printable, lines))
 
@@ -206,9 +208,9 @@ class Difference:
 
 
 MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
-"""What stands beside the name of a metric that is apart."""
+"""The means that are printed of a metric that is apart."""
 MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common steps)"
-"""What stands beside the name of a metric that is not told apart."""
+"""The means that are printed of a metric that is not told apart."""
 
 
 def _count(number: int, noun: str) -> str:

@@ -29,13 +29,13 @@ class KeyComparison:
     """The keys of two logs that were not read. Counters and times are not among them."""
 
     only_a: Sequence[str] = ()
-    """Those that only the first log has; empty if the logs are of two frameworks, which name keys differently."""
+    """The keys that only the first log has; empty if the logs are of two frameworks, which name keys differently."""
     only_b: Sequence[str] = ()
-    """Those that only the second log has."""
+    """The keys that only the second log has."""
     shared: int = 0
     """The number of those that both logs have."""
     apart: Sequence[MetricMeans] = ()
-    """Those of both logs of which all values of one run are above all of the other."""
+    """The keys of both logs of which all values of one run are above all of the other."""
     unread: tuple[int, int] = (0, 0)
     """The number of keys of each log that were not read."""
     logged: tuple[int, int] = (0, 0)

@@ -234,10 +234,10 @@ AUDIT_WAYS: Mapping[str, tuple[str, str]] = {
         "actor_rollout_ref.actor.policy_loss._target_=bandpo.integrations.verl.AuditedPolicyLossConfig",
     ),
 }
-"""What adds bandpo's audit to a run of a framework: a clause, and a line of code."""
+"""The way to add bandpo's audit to a run of each framework: a clause, and a line of code."""
 
 AUDIT_ELSEWHERE = ("How it is added to another framework", "docs/audit.md")
-"""Where it is told for other frameworks."""
+"""The page that tells it for other frameworks, likewise."""
 
 
 def _ways_to_audit(frameworks: Collection[str]) -> list[tuple[str, str]]:
