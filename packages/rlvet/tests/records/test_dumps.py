@@ -86,5 +86,5 @@ def test_a_tracker_s_file_is_a_log(write, tmp_path):
     assert [row["step"] for row in rows] == list(range(1, 61))
     assert rows[9]["reward"] == pytest.approx(0.3)
     diagnosis = diagnose(open_run(tmp_path / "run", run_name=name))
-    assert [f.code for f in diagnosis.findings] == ["nan", "reward-flat", "entropy-collapse", "plateau"]
+    assert [f.code for f in diagnosis.findings] == ["nan", "reward-flat", "entropy-collapse"]
     assert "first step 50" in diagnosis.headline  # a mean over no answers may be NaN
