@@ -128,7 +128,9 @@ def test_json_lines_under_other_keys_are_not_judged(tmp_path):
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     log = read_log(file)
     assert log.unjudged == "20 of 60 rows of metrics were not read, and from 10% on nothing is judged"
-    rows = [{"step": step, name: 0.5} for step in range(1, 41) for name in ("reward", "loss", "eval_reward")]
+    # The time of a reward function is no reward.
+    times = ("loss", "eval_reward", "profiling/Time taken: GRPOTrainer.my_reward")
+    rows = [{"step": step, name: 0.5} for step in range(1, 41) for name in ("reward", *times)]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert read_log(file).unjudged == ""
 

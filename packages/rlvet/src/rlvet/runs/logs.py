@@ -447,8 +447,13 @@ def _unknown_rows(log: Log, raw: RawRows) -> int:
     if not log.unread_rows or not log.read:
         return 0
     known: set[str] = set().union(*log.read.values(), log.replaced)
+    # The time that a reward function took is no reward.
+    times = set(log.counters)
     others = (row for row in raw if known.isdisjoint(row) and DETAIL not in row)
-    return sum(any(REWARD_KEY.search(key) and not is_of_evaluation(key) for key in row) for row in others)
+    return sum(
+        any(REWARD_KEY.search(key) and key not in times and not is_of_evaluation(key) for key in row)
+        for row in others
+    )
 
 
 def _reason_not_to_judge(lost: int, read: int) -> str:
