@@ -307,9 +307,10 @@ def test_the_reward_has_a_line_after_the_headline_with_its_means_and_interval(tm
     difference = diff(*written(tmp_path, a, b[:150]))
     line = str(difference).split("\n")[1]
     means = [sum(row["reward"] for row in log[:150]) / 150 for log in (a, b)]
-    assert line.startswith(
-        f"reward {means[0]:.3g} | {means[1]:.3g} (A | B, means of the 150 common steps, 1 to 150)"
-    )
+    assert f"over the 150 common steps, 1 to 150, {means[0]:.3g} | {means[1]:.3g}: A − B is" in line
+    ends = [sum(row["reward"] for row in part) / 15 for log in (a, b) for part in (log[:15], log[135:150])]
+    courses = "{:.3g} → {:.3g} | {:.3g} → {:.3g}".format(*ends)
+    assert line.startswith(f"reward {courses} (A | B, means at the start → at the end)")
     assert "95 % interval" in line
     assert "surely higher in A" in line
     assert "not told apart" not in str(difference)
@@ -328,6 +329,24 @@ def test_a_reward_that_may_be_equal_is_not_called_higher(tmp_path):
     assert line.endswith("not sure which is higher")
     same = drifting(1, 0.1)
     assert "A − B is 0, 95 % interval 0 to 0, not sure" in str(diff(*written(tmp_path, same, same)))
+
+
+def test_metrics_whose_means_surely_differ_stand_apart_from_the_others(tmp_path):
+    """They do not part by the rule, which is for large differences."""
+    logs = []
+    for seed, level in ((1, 0.5), (2, 0.56)):
+        log = drifting(seed, 0.5)
+        chance = random.Random(seed)
+        for row in log:
+            row |= {"entropy": level + chance.gauss(0, 0.05), "kl": 0.5 + chance.gauss(0, 0.05)}
+        logs.append(log)
+    difference = diff(*written(tmp_path, *logs))
+    means = {one.name: one.is_sure for one in difference.logs.not_told_apart}
+    assert means == {"entropy": True, "kl": False, "reward": False}
+    (sure,) = re.findall(
+        r"^not told apart .* surely differ, each alone at 95 % .*: (\w+) ", str(difference), re.M
+    )
+    assert sure == "entropy"
 
 
 def test_a_reward_that_parts_or_is_apart_or_short_has_no_line_of_its_own():

@@ -211,6 +211,10 @@ MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
 """The means that are printed of a metric that is apart."""
 MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common steps)"
 """The means that are printed of a metric that is not told apart."""
+SURELY_APART = (
+    "not told apart by the rule, but with means over the common steps that surely differ, each alone at 95 %"
+)
+"""The title of metrics whose means differ in these two runs, as they may in two seeds of one setting."""
 
 
 def _count(number: int, noun: str) -> str:
@@ -281,15 +285,18 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
         lines += [f"- {metric}" for metric in comparison.apart]
     if lines:
         lines.append("")
-    far = [str(metric) for metric in comparison.not_told_apart if metric.is_far]
-    # The reward has a line of its own.
-    near = [
-        str(metric)
-        for metric in comparison.not_told_apart
-        if not (metric.is_far or (metric.name == "reward" and comparison.reward is not None))
-    ]
+    far: list[str] = []
+    sure: list[str] = []
+    near: list[str] = []
+    for metric in comparison.not_told_apart:
+        # The reward has a line of its own.
+        if metric.name == "reward" and comparison.reward is not None and not metric.is_far:
+            continue
+        group = far if metric.is_far else sure if metric.is_sure else near
+        group.append(str(metric))
     metrics = {
         f"not told apart by the rule, though {FAR_APART:g} times apart or more at the end {MEANS_AT_BOTH_ENDS}": far,
+        f"{SURELY_APART} {MEANS_AT_BOTH_ENDS}": sure,
         f"not told apart by the rule {MEANS_AT_BOTH_ENDS}": near,
         "too few common steps": comparison.short,
         "only A has": comparison.only_a,

@@ -20,7 +20,7 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from statistics import fmean, stdev
@@ -89,6 +89,8 @@ class MetricMeans:
     """The mean of the second run."""
     start: tuple[float, float] | None = None
     """The means over the first window, if they are told."""
+    is_sure: bool = False
+    """True if the means over all common steps surely differ."""
 
     @property
     def is_far(self) -> bool:
@@ -103,12 +105,23 @@ class MetricMeans:
     def __str__(self) -> str:
         if self.start is None:
             return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
-        courses = zip(self.start, (self.a, self.b), strict=True)
-        return f"{self.name} {' | '.join(f'{format_number(one)} → {format_number(end)}' for one, end in courses)}"
+        return f"{self.name} {courses_text(self.start, (self.a, self.b))}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the means as a dictionary for JSON."""
         return {"name": self.name, "a": self.a, "b": self.b}
+
+
+def courses_text(start: tuple[float, float], end: tuple[float, float]) -> str:
+    """Return the change of a metric from the start to the end of each of two runs.
+
+    >>> courses_text((0.5, 0.5), (0.25, 0.75))
+    '0.5 → 0.25 | 0.5 → 0.75'
+    """
+    changes = [
+        f"{format_number(before)} → {format_number(after)}" for before, after in zip(start, end, strict=True)
+    ]
+    return " | ".join(changes)
 
 
 BLOCKS = 10
@@ -117,8 +130,8 @@ so that single steps would make it too small."""
 
 
 @dataclass(frozen=True)
-class RewardDifference:
-    """The mean rewards of two logs over their common steps, with a 95 % interval of the difference."""
+class MeanDifference:
+    """The means of a metric of two logs over their common steps, with a 95 % interval of the difference."""
 
     a: float
     """The mean of the first run."""
@@ -134,19 +147,23 @@ class RewardDifference:
     """The last common step."""
     steps: int
     """The number of common steps."""
+    starts: tuple[float, float]
+    """The means of the two runs over the first window."""
+    ends: tuple[float, float]
+    """The means over the last window."""
 
     @classmethod
-    def of(cls, steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> RewardDifference:
+    def of(cls, steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> MeanDifference:
         """Compute the difference, and its error from the means of `BLOCKS` blocks of consecutive steps.
 
         Args:
             steps: The common steps, (n,) with n of at least `FEWEST_STEPS`.
-            a: The rewards of the first run, (n,).
-            b: The rewards of the second run, (n,).
+            a: The values of the first run, (n,).
+            b: The values of the second run, (n,).
 
-        >>> reward = RewardDifference.of(range(20), [0.5, 0.7] * 10, [0.4, 0.2] * 10)
-        >>> round(reward.low, 3), round(reward.high, 3)
-        (0.3, 0.3)
+        >>> reward = MeanDifference.of(range(20), [0.5, 0.7] * 10, [0.4, 0.2] * 10)
+        >>> round(reward.low, 3), round(reward.high, 3), reward.higher
+        (0.3, 0.3, 'A')
         """
         n = len(steps)
         differences = [first - second for first, second in zip(a, b, strict=True)]
@@ -154,15 +171,22 @@ class RewardDifference:
         means = [fmean(differences[start:end]) for start, end in pairwise(ends)]
         half_width = student_quantile(BLOCKS - 1) * stdev(means) / math.sqrt(BLOCKS)
         mean = fmean(differences)
-        return cls(fmean(a), fmean(b), mean - half_width, mean + half_width, steps[0], steps[-1], n)
+        window = window_of(n)
+        return cls(
+            fmean(a),
+            fmean(b),
+            mean - half_width,
+            mean + half_width,
+            steps[0],
+            steps[-1],
+            n,
+            (fmean(a[:window]), fmean(b[:window])),
+            (fmean(a[-window:]), fmean(b[-window:])),
+        )
 
     @property
     def higher(self) -> str:
-        """``A`` or ``B``, the run whose mean is surely higher; empty if the interval has 0 in it.
-
-        >>> RewardDifference(0.6, 0.5, 0.05, 0.15, 1, 20, 20).higher
-        'A'
-        """
+        """``A`` or ``B``, the run whose mean is surely higher; empty if the interval has 0 in it."""
         # Means of equal values differ by rounding.
         rounding = 1e-9 * max(abs(self.a), abs(self.b))
         if self.low > rounding:
@@ -178,8 +202,9 @@ class RewardDifference:
             else "not sure which is higher"
         )
         return (
-            f"reward {format_number(self.a)} | {format_number(self.b)} (A | B, means of the {steps}): "
-            f"A − B is {format_number(self.a - self.b)}, 95 % interval {low} to {high}, {verdict}"
+            f"reward {courses_text(self.starts, self.ends)} (A | B, means at the start → at the end), and over the "
+            f"{steps}, {format_number(self.a)} | {format_number(self.b)}: A − B is {format_number(self.a - self.b)}, "
+            f"95 % interval {low} to {high}, {verdict}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -214,7 +239,7 @@ class LogComparison:
     """The largest number of steps over which a mean is taken."""
     notes: Sequence[str] = ()
     """Sentences about what was compared."""
-    reward: RewardDifference | None = None
+    reward: MeanDifference | None = None
     """The difference of the reward; None if the reward is among the metrics that part or are apart, or is short."""
     components: str = ""
     """A sentence on components of the reward that one run alone has; empty if both have the same, or a log has none."""
@@ -314,10 +339,12 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
         elif are_apart:
             apart.append(means_at_the_end(name, values_a, values_b))
         else:
-            start = (fmean(values_a[:window]), fmean(values_b[:window]))
-            not_told_apart.append(replace(means_at_the_end(name, values_a, values_b), start=start))
+            means = MeanDifference.of(steps, values_a, values_b)
+            not_told_apart.append(
+                MetricMeans(name, *means.ends, start=means.starts, is_sure=bool(means.higher))
+            )
             if name == "reward":
-                reward = RewardDifference.of(steps, values_a, values_b)
+                reward = means
     if not parted and not apart and not not_told_apart:
         raise InvalidValue(
             f"the logs have no metric with {FEWEST_STEPS} common steps; both have {', '.join(short) or 'none'}"
