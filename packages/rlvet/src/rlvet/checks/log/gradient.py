@@ -12,7 +12,7 @@ from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import SPIKE_REACH, Case, Course, Series, find_spikes
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.liveness import HISTORY
-from rlvet.checks.log.results import FEW_STEPS, passed_check, undecided_check
+from rlvet.checks.log.results import FEW_STEPS, lacks_rows, passed_check, undecided_check
 from rlvet.checks.log.reward import check_fall
 from rlvet.checks.registry import LOGS
 
@@ -28,6 +28,10 @@ have no spikes."""
 
 JUMP = 10.0
 """Factor above the usual norm from which the norms of consecutive log steps may be the begin of another fault."""
+
+ABOVE_START = 3.0
+"""Factor above the usual norms of the start, without which a norm is no spike: if groups have equal rewards later, most
+norms are near 0, and those of the others are as they were."""
 
 JUMP_ROWS = 3
 """Number of such log steps from which they are told."""
@@ -45,7 +49,8 @@ GRADIENT_SPIKES = Kind(
     condition=(
         f"at least {FEWEST_SPIKES} gradient norms are more than {SPIKE:g} times the median of the {SPIKE_REACH} "
         f"log steps before, of the {SPIKE_REACH} after, and half of that of the run; at most {MOST_BESIDE} of these "
-        f"steps have a third of it. If more than a tenth are, they are a wide spread and no spikes; or {JUMP_ROWS} in "
+        f"steps have a third of it, and they are {ABOVE_START:g} times the norms that were usual at the start. If more "
+        f"than a tenth are, they are a wide spread and no spikes; or {JUMP_ROWS} in "
         f"a row are more than {JUMP:g} times the usual norm, and more "
         f"than {RARELY_ABOVE:.0%} of those before, as another fault begins"
     ),
@@ -73,7 +78,7 @@ def check_gradient_spikes(case: Case) -> Finding:
     """Check that no gradient norm is many times larger than those around it. It is a fault if the reward fell."""
     norm = case.course.series("grad_norm")
     if len(norm.values) < 4 * FEW_STEPS:
-        return undecided_check()
+        return lacks_rows(case.course, 4 * FEW_STEPS, "grad_norm")
     spikes = find_spikes(norm.values, SPIKE)
     finding = passed_check(norm, len(spikes), "log steps with a spike")
     # If many rows are far from their neighbours, the norm has a wide spread and no spikes.
@@ -82,7 +87,10 @@ def check_gradient_spikes(case: Case) -> Finding:
     alone = [row for row in spikes if _is_alone(norm.values, row)]
     if len(spikes) > len(norm.values) / 10 or len(alone) < FEWEST_SPIKES:
         return undecided_check("the norm has a wide spread")
-    spikes = alone
+    largest_usual = _largest_usual_at_start(norm.values)
+    spikes = [row for row in alone if norm.values[row] > ABOVE_START * largest_usual]
+    if len(spikes) < FEWEST_SPIKES:
+        return undecided_check("its largest norms are as large as those of the start")
     finding = passed_check(norm, len(spikes), "log steps with a spike")
     largest = max(norm.values[row] for row in spikes)
     usual = sorted(norm.values)[len(norm.values) // 2]
@@ -96,6 +104,12 @@ def check_gradient_spikes(case: Case) -> Finding:
     severity = "fix" if case.of(check_fall).ok is False else "look"
     start = norm.steps[spikes[0]]
     return finding.failed(GRADIENT_SPIKES, cause, severity=severity, onset=start, quantities=["grad_norm"])
+
+
+def _largest_usual_at_start(norms: Sequence[float]) -> float:
+    """Return the norm below which nine of ten are in the first quarter of a run."""
+    first = sorted(norms[: len(norms) // 4])
+    return first[int(0.9 * (len(first) - 1))]
 
 
 def _is_alone(norms: Sequence[float], row: int) -> bool:
