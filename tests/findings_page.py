@@ -1,5 +1,7 @@
 """The findings, the table of checks and the example of an output in docs/diagnose.md, which are made from their code.
 
+The counts of right first lines on logs of others, which rlvet prints, are made here too.
+
     python tests/findings_page.py
 
 writes them anew.
@@ -10,10 +12,10 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 from rlvet.checks.findings import Kind
+from rlvet.checks.first_lines import FirstLines
 from rlvet.checks.registry import LOGS
 from rlvet.cli.demo import demo_text
 from rlvet.records.catalogue import OF_LOGS, OF_RECORDS
@@ -23,33 +25,48 @@ from rlvet.runs.setup import Setup
 PROJECT = Path(__file__).parents[1]
 PAGE = PROJECT / "docs/diagnose.md"
 BENCHMARK = PROJECT / "benchmarks/doctor"
+COUNTS = PROJECT / "packages/rlvet/src/rlvet/data/first_lines.json"
+GOOD = ("right", "fair")
+"""Ratings of a first line that count."""
 BEGIN, END = "<!-- findings: begin -->\n", "<!-- findings: end -->\n"
 DEMO_BEGIN, DEMO_END = "<!-- demo: begin -->\n", "<!-- demo: end -->\n"
 NAMES_BEGIN, NAMES_END = "<!-- names: begin -->\n", "<!-- names: end -->\n"
 
 
-@cache
-def first_lines() -> tuple[Counter[str], Counter[str]]:
-    """Return how often each code was the first line on a log of other people, and how often it was right or fair."""
+def first_lines() -> dict[str, FirstLines]:
+    """Count the logs of other people by their first line, which was one of our codes, and its rating."""
     said: Counter[str] = Counter()
     right: Counter[str] = Counter()
+    unseen: Counter[str] = Counter()
     for entry in json.loads((BENCHMARK / "logs_by_others.json").read_text(encoding="utf-8")):
-        said[entry["said"]] += 1
-        right[entry["said"]] += entry["said"] in (*entry["right"], *entry["fair"])
+        code = entry["said"]
+        said[code] += 1
+        right[code] += code in (*entry["right"], *entry["fair"])
+        # Logs of the first two batches were in view.
+        unseen[code] += entry.get("first") in GOOD
     with (BENCHMARK / "forty_logs/results.tsv").open(encoding="utf-8") as results:
         for row in csv.DictReader(results, delimiter="\t"):
             code = row["first line"].partition(":")[0]
             said[code] += 1
-            right[code] += row["rating"] in ("right", "fair")
-    return said, right
+            right[code] += row["rating"] in GOOD
+            unseen[code] += row["rating"] in GOOD
+    codes = [kind.code for kind in (*OF_LOGS, *OF_RECORDS) if said[kind.code]]
+    return {code: FirstLines(said[code], right[code], unseen[code]) for code in sorted(codes)}
+
+
+def first_lines_as_made() -> str:
+    """Return the file of the counts as it should be."""
+    counts = {code: counts._asdict() for code, counts in first_lines().items()}
+    return f"{json.dumps(counts, indent=1)}\n"
 
 
 def section(kind: Kind) -> list[str]:
     """Return the lines about a kind of finding: a heading, its meaning and severity, and a line for each other part."""
-    said, right = first_lines()
-    logs = "log" if said[kind.code] == 1 else "logs"
+    counts = first_lines().get(kind.code, FirstLines())
+    logs = "log" if counts.logs == 1 else "logs"
     trust = (
-        f"- **First line on:** {said[kind.code]} {logs} of other people, right or fair on {right[kind.code]}"
+        f"- **First line on:** {counts.logs} {logs} of other people, right or fair on {counts.right}, "
+        f"{counts.unseen} of them unseen before"
     )
     evidence = ", ".join(f"`{name}`" if " " not in name else name for name in kind.evidence)
     first, *others = kind.condition.split("; ")
@@ -64,7 +81,7 @@ def section(kind: Kind) -> list[str]:
         f"- **Do:** {remedy}",
         *measured,
         f"- **Read from:** {evidence}",
-        *([trust] if said[kind.code] else []),
+        *([trust] if counts.logs else []),
         f"- **Source:** {kind.source}",
         "",
     ]
@@ -116,4 +133,5 @@ def page_as_made() -> str:
 
 
 if __name__ == "__main__":
+    COUNTS.write_text(first_lines_as_made(), encoding="utf-8")
     PAGE.write_text(page_as_made(), encoding="utf-8")

@@ -155,7 +155,8 @@ def test_each_kind_is_complete(kind):
 
 
 def test_the_page_is_made_from_the_kinds_and_the_checks():
-    message = "run `python tests/findings_page.py` and commit docs/diagnose.md"
+    message = "run `python tests/findings_page.py` and commit docs/diagnose.md and data/first_lines.json"
+    assert findings_page.COUNTS.read_text() == findings_page.first_lines_as_made(), message
     assert findings_page.PAGE.read_text() == findings_page.page_as_made(), message
 
 

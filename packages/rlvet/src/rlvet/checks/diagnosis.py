@@ -16,6 +16,7 @@ from rlvet._shown import as_html
 from rlvet._terminal import printable
 from rlvet.checks.course import Course, Series
 from rlvet.checks.findings import Coverage, Finding
+from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.log.signal import unread_share_of_groups
@@ -32,9 +33,6 @@ MOST_IN_LINE = 12
 
 LONGEST_HEADLINE = 120
 """Largest number of characters of the first line."""
-
-HOW_SURE = "how sure: docs/diagnose.md says on how many logs of others each code was right, if on any"
-"""The line below findings that says where their accuracy stands."""
 
 FEWEST_REWARDS = 10
 """Number of log steps with a reward below which a log without findings gets no verdict."""
@@ -89,6 +87,11 @@ class Diagnosis:
             step: list(dict.fromkeys(finding.code for finding in found if finding.onset == step))
             for step in onsets
         }
+
+    @property
+    def how_sure(self) -> str:
+        """A sentence on how often the codes of the findings were right on logs of others; empty without a finding."""
+        return how_sure(finding.code for finding in self.findings if finding.severity != "note")
 
     @property
     def order_text(self) -> str:
@@ -150,8 +153,8 @@ class Diagnosis:
         undecided = sum(finding.ok is None for finding in self.tested)
         if rewards < PLATEAU_STEPS and undecided > len(self.tested) / 2:
             return (
-                f"{undecided} of {len(self.tested)} checks are undecided, and {rewards} log steps with a reward do not "
-                f"show whether it falls: {PLATEAU_STEPS} are needed"
+                f"{undecided} of {len(self.tested)} checks are undecided, as {rewards} log steps have a reward: "
+                f"{PLATEAU_STEPS} are needed"
             )
         return ""
 
@@ -314,8 +317,7 @@ class Diagnosis:
             lines += ["", *_finding_lines(number, finding, is_told=is_told)]
 
         lines += ["", *(self._list_lines() if verbose else self._count_lines())]
-        if self.findings:
-            lines.append(HOW_SURE)
+        lines += filter(None, [self.how_sure])
         if self.legend:
             lines.append(self.legend)
         # Some of these lines contain names from the run's log and folders.

@@ -14,7 +14,7 @@ from typing import Any
 
 import rlvet
 from rlvet._atomic import write_whole
-from rlvet.checks.diagnosis import HOW_SURE, Diagnosis
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.dispatch import diagnose, open_run
 from rlvet.errors import InvalidValue
 from rlvet.plugins import COLLECTORS, INSTALL_BANDPO, load_plugin, require_plugin
@@ -325,7 +325,7 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         if diagnosis.is_at_least("look") or log_diagnosis is None
         else log_diagnosis.expected_fall,
         "remarks": [] if log_diagnosis is None else log_diagnosis.remarks,
-        "how_sure": HOW_SURE if diagnosis.findings else "",
+        "how_sure": diagnosis.how_sure,
         "notes": notes,
         "unread": [] if log_diagnosis is None else log_diagnosis.unread,
     }

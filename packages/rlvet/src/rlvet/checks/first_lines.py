@@ -1,0 +1,52 @@
+"""How often each code was the first line on logs of other people, and right: how sure a finding is.
+
+The counts are in ``data/first_lines.json``, which ``tests/findings_page.py`` writes from the logs of
+``benchmarks/doctor``. Needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+
+class FirstLines(NamedTuple):
+    """The logs of other people on which a code was the first line."""
+
+    logs: int = 0
+    """The number of these logs."""
+    right: int = 0
+    """The number on which it was right or fair."""
+    unseen: int = 0
+    """The number on which it was right or fair before anything was changed with that log in view."""
+
+
+@cache
+def first_lines() -> dict[str, FirstLines]:
+    """Return the counts of each code that was the first line on a log of other people."""
+    file = resources.files("rlvet") / "data" / "first_lines.json"
+    return {code: FirstLines(**counts) for code, counts in json.loads(file.read_text("utf-8")).items()}
+
+
+def how_sure(codes: Iterable[str]) -> str:
+    """Return a sentence on how often codes were right as the first line; empty without a code.
+
+    >>> how_sure(["kl-drift", "length-collapse"]).partition("fair: ")[2].partition(";")[0]
+    'kl-drift on 2 of 2 (1 of them unseen before), length-collapse on none yet'
+    """
+    clauses = []
+    for code in dict.fromkeys(codes):
+        counts = first_lines().get(code, FirstLines())
+        if counts.logs:
+            clauses.append(
+                f"{code} on {counts.right} of {counts.logs} ({counts.unseen} of them unseen before)"
+            )
+        else:
+            clauses.append(f"{code} on none yet")
+    if not clauses:
+        return ""
+    measured = "whether advice helps was not measured"
+    return f"how sure: first line on logs of others, right or fair: {', '.join(clauses)}; {measured}"
