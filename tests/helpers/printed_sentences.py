@@ -57,10 +57,10 @@ def blocks(values: Sequence[float]) -> list[float]:
     return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
 
-def equal_parts(values: Sequence[float]) -> list[float]:
-    """Return the means of ten parts, of which the first are one value longer if they are not equal."""
+def equal_parts(values: Sequence[float], count: int = 10) -> list[float]:
+    """Return the means of parts, of which the first are one value longer if they are not equal."""
     n = len(values)
-    edges = [sum((n + 9 - k) // 10 for k in range(part)) for part in range(11)]
+    edges = [sum((n + count - 1 - k) // count for k in range(part)) for part in range(count + 1)]
     return [fmean(values[a:b]) for a, b in pairwise(edges)]
 
 
@@ -385,6 +385,7 @@ CHANGE = re.compile(rf"{NUMBER}%? → {NUMBER}%?")
 
 WINDOWS = re.compile(
     r"from the (?:first|best) (?:tenth|third) of (?:the run|these steps|the log steps before step [\d.]+) to the last"
+    r"|from the best of \d+ parts of the run to the last"
     r"|from the first log step to the last tenth|from steps [\d.]+ to [\d.]+ to the last tenth"
     r"|from (?:its lowest|the ninth) tenth to the last|in the first \d+ log steps"
     r"|from step [\d.]+ (?:on|to [\d.]+)|all at once"
@@ -453,6 +454,9 @@ def _rows_of(window: str, before: str, values: list[float], steps: list[float]) 
         return start(values, 3), end(values, 3)
     if window == "from the best tenth of the run to the last":
         return max(equal_parts(values)), equal_parts(values)[-1]
+    if match := re.match(r"from the best of (\d+) parts of the run to the last", window):
+        parts = equal_parts(values, int(match[1]))
+        return max(parts), parts[-1]
     if window == "from the first log step to the last tenth":
         return values[0], end(values)
     return None

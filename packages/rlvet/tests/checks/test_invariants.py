@@ -329,8 +329,10 @@ MUTATIONS = {
     ),
     "clip, relative to the first steps": (
         clip,
-        "return finding if share <= MOST else undecided_check()\n    rewards",
-        "return finding\n    if share <= 10 * shares.first:\n        return finding\n    rewards",
+        "if share <= MOST:\n            return finding\n",
+        "if True:\n            return finding\n",
+        "    rewards = course.series",
+        "    if share <= 10 * shares.first:\n        return finding\n    rewards = course.series",
     ),
     "groups without signal, relative to the first": (
         signal,
@@ -339,8 +341,8 @@ MUTATIONS = {
     ),
     "length, not compared with the reward": (
         length_of_answers,
-        "return finding if growth < LONGER or ends_higher(reward) else undecided_check()",
-        "return finding",
+        "if growth < LITTLE_LONGER or ends_higher(reward):\n            return finding\n        of_reward",
+        "return finding\n        of_reward",
     ),
     "constant rewards pass": (
         reward,

@@ -130,6 +130,16 @@ def test_gradient_spikes_are_graver_before_a_fall():
     assert findings(rows)[0].severity == "fix"
 
 
+@pytest.mark.parametrize(("early", "is_spike"), [(0.4, False), (0.05, True)])
+def test_a_norm_that_is_usual_at_the_start_is_no_spike_among_groups_without_signal(early, is_spike):
+    """Most norms are near 0 once groups have equal rewards; those of the others are as they were."""
+    rows = course(120)
+    for row in rows:
+        has_signal = row["step"] < 40 or row["step"] % 20 == 0
+        row["grad_norm"] = (early if row["step"] < 40 else 0.4) if has_signal else 0.004
+    assert ("gradient-spikes" in codes(rows)) == is_spike
+
+
 def test_clip_heavy():
     rows = course(clip=lambda t: 0.4)
     assert codes(rows) == ["clip-heavy"]
@@ -364,6 +374,42 @@ def test_length_collapse():
     assert (finding.code, finding.severity, plateau.code) == ("length-collapse", "fix", "plateau")
     # A reward that rises may be one for short answers.
     assert codes(course(60, length=length)) == []
+
+
+SHORT = "answers keep their length, or shorten as the reward rises"
+LONG = "answers do not grow longer without growing better"
+
+
+@pytest.mark.parametrize(
+    ("check", "ends", "rises", "passes"),
+    [
+        (SHORT, (100, 90), False, True),
+        (SHORT, (100, 40), True, True),
+        (SHORT, (100, 40), False, False),
+        (LONG, (100, 115), False, True),
+        (LONG, (100, 160), True, True),
+        (LONG, (100, 160), False, False),
+    ],
+)
+def test_a_length_that_changes_passes_only_if_the_reward_rises(check, ends, rises, passes):
+    first, last = ends
+    rows = course(
+        60, reward=lambda t: 0.5 + (0.3 if rises else -0.01) * t, length=lambda t: first + (last - first) * t
+    )
+    results = {finding.tested: finding for finding in log_findings(Log.of(rows).rows)}
+    assert results[check].ok is (True if passes else None)
+    assert ("the reward did not rise" in results[check].advice) != passes
+
+
+def test_each_check_that_decides_nothing_says_why():
+    for rows in (
+        course(5, reward=lambda t: 0.5),
+        course(25, reward=lambda t: 0.5, length=lambda t: 50.0, kl=lambda t: 0.01),
+        course(200, reward=lambda t: 0.5 + 0.01 * math.sin(300 * t)),
+    ):
+        undecided = [finding for finding in log_findings(Log.of(rows).rows) if finding.ok is None]
+        assert undecided
+        assert [finding.tested for finding in undecided if not finding.advice] == []
 
 
 def test_a_collapse_comes_before_the_lost_signal_that_it_causes():

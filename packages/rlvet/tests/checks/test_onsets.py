@@ -201,6 +201,14 @@ def test_other_advice_to_resume_leads_to_before_a_slow_fall_too(seed):
     assert found(diagnosis, "kl-drift").advice.endswith(f"before step {fall.onset:.0f}")
 
 
+@pytest.mark.parametrize(("first", "clause"), [(60, "which may be its cause"), (170, "only after it began")])
+def test_a_fault_that_begins_after_the_fall_is_not_called_its_cause(first, clause):
+    rows = falling(0.4, 0.6, kl=lambda step: 0.01 if step < first else 3.0)
+    diagnosis = diagnose_rows(rows)
+    assert [finding.code for finding in diagnosis.findings] == ["kl-drift", "collapse"]
+    assert clause in found(diagnosis, "collapse").advice
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_death_that_the_reward_falls_into_slowly_begins_with_the_fall(seed):
     draw = random.Random(f"slow death {seed}")
@@ -220,9 +228,49 @@ def test_a_steady_fall_is_no_plateau(from_part, bottom, seed):
     diagnosis = diagnose_rows(falling(from_part, 1.0, bottom=bottom, seed=seed))
     (fall,) = diagnosis.findings
     assert (fall.code, fall.severity) == ("collapse", "look")
-    assert fall.cause.endswith("from the best tenth of the run to the last: it falls steadily")
+    assert re.search(
+        r"from the best tenth of the run to the last: \d+% of it is lost, in a steady fall$", fall.cause
+    )
     assert "rise" not in fall.cause
     assert fall.onset / 200 < from_part + 0.2
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("steps", [12, 15, 19, 24, 29])
+@pytest.mark.parametrize(("bottom", "severity"), [(0.1, "stop"), (0.32, "look")])
+def test_a_large_fall_shows_in_a_short_log(steps, bottom, severity, seed):
+    fall = found(
+        diagnose_rows(falling(0.5, 0.7, bottom=bottom, noise=0.01, seed=seed, steps=steps)), "collapse"
+    )
+    assert fall.severity == severity
+    assert f"from the best of {steps // 3} parts of the run to the last" in fall.cause
+    assert 0.4 < fall.onset / steps < 0.75
+    assert f"resume from a checkpoint before step {fall.onset:.0f}" in fall.advice
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_third_of_the_reward_that_is_lost_at_the_end_is_worth_a_look(seed):
+    fall = found(diagnose_rows(falling(0.7, 0.8, bottom=0.3, seed=seed)), "collapse")
+    assert fall.severity == "look"
+    assert "% of it is lost" in fall.cause
+    assert 0.65 < fall.onset / 200 < 0.85
+
+
+@pytest.mark.parametrize("steps", [12, 18, 24, 29])
+def test_the_noise_of_a_short_log_is_no_fall(steps):
+    falls = 0
+    for seed in range(100):
+        diagnosis = diagnose_rows(falling(0.0, 1.0, bottom=0.5, noise=0.1, seed=seed, steps=steps))
+        falls += "collapse" in [finding.code for finding in diagnosis.findings]
+    assert falls <= 1
+
+
+def test_a_metric_with_two_names_is_told_once_beside_a_fall():
+    rows = falling(0.5, 0.7, kl=lambda step: 0.01 if step < 100 else 0.5)
+    for row in rows:
+        row["actor/kl_loss"] = row["kl"]
+    fall = found(diagnose_rows(rows), "collapse")
+    assert fall.cause.count("0.01 → 0.5") == 1
 
 
 @pytest.mark.parametrize("seed", range(20))

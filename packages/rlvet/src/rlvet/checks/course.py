@@ -177,16 +177,25 @@ def noise_of_differences(values: Sequence[float]) -> float:
     return deviation(differences)
 
 
+def blocks(values: Sequence[float], count: int) -> list[Sequence[float]]:
+    """Split a curve into consecutive blocks of nearly equal length. The longer blocks come first.
+
+    >>> blocks([1, 2, 3, 4, 5], 2)
+    [[1, 2, 3], [4, 5]]
+    """
+    size, longer_blocks = divmod(len(values), count)
+    parts = []
+    start = 0
+    for block in range(count):
+        end = start + size + (block < longer_blocks)
+        parts.append(values[start:end])
+        start = end
+    return parts
+
+
 def tenth_blocks(values: Sequence[float]) -> list[Sequence[float]]:
     """Split a curve into ten consecutive blocks of nearly equal length. The longer blocks come first."""
-    size, longer_blocks = divmod(len(values), 10)
-    blocks = []
-    start = 0
-    for tenth in range(10):
-        end = start + size + (tenth < longer_blocks)
-        blocks.append(values[start:end])
-        start = end
-    return blocks
+    return blocks(values, 10)
 
 
 def tenths(values: Sequence[float]) -> list[float]:

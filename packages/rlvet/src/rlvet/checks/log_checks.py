@@ -108,13 +108,21 @@ def _first_onset(findings: Sequence[Finding], rows: CompactRows) -> float:
     return min([first, *jumps])
 
 
+def _relation_to_faults(fall: Finding, faults: Sequence[Finding]) -> str:
+    """Return a clause on whether faults may be the cause of a fall of the reward, which none is that began after it."""
+    start = math.inf if fall.onset is None else fall.onset
+    if any(fault.onset is None or fault.onset <= start for fault in faults):
+        return "look at the faults above first, which may be its cause"
+    return "the faults above passed their limits only after it began"
+
+
 def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Finding]:
     """Return the findings with the parts of their advice that depend on the onsets and on the findings before them."""
     first = rows[0]["step"]
     early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
     broken_from = _first_onset(findings, rows)
     result = []
-    has_fault = False
+    faults: list[Finding] = []
     for finding in findings:
         kind = finding.kind
         if kind is not None and finding.onset is not None:
@@ -122,11 +130,10 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Fi
             if step > early_end:
                 resumption = kind.resumption(f"before step {format_step(step)}")
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
-        if kind is COLLAPSE and has_fault:
-            finding = finding._replace(
-                advice=f"look at the faults above first, which may be its cause; {finding.advice}"
-            )
-        has_fault = has_fault or finding.ok is False
+        if kind is COLLAPSE and faults:
+            finding = finding._replace(advice=f"{_relation_to_faults(finding, faults)}; {finding.advice}")
+        if finding.ok is False:
+            faults.append(finding)
         result.append(finding)
     return result
 

@@ -79,7 +79,7 @@ def check_clip_share(case: Case) -> Finding:
     course, setup = case.course, case.setup
     shares = _clip_shares(course)
     if len(shares.values) < FEW_STEPS:
-        return undecided_check()
+        return undecided_check(f"needs the share of clipped tokens in at least {FEW_STEPS} log steps")
     finding = passed_check(
         shares, shares.last, "share of tokens clipped in the last tenth", last_tenth(shares)
     )
@@ -90,13 +90,15 @@ def check_clip_share(case: Case) -> Finding:
         fix_limit = MUCH_CLIPPED_SEQUENCES
     share = max(shares.last, fmean(shares.later_half))
     if share <= look_limit:
-        return finding if share <= MOST else undecided_check()
+        if share <= MOST:
+            return finding
+        return undecided_check(f"{format_share(share)} of sequences are clipped")
     rewards = course.series("reward").values
     distance = course.series("kl_old")
     is_unmoved = len(distance.values) >= FEW_STEPS and max(map(abs, distance.later_half)) < UNMOVED
     # With one reward in all rows no token has a gradient to lose. Of a policy that has not moved no token is clipped.
     if is_unmoved or (rewards and min(rewards) == max(rewards)):
-        return undecided_check()
+        return undecided_check("there is no gradient to lose")
     part = ""
     if share > shares.last:
         part = " in the later half"
@@ -177,7 +179,7 @@ def check_clip(case: Case) -> Finding:
     on_policy = summary.metrics.get("on_policy")
     one_update = on_policy == 1 or (updates is not None and updates <= 1 and not summary.clipped)
     if summary.clipped is None and not one_update:
-        return undecided_check()
+        return undecided_check("needs the share of clipped tokens")
     tokens = int(summary.metrics.get("tokens", 0))
     finding = Finding("ok", True, "", summary.clipped, None, tokens, measure="share of tokens clipped")
 
@@ -188,7 +190,7 @@ def check_clip(case: Case) -> Finding:
         )
         return finding.failed(ON_POLICY, cause, severity="look")
     if one_update and any(abs(distance) > SAME_POLICY for distance in distances):
-        return undecided_check()
+        return undecided_check("a batch has one update, and yet the policy differs from that before it")
     if one_update:
         return finding.failed(ON_POLICY, "each batch gets one update, so every ratio is 1")
     is_same = len(distances) >= FEW_STEPS and not any(distances)

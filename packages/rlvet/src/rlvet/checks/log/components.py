@@ -88,7 +88,7 @@ def check_constant_components(case: Case) -> Finding:
     """Check that no component is constant while another varies."""
     components, are_all = case.of(_components)
     if len(components) < 2:
-        return undecided_check()
+        return undecided_check("fewer than two components are logged")
     varying = {name: metric for name, metric in components.items() if not _is_constant(metric)}
     constant = {
         name: metric
@@ -156,13 +156,15 @@ def check_largest_component(case: Case) -> Finding:
         if len(metric.values) == len(reward.values) and len(set(metric.values)) > 1:
             varying[name] = metric
     if not 2 <= len(varying) <= MOST_COMPONENTS:
-        return undecided_check()
+        return undecided_check(
+            f"{len(varying)} components vary, and their weights are fitted for 2 to {MOST_COMPONENTS}"
+        )
     finding = passed_check(reward)
 
     # A log does not contain the weights of the components, so they are fitted.
     fit = fit_weights(reward.values, [metric.values for metric in varying.values()])
     if fit is None:
-        return undecided_check()
+        return undecided_check("the weights of the components are not known")
     weights, explained = fit
     if explained < EXPLAINED:
         return undecided_check("the weights of the components are not known")

@@ -90,7 +90,7 @@ def check_critic(case: Case) -> Finding:
 
     explained = course.series("explained_variance")
     if not explained.values:
-        return undecided_check()
+        return undecided_check("no critic is logged")
     if len(explained.values) < FEWEST_ROWS:
         return undecided_check(f"needs at least {FEWEST_ROWS} log steps")
     if not _rewards_differ(case, course):

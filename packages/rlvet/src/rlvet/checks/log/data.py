@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlvet.checks.course import Case, find_jump
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import change_text, undecided_check
+from rlvet.checks.log.results import change_text, lacks_rows
 from rlvet.checks.registry import LOGS
 
 JUMP_ERRORS = 6.0
@@ -40,7 +40,7 @@ def check_data(case: Case) -> Finding:
     course = case.course
     jumps = {}
     if min(len(course.series(name).values) for name in ("reward", "length")) < 40:
-        return undecided_check()
+        return lacks_rows(course, 40, "reward", "length")
     for name in ("reward", "length", "reward_std"):
         metric = course.series(name)
         jump = find_jump(metric.values) if len(metric.values) >= 40 else None

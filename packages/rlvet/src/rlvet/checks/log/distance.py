@@ -18,6 +18,7 @@ from rlvet.checks.log.results import (
     FIRST_ROW_TO_LAST_TENTH,
     TENTHS_OF_STEPS,
     change_text,
+    lacks_rows,
     last_tenth,
     later_half,
     passed_check,
@@ -79,7 +80,7 @@ def check_reference(case: Case) -> Finding:
     course, setup = case.course, case.setup
     kl = course.series("kl")
     if not kl.values:
-        return undecided_check()
+        return lacks_rows(course, 1, "kl")
     first = kl.values[0]
     finding = passed_check(kl, first, "KL to the reference in the first log step", slice(1))
     if first <= REFERENCE_KL:
@@ -262,7 +263,7 @@ def check_divergence(case: Case) -> Finding:
     """Check that the KL to the reference is not large in the later half of the run, nor at its end."""
     kl = case.course.series("kl")
     if len(kl.values) < FEW_STEPS:
-        return undecided_check(f"needs at least {FEW_STEPS} log steps" if kl.values else "")
+        return lacks_rows(case.course, FEW_STEPS, "kl")
     finding = passed_check(kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
     if not _is_large(kl.values):
         lengths = range(len(kl.values) - 1, max(FEW_STEPS, len(kl.values) - RECENT_ROWS) - 1, -1)
@@ -285,8 +286,7 @@ def check_divergence(case: Case) -> Finding:
 
     grew = kl.last > 3 * abs(kl.values[0]) + 0.1 and kl.last > LARGE_KL
     if not grew and case.of(check_reference).ok is False:
-        # The KL is large from the first row on, which is reported already.
-        return undecided_check()
+        return undecided_check("the KL is large from the first log step on, which another finding reports")
     if kl.last <= LARGE_KL:
         late = median(kl.later_half)
         finding = passed_check(kl, late, "median KL to the reference in the later half", later_half(kl))

@@ -165,7 +165,7 @@ def check_agreement(case: Case) -> Finding:
     if synchronisation is not None:
         return synchronisation
 
-    finding = undecided_check()
+    finding = undecided_check("no distance of the two is logged")
     is_unclear = False
     ages = course.series("staleness").values
     mean_age = fmean(ages) if ages else 0.0
@@ -391,7 +391,7 @@ def check_weights(case: Case) -> Finding:
     course, setup = case.course, case.setup
     weight = course.series("importance_weight")
     if not weight.values or _weight_level(course, setup) != "sequence":
-        return undecided_check()
+        return undecided_check("no weights of sequences are logged")
     measure = "mean importance weight of a sequence, last tenth"
     finding = passed_check(weight, weight.last, measure, last_tenth(weight))
     if 1 / FAR_SEQUENCE_WEIGHT <= weight.last <= FAR_SEQUENCE_WEIGHT:

@@ -9,7 +9,7 @@ from statistics import median
 
 from rlvet.checks.course import Case, Series, end_means, noise_of_differences, onset, rise_in_errors
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import FEW_STEPS, change_text, passed_check, undecided_check
+from rlvet.checks.log.results import FEW_STEPS, change_text, lacks_rows, passed_check
 from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import EVALUATION
 
@@ -44,7 +44,7 @@ def check_evaluation(case: Case) -> Finding:
     score = course.series(EVALUATION)
     reward = course.series("reward")
     if len(score.values) < 5 or len(reward.values) < 5:
-        return undecided_check()
+        return lacks_rows(course, 5, EVALUATION, "reward")
     # Running means of the score: the best, and the last.
     window = max(2, len(score.values) // 6)
     sums = [0.0, *accumulate(score.values)]

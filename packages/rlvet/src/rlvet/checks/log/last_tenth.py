@@ -72,7 +72,7 @@ def check_last_tenth(case: Case) -> Finding:
     starts: list[float] = []
     # True if a quantity differs there, but by a change that is reported by another finding, or that is not sudden.
     is_unlike = False
-    finding = undecided_check()
+    finding = undecided_check("needs at least 40 log steps")
     for name, explained_by in LATE_QUANTITIES.items():
         metric = course.series(name)
         if len(metric.values) < 40:
@@ -102,7 +102,11 @@ def check_last_tenth(case: Case) -> Finding:
             steps = zip(last_steps, last_values, strict=True)
             starts.append(next(step for step, value in steps if _is_outside(value, low, high)))
     if not changes:
-        return undecided_check() if is_unlike else finding
+        return (
+            undecided_check("a part of it differs, slowly or as another finding says")
+            if is_unlike
+            else finding
+        )
     step = tenth_blocks(course.rows.column("step"))[-1][0]
     cause = (
         f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}, from the "

@@ -30,6 +30,7 @@ from rlvet.checks.log.results import (
     THIRDS,
     change_text,
     first_tenth,
+    lacks_rows,
     last_tenth,
     later_half,
     passed_check,
@@ -114,7 +115,9 @@ def check_truncation(case: Case) -> Finding:
         return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
         if mean <= SOME_CUT:
-            return finding if max(shares.values) <= MOST else undecided_check()
+            return (
+                finding if max(shares.values) <= MOST else undecided_check("most are cut off in a log step")
+            )
         part = " in the later half" if len(late) > 1 else ""
         cause = f"{format_share(mean)} of answers are cut off{at_cap}{part}"
         start, _ = _since(shares, SOME_CUT, mean)
@@ -341,6 +344,12 @@ def _compare_length_with_cap(course: Course, cap: float) -> Finding:
     return undecided_check("log the share of answers cut off")
 
 
+NO_LENGTH = "answers have no length at the start"
+"""The reason why a change of the length is not judged."""
+
+LITTLE_LONGER = 1.25
+"""Growth of the length up to which answers have kept it."""
+
 LONGER = 1.8
 """Growth of the length from which it is reported, if the score on other prompts does not rise with the reward."""
 
@@ -379,8 +388,10 @@ def check_length(case: Case) -> Finding:
     """Check that answers become much longer only if the score on other prompts, or else the reward, rises."""
     course = case.course
     length = course.series("length")
-    if len(length.values) < 4 * FEW_STEPS or length.first <= 0:
-        return undecided_check()
+    if len(length.values) < 4 * FEW_STEPS:
+        return lacks_rows(course, 4 * FEW_STEPS, "length")
+    if length.first <= 0:
+        return undecided_check(NO_LENGTH)
     growth = length.last / length.first
     measure = "mean length of the last tenth, divided by that of the first"
     finding = passed_check(length, growth, measure, first_tenth(length), last_tenth(length))
@@ -390,10 +401,16 @@ def check_length(case: Case) -> Finding:
     start = onset(length, lambda mean: mean >= LONGER * length.first)
 
     if len(score.values) >= 6 and len(reward.values) >= 6:
-        if growth < LONGER or _score_follows_reward(reward, score):
+        if growth < LITTLE_LONGER or _score_follows_reward(reward, score):
             return finding
+        if growth < LONGER:
+            return undecided_check(
+                "they are longer, and the score on other prompts did not rise as the reward"
+            )
         if rise_in_errors(reward) < 3:
-            return finding if ends_higher(reward) else undecided_check()
+            if ends_higher(reward):
+                return finding
+            return undecided_check("they are longer, and neither the score nor the reward rose")
         before, after = end_means(score.values, 3)
         cause = f"{change}, while the score on other prompts went {change_text(before, after)}, {THIRDS}"
         # The relative rise of a reward that may be negative is not comparable.
@@ -402,7 +419,10 @@ def check_length(case: Case) -> Finding:
         return finding.failed(LENGTH_GROWTH, cause, severity=severity, onset=start, quantities=quantities)
 
     if growth < MUCH_LONGER or len(reward.values) < 30 or rise_in_errors(reward) > 2:
-        return finding if growth < LONGER or ends_higher(reward) else undecided_check()
+        if growth < LITTLE_LONGER or ends_higher(reward):
+            return finding
+        of_reward = "the reward did not rise" if reward.values else "no reward is known"
+        return undecided_check(f"they are {format_number(growth, 2)} times as long, and {of_reward}")
     cause = f"{change}, and the reward {'falls' if falls(reward.values) else 'does not rise'}"
     start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
     return finding.failed(LENGTH_GROWTH, cause, severity="look", onset=start, quantities=["length", "reward"])
@@ -420,6 +440,9 @@ def _score_follows_reward(reward: Series, score: Series) -> bool:
 LENGTH_LEFT = 0.2
 """Share of the mean length at the start below which answers have collapsed, unless the reward rose. Runs that learn
 shorter answers keep a third or more, and their reward rises."""
+
+LENGTH_KEPT = 0.8
+"""Share of the mean length at the start from which answers have kept their length."""
 
 LENGTH_COLLAPSE = Kind(
     code="length-collapse",
@@ -449,17 +472,24 @@ def check_short_answers(case: Case) -> Finding:
     course = case.course
     length = course.series("length")
     reward = course.series("reward")
-    if len(length.values) < 2 * FEW_STEPS or length.first <= 0 or len(reward.values) < 2 * FEW_STEPS:
-        return undecided_check()
+    if len(length.values) < 2 * FEW_STEPS or len(reward.values) < 2 * FEW_STEPS:
+        return lacks_rows(course, 2 * FEW_STEPS, "length", "reward")
+    if length.first <= 0:
+        return undecided_check(NO_LENGTH)
     left = length.last / length.first
     measure = "mean length of the last tenth, divided by that of the first"
     finding = passed_check(length, left, measure, first_tenth(length), last_tenth(length))
     end = median(length.values[-max(3, len(length.values) // 10) :])
-    if left >= LENGTH_LEFT and end >= LENGTH_LEFT * length.first:
+    if left >= LENGTH_KEPT and end >= LENGTH_KEPT * length.first:
         return finding
     rose = rise_in_errors(reward) > 3 and clearly_rises(reward.values)
     if left >= LENGTH_LEFT or end >= LENGTH_LEFT * length.first or rose:
-        return finding if ends_higher(reward) else undecided_check()
+        if ends_higher(reward):
+            return finding
+        share = format_share(left)
+        return undecided_check(
+            f"it has fallen to {share} while the reward did not rise, but not to a few tokens"
+        )
     cause = (
         f"mean length {change_text(length.first, length.last)} tokens, while the reward went "
         f"{change_text(reward.first, reward.last)}, {TENTHS}: answers have shrunk to a few tokens"

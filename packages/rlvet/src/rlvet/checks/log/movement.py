@@ -12,6 +12,7 @@ from rlvet.checks.log.results import (
     FEW_STEPS,
     THIRDS,
     change_text,
+    lacks_rows,
     last_tenth,
     passed_check,
     undecided_check,
@@ -135,7 +136,7 @@ def _check_last_rows(course: Course, name: str) -> Finding | None:
 def check_movement(case: Case) -> Finding:
     """Check that the learning rate is above 0, and the gradient too if rewards differ."""
     course = case.course
-    finding = undecided_check()
+    finding = lacks_rows(course, FEW_STEPS, *NO_MOVEMENT)
     for name, limit in NO_MOVEMENT.items():
         metric = course.series(name)
         # A few steps are no evidence, since a warm-up begins at 0.
@@ -210,7 +211,7 @@ def check_small_steps(case: Case) -> Finding:
     rates = course.series("learning_rate").values
     steps = course.rows[-1]["step"] - course.rows[0]["step"] + 1
     if len(reward.values) < 30 or steps < MANY_STEPS:
-        return undecided_check()
+        return undecided_check(f"judged after {MANY_STEPS} training steps, of which 30 have a reward")
     if kl.values and max(kl.values) > 0:
         finding = passed_check(kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
         quantity = "kl"
@@ -229,12 +230,14 @@ def check_small_steps(case: Case) -> Finding:
             return undecided_check("log the KL to the reference")
         evidence = f"the learning rate is at most {format_number(max(rates), 2)}, over {steps:.0f} steps"
     else:
-        return undecided_check()
+        return undecided_check("log the KL to the reference")
 
     entropy = course.series("entropy")
     same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33
     if not is_small or rises(reward.values) or rise_in_errors(reward) > 3 or not same_entropy:
-        return finding if not is_small or ends_higher(reward) else undecided_check()
+        if not is_small or ends_higher(reward):
+            return finding
+        return undecided_check("the KL is small, but the reward or the entropy shows a change")
     if quantity == "learning_rate" and rise_in_errors(reward) < -3:
         # A small learning rate is no evidence against a change that the reward shows.
         return undecided_check("the reward fell, so that something has changed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvet._numbers import format_number
-from rlvet.checks.course import Series
+from rlvet.checks.course import Course, Series
 from rlvet.checks.findings import Finding
 
 ALL_ROWS = slice(None)
@@ -56,7 +56,7 @@ def passed_check(metric: Series, figure: float | None = None, measure: str = "",
     return Finding("ok", True, "", figure, None, sum(map(len, steps)), steps=ends, measure=measure)
 
 
-def undecided_check(advice: str = "") -> Finding:
+def undecided_check(advice: str) -> Finding:
     """Return a check that neither passed nor failed: the rows do not show that the property holds.
 
     A check that finds no fault passes only if its property is true of the rows. Between the two, nothing is claimed.
@@ -65,6 +65,20 @@ def undecided_check(advice: str = "") -> Finding:
         advice: The data to log for it, or the reason in a few words.
     """
     return Finding("ok", None, "", advice=advice)
+
+
+def lacks_rows(course: Course, rows: int, *names: str) -> Finding:
+    """Return an undecided check of metrics that are not logged, or in fewer rows than it needs.
+
+    Args:
+        course: The metrics of the run.
+        rows: The number of rows that the check needs.
+        *names: The metrics, of which at least one has fewer.
+    """
+    missing = [name for name in names if not course.series(name).values]
+    if missing:
+        return undecided_check(f"not logged: {', '.join(missing)}")
+    return undecided_check(f"needs at least {rows} log steps")
 
 
 def first_tenth(metric: Series) -> slice:

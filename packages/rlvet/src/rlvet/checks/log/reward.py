@@ -13,6 +13,7 @@ from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import (
     Case,
     Series,
+    blocks,
     deviation,
     end_means,
     find_change_point,
@@ -21,7 +22,6 @@ from rlvet.checks.course import (
     lasting_row,
     noise_of_differences,
     rises,
-    tenth_blocks,
     tenths,
 )
 from rlvet.checks.findings import Finding, Kind
@@ -29,7 +29,7 @@ from rlvet.checks.log.results import (
     FEW_STEPS,
     THIRDS_OF_STEPS,
     change_text,
-    last_tenth,
+    lacks_rows,
     later_half,
     passed_check,
     undecided_check,
@@ -111,7 +111,7 @@ def check_constant_reward(case: Case) -> Finding:
     course = case.course
     reward = course.series("reward")
     if len(reward.values) < FEW_STEPS:
-        return undecided_check()
+        return lacks_rows(course, FEW_STEPS, "reward")
     equal_rows, others = _equal_rows_at_the_end(reward.values)
     last = reward.values[-equal_rows]
     finding = passed_check(reward, equal_rows - others, "log steps at the end with equal rewards")
@@ -121,7 +121,12 @@ def check_constant_reward(case: Case) -> Finding:
     if is_short or is_best or any(spreads):
         # The mean reward has not changed for some log steps, but that is no fault yet.
         if equal_rows >= min(FEW_STEPS, len(reward.values)):
-            return undecided_check(f"needs at least {CONSTANT_ROWS} log steps" if is_short else "")
+            reason = (
+                f"needs at least {CONSTANT_ROWS} log steps"
+                if is_short
+                else "the mean is constant, but not a fault"
+            )
+            return undecided_check(reason)
         return finding
     start = reward.steps[-equal_rows]
     value = format_number(last)
@@ -167,8 +172,23 @@ COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/m
 ROUNDING_ERROR = 1e-9
 """Relative difference of two means that rounding may give to equal rewards."""
 
+FEWEST_STEPS_OF_FALL = 12
+"""Number of log steps below which a fall of the reward is not looked for."""
+
+FEWEST_STEPS_OF_BLOCK = 3
+"""Number of log steps in a block of a log that is too short for tenths."""
+
+ERRORS_IN_FEW_STEPS = 5.0
+"""Standard errors above which a fall of such a log is significant, as its noise is known from few steps."""
+
+NORMAL_MEDIAN = 0.6745
+"""Median of the absolute value of normal noise, in standard deviations."""
+
+LARGE_LOSS = 0.3
+"""Share of the reward of the best tenth whose loss is worth a look."""
+
 STEADY_LOSS = 0.1
-"""Share of the reward of the best tenth that a steady fall must lose."""
+"""The same for a steady fall."""
 
 FLAT_SHARE = 0.5
 """Share of a run that must be flat to be a plateau, or in which the reward must fall for the fall to be steady."""
@@ -178,9 +198,10 @@ COLLAPSE = Kind(
     severity="stop",
     meaning="the run lost the reward that it had reached",
     condition=(
-        "the last tenth of a run has lost half of the reward of its best tenth; or, as `look`, a tenth of it in a "
-        "steady fall over half of the run. The finding begins where the fall does, and lists what else doubled or "
-        "halved"
+        f"the last tenth of a run has lost half of the reward of its best tenth; or, as `look`, {LARGE_LOSS:.0%} of "
+        f"it, or a tenth of it in a steady fall over half of the run; below {PLATEAU_STEPS} log steps, blocks of "
+        f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The finding begins where the fall does, and lists what "
+        "else doubled or halved"
     ),
     remedy=(
         "read answers from before and after the fall with their rewards, and check what else changed at that "
@@ -203,40 +224,51 @@ COLLAPSE = Kind(
     reports=(COLLAPSE,),
 )
 def check_fall(case: Case) -> Finding:
-    """Check that the last tenth of a run keeps at least half of the reward of the best tenth, and no steady fall.
+    """Check that the last tenth of a run keeps most of the reward of the best tenth, and that there is no steady fall.
 
     The finding names the metrics that have doubled or halved by then. A log does not show whether they are the cause.
     """
     course = case.course
     reward = course.series("reward")
-    if len(reward.values) < PLATEAU_STEPS:
-        return undecided_check(f"needs at least {PLATEAU_STEPS} log steps")
-    means = tenths(reward.values)
-    best = max(range(10), key=lambda tenth: means[tenth])
-    noise = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
-    finding = passed_check(reward, means[-1], "mean reward of the last tenth", last_tenth(reward))
-    # The height of the best tenth is measured from 0, or from the lowest tenth if rewards are negative.
+    if len(reward.values) < FEWEST_STEPS_OF_FALL:
+        return undecided_check(f"needs at least {FEWEST_STEPS_OF_FALL} log steps")
+    count = min(10, len(reward.values) // FEWEST_STEPS_OF_BLOCK)
+    rows_of_blocks = blocks(reward.values, count)
+    means = [fmean(block) for block in rows_of_blocks]
+    best = max(range(count), key=lambda block: means[block])
+    size = len(rows_of_blocks[-1])
+    is_short = count < 10
+    step_noise = _usual_change(reward.values) if is_short else noise_of_differences(reward.values)
+    noise = step_noise / math.sqrt(len(reward.values) / count)
+    finding = passed_check(
+        reward, means[-1], f"mean reward of the last {_block_name(count)}", slice(-size, None)
+    )
+    # The height of the best block is measured from 0, or from the lowest block if rewards are negative.
     lowest = min(0.0, *means)
     height = means[best] - lowest
     loss = means[best] - means[-1]
-    # If the reward wanders, neighbouring tenths differ by more than the noise of single steps explains.
-    wandering = sorted(abs(after - before) for before, after in pairwise(means))[len(means) // 2]
-    largest_loss = max(height / 2, STANDARD_ERRORS * noise, WANDERING * wandering)
-    first_row = sum(len(block) for block in tenth_blocks(reward.values)[:best])
+    errors = ERRORS_IN_FEW_STEPS if is_short else STANDARD_ERRORS
+    # If the reward wanders, neighbouring blocks differ by more than the noise of single steps explains.
+    changes = sorted(abs(after - before) for before, after in pairwise(means))
+    wandering = median(changes) if is_short else changes[count // 2]
+    first_row = sum(len(block) for block in rows_of_blocks[:best])
     after_best = Series(reward.steps[first_row:], reward.values[first_row:])
     # Of a constant reward only rounding errors are left.
-    is_lost = loss > max(largest_loss, ROUNDING_ERROR * max(1.0, abs(means[best])))
-    is_steady = loss > max(STEADY_LOSS * height, STANDARD_ERRORS * noise) and _falls_steadily(
+    rounding = ROUNDING_ERROR * max(1.0, abs(means[best]))
+    least_loss = max(errors * noise, WANDERING * wandering, rounding)
+    is_lost = loss > max(height / 2, least_loss)
+    is_large = loss > max(LARGE_LOSS * height, least_loss)
+    is_steady = loss > max(STEADY_LOSS * height, errors * noise) and _falls_steadily(
         after_best.values, len(reward.values)
     )
-    if not is_lost and not is_steady:
-        # The best and the last part by other splits, so that the limits between tenths do not decide.
-        size = len(reward.values) // 10
+    if not is_large and not is_steady:
+        # The best and the last part by other splits, so that the limits between blocks do not decide.
+        tenth = max(1, len(reward.values) // 10)
         last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
-        is_nearly_lost = largest_mean(reward.values, size) - last_mean > 0.4 * height
-        return undecided_check("its noise is too large") if is_nearly_lost else finding
+        is_nearly_lost = largest_mean(reward.values, tenth) - last_mean > 0.4 * height
+        return undecided_check("a fall is not sure in its noise") if is_nearly_lost else finding
 
-    # Values in the best and in the last tenth of the metrics that may explain the fall.
+    # Values in the best and in the last block of the metrics that may explain the fall.
     ends = {}
     ratios = {}
     for name in course.names:
@@ -244,23 +276,26 @@ def check_fall(case: Case) -> Finding:
             continue
         values = course.series(name).values
         if len(values) == len(reward.values):
-            blocks = tenths(values)
-            before = blocks[best]
-            after = blocks[-1]
+            parts = blocks(values, count)
+            before = fmean(parts[best])
+            after = fmean(parts[-1])
             ends[name] = (before, after)
             larger = max(abs(before), abs(after))
             smaller = min(abs(before), abs(after))
             ratios[name] = (larger + 0.01) / (smaller + 0.01)
     names = sorted(ratios, key=lambda name: ratios[name], reverse=True)
-    changed_names = [name for name in names if ratios[name] > 2][:3]
+    # Two names of one metric have the same values.
+    names_of_values = {ends[name]: name for name in reversed(names) if ratios[name] > 2}
+    changed_names = [name for name in names if name in names_of_values.values()][:3]
 
     changes = [f"reward {change_text(means[best], means[-1])}"]
     for name in changed_names:
         before, after = ends[name]
         changes.append(f"{name} {change_text(before, after)}")
-    cause = f"{', '.join(changes)}, from the best tenth of the run to the last"
+    cause = f"{', '.join(changes)}, from the best {_block_name(count)} to the last"
     if not is_lost:
-        cause = f"{cause}: it falls steadily"
+        manner = ", in a steady fall" if is_steady else ""
+        cause = f"{cause}: {format_share(loss / height)} of it is lost{manner}"
     start = start_of_fall(after_best, means[best], loss, max(2 * noise, wandering / 2))
     # A fall to a constant reward begins with it at the latest.
     floor = case.of(check_constant_reward)
@@ -269,6 +304,24 @@ def check_fall(case: Case) -> Finding:
     quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
+
+
+def _usual_change(values: Sequence[float]) -> float:
+    """Return the standard deviation of the changes from step to step, of which those in a fall count little.
+
+    >>> round(_usual_change([0.5, 0.6, 0.5, 0.6, 0.5, 0.0, 0.1, 0.0]), 3)
+    0.148
+    """
+    return median(abs(after - before) for before, after in pairwise(values)) / NORMAL_MEDIAN
+
+
+def _block_name(count: int) -> str:
+    """Return the name of one of ``count`` blocks of a run.
+
+    >>> _block_name(10), _block_name(7)
+    ('tenth of the run', 'of 7 parts of the run')
+    """
+    return "tenth of the run" if count == 10 else f"of {count} parts of the run"
 
 
 def _falls_steadily(values: Sequence[float], rows: int) -> bool:
@@ -388,7 +441,7 @@ def check_plateau(case: Case) -> Finding:
     if flat is None:
         is_constant = min(reward.later_half) == max(reward.later_half)
         if is_constant:
-            return undecided_check()
+            return undecided_check("the reward is constant in the later half")
         # A change point within a steep rise leaves the rest of it to the part that is looked at.
         return finding if rises(reward.later_half) else undecided_check("no rise is sure in the later half")
 

@@ -28,6 +28,7 @@ from rlvet.checks.log.results import (
     THIRDS,
     THIRDS_OF_STEPS,
     change_text,
+    lacks_rows,
     last_tenth,
     later_half,
     passed_check,
@@ -190,7 +191,9 @@ def _check_spread(case: Case) -> Finding:
     course, setup = case.course, case.setup
     spread = course.series("reward_std")
     if len(spread.values) < FEW_STEPS:
-        return undecided_check(f"needs at least {FEW_STEPS} log steps" if spread.values else "")
+        if spread.values:
+            return undecided_check(f"needs at least {FEW_STEPS} log steps")
+        return undecided_check("log the share of groups whose rewards are all equal")
     limit = SPREAD_LEFT * spread.first
     quarter = spread.values[-max(3, len(spread.values) // 4) :]
     zeros = sum(value == 0 for value in spread.later_half)
@@ -380,7 +383,7 @@ def check_baseline(case: Case) -> Finding:
         if largest_is_equal and smallest_is_equal:
             equal_steps.append(row["step"])
     if len(steps) < BASELINE_ROWS:
-        return undecided_check()
+        return lacks_rows(course, BASELINE_ROWS, *names)
     share = len(equal_steps) / len(steps)
     finding = Finding(
         "ok",
@@ -393,7 +396,7 @@ def check_baseline(case: Case) -> Finding:
         measure="share of log steps in which the largest and the smallest advantage equal those of the rewards",
     )
     if share < NEARLY_ALL:
-        return undecided_check() if equal_steps else finding
+        return undecided_check("they are equal in some log steps") if equal_steps else finding
     cause = (
         f"the largest and the smallest advantage equal the largest and the smallest reward in {len(equal_steps)} of "
         f"{len(steps)} log steps: no baseline is subtracted"
