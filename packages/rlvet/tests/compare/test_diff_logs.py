@@ -161,10 +161,10 @@ def test_keys_that_are_not_read_are_told_if_one_log_alone_has_them_or_their_valu
     text = str(difference)
     assert "\nnot known to rlvet, and only B logs: 5 keys, actor/prefix_… (4), my/seed\n" in text
     assert "\nnot known to rlvet, and no value in common (1 of 2 such keys of both; A | B, means at" in text
-    assert text.endswith(
+    assert (
         "\nnot read, so that no step is searched at which they part: 2 of 4 keys of A, 7 of 9 keys of B; "
-        "rlvet diagnose -v lists them"
-    )
+        "rlvet diagnose -v lists them\n"
+    ) in text
     # A key that is not known decides nothing.
     assert not difference.differs
     assert difference.as_json()["keys"]["unread"] == [2, 7]
@@ -347,6 +347,19 @@ def test_metrics_whose_means_surely_differ_stand_apart_from_the_others(tmp_path)
         r"^not told apart .* surely differ, each alone at 95 % .*: (\w+) ", str(difference), re.M
     )
     assert sure == "entropy"
+    levels = [sum(row["entropy"] for row in log) / len(log) for log in logs]
+    assert f"entropy {levels[0]:.3g} | {levels[1]:.3g} (" in str(difference)
+    assert "A and B have no settings in or beside the log that are read" in str(difference)
+
+
+def test_learning_rates_that_part_in_warm_up_have_their_largest_values():
+    logs = [
+        [{"step": step, "reward": 0.5, "learning_rate": rate * min(1, step / 50)} for step in range(1, 101)]
+        for rate in (5e-6, 2e-5)
+    ]
+    (parted,) = compare_logs(*logs).parted
+    assert parted.a < 5e-6
+    assert str(parted).endswith(", largest 5e-6 | 2e-5")
 
 
 def test_a_reward_that_parts_or_is_apart_or_short_has_no_line_of_its_own():

@@ -211,6 +211,8 @@ MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
 """The means that are printed of a metric that is apart."""
 MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common steps)"
 """The means that are printed of a metric that is not told apart."""
+MEANS_OF_ALL_STEPS = "(A | B, means over these steps, and in parentheses at their start → at their end)"
+"""The means that are printed of a metric whose means surely differ."""
 SURELY_APART = (
     "not told apart by the rule, but with means over the common steps that surely differ, each alone at 95 %"
 )
@@ -292,11 +294,15 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
         # The reward has a line of its own.
         if metric.name == "reward" and comparison.reward is not None and not metric.is_far:
             continue
-        group = far if metric.is_far else sure if metric.is_sure else near
-        group.append(str(metric))
+        if metric.is_far:
+            far.append(str(metric))
+        elif metric.is_sure:
+            sure.append(metric.text_of_whole)
+        else:
+            near.append(str(metric))
     metrics = {
         f"not told apart by the rule, though {FAR_APART:g} times apart or more at the end {MEANS_AT_BOTH_ENDS}": far,
-        f"{SURELY_APART} {MEANS_AT_BOTH_ENDS}": sure,
+        f"{SURELY_APART} {MEANS_OF_ALL_STEPS}": sure,
         f"not told apart by the rule {MEANS_AT_BOTH_ENDS}": near,
         "too few common steps": comparison.short,
         "only A has": comparison.only_a,
@@ -444,9 +450,21 @@ def diff(
             notes.append("a step of TRL is one of the optimizer, and a step of verl one batch")
     if logs is None and any(side.rows for side in sides):
         notes.append("only the configurations were compared, as only one of the two has a log")
+    if logs is not None and configurations is None and not notes:
+        notes.append(_missing_settings(sides))
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(first.path, second.path, configurations, logs, notes, methods, diagnoses, keys)
+
+
+def _missing_settings(sides: tuple[Side, Side]) -> str:
+    """Return a sentence on runs of which one or both have no settings that are known."""
+    names = [name for name, side in zip("AB", sides, strict=True) if side.training is None]
+    verb = "has" if len(names) == 1 else "have"
+    return (
+        f"{' and '.join(names)} {verb} no settings in or beside the log that are read, so model, data and settings "
+        "were not compared"
+    )
 
 
 def _methods_of(first: Side, second: Side) -> str:

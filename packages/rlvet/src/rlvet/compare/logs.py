@@ -20,7 +20,7 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from statistics import fmean, stdev
@@ -61,12 +61,17 @@ class MetricDifference:
     """The mean of the second run."""
     noise: float
     """The standard deviation of the difference of the two runs at one step."""
+    largest: tuple[float, float] | None = None
+    """The largest values of the two runs, of a learning rate, which parts while it is warmed up."""
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.name} from step {format_step(self.step)}: {format_number(self.a)} | {format_number(self.b)} "
             f"(noise of a step {format_number(self.noise, 2)})"
         )
+        if self.largest is None:
+            return text
+        return f"{text}, largest {format_number(self.largest[0])} | {format_number(self.largest[1])}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the difference as a dictionary for JSON."""
@@ -89,8 +94,8 @@ class MetricMeans:
     """The mean of the second run."""
     start: tuple[float, float] | None = None
     """The means over the first window, if they are told."""
-    is_sure: bool = False
-    """True if the means over all common steps surely differ."""
+    whole: MeanDifference | None = None
+    """The means over all common steps with the interval of their difference; None if they are not told."""
 
     @property
     def is_far(self) -> bool:
@@ -102,10 +107,22 @@ class MetricMeans:
         small, large = sorted((abs(self.a), abs(self.b)))
         return large >= FAR_APART * small and large > 0
 
+    @property
+    def is_sure(self) -> bool:
+        """True if the means over all common steps surely differ."""
+        return self.whole is not None and bool(self.whole.higher)
+
     def __str__(self) -> str:
         if self.start is None:
             return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
         return f"{self.name} {courses_text(self.start, (self.a, self.b))}"
+
+    @property
+    def text_of_whole(self) -> str:
+        """The means over all common steps, and in parentheses those at both ends."""
+        assert self.whole is not None
+        courses = courses_text(self.whole.starts, self.whole.ends)
+        return f"{self.name} {format_number(self.whole.a)} | {format_number(self.whole.b)} ({courses})"
 
     def as_json(self) -> dict[str, Any]:
         """Return the means as a dictionary for JSON."""
@@ -333,6 +350,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
                 # They are apart before their distance is above the noise.
                 mean_a, mean_b = (fmean(values[:window]) for values in (values_a, values_b))
                 difference = MetricDifference(name, steps[0], mean_a, mean_b, difference.noise)
+            if name == "learning_rate":
+                difference = replace(difference, largest=(max(values_a), max(values_b)))
             parted.append(difference)
             if a[0]["step"] == b[0]["step"] and difference.step == steps[0]:
                 from_start.append(name)
@@ -340,9 +359,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
             apart.append(means_at_the_end(name, values_a, values_b))
         else:
             means = MeanDifference.of(steps, values_a, values_b)
-            not_told_apart.append(
-                MetricMeans(name, *means.ends, start=means.starts, is_sure=bool(means.higher))
-            )
+            not_told_apart.append(MetricMeans(name, *means.ends, start=means.starts, whole=means))
             if name == "reward":
                 reward = means
     if not parted and not apart and not not_told_apart:
