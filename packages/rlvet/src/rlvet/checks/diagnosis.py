@@ -448,7 +448,12 @@ def _enumerate(names: Sequence[str]) -> str:
 
 def _first_line(finding: Finding) -> str:
     """Return the codes of a finding and its cause."""
-    return f"{' or '.join((finding.code, *finding.or_else))}: {finding.cause}"
+    return f"{_codes(finding)}: {finding.cause}"
+
+
+def _codes(finding: Finding) -> str:
+    """Return the code of a finding, and those that the rows cannot tell from it."""
+    return " or ".join((finding.code, *finding.or_else))
 
 
 def _lines_of_keys(keys: Sequence[str]) -> list[str]:
@@ -516,7 +521,7 @@ def _finding_lines(number: int, finding: Finding, *, is_told: bool = False) -> l
         finding: The finding.
         is_told: True if the headline has the cause already.
     """
-    lines = [f"{number}. {finding.code} ({finding.severity}){'' if is_told else f': {finding.cause}'}"]
+    lines = [f"{number}. {_codes(finding)} ({finding.severity}){'' if is_told else f': {finding.cause}'}"]
     if finding.onset is not None:
         cost = f", for {finding.cost}" if finding.cost else ""
         lines.append(f"   since step {format_step(finding.onset)}{cost}")

@@ -25,7 +25,7 @@ class FirstLines(NamedTuple):
 
 
 @cache
-def first_lines() -> dict[str, FirstLines]:
+def right_first_lines() -> dict[str, FirstLines]:
     """Return the counts of each code that was the first line on a log of other people."""
     file = resources.files("rlvet") / "data" / "first_lines.json"
     return {code: FirstLines(**counts) for code, counts in json.loads(file.read_text("utf-8")).items()}
@@ -39,7 +39,7 @@ def how_sure(codes: Iterable[str]) -> str:
     """
     clauses = []
     for code in dict.fromkeys(codes):
-        counts = first_lines().get(code, FirstLines())
+        counts = right_first_lines().get(code, FirstLines())
         if counts.logs:
             clauses.append(
                 f"{code} on {counts.right} of {counts.logs} ({counts.unseen} of them unseen before)"

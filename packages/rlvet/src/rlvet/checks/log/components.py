@@ -19,6 +19,9 @@ may be a score that changes slowly. unslothai/unsloth issue 2291 has eleven rows
 NARROW_BAND = 0.01
 """Range of a component's values, as a share of the largest, up to which it is constant if another one varies."""
 
+NEARLY_ALL_ZERO = 0.95
+"""Share of log steps with a component of 0 from which it can hardly be said to vary."""
+
 COMPONENT_CONSTANT = Kind(
     code="component-constant",
     severity="look",
@@ -102,6 +105,10 @@ def check_constant_components(case: Case) -> Finding:
     if not constant:
         if not are_all or len(varying) < len(components):
             return undecided_check(f"needs at least {CONSTANT_ROWS} log steps of each")
+        for name, metric in components.items():
+            zeros = sum(value == 0 for value in metric.values)
+            if zeros >= NEARLY_ALL_ZERO * len(metric.values):
+                return undecided_check(f"{name} is 0 in {zeros} of {len(metric.values)} log steps")
         return finding._replace(figure=None, measure="")
     if not varying:
         return undecided_check("no component varies")

@@ -242,9 +242,14 @@ def check_small_steps(case: Case) -> Finding:
         # A small learning rate is no evidence against a change that the reward shows.
         return undecided_check("the reward fell, so that something has changed")
     before, after = end_means(reward.values, 3)
-    course_of_reward = f"went {change_text(before, after)}, {THIRDS}" if after > before else "did not rise"
+    # The reward has not risen by three standard errors.
+    course_of_reward = f"did not surely rise ({change_text(before, after)}, {THIRDS})"
+    if after <= before:
+        course_of_reward = "did not rise"
     # A small learning rate makes small updates likely. A small KL shows them.
     has_moved = "has hardly moved" if quantity == "kl" else "has probably hardly moved"
     cause = f"{evidence}, and the reward {course_of_reward}: the policy {has_moved}"
+    if quantity == "kl" and rates:
+        cause = f"{cause}; the learning rate is at most {format_number(max(rates), 2)}"
     start = course.series(quantity).steps[0]
     return finding.failed(HARDLY_MOVES, cause, onset=start, quantities=[quantity, "reward"])

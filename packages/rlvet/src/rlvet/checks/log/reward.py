@@ -390,7 +390,7 @@ PLATEAU = Kind(
     meaning="the reward no longer rises",
     condition=(
         f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported with "
-        "the size of the rise that its noise would hide. If this is larger than the reward itself and its rise "
+        "the largest rise within two standard errors. If this is larger than the reward itself and its rise "
         "before, the check is undecided, unless the reward may have fallen"
     ),
     remedy=(
@@ -448,34 +448,34 @@ def check_plateau(case: Case) -> Finding:
     _, turn = flat
     late_rewards = reward.values[turn:]
     slope = fit_slope(late_rewards)
-    largest_unseen_rise = max(0.0, slope.rise) + 2 * slope.error
+    upper_limit = max(0.0, slope.rise) + 2 * slope.error
     start = reward.steps[turn]
     end = reward.steps[-1]
     share = len(late_rewards) / len(reward.values)
     mean = fmean(late_rewards)
     # Of a constant reward only rounding errors are left.
-    is_constant = largest_unseen_rise <= ROUNDING_ERROR * max(1.0, abs(mean))
+    is_constant = upper_limit <= ROUNDING_ERROR * max(1.0, abs(mean))
     before, after = end_means(late_rewards, 3)
     falls_surely = slope.rise < -STANDARD_ERRORS * slope.error or before - after > deviation(late_rewards)
     falls = falls_surely or slope.rise < -2 * slope.error
-    unseen_rise = format_number(largest_unseen_rise, 2)
-    # A rise as large as the reward, or as its rise before, would not show.
+    largest_rise = format_number(upper_limit, 2)
+    # A rise as large as the reward, or as its rise before, is not excluded.
     scale = fmean(abs(part) for part in tenths(late_rewards))
     if turn:
         scale = max(scale, abs(mean - reward.first))
-    is_coarse = not is_constant and largest_unseen_rise > scale
+    is_coarse = not is_constant and upper_limit > scale
     # If it may have fallen, that is worth a look at any noise.
     if is_coarse and fall.ok and not falls:
-        reason = f"a rise by {unseen_rise}, from a mean of {format_number(mean)}, would not show"
+        reason = f"it may have risen by up to {largest_rise}, from a mean of {format_number(mean)}"
         return undecided_check(f"too short or too noisy to tell: {reason}")
     part_of_run = "the whole run" if not turn else f"{format_share(share)} of the run"
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
     if falls:
         cause = f"{cause}, where it falls ({change_text(before, after)}, {THIRDS_OF_STEPS})"
     if is_coarse and not falls_surely:
-        cause = f"{cause}; too short or too noisy to tell whether it rises: a rise by {unseen_rise} would not show"
+        cause = f"{cause}; too short or too noisy to tell whether it rises, by up to {largest_rise}"
     elif not is_constant and not falls_surely:
-        cause = f"{cause}; a rise by {unseen_rise} or less would not show in its noise"
+        cause = f"{cause}; it rises by at most {largest_rise} (two standard errors)"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
     rates = course.series("learning_rate")
