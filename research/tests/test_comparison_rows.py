@@ -59,7 +59,8 @@ def in_one_line(name):
 
 def test_the_difference_that_the_changelog_names():
     value, low, high = difference(4, CLIP)
-    assert f"+{value:.3f} [{low:.3f}, {high:.3f}]" in in_one_line("CHANGELOG.md")
+    said = f"+{value:.3f} [{low:.3f}, {high:.3f}], a 95 % interval adjusted for four comparisons"
+    assert said in in_one_line("CHANGELOG.md")
 
 
 def test_what_the_first_page_says_of_the_demo():
@@ -67,16 +68,20 @@ def test_what_the_first_page_says_of_the_demo():
     value, low, high = difference(4, CLIP)
     assert low > 0
     assert (
-        f"`BandAbove()` had {value:.3f} [{low:.3f}, {high:.3f}] more mean reward than clip 0.2 in the task"
+        f"`BandAbove()` had {value:.3f} [{low:.3f}, {high:.3f}] more mean reward than clip 0.2 in `make demo`'s task"
         in text
     )
     value, low, high = difference(4, HIGH)
     assert low < 0 < high
-    assert f"did as well: there, the difference is {signed(value)} [{signed(low)}, {signed(high)}]" in text
+    assert f"did as well in the demo: the difference is {signed(value)} [{signed(low)}, {signed(high)}]" in text
+    assert "one learning rate, adjusted 95 % intervals." in text
     report = in_one_line("research/reports/by-kind-of-data.md")
     for other, end in ((CLIP, "over clip 0.2"), (HIGH, "over a clip of [0.8, 2]")):
         value, low, high = difference(4, other)
         assert f"{value:+.3f} [{low:+.3f}, {high:+.3f}] {end}" in report
+    # The page writes the number of comparisons as a word.
+    adjusted = demo.eight_seeds()[4].intervals.replace(" 4 ", " four ")
+    assert f"over a clip of [0.8, 2], {adjusted}." in report
     for other in demo.OTHERS:
         _, low, high = difference(0, other)
         assert low < 0 < high

@@ -77,6 +77,9 @@ def test_differences_are_paired_by_seed_and_their_intervals_hold_together():
     shifted = Comparison(CLIP, {CLIP: runs[CLIP], BAND: [made([x + 0.1] * 5) for x in levels]})
     assert f"{BAND} gains (+0.100 [+0.100, +0.100])" in shifted.sentence
     assert f"{CLIP} loses (-0.100" in Comparison(BAND, shifted.runs).sentence
+    assert comparison.sentence.endswith("; 95 % intervals adjusted for 2 comparisons (Bonferroni).")
+    # A single difference needs no adjustment.
+    assert shifted.sentence.endswith("; 95 % intervals.")
 
 
 def test_one_seed_has_a_table_and_no_differences():
@@ -91,6 +94,7 @@ def test_one_seed_has_a_table_and_no_differences():
     assert header.split("  ")[0] == "method"
     assert "batches to" not in header
     assert "One seed:" in comparison.sentence
+    assert "95 % intervals" not in comparison.sentence
     assert "<table>" in comparison._repr_html_()
 
 

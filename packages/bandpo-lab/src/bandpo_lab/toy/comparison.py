@@ -285,6 +285,24 @@ class Outcomes:
         """Return a metric of `METRICS` for each seed."""
         return [run[metric] for run in self.metrics[method]]
 
+    @property
+    def comparisons(self) -> int:
+        """The number of differences from one method that a metric has."""
+        return len(self.metrics) - 1
+
+    @property
+    def intervals(self) -> str:
+        """What the intervals of differences are, in words.
+
+        >>> methods = {"FixedClip(0.2)": [], "BandPO()": [], "BandAbove()": []}
+        >>> Outcomes("FixedClip(0.2)", methods).intervals
+        '95 % intervals adjusted for 2 comparisons (Bonferroni)'
+        """
+        plain = f"{100 * (1 - ERROR_RATE):.0f} % intervals"
+        if self.comparisons == 1:
+            return plain
+        return f"{plain} adjusted for {self.comparisons} comparisons (Bonferroni)"
+
     def difference(self, method: str, metric: str, minus: str | None = None) -> Interval | None:
         """Return a metric minus that of another method, paired by seed, with Student's interval.
 
@@ -305,7 +323,7 @@ class Outcomes:
         ]
         if len(differences) < 2 or not all(map(math.isfinite, differences)):
             return None
-        return student(differences, level=1 - ERROR_RATE / (len(self.metrics) - 1))
+        return student(differences, level=1 - ERROR_RATE / self.comparisons)
 
 
 @dataclass(frozen=True, repr=False)
@@ -391,7 +409,8 @@ class Comparison:
             interval = None if method == self.baseline else self.difference(method, "reward")
             if interval is not None:
                 clauses.append(f"{method} {verdict(interval)} ({signed(interval)})")
-        return f"Mean reward against {self.baseline}, {self.seeds} seeds, {terms}: {', '.join(clauses)}."
+        against = f"Mean reward against {self.baseline}, {self.seeds} seeds, {terms}"
+        return f"{against}: {', '.join(clauses)}; {self.outcomes.intervals}."
 
     def _columns(self) -> dict[str, str]:
         """Return the columns of the table by metric, without those that the task does not have."""

@@ -152,7 +152,8 @@ def report() -> str:
     """Return the tables of the eight seeds, and the sentences that follow from them."""
     settings = Settings(METHODS[0])
     parts: list[str] = []
-    for lag, outcomes in eight_seeds().items():
+    by_lag = eight_seeds()
+    for lag, outcomes in by_lag.items():
         rows = [
             [f"{RECOMMENDED} minus {row[0].other}", *(cell.text for cell in row)]
             for row in differences(outcomes)
@@ -161,7 +162,8 @@ def report() -> str:
         sentences = "\n".join(f"- {sentence}" for sentence in conclusions(outcomes))
         parts.append(f"{table}\n{sentences}")
     parts.append(
-        f"These are differences over {SEEDS} seeds, with intervals, at one learning rate ({settings.rate:g}), "
-        "in a network of 335,000 parameters on one task. Other settings and a larger model: docs/when.md."
+        f"These are differences over {SEEDS} seeds, with {by_lag[LAGS[0]].intervals}, at one learning rate "
+        f"({settings.rate:g}), in a network of 335,000 parameters on one task. Other settings and a larger model: "
+        "docs/when.md."
     )
     return "\n\n".join(parts)
