@@ -73,7 +73,7 @@ def test_the_second_line_says_how_much_of_what_the_strictest_rule_drops_is_rare(
     )
     # Of 2 + 1.25 + 1.1 the rare ones have 46 %, and of 2 + 1.25 that clip 0.2 drops 62 %.
     assert further == (
-        "rare winners had 46 % of all winners' gradient, and 62 % of what clip 0.2 would have dropped of it"
+        "rare winners had 46 % of all winners' gradient, and 62 % of the part that clip 0.2 would have dropped"
     )
 
 
@@ -95,14 +95,14 @@ def test_of_few_tokens_that_a_rule_drops_no_share_is_said(count):
     audit = Audit.from_batch(Batch.read((p * ratio).log(), p.log(), torch.ones(40)), method="FixedClip(0.2)")
     line, further = describe_rare_winners(audit, as_method("FixedClip(0.2)"), "mine", AGE)
     assert "40 rare winners" in line
-    assert further == AGE if count < FEWEST_RARE_WINNERS else "100 % of what clip 0.2 dropped" in further
+    assert further == AGE if count < FEWEST_RARE_WINNERS else "100 % of the part that clip 0.2 dropped" in further
 
 
 def test_of_a_soft_rule_that_drops_a_part_of_many_tokens_the_share_is_said():
     p = torch.full((40, 2), 0.05)
     audit = Audit.from_batch(Batch.read((p * 1.1).log(), p.log(), torch.ones(40)), method="SAPO()")
     _, further = describe_rare_winners(audit, as_method("SAPO()"), "SAPO", AGE)
-    assert "100 % of what SAPO dropped of it" in further
+    assert "100 % of the part that SAPO dropped" in further
 
 
 def test_where_every_ratio_is_one_no_rule_drops_anything():

@@ -57,7 +57,7 @@ def test_the_audit_opens_with_the_sentence_then_kinds_then_tokens_then_the_table
         # Each of 40 tokens has 2 of a gradient of 3 on rare winners, and 40 of 120 tokens are common.
         "of the gradient on 80 rare winners (p < 0.1, A > 0) the run dropped 67 % (much), clip 0.2 would have dropped "
         "67 % (much), Clip-Higher 67 % (much), DCPO 0 % (little), Band 0 % (little)",
-        "rare winners have 75 % of the gradient on all winners (A > 0), and 100 % of what the run dropped of it",
+        "rare winners have 75 % of the gradient on all winners (A > 0), and 100 % of the part that the run dropped",
         "a clip can matter here",
         "of the rare winners' gradient that the run dropped, 100 % was on numbers",
         "the tokens of whose gradient the run dropped most",
@@ -125,7 +125,7 @@ def test_how_much_of_what_a_rule_drops_is_rare_is_said(tmp_path):
     logp = (p * torch.tensor([[2.0, 1.25, 1.1]])).log()
     with Recorder(tmp_path, method="BandAbove()") as recorder:
         recorder.add(logp=logp, logp_old=p.log(), advantages=torch.ones(30), step=1)
-    share = "46 % of the gradient on all winners (A > 0), and 62 % of what clip 0.2 would have dropped of it"
+    share = "46 % of the gradient on all winners (A > 0), and 62 % of the part that clip 0.2 would have dropped"
     assert f"rare winners have {share}\n" in audit(tmp_path)
 
 

@@ -45,9 +45,10 @@ class _Dropped(NamedTuple):
 
     @property
     def rarity(self) -> str:
-        """The share of rare winners in the gradient of all winners, and in what the rule drops of that, in words."""
+        """The share of rare winners in the gradient of all winners, and in the part that the rule drops, in words."""
         of_size = percent(_share(self.rare_size, self.size))
-        return f"{of_size} of all winners' gradient, and {percent(_share(self.rare_dropped, self.dropped))} of what"
+        of_part = percent(_share(self.rare_dropped, self.dropped))
+        return f"{of_size} of all winners' gradient, and {of_part} of the part that {self.rule}"
 
 
 def _share(part: float, whole: float) -> float:
@@ -69,8 +70,8 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
     r"""Return lines about the gradient of a run's rare winners, the tokens with p < 0.1 and A > 0.
 
     The first has the shares that clip 0.2 and Clip-Higher would have dropped, and that the run's rule dropped. The
-    second says how much of the gradient of all winners the rare ones have, and of what the strictest of these rules
-    drops of it, if these are enough tokens; and the age of the data. A token counts once for each update that uses it.
+    second says how much of the gradient of all winners the rare ones have, and of the part that the strictest of these
+    rules drops, if these are enough tokens; and the age of the data. A token counts once for each update that uses it.
 
     Args:
         audit: The sum of a run's audits, on the CPU, with the rules `COMPARED` among its counterfactuals.
@@ -86,7 +87,7 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
     >>> print(*lines, sep="\n")  # doctest: +NORMALIZE_WHITESPACE
     of the gradient on your 40 rare winners (p < 0.1) clip 0.2 would have dropped 67 %, Clip-Higher 67 %; BandPO()
     dropped 0 %
-    rare winners had 72 % of all winners' gradient, and 63 % of what clip 0.2 would have dropped of it · each batch
+    rare winners had 72 % of all winners' gradient, and 63 % of the part that clip 0.2 would have dropped · each batch
     served 4 updates
     """
     count = int(audit.sums["tokens"][0, POSITIVE, : RARE["below_0.1"]].sum())
@@ -107,7 +108,7 @@ def describe_rare_winners(audit: Audit, method: Method | None, name: str, age: s
     strictest = max((run_drop, *compared), key=lambda drop: drop.share)
     if strictest.share > 0 and strictest.tokens >= FEWEST_RARE_WINNERS:
         verb = "dropped" if strictest is run_drop else "would have dropped"
-        details.append(f"rare winners had {strictest.rarity} {strictest.rule} {verb} of it")
+        details.append(f"rare winners had {strictest.rarity} {verb}")
     if age:
         details.append(age)
     return [shares, " · ".join(details)] if details else [shares]

@@ -106,12 +106,12 @@ class Effect(NamedTuple):
 
     @property
     def _of_strictest(self) -> str:
-        """A clause on what the rule that drops most of all drops of the gradient on all winners; empty if unknown."""
+        """A clause on the part of the gradient on all winners that the strictest rule drops; empty if unknown."""
         strictest = max(self.dropped, key=lambda name: self.dropped[name])
         if strictest not in self.of_dropped:
             return ""
         verb = "dropped" if strictest == RUN else "would have dropped"
-        return f", and {percent(self.of_dropped[strictest])} of what {strictest} {verb} of it"
+        return f", and {percent(self.of_dropped[strictest])} of the part that {strictest} {verb}"
 
 
 def _drops_enough(of_rule: Mapping[str, float], of_run: Mapping[str, float]) -> bool:
