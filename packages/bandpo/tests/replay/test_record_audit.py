@@ -154,9 +154,30 @@ def test_the_list_has_both_what_the_run_drops_and_what_clip_02_alone_would_drop(
     output = audit(record_of_two_kinds(tmp_path))
     assert (
         "the tokens of whose gradient the run dropped most (5 of 40), then those that clip 0.2 would have dropped and "
-        "the run kept (5 of 40), of either sign of A" in " ".join(output.split())
+        "the run kept (5 of 40), of either sign of A; equal answers of a batch" in " ".join(output.split())
     )
     assert listed(output) == 5 * [(1, "the run, clip 0.2, Clip-Higher")] + 5 * [(2, "clip 0.2, Clip-Higher")]
+
+
+def test_equal_answers_and_updates_have_a_row_which_the_title_says(tmp_path):
+    """Forty equal answers in two updates: the clip drops their second token eighty times."""
+    logp_old = torch.tensor([[0.5, 0.05, 0.5]]).log().repeat(ROWS, 1)
+    with Recorder(tmp_path, method="FixedClip(0.2)") as recorder:
+        for update in range(2):
+            recorder.add(
+                logp=logp_old + torch.tensor([[1.0, 2.0, 1.0]]).log(),
+                logp_old=logp_old,
+                advantages=torch.ones(ROWS),
+                tokens=torch.tensor([[10, 11, 12]]).repeat(ROWS, 1),
+                step=1,
+                update=update,
+            )
+    output = audit(tmp_path)
+    assert listed(output) == [(1, "the run, clip 0.2, Clip-Higher")]
+    assert (
+        "the tokens of whose gradient the run dropped most (1 of 80), of either sign of A; equal answers of a batch, "
+        "and several updates on it, share a row" in " ".join(output.split())
+    )
 
 
 def test_a_list_of_few_is_filled_with_the_other_kind(tmp_path):

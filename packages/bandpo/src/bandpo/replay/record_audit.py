@@ -114,7 +114,10 @@ class ListedTokens(NamedTuple):
             chosen = f"{self.rule} would have dropped most {others}"
         else:
             chosen = f"{RUN} dropped most {own}, then those that {self.rule} would have dropped and {RUN} kept {others}"
-        return f"the tokens of whose gradient {chosen}, of either sign of A"
+        return (
+            f"the tokens of whose gradient {chosen}, of either sign of A; equal answers of a batch, and several "
+            "updates on it, share a row"
+        )
 
 
 @dataclass(frozen=True)
