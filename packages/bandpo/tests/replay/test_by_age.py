@@ -129,10 +129,11 @@ def test_a_record_from_before_the_update_has_its_tokens_by_age(anchor, tmp_path)
         ("5 to 7", 480),
     ]
     (line, *more) = [note for note in diagnose(tmp_path).notes if "by age" in note]
-    assert line.startswith("by age (versions between sampling and update, an upper bound): 0: 480 tokens")
+    meaning = "versions between sampling and update, an upper bound; mean 2.8"
+    assert line.startswith(f"by age ({meaning}): 0: 480 tokens")
     if anchor == "rollout":
         assert all(math.isnan(row.spread) and math.isnan(row.effective) for row in rows)
-        assert line.endswith("1: 480 tokens; 3 to 4: 480 tokens; 5 to 7: 480 tokens")
+        assert line.endswith("1: 480 tokens; 3: 480 tokens; 7: 480 tokens")
         assert "so the spread of the ratios by age is unknown" in more[0]
         return
     for age, row in zip(AGES, rows, strict=True):
@@ -160,15 +161,35 @@ def test_ratios_of_fresh_tokens_far_from_1_are_told_first(shift, tmp_path):
     assert output.index("tokens of age 0 have a mean abs(log r) of") < output.index("on the same tokens")
     diagnosis = diagnose(tmp_path)
     assert diagnosis.notes[0].startswith("tokens of age 0 have a mean abs(log r) of 0.")
-    assert diagnosis.notes[1].startswith("by age (versions between sampling and update): 0: 480")
+    assert diagnosis.notes[1].startswith("by age (versions between sampling and update; mean 2.8): 0: 480")
     assert diagnosis.notes[2].startswith(
         "the run blocks of the gradient on rare winners (p < 0.1), by age: 0: "
     )
+    assert re.search(r"; 3: [\d.]+%; 7: [\d.]+%$", diagnosis.notes[2])
 
 
 def test_the_ages_of_a_record_of_trl_are_updates(tmp_path):
     output = CliRunner().invoke(app, ["audit", str(write(tmp_path, framework="trl 1.16"))]).output
-    assert "by age (updates between sampling and update)" in " ".join(output.split())
+    assert "by age (updates between sampling and update; mean 2.8)" in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("ages", "mean", "names"),
+    [
+        ((3, 3), "3.0", ["3"]),
+        ((3, 4, 6), "4.3", ["3 to 4", "6"]),
+        ((0, 9, 11, 20), "10.0", ["0", "9 to 11", "20"]),
+        ((-2, 18, 30), "15.3", ["-2", "18 to 30"]),
+    ],
+)
+def test_a_class_is_named_by_the_ages_that_occur_in_it(ages, mean, names, tmp_path):
+    write(tmp_path, ages=ages)
+    output = CliRunner().invoke(app, ["audit", str(tmp_path)], env={"COLUMNS": "200"}).output
+    assert f"mean {mean})" in " ".join(output.split())
+    header = next(line for line in output.splitlines() if line.startswith("┃ age "))
+    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["age", *names]
+    [line] = [note for note in diagnose(tmp_path).notes if note.startswith("by age")]
+    assert re.findall(r"(?:: |; )([-\d to]+): [\d,]+ tokens", line) == names
 
 
 def test_of_few_rare_winners_of_an_age_no_share_is_said(tmp_path):

@@ -241,7 +241,7 @@ def _effective(column: AgeRow) -> str:
 
 
 def ages_table(replay: Replay) -> Table:
-    """Build the table of a replay by the age of the tokens: each class of ages is a column.
+    """Build the table of a replay by the age of the tokens: each class of ages is a column, named by those that occur.
 
     Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size as a share of the
     tokens, the number of rare winners, and the share of the gradient on winners that each method blocks: on rare ones,
@@ -260,7 +260,7 @@ def ages_table(replay: Replay) -> Table:
         for probabilities, shares_of_bin in replay.blocked_by_age_and_bin[name].items():
             cells = [share(shares_of_bin.get(column.name)) for column in columns]
             rows.append([f"  {bin_label(probabilities)}", *cells])
-    header = ["age", *(column.name for column in columns)]
+    header = ["age", *(column.ages for column in columns)]
     shares = f"share of the gradient on winners that each rule blocks ({UNKNOWN}: too few)"
     title = f"by age ({replay.ages.meaning}): {shares}"
     return _table(header, rows, title)

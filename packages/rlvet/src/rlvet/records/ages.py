@@ -6,6 +6,7 @@ The age of a token is the number of versions of the policy between its sampling 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -52,12 +53,25 @@ class AgeRow:
 
     name: str
     """The class, one of `CLASSES`."""
+    youngest: int
+    """The smallest age that occurs in it."""
+    oldest: int
+    """The largest age that occurs in it."""
     tokens: int
     """Number of counted tokens."""
     spread: float
     """Standard deviation (nats) of the log-ratio around 0; NaN if the record has no log-ratio."""
     effective: float
     """Effective sample size as a share of the tokens, (Σr)²/(n·Σr²); NaN if the record has no log-ratio."""
+
+    @property
+    def ages(self) -> str:
+        """The ages that occur in the class, in words.
+
+        >>> AgeRow("3 to 4", 3, 3, 480, 0.1, 0.9).ages, AgeRow("17+", 18, 30, 480, 0.1, 0.9).ages
+        ('3', '18 to 30')
+        """
+        return str(self.oldest) if self.youngest == self.oldest else f"{self.youngest} to {self.oldest}"
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,8 @@ class Ages:
     """What an age counts: ``versions`` of the weights, or in a record of TRL ``updates``."""
     fresh_distance: float = 0.0
     """Mean abs log-ratio (nats) of the tokens of age 0, before an update on their batch where updates are numbered."""
+    mean: float = math.nan
+    """Mean age of the tokens; NaN if no age is known."""
 
     @property
     def mismatch(self) -> str:
@@ -88,9 +104,9 @@ class Ages:
 
     @property
     def meaning(self) -> str:
-        """What the ages are, in a phrase."""
+        """What the ages are, and their mean, in a phrase."""
         bound = ", an upper bound" if self.is_upper_bound else ""
-        return f"{self.unit} between sampling and update{bound}"
+        return f"{self.unit} between sampling and update{bound}; mean {self.mean:.1f}"
 
     @property
     def unknown_line(self) -> str:
@@ -116,8 +132,9 @@ class Ages:
                 "the record is from before the update and has no log-probabilities of the policy in training, so the "
                 "spread of the ratios by age is unknown"
             )
+        ages = {row.name: row.ages for row in self.rows}
         for method, shares in (blocked or {}).items():
-            texts = [f"{name}: {share:.1%}" for name, share in shares.items()]
+            texts = [f"{ages[name]}: {share:.1%}" for name, share in shares.items()]
             lines.append(
                 f"{method} blocks of the gradient on rare winners (p < 0.1), by age: {'; '.join(texts)}"
             )
@@ -126,7 +143,7 @@ class Ages:
 
 def _text(row: AgeRow) -> str:
     """Return a class of ages in a phrase."""
-    text = f"{row.name}: {row.tokens:,} tokens"
+    text = f"{row.ages}: {row.tokens:,} tokens"
     if math.isnan(row.spread):
         return text
     return f"{text}, spread {format_number(row.spread, 2)} nats, effective sample size {row.effective:.0%}"
@@ -148,6 +165,7 @@ class AgeCollector:
 
     _sums: Any = None
     """Number of tokens, number with a log-ratio, Σ(log r)², Σr and Σr², each by class, (5, classes)."""
+    _tokens_by_age: Counter[int] = field(default_factory=Counter)
     _unknown: int = 0
     _is_upper_bound: bool = False
     _unit: str = "versions"
@@ -176,13 +194,21 @@ class AgeCollector:
         values = (np.ones_like(ratio), is_known, log_ratio**2, ratio, ratio**2)
         sums = np.stack([np.bincount(classes, x, minlength=len(CLASSES)) for x in values])
         self._sums = sums if self._sums is None else self._sums + sums
+        occurring, counts = np.unique(ages, return_counts=True)
+        self._tokens_by_age.update(dict(zip(occurring.tolist(), counts.tolist(), strict=True)))
         if not batch.update:
             fresh = np.abs(log_ratio[is_known & (ages == 0)])
             self._fresh = [self._fresh[0] + float(fresh.sum()), self._fresh[1] + len(fresh)]
 
     def result(self) -> Ages:
         """Return the ages of all tokens that were added."""
+        import numpy as np
+
         rows: list[AgeRow] = []
+        tokens_by_age = self._tokens_by_age
+        occurring: dict[str, list[int]] = {name: [] for name in CLASSES}
+        for age, index in zip(tokens_by_age, age_classes(np.array([*tokens_by_age])).tolist(), strict=True):
+            occurring[CLASSES[index]].append(age)
         if self._sums is not None:
             for name, (tokens, known, squares, ratios, squared_ratios) in zip(
                 CLASSES, self._sums.T, strict=True
@@ -190,7 +216,11 @@ class AgeCollector:
                 spread = float((squares / known) ** 0.5) if known else math.nan
                 effective = float(ratios**2 / (known * squared_ratios)) if known else math.nan
                 if tokens:
-                    rows.append(AgeRow(name, int(tokens), spread, effective))
+                    ages = occurring[name]
+                    rows.append(AgeRow(name, min(ages), max(ages), int(tokens), spread, effective))
         total, count = self._fresh
         distance = total / count if count >= FEWEST_TOKENS else 0.0
-        return Ages(rows, self._unknown, self._is_upper_bound, self._unit, distance)
+        mean = math.nan
+        if tokens_by_age:
+            mean = sum(age * tokens for age, tokens in tokens_by_age.items()) / tokens_by_age.total()
+        return Ages(rows, self._unknown, self._is_upper_bound, self._unit, distance, mean)
