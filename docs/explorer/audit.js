@@ -15,7 +15,7 @@
     ["clip-high rate", "clip_high", percent, "tokens"],
     ["clip-low rate", "clip_low", percent, "tokens"],
     ["gradient's cosine with the run's", "gradient_cosine", plain],
-    ["effective sample size", "effective_sample_size", percent, "tokens"],
+    ["effective sample size of its weights, A ≠ 0", "effective_sample_size", percent, "tokens"],
   ];
 
   /** Text in which control characters, and those that change the direction of writing, are escaped. */

@@ -236,6 +236,19 @@ def test_the_metrics_of_ages_are_in_the_json(tmp_path):
     )
 
 
+def test_each_effective_sample_size_says_of_which_tokens_it_is(tmp_path):
+    """Half of the tokens have no advantage, and their ratios are 1."""
+    ratio = torch.tensor([[1.0, 1.0], [0.4, 1.6]]).repeat(100, 1)
+    logp_old = torch.full(ratio.shape, 0.5).log()
+    advantages = torch.tensor([0.0, 1.0]).repeat(100)
+    with Recorder(tmp_path, method="Unclipped()") as recorder:
+        recorder.add(logp=logp_old + ratio.log(), logp_old=logp_old, advantages=advantages, step=1, version=0)
+    output = CliRunner().invoke(app, ["audit", str(tmp_path)], env={"COLUMNS": "200"}).output
+    every, with_advantage = [4**2 / (4 * 4.72), 2**2 / (2 * 2.72)]
+    assert re.search(rf"│ effective sample size of r, all tokens +│ {every:.0%} ", output)
+    assert re.search(rf"│ effective sample size of its weights, A ≠ 0 +│ {with_advantage:.2%} ", output)
+
+
 def test_large_ratios_keep_the_effective_sample_size_finite(tmp_path):
     loss = loss_of_age(1)
     loss["logp_old"] = loss["logp_old"] - 800

@@ -175,7 +175,7 @@ def methods_table(replay: Replay) -> Table:
         format_number(metrics[COSINE], 3) if COSINE in metrics else UNKNOWN for metrics in directions
     ]
     tokens = columns[0]["tokens"]
-    section["effective sample size of its weights"] = _enough(
+    section["effective sample size of its weights, A ≠ 0"] = _enough(
         [{**metrics, "tokens": tokens} for metrics in directions], EFFECTIVE, "tokens"
     )
     # This depends on the batch only, so all columns are equal.
@@ -243,15 +243,15 @@ def _effective(column: AgeRow) -> str:
 def ages_table(replay: Replay) -> Table:
     """Build the table of a replay by the age of the tokens: each class of ages is a column, named by those that occur.
 
-    Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size as a share of the
-    tokens, the number of rare winners, and the share of the gradient on winners that each method blocks: on rare ones,
+    Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size of the ratios as a
+    share of the tokens, the number of rare winners, and the share of the gradient on winners that each method blocks: on rare ones,
     and by the old probability. Of few tokens or winners no share is said.
     """
     columns = replay.ages.rows
     rows = [
         ["tokens", *(f"{column.tokens:,}" for column in columns)],
         ["spread of log r (nats)", *(format_number(column.spread, 2) for column in columns)],
-        ["effective sample size", *(_effective(column) for column in columns)],
+        ["effective sample size of r, all tokens", *(_effective(column) for column in columns)],
         ["rare winners", *(f"{replay.rare_winners_by_age.get(column.name, 0):,}" for column in columns)],
         [],
     ]
