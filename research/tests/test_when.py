@@ -228,6 +228,9 @@ def test_band_above_beside_a_high_constant():
         "network, lag 8",
         "network, lag 4, 4 x 4",
     ]
+    page = in_one_line((ROOT / "docs/which-method.md").read_text(encoding="utf-8"))
+    assert (len(surely), len(old)) == (4, 11)
+    assert "surely faster in four of eleven settings" in page
     assert rows["network, lag 0, 4 x 4"][0][2] < 0
     assert "never surely slower than a clip of [0.8, 2]" in in_one_line(WHEN)
 
@@ -301,3 +304,9 @@ def test_what_the_page_on_old_data_says_of_two_studies():
     )[0]
     at_8 = re.search(r"\| 8 \(32 to 35\) \|.*\| ([+-][\d.]+) \[([+-][\d.]+), [^|]*\] \|", own_loop)
     assert float(at_8[2]) > 0
+    world = staleness_report.worlds_of(when_tables.stale_rows())["lag 8"]
+    curves = {arm: world.curve(arm) for arm in ("clip 0.2", "BandAbove", "clip [.8, 2]")}
+    assert all(curve.at_edge for curve in curves.values())
+    assert "at lag 8 the lowest or highest that ran" in page
+    [equal_rates, _] = {cells[0]: cells[2:] for cells in table("high")}["network, lag 8"]
+    assert f"At equal rates the last difference is {equal_rates}." in page
