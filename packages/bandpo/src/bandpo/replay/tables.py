@@ -244,8 +244,8 @@ def ages_table(replay: Replay) -> Table:
     """Build the table of a replay by the age of the tokens: each class of ages is a column, named by those that occur.
 
     Its rows are the number of tokens, the spread of the log-ratio (nats), the effective sample size of the ratios as a
-    share of the tokens, the number of rare winners, and the share of the gradient on winners that each method blocks: on rare ones,
-    and by the old probability. Of few tokens or winners no share is said.
+    share of the tokens, the number of rare winners, and the share of the gradient on winners that each method blocks:
+    on rare ones, and by the old probability. Of few tokens or winners no share is said.
     """
     columns = replay.ages.rows
     rows = [
