@@ -73,7 +73,9 @@ def test_what_the_first_page_says_of_the_demo():
     )
     value, low, high = difference(4, HIGH)
     assert low < 0 < high
-    assert f"did as well in the demo: the difference is {signed(value)} [{signed(low)}, {signed(high)}]" in text
+    assert (
+        f"did as well in the demo: the difference is {signed(value)} [{signed(low)}, {signed(high)}]" in text
+    )
     assert "one learning rate, adjusted 95 % intervals." in text
     report = in_one_line("research/reports/by-kind-of-data.md")
     for other, end in ((CLIP, "over clip 0.2"), (HIGH, "over a clip of [0.8, 2]")):

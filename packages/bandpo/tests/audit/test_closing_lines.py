@@ -95,7 +95,11 @@ def test_of_few_tokens_that_a_rule_drops_no_share_is_said(count):
     audit = Audit.from_batch(Batch.read((p * ratio).log(), p.log(), torch.ones(40)), method="FixedClip(0.2)")
     line, further = describe_rare_winners(audit, as_method("FixedClip(0.2)"), "mine", AGE)
     assert "40 rare winners" in line
-    assert further == AGE if count < FEWEST_RARE_WINNERS else "100 % of the part that clip 0.2 dropped" in further
+    assert (
+        further == AGE
+        if count < FEWEST_RARE_WINNERS
+        else "100 % of the part that clip 0.2 dropped" in further
+    )
 
 
 def test_of_a_soft_rule_that_drops_a_part_of_many_tokens_the_share_is_said():

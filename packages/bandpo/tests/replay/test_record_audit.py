@@ -125,7 +125,9 @@ def test_how_much_of_what_a_rule_drops_is_rare_is_said(tmp_path):
     logp = (p * torch.tensor([[2.0, 1.25, 1.1]])).log()
     with Recorder(tmp_path, method="BandAbove()") as recorder:
         recorder.add(logp=logp, logp_old=p.log(), advantages=torch.ones(30), step=1)
-    share = "46 % of the gradient on all winners (A > 0), and 62 % of the part that clip 0.2 would have dropped"
+    share = (
+        "46 % of the gradient on all winners (A > 0), and 62 % of the part that clip 0.2 would have dropped"
+    )
     assert f"rare winners have {share}\n" in audit(tmp_path)
 
 
