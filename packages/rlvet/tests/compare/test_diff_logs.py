@@ -352,6 +352,17 @@ def test_metrics_whose_means_surely_differ_stand_apart_from_the_others(tmp_path)
     assert "A and B have no settings in or beside the log that are read" in str(difference)
 
 
+def test_prompts_of_other_lengths_are_told_above_the_runs(tmp_path):
+    logs = [rows(1, reward=learns), rows(2, reward=learns)]
+    for log, length in zip(logs, (500, 130), strict=True):
+        for row in log:
+            row["prompt_length/mean"] = length
+    difference = diff(*written(tmp_path, *logs))
+    sentence = "the prompts differ, so that data or template do: prompt_length/mean 500 | 130 (A | B, means at the end)"
+    assert str(difference).index(sentence) < str(difference).index("\nA: ")
+    assert "the prompts differ" not in str(diff(*written(tmp_path, logs[0], logs[0])))
+
+
 def test_learning_rates_that_part_in_warm_up_have_their_largest_values():
     logs = [
         [{"step": step, "reward": 0.5, "learning_rate": rate * min(1, step / 50)} for step in range(1, 101)]

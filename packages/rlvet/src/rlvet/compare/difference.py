@@ -160,6 +160,8 @@ class Difference:
             lines.append(str(self.logs.reward))
         if self.logs is not None and self.logs.components:
             lines.append(self.logs.components)
+        if self.keys is not None and self.keys.prompts:
+            lines.append(self.keys.prompts)
         rest = self.rest
         if rest:
             lines.append(rest)

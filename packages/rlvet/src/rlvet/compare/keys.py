@@ -5,6 +5,7 @@ No quantity of these keys is known, so no step is searched at which they part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,11 @@ from rlvet.compare.logs import (
 )
 from rlvet.runs.beginnings import common_beginning, groups_of
 from rlvet.runs.logs import Log
+
+PROMPT_LENGTH = re.compile(
+    r"prompts?[_/ ]?len(gth)?s?([_/ ]mean|[_/ ]avg)?$|mean_prompt_length$", re.IGNORECASE
+)
+"""Keys of the mean length of prompts."""
 
 LONGEST_LIST = 110
 """The largest number of characters of a list of keys, which is a line or two of a terminal."""
@@ -40,6 +46,14 @@ class KeyComparison:
     """The number of keys of each log that were not read."""
     logged: tuple[int, int] = (0, 0)
     """The number of keys of each log."""
+
+    @property
+    def prompts(self) -> str:
+        """A sentence on prompts whose lengths have no value in common; empty if they do, or are not known."""
+        lengths = [one for one in self.apart if PROMPT_LENGTH.search(one.name)]
+        if not lengths:
+            return ""
+        return f"the prompts differ, so that data or template do: {lengths[0]} (A | B, means at the end)"
 
     @property
     def lines(self) -> list[str]:
