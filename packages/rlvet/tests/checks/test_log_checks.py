@@ -859,13 +859,30 @@ def test_a_rise_before_the_later_half_does_not_show_that_it_rises_there():
         ({"group_reward_all_zero_rate": lambda t: 0.3}, False),
         ({"group_reward_all_zero_rate": lambda t: 5.0}, False),
         ({"solve_none": lambda t: 0.8}, True),
-        ({"group_reward_all_zero_rate": lambda t: 0.59, "frac_reward_zero_std": lambda t: 0.1}, False),
+        ({"train/solved_none": lambda t: 0.8}, True),
+        ({"all_zero_padding": lambda t: 0.8}, False),
+        ({"group_reward_all_zero_rate": lambda t: 0.59, "dead": lambda t: 0.1}, False),
         ({"my_rate": lambda t: 0.8}, False),
     ],
 )
-def test_a_key_that_may_tell_of_groups_without_signal_is_named(metrics, is_told):
-    text = notes(course(60, **metrics))[2].as_text()
-    assert ("of groups seem to teach nothing" in text) == is_told
+def test_a_share_of_groups_without_a_right_answer_is_a_lower_bound_of_those_without_signal(metrics, is_told):
+    found = [finding for finding in findings(course(60, **metrics)) if finding.code == "no-signal"]
+    assert bool(found) == is_told
+    if is_told:
+        (key,) = metrics
+        assert f"by {key}: no answer of such a group is right" in found[0].cause
+        assert found[0].cause.startswith("at least ")
+        assert found[0].onset == 1
+
+
+def test_few_groups_without_a_right_answer_show_no_signal():
+    """Those whose answers are all right have none either."""
+    (check,) = [
+        finding
+        for finding in log_findings(Log.of(course(60, solve_none=lambda t: 0.1)).rows)
+        if finding.tested == "most groups carry signal"
+    ]
+    assert check.ok is None
 
 
 def test_a_share_of_cut_off_answers_that_fell_is_not_as_from_the_start():

@@ -19,7 +19,6 @@ from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
-from rlvet.checks.log.signal import unread_share_of_groups
 from rlvet.checks.passing import in_passing
 from rlvet.lint.checks import LintReport
 from rlvet.runs import Setup
@@ -194,9 +193,8 @@ class Diagnosis:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on a missing verdict, on an unread share of groups without signal, and on parts in passing."""
-        share = unread_share_of_groups(Course(self.rows), self.unread) if self.rows else ""
-        return [*filter(None, [self.for_a_verdict, share]), *self.in_passing]
+        """Sentences on a missing verdict, and on parts in passing."""
+        return [*filter(None, [self.for_a_verdict]), *self.in_passing]
 
     @property
     def unread(self) -> list[str]:
@@ -220,8 +218,16 @@ class Diagnosis:
         last = self.rows[-1]["step"]
         keys = self.log.keys_of_learning
         read_keys = keys - len(self.log.unread) - len(self.log.replaced)
+        same = len(self.log.replaced)
+        others = ""
+        if same:
+            others = (
+                " (1 other has a quantity of these)"
+                if same == 1
+                else f" ({same} others have quantities of these)"
+            )
         return (
-            f"read {read_keys} of {keys} logged keys in {len(self.rows)} log steps, "
+            f"read {read_keys} of {keys} logged keys{others} in {len(self.rows)} log steps, "
             f"from step {format_step(first)} to {format_step(last)} ({self.log.source})"
         )
 

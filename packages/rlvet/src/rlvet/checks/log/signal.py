@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
@@ -48,7 +47,7 @@ NO_SIGNAL = Kind(
     severity="fix",
     meaning="advantages are 0",
     condition=(
-        "most groups have equal rewards in the second half of the run; if their share is not logged, the "
+        "most groups have equal rewards in the second half of the run, or no right answer; if no share is logged, the "
         f"standard deviation of rewards falls below {SPREAD_LEFT:.0%} of its start, or is 0 in most of these log "
         "steps. If answers or entropy collapsed before, that comes first; or in that half, of "
         f"{FEW_STEPS} or more log steps, the gradient is 0 and the mean reward always the same (`look` at the best)"
@@ -73,7 +72,10 @@ EASY = 0.9
 HARD = 0.1
 """Mean of rewards between 0 and 1 up to which groups have equal rewards because nearly no answer is right."""
 
-PART_OF_DEAD = re.compile(r"all_?(zero|wrong)|solve_?none", re.IGNORECASE)
+PART_OF_DEAD = re.compile(
+    r"(group|reward|prompt)\w*all_?(zero|wrong)|all_?(wrong|incorrect)_?(group|prompt)|solved?_?none",
+    re.IGNORECASE,
+)
 """Keys of shares of groups without a right answer, such as ``group_reward_all_zero_rate``. Groups whose answers are all
 right have equal rewards too, so that such a share shows lost signal and never that there is some."""
 
@@ -102,7 +104,7 @@ def _check_groups(case: Case) -> Finding:
     solved = case.of(is_solved)
     shares = course.series("dead")
     if not shares.values:
-        return _check_spread(case)
+        return _check_part_of_groups(case) or _check_spread(case)
     if len(shares.values) < FEW_STEPS:
         return undecided_check(f"needs at least {FEW_STEPS} log steps")
     # TRL then compares the rewards of the whole batch, of which groups with equal rewards are a part.
@@ -118,11 +120,7 @@ def _check_groups(case: Case) -> Finding:
     measure = "share of groups with equal rewards in the later half"
     part = "in the later half of the run"
     finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
-    # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
-    # chance.
-    window = max(1, len(shares.values) // 20)
-    noise = error * math.sqrt(len(late) / window)
-    start = onset(shares, lambda share: share > MOST - 2 * noise, lambda share: share > MOST)
+    start = _since_most(shares, error)
     last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
@@ -155,6 +153,62 @@ def _check_groups(case: Case) -> Finding:
         cause = f"{cause}; {describe_solved(reward)}"
         return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
     cause = f"{cause}: all answers of such a {unit} get the same reward{_why_alike(setup)}"
+    return _lost_signal(finding, cause, start, reward, "dead")
+
+
+def _check_part_of_groups(case: Case) -> Finding | None:
+    """Check that not most groups are without a right answer; None if their share is not known, or not that large.
+
+    It shows lost signal, and never that there is some.
+    """
+    course = case.course
+    if course.series("reward_std").values:
+        return None
+    for key in filter(PART_OF_DEAD.search, course.names):
+        shares = course.series(key)
+        if len(shares.values) < FEW_STEPS or min(shares.values) < 0 or max(shares.values) > 1:
+            continue
+        late = shares.later_half
+        mean = fmean(late)
+        error = standard_error(late)
+        if mean - 2 * error <= MOST:
+            continue
+        measure = f"{key} in the later half"
+        at_least = "at least " if mean < 1 else ""
+        finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
+        cause = (
+            f"{at_least}{format_share(mean)} of groups teach nothing in the later half of the run, by {key}: no answer "
+            "of such a group is right"
+        )
+        start = _since_most(shares, error)
+        return _lost_signal(finding, cause, start, course.series("reward"), "reward")
+    return None
+
+
+def _since_most(shares: Series, error: float) -> float | None:
+    """Return the step from which on most groups have equal rewards.
+
+    Args:
+        shares: The share of these groups.
+        error: The standard error of its mean over the later half.
+    """
+    # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
+    # chance.
+    window = max(1, len(shares.values) // 20)
+    noise = error * math.sqrt(len(shares.later_half) / window)
+    return onset(shares, lambda share: share > MOST - 2 * noise, lambda share: share > MOST)
+
+
+def _lost_signal(finding: Finding, cause: str, start: float | None, reward: Series, quantity: str) -> Finding:
+    """Return the finding on groups that teach nothing, as graver if the reward does not rise.
+
+    Args:
+        finding: The check, with its figure.
+        cause: The sentence on the groups.
+        start: The onset.
+        reward: The rewards of the run.
+        quantity: The quantity that shows the groups.
+    """
     later_rewards = reward.values[len(reward.values) // 3 :]
     severity = "fix"
     if len(later_rewards) >= FEWEST_REWARDS:
@@ -170,7 +224,7 @@ def _check_groups(case: Case) -> Finding:
         else:
             cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
     cause = f"{cause}{_why_equal(reward)}"
-    return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["dead"])
+    return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
 
 
 def _why_equal(reward: Series) -> str:
@@ -413,27 +467,3 @@ def check_baseline(case: Case) -> Finding:
         cause = f"{cause}. The reward rises all the same"
     quantities = ["advantage_max", "advantage_min", "reward_max", "reward_min"]
     return finding.failed(NO_BASELINE, cause, onset=equal_steps[0], quantities=quantities)
-
-
-def unread_share_of_groups(course: Course, unread: Sequence[str]) -> str:
-    """Return a sentence on a key of the share of groups without a right answer, if that is of most; empty without one.
-
-    Args:
-        course: The metrics of a run.
-        unread: The keys of which no quantity is known.
-
-    >>> rows = [{"step": step, "reward": 0.1, "solve_none": 0.6} for step in range(20)]
-    >>> unread_share_of_groups(Course(rows), ["solve_none"])
-    'at least 60% of groups seem to teach nothing in the later half, by solve_none: read one such group'
-    """
-    if course.series("dead").values or course.series("reward_std").values:
-        return ""
-    for key in filter(PART_OF_DEAD.search, unread):
-        shares = course.series(key)
-        if len(shares.values) < FEW_STEPS or min(shares.values) < 0 or max(shares.values) > 1:
-            continue
-        late = fmean(shares.later_half)
-        if late > MOST:
-            share = format_share(late)
-            return f"at least {share} of groups seem to teach nothing in the later half, by {key}: read one such group"
-    return ""
