@@ -354,6 +354,7 @@ def without_defaults(saved: Configuration) -> Configuration:
             setting = replace(setting, value=value)
         if name not in defaults or setting.value != defaults[name]:
             settings[name] = setting
+    settings = framework.in_effect(settings)
     saved_names = {framework.older_names.get(name, name) for name in saved.settings}
     return replace(saved, settings=settings, absent=defaults.keys() - saved_names - assumed)
 

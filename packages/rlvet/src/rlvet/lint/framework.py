@@ -32,6 +32,8 @@ class Framework:
     """Beginnings of the modules that run the framework, as in ``python -m MODULE``."""
     older_names: Mapping[str, str] = field(default_factory=dict)
     """The newest name of each setting that had another name in earlier versions."""
+    overriding: Mapping[str, str] = field(default_factory=dict)
+    """The setting that takes the place of another, by its name, if it is set."""
     optional: frozenset[str] = frozenset()
     """Settings that the file of a run may lack: those that are no settings, and those that an earlier version had not,
     which behaved as with the default."""
@@ -106,6 +108,19 @@ class Framework:
         return {
             name: Setting(name, value) for name, value in self.defaults.items() if name.startswith(prefix)
         }
+
+    def in_effect(self, settings: Mapping[str, Setting]) -> dict[str, Setting]:
+        """Return the settings, each that is overridden with the value of the other.
+
+        >>> from rlvet.lint.known import FRAMEWORKS
+        >>> engine = {"generation_kwargs.top_p": Setting("generation_kwargs.top_p", 0.9)}
+        >>> FRAMEWORKS["trl"].in_effect(engine)["top_p"].value
+        0.9
+        """
+        overridden = {
+            self.overriding[name]: setting for name, setting in settings.items() if name in self.overriding
+        }
+        return {**settings, **overridden}
 
     def unknown_setting(self, names: Collection[str]) -> str:
         """Return the first name that `sections` should have and does not; an empty text if there is none.

@@ -238,10 +238,10 @@ def _with_newest_names(configuration: Configuration) -> Configuration:
 
 
 def _add_newest_names(framework: Framework, settings: Mapping[str, Setting]) -> Settings:
-    """Return the settings, those with older names also under the newest names."""
+    """Return the settings that are in effect, those with older names also under the newest names."""
     older_names = framework.older_names
     renamed = {older_names[name]: setting for name, setting in settings.items() if name in older_names}
-    return {**renamed, **settings}
+    return framework.in_effect({**renamed, **settings})
 
 
 # Commands

@@ -49,6 +49,8 @@ def _makes_one_update(v: Values) -> bool:
 
 def _truncates_sampling(v: Values) -> bool:
     """Return whether answers are sampled from a part of the vocabulary."""
+    # Raises an error if the arguments of the engine, which may override these, are not known.
+    _ = v.arguments
     return v.top_p < 1 or (v.top_k or 0) > 0 or (v.min_p or 0) > 0
 
 
@@ -104,6 +106,10 @@ LOSS_SETTINGS = (
     "vespo_lambda_pos",
 )
 """The settings of losses that some of them do not read."""
+
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The settings of sampling that ``generation_kwargs`` may override."""
 
 
 SOURCE = "trl 1.16.0, trl/trainer/grpo_trainer.py, _generate_and_score_completions and _compute_loss"
@@ -173,6 +179,8 @@ TRL = Framework(
     mark_among_own="num_generations",
     programs=("trl grpo", "trl.scripts.grpo", "trl/scripts/grpo"),
     older_names={"use_liger_loss": "use_liger_kernel"},
+    # Both engines update their arguments with these.
+    overriding={f"generation_kwargs.{name}": name for name in SAMPLING},
     optional=frozenset(
         # The arguments of the script and its launcher, and settings without which TRL did as with their defaults.
         {
@@ -232,12 +240,14 @@ TRL = Framework(
                 "top_p": "top_p",
                 "top_k": "top_k",
                 "min_p": "min_p",
+                "arguments": "generation_kwargs",
                 "vllm": "use_vllm",
                 "weight": "vllm_importance_sampling_correction",
             },
             condition=lambda v: _truncates_sampling(v) and v.vllm and v.weight,
             details="top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
-            fix="top_p=1.0, top_k=0 and min_p=None; or vllm_importance_sampling_correction=False",
+            fix="top_p=1.0, top_k=0 and min_p=None, also in generation_kwargs; or "
+            "vllm_importance_sampling_correction=False",
             source="huggingface/trl issue 6789; " + SOURCE,
         ),
         TRUNCATED_WITHOUT_WEIGHT(
@@ -245,6 +255,7 @@ TRL = Framework(
                 "top_p": "top_p",
                 "top_k": "top_k",
                 "min_p": "min_p",
+                "arguments": "generation_kwargs",
                 "vllm": "use_vllm",
                 "weight": "vllm_importance_sampling_correction",
             },
@@ -252,7 +263,7 @@ TRL = Framework(
                 _truncates_sampling(v) and v.get("top_k") != 1 and not (v.get("vllm") and v.get("weight"))
             ),
             details="top_p is {top_p}, top_k {top_k}, min_p {min_p}.",
-            fix="top_p=1.0, top_k=0 and min_p=None",
+            fix="top_p=1.0, top_k=0 and min_p=None, also in generation_kwargs",
             source=KEEP_SAMPLING_MASK.format("trl 1.16.0, trl/trainer/utils.py:577 (logits / temperature)"),
         ),
         GREEDY_SAMPLING(
