@@ -875,6 +875,18 @@ def test_a_share_of_groups_without_a_right_answer_is_a_lower_bound_of_those_with
         assert found[0].onset == 1
 
 
+@pytest.mark.parametrize(("reward", "is_told"), [(lambda t: 0.0, True), (lambda t: round(t, 2), False)])
+def test_steps_without_any_spread_have_their_mean_reward(reward, is_told):
+    rows = course(60, dead=lambda t: 1.0)
+    for number, row in enumerate(rows):
+        has_spread = number % 4 == 0
+        row["dead"] = 0.5 if has_spread else 1.0
+        row["reward"] = -0.2 - 0.001 * number if has_spread else reward(number / 60)
+    (finding,) = [one for one in findings(rows) if one.code == "no-signal"]
+    text = "in 45 of 60 log steps no group has any spread, with a mean reward of 0"
+    assert (text in finding.cause) == is_told
+
+
 def test_few_groups_without_a_right_answer_show_no_signal():
     """Those whose answers are all right have none either."""
     (check,) = [

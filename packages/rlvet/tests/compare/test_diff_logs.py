@@ -363,6 +363,24 @@ def test_prompts_of_other_lengths_are_told_above_the_runs(tmp_path):
     assert "the prompts differ" not in str(diff(*written(tmp_path, logs[0], logs[0])))
 
 
+def test_shares_of_groups_and_of_whole_batches_are_not_compared(tmp_path):
+    """TRL logs both under one name, by the scale of the rewards."""
+    folders = []
+    for name, scale in (("a", "group"), ("b", "batch")):
+        folder = tmp_path / name
+        folder.mkdir()
+        log = [row | {"frac_reward_zero_std": 0.5, "reward_std": 0.2} for row in rows(1, reward=learns)]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, log)))
+        settings = {"importance_sampling_level": "token", "scale_rewards": scale}
+        (folder / "config.yaml").write_text(json.dumps(settings))
+        folders.append(folder)
+    difference = diff(*folders)
+    assert [one.name for one in difference.logs.not_told_apart] == ["reward"]
+    assert "dead and reward_std are of groups in A and of whole batches in B" in str(difference)
+    same = diff(folders[0], folders[0])
+    assert {one.name for one in same.logs.not_told_apart} == {"dead", "reward_std", "reward"}
+
+
 def test_learning_rates_that_part_in_warm_up_have_their_largest_values():
     logs = [
         [{"step": step, "reward": 0.5, "learning_rate": rate * min(1, step / 50)} for step in range(1, 101)]

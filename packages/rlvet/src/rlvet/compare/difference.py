@@ -10,6 +10,7 @@ from typing import Any
 
 from rlvet._numbers import format_number
 from rlvet._terminal import printable
+from rlvet.checks.log.signal import is_of_batches
 from rlvet.compare.configurations import (
     COMPARED,
     ConfigurationComparison,
@@ -70,6 +71,8 @@ class Side:
     """Its log with the keys that were read; None for a configuration."""
     framework: str = ""
     """The framework that wrote the log; empty if it is not known."""
+    is_of_batches: bool = False
+    """True if its shares and spreads of groups are those of whole batches, as with ``scale_rewards='batch'`` in TRL."""
 
     @property
     def kind(self) -> str:
@@ -209,6 +212,8 @@ class Difference:
         }
 
 
+OF_GROUPS = ("dead", "reward_std")
+"""Quantities of groups, which TRL logs of whole batches if it scales rewards by their deviation."""
 MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
 """The means that are printed of a metric that is apart."""
 MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common steps)"
@@ -433,7 +438,14 @@ def diff(
     notes = [side.note for side in sides if side.note]
     logs = keys = None
     if first.log is not None and second.log is not None:
-        logs = compare_logs(first.rows, second.rows)
+        of_groups = OF_GROUPS if first.is_of_batches != second.is_of_batches else ()
+        logs = compare_logs(first.rows, second.rows, left_out=of_groups)
+        if of_groups:
+            units = ["whole batches" if side.is_of_batches else "groups" for side in sides]
+            notes.append(
+                f"{' and '.join(of_groups)} are of {units[0]} in A and of {units[1]} in B, by the scale of the "
+                "rewards, and were not compared"
+            )
         has_two_frameworks = (
             bool(first.framework and second.framework) and first.framework != second.framework
         )
@@ -452,7 +464,7 @@ def diff(
             notes.append("a step of TRL is one of the optimizer, and a step of verl one batch")
     if logs is None and any(side.rows for side in sides):
         notes.append("only the configurations were compared, as only one of the two has a log")
-    if logs is not None and configurations is None and not notes:
+    if logs is not None and configurations is None and not any(side.note for side in sides):
         notes.append(_missing_settings(sides))
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
@@ -527,6 +539,7 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
         diagnose(run).headline,
         run.log,
         run.setup.framework or "",
+        is_of_batches(run.setup),
     )
 
 

@@ -19,7 +19,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import attrgetter
@@ -305,12 +305,13 @@ def metric_order() -> list[str]:
     return [*known, *RESULTS]
 
 
-def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
+def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str] = ()) -> LogComparison:
     """Compare the metrics of two logs.
 
     Args:
         a: The rows of the first log, with the names of `QUANTITIES`.
         b: The rows of the second log.
+        left_out: Quantities that are not compared, as they are of other things in the two logs.
 
     Raises:
         ValueError: if no metric has enough common steps.
@@ -331,6 +332,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row]) -> LogComparison:
     from_start = []
     components = (components_of(courses[0]), components_of(courses[1]))
     for name in [*metric_order(), *_shared_components(*components)]:
+        if name in left_out:
+            continue
         first, second = (course.series(name) for course in courses)
         if not first.values or not second.values:
             for names, series in zip(only, (first, second), strict=True):

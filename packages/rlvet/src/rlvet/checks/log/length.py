@@ -67,8 +67,8 @@ TRUNCATED = Kind(
         "step"
     ),
     remedy=(
-        "allow longer answers{length cap}, or ask for shorter ones; what an answer that is cut off earns is not "
-        "for its result"
+        "allow longer answers{length cap}, or ask for shorter ones; the reward of an answer that is cut off "
+        "is not one for its result"
     ),
     settings=("length cap",),
     evidence=("cut", "length", "length_max"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
@@ -98,6 +99,14 @@ def check_signal(case: Case) -> Finding:
     return _check_gradient(case) or finding
 
 
+def is_of_batches(setup: Setup) -> bool:
+    """Return whether the spread of rewards is that of whole batches, of which groups with equal rewards are a part.
+
+    TRL then logs the share of equal rewards and their standard deviation of the batch, and not of groups.
+    """
+    return "reward scale" in setup.values and setup.values["reward scale"].value == "batch"
+
+
 def _check_groups(case: Case) -> Finding:
     """Check that in most groups rewards differ, by their share or by the spread of rewards."""
     course, setup = case.course, case.setup
@@ -107,9 +116,7 @@ def _check_groups(case: Case) -> Finding:
         return _check_part_of_groups(case) or _check_spread(case)
     if len(shares.values) < FEW_STEPS:
         return undecided_check(f"needs at least {FEW_STEPS} log steps")
-    # TRL then compares the rewards of the whole batch, of which groups with equal rewards are a part.
-    scale = setup.values["reward scale"].value if "reward scale" in setup.values else None
-    is_of_batches = scale == "batch"
+    of_batches = is_of_batches(setup)
     # A log step of one batch then has a share of 0 or 1, as has one of a single group. Settings without one are of a
     # version that compares groups.
     is_unknown = setup.framework == "trl" and not setup.values
@@ -126,7 +133,7 @@ def _check_groups(case: Case) -> Finding:
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         if max(mean, end, shares.last) > MOST:
             return undecided_check("about half of the groups have equal rewards")
-        if is_of_batches:
+        if of_batches:
             return undecided_check("with scale_rewards='batch', the share is that of whole batches")
         if may_be_of_batches:
             return undecided_check(
@@ -141,18 +148,19 @@ def _check_groups(case: Case) -> Finding:
         finding = passed_check(shares, end, measure, rows)._replace(error=standard_error(last_rows))
     groups = "groups"
     group_size = setup.number("group size")
-    if is_of_batches:
+    if of_batches:
         groups = "batches"
     elif group_size:
         unit = "answers" if group_size > 1 else "answer"
         groups = f"groups of {format_number(group_size, 6)} {unit}"
-    unit = "batch" if is_of_batches else "group"
+    unit = "batch" if of_batches else "group"
     cause = f"{format_share(max(mean, end))} of {groups} teach nothing {part}"
     reward = course.series("reward")
     if solved:
         cause = f"{cause}; {describe_solved(reward)}"
         return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
-    cause = f"{cause}: all answers of such a {unit} get the same reward{_why_alike(setup)}"
+    alike = f"all answers of such a {unit} get the same reward{_why_alike(setup)}"
+    cause = f"{cause}: {alike}{_reward_without_spread(course)}"
     return _lost_signal(finding, cause, start, reward, "dead")
 
 
@@ -225,6 +233,20 @@ def _lost_signal(finding: Finding, cause: str, start: float | None, reward: Seri
             cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
     cause = f"{cause}{_why_equal(reward)}"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
+
+
+def _reward_without_spread(course: Course) -> str:
+    """Return a clause on the log steps in which no group has any spread, if they have one mean reward."""
+    shares = course.series("dead", beside="reward").values
+    means = course.series("reward", beside="dead").values
+    rewards = [reward for share, reward in zip(shares, means, strict=True) if share == 1]
+    if len(rewards) < FEW_STEPS:
+        return ""
+    reward, count = Counter(rewards).most_common(1)[0]
+    if count < NEARLY_ALL * len(rewards):
+        return ""
+    steps = len(course.series("dead").values)
+    return f"; in {count} of {steps} log steps no group has any spread, with a mean reward of {format_number(reward)}"
 
 
 def _why_equal(reward: Series) -> str:
