@@ -201,6 +201,14 @@ def test_other_advice_to_resume_leads_to_before_a_slow_fall_too(seed):
     assert found(diagnosis, "kl-drift").advice.endswith(f"before step {fall.onset:.0f}")
 
 
+@pytest.mark.parametrize(("lost_at", "codes"), [(40, ["step-too-large", "kl-drift", "nan"]), (1, ["nan"])])
+def test_numbers_that_are_lost_after_large_steps_are_not_the_first_cause(lost_at, codes):
+    rows = falling(0.9, 1.0, top=0.5, bottom=0.5, steps=50, kl=lambda step: 0.001 if step < 2 else 4.0)
+    rows[lost_at - 1]["grad_norm"] = float("nan")
+    found_codes = [finding.code for finding in diagnose_rows(rows).findings]
+    assert found_codes[: len(codes)] == codes
+
+
 @pytest.mark.parametrize(("first", "clause"), [(60, "which may be its cause"), (170, "only after it began")])
 def test_a_fault_that_begins_after_the_fall_is_not_called_its_cause(first, clause):
     rows = falling(0.4, 0.6, kl=lambda step: 0.01 if step < first else 3.0)

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import SPIKE_REACH, Case, Course
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
 from rlvet.checks.log.length import LENGTH_COLLAPSE, with_cut_answers_after_cause
+from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
@@ -40,12 +42,34 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     case = Case(Course(rows), setup)
     for check in LOGS.checks():
         case.findings.append(case.of(check.function))
-    findings = _with_fall_before_floor(_with_lost_signal_last(case.findings))
+    findings = _with_numbers_after_large_steps(case.findings)
+    findings = _with_fall_before_floor(_with_lost_signal_last(findings))
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
     findings = _with_full_advice(findings, case.course.rows)
     findings = [_with_cost(finding, case.course.rows) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
+
+
+CAUSES_OF_NAN = (STEP_TOO_LARGE, KL_DRIFT)
+"""Kinds of faults of which values that are no numbers are an effect, if they come later."""
+
+
+def _with_numbers_after_large_steps(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with values that are no numbers after the faults of `CAUSES_OF_NAN` that began before."""
+    numbers = next((finding for finding in findings if finding.code == NOT_A_NUMBER.code), None)
+    if numbers is None or numbers.onset is None:
+        return list(findings)
+    causes = []
+    for finding in findings:
+        began_before = finding.onset is not None and finding.onset < numbers.onset
+        if finding.kind in CAUSES_OF_NAN and finding.ok is False and began_before:
+            causes.append(finding)
+    if not causes:
+        return list(findings)
+    others = [finding for finding in findings if finding is not numbers]
+    position = others.index(causes[-1]) + 1
+    return [*others[:position], numbers, *others[position:]]
 
 
 CAUSES_OF_LOST_SIGNAL = (LENGTH_COLLAPSE, ENTROPY_COLLAPSE)
