@@ -180,10 +180,7 @@ def matched_reward_table() -> Iterator[str]:
 
 def ends_table() -> Iterator[str]:
     """Yield the table of best rates and ends of two rules in a small network, with all rates that were run."""
-    rows = stale_rows()
-    worlds = [*staleness_report.worlds_of(rows).values(), *staleness_report.with_further_rates(rows)]
-    # A cell with further rates replaces the same cell without them.
-    by_name = {world.name: world for world in worlds}
+    by_name = staleness_report.with_all_rates(stale_rows())
     yield f"| setting | best rate, {CLIP} | best rate, {ABOVE} | AUC | gain | reward at the end | difference |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     for cell in CELLS:
@@ -275,11 +272,11 @@ def _at_equal_reward(
 
 
 def _learning_worlds() -> Iterator[tuple[str, World | staleness_report.World]]:
-    """Yield the settings of both studies in which a policy can learn, with their names on the page."""
+    """Yield the settings of both studies in which a policy can learn, with their names on the page and all rates."""
     for world in vocabulary().values():
         if world.part.reward != "coin":
             yield f"SmolLM2, {world.name}", world
-    network = staleness_report.worlds_of(stale_rows())
+    network = staleness_report.with_all_rates(stale_rows())
     for cell in CELLS:
         yield f"network, {cell.name}", network[cell.name]
 
@@ -408,7 +405,7 @@ def async_trainer_table() -> Iterator[str]:
 
 def own_loop_table() -> Iterator[str]:
     """Yield the same table of the study of stale data, each rule at its own best rate."""
-    worlds = staleness_report.worlds_of(stale_rows())
+    worlds = staleness_report.with_all_rates(stale_rows())
     pairs = [pair for pair in async_trainer.GAINS if "BandPO" not in pair]
     names = async_trainer.NAMES
     gains = [f"{names[arm]} minus {names[minus]}" for arm, minus in pairs]

@@ -159,6 +159,11 @@ def with_further_rates(rows: Mapping[Run, Row]) -> list[World]:
     return [World(replace(cell, rates=sorted([*cell.rates, *more])), "", rows) for cell, more in each]
 
 
+def with_all_rates(rows: Mapping[Run, Row]) -> dict[str, World]:
+    """Return the settings with a finished seed, by name, each with all rates that were run."""
+    return worlds_of(rows) | {world.name: world for world in with_further_rates(rows)}
+
+
 # The page -------------------------------------------------------------------------------------------------------------
 
 
