@@ -57,7 +57,7 @@ from studies.optimizers import OPTIMIZERS
 from studies.predictions import read_predictions, verdict
 from studies.smollm2 import CONSTANT
 from studies.smollm2_report import BEST_CONSTANT, SMALLEST, World, worlds_of
-from studies.staleness import CELLS, read_runs
+from studies.staleness import CELLS, Cell, read_runs
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "research/results/staleness/runs.jsonl.gz"
@@ -411,12 +411,19 @@ def own_loop_table() -> Iterator[str]:
     gains = [f"{names[arm]} minus {names[minus]}" for arm, minus in pairs]
     yield f"| lag, in batches of four updates (age, in updates) | mean reward with clip 0.2 | {' | '.join(gains)} |"
     yield "|---|---|" + "---|" * len(pairs)
-    for lag in (0, 2, 4, 8):
-        world = worlds[f"lag {lag}"]
-        cells = [signed(world.difference(*pair)) for pair in pairs]
-        youngest = lag * async_trainer.UPDATES
-        age = f"{youngest} to {youngest + async_trainer.UPDATES - 1}"
-        yield f"| {lag} ({age}) | {world.at_best(CLIP, 'AUC'):.3f} | {' | '.join(cells)} |"
+    for name in ("lag 0", "lag 4, one update", "lag 2", "lag 4", "lag 8"):
+        world = worlds[name]
+        gaps = [signed(world.difference(*pair)) for pair in pairs]
+        yield f"| {_lag_and_age(world.cell)} | {world.at_best(CLIP, 'AUC'):.3f} | {' | '.join(gaps)} |"
+
+
+def _lag_and_age(cell: Cell) -> str:
+    """Return the lag of a cell with the ages of its data in updates."""
+    updates = cell.epochs * cell.minibatches
+    youngest = cell.lag * updates
+    if updates == 1:
+        return f"{cell.lag}, of one update each ({youngest})"
+    return f"{cell.lag} ({youngest} to {youngest + updates - 1})"
 
 
 COMPARED = ROOT / "research/reports/rules-compared.md"

@@ -308,6 +308,33 @@ def test_what_the_page_on_old_data_says_of_two_studies():
     assert f"Averaged over equal rates the last difference is {averaged}." in page
 
 
+def test_what_the_pages_say_of_data_of_four_updates_of_age():
+    worlds = staleness_report.worlds_of(when_tables.stale_rows())
+    both, first, second = (worlds[f"lag 4, one update{model}"] for model in ("", ", model a", ", model b"))
+    cell = both.cell
+    assert cell.lag * cell.epochs * cell.minibatches == 4
+    rules = ("BandAbove", "clip [.8, 2]")
+    prose = in_one_line(WHEN)
+    said = "`BandAbove` minus clip 0.2 is {} and a clip of [0.8, 2] minus clip 0.2 {}, each rule at its best rate"
+    assert said.format(*(signed(both.difference(rule, "clip 0.2")) for rule in rules)) in prose
+    assert all(both.curve(rule).best == len(cell.rates) - 1 for rule in rules)
+    for world, sure in ((first, True), (second, False)):
+        gains = [world.difference(rule, "clip 0.2") for rule in rules]
+        assert [gain.low > 0 for gain in gains] == [sure, sure]
+        assert " and ".join(map(signed, gains)) in prose
+        assert f"blocked {world.at_best('clip 0.2', 'blocked'):.0%}".replace("%", " %") in prose.replace(
+            "it blocked", "blocked"
+        )
+    clip = both.curve("clip 0.2").scores
+    for rule in rules:
+        one, two, three = (signed(student(gap)) for gap in both.curve(rule).scores - clip)
+        assert f"{one}, {two} and {three}" in prose
+    page = in_one_line((ROOT / "docs/old-data.md").read_text(encoding="utf-8"))
+    link = "[in one of two networks](../research/reports/by-kind-of-data.md#old-data)"
+    assert f"At 4 updates, in a loop of our own, they did {link}, with best rates at the edge" in page
+    assert "8 updates old or more, a high upper bound learned sooner; 4 old, in one of two networks" in README
+
+
 def test_two_tables_are_over_all_rates_that_were_run():
     """At lag 8 two rates were added, and the best ones are then no longer at an end."""
     by_name = staleness_report.with_all_rates(when_tables.stale_rows())
