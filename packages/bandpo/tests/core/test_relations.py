@@ -70,14 +70,20 @@ def test_bandpo_and_dppo_differ_only_beyond_the_caps(tokens):
     assert (changed & (ratio > 3) & ~beyond).any()
 
 
-def test_bandpo_and_bandabove_differ_for_losers_between_their_lower_bounds(tokens):
+def test_bandpo_and_bandabove_differ_for_losers_between_their_lower_bounds_and_beyond_the_cap(tokens):
     logp, logp_old, advantages = tokens
     ratio = (logp - logp_old).exp()
     lower = BandPO().clip.bounds(logp_old).lower
     between = (ratio > lower.clamp(max=0.8)) & (ratio < lower.clamp(min=0.8))
     changed = differ(BandPO(), BandAbove(), tokens)
-    assert torch.equal(changed, (advantages < 0) & (between | (ratio > 10)))
+    beyond = ratio > 10
+    assert torch.equal(changed, (advantages < 0) & (between | beyond))
     assert (changed & between).any()
+    # Beyond the cap BandPO has no gradient, and BandAbove keeps the whole one of a loser.
+    losers = (advantages < 0) & beyond
+    assert losers.any()
+    assert (gradient(BandPO(), tokens)[losers] == 0).all()
+    torch.testing.assert_close(gradient(BandAbove(), tokens)[losers], (-ratio * advantages)[losers])
 
 
 def test_the_lower_bounds_of_bandpo_and_bandabove_cross_at_a_common_token():
