@@ -138,11 +138,37 @@ def test_a_metric_without_a_value_in_common_is_told_in_the_headline_and_is_a_dif
         "\n\nno value in common, but no step from which the rule tells them apart (A | B, means at the end of the "
         "common steps):\n- reward 0 | 0.59\n- clip 0 | 0.0059\n\nnot told apart" in str(difference)
     )
-    # One value in common is enough.
+    # A few values in common are told.
     b[7]["reward"] = b[9]["clip"] = 0.0
+    difference = diff(*written(tmp_path, a, b))
+    assert difference.headline.endswith("but 2 have hardly a value in common: reward, clip")
+    # More are enough.
+    for row in b[7:14]:
+        row["reward"] = row["clip"] = 0.0
     difference = diff(*written(tmp_path, a, b))
     assert (difference.logs.apart, difference.differs) == ([], False)
     assert difference.headline == "none of 3 shared metrics parts by the rule"
+
+
+def test_metrics_that_differ_before_any_update_are_told(tmp_path):
+    chance = random.Random(3)
+    logs = []
+    for length in (16.0, 30.0):
+        logs.append(
+            [
+                {
+                    "step": step,
+                    "reward": 0.5 + chance.gauss(0, 0.1),
+                    "kl": 0.1 * (step - 1) * length / 16,
+                    "completions/mean_length": length + chance.gauss(0, 0.5),
+                }
+                for step in range(1, 61)
+            ]
+        )
+    text = str(diff(*written(tmp_path, *logs)))
+    assert "\nlength differs at the first step, before any update of the weights" in text
+    late = [[row | {"step": row["step"] + 100} for row in log] for log in logs]
+    assert "before any update" not in str(diff(*written(tmp_path, *late)))
 
 
 def test_keys_that_are_not_read_are_told_if_one_log_alone_has_them_or_their_values_differ(tmp_path):

@@ -168,6 +168,13 @@ class Difference:
         rest = self.rest
         if rest:
             lines.append(rest)
+        elif self.logs is not None and self.logs.before_updates:
+            names = listed(self.logs.before_updates)
+            verb = "differs" if len(self.logs.before_updates) == 1 else "differ"
+            lines.append(
+                f"{names} {verb} at the first step, before any update of the weights, so that prompts, data, reward "
+                "function, start weights or sampling do"
+            )
         for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
             lines.append(f"{name}: {title}")
             if self.diagnoses:
@@ -252,10 +259,10 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     apart = comparison.apart
     metrics = _count(len(parted) + len(apart) + len(comparison.not_told_apart), "shared metric")
     names = listed([one.name for one in apart])
-    verb = "has" if len(apart) == 1 else "have"
+    verb = f"{'has' if len(apart) == 1 else 'have'} {_no_value(comparison)} in common"
     if not parted:
         none = f"none of {metrics} parts by the rule"
-        return f"{none}, but {len(apart)} {verb} no value in common: {names}" if apart else none
+        return f"{none}, but {len(apart)} {verb}: {names}" if apart else none
     earliest = comparison.earliest
     if len(earliest) == 1:
         first = f"first {earliest[0].name}"
@@ -263,7 +270,12 @@ def _headline_of_logs(comparison: LogComparison) -> str:
         first = "all" if len(earliest) == len(parted) else f"the first {len(earliest)}"
     part = "parts beyond its noise" if len(parted) == 1 else "part beyond their noise"
     headline = f"{len(parted)} of {metrics} {part}, {first} from step {parted[0].step:g}"
-    return f"{headline}, and {len(apart)} more {verb} no value in common: {names}" if apart else headline
+    return f"{headline}, and {len(apart)} more {verb}: {names}" if apart else headline
+
+
+def _no_value(comparison: LogComparison) -> str:
+    """Return how many values the metrics that are apart have in common."""
+    return "hardly a value" if any(metric.overlaps for metric in comparison.apart) else "no value"
 
 
 def _order_of(comparison: LogComparison) -> str:
@@ -289,7 +301,7 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
     if comparison.apart:
         lines += [
             "",
-            f"no value in common, but no step from which the rule tells them apart {MEANS_AT_THE_END}:",
+            f"{_no_value(comparison)} in common, but no step from which the rule tells them apart {MEANS_AT_THE_END}:",
         ]
         lines += [f"- {metric}" for metric in comparison.apart]
     if lines:

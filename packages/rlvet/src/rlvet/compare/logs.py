@@ -94,6 +94,8 @@ class MetricMeans:
     """The mean of the second run."""
     start: tuple[float, float] | None = None
     """The means over the first window, if they are told."""
+    overlaps: bool = False
+    """True if a few values of one run are not above all of the other."""
     whole: MeanDifference | None = None
     """The means over all common steps with the interval of their difference; None if they are not told."""
 
@@ -262,6 +264,8 @@ class LogComparison:
     """A sentence on components of the reward that one run alone has; empty if both have the same, or a log has none."""
     from_start: Sequence[str] = ()
     """The metrics that part at their first common step, of two logs that begin at the same step."""
+    before_updates: Sequence[str] = ()
+    """The metrics that differ at the first step of both runs, before any update of the weights."""
     steps_an_epoch: tuple[float | None, float | None] = (None, None)
     """The number of steps in an epoch of each run; None for one whose log does not tell it."""
 
@@ -330,6 +334,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str
     longest = 0
     reward = None
     from_start = []
+    before_updates = []
+    begin_together = a[0]["step"] == b[0]["step"] <= 1
     components = (components_of(courses[0]), components_of(courses[1]))
     for name in [*metric_order(), *_shared_components(*components)]:
         if name in left_out:
@@ -344,6 +350,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str
         if len(steps) < FEWEST_STEPS:
             short.append(name)
             continue
+        if begin_together and name != "learning_rate" and differ_at_first(values_a, values_b):
+            before_updates.append(name)
         difference = first_difference(name, steps, values_a, values_b)
         window = window_of(len(steps))
         longest = max(longest, window)
@@ -358,8 +366,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str
             parted.append(difference)
             if a[0]["step"] == b[0]["step"] and difference.step == steps[0]:
                 from_start.append(name)
-        elif are_apart:
-            apart.append(means_at_the_end(name, values_a, values_b))
+        elif are_apart or have_hardly_a_value_in_common(values_a, values_b):
+            apart.append(replace(means_at_the_end(name, values_a, values_b), overlaps=not are_apart))
         else:
             means = MeanDifference.of(steps, values_a, values_b)
             not_told_apart.append(MetricMeans(name, *means.ends, start=means.starts, whole=means))
@@ -384,6 +392,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str
         reward=reward,
         components=_other_components(*components),
         from_start=from_start,
+        before_updates=before_updates,
         steps_an_epoch=steps_an_epoch,
     )
 
@@ -418,6 +427,35 @@ def _other_components(a: Mapping[str, str], b: Mapping[str, str]) -> str:
 def have_no_value_in_common(a: Sequence[float], b: Sequence[float]) -> bool:
     """Return whether all values of one run are above all values of the other."""
     return min(a) > max(b) or min(b) > max(a)
+
+
+FIRST_ERRORS = 4.0
+"""Standard deviations of a difference by which two runs differ at their first step."""
+
+
+def differ_at_first(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether the first values of two runs differ by more than the noise of a step.
+
+    >>> differ_at_first([1.0] * 20, [0.25, 0.3] * 10), differ_at_first([0.2, 0.3] * 10, [0.25, 0.3] * 10)
+    (True, False)
+    """
+    noise = math.hypot(noise_of_differences(a), noise_of_differences(b)) / math.sqrt(2)
+    return abs(a[0] - b[0]) > FIRST_ERRORS * noise + 1e-9 * max(abs(a[0]), abs(b[0]))
+
+
+FEW_VALUES = 0.05
+"""Share of the values of each run that may be among those of the other, such as its first, or a spike."""
+
+
+def have_hardly_a_value_in_common(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether all but a few values of one run are above all but a few of the other.
+
+    >>> have_hardly_a_value_in_common([0.0] + [5.0] * 39, [0.0] + [1.0] * 39)
+    True
+    """
+    few = int(FEW_VALUES * len(a))
+    first, second = sorted(a), sorted(b)
+    return first[few] > second[-1 - few] or second[few] > first[-1 - few]
 
 
 def means_at_the_end(name: str, a: Sequence[float], b: Sequence[float]) -> MetricMeans:
