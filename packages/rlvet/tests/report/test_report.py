@@ -483,6 +483,25 @@ def test_the_ticks_of_a_logarithmic_axis_have_room(tmp_path):
     assert shown(400) == ["1e-5", "1e-4", "0.001", "0.01", "0.1", "1", "10", "100", "1000"]
 
 
+@needs_javascript
+def test_a_logarithmic_axis_of_many_powers_has_ticks_of_its_own(tmp_path):
+    """Those of uPlot do not end for gradient norms from 1e-22 to 8e15."""
+    curves = (ASSETS / "curves.js").read_text()
+    functions = "\n".join(
+        re.search(rf"^function {name}.*?^}}", curves, re.S | re.M)[0]
+        for name in ("logRange", "splitsOfPowers")
+    )
+    (most,) = re.findall(r"^const MOST_POWERS = \d+;", curves, re.M)
+
+    def ticks(values):
+        script = f"(() => {{ {most}\n{functions}\nconst {{ splits }} = splitsOfPowers([[[], {values}]]);"
+        return calculated(f"{script} return splits ? splits() : null; }})()", tmp_path)
+
+    assert ticks([1e-3, 10.0]) is None
+    powers = ticks([0.0, 3e-22, 8e15])
+    assert (len(powers), powers[0], powers[-1]) == (39, pytest.approx(1e-22), pytest.approx(1e16))
+
+
 @pytest.mark.slow
 @needs_browser
 def test_in_a_browser_the_page_of_each_fault_is_whole(tmp_path):

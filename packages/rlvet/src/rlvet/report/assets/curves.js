@@ -47,6 +47,16 @@ function logRange(tables) {
   return [10 ** Math.floor(Math.log10(low)), 10 ** Math.ceil(Math.log10(high))];
 }
 
+/** Powers of ten above which the ticks of a logarithmic axis are whole powers alone: uPlot's own do not end then. */
+const MOST_POWERS = 20;
+
+/** The ticks of a logarithmic axis of many powers of ten; those of uPlot for others. */
+function splitsOfPowers(tables) {
+  const [low, high] = logRange(tables).map((x) => Math.round(Math.log10(x)));
+  if (high - low <= MOST_POWERS) return {};
+  return { splits: () => Array.from({ length: high - low + 1 }, (_, place) => 10 ** (low + place)) };
+}
+
 /** The findings of runs that refer to a curve and have a first step. */
 function onsets(name, runs) {
   return runs.flatMap((number) => data.runs[number].findings
@@ -148,7 +158,7 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
     series, scales: { x: { time: false }, y }, legend: { show: false },
     axes: [
       axis(host, "step", { incrs: WHOLE, labelSize: 14, size: 26, labelGap: 0 }),
-      axis(host, null, { size: 54, ...(log ? { filter: wholePowers } : {}), values: log ? powers : (_, ticks, __, ___, step) => tickTexts(ticks, step) }),
+      axis(host, null, { size: 54, ...(log ? { filter: wholePowers, ...splitsOfPowers(tables) } : {}), values: log ? powers : (_, ticks, __, ___, step) => tickTexts(ticks, step) }),
     ],
     cursor: { sync: { key: "step" }, y: false, dataIdx: (self, at, row) => (at && self.data[at][row] == null ? nearest(self, at, row) : row) },
     hooks: { drawClear: [shadeLastTenth], draw: [() => placeLines()], setCursor: [showValues] },
