@@ -60,7 +60,7 @@ def test_the_stays_are_in_the_order_of_the_calls(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gate, "answer_of", answer_of)
     calls, output = calls_of(["diagnose", str(tmp_path)])
-    assert "the most that published runs use" in output
+    assert "the largest that counts as usual" in output
 
     assert calls.count(("runs/gate.py", "answer_of")) == 1, "one process reads all of a run's files"
 

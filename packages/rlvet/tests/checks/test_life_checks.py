@@ -189,3 +189,21 @@ def test_the_checks_of_a_long_log_are_fast():
     case.of(check_life)
     case.of(check_metrics)
     assert time.process_time() - start < 1.0
+
+
+def test_a_death_within_the_first_rows_begins_where_its_values_do():
+    """The first rows tell what is usual, and are not judged. The sentence has the median of the rows that it names."""
+    rows = []
+    for step in range(1, 61):
+        is_dead = 9 <= step <= 40
+        entropy = 1e-12 * (1 + step % 3) if is_dead else 0.8 + 0.01 * (step % 5)
+        gradient = 1e-13 * (2 + step % 5) if is_dead else 0.5 + 0.02 * (step % 7)
+        rows.append(
+            {"step": step, "reward": 0.3 + 0.1 * (step % 3), "entropy": entropy, "grad_norm": gradient}
+        )
+    (finding,) = found(rows, "run-died")
+    assert finding.onset == 9
+    assert finding.cause.endswith("from step 9 to 40")
+    assert "entropy" in finding.cause
+    assert "→ 2e-12" in finding.cause
+    assert "→ 4e-13" in finding.cause

@@ -121,7 +121,7 @@ def test_a_collapse_names_a_learning_rate_outside_that_of_published_runs(tmp_pat
     finding = finding_of(diagnose(run), "entropy-collapse")
     (text,) = [text for text in finding.settings if "lr" in text]
     assert text == (
-        "actor_rollout_ref.actor.optim.lr=0.0005 (config.yaml), above 1e-05, the most that published runs use to train "
+        "actor_rollout_ref.actor.optim.lr=0.0005 (config.yaml), above 1e-05, the largest that counts as usual for "
         "all weights of a model of 7 billion parameters"
     )
 
@@ -141,17 +141,17 @@ def test_the_rate_of_lora_is_compared_with_that_of_lora(tmp_path):
     assert "learning-rate" not in [finding.id for finding in diagnosis.configuration.findings]
     (tmp_path / "checkpoint-40/adapter_config.json").unlink()
     diagnosis = diagnose(run)
-    assert "learning_rate=0.0001 (config.yaml), above 3e-05, the most" in str(diagnosis)
+    assert "learning_rate=0.0001 (config.yaml), above 3e-05, the largest" in str(diagnosis)
     assert "learning-rate" in [finding.id for finding in diagnosis.configuration.findings]
 
 
 @pytest.mark.parametrize(
     ("rate", "end"),
     [
-        (1e-4, "above 3e-05, the most that published runs use to train all weights (LoRA adapters: 0.0002)"),
+        (1e-4, "above 3e-05, the largest that counts as usual for all weights (LoRA adapters: 0.0002)"),
         (
             5e-4,
-            "above 3e-05, the most that published runs use to train all weights, and above 0.0002, the most for LoRA "
+            "above 3e-05, the largest that counts as usual for all weights, and above 0.0002, the largest for LoRA "
             "adapters",
         ),
     ],
@@ -303,3 +303,15 @@ def test_each_alternative_of_a_remedy_is_known():
     used = {name for remedy in remedies for name in re.findall(r"\[([^|\]]+)\|", remedy)}
     assert used == ALTERNATIVES.keys()
     assert not any(set("|{}") & {*Setup("trl").fill(kind.remedy)} for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("rate", "advice"),
+    [
+        (5e-3, "use a learning rate of at most 3e-05, or 0.0002 with LoRA"),
+        (1e-4, "use a learning rate ten times smaller"),
+    ],
+)
+def test_the_advice_on_large_steps_leads_to_a_usual_rate(tmp_path, rate, advice):
+    run = write_run(tmp_path, TRL | {"learning_rate": rate}, kl=lambda t: 4.0 if t > 0.06 else 0.001)
+    assert finding_of(diagnose(run), "step-too-large").advice.startswith(advice)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from rlvet._numbers import format_number, format_step
+from rlvet._numbers import format_number, format_setting, format_step
 from rlvet.checks.course import SPIKE_REACH, Case, Course
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE
@@ -21,7 +22,7 @@ from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
-from rlvet.lint.learning_rate import describe_high_rate
+from rlvet.lint.learning_rate import LARGEST_RATE_LORA, describe_high_rate, largest_rate
 from rlvet.runs.compact_rows import CompactRows
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
@@ -48,6 +49,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     findings = with_cut_answers_after_cause(findings, case.course)
     findings = _with_full_advice(findings, case.course.rows)
     findings = [_with_cost(finding, case.course.rows) for finding in findings]
+    findings = [_with_usual_rate(finding, setup) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
 
 
@@ -210,16 +212,43 @@ RANK_IN_CONFIGURATION = ("verl", "openrlhf", "skyrl", "prime-rl")
 the adapter beside its configuration."""
 
 
-def _high_rate(setup: Setup) -> list[str]:
-    """Return the learning rate as a text, if it is far above those of published runs."""
+TEN_TIMES_SMALLER = "use a learning rate ten times smaller"
+"""The advice on steps that are too large."""
+
+
+def _with_usual_rate(finding: Finding, setup: Setup) -> Finding:
+    """Return a finding with advice that leads to a usual learning rate, where a tenth of the run's is none."""
     rate = setup.number("learning rate")
-    if rate is None:
-        return []
-    model = setup.values["model"].value if "model" in setup.values else None
-    optimizer = setup.values["optimizer"].value if "optimizer" in setup.values else "adamw"
+    if rate is None or TEN_TIMES_SMALLER not in finding.advice or not _describe_rate(rate / 10, setup):
+        return finding
+    usual = format_setting(largest_rate(_trains_adapter(setup), _model(setup)))
+    with_lora = (
+        "" if _trains_adapter(setup) is not None else f", or {format_setting(LARGEST_RATE_LORA)} with LoRA"
+    )
+    advice = finding.advice.replace(TEN_TIMES_SMALLER, f"use a learning rate of at most {usual}{with_lora}")
+    return finding._replace(advice=advice)
+
+
+def _model(setup: Setup) -> Any:
+    return setup.values["model"].value if "model" in setup.values else None
+
+
+def _trains_adapter(setup: Setup) -> bool | None:
+    """Return whether only a LoRA adapter is trained; None if this is not known."""
     rank = setup.number("LoRA rank")
-    lora = None if rank is None else rank > 0
-    if rank is None and setup.framework in RANK_IN_CONFIGURATION:
-        lora = False
-    description = describe_high_rate(rate, lora, model, str(optimizer))
+    if rank is None:
+        return False if setup.framework in RANK_IN_CONFIGURATION else None
+    return rank > 0
+
+
+def _describe_rate(rate: float, setup: Setup) -> str:
+    """Return what a learning rate is above in a run; an empty text if it is usual."""
+    optimizer = setup.values["optimizer"].value if "optimizer" in setup.values else "adamw"
+    return describe_high_rate(rate, _trains_adapter(setup), _model(setup), str(optimizer))
+
+
+def _high_rate(setup: Setup) -> list[str]:
+    """Return the learning rate as a text, if it is far above usual ones."""
+    rate = setup.number("learning rate")
+    description = "" if rate is None else _describe_rate(rate, setup)
     return [f"{setup.values['learning rate']}, {description}"] if description else []

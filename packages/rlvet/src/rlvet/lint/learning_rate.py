@@ -74,9 +74,9 @@ def describe_high_rate(rate: float, lora: bool | None, model: Any, optimizer: st
         optimizer: The name of the optimizer. The limits are those of Adam.
 
     >>> describe_high_rate(5e-4, False, "Qwen2.5-7B", "adamw")
-    'above 1e-05, the most that published runs use to train all weights of a model of 7 billion parameters'
+    'above 1e-05, the largest that counts as usual for all weights of a model of 7 billion parameters'
     >>> describe_high_rate(5e-5, None, None, "adamw")
-    'above 3e-05, the most that published runs use to train all weights (LoRA adapters: 0.0002)'
+    'above 3e-05, the largest that counts as usual for all weights (LoRA adapters: 0.0002)'
     """
     if not is_adam(optimizer) or not rate_is_high(rate, lora, model):
         return ""
@@ -87,12 +87,12 @@ def describe_high_rate(rate: float, lora: bool | None, model: Any, optimizer: st
     elif size is not None:
         weights = f"all weights of a model of {format_number(size, 6)} billion parameters"
     limit = largest_rate(lora, model)
-    text = f"above {format_setting(limit)}, the most that published runs use to train {weights}"
+    text = f"above {format_setting(limit)}, the largest that counts as usual for {weights}"
     if lora is not None:
         return text
     lora_limit = format_setting(LARGEST_RATE_LORA)
     if rate > LARGEST_RATE_LORA:
-        return f"{text}, and above {lora_limit}, the most for LoRA adapters"
+        return f"{text}, and above {lora_limit}, the largest for LoRA adapters"
     return f"{text} (LoRA adapters: {lora_limit})"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from statistics import fmean
+from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Case, Course, Series, noise_of_differences, tenth_blocks, tenths
@@ -13,6 +13,7 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.liveness import (
     ALONE,
     FAMILIES,
+    FEWEST_LIVE,
     LOSS,
     SHORTEST,
     SHORTEST_FROZEN,
@@ -82,6 +83,39 @@ RUN_DIED = Kind(
 )
 
 
+def _in_rows(streak: Streak, death: Death, course: Course) -> Streak:
+    """Return a streak with the median of its values in the rows of a death, which may be shorter."""
+    first, last = (course.rows[row]["step"] for row in (death.first, death.last))
+    values = [value for step, value in course.series(streak.name).points if first <= step <= last]
+    return streak._replace(value=median(values)) if values and streak.state != "missing" else streak
+
+
+def _first_row(death: Death, course: Course) -> int:
+    """Return the first row of a death, also if it is among the rows that tell what is usual, which are not judged."""
+    row = death.first
+    if row > FEWEST_LIVE:
+        return row
+    metrics = []
+    for streak in death.streaks[:2]:
+        if streak.state == "missing":
+            return row
+        values = dict(course.series(streak.name).points)
+        dead = [
+            values[step]
+            for step in course.rows.column("step")[death.first : death.last + 1]
+            if step in values
+        ]
+        low = -math.inf if streak.state == "low" else min(dead)
+        high = math.inf if streak.state == "high" else max(dead)
+        metrics.append((values, low, high))
+    while row > 0:
+        step = course.rows[row - 1]["step"]
+        if not all(low <= values.get(step, math.nan) <= high for values, low, high in metrics):
+            break
+        row -= 1
+    return row
+
+
 def _describe(streak: Streak) -> str:
     """Return what a metric does in a streak, in a clause."""
     name = WORDS.get(streak.name, streak.name)
@@ -121,9 +155,11 @@ def check_life(case: Case) -> Finding:
         return Finding("ok", True, "")
     # The death at the end, or the longest one.
     death = deaths[-1] if deaths[-1].lasts else max(deaths, key=lambda one: one.rows)
-    start = course.rows[death.first]["step"]
+    first = _first_row(death, course)
+    death = death._replace(first=first)
+    start = course.rows[first]["step"]
     end = course.rows[death.last]["step"]
-    clauses = "; ".join(_describe(streak) for streak in death.streaks[:2])
+    clauses = "; ".join(_describe(_in_rows(streak, death, course)) for streak in death.streaks[:2])
     steps = (
         f"from step {format_step(start)} on"
         if death.lasts
