@@ -271,7 +271,7 @@ def _at_equal_reward(
     return compare_at_equal_reward(ours, theirs)
 
 
-def _learning_worlds() -> Iterator[tuple[str, World | staleness_report.World]]:
+def learning_worlds() -> Iterator[tuple[str, World | staleness_report.World]]:
     """Yield the settings of both studies in which a policy can learn, with their names on the page and all rates."""
     for world in vocabulary().values():
         if world.part.reward != "coin":
@@ -281,7 +281,8 @@ def _learning_worlds() -> Iterator[tuple[str, World | staleness_report.World]]:
         yield f"network, {cell.name}", network[cell.name]
 
 
-def _arms(world: World | staleness_report.World) -> Sequence[str]:
+def arms_of(world: World | staleness_report.World) -> Sequence[str]:
+    """Return the names of the arms of a setting."""
     return world.part.arms if isinstance(world, World) else world.cell.arms
 
 
@@ -327,8 +328,8 @@ def elsewhere_table() -> Iterator[str]:
     header += [f"{arm}, at reward {LEVELS[1]:g}" for arm in others]
     yield f"| setting | {' | '.join(header)} |"
     yield "|---|" + "---:|" * len(header)
-    for name, world in _learning_worlds():
-        arms = _arms(world)
+    for name, world in learning_worlds():
+        arms = arms_of(world)
         # The main setting has a table of its own.
         if ABOVE not in arms or name == "SmolLM2, stale":
             continue
@@ -343,8 +344,8 @@ def high_bounds_table() -> Iterator[str]:
     high = "clip [.8, 2]"
     yield "| setting | seeds | at the same rates | each at its best rate |"
     yield "|---|---:|---:|---:|"
-    for name, world in _learning_worlds():
-        if not {high, ABOVE} <= {*_arms(world)}:
+    for name, world in learning_worlds():
+        if not {high, ABOVE} <= {*arms_of(world)}:
             continue
         by_seed = (world.curve(ABOVE).scores - world.curve(high).scores).mean(0)
         cells = [signed(student(by_seed)), signed(world.difference(ABOVE, high))]
