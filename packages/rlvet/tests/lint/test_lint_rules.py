@@ -417,6 +417,12 @@ CASES = [
         ["generation_kwargs={'top_k': 1}"],
         ["top_k=1", "generation_kwargs={'top_k': 0}"],
     ),
+    (
+        "trl",
+        "engine-temperature",
+        ["temperature=0.7", "generation_kwargs={'temperature': 0.8}"],
+        ["temperature=0.7", "generation_kwargs={'temperature': 0.7}"],
+    ),
     ("verl", "greedy-sampling", [f"{ROLLOUT}.temperature=0"], [f"{ROLLOUT}.temperature=1.0"]),
     ("verl", "greedy-sampling", [f"{ROLLOUT}.top_k=1"], [f"{ROLLOUT}.top_k=-1"]),
     ("verl", "temperature-near-zero", [f"{ROLLOUT}.temperature=0.2"], [f"{ROLLOUT}.temperature=0.6"]),

@@ -108,8 +108,9 @@ LOSS_SETTINGS = (
 """The settings of losses that some of them do not read."""
 
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""The settings of sampling that ``generation_kwargs`` may override."""
+SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty")
+"""The settings that act on sampling alone, which ``generation_kwargs`` may override. The trainer divides its logits by
+``temperature`` whatever the engine does."""
 
 
 SOURCE = "trl 1.16.0, trl/trainer/grpo_trainer.py, _generate_and_score_completions and _compute_loss"
@@ -129,6 +130,7 @@ TRL = Framework(
         "generation_kwargs.frequency_penalty": None,
         "generation_kwargs.presence_penalty": None,
         "generation_kwargs.repetition_penalty": None,
+        "generation_kwargs.temperature": None,
         "gradient_accumulation_steps": 1,
         "importance_sampling_level": "token",
         "learning_rate": 1e-6,
@@ -190,6 +192,7 @@ TRL = Framework(
             "generation_kwargs.frequency_penalty",
             "generation_kwargs.presence_penalty",
             "generation_kwargs.repetition_penalty",
+            "generation_kwargs.temperature",
             "importance_sampling_level",
             "min_p",
             "model.adapter",
@@ -279,6 +282,18 @@ TRL = Framework(
             details="temperature is {temperature}, num_generations {group}.",
             fix="temperature=1.0",
             source="trl 1.16.0, trl/trainer/grpo_trainer.py:1132 (temperature)",
+        ),
+        Rule(
+            id="engine-temperature",
+            severity="fix",
+            title="answers are sampled at another temperature than they are trained at",
+            reads={"engine": "generation_kwargs.temperature", "temperature": "temperature"},
+            condition=lambda v: v.engine is not None and v.engine != v.temperature,
+            details="The engine samples at {engine}, from generation_kwargs, and the trainer divides its logits by the "
+            "temperature {temperature}. The gradient is not that of the policy that answers.",
+            fix="temperature={engine}, and none in generation_kwargs",
+            source="trl 1.16.0, trl/trainer/grpo_trainer.py:1172 (generation_kwargs) and trl/trainer/utils.py:577 "
+            "(logits / temperature)",
         ),
         SAMPLING_PENALTY(
             reads={
