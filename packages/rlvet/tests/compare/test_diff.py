@@ -362,6 +362,23 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(write):
 # Runs with a log
 
 
+def test_settings_of_an_earlier_version_are_told(tmp_path):
+    """Its loss may be another one. A file without settings of the newest version is of an earlier one."""
+    for name, settings in (("a", {"importance_sampling_level": "token", "temperature": 1.0}), ("b", None)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [{"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7)} for step in range(60)]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        if settings is None:
+            settings = {**FRAMEWORKS["trl"].defaults, "importance_sampling_level": "token"}
+        (folder / "config.yaml").write_text(json.dumps(settings))
+    output = run(tmp_path / "a", tmp_path / "b").stdout
+    assert (
+        "A was saved by an earlier version than TRL 1.16.0; what settings do is told as of TRL 1.16.0"
+        in output
+    )
+
+
 def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
     for name, shift, temperature in (("a", 0.0, 1.0), ("b", 0.4, 0.6)):
         folder = tmp_path / name

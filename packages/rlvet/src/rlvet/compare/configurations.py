@@ -209,7 +209,14 @@ def read_training(configuration: Configuration) -> Training:
     has_lines = any(setting.line is not None for setting in configuration.settings.values())
     file = "" if has_lines else settings.file
     return Training(
-        framework, configuration.path, readings, values, shape, file, frozenset(settings.names_read)
+        framework,
+        configuration.path,
+        readings,
+        values,
+        shape,
+        file,
+        frozenset(settings.names_read),
+        bool(configuration.absent),
     )
 
 

@@ -188,6 +188,7 @@ class Difference:
             stand_there = any(one.quantity.name == LENGTH for one in self.configurations.differences)
             if planned and not stand_there:
                 lines.append(planned)
+            lines += _lines_of_versions(self.configurations)
         lines += self.notes
         return "\n".join(map(printable, lines))
 
@@ -342,9 +343,13 @@ def _lines_of_configurations(comparison: ConfigurationComparison, planned: str) 
     for number, difference in enumerate(comparison.differences, 1):
         lines.append(f"{number}. {difference.quantity.name} ({difference.quantity.effect})")
         lines += [
-            f"   {name}  {format_value(difference.quantity, reading)}  {_origins(reading, training)}"
-            for name, reading, training in zip(
-                "AB", (difference.a, difference.b), (comparison.a, comparison.b), strict=True
+            f"   {name}  {format_value(difference.quantity, reading)}  {_origins(reading, training, other)}"
+            for name, reading, training, other in zip(
+                "AB",
+                (difference.a, difference.b),
+                (comparison.a, comparison.b),
+                (difference.b, difference.a),
+                strict=True,
             )
         ]
         if planned and difference.quantity.name == LENGTH:
@@ -367,6 +372,20 @@ def _lines_of_configurations(comparison: ConfigurationComparison, planned: str) 
     if comparison.names:
         lines.append(f"names, paths, logging: {_joined(comparison.names)}")
     return lines
+
+
+def _lines_of_versions(comparison: ConfigurationComparison) -> list[str]:
+    """Return a sentence on settings that earlier versions saved; none without them."""
+    earlier = [name for name, one in zip("AB", (comparison.a, comparison.b), strict=True) if one.is_earlier]
+    if not earlier:
+        return []
+    framework = comparison.a.framework
+    version = f"{FRAMEWORKS[framework].title} {DEFAULTS[framework]['version']}"
+    saved = "was saved" if len(earlier) == 1 else "were saved"
+    return [
+        f"{' and '.join(earlier)} {saved} by an earlier version than {version}; what settings do is told as of "
+        f"{version}"
+    ]
 
 
 def _lines_of_undecided(undecided: Sequence[QuantityDifference]) -> list[str]:
@@ -392,13 +411,20 @@ def _pair(difference: QuantityDifference) -> str:
     return f"{difference.quantity.name} {texts[0]} | {texts[1]}"
 
 
-def _origins(reading: Reading, training: Training) -> str:
+def _origins(reading: Reading, training: Training, other: Reading) -> str:
     """Return the settings from which a value is computed, at most two, with their sources.
 
     A file whose settings have no lines is named once, beside the path of the run.
+
+    Args:
+        reading: The value.
+        training: The configuration that it is of.
+        other: The value of the other configuration, from whose settings those that differ come first.
     """
     texts = []
-    for origin in reading.origins[:2]:
+    others = {(origin.name, str(origin.value)) for origin in other.origins}
+    origins = sorted(reading.origins, key=lambda origin: (origin.name, str(origin.value)) in others)
+    for origin in origins[:2]:
         source = "" if origin.source == training.file else f" ({origin.source})"
         texts.append(f"{origin.name}={str(origin.value)[:LONGEST_VALUE]}{source}")
     return ", ".join(texts)

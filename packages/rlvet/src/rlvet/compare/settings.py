@@ -85,6 +85,8 @@ class Settings:
         self.names_read.add(name)
         setting = self._configuration.settings.get(name)
         if setting is not None:
+            # Another setting may be in its place.
+            self.names_read.add(setting.name)
             if isinstance(setting.value, Unresolved):
                 raise UnknownValue(f"{setting.name} is {setting.value.reason}")
             value = setting.value

@@ -151,6 +151,8 @@ class Training:
     """The name of the file with the settings, and that of them in it; empty if each setting has a line."""
     read: frozenset[str] = frozenset()
     """The names of the settings that the quantities were computed from."""
+    is_earlier: bool = False
+    """True if a version saved it that lacks settings of the one whose meaning the quantities have."""
 
     def value(self, name: str) -> Any:
         """Return the value of a quantity; None if it is not known."""
