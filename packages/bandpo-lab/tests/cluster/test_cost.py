@@ -10,12 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
+from bandpo_lab.cli.preflight import saving_settings
 from bandpo_lab.cluster.cost import (
     AUTHORS,
+    CHECKPOINT,
     PARAMETERS,
+    RUN_STEPS,
     estimate_of,
     estimated_hours,
     estimated_step,
+    kept_checkpoints,
     read_steps,
 )
 from bandpo_lab.rehearsal import gpu
@@ -121,6 +125,29 @@ def test_the_pages_table_of_time_and_price_is_the_estimate():
         assert gpu_hours == pytest.approx(8 * whole, abs=1)
         assert price == pytest.approx(8 * whole * 2.5, abs=10)
         assert size == round(12 * parameters / 1e9)
+
+
+def test_the_pages_checkpoints_are_those_that_the_settings_keep():
+    page = " ".join((ROOT / "research/reports/recipes.md").read_text().split())
+    counts = {
+        name: kept_checkpoints(RUN_STEPS, *saving_settings(name)) for name in ("recommended", "authors")
+    }
+    assert counts["recommended"] == 3
+    assert "`recommended` keeps three checkpoints." in page
+    parameters, _ = PARAMETERS["qwen2.5-3b-instruct"]
+    size = counts["authors"] * CHECKPOINT * parameters / 1e12
+    assert (
+        f"`authors` keeps all {counts['authors']} of a run, which is {size:.1f} TB for the first row." in page
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "most"),
+    [(100, 20, 3), (100, 20, None), (101, 20, None), (99, 20, 0), (5, 20, 3), (40, 20, 3), (100, -1, 3)],
+)
+def test_as_many_checkpoints_are_kept_as_verl_writes_and_leaves(steps, every, most):
+    saved = [step for step in range(1, steps + 1) if every > 0 and (step == steps or step % every == 0)]
+    assert kept_checkpoints(steps, every, most) == len(saved[-most:] if most else saved)
 
 
 def test_a_run_on_more_gpus_takes_less_time_and_no_less_money():

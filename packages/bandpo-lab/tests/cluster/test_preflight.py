@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from bandpo_lab.cli.app import app
 from bandpo_lab.cluster import node
+from bandpo_lab.cluster.cost import Checkpoints
 from bandpo_lab.cluster.node import Gpu, Node, check_node, examine_node, report, unseen_plugin
 from helpers.sources import SOURCES
 
@@ -37,14 +38,18 @@ SOUND = Node(
 )
 
 
+KEPT = Checkpoints(3, 37.0)
+
+
 def states(changed: Node, **options) -> dict[str, tuple[str, str]]:
     rows = check_node(changed, **({"gpus": 8} | options))
     return {row.topic: (row.state, row.consequence) for row in rows if row.state != "ok"}
 
 
 def test_a_sound_node_is_ready():
-    text, ready = report(SOUND, gpus=8, nodes=2, checkpoints=110)
+    text, ready = report(SOUND, gpus=8, nodes=2, checkpoints=KEPT)
     assert ready
+    assert "; 3 checkpoints of 37 GB are kept, 111 GB in all" in text
     assert "READY" in text
     # What nobody can say of an idle node is listed all the same.
     assert list(states(SOUND, nodes=2)) == ["Megatron"]
@@ -65,17 +70,17 @@ def test_a_sound_node_is_ready():
         ({"plugin_problem": "it is not there: install bandpo"}, "plug-in", "install bandpo"),
         ({"libc": (2, 17)}, "packages", "glibc 2.28"),
         ({"shared_memory": 0.0625}, "shared memory", "--shm-size"),
-        ({"free_space": {"checkpoints": 50.0}}, "disks", "take 110 GB"),
+        ({"free_space": {"checkpoints": 50.0}}, "disks", "Too little: name another folder"),
         ({"ray_folder": "/" + "long/" * 10}, "Ray", "107 bytes"),
         ({"environment": {"http_proxy": "http://p:3128", "no_proxy": "example.org"}}, "proxy", "no_proxy"),
         ({"address": "127.0.1.1"}, "network", "RAY_HEAD_IP"),
     ],
 )  # fmt: skip
 def test_what_would_end_a_run_is_named_with_what_to_do(changes, topic, words):
-    found = states(replace(SOUND, **changes), nodes=2, checkpoints=110.0)
+    found = states(replace(SOUND, **changes), nodes=2, checkpoints=KEPT)
     assert found[topic][0] == "stop"
     assert words in found[topic][1]
-    text, ready = report(replace(SOUND, **changes), 8, 2, 110.0)
+    text, ready = report(replace(SOUND, **changes), 8, 2, KEPT)
     assert not ready
     assert text.splitlines()[-1] == f"STOPPED BY {topic}"
 
@@ -182,6 +187,34 @@ def test_a_machine_without_a_gpu_says_so_and_lists_the_rest(tmp_path, monkeypatc
     assert found.output.splitlines()[-1].startswith("STOPPED BY GPUs")
     with pytest.raises(ValueError, match=r"did you mean qwen2.5-7b"):
         CliRunner().invoke(app, ["preflight", "--model", "qwen2.5-3b"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "--model says how much the checkpoints take"),
+        (["--settings", "authors"], "--model says how much the checkpoints take"),
+        (["--model", "qwen2.5-3b-instruct"], "3 checkpoints of 37 GB are kept, 112 GB in all"),
+        (
+            ["--model", "qwen2.5-3b-instruct", "--settings", "authors"],
+            "77 checkpoints of 37 GB are kept, 2,864 GB in all",
+        ),
+        (
+            ["--model", "deepseek-r1-distill-qwen-1.5b", "--settings", "authors"],
+            "77 checkpoints of 22 GB are kept, 1,663 GB in all",
+        ),
+    ],
+)
+def test_the_checkpoints_are_those_that_the_settings_keep(options, words, monkeypatch):
+    monkeypatch.setattr(node, "examine_node", lambda _: SOUND)
+    found = CliRunner().invoke(app, ["preflight", *options])
+    [line] = [line for line in found.output.splitlines() if "disks: " in line]
+    assert line.endswith(
+        f"2000 GiB free for checkpoints, 200 GiB free for Ray's logs and spilled objects; {words}"
+    )
+    # 2000 GiB are 2147 GB.
+    assert line.startswith("stop" if "2,864" in words else "ok")
+    assert found.exit_code == ("2,864" in words)
 
 
 def test_the_lock_is_the_one_of_the_recipes():

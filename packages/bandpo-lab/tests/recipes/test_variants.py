@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import variants
 from bandpo_lab.cli.app import app
+from bandpo_lab.cli.preflight import saving_settings
 from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.rehearsal.shrink import compose
 from pages import ROOT
@@ -48,6 +49,12 @@ def test_the_authors_settings_are_those_of_their_scripts():
     }
     expected = {f"{part}.{name}": value for part, of_it in parts.items() for name, value in of_it.items()}
     assert found(settings(), expected) == expected
+
+
+@pytest.mark.parametrize("name", ["recommended", "authors"])
+def test_the_check_of_a_node_reads_what_hydra_composes(name):
+    trainer = settings(experiment=(*EXPERIMENT[:2], f"+paper={name}")).trainer
+    assert saving_settings(name) == (trainer.save_freq, trainer.max_actor_ckpt_to_keep)
 
 
 @pytest.mark.slow

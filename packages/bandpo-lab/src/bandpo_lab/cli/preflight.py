@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 from bandpo_lab.cli.names import complete_model
+from bandpo_lab.cli.recipes import SHIPPED
 from bandpo_lab.errors import InvalidValue, did_you_mean
 from bandpo_lab.output.console import echo
-
-CHECKPOINTS = 3
-"""The number of checkpoints that the recommended recipes keep."""
 
 
 def preflight_command(
@@ -25,25 +23,60 @@ def preflight_command(
             autocompletion=complete_model,
         ),
     ] = None,
+    settings: Annotated[
+        Literal["recommended", "authors"],
+        typer.Option(
+            help="Those of the run, which say how many checkpoints it keeps: recommended, or authors for those of "
+            "the paper's authors."
+        ),
+    ] = "recommended",
     output_dir: Annotated[Path, typer.Option(help="Folder for checkpoints.")] = Path("runs"),
 ) -> None:
     """Check whether this node can run verl, and list problems of the first steps that cannot be checked.
 
     The exit status is 1 if a problem would end the run.
     """
-    from bandpo_lab.cluster.cost import CHECKPOINT, PARAMETERS, estimate_of
+    from bandpo_lab.cluster.cost import (
+        CHECKPOINT,
+        PARAMETERS,
+        RUN_STEPS,
+        Checkpoints,
+        estimate_of,
+        kept_checkpoints,
+    )
     from bandpo_lab.cluster.node import examine_node, report
 
-    checkpoints = 0.0
+    checkpoints = None
     if model is not None:
         if model not in PARAMETERS:
             raise InvalidValue(
                 f"{model!r} is none of {', '.join(PARAMETERS)}{did_you_mean(model, PARAMETERS)}"
             )
         parameters, _ = PARAMETERS[model]
-        checkpoints = CHECKPOINTS * CHECKPOINT * parameters / 1e9
+        every, most = saving_settings(settings)
+        checkpoints = Checkpoints(kept_checkpoints(RUN_STEPS, every, most), CHECKPOINT * parameters / 1e9)
         echo(f"{model}: {estimate_of(model, gpus * nodes)}\n")
     text, ready = report(examine_node(output_dir), gpus, nodes, checkpoints)
     echo(text)
     if not ready:
         raise typer.Exit(1)
+
+
+def saving_settings(settings: str) -> tuple[int, int | None]:
+    """Return after how many steps the recipes save a checkpoint, and how many they keep; None for all.
+
+    The files are read without hydra, since a node that is checked may lack it.
+
+    Args:
+        settings: ``recommended`` or ``authors``, which is over the recommended ones.
+
+    >>> saving_settings("recommended"), saving_settings("authors")
+    ((20, 3), (10, None))
+    """
+    import yaml
+
+    trainer: dict[str, Any] = {}
+    for name in ("recommended", settings):
+        recipe = yaml.safe_load((SHIPPED / "paper" / f"{name}.yaml").read_text(encoding="utf-8"))
+        trainer |= recipe["trainer"]
+    return trainer["save_freq"], trainer["max_actor_ckpt_to_keep"]

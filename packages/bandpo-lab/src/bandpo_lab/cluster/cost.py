@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from bandpo_lab.errors import InvalidValue
 from bandpo_lab.output.tables import Table
@@ -50,6 +51,8 @@ PROMPT_TOKENS = 169
 """The mean length of a prompt in those steps, in tokens."""
 CHECKPOINT = 12
 """The size of a checkpoint, in bytes per parameter: the weights and Adam's two moments in float32."""
+RUN_STEPS = 769
+"""The steps of a run that the estimates assume: 10 epochs of about 19,700 problems."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def estimated_step(parameters: float, tokens: float, responses: int = 4096, gpus
 
 
 def estimated_hours(
-    parameters: float, tokens: float, steps: int = 769, evaluations: int = 154, gpus: int = 8
+    parameters: float, tokens: float, steps: int = RUN_STEPS, evaluations: int = 154, gpus: int = 8
 ) -> float:
     """Estimate the hours of a whole run, with evaluations of 100 problems with 32 responses each."""
     evaluation = estimated_step(parameters, tokens, 3200, gpus).generation
@@ -97,10 +100,43 @@ def estimate_of(model: str, gpus: int = 8) -> str:
     step = estimated_step(parameters, tokens, gpus=gpus)
     hours = estimated_hours(parameters, tokens, gpus=gpus)
     return (
-        f"{step.step:.0f} s a step, {hours:.0f} h for 769 steps, {hours * gpus:,.0f} GPU hours, "
+        f"{step.step:.0f} s a step, {hours:.0f} h for {RUN_STEPS} steps, {hours * gpus:,.0f} GPU hours, "
         f"${PRICE * hours * gpus:,.0f} at ${PRICE:.2f}, {CHECKPOINT * parameters / 1e9:.0f} GB a checkpoint; "
         f"extrapolated from the authors' steps on 8 H200s, with {tokens} tokens a response"
     )
+
+
+def kept_checkpoints(steps: int, every: int, most: int | None) -> int:
+    """Return the number of checkpoints that a run of verl keeps.
+
+    Args:
+        steps: The steps of the run.
+        every: The setting ``trainer.save_freq``; the last step is saved too, and 0 or less saves none.
+        most: The setting ``trainer.max_actor_ckpt_to_keep``; verl keeps all if it is None or 0.
+
+    >>> kept_checkpoints(769, 20, 3), kept_checkpoints(769, 10, None), kept_checkpoints(769, -1, 3)
+    (3, 77, 0)
+    """
+    if every <= 0:
+        return 0
+    written = -(-steps // every)
+    return min(written, most) if most else written
+
+
+class Checkpoints(NamedTuple):
+    """The checkpoints that a run keeps."""
+
+    count: int
+    size: float
+    """The size of one, in GB."""
+
+    @property
+    def total(self) -> float:
+        """The size of all, in GB."""
+        return self.count * self.size
+
+    def __str__(self) -> str:
+        return f"{self.count} checkpoints of {self.size:.0f} GB are kept, {self.total:,.0f} GB in all"
 
 
 def read_steps(lines: Iterable[str]) -> dict[int, dict[str, float]]:

@@ -20,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Literal
 
+from bandpo_lab.cluster.cost import Checkpoints
+
 LOCK = Path(__file__).parents[1] / "recipes" / "gpu.txt"
 """The lock file of the environment for verl."""
 PACKAGES = ("torch", "verl", "ray", "vllm", "transformers")
@@ -262,14 +264,16 @@ def _address() -> str:
         return ""
 
 
-def check_node(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) -> list[Finding]:
+def check_node(
+    node: Node, gpus: int, nodes: int = 1, checkpoints: Checkpoints | None = None
+) -> list[Finding]:
     """Return the results of all checks for a run.
 
     Args:
         node: The properties of the node, from `examine_node`.
         gpus: The GPUs that the run needs on each node.
         nodes: The nodes of the run.
-        checkpoints: The size of all checkpoints that are kept, in GB.
+        checkpoints: The checkpoints that the run keeps; None if its model is not known.
     """
     return [
         _check_gpus(node, gpus),
@@ -492,15 +496,17 @@ def _check_open_files(node: Node) -> Finding:
     return Finding("open files", "ok", f"ulimit -n is {node.open_files}")
 
 
-def _check_disks(node: Node, checkpoints: float) -> Finding:
-    evidence = ", ".join(f"{free:.0f} GiB free for {name}" for name, free in node.free_space.items())
+def _check_disks(node: Node, checkpoints: Checkpoints | None) -> Finding:
+    space = ", ".join(f"{free:.0f} GiB free for {name}" for name, free in node.free_space.items())
+    evidence = f"{space}; {checkpoints or '--model says how much the checkpoints take'}"
     free = node.free_space.get("checkpoints", 0.0)
-    if checkpoints and free * 2**30 < checkpoints * 1e9:
+    if checkpoints and free * 2**30 < checkpoints.total * 1e9:
         return Finding(
             "disks",
             "stop",
             evidence,
-            f"The checkpoints that the recommended settings keep take {checkpoints:.0f} GB: name another folder",
+            "Too little: name another folder with --output-dir, or let the run keep fewer checkpoints, with "
+            "trainer.max_actor_ckpt_to_keep=N",
         )
     if any(free < 20 for free in node.free_space.values()):
         return Finding(
@@ -602,7 +608,7 @@ NOT_VISIBLE_WHEN_IDLE = (
 """Problems of the first steps at full size that cannot be seen on an idle node, each with its topic."""
 
 
-def report(node: Node, gpus: int, nodes: int = 1, checkpoints: float = 0.0) -> tuple[str, bool]:
+def report(node: Node, gpus: int, nodes: int = 1, checkpoints: Checkpoints | None = None) -> tuple[str, bool]:
     """Return the results of `check_node` as a text, and True if no finding would end the run."""
     findings = check_node(node, gpus, nodes, checkpoints)
     lines = []

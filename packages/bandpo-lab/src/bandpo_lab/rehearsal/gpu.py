@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from bandpo_lab.cluster.cost import PRICE, cost_table, read_steps
+from bandpo_lab.cluster.cost import PRICE, cost_table, kept_checkpoints, read_steps
 from bandpo_lab.errors import RunProblem, error_about
 from bandpo_lab.rehearsal import files
 from bandpo_lab.rehearsal.checks import explain
@@ -94,7 +94,7 @@ def whole_run(steps: dict[int, dict[str, float]], config: Any, checkpoint_bytes:
     count = trainer.total_training_steps or rows // config.data.train_batch_size * trainer.total_epochs
     hours = count * steps[1]["perf/time_per_step"] / 3600
     gpu_hours = hours * trainer.nnodes * trainer.n_gpus_per_node
-    checkpoints = trainer.max_actor_ckpt_to_keep or count // trainer.save_freq
+    checkpoints = kept_checkpoints(count, trainer.save_freq, trainer.max_actor_ckpt_to_keep)
     checkpoint_gb = round(checkpoint_bytes / 1e9)
     all_gb = round(checkpoints * checkpoint_bytes / 1e9)
     free_gb = round(free_bytes / 1e9)
