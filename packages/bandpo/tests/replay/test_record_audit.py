@@ -234,14 +234,27 @@ def rates(blocked=0.0, low=0.0):
         (
             rates(),
             rates(low=0.02),
-            "a clip can matter little here: each rule drops less than 5 % (docs/audit.md)",
+            "a clip can matter little here: each rule drops less than 5 % (clip 0.2 would have blocked 2.0 % of all "
+            "tokens; docs/audit.md)",
         ),
         (rates(), rates(blocked=0.02), "a clip can matter little here"),
         (rates(blocked=0.02), rates(), "a clip can matter little here"),
         (rates(), rates(0.049, 0.049), "a clip can matter little here"),
-        (rates(), rates(0.05), "a clip can matter here"),
-        (rates(), rates(low=0.05), "a clip can matter here"),
-        (rates(0.05), rates(), "a clip can matter here"),
+        (
+            rates(),
+            rates(0.69),
+            "a clip can matter here, as clip 0.2 would have dropped 69 % of the gradient on rare winners; the size",
+        ),
+        (
+            rates(),
+            rates(low=0.05),
+            "a clip can matter here, as clip 0.2 would have blocked 5.0 % of all tokens; the",
+        ),
+        (
+            rates(0.05),
+            rates(),
+            "a clip can matter here, as the run dropped 5.0 % of the gradient on rare winners; ",
+        ),
         (rates(), rates(0.009, 0.009), "no clip can matter here: each rule drops less than 1 %"),
     ],
 )
@@ -253,6 +266,10 @@ def test_what_is_said_of_whether_a_clip_can_matter(run, strict, beginning):
 def test_a_wide_rule_that_drops_little_says_nothing_of_a_strict_one():
     assert matter_line({"the run": rates()}) == ""
     assert matter_line({"the run": rates(0.02)}).startswith("a clip can matter here")
+    line = matter_line({"the run": rates(low=0.0136), "Band": {"blocked_mass_below_0.1": 0.0}})
+    assert line.startswith(
+        "a clip can matter here, as the run blocked 1.4 % of all tokens; the size of these"
+    )
     assert matter_line({"the run": {"tokens": 3.0}}) == matter_line({}) == ""
 
 

@@ -181,35 +181,80 @@ def matter_line(metrics: Mapping[str, Mapping[str, float]]) -> str:
     >>> matter_line({"the run": rates, "clip 0.2": rates})
     'no clip can matter here: each rule drops less than 1 % (mean abs(log r) 0.01)'
     >>> rates[BLOCKED] = 0.02
-    >>> matter_line({"the run": rates, "clip 0.2": rates})
-    'a clip can matter little here: each rule drops less than 5 % (mean abs(log r) 0.01; docs/audit.md)'
+    >>> matter_line({"the run": rates, "clip 0.2": rates})  # doctest: +NORMALIZE_WHITESPACE
+    'a clip can matter little here: each rule drops less than 5 % (the run dropped 2.0 % of the gradient on rare
+    winners; mean abs(log r) 0.01; docs/audit.md)'
+    >>> rates["clip_low"] = 0.07
+    >>> matter_line({"clip 0.2": rates})  # doctest: +NORMALIZE_WHITESPACE
+    'a clip can matter here, as clip 0.2 would have blocked 7.0 % of all tokens; the size of these shares does not tell
+    which, or by how much (docs/audit.md): train with two rules to see'
     """
     of_run = next(iter(metrics.values()), {})
     if of_run.get("tokens", FEWEST_RARE_WINNERS) < FEWEST_RARE_WINNERS:
         return ""
-    has_rare = of_run.get("tokens_positive_below_0.1", FEWEST_RARE_WINNERS) >= FEWEST_RARE_WINNERS
-    dropped: dict[str, float] = {}
-    for name, values in metrics.items():
-        if "clip_high" in values and "clip_low" in values:
-            of_rare = values.get(BLOCKED, 0.0) if has_rare else 0.0
-            dropped[name] = max(of_rare, values["clip_high"] + values["clip_low"])
-    largest = max(dropped.values(), default=0.0)
+    clauses = _largest_drops(metrics, of_run.get("tokens_positive_below_0.1", FEWEST_RARE_WINNERS))
     # A wide rule that drops little says nothing of a strict one.
-    is_known = STRICT in dropped
-    if largest >= LITTLE or (largest >= NOTHING and not is_known):
+    is_known = STRICT in clauses
+    matters = _first_reason(clauses, LITTLE if is_known else NOTHING)
+    if matters:
         return (
-            "a clip can matter here; the size of these shares does not tell which, or by how much (docs/audit.md): "
-            "train with two rules to see"
+            f"a clip can matter here, as {matters}; the size of these shares does not tell which, or by how much "
+            "(docs/audit.md): train with two rules to see"
         )
     if not is_known:
         return ""
     spread = of_run.get("log_ratio_abs")
     ratios = [] if spread is None else [f"mean abs(log r) {format_number(spread, 2)}"]
-    if largest >= NOTHING:
-        notes = "; ".join([*ratios, "docs/audit.md"])
+    matters_little = _first_reason(clauses, NOTHING)
+    if matters_little:
+        notes = "; ".join([matters_little, *ratios, "docs/audit.md"])
         return f"a clip can matter little here: each rule drops less than {percent(LITTLE)} ({notes})"
     note = f" ({ratios[0]})" if ratios else ""
     return f"no clip can matter here: each rule drops less than {percent(NOTHING)}{note}"
+
+
+def _largest_drops(
+    metrics: Mapping[str, Mapping[str, float]], rare_winners: float
+) -> dict[str, tuple[float, str]]:
+    """Return the larger of two shares of each rule, with a clause that says it.
+
+    One is the share of all tokens that the rule blocks, the other that of the gradient on rare winners that it drops.
+
+    Args:
+        metrics: The metrics of each rule.
+        rare_winners: The number of rare winners, for rules whose metrics do not have it. That of a rule on sequences,
+            whose probabilities are those of sequences, is its own.
+    """
+    drops: dict[str, tuple[float, str]] = {}
+    for name, values in metrics.items():
+        if "clip_high" not in values or "clip_low" not in values:
+            continue
+        of_tokens = values["clip_high"] + values["clip_low"]
+        count = values.get("tokens_positive_below_0.1", rare_winners)
+        of_rare = values.get(BLOCKED, 0.0) if count >= FEWEST_RARE_WINNERS else 0.0
+        subject = name if name == RUN else f"{name} would have"
+        if of_tokens > of_rare:
+            drops[name] = (of_tokens, f"{subject} blocked {_finely(of_tokens)} of all tokens")
+        else:
+            drops[name] = (of_rare, f"{subject} dropped {_finely(of_rare)} of the gradient on rare winners")
+    return drops
+
+
+def _first_reason(drops: Mapping[str, tuple[float, str]], level: float) -> str:
+    """Return the clause of a rule whose share reaches a level; empty if none does.
+
+    That of the run and of the strictest rule are preferred, which do not depend on the rules that a user names.
+    """
+    for name in dict.fromkeys([RUN, STRICT, *drops]):
+        share, clause = drops.get(name, (0.0, ""))
+        if share >= level:
+            return clause
+    return ""
+
+
+def _finely(share: float) -> str:
+    """Return a share in percent, a small one with a decimal."""
+    return f"{100 * share:.1f} %" if share < 0.1 else percent(share)
 
 
 def percent(share: float) -> str:
