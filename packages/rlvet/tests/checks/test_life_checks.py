@@ -207,3 +207,21 @@ def test_a_death_within_the_first_rows_begins_where_its_values_do():
     assert "entropy" in finding.cause
     assert "→ 2e-12" in finding.cause
     assert "→ 4e-13" in finding.cause
+
+
+def test_a_death_of_the_loss_within_the_first_rows_is_told():
+    rows = []
+    for step in range(1, 61):
+        is_dead = 13 <= step <= 40
+        rows.append(
+            {
+                "step": step,
+                "reward": 0.3 + 0.1 * (step % 3),
+                "entropy": 0.5 + 0.01 * (step % 4),
+                "grad_norm": 0.0 if is_dead else 0.5 + 0.02 * (step % 5),
+                "train/loss": 0.0 if is_dead else 0.1 + 0.01 * (step % 7),
+            }
+        )
+    (finding,) = found(Log.of(rows).rows, "run-died")
+    assert finding.onset == 13
+    assert "the loss is 0 in each row" in finding.cause

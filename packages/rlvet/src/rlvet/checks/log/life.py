@@ -105,6 +105,9 @@ def _first_row(death: Death, course: Course) -> int:
             for step in course.rows.column("step")[death.first : death.last + 1]
             if step in values
         ]
+        if not dead:
+            # The loss, whose key differs from framework to framework.
+            return row
         low = -math.inf if streak.state == "low" else min(dead)
         high = math.inf if streak.state == "high" else max(dead)
         metrics.append((values, low, high))
