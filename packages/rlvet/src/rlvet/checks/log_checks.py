@@ -14,7 +14,7 @@ from typing import Any
 from rlvet._numbers import format_number, format_setting, format_step
 from rlvet.checks.course import SPIKE_REACH, Case, Course
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE
+from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE, TEN_TIMES_SMALLER
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
 from rlvet.checks.log.length import LENGTH_COLLAPSE, with_cut_answers_after_cause
@@ -210,10 +210,6 @@ def _related_settings(kind: Kind | None, setup: Setup) -> tuple[str, ...]:
 RANK_IN_CONFIGURATION = ("verl", "openrlhf", "skyrl", "prime-rl")
 """Frameworks whose configuration has the rank of LoRA, so that one without it trains all weights. TRL's trainer gets
 the adapter beside its configuration."""
-
-
-TEN_TIMES_SMALLER = "use a learning rate ten times smaller"
-"""The advice on steps that are too large."""
 
 
 def _with_usual_rate(finding: Finding, setup: Setup) -> Finding:

@@ -141,6 +141,9 @@ as likely or unlikely as when they were sampled, so that the effective sample si
 LARGE_RATE = 1e-4
 """Learning rate from which the finding on too large steps mentions it."""
 
+TEN_TIMES_SMALLER = "use a learning rate ten times smaller"
+"""The remedy for steps that are too large, if that rate is usual."""
+
 STEP_TOO_LARGE = Kind(
     code="step-too-large",
     severity="stop",
@@ -150,9 +153,7 @@ STEP_TOO_LARGE = Kind(
         f"on average; or the KL divergence to the reference reaches {EARLY_KL:g} within ten log steps, "
         "which is `fix` if the reward rises after that"
     ),
-    remedy=(
-        "use a learning rate ten times smaller{learning rate}[fewer updates|, or fewer updates per batch{updates}]"
-    ),
+    remedy=(f"{TEN_TIMES_SMALLER}{{learning rate}}[fewer updates|, or fewer updates per batch{{updates}}]"),
     is_in_the_weights=True,
     is_effect_of_large_steps=True,
     evidence=("kl", "ratios of a record"),
