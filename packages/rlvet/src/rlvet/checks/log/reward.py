@@ -178,7 +178,7 @@ FEWEST_STEPS_OF_FALL = 12
 FEWEST_STEPS_OF_BLOCK = 3
 """Number of log steps in a block of a log that is too short for tenths."""
 
-ERRORS_IN_FEW_STEPS = 5.0
+ERRORS_IN_FEW_STEPS = 6.0
 """Standard errors above which a fall of such a log is significant, as its noise is known from few steps."""
 
 NORMAL_MEDIAN = 0.6745
