@@ -245,6 +245,7 @@ MODULES = {"json", "yaml", "pickle", "torch", "np", "numpy", "tomllib"}
 
 OUTSIDE = {
     "cli/run.py": "a rule of the recipes that this package ships",
+    "cli/preflight.py": "settings of the recipes that this package ships",
     "files/reading.py": "runs in the process with limits",
     "study/collect.py": "its reader runs in the process with limits",
     "files/writing.py": "seals and locks, of at most 16 MiB",
