@@ -419,6 +419,12 @@ CASES = [
     ),
     (
         "trl",
+        "sampling-penalty",
+        ["generation_kwargs={'repetition_penalty': 1.2}"],
+        ["repetition_penalty=1.2", "generation_kwargs={'repetition_penalty': None}"],
+    ),
+    (
+        "trl",
         "engine-temperature",
         ["temperature=0.7", "generation_kwargs={'temperature': 0.8}"],
         ["temperature=0.7", "generation_kwargs={'temperature': 0.7}"],

@@ -84,13 +84,12 @@ def _process_divisor(v: Values) -> int:
 
 def _penalizes(v: Values) -> bool:
     """Return whether a penalty changes the probabilities of tokens that are in the answer already."""
-    if v.repetition != 1:
+    # An engine takes None for no penalty.
+    if (v.repetition or 1) != 1:
         return True
     # Raises an error if the arguments of the engine are not known.
     _ = v.arguments
-    return (
-        any((penalty or 0) != 0 for penalty in (v.presence, v.frequency)) or (v.engine_repetition or 1) != 1
-    )
+    return any((penalty or 0) != 0 for penalty in (v.presence, v.frequency))
 
 
 LOSS_SETTINGS = (
@@ -129,7 +128,6 @@ TRL = Framework(
         "generation_kwargs": None,
         "generation_kwargs.frequency_penalty": None,
         "generation_kwargs.presence_penalty": None,
-        "generation_kwargs.repetition_penalty": None,
         "generation_kwargs.temperature": None,
         "gradient_accumulation_steps": 1,
         "importance_sampling_level": "token",
@@ -191,7 +189,6 @@ TRL = Framework(
             "generation_kwargs",
             "generation_kwargs.frequency_penalty",
             "generation_kwargs.presence_penalty",
-            "generation_kwargs.repetition_penalty",
             "generation_kwargs.temperature",
             "importance_sampling_level",
             "min_p",
@@ -301,7 +298,6 @@ TRL = Framework(
                 "arguments": "generation_kwargs",
                 "presence": "generation_kwargs.presence_penalty",
                 "frequency": "generation_kwargs.frequency_penalty",
-                "engine_repetition": "generation_kwargs.repetition_penalty",
             },
             condition=_penalizes,
             details="repetition_penalty is {repetition}, presence_penalty {presence}, "
