@@ -386,6 +386,7 @@ def test_prompts_of_other_lengths_are_told_above_the_runs(tmp_path):
     difference = diff(*written(tmp_path, *logs))
     sentence = "the prompts differ, so that data or template do: prompt_length/mean 500 | 130 (A | B, means at the end)"
     assert str(difference).index(sentence) < str(difference).index("\nA: ")
+    assert sentence in difference.as_json()["notes"]
     assert "the prompts differ" not in str(diff(*written(tmp_path, logs[0], logs[0])))
 
 

@@ -139,6 +139,23 @@ class Difference:
         )
 
     @property
+    def prompts(self) -> str:
+        """A sentence on prompts of other lengths; empty if they are not known to be."""
+        return "" if self.keys is None else self.keys.prompts
+
+    @property
+    def before_updates(self) -> str:
+        """A sentence on metrics that differ before any update of the weights; empty if none does."""
+        names = [] if self.logs is None else self.logs.before_updates
+        if not names:
+            return ""
+        verb = "differs" if len(names) == 1 else "differ"
+        return (
+            f"{listed(names)} {verb} at the first step, before any update of the weights, so that prompts, data, "
+            "reward function, start weights or sampling do"
+        )
+
+    @property
     def differs(self) -> bool:
         """True if a setting differs in effect, or a metric parts or has no value in common."""
         return bool(
@@ -163,18 +180,7 @@ class Difference:
             lines.append(str(self.logs.reward))
         if self.logs is not None and self.logs.components:
             lines.append(self.logs.components)
-        if self.keys is not None and self.keys.prompts:
-            lines.append(self.keys.prompts)
-        rest = self.rest
-        if rest:
-            lines.append(rest)
-        elif self.logs is not None and self.logs.before_updates:
-            names = listed(self.logs.before_updates)
-            verb = "differs" if len(self.logs.before_updates) == 1 else "differ"
-            lines.append(
-                f"{names} {verb} at the first step, before any update of the weights, so that prompts, data, reward "
-                "function, start weights or sampling do"
-            )
+        lines += filter(None, [self.prompts, self.rest or self.before_updates])
         for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
             lines.append(f"{name}: {title}")
             if self.diagnoses:
@@ -188,7 +194,6 @@ class Difference:
             stand_there = any(one.quantity.name == LENGTH for one in self.configurations.differences)
             if planned and not stand_there:
                 lines.append(planned)
-            lines += _lines_of_versions(self.configurations)
         lines += self.notes
         return "\n".join(map(printable, lines))
 
@@ -216,7 +221,10 @@ class Difference:
             "logs": None if self.logs is None else self.logs.as_json(),
             "keys": None if self.keys is None else self.keys.as_json(),
             "diagnoses": list(self.diagnoses),
-            "notes": [*filter(None, [self.methods, self.rest, self.planned]), *self.notes],
+            "notes": [
+                *filter(None, [self.methods, self.prompts, self.rest or self.before_updates, self.planned]),
+                *self.notes,
+            ],
         }
 
 
@@ -374,7 +382,7 @@ def _lines_of_configurations(comparison: ConfigurationComparison, planned: str) 
     return lines
 
 
-def _lines_of_versions(comparison: ConfigurationComparison) -> list[str]:
+def _notes_on_versions(comparison: ConfigurationComparison) -> list[str]:
     """Return a sentence on settings that earlier versions saved; none without them."""
     earlier = [name for name, one in zip("AB", (comparison.a, comparison.b), strict=True) if one.is_earlier]
     if not earlier:
@@ -491,6 +499,7 @@ def diff(
     configurations = None
     if first.training is not None and second.training is not None:
         configurations = compare_configurations(first.training, second.training)
+        notes += _notes_on_versions(configurations)
     if logs is None and configurations is None:
         raise InvalidValue(
             f"{first.path} is {first.kind} and {second.path} is {second.kind}: compare two logs, or two "

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import nlargest, nsmallest
 from itertools import accumulate, pairwise
 from operator import attrgetter
 from statistics import fmean, stdev
@@ -82,55 +83,6 @@ FAR_APART = 10.0
 """Ratio of the means at the end from which a metric that does not part by the rule is listed apart from the others."""
 
 
-@dataclass(frozen=True)
-class MetricMeans:
-    """The means of a metric at the end of the common steps of two logs."""
-
-    name: str
-    """A quantity of `rlvet.runs.quantities.QUANTITIES`, or a logged key."""
-    a: float
-    """The mean of the first run over the last window."""
-    b: float
-    """The mean of the second run."""
-    start: tuple[float, float] | None = None
-    """The means over the first window, if they are told."""
-    overlaps: bool = False
-    """True if a few values of one run are not above all of the other."""
-    whole: MeanDifference | None = None
-    """The means over all common steps with the interval of their difference; None if they are not told."""
-
-    @property
-    def is_far(self) -> bool:
-        """True if one mean is `FAR_APART` times the other, or more.
-
-        >>> [MetricMeans("grad_norm", *ends).is_far for ends in ((7e-5, 1.03), (2.3, 1.4), (0, 0))]
-        [True, False, False]
-        """
-        small, large = sorted((abs(self.a), abs(self.b)))
-        return large >= FAR_APART * small and large > 0
-
-    @property
-    def is_sure(self) -> bool:
-        """True if the means over all common steps surely differ."""
-        return self.whole is not None and bool(self.whole.higher)
-
-    def __str__(self) -> str:
-        if self.start is None:
-            return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
-        return f"{self.name} {courses_text(self.start, (self.a, self.b))}"
-
-    @property
-    def text_of_whole(self) -> str:
-        """The means over all common steps, and in parentheses those at both ends."""
-        assert self.whole is not None
-        courses = courses_text(self.whole.starts, self.whole.ends)
-        return f"{self.name} {format_number(self.whole.a)} | {format_number(self.whole.b)} ({courses})"
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the means as a dictionary for JSON."""
-        return {"name": self.name, "a": self.a, "b": self.b}
-
-
 def courses_text(start: tuple[float, float], end: tuple[float, float]) -> str:
     """Return the change of a metric from the start to the end of each of two runs.
 
@@ -152,6 +104,8 @@ so that single steps would make it too small."""
 class MeanDifference:
     """The means of a metric of two logs over their common steps, with a 95 % interval of the difference."""
 
+    name: str
+    """A quantity of `rlvet.runs.quantities.QUANTITIES`, or a logged key."""
     a: float
     """The mean of the first run."""
     b: float
@@ -172,15 +126,16 @@ class MeanDifference:
     """The means over the last window."""
 
     @classmethod
-    def of(cls, steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> MeanDifference:
+    def of(cls, name: str, steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> MeanDifference:
         """Compute the difference, and its error from the means of `BLOCKS` blocks of consecutive steps.
 
         Args:
+            name: The metric.
             steps: The common steps, (n,) with n of at least `FEWEST_STEPS`.
             a: The values of the first run, (n,).
             b: The values of the second run, (n,).
 
-        >>> reward = MeanDifference.of(range(20), [0.5, 0.7] * 10, [0.4, 0.2] * 10)
+        >>> reward = MeanDifference.of("reward", range(20), [0.5, 0.7] * 10, [0.4, 0.2] * 10)
         >>> round(reward.low, 3), round(reward.high, 3), reward.higher
         (0.3, 0.3, 'A')
         """
@@ -192,15 +147,16 @@ class MeanDifference:
         mean = fmean(differences)
         window = window_of(n)
         return cls(
-            fmean(a),
-            fmean(b),
-            mean - half_width,
-            mean + half_width,
-            steps[0],
-            steps[-1],
-            n,
-            (fmean(a[:window]), fmean(b[:window])),
-            (fmean(a[-window:]), fmean(b[-window:])),
+            name,
+            a=fmean(a),
+            b=fmean(b),
+            low=mean - half_width,
+            high=mean + half_width,
+            first=steps[0],
+            last=steps[-1],
+            steps=n,
+            starts=(fmean(a[:window]), fmean(b[:window])),
+            ends=(fmean(a[-window:]), fmean(b[-window:])),
         )
 
     @property
@@ -220,10 +176,11 @@ class MeanDifference:
             if self.higher
             else "not sure which is higher"
         )
+        courses = courses_text(self.starts, self.ends)
+        means = f"{format_number(self.a)} | {format_number(self.b)}"
         return (
-            f"reward {courses_text(self.starts, self.ends)} (A | B, means at the start → at the end), and over the "
-            f"{steps}, {format_number(self.a)} | {format_number(self.b)}: A − B is {format_number(self.a - self.b)}, "
-            f"95 % interval {low} to {high}, {verdict}"
+            f"{self.name} {courses} (A | B, means at the start → at the end), and over the {steps}, {means}: "
+            f"A − B is {format_number(self.a - self.b)}, 95 % interval {low} to {high}, {verdict}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -236,6 +193,53 @@ class MeanDifference:
             "last": self.last,
             "steps": self.steps,
         }
+
+
+@dataclass(frozen=True)
+class MetricMeans:
+    """The means of a metric at the end of the common steps of two logs."""
+
+    name: str
+    """A quantity of `rlvet.runs.quantities.QUANTITIES`, or a logged key."""
+    a: float
+    """The mean of the first run over the last window."""
+    b: float
+    """The mean of the second run."""
+    overlaps: bool = False
+    """True if a few values of one run are not above all of the other."""
+    whole: MeanDifference | None = None
+    """The means over all common steps with the interval of their difference; None if they are not told."""
+
+    @property
+    def is_far(self) -> bool:
+        """True if one mean is `FAR_APART` times the other, or more.
+
+        >>> [MetricMeans("grad_norm", *ends).is_far for ends in ((7e-5, 1.03), (2.3, 1.4), (0, 0))]
+        [True, False, False]
+        """
+        small, large = sorted((abs(self.a), abs(self.b)))
+        return large >= FAR_APART * small and large > 0
+
+    @property
+    def is_sure(self) -> bool:
+        """True if the means over all common steps surely differ."""
+        return self.whole is not None and bool(self.whole.higher)
+
+    def __str__(self) -> str:
+        if self.whole is None:
+            return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
+        return f"{self.name} {courses_text(self.whole.starts, self.whole.ends)}"
+
+    @property
+    def text_of_whole(self) -> str:
+        """The means over all common steps, and in parentheses those at both ends."""
+        assert self.whole is not None
+        courses = courses_text(self.whole.starts, self.whole.ends)
+        return f"{self.name} {format_number(self.whole.a)} | {format_number(self.whole.b)} ({courses})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the means as a dictionary for JSON."""
+        return {"name": self.name, "a": self.a, "b": self.b}
 
 
 @dataclass(frozen=True)
@@ -335,7 +339,7 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str
     reward = None
     from_start = []
     before_updates = []
-    begin_together = a[0]["step"] == b[0]["step"] <= 1
+    first_step = a[0]["step"] if a[0]["step"] == b[0]["step"] else None
     components = (components_of(courses[0]), components_of(courses[1]))
     for name in [*metric_order(), *_shared_components(*components)]:
         if name in left_out:
@@ -350,27 +354,21 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str
         if len(steps) < FEWEST_STEPS:
             short.append(name)
             continue
-        if begin_together and name != "learning_rate" and differ_at_first(values_a, values_b):
+        longest = max(longest, window_of(len(steps)))
+        is_before_updates = first_step is not None and first_step <= 1 and name != "learning_rate"
+        if is_before_updates and differ_at_first(values_a, values_b):
             before_updates.append(name)
-        difference = first_difference(name, steps, values_a, values_b)
-        window = window_of(len(steps))
-        longest = max(longest, window)
-        are_apart = have_no_value_in_common(values_a, values_b)
+        difference = parting(name, steps, values_a, values_b)
         if difference is not None:
-            if are_apart:
-                # They are apart before their distance is above the noise.
-                mean_a, mean_b = (fmean(values[:window]) for values in (values_a, values_b))
-                difference = MetricDifference(name, steps[0], mean_a, mean_b, difference.noise)
-            if name == "learning_rate":
-                difference = replace(difference, largest=(max(values_a), max(values_b)))
             parted.append(difference)
-            if a[0]["step"] == b[0]["step"] and difference.step == steps[0]:
+            if first_step is not None and difference.step == steps[0]:
                 from_start.append(name)
-        elif are_apart or have_hardly_a_value_in_common(values_a, values_b):
-            apart.append(replace(means_at_the_end(name, values_a, values_b), overlaps=not are_apart))
+        elif have_no_value_in_common(values_a, values_b, but_for=FEW_VALUES):
+            overlaps = not have_no_value_in_common(values_a, values_b)
+            apart.append(replace(means_at_the_end(name, values_a, values_b), overlaps=overlaps))
         else:
-            means = MeanDifference.of(steps, values_a, values_b)
-            not_told_apart.append(MetricMeans(name, *means.ends, start=means.starts, whole=means))
+            means = MeanDifference.of(name, steps, values_a, values_b)
+            not_told_apart.append(MetricMeans(name, *means.ends, whole=means))
             if name == "reward":
                 reward = means
     if not parted and not apart and not not_told_apart:
@@ -424,9 +422,26 @@ def _other_components(a: Mapping[str, str], b: Mapping[str, str]) -> str:
     return f"the rewards are of other components, and not comparable: {'; '.join(clauses)}"
 
 
-def have_no_value_in_common(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Return whether all values of one run are above all values of the other."""
-    return min(a) > max(b) or min(b) > max(a)
+FEW_VALUES = 0.05
+"""Share of the values of each run that may be among those of the other, such as its first, or a spike."""
+
+
+def have_no_value_in_common(a: Sequence[float], b: Sequence[float], *, but_for: float = 0.0) -> bool:
+    """Return whether all values of one run are above all values of the other.
+
+    Args:
+        a: The values of the first run, (n,).
+        b: The values of the second run, (n,).
+        but_for: The share of the values of each run that may not be.
+
+    >>> values = ([0.0] + [5.0] * 39, [0.0] + [1.0] * 39)
+    >>> have_no_value_in_common(*values), have_no_value_in_common(*values, but_for=FEW_VALUES)
+    (False, True)
+    """
+    place = 1 + int(but_for * len(a))
+    low_a, low_b = (nsmallest(place, values)[-1] for values in (a, b))
+    high_a, high_b = (nlargest(place, values)[-1] for values in (a, b))
+    return low_a > high_b or low_b > high_a
 
 
 FIRST_ERRORS = 4.0
@@ -441,21 +456,6 @@ def differ_at_first(a: Sequence[float], b: Sequence[float]) -> bool:
     """
     noise = math.hypot(noise_of_differences(a), noise_of_differences(b)) / math.sqrt(2)
     return abs(a[0] - b[0]) > FIRST_ERRORS * noise + 1e-9 * max(abs(a[0]), abs(b[0]))
-
-
-FEW_VALUES = 0.05
-"""Share of the values of each run that may be among those of the other, such as its first, or a spike."""
-
-
-def have_hardly_a_value_in_common(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Return whether all but a few values of one run are above all but a few of the other.
-
-    >>> have_hardly_a_value_in_common([0.0] + [5.0] * 39, [0.0] + [1.0] * 39)
-    True
-    """
-    few = int(FEW_VALUES * len(a))
-    first, second = sorted(a), sorted(b)
-    return first[few] > second[-1 - few] or second[few] > first[-1 - few]
 
 
 def means_at_the_end(name: str, a: Sequence[float], b: Sequence[float]) -> MetricMeans:
@@ -533,6 +533,29 @@ def aligned(first: Series, second: Series) -> tuple[list[float], list[float], li
         values[0].append(value)
         values[1].append(second.values[position])
     return steps, *values
+
+
+def parting(
+    name: str, steps: Sequence[float], a: Sequence[float], b: Sequence[float]
+) -> MetricDifference | None:
+    """Return where a metric of two runs parts, which is the first step if no value is in common; None if nowhere.
+
+    Args:
+        name: The name of the metric.
+        steps: The steps, (n,).
+        a: The values of the first run, (n,).
+        b: The values of the second run, (n,).
+    """
+    difference = first_difference(name, steps, a, b)
+    if difference is None:
+        return None
+    if have_no_value_in_common(a, b):
+        # They are apart before their distance is above the noise.
+        window = window_of(len(steps))
+        difference = replace(difference, step=steps[0], a=fmean(a[:window]), b=fmean(b[:window]))
+    if name == "learning_rate":
+        difference = replace(difference, largest=(max(a), max(b)))
+    return difference
 
 
 def first_difference(
